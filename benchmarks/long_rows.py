@@ -37,7 +37,7 @@ from tiercel.distributed.ranks import Ranks, joined_ranks
 from tiercel.packing.batch import AdvantageGroup, advantage_group, prompt_of_no_row
 from tiercel.reliability.heartbeat import Heartbeat
 from tiercel.rewards.text import Exact
-from tiercel.training.grpo.updates import learn
+from tiercel.training.grpo.minibatch_updates import learn
 from tiercel.training.trainer import build_trainer
 from tiercel.types import Completion, EncodedPrompt
 

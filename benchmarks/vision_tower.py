@@ -29,7 +29,7 @@ from benchmarks.peers import machine
 from benchmarks.peers_report import rounded, spread
 from benchmarks.tables import RESULTS, markdown_table, versions, write_results
 from tiercel.models.families.base import Checkpoint
-from tiercel.models.families.pictures import picture_image
+from tiercel.models.families.image_transforms import picture_image
 from tiercel.models.families.qwen2_vl import Qwen25VL
 from tiercel.models.layers.tower_attention import IMPLEMENTATION, tower_inputs
 from tiercel.models.weights.loading import DTYPES

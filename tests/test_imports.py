@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "tiercel"
 
 # A module imports from the layers before its own, and from its own package; never from beside it or from above.
 LAYERS = (
-    {"wording", "secret_names", "messages", "regular_files", "pictures", "devices"},
+    {"wording", "secret_names", "messages", "regular_files", "image_decoding", "devices"},
     {"__init__", "errors", "samples"},
     {"geometry", "sections", "calls"},
     {"rewards", "algorithms"},

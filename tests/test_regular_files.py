@@ -6,8 +6,8 @@ import pytest
 
 from tiercel.errors import RunError
 from tiercel.regular_files import OddFile, lines_of, open_new, open_regular, open_to_append, read_json, read_text
-from tiercel.runs.anew import has_no_step
 from tiercel.runs.directory import read_metrics
+from tiercel.runs.fresh_start import has_no_step
 from tiercel.runs.json_lines import lines_from_end
 
 

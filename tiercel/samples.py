@@ -48,7 +48,7 @@ class SampleImage:
     def open(self) -> "Image":
         """Open the picture as the model saw it, before it was resized: upright, in RGB. Raises FileNotFoundError where
         there is no file: for a video, and for a picture that an environment added."""
-        from tiercel.pictures import open_picture  # most rewards look at no picture
+        from tiercel.image_decoding import open_picture  # most rewards look at no picture
 
         if self.file is None:
             raise FileNotFoundError(f"{self.path or 'this picture'} has no file here: a video, or an environment's")

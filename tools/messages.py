@@ -52,7 +52,7 @@ MODULES = (
     "packing/proof.py",
     "algorithms/custom_trial.py",
     "algorithms/custom.py",
-    "convert/by_hand.py",
+    "convert/manual_steps.py",
     "distributed/deaths.py",
     "convert/shell.py",
     "packing/forms.py",

@@ -114,7 +114,7 @@ FAULTS = (
     Fault(
         "web/view",
         "the last step of a filter is left out",
-        "tiercel/web/view/choosing.py",
+        "tiercel/web/view/filters.py",
         "columns.steps <= wanted.steps[1]",
         "columns.steps < wanted.steps[1]",
         "tests/web/view",

@@ -36,7 +36,7 @@ from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import sampling_params
 from tiercel.training.grpo.advantages import step_advantages
-from tiercel.training.grpo.updates import learn
+from tiercel.training.grpo.minibatch_updates import learn
 from tiercel.training.schedule import seed_step
 from tiercel.training.session import set_up_numerics
 from tiercel.training.trainer import build_trainer

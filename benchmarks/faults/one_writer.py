@@ -22,7 +22,7 @@ from benchmarks.faults.figure import Figure, Outcome, Size, figure_of
 from tests.runs.test_directory import grpo_recipe
 from tiercel.errors import EXIT_TAKEN, EXIT_USER, TiercelError
 from tiercel.reliability.heartbeat import HEARTBEATS
-from tiercel.runs import holding
+from tiercel.runs import lock
 from tiercel.runs.directory import open_run
 from tiercel.runs.ending import LOCK
 
@@ -72,13 +72,13 @@ class Holder:
 
 def _hold(connection: Connection, run: Path, name: str, where: str) -> None:
     take_own_locks()
-    holding.BEAT_SECONDS, holding.LOCK_PATIENCE_SECONDS, holding.SILENT_SECONDS = BEAT, PATIENCE, SILENCE
+    lock.BEAT_SECONDS, lock.LOCK_PATIENCE_SECONDS, lock.SILENT_SECONDS = BEAT, PATIENCE, SILENCE
     if where in NO_LOCKS:
-        holding.fcntl.flock = _without_locks(where)
+        lock.fcntl.flock = _without_locks(where)
     elif where == "elsewhere":  # its locks do not reach this host
-        holding.fcntl.flock = lambda *_: None
+        lock.fcntl.flock = lambda *_: None
         platform.node = lambda: "other-host"
-        holding._machine = lambda: "another boot"
+        lock._machine = lambda: "another boot"
     try:
         with open_run(grpo_recipe(run)) as opened:
             connection.send("took")

@@ -23,11 +23,14 @@ from tiercel.packing.layout import GroupSpans, PrefixLayout
 from tiercel.rollout.local.engine import LocalSampler
 from tiercel.runs.directory import read_metrics
 from tiercel.training import trainer as build
-from tiercel.training.grpo import updates
+from tiercel.training.grpo import minibatch_updates
 
 DEVICE, LIBRARY = register()
 PLAIN = {"data": {"workers": 0, "eval": None, "max_prompt_tokens": 144}, "train": {"steps": 1}}
-UPDATE = {"training.update._Sums.read: read": 1, "distributed.strategies.replicated.Replicated.reduce_gradients: read": 1}
+UPDATE = {
+    "training.update._Sums.read: read": 1,
+    "distributed.strategies.replicated.Replicated.reduce_gradients: read": 1,
+}
 SEVERAL = {"optim": {"minibatches": 2, "prompts_per_step": 4}}
 MIXED_ROWS = 4  # a step's: two without pictures, one with a picture, one with two
 
@@ -48,7 +51,7 @@ def rows(tmp_path) -> Path:
 @pytest.fixture
 def waits_of_updates(monkeypatch) -> list[tuple[int, dict[str, int]]]:
     """The microbatches of each update, and its waits."""
-    found, update = [], updates.policy_update
+    found, update = [], minibatch_updates.policy_update
 
     def counted(trainer, minibatch, *rest):
         with WAITS.counted() as places:
@@ -56,7 +59,7 @@ def waits_of_updates(monkeypatch) -> list[tuple[int, dict[str, int]]]:
         found.append((sum(len(unit.batches) for unit in minibatch.units), dict(places)))
         return made
 
-    monkeypatch.setattr(updates, "policy_update", counted)
+    monkeypatch.setattr(minibatch_updates, "policy_update", counted)
     return found
 
 

@@ -11,10 +11,10 @@ import pytest
 from PIL import Image, ImageFile
 from PIL.PngImagePlugin import PngInfo
 
-from tiercel import pictures
+from tiercel import image_decoding
 from tiercel.data.media.images import ImageProblem, decode, open_header
 from tiercel.errors import DataError, EnvironmentProblem
-from tiercel.pictures import upright_rgb
+from tiercel.image_decoding import upright_rgb
 from tiercel.types import ImageRoots, ImageSource
 
 LIMIT = 10_000
@@ -385,5 +385,5 @@ def test_a_picture_that_is_converted_by_strips_is_the_same(monkeypatch, mode):
     elif mode != "RGBA":
         image = image.convert(mode)
     expected = upright_rgb(image)
-    monkeypatch.setattr(pictures, "_STRIP_PIXELS", 60)
+    monkeypatch.setattr(image_decoding, "_STRIP_PIXELS", 60)
     assert upright_rgb(image).tobytes() == expected.tobytes()

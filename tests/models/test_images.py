@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from tests.tiny_models import noise_image
-from tiercel.models.families.pictures import resized
+from tiercel.models.families.image_transforms import resized
 
 BICUBIC = Image.Resampling.BICUBIC
 # Hashes that Pillow 12.3 and 13.0 both give. By its own order 13.0 gives others for the first three: a quarter of the

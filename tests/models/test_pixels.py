@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.tiny_models import FAMILY_NAMES, QWEN_FAMILIES, mixed_rows, noise_image, tiny_policy
 from tiercel.config.schema import Model
 from tiercel.models.families.gemma4 import _places
-from tiercel.models.families.pictures import normalised, normalised_tiles, picture_image, picture_tensor
+from tiercel.models.families.image_transforms import normalised, normalised_tiles, picture_image, picture_tensor
 from tiercel.models.weights.loading import load_family
 from tiercel.types import PixelLimits
 

@@ -12,7 +12,7 @@ from tests.tiny_models import FAMILY_NAMES, noise_image, tiny_policy
 from tiercel.config.schema import Model
 from tiercel.errors import DataError, ModelError
 from tiercel.models.families.base import Family
-from tiercel.models.families.pictures import picture_image
+from tiercel.models.families.image_transforms import picture_image
 from tiercel.models.prompts import (
     completion_positions,
     conversation_length,

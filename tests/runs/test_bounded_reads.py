@@ -15,10 +15,10 @@ HELPER = "tiercel.regular_files"
 OPENERS = {"open", "fdopen", "read_text", "read_bytes", "safe_open", "load_file", "memmap"}
 NO_FILE_OF_A_RUN = {
     **dict.fromkeys(
-        ("cli/ahead.py", "models/weights/saving.py", "models/weights/loading.py", "models/weights/memory_errors.py"),
+        ("cli/preload.py", "models/weights/saving.py", "models/weights/loading.py", "models/weights/memory_errors.py"),
         "weights",
     ),
-    **dict.fromkeys(("rollout/vllm/weights.py", "distributed/agreement.py"), "weights"),
+    **dict.fromkeys(("rollout/vllm/full_weights.py", "distributed/agreement.py"), "weights"),
     **dict.fromkeys(("cli/import_command.py", "config/deepspeed.py", "config/loading.py"), "a recipe, a script"),
     **dict.fromkeys((f"convert/{name}.py" for name in ("accelerate", "hydra_rows", "rewards", "rows")), "a script"),
     **dict.fromkeys(("convert/tuning.py", "convert/table.py", "config/synonyms/__init__.py"), "a script, our own"),
@@ -39,7 +39,7 @@ SAFE = {
     ("cli/dry_run.py", "dialogues.open(prompt, [0])"): "no file",
     ("rollout/trajectory.py", "dialogues.open(prompt, range(params.group_size))"): "no file",
     (
-        "training/grpo/sampling.py",
+        "training/grpo/policy_sync.py",
         "self.dialogues.open(prompt, [self.first + sample for sample in samples])",
     ): "no file",
     ("trackers/opening.py", "trackers.open(name, place_of(recipe, run, name, run_id, kept), kept)"): "no file",
@@ -52,10 +52,10 @@ SAFE = {
     ("web/report/page.py", "Path(__file__).with_name(name).read_text(encoding='utf-8')"): "our own",
     ("web/report/pictures.py", "Image.open(stream, formats=('PNG',))"): "opened by the helper",
     ("runs/call_files.py", "path.read_bytes()"): "what the recipe names",
-    ("runs/holding.py", "Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii')"): "/proc",
-    ("runs/holding.py", "Path(f'/proc/{process}/stat').read_text(encoding='utf-8', errors='replace')"): "/proc",
-    ("runs/holding.py", "os.open(self._file, _FLAGS, 438)"): "not read",
-    ("runs/holding.py", "os.open(self._path / LOCK, _FLAGS, 438)"): "not read",
+    ("runs/lock.py", "Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii')"): "/proc",
+    ("runs/lock.py", "Path(f'/proc/{process}/stat').read_text(encoding='utf-8', errors='replace')"): "/proc",
+    ("runs/lock.py", "os.open(self._file, _FLAGS, 438)"): "not read",
+    ("runs/lock.py", "os.open(self._path / LOCK, _FLAGS, 438)"): "not read",
     ("runs/ending.py", "os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)"): "not read",
     ("runs/files.py", "os.open(path, os.O_RDONLY)"): "flushed, not read",
     ("runs/files.py", "path.open('rb')"): "read in blocks, after is_file",

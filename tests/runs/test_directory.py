@@ -21,7 +21,7 @@ from tiercel.config.schema import Data, GrpoRecipe, Lora, Model, Optim, Reliabil
 from tiercel.errors import RunError
 from tiercel.rewards.shape import Format
 from tiercel.rewards.text import Exact
-from tiercel.runs import holding
+from tiercel.runs import lock
 from tiercel.runs.checkpoints import directory_of, save_checkpoint
 from tiercel.runs.directory import ANEW, RunDirectory, open_run, read_metrics, resume_point
 from tiercel.runs.identity import MAY_DIFFER
@@ -293,7 +293,7 @@ def test_a_run_that_moved_goes_on(tmp_path):
 
 
 def test_a_run_that_another_process_writes_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(holding, "LOCK_PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(lock, "LOCK_PATIENCE_SECONDS", 0.3)
     recipe = grpo_recipe(tmp_path / "run")
     make(recipe)
     holder = textwrap.dedent(
@@ -327,7 +327,7 @@ def test_a_lock_that_is_given_back_soon_is_waited_for(tmp_path):
 
 
 def test_a_run_is_held_by_one_at_a_time(run, monkeypatch):
-    monkeypatch.setattr(holding, "LOCK_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(lock, "LOCK_PATIENCE_SECONDS", 0.0)
     with pytest.raises(RunError, match="another process is writing"):
         make(grpo_recipe(run.path))
 

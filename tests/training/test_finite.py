@@ -16,7 +16,7 @@ from tiercel.cli.main import main
 from tiercel.errors import NonFiniteError, TrainingError
 from tiercel.runs.directory import read_metrics
 from tiercel.training.finite import kept_of_step, require_finite_weights
-from tiercel.training.grpo.reference_passes import known_before
+from tiercel.training.grpo.reference_passes import precompute_values
 from tiercel.training.kept_batches import read_kept
 from tiercel.training.replay import kept_directory
 from tiercel.training.update import policy_update
@@ -182,7 +182,7 @@ def test_a_replay_runs_the_microbatch_that_failed(tiny_checkpoints, rows, capsys
     spoilt: list[str] = []
 
     def known(trainer, units, recipe):
-        found = known_before(trainer, units, recipe)
+        found = precompute_values(trainer, units, recipe)
         batch, own = units[0].batches[0], found[0][0]
         values_N = getattr(own, name).float().clone()
         place = len(values_N) // 2
@@ -191,7 +191,7 @@ def test_a_replay_runs_the_microbatch_that_failed(tiny_checkpoints, rows, capsys
         assert len(batch.prompt_ids) > 1
         return [[replace(own, **{name: values_N}), *found[0][1:]], *found[1:]]
 
-    monkeypatch.setattr("tiercel.training.grpo.updates.known_before", known)
+    monkeypatch.setattr("tiercel.training.grpo.minibatch_updates.precompute_values", known)
     with pytest.raises(NonFiniteError) as caught:
         run_grpo(recipe)
     monkeypatch.undo()
@@ -224,7 +224,7 @@ def test_a_kept_microbatch_is_what_was_computed(tiny_checkpoints, rows, monkeypa
         units.extend(minibatch.units)
         return policy_update(trainer, minibatch, known, recipe)
 
-    monkeypatch.setattr("tiercel.training.grpo.updates.policy_update", update)
+    monkeypatch.setattr("tiercel.training.grpo.minibatch_updates.policy_update", update)
     with planning([Fault(site="loss", kind="nan", step=0)]), pytest.raises(NonFiniteError):
         run_grpo(recipe)
     (kept,) = read_kept(Path(recipe.output) / "nonfinite/step-000000", torch.device("cpu"))

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tests.tiny_models import tiny_policy, tiny_prompts
 from tests.training.test_engine_gap import recipe_with
-from tests.training.test_teaching import completion, passes_of
+from tests.training.test_teacher_term import completion, passes_of
 from tiercel.models.chat import second_turn
 from tiercel.training.grpo.parity import Gap, GateLimits, _noise, trainer_logprobs
 from tiercel.types import Group

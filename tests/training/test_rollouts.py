@@ -68,9 +68,9 @@ def test_without_lookahead_a_steps_prompts_are_asked_for_when_it_is_their_turn(p
     source = rollouts(sampler, tmp_path, 0)
     assert source.steps_ahead == 0
     for number, prompt in enumerate(prompts):
-        (group,) = source.of([prompt])
-        source.begin(())
-        source.finish()
+        (group,) = source.groups_for([prompt])
+        source.begin_lookahead(())
+        source.wait_for_lookahead()
         assert group.prompt is prompt and source.pending() == []
         assert sampler.asked[-1] == [number]
     assert sampler.asked == [[0], [1], [2]]
@@ -81,10 +81,10 @@ def test_with_lookahead_each_prompt_is_asked_for_once_one_step_ahead(prompts, tm
     source = rollouts(sampler, tmp_path, 1)
     assert source.steps_ahead == 1
     for number, prompt in enumerate(prompts):
-        (group,) = source.of([prompt])
-        source.begin([prompts[number + 1 : number + 2]])
+        (group,) = source.groups_for([prompt])
+        source.begin_lookahead([prompts[number + 1 : number + 2]])
         assert len(sampler.asked) == min(3, number + 2)
-        source.finish()
+        source.wait_for_lookahead()
         assert group.prompt is prompt
         assert [kept.index for kept in source.pending()] == ([number + 1] if number < 2 else [])
     assert sampler.asked == [[0], [1], [2]]
@@ -93,15 +93,15 @@ def test_with_lookahead_each_prompt_is_asked_for_once_one_step_ahead(prompts, tm
 def test_two_steps_ahead_only_the_next_step_is_waited_for(prompts, tmp_path):
     sampler = Counting()
     source = rollouts(sampler, tmp_path, 2)
-    source.of(prompts[:1])
-    source.begin([prompts[1:2], prompts[2:]])
+    source.groups_for(prompts[:1])
+    source.begin_lookahead([prompts[1:2], prompts[2:]])
     assert sampler.asked == [[0], [1], [2]]
-    source.finish()
+    source.wait_for_lookahead()
     assert [kept.index for kept in source.pending()] == [1]
-    assert [group.prompt.index for group in source.of(prompts[1:2])] == [1]
-    source.begin([])
-    source.finish()
-    assert [group.prompt.index for group in source.of(prompts[2:])] == [2] and source.pending() == []
+    assert [group.prompt.index for group in source.groups_for(prompts[1:2])] == [1]
+    source.begin_lookahead([])
+    source.wait_for_lookahead()
+    assert [group.prompt.index for group in source.groups_for(prompts[2:])] == [2] and source.pending() == []
     assert sampler.asked == [[0], [1], [2]]
 
 
@@ -110,7 +110,7 @@ def test_a_checkpoints_groups_are_taken_and_not_sampled_again(prompts, tmp_path)
     save_pending(tmp_path, kept)
     sampler = Counting()
     source = rollouts(sampler, tmp_path, 1, load_pending(tmp_path))
-    groups = source.of(prompts)
+    groups = source.groups_for(prompts)
     assert sampler.asked == [[1]]
     assert [(group.prompt.index, group.policy_version) for group in groups] == [(0, 4), (1, 0), (2, 4)]
     completion = groups[0].completions[0]

@@ -12,7 +12,7 @@ import pytest
 from tests.training.test_loops import sft_recipe, write_rows
 from tiercel.config import recipe_to_yaml
 from tiercel.errors import EXIT_TAKEN, EXIT_USER
-from tiercel.runs.holding import WRITER
+from tiercel.runs.lock import WRITER
 
 STEPS = 400
 

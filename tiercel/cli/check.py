@@ -31,8 +31,8 @@ from tiercel.reliability.redaction import redact
 from tiercel.rewards.runtime.scorer import require_coordinates
 from tiercel.rollout.vllm.requests import require_served
 from tiercel.rollout.vllm.server import connect
-from tiercel.training.grpo.sampling import open_dialogues
-from tiercel.training.served_teacher import open_served
+from tiercel.training.distillation.served_teacher import open_served
+from tiercel.training.grpo.policy_sync import open_dialogues
 from tiercel.training.start_checks import missing_packages, rehearse
 from tiercel.types import Row, Size
 

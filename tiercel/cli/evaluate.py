@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from tiercel.cli.trained import Trained, trained_weights
+from tiercel.cli.trained_weights import Trained, trained_weights
 from tiercel.config import GrpoRecipe, OfflineRecipe, Recipe
 from tiercel.devices import training_device
 from tiercel.distributed.ranks import Ranks
@@ -23,7 +23,7 @@ from tiercel.runs.files import json_line
 from tiercel.runs.recording import group_record
 from tiercel.runs.records import GroupRecord
 from tiercel.training.evaluation import evaluate, heldout_rows
-from tiercel.training.grpo.sampling import Completer, open_dialogues
+from tiercel.training.grpo.policy_sync import Completer, open_dialogues
 from tiercel.training.offline.heldout_loss import heldout_loss, loss_in_words, sums_of
 from tiercel.training.offline.objectives import Known, objective_of
 from tiercel.training.policy_passes import passes_for_inference

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from tiercel.cli.trained import NEWEST, CheckpointChoice, trained_weights
+from tiercel.cli.trained_weights import NEWEST, CheckpointChoice, trained_weights
 from tiercel.config import Recipe
 from tiercel.config.schema import Quantization
 from tiercel.errors import RunError

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tiercel.cli import recipes
-from tiercel.cli.ahead import read_weights_ahead
 from tiercel.cli.arguments import PAGE, build_parser, rank_options
+from tiercel.cli.preload import read_weights_ahead
 from tiercel.config import Recipe
 from tiercel.config.keys import RECIPES
 from tiercel.config.suggestions import nearest_key

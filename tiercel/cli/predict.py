@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from tiercel.cli.trained import CheckpointChoice, trained_weights, with_weights
+from tiercel.cli.trained_weights import CheckpointChoice, trained_weights, with_weights
 from tiercel.config import Recipe, RewardRecipe
 from tiercel.config.schema import GrpoRecipe, Rollout
 from tiercel.data.encoding import row_images
@@ -17,7 +17,7 @@ from tiercel.packing.proof import prove_where_needed
 from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import greedy_params
 from tiercel.runs.recipe import is_run
-from tiercel.training.grpo.sampling import Completer, open_dialogues
+from tiercel.training.grpo.policy_sync import Completer, open_dialogues
 from tiercel.types import Completion, ImageRoots, ImageSource, Message, Row
 
 

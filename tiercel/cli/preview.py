@@ -16,10 +16,10 @@ from tiercel.data.reading import read_training_rows
 from tiercel.errors import DataError
 from tiercel.geometry import outline_of, to_pixels
 from tiercel.models.families.base import Family
-from tiercel.models.families.pictures import picture_image
+from tiercel.models.families.image_transforms import picture_image
 from tiercel.models.weights.loading import load_family
 from tiercel.rewards.boxes import is_proper
-from tiercel.training.grpo.sampling import open_dialogues
+from tiercel.training.grpo.policy_sync import open_dialogues
 from tiercel.types import Box, EncodedImage, EncodedPrompt, Example, Row
 from tiercel.web.report.pictures import Outline
 from tiercel.web.report.preview import PreviewPicture, PreviewRow, TokenPiece, render

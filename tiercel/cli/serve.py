@@ -20,7 +20,7 @@ from tiercel.rollout.vllm.serving import (
     watch,
 )
 from tiercel.runs.ending import StopRequest
-from tiercel.training.grpo.sampling import images_per_completion
+from tiercel.training.grpo.policy_sync import images_per_completion
 
 
 def run(recipe: GrpoRecipe, arguments: Namespace) -> None:

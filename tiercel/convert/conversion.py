@@ -7,13 +7,13 @@ from posixpath import normpath
 
 from tiercel.config.suggestions import nearest_key
 from tiercel.config.synonyms import word_synonyms
-from tiercel.convert.by_hand import set_package_needed, set_resumed, tell_packages
 from tiercel.convert.draft import RecipeDraft, defaults_by_rows, set_by_rows
 from tiercel.convert.fitting import fit
 from tiercel.convert.hydra import refusals_of_overrides, set_hydra
 from tiercel.convert.hydra_rows import set_hydra_rewards, set_hydra_rows
 from tiercel.convert.image_paths import set_image_root
 from tiercel.convert.launches import METHOD_FLAGS, Launch
+from tiercel.convert.manual_steps import set_package_needed, set_resumed, tell_packages
 from tiercel.convert.preferences import LOSS_FLAGS, pair_loss, set_preferences, token_loss
 from tiercel.convert.rewards import set_rewards
 from tiercel.convert.rows import set_rows

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from tiercel.convert.accelerate import mapping_in
-from tiercel.convert.by_hand import rows_of_modelscope
 from tiercel.convert.draft import RecipeDraft, number_of
 from tiercel.convert.launches import Launch
+from tiercel.convert.manual_steps import rows_of_modelscope
 from tiercel.wording import counted
 
 _FILES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet", ".arrow", ".yaml")

@@ -15,7 +15,7 @@ from tiercel.config.schema import Reliability
 from tiercel.environments.processes import EnvironmentFailure, EnvironmentProcess, UserCode
 from tiercel.errors import RecipeError
 from tiercel.geometry import from_original, to_original
-from tiercel.models.families.pictures import resized
+from tiercel.models.families.image_transforms import resized
 from tiercel.sandbox.process import START_TIMEOUT
 from tiercel.types import Box, CoordinateSpace, ImagePlan
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from tiercel.errors import ModelError, TiercelError
 from tiercel.models.families.base import HuggingFaceModel
 from tiercel.models.families.generic import FAULTS
-from tiercel.models.families.pictures import random_picture
+from tiercel.models.families.image_transforms import random_picture
 from tiercel.models.layers.quantized import is_quantized
 from tiercel.models.policy import Policy
 from tiercel.models.prompts import completion_positions, encode_prompt

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tiercel.rewards.characters import unadorned
-from tiercel.rewards.settling import AnswerSpan, agreed, answer_places, box_places, is_denied
+from tiercel.rewards.stated_answers import AnswerSpan, agreed, answer_places, box_places, is_denied
 
 LETTERS = tuple(string.ascii_uppercase)
 

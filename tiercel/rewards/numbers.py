@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from tiercel.rewards.characters import unadorned
-from tiercel.rewards.settling import agreed, answer_places, box_places, is_denied
+from tiercel.rewards.stated_answers import agreed, answer_places, box_places, is_denied
 
 _LONGEST = 64  # characters of a number: exact arithmetic on more would cost seconds
 _LARGEST_EXPONENT = 999

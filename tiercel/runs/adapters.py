@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from tiercel.config.schema import BaseRecipe, Lora
 from tiercel.errors import RecipeError, RunError
-from tiercel.runs.anew import has_no_step
 from tiercel.runs.checkpoints import newest_valid
+from tiercel.runs.fresh_start import has_no_step
 from tiercel.runs.recipe import is_run, load_run_recipe
 
 AnyRecipe = TypeVar("AnyRecipe", bound=BaseRecipe)

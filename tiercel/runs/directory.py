@@ -25,15 +25,15 @@ from tiercel.regular_files import FOLDERS as EVERY_FOLDER
 from tiercel.regular_files import open_to_append, read_text
 from tiercel.reliability.heartbeat import HEARTBEATS
 from tiercel.reliability.redaction import redact_values
-from tiercel.runs.anew import MARK, clear, has_no_step, is_begun
 from tiercel.runs.checkpoints import FoundCheckpoint, list_checkpoints, newest_valid, set_aside
 from tiercel.runs.ending import LOCK, recorded_ending
 from tiercel.runs.files import json_line, write_atomically
-from tiercel.runs.holding import Hold
+from tiercel.runs.fresh_start import MARK, clear, has_no_step, is_begun
 from tiercel.runs.identity import changed_files, changes, digests, is_pinned, is_rounded, may_differ
 from tiercel.runs.identity import identity as identity_of
 from tiercel.runs.index import append_entry, cut_index, written_entry
 from tiercel.runs.json_lines import Rows, cut_lines, is_up_to, parsed
+from tiercel.runs.lock import Hold
 from tiercel.runs.pictures import PictureWriter
 from tiercel.runs.recipe import load_run_recipe
 from tiercel.runs.recording import gathered_groups, group_record, images_of

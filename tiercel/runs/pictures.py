@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from tiercel.models.families.pictures import picture_image
+from tiercel.models.families.image_transforms import picture_image
 from tiercel.regular_files import open_new
 from tiercel.writing import GO_ON, writing
 

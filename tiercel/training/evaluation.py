@@ -18,8 +18,8 @@ from tiercel.rewards.runtime.scorer import Scorer
 from tiercel.rollout.sampler import greedy_params
 from tiercel.runs.progress import waiting
 from tiercel.runs.recording import gathered_groups
+from tiercel.training.grpo.policy_sync import Completer
 from tiercel.training.grpo.rollouts import Rollouts
-from tiercel.training.grpo.sampling import Completer
 from tiercel.training.session import Session
 from tiercel.training.step_rows import next_batch
 from tiercel.training.trainer import Trainer

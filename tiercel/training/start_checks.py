@@ -15,14 +15,14 @@ from tiercel.devices import training_device
 from tiercel.distributed.strategies.optimizer import parameter_groups, require_optimizer
 from tiercel.errors import EnvironmentProblem, ModelError
 from tiercel.models.families.base import Family, HuggingFaceModel
-from tiercel.models.families.pictures import random_picture
+from tiercel.models.families.image_transforms import random_picture
 from tiercel.models.layers.experts import mixtures
 from tiercel.models.layers.quantized import loading_options, require_package, stored_quantization
 from tiercel.models.policy import load_for_inference, make_trainable, weights_dtype
 from tiercel.models.weights.loading import ADAPTER_CONFIG, load_weights, named_few, read_config, read_json
 from tiercel.packing.forms import chosen_form
-from tiercel.training.served_teacher import recipe_of_teacher
-from tiercel.training.teaching import require_same_words, teacher_encoder
+from tiercel.training.distillation.served_teacher import recipe_of_teacher
+from tiercel.training.distillation.teacher_term import require_same_words, teacher_encoder
 
 
 def require_installed(recipe: BaseRecipe) -> None:

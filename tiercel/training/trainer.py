@@ -30,10 +30,10 @@ from tiercel.packing.compiling import require_compilable
 from tiercel.packing.proof import prove_where_needed
 from tiercel.runs.checkpoints import FoundCheckpoint
 from tiercel.runs.progress import waiting
+from tiercel.training.distillation.opening import open_teacher
+from tiercel.training.distillation.teacher_term import Teaching
 from tiercel.training.policy_passes import Passes, Say, learning_temperature, new_learner
 from tiercel.training.strategy_choice import chosen_strategy, with_tokens
-from tiercel.training.teachers import open_teacher
-from tiercel.training.teaching import Teaching
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

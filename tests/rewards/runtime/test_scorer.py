@@ -6,7 +6,7 @@ from tests.rewards.samples import group, reward
 from tests.trajectories import TURNS, trajectory_group
 from tiercel.config.schema import Reliability
 from tiercel.errors import RecipeError
-from tiercel.rewards.runtime.scorer import Scorer, judge, make_sample, reward_names, weighted_sum
+from tiercel.rewards.runtime.scorer import Scorer, is_right, make_sample, reward_names, weighted_sum
 from tiercel.samples import RewardValue, SampleImage
 from tiercel.types import Message
 
@@ -35,15 +35,15 @@ def test_none_leaves_the_weighted_sum_and_a_failure_masks_it():
 
 
 def test_the_first_reward_with_a_threshold_that_applies_judges():
-    assert judge(of(0.5), [0.5]) is True
-    assert judge(of(0.49), [0.5]) is False
-    assert judge(of(0.0, 1.0), [None, 1.0]) is True
-    assert judge([ABSENT, *of(0.0)], [0.5, 1.0]) is False
-    assert judge([FAILED, *of(1.0)], [0.5, 1.0]) is False
-    assert judge([*of(1.0), FAILED], [0.5, 1.0]) is True
-    assert judge([ABSENT], [0.5]) is None
-    assert judge([FAILED], [None]) is None
-    assert judge(of(1.0), [None]) is None
+    assert is_right(of(0.5), [0.5]) is True
+    assert is_right(of(0.49), [0.5]) is False
+    assert is_right(of(0.0, 1.0), [None, 1.0]) is True
+    assert is_right([ABSENT, *of(0.0)], [0.5, 1.0]) is False
+    assert is_right([FAILED, *of(1.0)], [0.5, 1.0]) is False
+    assert is_right([*of(1.0), FAILED], [0.5, 1.0]) is True
+    assert is_right([ABSENT], [0.5]) is None
+    assert is_right([FAILED], [None]) is None
+    assert is_right(of(1.0), [None]) is None
 
 
 def test_names_are_the_built_ins_or_the_functions_and_unique():

@@ -11,7 +11,7 @@ import pytest
 
 from tests.web.report.fake_runs import HOSTILE, make_grounding, make_sft, make_turns, write_lines
 from tests.web.view.serving import Served, served
-from tests.web.view.test_groups import write_step
+from tests.web.view.test_filters import write_step
 from tiercel.runs.index import append_entry, cut_index, file_entry
 from tiercel.runs.records import groups_path
 

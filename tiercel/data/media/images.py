@@ -17,7 +17,7 @@ from pathlib import Path
 from PIL import Image, ImageFile, PngImagePlugin, UnidentifiedImageError
 
 from tiercel.errors import DataError, EnvironmentProblem
-from tiercel.pictures import SIDEWAYS, orientation, upright_rgb
+from tiercel.image_decoding import SIDEWAYS, orientation, upright_rgb
 from tiercel.types import ImageRoots, ImageSource, Size
 from tiercel.wording import CUT, LONGEST_PATH
 

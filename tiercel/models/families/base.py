@@ -17,7 +17,7 @@ from transformers import AutoModelForImageTextToText
 
 from tiercel.config.schema import Part
 from tiercel.errors import DataError, ModelError
-from tiercel.models.families.pictures import picture_tensor, resized, views_sha256
+from tiercel.models.families.image_transforms import picture_tensor, resized, views_sha256
 from tiercel.models.layers.attention import shared_prefix_obstacle
 from tiercel.models.layers.sight import Span
 from tiercel.types import CoordinateSpace, EncodedImage, EncodedPrompt, ImagePlan, PixelLimits, Size

@@ -18,7 +18,7 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import (
 from tiercel.devices import moved
 from tiercel.errors import DataError
 from tiercel.models.families.base import Family, HuggingFaceModel
-from tiercel.models.families.pictures import normalised
+from tiercel.models.families.image_transforms import normalised
 from tiercel.models.layers.sight import Span, runs
 from tiercel.types import EncodedImage, ImagePlan, PixelLimits, Size
 

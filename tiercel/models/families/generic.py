@@ -24,7 +24,7 @@ from tiercel.config.schema import Part
 from tiercel.devices import moved
 from tiercel.errors import DataError, EnvironmentProblem, ModelError, TiercelError
 from tiercel.models.families.base import Checkpoint, Family, HuggingFaceModel
-from tiercel.models.families.pictures import picture_image, picture_tensor, random_picture, views_sha256
+from tiercel.models.families.image_transforms import picture_image, picture_tensor, random_picture, views_sha256
 from tiercel.models.prompts import render, token_ids
 from tiercel.types import EncodedImage, EncodedPrompt, ImagePlan, Message, PixelLimits, Size
 

@@ -14,7 +14,7 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
 )
 
 from tiercel.models.families.base import Family, HuggingFaceModel
-from tiercel.models.families.pictures import canvas_and_thumbnail, normalised_tiles, tiles
+from tiercel.models.families.image_transforms import canvas_and_thumbnail, normalised_tiles, tiles
 from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits, Size
 
 

@@ -18,7 +18,7 @@ from transformers.models.llava_onevision.image_processing_pil_llava_onevision im
 
 from tiercel.errors import DataError
 from tiercel.models.families.base import Family, HuggingFaceModel
-from tiercel.models.families.pictures import normalised_tiles, picture_tensor, resized, tiles, views_sha256
+from tiercel.models.families.image_transforms import normalised_tiles, picture_tensor, resized, tiles, views_sha256
 from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits, Size
 
 SHRINKS_ABOVE = 1.1  # the grid is made smaller where its sides are more than this times too long

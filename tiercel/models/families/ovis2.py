@@ -18,7 +18,7 @@ from transformers.models.ovis2.image_processing_pil_ovis2 import (
 
 from tiercel.devices import moved
 from tiercel.models.families.base import Family, HuggingFaceModel
-from tiercel.models.families.pictures import canvas_and_thumbnail, normalised_tiles, tiles
+from tiercel.models.families.image_transforms import canvas_and_thumbnail, normalised_tiles, tiles
 from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits, Size
 
 START, GRID, COLUMN, ROW, END = range(5)  # order of config.visual_indicator_token_ids

@@ -17,7 +17,7 @@ from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position
 from tiercel.devices import moved
 from tiercel.errors import DataError
 from tiercel.models.families.base import Family, HuggingFaceModel
-from tiercel.models.families.pictures import normalised, picture_tensor, resized, views_sha256
+from tiercel.models.families.image_transforms import normalised, picture_tensor, resized, views_sha256
 from tiercel.models.layers.tower_attention import sorted_windows, tower_inputs
 from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits, Size
 

@@ -13,7 +13,7 @@ from typing import Any
 from tiercel.rewards.answers import extract_answer
 from tiercel.rewards.characters import plain
 from tiercel.rewards.numbers import parse_number, sure_number
-from tiercel.rewards.settling import answer_places, boxes
+from tiercel.rewards.stated_answers import answer_places, boxes
 from tiercel.rewards.truths import LIST_OR_SEVERAL, is_list_of_numbers
 from tiercel.samples import Sample
 

@@ -110,7 +110,7 @@ def weighted_sum(values: Sequence[RewardValue], weights: Sequence[float]) -> flo
     return total if abs(total) <= LARGEST_VALUE else None
 
 
-def judge(values: Sequence[RewardValue], thresholds: Sequence[float | None]) -> bool | None:
+def is_right(values: Sequence[RewardValue], thresholds: Sequence[float | None]) -> bool | None:
     """Say right or wrong by the first reward that has a threshold and applies: value >= threshold.
 
     Where that reward failed, the completion is wrong: what cannot be scored earns nothing. None where no reward with
@@ -223,7 +223,7 @@ class Scorer:
         """Return the rewards of each sample by name, in the recipe's order. `prompts`: those of the samples."""
         found: list[list[RewardValue]] = [[] for _ in samples]
         for asked in self._asked:
-            right = [judge(values, self._right_from[: len(values)]) for values in found]
+            right = [is_right(values, self._right_from[: len(values)]) for values in found]
             for values, value in zip(found, asked.ask(samples, right, prompts), strict=True):
                 values.append(value)
         return tuple(dict(zip(self.names, values, strict=True)) for values in found)
@@ -236,7 +236,7 @@ class Scorer:
             completion=completion,
             rewards=rewards,
             total=weighted_sum(values, self._weights),
-            is_correct=judge(values, self._right_from),
+            is_correct=is_right(values, self._right_from),
         )
 
 

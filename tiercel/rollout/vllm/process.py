@@ -20,10 +20,11 @@ from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.models.families.base import Family
-from tiercel.models.families.pictures import picture_image
+from tiercel.models.families.image_transforms import picture_image
 from tiercel.rollout.dialogue import Dialogues
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.rollout.trajectory import TrajectoryBuilder, begun_trajectories
+from tiercel.rollout.vllm.full_weights import reload
 from tiercel.rollout.vllm.requests import (
     ImpossibleCompletion,
     add_sampled,
@@ -37,7 +38,6 @@ from tiercel.rollout.vllm.requests import (
     turn_seed,
 )
 from tiercel.rollout.vllm.shared_memory import meeting_by_name
-from tiercel.rollout.vllm.weights import reload
 from tiercel.types import Completion, EncodedPrompt, Group
 
 RELOADS_WITH_LORA = Version("0.33")

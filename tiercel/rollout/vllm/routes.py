@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tiercel.models.families.base import Family
-from tiercel.models.families.pictures import picture_image
+from tiercel.models.families.image_transforms import picture_image
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.rollout.vllm.http import CHAT, GENERATE
 from tiercel.rollout.vllm.requests import sampling_fields

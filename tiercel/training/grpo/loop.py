@@ -4,9 +4,9 @@ from tiercel.config.schema import GrpoRecipe
 from tiercel.runs.directory import RunDirectory
 from tiercel.training.evaluation import evaluate_policy
 from tiercel.training.grpo.advantages import learnable_groups
+from tiercel.training.grpo.minibatch_updates import learn_step
 from tiercel.training.grpo.outcome import StepOutcome, record_rollouts, record_tokens, step_metrics
 from tiercel.training.grpo.rollouts import Rollouts, open_rollouts, sample_and_score
-from tiercel.training.grpo.updates import learn_step
 from tiercel.training.session import Session, open_session
 from tiercel.training.step import Step
 from tiercel.training.trainer import Trainer
@@ -18,11 +18,11 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
         if session.is_over:
             return
         trainer = session.open_trainer()
-        with open_rollouts(recipe, session, trainer) as (rows, rollouts):
-            rollouts.sync.load(session.start)
+        with open_rollouts(recipe, session, trainer) as (step_rows, rollouts):
+            rollouts.sync.publish(session.start)
             if session.start == 0:
                 session.open_with(evaluate_policy(session, trainer, rollouts, 0))
-            for step in rows.steps(ahead=rollouts.steps_ahead):
+            for step in step_rows.steps(ahead=rollouts.steps_ahead):
                 if step.number == session.start:
                     rollouts.check_parity(trainer, step, session.say)
                 with session.profiled(step):
@@ -39,11 +39,11 @@ def one_step(session: Session, trainer: Trainer, rollouts: Rollouts, step: Step)
         updates = learn_step(session, trainer, learnable.groups, recipe, step)
     outcome = StepOutcome(sampled=sampled, learnable=learnable, recorded=recorded, updates=updates)
     record_tokens(session, trainer, outcome, recipe.rollout.record_tokens, step)
-    with step.phase("rollout", ()):
-        rollouts.finish()
+    with step.phase("rollout", ()):  # the next step's, which were sampled while this one was learnt
+        rollouts.wait_for_lookahead()
     with step.phase("sync", ()):
         trainer.move_reference(recipe.algorithm.kl, step.updates)
-        rollouts.sync.load(step.updates)
+        rollouts.sync.publish(step.updates)
     step.row |= step_metrics(trainer, rollouts, outcome, step)
     if session.is_evaluated_after(step):
         step.row |= evaluate_policy(session, trainer, rollouts, step.updates)

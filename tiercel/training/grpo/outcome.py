@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tiercel.training.distillation.teacher_term import with_gaps
 from tiercel.training.grpo.advantages import LearnableGroups
+from tiercel.training.grpo.minibatch_updates import StepUpdates
 from tiercel.training.grpo.minibatches import learnt_items
 from tiercel.training.grpo.rollouts import ResampledGroups, Rollouts
 from tiercel.training.grpo.token_records import token_records
-from tiercel.training.grpo.updates import StepUpdates
 from tiercel.training.metrics import memory_metrics, rollout_metrics, utilisation_metrics
 from tiercel.training.session import Session
 from tiercel.training.step import Step
-from tiercel.training.teaching import with_gaps
 from tiercel.training.trainer import Trainer
 from tiercel.types import ScoredGroup
 

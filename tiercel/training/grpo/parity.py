@@ -25,7 +25,7 @@ from tiercel.packing.batch import advantage_group
 from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.sampler import GatedSampler, SamplingParams, sampling_params
 from tiercel.training.grpo.engine_gap import engine_name, parity_tolerance
-from tiercel.training.grpo.sampling import PROBE, PolicySync
+from tiercel.training.grpo.policy_sync import PROBE, PolicySync
 from tiercel.training.policy_passes import NO_TOTALS, Passes
 from tiercel.training.step import Step
 from tiercel.training.trainer import Trainer
@@ -132,10 +132,10 @@ def check_parity(
             "picture sizes; give the engine the recipe's model.path, model.dtype and pixel limits"
         )
     with _moved(trainer, recipe, groups, scores, say):
-        sync.load(PROBE)
+        sync.publish(PROBE)
         probed = _sampled(sampler, trainer, recipe, some, params)
         moved = _gap(trainer, probed, trainer_logprobs(trainer, probed))
-    sync.load(step.number)
+    sync.publish(step.number)
     what = "moved weights" if recipe.lora is None else "a moved adapter"
     if not limits.admit(moved):
         raise EnvironmentProblem(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tiercel.algorithms import completions
-from tiercel.algorithms.policy_loss import entropy_threshold
+from tiercel.algorithms.total_loss import entropy_threshold
 from tiercel.config.conflicts.algorithm import updates_per_rollout
 from tiercel.config.schema import GrpoRecipe
 from tiercel.devices import moved
@@ -30,7 +30,9 @@ class PrecomputedValues:
     is_chosen_N: Tensor | None = None  # bool, the tokens that the policy term learns from; None: all
 
 
-def known_before(trainer: Trainer, units: Sequence[PolicyUnit], recipe: GrpoRecipe) -> list[list[PrecomputedValues]]:
+def precompute_values(
+    trainer: Trainer, units: Sequence[PolicyUnit], recipe: GrpoRecipe
+) -> list[list[PrecomputedValues]]:
     """Compute, per unit and microbatch, only what the recipe needs: the policy's own pass for old logprobs where a
     rollout gives several updates and the penalty in the reward has not computed them, and for entropies where only the
     highest are learnt from; the reference's pass where the loss has a KL term."""

@@ -24,8 +24,8 @@ from tiercel.runs.progress import entered
 from tiercel.training.checkpoints import pending_of
 from tiercel.training.grpo.journal import journal_of, keep_in_journal
 from tiercel.training.grpo.parity import check_parity
+from tiercel.training.grpo.policy_sync import Completer, PolicySync, open_dialogues, open_sampler
 from tiercel.training.grpo.row_answers import answered_groups, learnt_prompt_encoder
-from tiercel.training.grpo.sampling import Completer, PolicySync, open_dialogues, open_sampler
 from tiercel.training.grpo.spreading import drawn_by_all
 from tiercel.training.session import Session
 from tiercel.training.step import Step
@@ -91,7 +91,7 @@ class Rollouts:
         """Return how many later steps are sampled while the learner works."""
         return 0 if self._ahead is None else self.recipe.rollout.lookahead
 
-    def of(self, prompts: Sequence[EncodedPrompt]) -> tuple[Group, ...]:
+    def groups_for(self, prompts: Sequence[EncodedPrompt]) -> tuple[Group, ...]:
         """Give the groups of a step's prompts, sampled now where they were not before."""
         prompts = self.ranks.together(partial(self.completer.begun, prompts))
         for prompt in prompts:
@@ -104,18 +104,18 @@ class Rollouts:
             self._ready |= {group.prompt.index: group for group in sampled}
         return tuple(self._ready.pop(prompt.index) for prompt in prompts)
 
-    def take(self, groups: Sequence[Group]) -> None:
+    def add_ready(self, groups: Sequence[Group]) -> None:
         """Take groups of the next step that need no sampling."""
         for group in groups:
             self._restored.pop(group.prompt.index, None)
             self._ready[group.prompt.index] = group
 
-    def keep(self, run: RunDirectory, step: int, groups: Sequence[Group]) -> None:
+    def keep_for_resume(self, run: RunDirectory, step: int, groups: Sequence[Group]) -> None:
         """Keep the groups of a step whose turns were answered, for a run that is killed before it has learnt them."""
         if self.recipe.rollout.has_turns:
             self.ranks.together(partial(keep_in_journal, run.path, self.ranks.rank, step, groups))
 
-    def begin(self, upcoming: Sequence[Sequence[EncodedPrompt]]) -> None:
+    def begin_lookahead(self, upcoming: Sequence[Sequence[EncodedPrompt]]) -> None:
         """Sample the groups of later steps in the background. `upcoming`: the prompts of each."""
         if self._ahead is None:
             return
@@ -123,7 +123,7 @@ class Rollouts:
             prompts = [prompt for prompt in prompts if prompt.index not in self._restored]
             self._begun.append(self._ahead.begin(prompts, self._params, self._seeds(prompts)))
 
-    def finish(self) -> None:
+    def wait_for_lookahead(self) -> None:
         """Wait for the groups of the next step; then the policy may change."""
         if self._ahead is None:
             return
@@ -135,7 +135,7 @@ class Rollouts:
         """Give the groups of the next step that are there already, for a checkpoint."""
         return [PendingGroup.of(group) for group in self._ready.values()]
 
-    def scored(self, groups: Sequence[Group]) -> tuple[ScoredGroup, ...]:
+    def score(self, groups: Sequence[Group]) -> tuple[ScoredGroup, ...]:
         """Score this rank's groups. Raises TrainingError, on all ranks, where too many completions of all ranks have a
         failed reward."""
         scored = self.ranks.together(partial(self.scorer.score, groups))
@@ -197,12 +197,12 @@ def sample_and_score(session: Session, trainer: Trainer, rollouts: Rollouts, ste
     whose rewards differ. All ranks call it."""
     recipe, ranks = rollouts.recipe, session.ranks
     with step.phase("rollout"):
-        rollouts.take(ranks.together(partial(answered_groups, recipe, trainer.family, step.prompts, step.updates)))
-        groups = rollouts.of(step.prompts)
-        rollouts.keep(session.run, step.number, groups)
-        rollouts.begin(step.upcoming)
+        rollouts.add_ready(ranks.together(partial(answered_groups, recipe, trainer.family, step.prompts, step.updates)))
+        groups = rollouts.groups_for(step.prompts)
+        rollouts.keep_for_resume(session.run, step.number, groups)
+        rollouts.begin_lookahead(step.upcoming)
     with step.phase("reward"):
-        scored = rollouts.scored(groups)
+        scored = rollouts.score(groups)
     return resample_until_full(rollouts, step, scored, recipe)
 
 
@@ -222,9 +222,9 @@ def resample_until_full(
             batch = step.further(indices_of_try(step.number, made, tries, wanted))
         row_ids = [prompt.row.id for prompt in batch.prompts]
         with step.phase("rollout", row_ids):
-            groups = rollouts.of(batch.prompts)
+            groups = rollouts.groups_for(batch.prompts)
         with step.phase("reward", row_ids):
-            every += rollouts.scored(groups)
+            every += rollouts.score(groups)
         good = _good_indices(rollouts.ranks, every, recipe)
         made += 1
     return ResampledGroups(scored=tuple(every), chosen=frozenset(good[:wanted]) or None, tries=made)

@@ -10,7 +10,7 @@ from tiercel.models.families.base import Family
 from tiercel.packing.batch import CompletionName
 from tiercel.reliability.redaction import without_secrets
 from tiercel.runs.records import GroupTokens, TokenRecord, Values, finite
-from tiercel.training.teaching import token_texts
+from tiercel.training.distillation.teacher_term import token_texts
 from tiercel.training.update import TokensSeen
 from tiercel.types import Completion, ScoredGroup
 

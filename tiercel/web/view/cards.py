@@ -16,7 +16,7 @@ from tiercel.web.report.numbers import NOTHING, TIMES
 from tiercel.web.report.pictures import UNREADABLE, Album, Embedded, has_boxes, has_visible_pixels, in_words, opened
 from tiercel.web.report.rollouts import boxes_legend, group_card
 from tiercel.web.report.turns import is_asked
-from tiercel.web.view.choosing import Found, GroupFilter, StepFiles, positions, read_group
+from tiercel.web.view.filters import Found, GroupFilter, StepFiles, positions, read_group
 from tiercel.web.view.groups import FOLDERS, Columns, Groups
 from tiercel.web.view.tokens import CHOICES, choices_of, marked_tokens, read_tokens
 from tiercel.wording import counted

@@ -22,11 +22,11 @@ from tiercel.web.report.pictures import UNREADABLE, in_words, opened, reduced
 from tiercel.web.report.reading import Run
 from tiercel.web.view import parts
 from tiercel.web.view.cards import cards_page, row_page
-from tiercel.web.view.choosing import after_of, find, wanted_of
 from tiercel.web.view.compare import MOST_RUNS, compare_section
+from tiercel.web.view.filters import after_of, find, wanted_of
+from tiercel.web.view.frame import ICON, page, run_options
 from tiercel.web.view.live import LiveRun
 from tiercel.web.view.runs import Following, Runs
-from tiercel.web.view.shell import ICON, page, run_options
 
 CARDS = 10  # of one answer
 THREADS = 4  # that answer; each keeps memory of its own

@@ -1,4 +1,7 @@
-"""Full fine-tuning with vLLM: the policy's weights by their names in the checkpoint, loaded into a running engine."""
+"""Full fine-tuning with vLLM: the policy's weights by their names in the checkpoint, loaded into a running engine.
+
+Adapters go another way: training/grpo/policy_sync.py publishes them, and process.py or server.py loads them.
+"""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping

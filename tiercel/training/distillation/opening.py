@@ -10,9 +10,9 @@ from tiercel.models.families.base import Family
 from tiercel.models.policy import load_for_inference
 from tiercel.packing.proof import prove_where_needed
 from tiercel.runs.progress import waiting
+from tiercel.training.distillation.served_teacher import ServedTeacher, open_served, recipe_of_teacher
+from tiercel.training.distillation.teacher_term import LocalTeacher, Teaching, require_same_words, teacher_encoder
 from tiercel.training.policy_passes import Say, passes_for_inference
-from tiercel.training.served_teacher import ServedTeacher, open_served, recipe_of_teacher
-from tiercel.training.teaching import LocalTeacher, Teaching, require_same_words, teacher_encoder
 
 
 def open_teacher(recipe: GrpoRecipe, policy: Family, say: Say, ranks: Ranks) -> Teaching | None:

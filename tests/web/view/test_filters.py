@@ -10,7 +10,7 @@ import pytest
 from tests.web.report.fake_runs import completion, group, new_run, write_lines
 from tiercel.runs.index import append_entry, cut_index, file_entry
 from tiercel.runs.records import groups_path
-from tiercel.web.view.choosing import GroupFilter, StepFiles, find, positions, read_group
+from tiercel.web.view.filters import GroupFilter, StepFiles, find, positions, read_group
 from tiercel.web.view.groups import Groups
 
 

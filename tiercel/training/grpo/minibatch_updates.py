@@ -11,7 +11,7 @@ from tiercel.packing.batch import AdvantageGroup
 from tiercel.training.finite import Kept, keep_groups
 from tiercel.training.grpo.engine_gap import gap_metrics, warn_of_gap
 from tiercel.training.grpo.minibatches import learnt_groups, minibatches
-from tiercel.training.grpo.reference_passes import known_before
+from tiercel.training.grpo.reference_passes import precompute_values
 from tiercel.training.kept_batches import kept_units
 from tiercel.training.schedule import prepare_update
 from tiercel.training.session import Session
@@ -82,7 +82,7 @@ def learn(
 ) -> StepUpdates:
     """Make the step's updates, but for those that `attempt` leaves out. Raises NonFiniteError, and TrainingError where
     the engine has gone wrong."""
-    every = [(each, known_before(trainer, each.units, recipe)) for each in minibatches(trainer, groups, recipe)]
+    every = [(each, precompute_values(trainer, each.units, recipe)) for each in minibatches(trainer, groups, recipe)]
     updates = [
         attempt(partial(policy_update, trainer, minibatch, known, recipe), partial(kept_units, minibatch.units, known))
         for _ in range(recipe.optim.rollout_epochs)

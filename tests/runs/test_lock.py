@@ -17,23 +17,23 @@ import pytest
 from tests.runs.test_directory import grpo_recipe
 from tiercel.errors import EXIT_TAKEN, RunError, TakenError
 from tiercel.reliability.heartbeat import HEARTBEATS
-from tiercel.runs import holding
+from tiercel.runs import lock
 from tiercel.runs.directory import open_run
 from tiercel.runs.ending import FILE, ending_of
-from tiercel.runs.holding import WRITER, Hold
+from tiercel.runs.lock import WRITER, Hold
 
 # Holds a directory and does what it is told on standard input. "elsewhere": as on another host.
 OTHER = """
 import os, platform, sys
 from pathlib import Path
 from tiercel.errors import TiercelError
-from tiercel.runs import holding
-holding.BEAT_SECONDS = 0.2
+from tiercel.runs import lock
+lock.BEAT_SECONDS = 0.2
 if sys.argv[2] == "elsewhere":
     platform.node = lambda: "other-host"
-    holding._machine = lambda: "another boot"
-    holding.fcntl.flock = lambda *_: None
-hold = holding.Hold(Path(sys.argv[1]))
+    lock._machine = lambda: "another boot"
+    lock.fcntl.flock = lambda *_: None
+hold = lock.Hold(Path(sys.argv[1]))
 try:
     print("took", *([] if hold.take() else ["without locks"]), flush=True)
     for line in sys.stdin:
@@ -82,8 +82,8 @@ def others() -> Iterator[list[Other]]:
 
 @pytest.fixture
 def run(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setattr(holding, "LOCK_PATIENCE_SECONDS", 0.5)
-    monkeypatch.setattr(holding, "BEAT_SECONDS", 0.2)
+    monkeypatch.setattr(lock, "LOCK_PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.2)
     (tmp_path / "run").mkdir()
     return tmp_path / "run"
 
@@ -124,7 +124,7 @@ def test_a_lock_that_was_removed_or_replaced_still_holds_and_is_made_again(run, 
 
 
 def test_a_run_whose_directory_another_has_taken_ends_and_leaves_it(run, others, monkeypatch):
-    monkeypatch.setattr(holding, "BEAT_SECONDS", 60.0)  # a beat would make the file again at once
+    monkeypatch.setattr(lock, "BEAT_SECONDS", 60.0)  # a beat would make the file again at once
     with (
         pytest.raises(TakenError, match=r"has taken .*name another directory") as raised,
         open_run(grpo_recipe(run)) as opened,
@@ -142,7 +142,7 @@ def test_a_run_whose_directory_another_has_taken_ends_and_leaves_it(run, others,
 
 def test_one_that_took_the_directory_and_has_ended_is_noticed(run, others, monkeypatch):
     for has_ending in (True, False):
-        monkeypatch.setattr(holding, "BEAT_SECONDS", 60.0 if has_ending else 0.5)
+        monkeypatch.setattr(lock, "BEAT_SECONDS", 60.0 if has_ending else 0.5)
         hold = Hold(run)
         hold.take()
         removed(run)
@@ -153,7 +153,7 @@ def test_one_that_took_the_directory_and_has_ended_is_noticed(run, others, monke
             (run / FILE).write_text("{}")
         else:
             (run / FILE).unlink()
-            time.sleep(3 * holding.BEAT_SECONDS)  # a beat has seen it
+            time.sleep(3 * lock.BEAT_SECONDS)  # a beat has seen it
         other.end()
         with pytest.raises(TakenError):
             hold.require()
@@ -164,7 +164,7 @@ def test_a_directory_that_was_moved_away_is_not_made_again(run):
     hold = Hold(run)
     hold.take()
     run.rename(run.with_name("moved"))
-    time.sleep(3 * holding.BEAT_SECONDS)
+    time.sleep(3 * lock.BEAT_SECONDS)
     with pytest.raises(RunError, match="cannot be written"):
         hold.require()
     hold.close()
@@ -210,7 +210,7 @@ def test_one_on_another_host_is_seen_by_its_beat(run, others, monkeypatch):
     assert "on other-host is writing" in refused(run)
     assert others[0].told("require") == "holds"
     others[0].process.send_signal(signal.SIGSTOP)  # as a host that is gone
-    monkeypatch.setattr(holding, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(lock, "SILENT_SECONDS", 1.0)
     hold = Hold(run)
     hold.take()
     others[0].process.send_signal(signal.SIGCONT)
@@ -225,8 +225,8 @@ def test_a_file_system_without_locks_is_told_and_has_the_second_guard(run, other
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    monkeypatch.setattr(holding, "BEAT_SECONDS", 60.0)
-    monkeypatch.setattr(holding, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(lock, "BEAT_SECONDS", 60.0)
+    monkeypatch.setattr(lock, "SILENT_SECONDS", 1.0)
     with pytest.raises(TakenError), open_run(grpo_recipe(run)) as opened:
         assert "has no locks" in opened.changed[0]
         opened.record({"step": 1})

@@ -26,8 +26,8 @@ from tiercel.packing.divergence import Target, TeacherTokens
 from tiercel.packing.layout import PackItem
 from tiercel.packing.logprobs import TokenScores
 from tiercel.reliability.redaction import without_secrets
+from tiercel.training.distillation.served_teacher import ServedTeacher
 from tiercel.training.policy_passes import NO_TOTALS, Passes
-from tiercel.training.served_teacher import ServedTeacher
 from tiercel.types import Completion, EncodedPrompt, Row, ScoredGroup
 
 Encode = Callable[[Row, int], EncodedPrompt]

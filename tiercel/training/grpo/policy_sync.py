@@ -22,10 +22,10 @@ from tiercel.rewards.external import OfEnvironment
 from tiercel.rollout.dialogue import Dialogue, Limits
 from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import Sampler, SamplingParams
+from tiercel.rollout.vllm.full_weights import CheckpointForm, read_weights
 from tiercel.rollout.vllm.process import ProcessSampler
 from tiercel.rollout.vllm.requests import require_served, require_vision_adapters
 from tiercel.rollout.vllm.server import connect
-from tiercel.rollout.vllm.weights import CheckpointForm, read_weights
 from tiercel.runs.directory import RunDirectory
 from tiercel.runs.publishing import Publisher
 from tiercel.training.trainer import Trainer
@@ -50,7 +50,7 @@ class PolicySync:
         in_memory = isinstance(sampler, ProcessSampler) and _is_one_machine() and _has_room(trainer)
         self.publisher = Publisher(run.path, MEMORY if in_memory else run.path / "policies")
 
-    def load(self, version: int) -> None:
+    def publish(self, version: int) -> None:
         """Give the engine the trained weights as they are now, under this version. An adapter is sent in the dtype that
         the policy computes in: its products round it to that dtype, here as in the engine."""
         if self.sampler.shares_weights:

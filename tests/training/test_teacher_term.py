@@ -22,11 +22,11 @@ from tiercel.models.vision_cache import VisionStore
 from tiercel.packing.batch import advantage_group
 from tiercel.packing.forward import PackedPolicy
 from tiercel.runs.directory import read_metrics
-from tiercel.training.grpo import updates
+from tiercel.training.distillation.teacher_term import LocalTeacher, Teaching, require_same_words, token_texts
+from tiercel.training.grpo import minibatch_updates
 from tiercel.training.grpo.row_answers import answered_groups
 from tiercel.training.policy_passes import NO_TOTALS, Passes
 from tiercel.training.replay import replay
-from tiercel.training.teaching import LocalTeacher, Teaching, require_same_words, token_texts
 from tiercel.training.trainer import build_trainer
 from tiercel.types import Completion, Message, Row
 
@@ -128,18 +128,18 @@ def test_the_start_says_the_same_as_itself(write):
 @pytest.mark.parametrize("teacher", ({"rows_share": 0.5, "divergence": "jsd"}, {"top_k": 5, "prompt": "{prompt} So?"}))
 def test_a_run_that_was_ended_goes_on_to_the_same_bytes(write, monkeypatch, teacher):
     whole = run_grpo(write("whole", teacher, data={"eval": None}))
-    honest, calls = updates.policy_update, iter(range(100))
+    honest, calls = minibatch_updates.policy_update, iter(range(100))
 
     def failing(*inputs):
         if next(calls) == 2:
             raise KeyboardInterrupt
         return honest(*inputs)
 
-    monkeypatch.setattr(updates, "policy_update", failing)
+    monkeypatch.setattr(minibatch_updates, "policy_update", failing)
     recipe = write("ended", teacher, data={"eval": None})
     with pytest.raises(KeyboardInterrupt):
         run_grpo(recipe)
-    monkeypatch.setattr(updates, "policy_update", honest)
+    monkeypatch.setattr(minibatch_updates, "policy_update", honest)
     ended = run_grpo(recipe)
     assert bytes_of(ended) == bytes_of(whole) and without_times(ended) == without_times(whole)
 
@@ -283,16 +283,16 @@ def test_a_token_reward_goes_beside_the_rewards_of_grpo(rows, tiny_checkpoints, 
 
 
 def test_a_replayed_update_has_the_teachers_term(write, monkeypatch, capsys):
-    honest = updates.policy_update
+    honest = minibatch_updates.policy_update
 
     def spoilt(*inputs):
         raise NonFiniteError("the loss is not finite", [[]])
 
     recipe = write("run", {"prompt": "{prompt} So?"}, data={"eval": None})
-    monkeypatch.setattr(updates, "policy_update", spoilt)
+    monkeypatch.setattr(minibatch_updates, "policy_update", spoilt)
     with pytest.raises(TrainingError):
         run_grpo(recipe)
-    monkeypatch.setattr(updates, "policy_update", honest)
+    monkeypatch.setattr(minibatch_updates, "policy_update", honest)
     (kept,) = (tmp for tmp in (Path(recipe.output) / "nonfinite").iterdir())
     findings = replay(recipe, Path(recipe.output), kept, lambda text: None)
     assert findings and all(finding.loss > 0 for finding in findings)  # without a teacher all would be 0

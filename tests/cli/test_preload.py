@@ -2,7 +2,7 @@
 
 import pytest
 
-from tiercel.cli import ahead
+from tiercel.cli import preload
 from tiercel.config.schema import Data, Model, SftRecipe, Train
 
 
@@ -17,9 +17,9 @@ def checkpoint(tmp_path):
 
 
 def test_every_file_of_a_local_checkpoint_is_read(checkpoint, monkeypatch):
-    monkeypatch.setattr(ahead, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(preload, "CHUNK_BYTES", 64)
     (checkpoint / "b.safetensors").mkdir()  # cannot be read; who loads it says so
-    thread = ahead.read_weights_ahead(recipe_of(checkpoint))
+    thread = preload.read_weights_ahead(recipe_of(checkpoint))
     assert thread is not None and thread.daemon
     thread.join(10)
     assert not thread.is_alive()
@@ -30,6 +30,6 @@ def test_nothing_is_read_where_it_would_not_help(checkpoint, monkeypatch, why):
     if why == "another rank's":
         monkeypatch.setenv("LOCAL_RANK", "1")
     if why == "too large":
-        monkeypatch.setattr(ahead, "MOST_SHARE", 1e-12)
+        monkeypatch.setattr(preload, "MOST_SHARE", 1e-12)
     path = "Qwen/Qwen2.5-VL-3B-Instruct" if why == "a hub's" else checkpoint
-    assert ahead.read_weights_ahead(recipe_of(path)) is None
+    assert preload.read_weights_ahead(recipe_of(path)) is None

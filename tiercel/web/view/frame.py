@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tiercel import __version__
 from tiercel.web.report.markup import Html, element, fragment, table, trusted
-from tiercel.web.view.choosing import ORDERS
+from tiercel.web.view.filters import ORDERS
 
 TABS = {
     "curves": "Curves",

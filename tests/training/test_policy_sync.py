@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 
 from tests.tiny_models import TINY_LORA, tiny_recipe
 from tiercel.runs.directory import RunDirectory
-from tiercel.training.grpo.sampling import PolicySync
+from tiercel.training.grpo.policy_sync import PolicySync
 from tiercel.training.trainer import build_trainer
 
 
@@ -36,7 +36,7 @@ def test_an_engine_is_sent_the_adapter_in_the_dtype_that_the_policy_computes_in(
     for version in (1, 2):
         for parameter in trained.values():
             parameter.data.add_(0.123456789)
-        sync.load(version)
+        sync.publish(version)
         assert engine.version == version
         assert {tensor.dtype for tensor in engine.tensors.values()} == {getattr(torch, dtype)}
         sums = [
@@ -59,12 +59,12 @@ def test_a_server_is_sent_a_whole_model_in_full_fine_tuning(tiny_checkpoints, tm
     engine = ReadingEngine("model.safetensors")
     sync = PolicySync(engine, trainer, RunDirectory(path=tmp_path))
     published = load_file(checkpoint / "model.safetensors")
-    sync.load(0)
+    sync.publish(0)
     assert engine.tensors.keys() == published.keys()
     assert all(torch.equal(each, published[name].to(each.dtype)) for name, each in engine.tensors.items())
     for parameter in trainer.policy.trained_parameters().values():
         parameter.data.add_(1.0)
-    sync.load(1)
+    sync.publish(1)
     moved = [name for name, each in engine.tensors.items() if not torch.equal(each, published[name].to(each.dtype))]
     assert moved and not any("visual" in name for name in moved)
     assert {tensor.dtype for tensor in engine.tensors.values()} == {getattr(torch, dtype)}
