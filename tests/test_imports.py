@@ -27,6 +27,7 @@ LAYERS = (
     {"web.report", "planning", "doctor", "convert"},
     {"trackers", "web.view"},
     {"training"},
+    {"trained"},
     {"demo"},
     {"cli"},
     {"__main__"},

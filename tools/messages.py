@@ -76,7 +76,7 @@ MODULES = (
 )
 # Of these only what they raise: the rest is for files, pages and the log.
 ERRORS_OF = ("algorithms", "cli", "convert", "demo", "distributed", "http_json.py", "models", "packing", "planning",
-             "rewards/runtime", "rollout", "runs", "sandbox", "training", "web/report", "web/view/beside.py",
+             "rewards/runtime", "rollout", "runs", "sandbox", "trained", "training", "web/report", "web/view/beside.py",
              "web/view/runs.py", "web/view/serving.py")  # fmt: skip
 WORD = re.compile(r"[A-Za-z]{2,}")
 KEPT = Path(__file__).with_name("kept_messages.json")  # commands, keys, patterns: the same in every language

@@ -10,7 +10,6 @@ from peft.utils.integrations import dequantize_module_weight
 from tests.models.test_families import huggingface_inputs, items_of
 from tests.tiny_models import EXPERT_FAMILIES, tiny_policy, tiny_recipe
 from tests.training.test_loops import grpo_recipe, run_grpo, write_rows
-from tiercel.cli.export import export
 from tiercel.config.schema import KtoRecipe, Lora
 from tiercel.errors import ModelError
 from tiercel.models.policy import Policy, build_policy, load_for_inference
@@ -21,6 +20,7 @@ from tiercel.models.weights.saving import restore_adapter, save_adapter
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import pack
 from tiercel.runs.directory import read_metrics
+from tiercel.trained.export import export
 
 CPU = torch.device("cpu")
 FAMILIES = ("qwen2_5_vl", "qwen3_5", "gemma3")

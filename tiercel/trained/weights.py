@@ -1,7 +1,6 @@
 """The weights that a run has trained: of its newest checkpoint, of a step, or of its best evaluation."""
 
 import sys
-from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +22,6 @@ class CheckpointChoice:
 
     step: int | None = None
     is_best: bool = False
-
-    @classmethod
-    def of(cls, arguments: Namespace) -> "CheckpointChoice":
-        """Read the flags of a command."""
-        return cls(step=arguments.checkpoint, is_best=arguments.best)
 
 
 NEWEST = CheckpointChoice()
