@@ -1,19 +1,18 @@
 """The verbs that train."""
 
+import os
 from argparse import Namespace
+from pathlib import Path
 
-from tiercel.config import GrpoRecipe, Recipe
+from tiercel.config import Recipe
 from tiercel.reliability.heartbeat import Heartbeat
-from tiercel.training.grpo import loop as grpo
-from tiercel.training.offline import loop as offline
 from tiercel.training.run import run_recipe
+from tiercel.web.report.page import FILE
 
 
 def run(recipe: Recipe, arguments: Namespace, heartbeat: Heartbeat) -> None:
     """Train, and print where the report is. `heartbeat`: the pulse of this process, which the watchdog reads."""
-    if isinstance(recipe, GrpoRecipe):
-        report = run_recipe(grpo.train, recipe, heartbeat)
-    else:
-        report = run_recipe(offline.train, recipe, heartbeat)
-    if report is not None:
-        print(report)
+    for _ in run_recipe(recipe, heartbeat):
+        pass
+    if os.environ.get("RANK", "0") == "0":
+        print(Path(recipe.output) / FILE)

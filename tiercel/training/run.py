@@ -1,14 +1,13 @@
 """Do what every training command does around its loop: ranks, run directory, errors in plain words, report."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import torch.distributed as dist
 
-from tiercel.config import GrpoRecipe, OfflineRecipe
+from tiercel.config import GrpoRecipe
 from tiercel.config.conflicts.rewards import reward_models
 from tiercel.config.loading import require_sound
 from tiercel.config.schema import BaseRecipe, Recipe, Source
@@ -20,27 +19,31 @@ from tiercel.models.weights.loading import resolve
 from tiercel.models.weights.memory_errors import first_line, is_out_of_memory
 from tiercel.reliability.heartbeat import Heartbeat
 from tiercel.runs.directory import RunDirectory, open_run
+from tiercel.training.finished_step import FinishedStep
+from tiercel.training.grpo import loop as grpo
+from tiercel.training.offline import loop as offline
 from tiercel.training.watching import phase_limits
 from tiercel.web.report import write_report
 
 COLLECTIVE_PATIENCE = 2
-AnyRecipe = TypeVar("AnyRecipe", OfflineRecipe, GrpoRecipe)
 
 
-def run_recipe(
-    train: Callable[[AnyRecipe, RunDirectory], None], recipe: AnyRecipe, heartbeat: Heartbeat
-) -> Path | None:
-    """Train in the recipe's run directory, alone or as one of the ranks that a launcher started, write its report.html
-    and return its path; None but on the first rank. `heartbeat`: this process's, which is watched. Raises TrainingError
-    where memory runs out, and RecipeError for a recipe that a file could not hold."""
+def run_recipe(recipe: Recipe, heartbeat: Heartbeat) -> Iterator[FinishedStep]:
+    """Train in the recipe's run directory, alone or as one of the ranks that a launcher started, and write its
+    report.html. Yields each step once it is recorded. `heartbeat`: this process's, which is watched. Raises
+    TrainingError where memory runs out, and RecipeError for a recipe that a file could not hold."""
     require_sound(recipe)
     with launched_ranks(recipe, heartbeat) as ranks, ready_run(recipe, ranks) as run:
         fetch(recipe, ranks)
         heartbeat.begin("rows", 0)
-        train(recipe, run)
+        yield from steps_of(recipe, run)
         heartbeat.begin("report", heartbeat.activity.step)
-        report = ranks.on_first(partial(_reported, run))
-        return report if ranks.is_first else None
+        ranks.on_first(partial(_reported, run))
+
+
+def steps_of(recipe: Recipe, run: RunDirectory) -> Iterator[FinishedStep]:
+    """Return the loop of the recipe's method."""
+    return grpo.steps(recipe, run) if isinstance(recipe, GrpoRecipe) else offline.steps(recipe, run)
 
 
 def _reported(run: RunDirectory) -> Path:
@@ -63,7 +66,7 @@ def checkpoints_of(recipe: BaseRecipe) -> list[Source]:
 
 
 @contextmanager
-def ready_run(recipe: AnyRecipe, ranks: Ranks) -> Iterator[RunDirectory]:
+def ready_run(recipe: Recipe, ranks: Ranks) -> Iterator[RunDirectory]:
     """Open the recipe's run directory, once the packages of its trackers were found."""
     ranks.on_first(lambda: require_packages(recipe.trackers))
     with open_run(recipe, ranks) as run, plain_failures(recipe):  # inside, so that the run keeps the plain words

@@ -4,16 +4,7 @@ import math
 
 import torch
 
-from tiercel.config.schema import BaseRecipe, Optim
-from tiercel.training.trainer import Trainer
-
-
-def prepare_update(trainer: Trainer, recipe: BaseRecipe, step: int, total_steps: int) -> float:
-    """Set and return the learning rate of the update that follows `step` finished steps, and seed its dropout."""
-    rate = learning_rate(recipe.optim, step, total_steps)
-    trainer.strategy.set_learning_rate(rate)
-    seed_step(recipe.train.seed, step, trainer.ranks.rank)
-    return rate
+from tiercel.config.schema import Optim
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -23,10 +23,12 @@ from tiercel.runs.json_lines import Rows
 from tiercel.runs.progress import Progress, waiting
 from tiercel.trackers.opening import Trackers, open_trackers
 from tiercel.training.checkpoints import OBJECTIVE, Checkpoints
+from tiercel.training.finished_step import FinishedStep, StepControl
 from tiercel.training.finite import FiniteGuard
 from tiercel.training.profiling import profiled, require_steps_to_profile
 from tiercel.training.rows import ROWS, read_run_rows, require_rows_of, require_same_rows, try_first_rows
 from tiercel.training.run_content import NAMED, content_of, require_content_of
+from tiercel.training.schedule import learning_rate, seed_step
 from tiercel.training.start_checks import require_installed
 from tiercel.training.step import Step
 from tiercel.training.strategy_choice import keep_tokens, kept_tokens
@@ -56,6 +58,7 @@ class Session:
     stop: StopRequest
     diagnosis: Diagnosis
     trackers: Trackers  # none but on the first rank
+    control: StepControl = field(default_factory=StepControl)  # of somebody who follows the steps
 
     @property
     def ranks(self) -> Ranks:
@@ -73,7 +76,7 @@ class Session:
 
     @property
     def kept_state(self) -> Mapping[str, float]:
-        """What the newest checkpoint kept of `close_step`'s state; empty in a new run."""
+        """What the newest checkpoint kept of `save_step`'s state; empty in a new run."""
         return self.found.state.get(OBJECTIVE, {}) if self.found else {}
 
     @property
@@ -111,30 +114,45 @@ class Session:
         """Return the context in which a step runs: it writes a trace where train.profile asks for one."""
         return profiled(self.recipe.train.profile, self.run, step.updates, self.say)
 
-    def close_step(
+    def prepare_update(self, trainer: Trainer, step: Step) -> float:
+        """Set and return the learning rate of a step, and seed its dropout."""
+        rate = self.control.lr
+        if rate is None:
+            rate = learning_rate(self.recipe.optim, step.number, self.length.steps)
+        trainer.strategy.set_learning_rate(rate)
+        seed_step(self.recipe.train.seed, step.number, trainer.ranks.rank)
+        return rate
+
+    def record_step(self, step: Step) -> None:
+        """Record the step's row and tell it."""
+        step.row = {
+            "step": step.updates,
+            **step.row,
+            "update/left_out": self.guard.left_out,
+            "rows/rejected": len(step.batch.rejected),
+        }
+        step.is_best = self.is_evaluated_after(step) and self.checkpoints.is_best(step.updates, step.row)
+        self._record(step.row)
+        for finding in self.diagnosis.add(step.row):
+            self.say(finding.line)
+        self.progress.step(step.row)
+
+    def finished(self, step: Step) -> FinishedStep:
+        """Return what somebody who follows the steps gets of a recorded one."""
+        return FinishedStep(number=step.updates, metrics=step.row, run=self.run.path, control=self.control)
+
+    def save_step(
         self,
         step: Step,
         trainer: Trainer,
         pending: Sequence[PendingGroup] = (),
         state: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Record and tell the step's row; save where that is due. `pending`: this rank's groups of the next step;
-        `state`: what the loss needs of earlier steps. Raises Terminated, once all is saved, where SIGTERM or SIGINT
-        came."""
-        row = {
-            "step": step.updates,
-            **step.row,
-            "update/left_out": self.guard.left_out,
-            "rows/rejected": len(step.batch.rejected),
-        }
-        is_best = self.is_evaluated_after(step) and self.checkpoints.is_best(step.updates, row)
-        self._record(row)
-        for finding in self.diagnosis.add(row):
-            self.say(finding.line)
-        self.progress.step(row)
-        is_asked = self.ranks.any(self.stop.is_set)
-        if is_best or is_asked or self._is_due(step, self.recipe.train.save_every):
-            self.checkpoints.save(trainer, step.updates, row, pending, state)
+        """Save a recorded step if that is due. `pending`: this rank's groups of the next step; `state`: what the loss
+        needs of earlier steps. Raises Terminated, once all is saved, if SIGTERM or SIGINT came."""
+        is_asked = self.ranks.any(self.stop.is_set or self.control.is_stopped)
+        if step.is_best or is_asked or self._is_due(step, self.recipe.train.save_every):
+            self.checkpoints.save(trainer, step.updates, step.row, pending, state)
         if is_asked:
             raise Terminated(f"stopped after step {step.updates}, saved; the same command goes on from there")
 

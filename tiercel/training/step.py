@@ -20,6 +20,7 @@ class Step:
         self.batch: StepBatch = StepBatch(step=number, prompts=(), rejected=())  # of this rank
         self.upcoming: Sequence[Sequence] = ()  # prompts of later steps, of each one, whose sampling begins now
         self.row: dict[str, float] = {}  # of metrics.jsonl
+        self.is_best = False  # by train.keep_best, once it is recorded
         self._heartbeat = heartbeat
         self._started = time.perf_counter()
         self._seconds: dict[str, float] = {}

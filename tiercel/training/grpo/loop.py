@@ -1,8 +1,11 @@
 """Group-relative policy optimisation: a run, and one step of it, top to bottom."""
 
+from collections.abc import Iterator
+
 from tiercel.config.schema import GrpoRecipe
 from tiercel.runs.directory import RunDirectory
 from tiercel.training.evaluation import evaluate_policy
+from tiercel.training.finished_step import FinishedStep
 from tiercel.training.grpo.advantages import learnable_groups
 from tiercel.training.grpo.minibatch_updates import learn_step
 from tiercel.training.grpo.outcome import StepOutcome, record_rollouts, record_tokens, step_metrics
@@ -14,6 +17,12 @@ from tiercel.training.trainer import Trainer
 
 def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
     """Run the recipe from the newest valid checkpoint, or from the start, to its end."""
+    for _ in steps(recipe, run):
+        pass
+
+
+def steps(recipe: GrpoRecipe, run: RunDirectory) -> Iterator[FinishedStep]:
+    """Do the same, and yield each step once it is recorded, before it is saved."""
     with open_session(recipe, run) as session:
         if session.is_over:
             return
@@ -27,10 +36,12 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
                     rollouts.check_parity(trainer, step, session.say)
                 with session.profiled(step):
                     one_step(session, trainer, rollouts, step)
+                yield session.finished(step)
+                session.save_step(step, trainer, rollouts.pending())
 
 
 def one_step(session: Session, trainer: Trainer, rollouts: Rollouts, step: Step) -> None:
-    """Sample and score, learn, publish the new policy to the engine, record; evaluate and save where that is due."""
+    """Sample and score, learn, publish the new policy to the engine; evaluate where that is due; record."""
     recipe = rollouts.recipe
     sampled = sample_and_score(session, trainer, rollouts, step)
     with step.phase("learn"):
@@ -47,4 +58,4 @@ def one_step(session: Session, trainer: Trainer, rollouts: Rollouts, step: Step)
     step.row |= step_metrics(trainer, rollouts, outcome, step)
     if session.is_evaluated_after(step):
         step.row |= evaluate_policy(session, trainer, rollouts, step.updates)
-    session.close_step(step, trainer, rollouts.pending())
+    session.record_step(step)

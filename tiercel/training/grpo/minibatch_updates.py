@@ -13,7 +13,6 @@ from tiercel.training.grpo.engine_gap import gap_metrics, warn_of_gap
 from tiercel.training.grpo.minibatches import learnt_groups, minibatches
 from tiercel.training.grpo.reference_passes import precompute_values
 from tiercel.training.kept_batches import kept_units
-from tiercel.training.schedule import prepare_update
 from tiercel.training.session import Session
 from tiercel.training.step import Step
 from tiercel.training.trainer import Trainer
@@ -66,7 +65,7 @@ def learn_step(
 ) -> StepUpdates:
     """Make the updates of a step under its learning rate, each checked to be finite, and warn of an engine that has
     gone wrong. Raises NonFiniteError, and TrainingError where that engine stops the run."""
-    step.row["lr"] = prepare_update(trainer, recipe, step.number, session.length.steps)
+    step.row["lr"] = session.prepare_update(trainer, step)
     keep = partial(keep_groups, rollouts=session.run.rollouts_file(step.updates))
     learnt = learn(trainer, groups, recipe, partial(session.guard.attempt, trainer, keep=keep))
     warn_of_gap(recipe, step.number, *learnt.in_passes(), session.say)

@@ -1,5 +1,6 @@
 """Learning from the rows' own answers (SFT, DPO, KTO): a run, and one step of it, top to bottom."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,13 +10,13 @@ from tiercel.data.order import RowOrder
 from tiercel.models.layers.experts import METRICS
 from tiercel.packing.examples import all_items
 from tiercel.runs.directory import RunDirectory
+from tiercel.training.finished_step import FinishedStep
 from tiercel.training.grpo.minibatches import grouped_by_rank
 from tiercel.training.kept_batches import kept_plan
 from tiercel.training.metrics import memory_metrics, utilisation_metrics
 from tiercel.training.offline.heldout_loss import heldout_loss
 from tiercel.training.offline.objectives import Objective, objective_of
 from tiercel.training.offline.precomputed import Precomputed, precomputed
-from tiercel.training.schedule import prepare_update
 from tiercel.training.session import Session, open_session
 from tiercel.training.step import Step
 from tiercel.training.step_rows import StepRows
@@ -25,6 +26,12 @@ from tiercel.training.update import NO_UPDATE, example_update
 
 def train(recipe: OfflineRecipe, run: RunDirectory) -> None:
     """Run the recipe from the newest valid checkpoint, or from the start, to its end."""
+    for _ in steps(recipe, run):
+        pass
+
+
+def steps(recipe: OfflineRecipe, run: RunDirectory) -> Iterator[FinishedStep]:
+    """Do the same, and yield each step once it is recorded, before it is saved."""
     with open_session(recipe, run) as session:
         if session.is_over:
             return
@@ -47,6 +54,8 @@ def train(recipe: OfflineRecipe, run: RunDirectory) -> None:
             for step in rows.steps():
                 with session.profiled(step):
                     one_step(loop, step)
+                yield session.finished(step)
+                session.save_step(step, trainer, state=objective.state)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,10 +84,10 @@ class OfflineLoop:
 
 
 def one_step(loop: OfflineLoop, step: Step) -> None:
-    """Learn from the step's examples, record; evaluate and save where that is due."""
+    """Learn from the step's examples, evaluate where that is due; record."""
     recipe, session, trainer, objective = loop.recipe, loop.session, loop.trainer, loop.objective
     with step.phase("learn"):
-        rate = prepare_update(trainer, recipe, step.number, session.length.steps)
+        rate = session.prepare_update(trainer, step)
         made = grouped_by_rank(trainer, step.prompts, recipe)
         plan = objective.plan(trainer, made, loop.reference.of(made, loop.order))
         attempted, kept = partial(example_update, trainer, objective, plan), partial(kept_plan, plan, objective.state)
@@ -100,4 +109,4 @@ def one_step(loop: OfflineLoop, step: Step) -> None:
     }
     if session.is_evaluated_after(step):
         step.row |= loop.evaluated(step.updates)
-    session.close_step(step, trainer, state=objective.state)
+    session.record_step(step)
