@@ -28,6 +28,7 @@ LAYERS = (
     {"trackers", "web.view"},
     {"training"},
     {"trained"},
+    {"api"},
     {"demo"},
     {"cli"},
     {"__main__"},

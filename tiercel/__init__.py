@@ -1,3 +1,43 @@
-"""tiercel: LoRA fine-tuning and GRPO of vision-language models; each image and each prompt is computed once."""
+"""tiercel trains vision-language models after pretraining; each image and each prompt is computed once.
+
+import tiercel as tc
+
+run = tc.grpo(model="Qwen/Qwen2.5-VL-3B-Instruct", data=rows, rewards=[right, "format"], lora={"rank": 64},
+              steps=200, output="runs/x")
+tc.load(run).generate("Where is the cup?", images=["a.png"]).text
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tiercel.api.model import evaluate as evaluate
+    from tiercel.api.model import load as load
+    from tiercel.api.recipe import Recipe as Recipe
+    from tiercel.api.run import Run as Run
+    from tiercel.api.verbs import distill as distill
+    from tiercel.api.verbs import dpo as dpo
+    from tiercel.api.verbs import grpo as grpo
+    from tiercel.api.verbs import kto as kto
+    from tiercel.api.verbs import reward as reward
+    from tiercel.api.verbs import sft as sft
 
 __version__ = "0.1.0"
+__all__ = ["Recipe", "Run", "distill", "dpo", "evaluate", "grpo", "kto", "load", "reward", "sft"]
+_HOMES = {
+    **dict.fromkeys(("distill", "dpo", "grpo", "kto", "reward", "sft"), "verbs"),
+    **dict.fromkeys(("evaluate", "load"), "model"),
+    "Recipe": "recipe",
+    "Run": "run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a function when it is first used, so that `import tiercel` loads no torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tiercel' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(f"tiercel.api.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -15,6 +15,10 @@ class TiercelError(ValueError):
 
     exit_code = EXIT_USER
 
+    def _render_traceback_(self) -> list[str]:
+        """Show the message alone in a notebook, which asks for this."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 ANY_RECIPE = "recipe"
 

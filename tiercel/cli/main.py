@@ -24,7 +24,6 @@ from tiercel.errors import ANY_RECIPE, EXIT_DONE, ElsewhereError, RecipeError, T
 from tiercel.messages import translated
 from tiercel.reliability.privacy import keep_private
 from tiercel.reliability.redaction import redact, redact_tracebacks
-from tiercel.rewards.external import ByCall
 from tiercel.runs.progress import waiting
 from tiercel.secret_names import harmless_words
 from tiercel.training.watching import watched
@@ -76,19 +75,12 @@ def run_command(arguments: argparse.Namespace, given: Sequence[str]) -> None:
     words."""
     command = COMMANDS[arguments.command]
     recipe = command.read(arguments) if command.read else None
-    if arguments.command == "view" or (recipe is not None and _runs_user_code(recipe)):
+    if arguments.command == "view" or (recipe is not None and recipe.runs_user_code):
         keep_private()  # before anything is forked
     if command.is_watched and recipe is not None:
         _run_watched(command, recipe, arguments, given)
     else:
         _imported(command, recipe, arguments).run(recipe, arguments)
-
-
-def _runs_user_code(recipe: Recipe) -> bool:
-    """Tell whether processes run code of the user's: rewards, an environment or tools."""
-    rollout = getattr(recipe, "rollout", None)
-    is_told = rollout is not None and rollout.has_turns
-    return is_told or any(isinstance(reward, ByCall) for reward in getattr(recipe, "rewards", ()))
 
 
 def _run_watched(command: Command, recipe: Recipe, arguments: argparse.Namespace, given: Sequence[str]) -> None:

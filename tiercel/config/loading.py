@@ -16,7 +16,7 @@ from tiercel.config.keys import OWN_SECTIONS, RECIPES, declared_name, named, sec
 from tiercel.config.problems import dotted, location_of, schema_problems
 from tiercel.config.schema import GrpoRecipe, Kind, Recipe, SftRecipe
 from tiercel.config.yaml_text import LARGEST_TEXT, YamlProblem, parse, render
-from tiercel.errors import RecipeError
+from tiercel.errors import ANY_RECIPE, RecipeError
 from tiercel.rewards.all import without_nulls
 from tiercel.sections import Keys, Problem, RuleError, shown
 
@@ -65,6 +65,14 @@ def load_recipe(kind: Kind, path: RecipePath, overrides: Sequence[str] = (), *, 
         RecipeError: with one line for every problem of file, overrides, schema, rules and paths.
     """
     tree, lines = _read(path, overrides)
+    return recipe_of_tree(kind, tree, str(path), lines, check_paths=check_paths)
+
+
+def recipe_of_tree(
+    kind: Kind, tree: dict[str, Any], source: str = ANY_RECIPE, lines: Sequence[str] = (), *, check_paths: bool = True
+) -> Recipe:
+    """Make a recipe of plain data, and judge it whole, as `load_recipe` does. `lines`: problems that are known already.
+    Raises RecipeError."""
     tree, problems = _without_other_kind(tree, kind)
     recipe, found = _judge(tree, kind)
     problems += found
@@ -73,9 +81,9 @@ def load_recipe(kind: Kind, path: RecipePath, overrides: Sequence[str] = (), *, 
         problems += [problem for problem in path_problems(tree) if problem.key not in told]
         if recipe is not None and not problems:
             problems += deepspeed_problems(recipe)
-    lines += [problem.line for problem in problems]
+    lines = [*lines, *(problem.line for problem in problems)]
     if lines or recipe is None:
-        raise RecipeError(list(dict.fromkeys(lines)), str(path))
+        raise RecipeError(list(dict.fromkeys(lines)), source)
     return recipe
 
 
@@ -100,10 +108,17 @@ def detect_kind(path: RecipePath, overrides: Sequence[str] = ()) -> Kind:
     Raises:
         RecipeError: the file cannot be read, or an override is malformed.
     """
+    tree = read_tree(path, overrides)
+    return next((kind for kind, own in OWN_SECTIONS.items() if any(section in tree for section in own)), "sft")
+
+
+def read_tree(path: RecipePath, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Read a recipe as plain data, without judging it. Raises RecipeError if the file cannot be read, or if an override
+    is malformed."""
     tree, lines = _read(path, overrides)
     if lines:
         raise RecipeError(lines, str(path))
-    return next((kind for kind, own in OWN_SECTIONS.items() if any(section in tree for section in own)), "sft")
+    return tree
 
 
 def recipe_to_yaml(recipe: Recipe) -> str:

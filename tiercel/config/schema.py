@@ -17,6 +17,7 @@ from tiercel.config.rollout import Rollout
 from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind, StrategyName
 from tiercel.rewards.all import RewardByName
 from tiercel.rewards.base import RewardEntry
+from tiercel.rewards.external import ByCall
 from tiercel.sections import (
     Fraction,
     NonNegativeFloat,
@@ -273,6 +274,11 @@ class BaseRecipe(Section):
         return self.needs_reference
 
     @property
+    def runs_user_code(self) -> bool:
+        """Tell whether processes run code of the user's: rewards, an environment or tools."""
+        return False
+
+    @property
     def taught_by(self) -> Teacher | None:
         """Return the teacher's section, where the loss has a term of one."""
         return None
@@ -352,6 +358,11 @@ class GrpoRecipe(BaseRecipe):
     def needs_reference(self) -> bool:
         """Tell whether there is a KL penalty."""
         return self.algorithm.kl.coef > 0
+
+    @property
+    def runs_user_code(self) -> bool:
+        """Tell whether a reward, an environment or tools are the user's."""
+        return self.rollout.has_turns or any(isinstance(reward, ByCall) for reward in self.rewards)
 
     @property
     def learns_from_rewards(self) -> bool:

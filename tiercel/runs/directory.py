@@ -51,7 +51,8 @@ WITHOUT_LOCKS = (
 FOLDERS = ("rollouts", "evaluations", "tokens", "images", "checkpoints")  # which each run has
 STEP_FILE = re.compile(r"step-([0-9]{6,12})\.jsonl")
 # Files that a run may leave where it ends before it has written config.yaml.
-BEGUN, SIGNS = (LOCK, "config.yaml.tmp", "stall", "log.txt", HEARTBEATS), ".signs-"
+GIVEN = "given"  # what Python gave in memory: rows, pictures and functions
+BEGUN, SIGNS = (LOCK, "config.yaml.tmp", "stall", "log.txt", HEARTBEATS, GIVEN), ".signs-"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -113,7 +114,8 @@ class StopRequest:
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> "StopRequest":
-        for number in (signal.SIGTERM, signal.SIGINT):
+        is_main = threading.current_thread() is threading.main_thread()  # only this one may ask for signals
+        for number in (signal.SIGTERM, signal.SIGINT) if is_main else ():
             self._before[number] = signal.signal(number, self._handle)
         return self
 

@@ -53,7 +53,7 @@ def with_weights(recipe: Recipe, trained: Trained) -> Recipe:
 def _found(run: Path, recipe: BaseRecipe, choice: CheckpointChoice) -> FoundCheckpoint:
     folder = run / "checkpoints"
     if choice.is_best:
-        metric, step, value = _best(run, recipe)
+        metric, step, value = best_checkpoint(run, recipe)
         print(f"the best of the checkpoints is that of step {step}: {metric} {value:.4f}", file=sys.stderr)
         return of_step(folder, step)
     if choice.step is not None:
@@ -64,7 +64,7 @@ def _found(run: Path, recipe: BaseRecipe, choice: CheckpointChoice) -> FoundChec
     return found
 
 
-def _best(run: Path, recipe: BaseRecipe) -> tuple[str, int, float]:
+def best_checkpoint(run: Path, recipe: BaseRecipe) -> tuple[str, int, float]:
     """Return the metric, the step and the value of the best evaluation of which there is a checkpoint, the earliest
     among equals. The metric is that of train.keep_best, or the first that was recorded. Raises RunError."""
     steps = {step for step, _ in list_checkpoints(run / "checkpoints")}

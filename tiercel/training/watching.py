@@ -1,7 +1,7 @@
 """The watch over a command that trains or evaluates, from before its heavy imports to its end. Imports no torch."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,17 +18,20 @@ DOWNLOAD_SECONDS = 86400.0  # it shows its own progress, and may take hours
 
 
 @contextmanager
-def watched(recipe: BaseRecipe, command: str) -> Iterator[Heartbeat]:
+def watched(recipe: BaseRecipe, command: str, end: Callable[[int], None] | None = None) -> Iterator[Heartbeat]:
     """Ends this process, with exit code 4, where it makes no progress, or another rank does not; `command` names the
-    ranks that belong together. Yields what the process is to say of its progress."""
+    ranks that belong together, and `end` is called in place of ending the process. Yields what the process is to say of
+    its progress."""
 
-    def end(code: int) -> None:
+    def end_process(code: int) -> None:
         note_code(code)
         os._exit(code)
 
     heartbeat = Heartbeat(int(os.environ.get("RANK", "0")))
     files = SignFiles(_directory(recipe, command), int(os.environ.get("WORLD_SIZE", "1")))
-    with Watchdog(heartbeat, Path(recipe.output), files, phase_limits(recipe), age=process_age(), end=end):
+    with Watchdog(
+        heartbeat, Path(recipe.output), files, phase_limits(recipe), age=process_age(), end=end or end_process
+    ):
         yield heartbeat
 
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 from tiercel.config.schema import Reliability
 from tiercel.rewards.base import RewardEntry
 from tiercel.rewards.external import ByCall, ByJudge, ByModel, Math
+from tiercel.rewards.runtime.here import PREFIX, HereReward
 from tiercel.rewards.runtime.judge import JudgeReward
 from tiercel.rewards.runtime.user import UserReward
 from tiercel.samples import RewardValue, Sample
@@ -57,8 +58,14 @@ def _by_model(reward: ByModel, reliability: Reliability) -> BatchReward:
     return ModelReward(reward)
 
 
+def _by_call(reward: ByCall, limits: Reliability) -> BatchReward:
+    if reward.call.startswith(PREFIX):
+        return HereReward(reward.call, limits)
+    return UserReward(reward.call, limits, variables=reward.env or ())
+
+
 STARTERS: dict[type[RewardEntry], Callable[[Any, Reliability], BatchReward]] = {
-    ByCall: lambda reward, limits: UserReward(reward.call, limits, variables=reward.env or ()),
+    ByCall: _by_call,
     Math: lambda reward, limits: WithTruth(UserReward("tiercel.rewards.runtime.mathematics:score", limits), reward),
     ByJudge: JudgeReward,
     ByModel: _by_model,

@@ -3,6 +3,8 @@
 - tiercel's own: it takes a sample, or with `batched = True` a list of them, and is left as it is;
 - TRL's: a function with a parameter `completions`, called by keyword with `prompts` and every column of the rows, each
   a list with an entry for every completion; VLM-R1's are such, too;
+- by name: a function with a parameter `completion`, called for each completion with what it has parameters for, such as
+  f(completion, answer): the names of a Sample, and the columns of the row;
 - ms-swift's: a class, or an object of one, whose `__call__` has that parameter.
 
 Loaded in the process of a reward; imports nothing heavy.
@@ -17,6 +19,7 @@ from typing import Any
 
 from tiercel.samples import Sample, SampleImage
 
+SAMPLE_NAMES = ("id", "prompt", "completion", "answer", "token_count", "is_truncated", "messages", "coordinate_space")
 STOOD_IN = ("ORM", "AsyncORM", "orms")  # of swift.plugin and swift.rewards
 
 
@@ -33,7 +36,9 @@ def as_reward(found: Any) -> Callable[..., Any]:
     if getattr(found, "batched", False):
         return found
     is_of_class = inspect.isfunction(getattr(type(found), "__call__", None))  # noqa: B004
-    if not _takes_completions(found):
+    if _takes(found, "completion"):
+        return _by_name(found)
+    if not _takes(found, "completions"):
         return found.__call__ if is_of_class else found  # the method tells whether it is async
     return _of_lists(found, is_conversational=getattr(found, "conversational", not is_of_class))
 
@@ -45,11 +50,33 @@ def _made(found: type) -> Any:
     return found()
 
 
-def _takes_completions(found: Callable[..., Any]) -> bool:
+def _takes(found: Callable[..., Any], name: str) -> bool:
+    """Tell whether a function is called by the names of its parameters, `name` among them."""
     parameters = _parameters(found)
     kinds = [parameter.kind for parameter in parameters.values()]
     is_of_samples = next(iter(parameters), None) in ("sample", "samples")
-    return ("completions" in parameters and not is_of_samples) or kinds == [inspect.Parameter.VAR_KEYWORD]
+    takes_all = name == "completions" and kinds == [inspect.Parameter.VAR_KEYWORD]
+    return (name in parameters and not is_of_samples) or takes_all
+
+
+def _by_name(found: Callable[..., Any]) -> Callable[[Sample], Any]:
+    """Wrap a function that takes parts of a sample by name as a function of samples."""
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in _parameters(found).values())
+    names = [each.name for each in _named(found)]
+    needed = [each.name for each in _named(found) if each.default is each.empty]
+
+    def score(sample: Sample) -> Any:
+        own = {name: getattr(sample, name) for name in SAMPLE_NAMES}
+        values = {**sample.columns, **own, "images": Pictures(sample.images)}
+        if missing := [name for name in needed if name not in values]:
+            there = ", ".join(values)
+            raise TypeError(f"it takes {', '.join(missing)}, which the row does not have; there are {there}")
+        return found(**{name: value for name, value in values.items() if takes_all or name in names})
+
+    async def score_async(sample: Sample) -> Any:
+        return await score(sample)
+
+    return score_async if inspect.iscoroutinefunction(found) else score
 
 
 def _parameters(found: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

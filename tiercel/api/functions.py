@@ -1,0 +1,116 @@
+"""The source of a function that was defined in a session or a notebook, as a file that stands alone."""
+
+import ast
+import builtins
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+PLAIN = (bool, int, float, str, bytes, type(None))
+
+
+def named_function(function: Callable[..., Any]) -> str | None:
+    """Return `package.module:function` or `file.py:function` of a function of an imported module; None for one of the
+    session itself, or one that has no name there."""
+    name, module = getattr(function, "__name__", ""), sys.modules.get(getattr(function, "__module__", None) or "")
+    if module is None or module.__name__ == "__main__" or getattr(module, name, None) is not function:
+        return None
+    if module.__spec__ is not None and "." in module.__name__:
+        return f"{module.__name__}:{name}"
+    file = getattr(module, "__file__", None)
+    return f"{Path(file).absolute()}:{name}" if file is not None and file.endswith(".py") else None
+
+
+def written_function(function: Callable[..., Any]) -> tuple[str | None, str]:
+    """Return the text of a file that defines a function, with the imports, constants, functions and classes of its
+    module that it uses; else None and the reason."""
+    parts: dict[str, str] = {}
+    try:
+        _collect(function, parts)
+    except _CannotStandAlone as error:
+        return None, str(error)
+    imports = sorted(text for text in parts.values() if text.startswith(("import ", "from ")))
+    others = [text for text in parts.values() if not text.startswith(("import ", "from "))]
+    return "\n".join(imports) + "\n\n" * bool(imports) + "\n\n".join(others), ""
+
+
+class _CannotStandAlone(ValueError):
+    """The reason why a function cannot be written to a file."""
+
+
+def _collect(function: Any, parts: dict[str, str]) -> None:
+    """Add the source of a function or class to `parts`, after what it uses, by name."""
+    name = getattr(function, "__name__", None)
+    if name is None:
+        raise _CannotStandAlone(f"it is a {type(function).__name__}, which has no source of its own")
+    if inspect.ismethod(function):
+        raise _CannotStandAlone(f"it is a method of a {type(function.__self__).__name__}")
+    if name == "<lambda>":
+        raise _CannotStandAlone("it is a lambda, which has no name")
+    if getattr(function, "__closure__", None):
+        raise _CannotStandAlone(
+            f"it uses variables of the function around it ({', '.join(function.__code__.co_freevars)})"
+        )
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError) as error:
+        raise _CannotStandAlone("its source cannot be found") from error
+    scope = _scope_of(function)
+    parts.setdefault(name, "")  # one that calls itself
+    for used in _names_used(source):
+        if used in parts or hasattr(builtins, used) or used not in scope:
+            continue  # what is not there is found missing when it is called, as in the session
+        _collect_value(used, scope[used], parts)
+    del parts[name]
+    parts[name] = source
+
+
+def _collect_value(name: str, value: Any, parts: dict[str, str]) -> None:
+    if isinstance(value, ModuleType):
+        parts[name] = f"import {value.__name__} as {name}" if value.__name__ != name else f"import {name}"
+    elif isinstance(value, PLAIN) or (isinstance(value, list | tuple | dict | set | frozenset) and _is_plain(value)):
+        parts[name] = f"{name} = {value!r}\n"
+    elif inspect.isfunction(value) or inspect.isclass(value):
+        if value.__module__ == "__main__":
+            _collect(value, parts)
+        else:
+            alias = "" if value.__name__ == name else f" as {name}"
+            parts[name] = f"from {value.__module__} import {value.__name__}{alias}"
+    elif inspect.isbuiltin(value) and value.__module__:
+        parts[name] = f"from {value.__module__} import {value.__name__} as {name}"
+    elif type(value).__module__ == "re":
+        parts["re"] = "import re"
+        parts[name] = f"{name} = re.compile({value.pattern!r}, {int(value.flags)})\n"
+    else:
+        raise _CannotStandAlone(
+            f"it uses {name}, a {type(value).__name__} of this session, which cannot be written down"
+        )
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, PLAIN):
+        return True
+    if isinstance(value, dict):
+        return all(_is_plain(key) and _is_plain(each) for key, each in value.items())
+    return isinstance(value, list | tuple | set | frozenset) and all(map(_is_plain, value))
+
+
+def _scope_of(function: Any) -> Mapping[str, Any]:
+    """Return the names of the module that defines a function or class."""
+    if hasattr(function, "__globals__"):
+        return function.__globals__
+    methods = [each for each in vars(function).values() if inspect.isfunction(each)]
+    return methods[0].__globals__ if methods else {}
+
+
+def _names_used(source: str) -> Iterator[str]:
+    """Yield each name that a piece of source reads, in order, decorators and annotations among them."""
+    seen: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in seen:
+            seen.add(node.id)
+            yield node.id

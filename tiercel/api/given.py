@@ -1,0 +1,108 @@
+"""What is given in memory, written into the run directory: rows with their pictures, and functions. The recipe then
+names files, so that `tiercel check` and a resume from the command line find what Python gave."""
+
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tiercel.api.functions import named_function, written_function
+from tiercel.errors import DataError, RecipeError
+from tiercel.rewards.runtime.here import call_here
+from tiercel.runs.directory import GIVEN
+from tiercel.runs.files import write_atomically
+
+MEDIA = ("image", "images", "video", "videos")  # columns whose texts are files
+
+
+def is_rows(value: Any) -> bool:
+    """Tell whether a value is rows rather than a path or a section of the recipe."""
+    return isinstance(value, Iterable) and not isinstance(value, str | Path | Mapping)
+
+
+def write_rows(rows: Iterable[Any], output: Path) -> str:
+    """Write rows as JSON lines, and their pictures beside them, and return the file. Its name is a hash of what it
+    holds, so that equal rows give the same recipe. Raises DataError for a row that is not a mapping, or that holds what
+    JSON cannot."""
+    folder = output / GIVEN
+    folder.mkdir(parents=True, exist_ok=True)
+    digest, part = hashlib.sha256(), folder / "rows.tmp"
+    with part.open("wb") as file:
+        for number, row in enumerate(rows, start=1):
+            line = (_line(row, number, folder) + "\n").encode()
+            digest.update(line)
+            file.write(line)
+    path = folder / f"rows-{digest.hexdigest()[:16]}.jsonl"
+    part.replace(path)
+    return str(path)
+
+
+def _line(row: Any, number: int, folder: Path) -> str:
+    if not isinstance(row, Mapping):
+        raise DataError(f"data: row {number} is a {type(row).__name__}; each row must be a dict of its columns")
+    try:
+        return json.dumps({name: _plain(value, name, folder) for name, value in row.items()}, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"data: row {number} cannot be written as JSON: {error}") from error
+
+
+def _plain(value: Any, column: str, folder: Path) -> Any:
+    """Return a value as JSON has it. Pictures become files; files of media become absolute paths."""
+    if hasattr(value, "tobytes") and hasattr(value, "save"):  # a Pillow image
+        return _saved(_png(value), folder)
+    if isinstance(value, Mapping):
+        if isinstance(data := value.get("bytes"), bytes):  # as `datasets` holds a picture that it has not decoded
+            return _saved(data, folder)
+        return {name: _plain(each, column, folder) for name, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_plain(each, column, folder) for each in value]
+    if isinstance(value, Path) or (isinstance(value, str) and column in MEDIA and "://" not in value[:10]):
+        return str(Path(value).absolute()) if Path(value).is_file() else str(value)
+    return value.tolist() if hasattr(value, "tolist") else value  # numbers and arrays of numpy
+
+
+def _png(image: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", compress_level=1)
+    return buffer.getvalue()
+
+
+def _saved(data: bytes, folder: Path) -> str:
+    path = folder / "images" / hashlib.sha256(data).hexdigest()
+    if not path.is_file():
+        path.parent.mkdir(exist_ok=True)
+        part = path.with_suffix(".tmp")
+        part.write_bytes(data)
+        part.replace(path)
+    return str(path.absolute())
+
+
+def write_functions(tree: Any, output: Path, *, may_run_here: bool = False) -> Any:
+    """Return a recipe's plain data with each function as the text that names it: of its own module, or of the file that
+    it is written to. `may_run_here`: one that cannot be written, such as a method of an object, is called in this
+    process. Raises RecipeError for one that can neither be named nor called here."""
+    if isinstance(tree, Mapping):
+        return {
+            name: write_functions(value, output, may_run_here=may_run_here or name == "rewards")
+            for name, value in tree.items()
+        }
+    if isinstance(tree, list | tuple):
+        return [write_functions(value, output, may_run_here=may_run_here) for value in tree]
+    if not callable(tree):
+        return tree
+    if (call := named_function(tree)) is not None:
+        return call
+    name = getattr(tree, "__name__", type(tree).__name__)
+    source, reason = written_function(tree)
+    if source is not None:
+        folder = output / GIVEN
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{name}-{hashlib.sha256(source.encode()).hexdigest()[:12]}.py"
+        if not path.is_file():
+            write_atomically(path, source)
+        return f"{path}:{name}"
+    if may_run_here:
+        return call_here(tree, name)
+    raise RecipeError([f'{name}: {reason}; put it into a file, and pass "file.py:{name}"'])

@@ -1,0 +1,129 @@
+"""A model that answers, from Python."""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tiercel.api.given import is_rows, write_rows
+from tiercel.api.run import Run
+from tiercel.config import Recipe as AnyRecipe
+from tiercel.config import RewardRecipe, SftRecipe
+from tiercel.config.schema import Data, Model, Train
+from tiercel.distributed.ranks import ALONE
+from tiercel.errors import DataError, RecipeError, RunError
+from tiercel.models.policy import load_for_inference, load_start
+from tiercel.runs.recipe import is_run
+from tiercel.trained.generate import Generator, as_message, in_words, load_generator
+from tiercel.trained.scores import HeldoutScore, ModelToScore, score
+from tiercel.trained.weights import CheckpointChoice, trained_weights, with_weights
+from tiercel.types import Completion, ImageSource, Message
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model wrote. `completions`: all of them; `text` is the first."""
+
+    completions: tuple[Completion, ...]
+
+    @property
+    def text(self) -> str:
+        return in_words(self.completions[0])
+
+    @property
+    def texts(self) -> list[str]:
+        return [in_words(completion) for completion in self.completions]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is loaded, with the prompt of its run; `tc.load` makes one."""
+
+    generator: Generator
+
+    def generate(
+        self,
+        prompt: str | Sequence[Mapping[str, str]],
+        images: Sequence[Any] = (),
+        *,
+        max_new_tokens: int = 256,
+        temperature: float = 0.0,
+        count: int = 1,
+        seed: int = 0,
+    ) -> Answer:
+        """Complete a prompt: a text, or turns with `role` and `content`. `images`: paths or Pillow images; `<image>`
+        marks their places, else they come first. Greedy at temperature 0; above it, `count` completions are drawn.
+        Raises DataError for pictures that do not fit the marks."""
+        if count > 1 and temperature <= 0:
+            raise DataError("count: several completions need a temperature above 0, or all would be the same")
+        sources = [_source(image) for image in images]
+        turns = [as_message(prompt, len(images))] if isinstance(prompt, str) else [_turn(each) for each in prompt]
+        found = self.generator.complete(
+            turns, sources, count=count, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed
+        )
+        return Answer(found)
+
+
+def load(source: Run | str | Path, *, adapter: str | Path | None = None, checkpoint: int | None = None,
+         best: bool = False) -> LoadedModel:  # fmt: skip
+    """Load what a run has trained, by default at its newest checkpoint; or a model's directory or hub id, with an
+    adapter. Raises RunError or ModelError if that cannot be loaded."""
+    run = _run_of(source)
+    if run is None:
+        return LoadedModel(load_generator(_recipe_of_model(str(source)), None if adapter is None else Path(adapter)))
+    recipe = run.recipe
+    if isinstance(recipe, RewardRecipe):
+        raise RunError(f"{run.path} trained a reward model, which writes nothing; use it as the reward `model`")
+    trained = trained_weights(run.path, recipe, CheckpointChoice(step=checkpoint, is_best=best))
+    return LoadedModel(load_generator(with_weights(recipe, trained), trained.adapter))
+
+
+def evaluate(source: Run | str | Path, rows: Any = None, *, checkpoint: int | None = None, best: bool = False,
+             before: bool = False) -> HeldoutScore:  # fmt: skip
+    """Score a run on held-out rows, by default its own data.eval, with the prompt and rewards of its training.
+
+    `before` scores the model that it started from. `.score` is the accuracy, else the mean reward, else the loss.
+    Raises RecipeError if there are no held-out rows.
+    """
+    run = _run_of(source)
+    if run is None:
+        raise RunError(f"{source} is not a run; `tiercel eval RECIPE` scores a model by a recipe")
+    recipe = run.recipe
+    if rows is not None:
+        held = write_rows(rows, run.path) if is_rows(rows) else str(rows)
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"eval": held})})
+    if recipe.data.eval is None:
+        raise RecipeError([f"{run.path}: data.eval names no held-out rows; pass some"])
+    if before:
+        return score(recipe, ModelToScore(path=recipe.model.path, load=load_start), ALONE)
+    trained = trained_weights(run.path, recipe, CheckpointChoice(step=checkpoint, is_best=best))
+
+    def loaded(chosen: AnyRecipe, device: Any) -> Any:
+        return load_for_inference(chosen, device, trained.adapter)
+
+    return score(recipe, ModelToScore(path=trained.model, load=loaded, state=trained.state), ALONE)
+
+
+def _run_of(source: Run | str | Path) -> Run | None:
+    if isinstance(source, Run):
+        return source
+    return Run(source) if is_run(Path(source)) else None
+
+
+def _recipe_of_model(path: str) -> SftRecipe:
+    """Make a recipe that has only the model."""
+    return SftRecipe(model=Model(path=path), data=Data(train="-"), train=Train(steps=1), output="-")
+
+
+def _source(image: Any) -> ImageSource:
+    """Return a picture as a row holds it."""
+    if isinstance(image, str | Path):
+        return ImageSource(path=str(Path(image).absolute()))
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return ImageSource(data=buffer.getvalue())
+
+
+def _turn(turn: Mapping[str, str]) -> Message:
+    return Message(role=turn["role"], content=turn["content"])  # type: ignore[arg-type]

@@ -1,0 +1,141 @@
+"""A recipe from Python: the arguments of a function, put into the plain data that a file would hold."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from tiercel.api.given import is_rows, write_functions, write_rows
+from tiercel.config import BaseRecipe, Kind, recipe_to_yaml
+from tiercel.config.keys import RECIPES
+from tiercel.config.loading import Recipe as AnyRecipe
+from tiercel.config.loading import read_tree, recipe_of_tree
+from tiercel.errors import RecipeError
+from tiercel.runs.adapters import starting_adapter
+from tiercel.writing import write_text
+
+PathText = str | PathLike[str]
+SHORT = {"steps": "train.steps", "lr": "optim.lr", "seed": "train.seed", "eval": "data.eval"}  # for keys of sections
+NAMED = {"model": "path", "data": "train"}  # what a section is that is given as a plain value
+ROWS = ("train", "eval")  # of the section `data`
+STAND_IN = "given.py:function"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A recipe as plain data: `Recipe.from_file("grpo.yaml")`, or `Recipe({"model": {"path": ...}, ...})`. It may hold
+    rows and functions; the functions that train write them into the run directory."""
+
+    tree: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_file(cls, path: PathText) -> "Recipe":
+        """Read a YAML file. Raises RecipeError if it cannot be read."""
+        return cls(read_tree(path))
+
+    def to_file(self, path: PathText) -> None:
+        """Write the recipe as YAML, which the command line reads. Raises RecipeError if it holds rows or functions,
+        which only a run's own config.yaml names."""
+        import yaml
+
+        if holding := sorted(_held(self.tree)):
+            raise RecipeError([f"{holding[0]}: holds what is in memory; a run writes it down, in its config.yaml"])
+        write_text(Path(path), yaml.safe_dump(dict(self.tree), sort_keys=False, allow_unicode=True))
+
+    def changed(self, **keys: Any) -> "Recipe":
+        """Return the recipe with arguments put in, as the functions that train take them. None leaves a key as it is;
+        a mapping changes the keys of a section that it has."""
+        tree = dict(self.tree)
+        for name, value in keys.items():
+            if value is None:
+                continue
+            section, _, leaf = SHORT.get(name, name).partition(".")
+            if leaf:
+                value = {leaf: value}
+            elif section in NAMED and not (isinstance(value, Mapping) and not _is_row(value)):
+                value = {NAMED[section]: value}
+            before = tree.get(section)
+            tree[section] = {**before, **value} if isinstance(before, Mapping) and isinstance(value, Mapping) else value
+        return Recipe(tree)
+
+    def judged(self, kind: Kind) -> AnyRecipe:
+        """Judge the recipe whole, then write what is in memory into the run directory that it names. Returns what the
+        command line would have read. Raises RecipeError with every problem."""
+        plain = {name: _plain(value) for name, value in self.tree.items()}
+        recipe_of_tree(kind, _with_stand_ins(plain), check_paths=False)
+        output = Path(plain["output"])
+        data = {
+            name: write_rows(value, output) if name in ROWS and is_rows(value) else value
+            for name, value in plain["data"].items()
+        }
+        return starting_adapter(recipe_of_tree(kind, write_functions({**plain, "data": data}, output)))
+
+
+def _plain(value: Any) -> Any:
+    """Return a section of tiercel's own as a mapping, a path as text, an entry of rewards as a mapping."""
+    if isinstance(value, PathLike):
+        return str(value)
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    return value
+
+
+def reward_entries(rewards: Iterable[Any] | None) -> list[Any] | None:
+    """Return the entries of a recipe's rewards: a name is a built-in, or your own as "file.py:function"; a function is
+    your own; (reward, weight) gives it a weight."""
+    if rewards is None:
+        return None
+    given = [rewards] if callable(rewards) or isinstance(rewards, str | Mapping) else rewards
+    return [_entry(each) for each in given]
+
+
+def _entry(reward: Any) -> dict[str, Any]:
+    if isinstance(reward, tuple) and len(reward) == 2:
+        return {**_entry(reward[0]), "weight": reward[1]}
+    if isinstance(reward, Mapping):
+        return dict(reward)
+    if isinstance(reward, str):
+        return {"call" if ":" in reward else "name": reward}
+    return {"call": reward}
+
+
+def _is_row(value: Mapping[str, Any]) -> bool:
+    """Tell whether a mapping given as `data` is no section: it has none of a section's keys."""
+    return "train" not in value and "path" not in value and bool(value.keys() & {"messages", "prompt", "images"})
+
+
+def _with_stand_ins(tree: Any) -> Any:
+    """Copy plain data with a text for what is in memory, so that the rest can be judged before anything is written."""
+    if isinstance(tree, Mapping):
+        return {
+            name: "given.jsonl" if name in ROWS and is_rows(value) else _with_stand_ins(value)
+            for name, value in tree.items()
+        }
+    if isinstance(tree, list | tuple):
+        return [_with_stand_ins(value) for value in tree]
+    return STAND_IN if callable(tree) else tree
+
+
+def _held(tree: Any, key: str = "") -> Iterable[str]:
+    """Yield the keys of what is in memory."""
+    if isinstance(tree, Mapping):
+        for name, value in tree.items():
+            inner = f"{key}.{name}" if key else name
+            if name in ROWS and key == "data" and is_rows(value):
+                yield inner
+            else:
+                yield from _held(value, inner)
+    elif isinstance(tree, list | tuple):
+        for number, value in enumerate(tree):
+            yield from _held(value, f"{key}.{number}")
+    elif callable(tree):
+        yield key
+
+
+def text_of(recipe: BaseRecipe) -> str:
+    """Return the recipe as the text of a file, with the line that names its verb."""
+    assert recipe.kind in RECIPES
+    return f"# tiercel {recipe.kind}\n{recipe_to_yaml(recipe)}"  # type: ignore[arg-type]

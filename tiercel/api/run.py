@@ -1,0 +1,97 @@
+"""A run directory from Python: its metrics, its rollouts, its weights."""
+
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tiercel.config import Recipe as AnyRecipe
+from tiercel.runs.directory import read_metrics
+from tiercel.runs.recipe import load_run_recipe
+from tiercel.runs.records import GroupRecord, groups_path
+from tiercel.trained.export import export
+from tiercel.trained.weights import CheckpointChoice, best_checkpoint
+from tiercel.web.report.page import describe, render
+from tiercel.web.report.reading import group_file, read_run, steps_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Best:
+    """The checkpoint with the best evaluation: its step, and the metric and value that it is best by."""
+
+    step: int
+    metric: str
+    value: float
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run directory: what `tc.grpo` and the others return, or `tc.Run("runs/x")` of any run."""
+
+    path: Path
+
+    def __init__(self, path: str | Path):
+        object.__setattr__(self, "path", Path(path))
+
+    @property
+    def recipe(self) -> AnyRecipe:
+        """Return the recipe that the run was made with. Raises RunError if the directory is not a run."""
+        return load_run_recipe(self.path)
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the rows of metrics.jsonl, one for each step; `pandas.DataFrame(run.metrics)` is a table."""
+        return read_metrics(self.path)
+
+    @property
+    def steps(self) -> int:
+        """Count the finished steps."""
+        rows = self.metrics
+        return rows[-1]["step"] if rows else 0
+
+    def rollouts(self, step: int | None = None) -> tuple[GroupRecord, ...]:
+        """Return a step's prompts with their completions, rewards and advantages; the newest step's by default. Empty
+        for a method that samples nothing."""
+        known = steps_of(self.path / "rollouts")
+        wanted = step if step is not None else known[-1] if known else None
+        if wanted is None or wanted not in known:
+            return ()
+        return group_file(groups_path(self.path, "rollouts", wanted), wanted).groups
+
+    @property
+    def best(self) -> Best:
+        """Return the checkpoint whose evaluation was best. Raises RunError if none was evaluated."""
+        metric, step, value = best_checkpoint(self.path, self.recipe)
+        return Best(step=step, metric=metric, value=value, path=self.path / "checkpoints" / f"step-{step:06d}")
+
+    def resume(self, **keys: Any) -> "Run":
+        """Go on with the run, with changed keys such as `steps=400`."""
+        from tiercel.api import verbs
+        from tiercel.api.recipe import Recipe
+
+        recipe = self.recipe
+        train = getattr(verbs, recipe.kind)
+        return train(Recipe(_given(recipe.model_dump(mode="json"))), **keys)
+
+    def export(
+        self, target: str | Path, *, merge: bool = True, checkpoint: int | None = None, best: bool = False
+    ) -> Path:
+        """Write the merged model, or the adapter alone, to a directory, which vLLM and transformers load. Raises
+        RunError if it is not empty."""
+        choice = CheckpointChoice(step=checkpoint, is_best=best)
+        return export(self.recipe, self.path, Path(target), merge=merge, choice=choice)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}): {describe(self.path)}"
+
+    def _repr_html_(self) -> str:
+        """Show the report, with curves, pictures and completions, in a notebook."""
+        page = html.escape(render(read_run(self.path)), quote=True)
+        return f'<iframe srcdoc="{page}" style="width: 100%; height: 640px; border: 1px solid #ccc"></iframe>'
+
+
+def _given(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a whole recipe without the sections that are null."""
+    return {name: value for name, value in tree.items() if value is not None}
