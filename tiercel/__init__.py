@@ -8,19 +8,7 @@ tc.load(run).generate("Where is the cup?", images=["a.png"]).text
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tiercel.api.model import evaluate as evaluate
-    from tiercel.api.model import load as load
-    from tiercel.api.recipe import Recipe as Recipe
-    from tiercel.api.run import Run as Run
-    from tiercel.api.verbs import distill as distill
-    from tiercel.api.verbs import dpo as dpo
-    from tiercel.api.verbs import grpo as grpo
-    from tiercel.api.verbs import kto as kto
-    from tiercel.api.verbs import reward as reward
-    from tiercel.api.verbs import sft as sft
+from typing import Any
 
 __version__ = "0.1.0"
 __all__ = ["Recipe", "Run", "distill", "dpo", "evaluate", "grpo", "kto", "load", "reward", "sft"]

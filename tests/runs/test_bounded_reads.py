@@ -24,7 +24,8 @@ NO_FILE_OF_A_RUN = {
     **dict.fromkeys(("convert/tuning.py", "convert/table.py", "config/synonyms/__init__.py"), "a script, our own"),
     **dict.fromkeys(("messages/__init__.py", "demo/command.py", "demo/pairs.py", "demo/running.py"), "our own files"),
     **dict.fromkeys(
-        ("data/media/images.py", "data/readers.py", "data/media/videos.py", "pictures.py"), "rows, with own limits"
+        ("data/media/images.py", "data/readers.py", "data/media/videos.py", "image_decoding.py"),
+        "rows, with own limits",
     ),
     **dict.fromkeys(
         ("rewards/text.py", "rewards/runtime/judge.py", "rewards/runtime/model.py"), "a schema, a prompt, a template"

@@ -3,6 +3,7 @@
 import ast
 import builtins
 import inspect
+import linecache
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
@@ -55,10 +56,7 @@ def _collect(function: Any, parts: dict[str, str]) -> None:
         raise _CannotStandAlone(
             f"it uses variables of the function around it ({', '.join(function.__code__.co_freevars)})"
         )
-    try:
-        source = textwrap.dedent(inspect.getsource(function))
-    except (OSError, TypeError) as error:
-        raise _CannotStandAlone("its source cannot be found") from error
+    source = _source_of(function)
     scope = _scope_of(function)
     parts.setdefault(name, "")  # one that calls itself
     for used in _names_used(source):
@@ -84,7 +82,7 @@ def _collect_value(name: str, value: Any, parts: dict[str, str]) -> None:
         parts[name] = f"from {value.__module__} import {value.__name__} as {name}"
     elif type(value).__module__ == "re":
         parts["re"] = "import re"
-        parts[name] = f"{name} = re.compile({value.pattern!r}, {int(value.flags)})\n"
+        parts[name] = f"{name}=re.compile({value.pattern!r}, {value.flags})\n"
     else:
         raise _CannotStandAlone(
             f"it uses {name}, a {type(value).__name__} of this session, which cannot be written down"
@@ -97,6 +95,24 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, dict):
         return all(_is_plain(key) and _is_plain(each) for key, each in value.items())
     return isinstance(value, list | tuple | set | frozenset) and all(map(_is_plain, value))
+
+
+def _source_of(found: Any) -> str:
+    """Return the source of a function or class. That of a class of a notebook is found by its methods: Python looks for
+    it in the file of the module, which a notebook does not have."""
+    try:
+        if not inspect.isclass(found):
+            return textwrap.dedent(inspect.getsource(found))
+        method = next(each for each in vars(found).values() if inspect.isfunction(each)).__code__
+        lines = linecache.getlines(method.co_filename)
+        for node in ast.walk(ast.parse("".join(lines))):
+            if isinstance(node, ast.ClassDef) and node.name == found.__name__:
+                start = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+                if start <= method.co_firstlineno <= (node.end_lineno or 0):
+                    return textwrap.dedent("".join(lines[start - 1 : node.end_lineno]))
+    except (OSError, TypeError, SyntaxError, StopIteration) as error:
+        raise _CannotStandAlone("its source cannot be found") from error
+    raise _CannotStandAlone("its source cannot be found")
 
 
 def _scope_of(function: Any) -> Mapping[str, Any]:

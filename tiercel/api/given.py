@@ -10,9 +10,11 @@ from typing import Any
 
 from tiercel.api.functions import named_function, written_function
 from tiercel.errors import DataError, RecipeError
+from tiercel.regular_files import open_new
 from tiercel.rewards.runtime.here import call_here
-from tiercel.runs.directory import GIVEN
+from tiercel.runs.directory import GIVEN, require_own
 from tiercel.runs.files import write_atomically
+from tiercel.writing import writing
 
 MEDIA = ("image", "images", "video", "videos")  # columns whose texts are files
 
@@ -26,10 +28,9 @@ def write_rows(rows: Iterable[Any], output: Path) -> str:
     """Write rows as JSON lines, and their pictures beside them, and return the file. Its name is a hash of what it
     holds, so that equal rows give the same recipe. Raises DataError for a row that is not a mapping, or that holds what
     JSON cannot."""
-    folder = output / GIVEN
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _folder(output)
     digest, part = hashlib.sha256(), folder / "rows.tmp"
-    with part.open("wb") as file:
+    with writing(part), open_new(part, "wb") as file:
         for number, row in enumerate(rows, start=1):
             line = (_line(row, number, folder) + "\n").encode()
             digest.update(line)
@@ -37,6 +38,15 @@ def write_rows(rows: Iterable[Any], output: Path) -> str:
     path = folder / f"rows-{digest.hexdigest()[:16]}.jsonl"
     part.replace(path)
     return str(path)
+
+
+def _folder(output: Path) -> Path:
+    """Make the folder for what is given, inside a run's own directory. Raises RunError if that is somebody else's."""
+    require_own(output)
+    folder = output / GIVEN
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _line(row: Any, number: int, folder: Path) -> str:
@@ -74,7 +84,8 @@ def _saved(data: bytes, folder: Path) -> str:
     if not path.is_file():
         path.parent.mkdir(exist_ok=True)
         part = path.with_suffix(".tmp")
-        part.write_bytes(data)
+        with writing(path), open_new(part, "wb") as file:
+            file.write(data)
         part.replace(path)
     return str(path.absolute())
 
@@ -97,9 +108,7 @@ def write_functions(tree: Any, output: Path, *, may_run_here: bool = False) -> A
     name = getattr(tree, "__name__", type(tree).__name__)
     source, reason = written_function(tree)
     if source is not None:
-        folder = output / GIVEN
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{name}-{hashlib.sha256(source.encode()).hexdigest()[:12]}.py"
+        path = _folder(output) / f"{name}-{hashlib.sha256(source.encode()).hexdigest()[:12]}.py"
         if not path.is_file():
             write_atomically(path, source)
         return f"{path}:{name}"

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tiercel.api.recipe import Recipe
+from tiercel.api.running import train
 from tiercel.config import Recipe as AnyRecipe
 from tiercel.runs.directory import read_metrics
 from tiercel.runs.recipe import load_run_recipe
@@ -68,12 +70,9 @@ class Run:
 
     def resume(self, **keys: Any) -> "Run":
         """Go on with the run, with changed keys such as `steps=400`."""
-        from tiercel.api import verbs
-        from tiercel.api.recipe import Recipe
-
         recipe = self.recipe
-        train = getattr(verbs, recipe.kind)
-        return train(Recipe(_given(recipe.model_dump(mode="json"))), **keys)
+        train(recipe.kind, Recipe(_given(recipe.model_dump(mode="json"))), {**keys, "iterate": False})
+        return self
 
     def export(
         self, target: str | Path, *, merge: bool = True, checkpoint: int | None = None, best: bool = False

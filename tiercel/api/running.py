@@ -4,12 +4,13 @@ import ctypes
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from tiercel.api.recipe import text_of
-from tiercel.api.run import Run
-from tiercel.config import Recipe
+from tiercel.api.recipe import Recipe, reward_entries, text_of
+from tiercel.config import Kind
+from tiercel.config import Recipe as AnyRecipe
 from tiercel.errors import EXIT_DONE, EXIT_TERMINATED, RecipeError, StallError, Terminated, TrainingError
 from tiercel.reliability.privacy import keep_private
 from tiercel.rewards.external import ByCall
@@ -22,24 +23,32 @@ from tiercel.training.watching import watched
 
 OnStep = Callable[[FinishedStep], object]
 StepIterator = Iterator[FinishedStep]
+OPTIONS = ("on_step", "nproc", "iterate")  # arguments beside the keys of a recipe
 
 
-def start(recipe: Recipe, on_step: OnStep | None, nproc: int, iterate: bool) -> Run | StepIterator:
-    """Train a recipe. In a notebook Ctrl-C ends it after the step, and the Run is returned; in a script Terminated is
-    raised then."""
+def train(kind: Kind, recipe: Recipe, keys: Mapping[str, Any]) -> Path | StepIterator:
+    """Train a recipe with changed keys, and return its run directory; with `iterate` the steps. Ctrl-C ends the training
+    after the step; a script gets Terminated then, a notebook does not."""
+    options = {"on_step": None, "nproc": 1, "iterate": False} | {k: v for k, v in keys.items() if k in OPTIONS}
+    changes = {name: value for name, value in keys.items() if name not in OPTIONS}
+    if "rewards" in changes:
+        changes["rewards"] = reward_entries(changes["rewards"])
+    judged = recipe.changed(**changes).judged(kind)
+    on_step, nproc = options["on_step"], options["nproc"]
     if nproc > 1:
-        if on_step is not None or iterate:
+        if on_step is not None or options["iterate"]:
             raise RecipeError(["nproc: several ranks are processes of their own; leave on_step and iterate out"])
-        return _ranks(recipe, nproc)
-    if iterate:
-        return _steps(recipe)
-    for step in _steps(recipe):
+        _run_ranks(judged, nproc)
+        return Path(judged.output)
+    if options["iterate"]:
+        return _steps(judged)
+    for step in _steps(judged):
         if on_step is not None:
             on_step(step)
-    return Run(Path(recipe.output))
+    return Path(judged.output)
 
 
-def _steps(recipe: Recipe) -> StepIterator:
+def _steps(recipe: AnyRecipe) -> StepIterator:
     """Yield the steps of a run in this process."""
     if recipe.runs_user_code:
         keep_private()  # before anything is forked
@@ -62,7 +71,7 @@ def is_interactive() -> bool:
     return hasattr(sys, "ps1") or "ipykernel" in sys.modules
 
 
-def _ranks(recipe: Recipe, nproc: int) -> Run:
+def _run_ranks(recipe: AnyRecipe, nproc: int) -> None:
     """Train as ranks of this machine, which read the recipe from a file. Raises TrainingError if they fail."""
     if here := [each.call for each in getattr(recipe, "rewards", ()) if _is_here(each)]:
         raise RecipeError([f"nproc: {here[0].removeprefix(PREFIX)} lives in this process; put it into a file"])
@@ -79,7 +88,6 @@ def _ranks(recipe: Recipe, nproc: int) -> Run:
                 continue
     if code not in (EXIT_DONE, EXIT_TERMINATED):
         raise TrainingError(f"the ranks ended with exit code {code}; what they printed above says why")
-    return Run(Path(recipe.output))
 
 
 def _is_here(reward: object) -> bool:

@@ -3,13 +3,14 @@ and gives the run that it made."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, overload
 
 from typing_extensions import TypedDict, Unpack
 
-from tiercel.api.recipe import PathText, Recipe, reward_entries
+from tiercel.api.recipe import PathText, Recipe
 from tiercel.api.run import Run
-from tiercel.api.running import OnStep, StepIterator, start
+from tiercel.api.running import OPTIONS, OnStep, StepIterator, train
 from tiercel.config import Kind
 
 Section = Mapping[str, Any]  # keys of a section of the recipe
@@ -155,28 +156,17 @@ def reward(recipe: FileOrRecipe = None, **keys: Any) -> Run | StepIterator:
 
 
 def _train(kind: Kind, recipe: FileOrRecipe, keys: dict[str, Any]) -> Run | StepIterator:
-    on_step, nproc, iterate = keys.pop("on_step", None), keys.pop("nproc", 1), keys.pop("iterate", False)
-    if "rewards" in keys:
-        keys["rewards"] = reward_entries(keys["rewards"])
     given = recipe if isinstance(recipe, Recipe) else Recipe() if recipe is None else Recipe.from_file(recipe)
-    return start(given.changed(**keys).judged(kind), on_step, nproc, iterate)
+    found = train(kind, given, keys)
+    return Run(found) if isinstance(found, Path) else found
 
 
 def _complete(function: Callable[..., Any], keys: type) -> None:
     """Give a function a signature with its keys by name, which notebooks show and complete."""
-    names = ["recipe", *keys.__annotations__, "on_step", "nproc", "iterate"]
-    names = list(dict.fromkeys([*names[:1], *(name for base in keys.__mro__ for name in _own(base)), *names[1:]]))
-    kinds = {"recipe": inspect.Parameter.POSITIONAL_OR_KEYWORD}
-    defaults = {"nproc": 1, "iterate": False}
-    parameters = [
-        inspect.Parameter(name, kinds.get(name, inspect.Parameter.KEYWORD_ONLY), default=defaults.get(name))
-        for name in names
-    ]
-    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-
-
-def _own(base: type) -> list[str]:
-    return list(getattr(base, "__annotations__", {}))
+    names = list(keys.__annotations__)
+    own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in (*names, *OPTIONS)]
+    recipe = inspect.Parameter("recipe", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
+    function.__signature__ = inspect.Signature([recipe, *own])  # type: ignore[attr-defined]
 
 
 for _function, _keys in (

@@ -185,7 +185,7 @@ def _require_seen(path: Path) -> None:
 def _held(recipe: Recipe, path: Path) -> Iterator[tuple[Hold, tuple[str, ...], str | None]]:
     """Hold the run; give the hold, lines on what has changed since its last start, and the run's identity."""
     with writing(path, "name another `output`, or free some space there and allow writing"):
-        _require_own(path)
+        require_own(path)
         path.mkdir(parents=True, exist_ok=True)
         hold = Hold(path)
     try:
@@ -216,7 +216,7 @@ def _changed(recipe: Recipe, path: Path) -> tuple[str, ...] | None:
         raise
 
 
-def _require_own(path: Path) -> None:
+def require_own(path: Path) -> None:
     """Raise RunError where a directory is no run and cannot become one."""
     if path.exists() and not path.is_dir():
         raise RunError(f"output: {path} is a file; name a directory")

@@ -2,7 +2,7 @@
 method of an object that has a model loaded. They have no limits of memory, and none of time but a warning."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from typing import Any
 
@@ -49,7 +49,7 @@ class HereReward:
     def score(self, samples: Sequence[Sample]) -> tuple[RewardValue, ...]:
         """Return a value for each sample, in order."""
         assert self._thread is not None
-        replies: dict[int, dict[str, Any]] = {}
+        replies: dict[int, Mapping[str, Any]] = {}
         work = self._thread.submit(self._score, samples, replies)
         while True:
             try:
@@ -70,7 +70,7 @@ class HereReward:
             self._thread.shutdown()
             self._thread = None
 
-    def _score(self, samples: Sequence[Sample], replies: dict[int, dict[str, Any]]) -> None:
+    def _score(self, samples: Sequence[Sample], replies: dict[int, Mapping[str, Any]]) -> None:
         loop = asyncio.new_event_loop()
         try:
             score_batch(self._function, samples, loop, replies.__setitem__)

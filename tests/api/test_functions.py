@@ -1,0 +1,94 @@
+"""Functions of a session, as files that stand alone."""
+
+import json
+import re
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tiercel.api.functions import named_function, written_function
+
+SESSION = """
+import json
+import math as m
+import re
+from collections import Counter
+
+LIMIT = 3
+WORDS = ("red", "green")
+PATTERN = re.compile(r"\\d+", re.IGNORECASE)
+CONNECTION = object()
+
+class Judge:
+    def grade(self, text):
+        return helper(text) + LIMIT
+
+def helper(text):
+    return m.floor(len(Counter(text)))
+
+def right(completion, answer="red"):
+    found = json.loads("[1]")[0] + len(PATTERN.findall(completion))
+    return Judge().grade(completion) + found if answer in WORDS else countdown(2)
+
+def countdown(number):
+    return 0 if number == 0 else countdown(number - 1)
+
+def asks(completion):
+    return CONNECTION
+
+def around(limit):
+    def inner(completion):
+        return len(completion) > limit
+    return inner
+"""
+
+
+@pytest.fixture
+def session(tmp_path, monkeypatch) -> dict:
+    """The names of a session, whose source is a file as IPython's cells are."""
+    file = tmp_path / "cell.py"
+    file.write_text(SESSION)
+    module = ModuleType("__main__")
+    exec(compile(SESSION, str(file), "exec"), module.__dict__)
+    return module.__dict__
+
+
+def test_a_function_brings_what_it_uses(session):
+    source, reason = written_function(session["right"])
+    assert reason == "" and source is not None
+    alone: dict = {"__name__": "a_file"}
+    exec(source, alone)
+    for text in ("aab 12", "", "1 2 3"):
+        assert alone["right"](text) == session["right"](text)
+        assert alone["right"](text, "blue") == session["right"](text, "blue") == 0
+    assert "asks" not in alone and "around" not in alone
+
+
+@pytest.mark.parametrize(
+    "name, part",
+    [("asks", "CONNECTION"), ("inner", "limit"), ("partial", "partial"), ("lambda", "lambda"), ("method", "method")],
+)
+def test_what_cannot_stand_alone_is_named(session, name, part):
+    found = {
+        "asks": session["asks"],
+        "inner": session["around"](3),
+        "partial": partial(session["right"], answer="red"),
+        "lambda": lambda completion: 1.0,
+        "method": session["Judge"]().grade,
+    }[name]
+    source, reason = written_function(found)
+    assert source is None and part in reason
+
+
+def module_function(completion):
+    return 1.0
+
+
+def test_a_function_of_a_module_is_named_there():
+    assert named_function(module_function) == f"{__name__}:module_function"
+    assert named_function(json.dumps) == "json:dumps" or named_function(json.dumps).endswith("__init__.py:dumps")
+    assert named_function(partial(module_function)) is None
+    assert named_function(Path("x").exists) is None
+    assert named_function(re.compile("x").match) is None

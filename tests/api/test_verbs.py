@@ -1,0 +1,213 @@
+"""Whole runs from Python: the same run as the command's, followed, stopped and gone on with."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import tiercel as tc
+from tests.training.test_offline import bytes_of, without_times
+from tiercel.cli.main import main
+from tiercel.errors import DataError, RecipeError, RunError
+
+KEYS = {
+    "lora": {"rank": 4, "alpha": 8},
+    "learner": {"max_tokens_per_microbatch": 250},
+    "rollout": {"group_size": 3, "max_new_tokens": 6},
+    "optim": {"lr": 1e-2, "prompts_per_step": 2},
+    "train": {"save_every": 1, "threads": 1},
+}
+
+
+def right(completion, answer, kind="none"):
+    """A reward by the names of its parameters; `kind` is a column that no row has."""
+    return float(answer in completion) + (len(completion) % 3) / 10 + (kind != "none")
+
+
+@pytest.fixture
+def rows() -> list[dict]:
+    """Rows in memory, with Pillow images."""
+    return [
+        {
+            "messages": [{"role": "user", "content": f"<image>Which one is it, {number}?"}],
+            "images": [Image.new("RGB", (56, 56), (20 * number, 0, 0))],
+            "answer": str(number % 2),
+        }
+        for number in range(8)
+    ]
+
+
+@pytest.fixture
+def keys(tiny_checkpoints, rows) -> dict:
+    model = {"path": str(tiny_checkpoints["qwen2_5_vl"]), "dtype": "float32"}
+    data = {"train": rows, "max_prompt_tokens": 200, "workers": 0}
+    return {**KEYS, "model": model, "data": data, "rewards": [right, ("format", 0.1)]}
+
+
+def test_a_run_that_python_begins_and_the_command_ends_is_the_run_of_either(keys, tmp_path):
+    whole = tc.grpo(**keys, steps=3, output=tmp_path / "python")
+    assert whole.steps == 3 and [row["step"] for row in whole.metrics] == [1, 2, 3]
+    recipe = whole.path / "config.yaml"
+    assert main(["grpo", str(recipe), f"output={tmp_path / 'command'}"]) == 0
+    begun = tc.grpo(**keys, steps=3, output=tmp_path / "both", on_step=lambda step: step.number == 1 and step.stop())
+    assert begun.steps == 1
+    assert main(["grpo", str(begun.path / "config.yaml")]) == 0
+    assert bytes_of(whole.path) == bytes_of(tmp_path / "command") == bytes_of(begun.path)
+    assert without_times(whole.path) == without_times(tmp_path / "command") == without_times(begun.path)
+
+
+def test_steps_are_followed_and_steered(keys, tmp_path):
+    seen = []
+    for step in tc.grpo(**keys, steps=9, output=tmp_path / "run", iterate=True):
+        seen.append((step.number, step.metrics["lr"]))
+        assert len(step.rollouts) == 2 and len(step.rewards[0]) == 3
+        total = sum(value for values in step.advantages for value in values)
+        assert total == pytest.approx(0, abs=1e-4)
+        step.set_lr(1e-4)
+        if step.number == 2:
+            step.stop()
+    assert seen == [(1, 1e-2), (2, 1e-4)]
+    run = tc.Run(tmp_path / "run")
+    assert run.resume(steps=3).steps == 3
+    assert run.rollouts() == run.rollouts(3) and len(run.rollouts(2)[0].completions) == 3 and run.rollouts(7) == ()
+
+
+class Live:
+    """A reward that lives in this process."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def score(self, completion: str) -> float:
+        self.calls += 1
+        return float(len(completion) % 3)
+
+
+def test_a_method_of_an_object_scores_in_this_process(keys, tmp_path, capsys):
+    live = Live()
+    run = tc.grpo(**{**keys, "rewards": live.score}, steps=2, output=tmp_path / "run")
+    assert live.calls == 2 * 2 * 3 and "reward/score/mean" in run.metrics[-1]
+    code = "from tiercel.cli.main import main; import sys; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "grpo", str(run.path / "config.yaml"), "train.steps=3"]
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert refused.returncode == 2 and "score was a function of a Python session" in refused.stderr
+
+
+def test_models_and_scores(keys, rows, tmp_path):
+    run = tc.grpo(**keys, eval=rows[:2], steps=1, output=tmp_path / "run")
+    assert {"eval/reward/mean"} <= run.metrics[-1].keys()
+    model = tc.load(run)
+    one = model.generate("Which?", images=[Image.new("RGB", (56, 56))], max_new_tokens=4)
+    rows[0]["images"][0].save(tmp_path / "a.png")
+    other = tc.load(run.path).generate(
+        [{"role": "user", "content": "Which <image>?"}], images=[tmp_path / "a.png"], max_new_tokens=4
+    )
+    assert isinstance(one.text, str) and isinstance(other.text, str)
+    several = model.generate("Which?", temperature=1.0, count=3, max_new_tokens=4, seed=1)
+    assert len(several.texts) == 3
+    assert several.texts == model.generate("Which?", temperature=1.0, count=3, max_new_tokens=4, seed=1).texts
+    with pytest.raises(DataError):
+        model.generate("Which?", count=3)
+    scored = tc.evaluate(run)
+    assert scored.score == pytest.approx(run.metrics[-1]["eval/reward/mean"]) and len(scored.groups) == 2
+    assert len(tc.evaluate(run, rows[:3]).groups) == 3
+    exported = run.export(tmp_path / "merged")
+    assert (exported / "config.json").is_file()
+    assert "<iframe" in run._repr_html_() and str(run.path) in repr(run)
+
+
+def test_the_other_methods(keys, rows, tmp_path):
+    del keys["rewards"], keys["rollout"]
+    keys["learner"] = {"max_tokens_per_microbatch": 400}
+    answered = [
+        {
+            **row,
+            "messages": [*row["messages"], {"role": "assistant", "content": "yes"}],
+            "rejected": "no",
+            "label": True,
+        }
+        for row in rows
+    ]
+    for name, changes in (("sft", {}), ("dpo", {"dpo": {"loss": "sigmoid"}}), ("reward", {"ranking": {}})):
+        data = {**keys["data"], "train": answered, "format": "tiercel"}
+        run = getattr(tc, name)(**{**keys, "data": data, **changes}, steps=1, output=tmp_path / name)
+        assert run.recipe.kind == name and run.metrics[-1]["step"] == 1
+    assert tc.Run(tmp_path / "sft").rollouts() == ()
+
+
+def test_all_problems_are_told_before_anything_is_written(tmp_path):
+    with pytest.raises(RecipeError) as error:
+        tc.grpo(model="m", data=[{"a": 1}], rewards=["no_such"], steps=0, output=tmp_path / "run", lora={"ranks": 3})
+    text = "\n".join(error.value.problems)
+    assert "train.steps" in text and "lora.ranks" in text and "no_such" in text
+    assert not (tmp_path / "run").exists()
+    assert error.value._render_traceback_() == [f"RecipeError: {error.value}"]
+
+
+def test_somebody_elses_folder_stays_as_it_is(keys, tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(RunError):
+        tc.grpo(**keys, steps=1, output=tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_recipe_goes_through_a_file(keys, tmp_path):
+    data = {**keys["data"], "train": "rows.jsonl"}
+    recipe = tc.Recipe().changed(**{**keys, "data": data, "rewards": [{"name": "exact"}]}, steps=2, output="runs/x")
+    recipe.to_file(tmp_path / "recipe.yaml")
+    assert tc.Recipe.from_file(tmp_path / "recipe.yaml") == recipe
+    assert recipe.changed(steps=5, lora={"rank": 8}).tree["lora"] == {"rank": 8, "alpha": 8}
+    with pytest.raises(RecipeError, match=r"data\.train"):
+        recipe.changed(data=[{"a": 1}]).to_file(tmp_path / "other.yaml")
+
+
+def test_equal_rows_are_one_file_and_others_another(keys, rows, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    first = tc.grpo(**keys, steps=1, output=tmp_path / "run")
+    table = datasets.Dataset.from_list([{**row, "images": row["images"]} for row in rows])
+    again = tc.grpo(**{**keys, "data": {**keys["data"], "train": table}}, steps=1, output=tmp_path / "table")
+    lines = [Path(run.recipe.data.train).read_text().splitlines() for run in (first, again)]
+    assert [json.loads(line)["messages"] for line in lines[0]] == [json.loads(line)["messages"] for line in lines[1]]
+    assert tc.grpo(**keys, steps=1, output=tmp_path / "run").steps == 1  # the same run
+    rows[0]["answer"] = "another"
+    with pytest.raises(RunError, match=r"data\.train"):
+        tc.grpo(**keys, steps=1, output=tmp_path / "run")
+
+
+NOTEBOOK = """
+import sys
+import tiercel as tc
+sys.ps1 = ">>> "  # as at a prompt
+def slow(completion):
+    import time
+    time.sleep(0.05)
+    return float(len(completion) % 3)
+run = tc.grpo({recipe!r}, rewards=[slow], steps=1000, output={output!r})
+print("steps", run.steps, flush=True)
+run = run.resume(steps=run.steps + 1)
+print("then", run.steps, flush=True)
+"""
+
+
+def test_ctrl_c_at_a_prompt_keeps_the_run(keys, tmp_path):
+    data = {**keys["data"], "train": str(tmp_path / "rows.jsonl")}
+    rows = [{"messages": [{"role": "user", "content": f"Which {number}?"}], "answer": "1"} for number in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = tmp_path / "recipe.yaml"
+    tc.Recipe().changed(**{**keys, "data": data, "rewards": ["format"]}).to_file(recipe)
+    script = tmp_path / "cell.py"
+    script.write_text(NOTEBOOK.format(recipe=str(recipe), output=str(tmp_path / "run")))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment) as process:
+        metrics = tmp_path / "run/metrics.jsonl"
+        while process.poll() is None and not (metrics.is_file() and metrics.stat().st_size):
+            pass
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=120)
+    done = int(out.split()[1])
+    assert process.returncode == 0 and 0 < done < 1000 and out.split()[3] == str(done + 1)
