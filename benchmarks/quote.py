@@ -1,4 +1,4 @@
-"""Put the measured tables into README.md and docs/gpu.md, between the comments that name their files.
+"""Put the measured tables into docs/benchmarks.md and docs/gpu.md, between the comments that name their files.
 
 python -m benchmarks.quote
 """
@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", ROOT / "docs/gpu.md")
+PAGES = (ROOT / "docs/benchmarks.md", ROOT / "docs/gpu.md")
 QUOTED = re.compile(r"(<!-- (benchmarks/results/\w+\.md) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

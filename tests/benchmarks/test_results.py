@@ -1,4 +1,4 @@
-"""What README quotes is what was measured."""
+"""What documents quote is what was measured."""
 
 import json
 from pathlib import Path
@@ -19,6 +19,15 @@ def test_pages_quote_the_results_as_they_are():
     pages = [page.read_text(encoding="utf-8") for page in PAGES]
     assert [len(QUOTED.findall(page)) for page in pages] == [5, 1]
     assert [quoted(page) for page in pages] == pages
+
+
+def test_the_figures_of_readme_are_those_of_the_table():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = (RESULTS / "peers.md").read_text(encoding="utf-8").splitlines()
+    for peer, seconds in (("ms-swift 4.6.0", "81.1 s"), ("TRL 1.16.0, head as on a GPU", "60.9 s")):
+        (line,) = [line for line in lines if line.startswith(f"| {peer} | 1186, 128, 8 | 152,064 ")]
+        assert "| 12.4 s (" in line and f"| {seconds} (" in line
+        assert seconds in readme and "tiercel 12.4 s" in readme
 
 
 def test_tables_are_made_from_the_results():

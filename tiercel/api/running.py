@@ -27,8 +27,8 @@ OPTIONS = ("on_step", "nproc", "iterate")  # arguments beside the keys of a reci
 
 
 def train(kind: Kind, recipe: Recipe, keys: Mapping[str, Any]) -> Path | StepIterator:
-    """Train a recipe with changed keys, and return its run directory; with `iterate` the steps. Ctrl-C ends it after the
-    step; a script then gets Terminated, a notebook does not."""
+    """Train a recipe with changed keys, and return its run directory; with `iterate` the steps. Ctrl-C ends it after
+    the step; a script then gets Terminated, a notebook does not."""
     options = {"on_step": None, "nproc": 1, "iterate": False} | {k: v for k, v in keys.items() if k in OPTIONS}
     changes = {name: value for name, value in keys.items() if name not in OPTIONS}
     if "rewards" in changes:

@@ -194,6 +194,7 @@ class Qwen25VL(Qwen2VL):
     name = "qwen2_5_vl"
     serves = "Qwen2.5-VL, such as `Qwen/Qwen2.5-VL-3B-Instruct`"
     special = "as `qwen2_vl`"
+    vllm = "in `make test-vllm`, in process and by server"
     coordinate_space: ClassVar[CoordinateSpace] = "resized_pixels"
 
     def grid_times(self, plan: ImagePlan) -> list[list[int]]:
