@@ -39,6 +39,7 @@ MODULES = (
     "cli/import_command.py",
     "cli/evaluate.py",
     "cli/predict.py",
+    "trained/generate.py",
     "cli/recipes.py",
     "cli/replay.py",
     "cli/values.py",

@@ -123,8 +123,13 @@ class Optim(Section):
     lr: PositiveFloat = 1e-5
     """Peak learning rate."""
     part_lr: PartRates = PartRates()
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up: constant, or falling to 0 at train.steps."""
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
+    """After the warm-up: constant, or falling to min_lr at train.steps. wsd (warm-up, stable, decay) stays at lr and
+    falls linearly over the last decay_steps."""
+    min_lr: NonNegativeFloat = 0.0
+    """The rate that a schedule falls to."""
+    decay_steps: PositiveInt | None = None
+    """Steps of wsd over which the rate falls; null takes a tenth of the run."""
     warmup_steps: NonNegativeInt = 0
     """Optimiser steps over which the rate rises linearly from 0."""
     weight_decay: NonNegativeFloat = 0.0

@@ -13,10 +13,17 @@ def seed_step(seed: int, step: int, rank: int) -> None:
 
 
 def learning_rate(optim: Optim, step: int, total_steps: int) -> float:
-    """Compute the rate of the update that follows `step` finished steps."""
+    """Compute the rate of the update that follows `step` finished steps. `wsd`: Hu et al. 2024 (MiniCPM)."""
     if step < optim.warmup_steps:
         return optim.lr * (step + 1) / optim.warmup_steps
-    if optim.schedule == "constant":
-        return optim.lr
     progress = (step - optim.warmup_steps) / max(1, total_steps - optim.warmup_steps)
-    return optim.lr * (1 - progress if optim.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress)))
+    match optim.schedule:
+        case "constant":
+            return optim.lr
+        case "wsd":
+            share = min(1.0, (total_steps - step) / (optim.decay_steps or max(1, total_steps // 10)))
+        case "linear":
+            share = 1 - progress
+        case "cosine":
+            share = 0.5 * (1 + math.cos(math.pi * progress))
+    return optim.min_lr + (optim.lr - optim.min_lr) * share

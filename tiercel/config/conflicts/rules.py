@@ -222,6 +222,15 @@ def _run_length(recipe: BaseRecipe) -> Problems:
         yield Keys("optim.warmup_steps", "train.steps").problem(
             f"{optim.warmup_steps} given, above train.steps ({train.steps}); optim.lr would never be reached"
         )
+    if optim.min_lr > 0 and (optim.schedule == "constant" or optim.min_lr > optim.lr):
+        why = "a constant rate does not fall" if optim.schedule == "constant" else f"optim.lr is {optim.lr:g}"
+        yield Keys("optim.min_lr", "optim.schedule", "optim.lr").problem(
+            f"{optim.min_lr:g} given, but {why}; set a rate below optim.lr and optim.schedule to cosine, linear or wsd"
+        )
+    if optim.decay_steps is not None and optim.schedule != "wsd":
+        yield Keys("optim.decay_steps", "optim.schedule").problem(
+            f"{optim.decay_steps} given, but only optim.schedule: wsd has a decay of its own; remove it"
+        )
     if train.profile is not None and train.steps is not None and (last := max(train.profile.steps)) > train.steps:
         yield Keys("train.profile.steps", "train.steps").problem(
             f"step {last} given, but the run has {train.steps}; name steps from 1 to {train.steps}"
