@@ -111,7 +111,7 @@ def test_max_samples_is_at_most(home, limit, train, spoken):
      ("--report_to wandb --optim adamw_8bit", "trackers: wandb is not installed")],
 )  # fmt: skip
 def test_packages_that_are_missing_are_named_at_the_end(home, monkeypatch, flag, missing):
-    for module in ("convert.by_hand", "config.tracker_packages"):
+    for module in ("convert.manual_steps", "config.tracker_packages"):
         monkeypatch.setattr(f"tiercel.{module}.find_spec", lambda name: None)
     left = drafted(f"llamafactory-cli train --do_train --model_name_or_path org/m --dataset notes {flag}").left
     assert any(line.startswith(missing) and "pip install " in line for line in left)

@@ -25,7 +25,7 @@ from tiercel.models.chat import turn_end_line
 from tiercel.models.families.base import Family
 from tiercel.models.policy import load_for_inference
 from tiercel.models.prompts import conversation_length, prompt_length
-from tiercel.models.weights.loading import load_family
+from tiercel.models.weights.loading import family_of
 from tiercel.packing.proof import prove
 from tiercel.reliability.redaction import redact
 from tiercel.rewards.runtime.scorer import require_coordinates
@@ -55,7 +55,7 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
 
 
 def _check(recipe: Recipe, arguments: Namespace, console: Console) -> None:
-    family = load_family(recipe.model, recipe.data.template, recipe.data.coordinates)
+    family = family_of(recipe)
     if isinstance(recipe, GrpoRecipe):
         require_coordinates(recipe.rewards, family.coordinate_space)
     console.print(

@@ -17,7 +17,7 @@ from tiercel.errors import DataError
 from tiercel.geometry import outline_of, to_pixels
 from tiercel.models.families.base import Family
 from tiercel.models.families.image_transforms import picture_image
-from tiercel.models.weights.loading import load_family
+from tiercel.models.weights.loading import family_of
 from tiercel.rewards.boxes import is_proper
 from tiercel.training.grpo.policy_sync import open_dialogues
 from tiercel.types import Box, EncodedImage, EncodedPrompt, Example, Row
@@ -29,7 +29,7 @@ from tiercel.writing import write_text
 def run(recipe: Recipe, arguments: Namespace) -> None:
     """Write a page of the first rows, as many as the command line says. Raises TiercelError where the recipe's rows
     cannot be read, or the page cannot be written."""
-    family = load_family(recipe.model, recipe.data.template, recipe.data.coordinates)
+    family = family_of(recipe)
     table = read_training_rows(recipe.data, recipe.purpose)
     order = table.order(recipe.train.seed, recipe.data)
     indices = range(min(arguments.rows, len(table.rows)))

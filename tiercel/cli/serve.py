@@ -7,7 +7,7 @@ from argparse import Namespace
 from tiercel.config import GrpoRecipe
 from tiercel.data.reading import read_run_rows
 from tiercel.errors import EnvironmentProblem
-from tiercel.models.weights.loading import load_family
+from tiercel.models.weights.loading import family_of
 from tiercel.reliability.redaction import redact
 from tiercel.rollout.vllm.http import DEV_MODE, KEY_VARIABLE, servers_key
 from tiercel.rollout.vllm.serving import (
@@ -26,7 +26,7 @@ from tiercel.training.grpo.policy_sync import images_per_completion
 def run(recipe: GrpoRecipe, arguments: Namespace) -> None:
     """Serve until SIGINT or SIGTERM, with the additional words of `--vllm`. With `--print`, print the command line for
     another machine and end."""
-    family = load_family(recipe.model, recipe.data.template, recipe.data.coordinates)
+    family = family_of(recipe)
     rows = read_run_rows(recipe.data, "grpo").every
     if recipe.lora is None and not arguments.print and os.environ.get(DEV_MODE) != "1":
         raise EnvironmentProblem(

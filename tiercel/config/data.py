@@ -23,6 +23,9 @@ BoxSpace = Literal["pixels", "thousandths", "unit"]
 RowFormat = Literal["auto", FormatName]
 
 
+TemplateValue = bool | int | float | str | None
+
+
 class MixedFile(Section):
     """Another file of training rows."""
 
@@ -119,3 +122,6 @@ class Data(Section):
     boxes are refused without it."""
     template: str | None = None
     """File with a Jinja chat template; null takes the checkpoint's own."""
+    template_arguments: Mapping[str, TemplateValue] = {}
+    """Variables of the chat template, such as {enable_thinking: false}; one that the template does not have is refused.
+    An exported model has them as the defaults of its template."""

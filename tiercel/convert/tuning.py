@@ -36,8 +36,29 @@ _TUNER_LABELS = (*(f"--{name}" for name in TUNERS), "--use_peft")
 
 def set_tuning(draft: RecipeDraft) -> None:
     """Set everything except rows, sizes and sampling."""
-    for step in (_model, _quantised, _adapters, _parts, _rates, _precision, _sharding, _kept_reference, _trackers):
+    for step in (
+        _model,
+        _quantised,
+        _adapters,
+        _parts,
+        _rates,
+        _precision,
+        _sharding,
+        _kept_reference,
+        _trackers,
+        _thinking,
+    ):
         step(draft)
+
+
+def _thinking(draft: RecipeDraft) -> None:
+    """Set the template's variable `enable_thinking`; true is the default of the templates that have it."""
+    if draft.launch.text("enable_thinking") is None or "data.template_arguments" in draft.values:
+        return
+    if draft.launch.is_true("enable_thinking"):
+        draft.note("the default of templates that have it", "--enable_thinking", is_change=False)
+    else:
+        draft.set("data.template_arguments", {"enable_thinking": False}, "--enable_thinking")
 
 
 def _model(draft: RecipeDraft) -> None:

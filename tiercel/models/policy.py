@@ -21,7 +21,7 @@ from tiercel.models.layers.quantized import is_quantized, settle
 from tiercel.models.layers.value_head import NAME as VALUE_HEAD
 from tiercel.models.layers.value_head import add_value_head
 from tiercel.models.weights.adapters import read_adapter, start_at_rounding
-from tiercel.models.weights.loading import DTYPES, load_family, load_weights, named_few, read_tensors, require_finite
+from tiercel.models.weights.loading import DTYPES, family_of, load_weights, named_few, read_tensors, require_finite
 from tiercel.models.weights.targets import adaptable_names, adapted_names, adapter_targets, expression_of
 from tiercel.types import EncodedImage
 
@@ -117,7 +117,7 @@ def build_policy(
     """Load the checkpoint and make the recipe's parameters trainable. `weights`: in full fine-tuning, a model directory
     to continue from. `stays_on_cpu`: leave the weights on the CPU, where a strategy moves their shares to the device.
     Raises ModelError where checkpoint and recipe do not fit together."""
-    family = load_family(recipe.model, recipe.data.template, recipe.data.coordinates)
+    family = family_of(recipe)
     place = torch.device("cpu") if stays_on_cpu else device
     dtype, quantize = DTYPES[recipe.model.dtype], recipe.model.quantize
     if recipe.lora is not None and whole_parts(recipe):
@@ -199,7 +199,7 @@ def make_trainable(family: Family, model: HuggingFaceModel, recipe: BaseRecipe, 
 
 def load_for_inference(recipe: BaseRecipe, device: torch.device, adapter: Path | None) -> Policy:
     """Load a checkpoint, with an adapter if one is given, for evaluation and prediction. No parameter is trainable."""
-    family = load_family(recipe.model, recipe.data.template, recipe.data.coordinates)
+    family = family_of(recipe)
     return frozen_policy(
         family,
         DTYPES[recipe.model.dtype],

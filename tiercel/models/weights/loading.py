@@ -4,6 +4,7 @@ checkpoint is run."""
 import json
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
-from tiercel.config.schema import Model, Quantization
+from tiercel.config.schema import BaseRecipe, Model, Quantization
 from tiercel.errors import ModelError, TiercelError
 from tiercel.models.chat import take_turn_end
 from tiercel.models.families.base import Checkpoint, Family, HuggingFaceModel
@@ -34,6 +35,7 @@ from tiercel.models.layers.attention import route_attention
 from tiercel.models.layers.experts import IMPLEMENTATION, mixtures
 from tiercel.models.layers.quantized import is_quantized, loading_options, settle, stored_quantization
 from tiercel.models.layers.tower_attention import route_tower
+from tiercel.models.template_arguments import with_arguments
 from tiercel.models.weights.hub import resolve
 from tiercel.models.weights.memory_errors import is_out_of_memory, memory_to_load
 from tiercel.types import CoordinateSpace
@@ -104,10 +106,21 @@ def _newer_needed(config: dict[str, Any]) -> str:
     return f"; config.json was written by {written_by}: install that or a newer one" if is_newer else ""
 
 
-def load_family(model: Model, template: str | None = None, coordinates: CoordinateSpace | None = None) -> Family:
-    """Load config, tokenizer and image processor; no weights. `template`: a file with a chat template; `coordinates`:
-    the space of boxes, for a family that documents none. Raises ModelError where one of them cannot be read, and where
-    a family that needs a proof does not pass its first part."""
+def family_of(recipe: BaseRecipe) -> Family:
+    """Load the family of a recipe's model, with its chat template; no weights. Raises ModelError as `load_family`."""
+    data = recipe.data
+    return load_family(recipe.model, data.template, data.coordinates, data.template_arguments)
+
+
+def load_family(
+    model: Model,
+    template: str | None = None,
+    coordinates: CoordinateSpace | None = None,
+    template_arguments: Mapping[str, Any] = MappingProxyType({}),
+) -> Family:
+    """Load config, tokenizer and image processor; no weights. `template`: a file with a chat template, whose variables
+    `template_arguments` sets; `coordinates`: the space of boxes, for a family that documents none. Raises ModelError
+    where one of them cannot be read, and where a family that needs a proof does not pass its first part."""
     path = resolve(model)
     chosen = family_class(path)
     if not chosen.has_pixel_limits and (model.min_pixels or model.max_pixels):
@@ -129,7 +142,7 @@ def load_family(model: Model, template: str | None = None, coordinates: Coordina
         config=config,
         tokenizer=tokenizer,
         image_processor=image_processor,
-        chat_template=_chat_template(path, tokenizer, template),
+        chat_template=with_arguments(_chat_template(path, tokenizer, template), template_arguments),
         end_token_ids=_end_token_ids(path, tokenizer),
     )
     try:

@@ -15,7 +15,7 @@ from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.http_json import brief
 from tiercel.models.families.base import Family
-from tiercel.models.weights.loading import load_family
+from tiercel.models.weights.loading import family_of
 from tiercel.packing.batch import AdvantageGroup
 from tiercel.packing.divergence import TeacherTokens
 from tiercel.packing.layout import Continuation
@@ -189,7 +189,7 @@ def recipe_of_teacher(recipe: GrpoRecipe, section: Teacher) -> GrpoRecipe:
 def open_served(recipe: GrpoRecipe, section: Teacher, ranks: Ranks = ALONE) -> ServedTeacher:
     """Make the teacher of a recipe that a server computes. Reads no weights."""
     chosen, rollout = recipe_of_teacher(recipe, section), recipe.rollout
-    family = load_family(chosen.model, chosen.data.template, chosen.data.coordinates)
+    family = family_of(chosen)
     key = recipe.teacher_key
     needs = ServerRequirements(
         model_names=(section.path, family.checkpoint.path),
