@@ -30,7 +30,7 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
 
 
 def one_step(session: Session, trainer: Trainer, rollouts: Rollouts, step: Step) -> None:
-    """Sample and score, learn, publish the new policy to the engine, record; evaluate and save where that is due."""
+    """Sample and score, learn, publish the new policy to the engine, and record; evaluate and save if that is due."""
     recipe = rollouts.recipe
     sampled = sample_and_score(session, trainer, rollouts, step)
     with step.phase("learn"):

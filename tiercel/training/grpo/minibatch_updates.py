@@ -35,12 +35,12 @@ class StepUpdates:
         return [part for update in self.updates for part in update.seen]
 
     def in_passes(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Sums, and largest values, over the tokens that went through the learner."""
+        """Return the sums, and the largest values, over the tokens that went through the learner."""
         sums = _summed([update.pass_sums for update in self.updates])
         return sums, largest_by_name([update.pass_largest for update in self.updates])
 
     def metrics(self) -> dict[str, float]:
-        """Means over the step's updates; token means are weighted by tokens."""
+        """Return the means over the step's updates; token means are weighted by tokens."""
         in_loss = _summed([update.loss_sums for update in self.updates])
         in_pass, largest = self.in_passes()
         passed = in_pass.pop("tokens", 0.0)
@@ -57,15 +57,15 @@ class StepUpdates:
         }
 
     def skipped_of_all(self, ranks: Ranks) -> dict[str, int]:
-        """`group/skipped`, over all ranks."""
+        """Return `group/skipped`, over all ranks."""
         return {"group/skipped": ranks.total(self.skipped)}
 
 
 def learn_step(
     session: Session, trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe, step: Step
 ) -> StepUpdates:
-    """Make the updates of a step under its learning rate, each checked to be finite, and warn of an engine that has
-    gone wrong. Raises NonFiniteError, and TrainingError where that engine stops the run."""
+    """Make the updates of a step with its learning rate, check that each is finite, and warn of an engine that has gone
+    wrong. Raises NonFiniteError, and TrainingError if that engine stops the run."""
     step.row["lr"] = prepare_update(trainer, recipe, step.number, session.length.steps)
     keep = partial(keep_groups, rollouts=session.run.rollouts_file(step.updates))
     learnt = learn(trainer, groups, recipe, partial(session.guard.attempt, trainer, keep=keep))
@@ -80,8 +80,8 @@ def learn(
     recipe: GrpoRecipe,
     attempt: Attempt = lambda update, kept: update(),
 ) -> StepUpdates:
-    """Make the step's updates, but for those that `attempt` leaves out. Raises NonFiniteError, and TrainingError where
-    the engine has gone wrong."""
+    """Make the step's updates, except those that `attempt` skips. Raises NonFiniteError, and TrainingError if the
+    engine has gone wrong."""
     every = [(each, precompute_values(trainer, each.units, recipe)) for each in minibatches(trainer, groups, recipe)]
     updates = [
         attempt(partial(policy_update, trainer, minibatch, known, recipe), partial(kept_units, minibatch.units, known))
@@ -105,5 +105,5 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _per_token(sums: Mapping[str, float], tokens: float) -> dict[str, float]:
-    """Token sums as means."""
+    """Return token sums as means."""
     return {name: value / max(1, tokens) for name, value in sums.items()}

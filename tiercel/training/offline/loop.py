@@ -61,8 +61,8 @@ class OfflineLoop:
     order: RowOrder
 
     def evaluated(self, step: int) -> dict[str, float]:
-        """Compute the loss of the held-out rows after `step` updates, and keep how pairs were judged; nothing where
-        there are none."""
+        """Compute the loss of the held-out rows after `step` updates, and record how pairs were judged; empty if there
+        are no such rows."""
         table = self.session.read.heldout
         if table is None:
             return {}
@@ -75,7 +75,7 @@ class OfflineLoop:
 
 
 def one_step(loop: OfflineLoop, step: Step) -> None:
-    """Learn from the step's examples, record; evaluate and save where that is due."""
+    """Learn from the step's examples and record; evaluate and save if that is due."""
     recipe, session, trainer, objective = loop.recipe, loop.session, loop.trainer, loop.objective
     with step.phase("learn"):
         rate = prepare_update(trainer, recipe, step.number, session.length.steps)
