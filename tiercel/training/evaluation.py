@@ -159,8 +159,8 @@ def wilson(right: int, count: int, z: float = 1.96) -> tuple[float, float]:
 def heldout_loader(
     rows: Sequence[Row], encode: Callable[[Row, int], Encoded], recipe: BaseRecipe, ranks: Ranks, at_once: int
 ) -> StepLoader[Encoded]:
-    """Make a loader of this rank's share of the rows, in file order. `at_once` is how many rows all ranks load together
-    at a time."""
+    """Make a loader of this rank's share of the rows, in file order. `at_once` is the number of rows that all ranks
+    together load at a time."""
     order = StepOrder(
         rows=file_order(len(rows)),
         prompts_per_step=at_once,

@@ -49,8 +49,8 @@ def require_same_rows(ranks: Ranks, rows: Mapping[str, Any]) -> None:
 
 
 def require_rows_of(found: FoundCheckpoint, *, rows: Mapping[str, Any], say: Callable[[str], None]) -> None:
-    """Raise DataError if the run had other rows before, because it would go on in another order. Reports rows that have
-    the same ids but different content."""
+    """Raise DataError if the run had other rows before, because it would continue in another order. Reports rows that
+    have the same ids but different content."""
     before = found.state.get(ROWS)
     if before is not None and CONTENT in before and before[CONTENT] != rows[CONTENT]:
         say(

@@ -20,7 +20,7 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def content_of(recipe: BaseRecipe, rows: RunRows, beat: Callable[[], None]) -> dict[str, Any]:
-    """Describe, for JSON, the content behind names that do not determine it. Models are those from a hub."""
+    """Describe, for JSON, the content behind names that do not determine it. Only models from a hub are included."""
     pictures = {"data.train": digest_of_pictures(rows.train.rows, beat)}
     found: dict[str, Any] = {"models": {}, "pictures": pictures, "rows": {}}
     if rows.heldout is not None:

@@ -84,7 +84,7 @@ class StepRows(Generic[Encoded]):
 
 
 def next_batch(loader: StepLoader[Encoded], ranks: Ranks) -> StepBatch[Encoded]:
-    """Take the loader's next step: this rank's rows, and the rejected rows of all ranks."""
+    """Return the loader's next step: this rank's rows, and the rejected rows of all ranks."""
     batch = ranks.together(lambda: next(loader))
     ranks.heartbeat.beat()
     return _with_all_rejected(batch, ranks)

@@ -83,7 +83,7 @@ def _identity(recipe: OfflineRecipe, tables: Mapping[str, RowTable], beat: Calla
     if isinstance(recipe, DpoRecipe) and recipe.dpo.ld_alpha is not None:
         digest.update(f"ld_alpha {recipe.dpo.ld_alpha}".encode())
     if recipe.lora is not None and recipe.lora.init is not None:
-        adapter = Path(recipe.lora.init).iterdir()  # with parts trained whole beside it
+        adapter = Path(recipe.lora.init).iterdir()  # with the parts trained whole next to it
         for file in sorted(each for each in adapter if each.suffix in (".json", ".safetensors")):
             digest.update(file_sha256(file).encode())
     rows = [row for table in tables.values() for row in table.rows]
