@@ -21,7 +21,7 @@ _ROW_MARKS = ("<image>", "<video>", "<bbox>")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """Holds an answer. `content`: as in a Message, `<image>` marks each picture."""
+    """An answer. As in a Message, `<image>` in `content` marks each picture."""
 
     content: str
     pictures: tuple[ImageSource, ...] = ()
@@ -29,9 +29,9 @@ class Answer:
 
 
 def harmless(family: Family) -> Callable[[str], str]:
-    """Make a function that takes the meaning from marks and special tokens in a text that the user's code made: it puts
-    a space after their first character, so that no token of the text is a placeholder or an end. Secrets are taken out
-    first: parts of one may have come in two parts of an answer."""
+    """Make a function that removes the meaning of marks and special tokens in a text that the user's code made. It puts
+    a space after their first character, so that no token of the text is a placeholder or an end. Secrets are removed
+    first, because parts of one may have come in two parts of an answer."""
     tokenizer = family.tokenizer
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     placeholders = tokenizer.convert_ids_to_tokens(list(family.placeholder_ids))
@@ -48,8 +48,7 @@ def harmless(family: Family) -> Callable[[str], str]:
 
 
 def answer_of(reply: Mapping[str, Any], written: Callable[[str], str]) -> Answer | None:
-    """Read the reply of a process; None where it has no answer. Raises EnvironmentFailure where it is not one of
-    ours."""
+    """Read the reply of a process; None if it has no answer. Raises EnvironmentFailure if it is not one of ours."""
     try:
         if reply["parts"] is None:
             return None
@@ -68,8 +67,8 @@ def answer_of(reply: Mapping[str, Any], written: Callable[[str], str]) -> Answer
 
 
 def reset_fields(row: Row) -> dict[str, Any]:
-    """Return what `reset` gets of a row. Raises EnvironmentFailure where a column cannot be written as JSON, DataError
-    where a picture is missing."""
+    """Return what `reset` gets of a row. Raises EnvironmentFailure if a column cannot be written as JSON, and DataError
+    if a picture is missing."""
     columns = {**row.columns, "answer": row.answer}
     prompt = next(message.content for message in reversed(row.messages) if message.role == "user")
     files = [None if each.path is None else str(resolve(each.path, row.image_roots)) for each in row.images]
@@ -82,7 +81,7 @@ def reset_fields(row: Row) -> dict[str, Any]:
 
 
 def with_observation(row: Row, observation: Answer) -> Row:
-    """Return the row's prompt with what `reset` answered at the end of its last user turn."""
+    """Return the row's prompt with the answer of `reset` at the end of its last user turn."""
     *before, last = prompt_messages(row.messages)
     messages = (*before, replace(last, content=last.content + observation.content))
     own = sum(message.content.count("<image>") for message in (*before, last))

@@ -1,7 +1,7 @@
 """The tool calls in what the policy wrote, read by transformers' parser of responses.
 
-A tokenizer may bring a template for that parser. For others the template follows from the form that the chat template,
-or the recipe's system message, shows.
+A tokenizer may bring a template for that parser. For others, the template follows from the form that the chat template
+or the recipe's system message shows.
 """
 
 import json
@@ -16,29 +16,29 @@ from tiercel.errors import ModelError
 from tiercel.models.families.base import Family
 from tiercel.samples import ToolCall
 
-# Of the parser, on what a model may write.
+# The errors of the parser on what a model may write.
 _FAULTS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 _LONGEST_REASON = 200  # characters
 # The part of the prompt that belongs to the policy's turn: nothing, or the opening of its thoughts.
 _OWN_START = r"(?s)\A.*?(?=(?:<think>\s*)?\Z)"
-_NAMED = {"function": {"name": "{name}", "arguments": "{content}"}}  # of what the expressions found
+_NAMED = {"function": {"name": "{name}", "arguments": "{content}"}}  # built from what the expressions found
 
 
 class Malformed(ValueError):
-    """Raised where a turn has a tool call that cannot be read; the policy is told the message."""
+    """Raised if a turn has a tool call that cannot be read; the policy is told the message."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallForm:
-    """Describes a way to write tool calls. `response_template`: as transformers documents it."""
+    """A way to write tool calls. `response_template` is as transformers documents it."""
 
-    sign: str  # what a chat template contains that writes this form
+    sign: str  # what a chat template in this form contains
     start: str  # what begins a call
     response_template: dict[str, Any]
 
 
 def _form(sign: str, start: str, opening: str, close: str, **call: Any) -> CallForm:
-    """Make a form of two regular expressions around each call, with JSON between them unless `call` says otherwise."""
+    """Make a form with two regular expressions around each call, and JSON between them unless `call` says otherwise."""
     calls = {"open_pattern": opening, "close_pattern": close, "repeats": True, "content": "json", "transform": _NAMED}
     fields = {
         "reasoning_content": {"open": "<think>", "close": "</think>"},
@@ -49,11 +49,11 @@ def _form(sign: str, start: str, opening: str, close: str, **call: Any) -> CallF
 
 
 def _tags(parameter: str) -> dict[str, Any]:
-    """Write each parameter in tags of its own, as a text that the tool's schema gives a type."""
+    """Make a form with each parameter in tags of its own, as a text to which the tool's schema gives a type."""
     return {"content": "xml-inline", "content_args": {"tag_pattern": parameter}}
 
 
-# The first whose sign is found is taken.
+# The first form whose sign is found is used.
 FORMS = (
     _form(
         "<function=",
@@ -83,10 +83,10 @@ FORMS = (
 
 
 class CallReader:
-    """Reads the tool calls of turns."""
+    """Reader of the tool calls in turns."""
 
     def __init__(self, family: Family, system: str | None, schemas: Sequence[Mapping[str, Any]]):
-        """`system`: the recipe's system message. Raises ModelError where nothing shows the form of tool calls."""
+        """`system` is the recipe's system message. Raises ModelError if nothing shows the form of tool calls."""
         own: Any = getattr(family.tokenizer, "response_template", None)
         shown = family.checkpoint.chat_template + (system or "")
         form = next((form for form in FORMS if form.sign in shown), None)
@@ -101,8 +101,8 @@ class CallReader:
         self._template = load_response_template(own if form is None else own or form.response_template)
 
     def read(self, text: str, prompt: str) -> tuple[ToolCall, ...]:
-        """Return the calls of a turn after a rendered prompt. Raises Malformed where one cannot be read; then none may
-        be made."""
+        """Return the calls of a turn after a rendered prompt. Raises Malformed if one cannot be read; then none may be
+        made."""
         try:
             message = parse_response(text, self._template, prefix=prompt, tools=self._schemas)
             calls = message.get("tool_calls") or []

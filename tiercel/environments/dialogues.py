@@ -1,7 +1,7 @@
 """The dialogues of a policy with the user's environment, the user's tools and the built-in tools.
 
-Resets, answers and rewards run on threads, each of which waits for a process of the user's code. Nothing depends on the
-time at which they end.
+Resets, answers and rewards run on threads, each of which waits for a process of the user's code. Nothing depends on
+when they finish.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,18 +25,18 @@ from tiercel.rollout.drawing import sampling_seed
 from tiercel.samples import PolicyTurn, RewardValue, SampleImage, ToolCall
 from tiercel.types import EncodedImage, EncodedPrompt, ImageSource, Message, VideoSource
 
-THREADS = 64  # answers that are waited for at a time
-UNKNOWN = "unknown"  # the tool of an answer to a call of none of ours
+THREADS = 64  # answers awaited at a time
+UNKNOWN = "unknown"  # the tool of an answer to a call of an unknown tool
 
 
 class EnvironmentDialogues:
-    """Makes the dialogues of a run. A context manager: closing it ends all processes."""
+    """Maker of the dialogues of a run. A context manager: closing it ends all processes."""
 
     def __init__(
         self, toolbox: Toolbox, family: Family, *, data: Data, reliability: Reliability, limits: Limits, seed: int
     ):
-        """`seed`: of the run. Raises ModelError where the chat template writes no tool calls, and RecipeError where
-        built-in tools cannot know the coordinates of boxes."""
+        """`seed` is the run's. Raises ModelError if the chat template writes no tool calls, and RecipeError if built-in
+        tools cannot know the coordinates of boxes."""
         if family.coordinate_space is None and (cutting := [name for name in toolbox.names if name in BUILT_IN]):
             why = "does not document how it writes boxes; set data.coordinates"
             why = "reads no pictures; remove them" if family.image_marker is None else why
@@ -60,8 +60,8 @@ class EnvironmentDialogues:
         self.close()
 
     def prompts_of(self, prompts: Sequence[EncodedPrompt]) -> list[EncodedPrompt]:
-        """Return the prompts with what the environment's `reset` answers for their first sample; their rows stay as
-        they are. A prompt whose reset fails is unchanged: its dialogues fail with the reason."""
+        """Return the prompts with what the environment's `reset` answers for their first sample; their rows stay the
+        same. A prompt whose reset fails is unchanged, and its dialogues fail with the reason."""
         if self._setting.toolbox.code.environment is None:
             return list(prompts)
         return list(self._threads.map(self._observed, prompts))
@@ -72,7 +72,7 @@ class EnvironmentDialogues:
         return [EnvironmentDialogue(self._setting, self._threads, prompt, seed) for seed in seeds]
 
     def close(self) -> None:
-        """End all processes, whatever they do."""
+        """End all processes, whatever they are doing."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._setting.processes.close()
         self._threads.shutdown()
@@ -92,7 +92,7 @@ class EnvironmentDialogues:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Result:
-    """Holds what a tool, or `respond`, brought. `call`: None for `respond`."""
+    """What a tool, or `respond`, returned. `call` is None for `respond`."""
 
     call: ToolCall | None
     content: str
@@ -101,7 +101,7 @@ class _Result:
 
     @property
     def message(self) -> Message:
-        """Write it as the chat template takes it."""
+        """Return the result as a message for the chat template."""
         if self.call is None:
             return Message(role="user", content=self.content)
         tool = self.call.name if self.call.is_known else UNKNOWN  # the policy may have written anything
@@ -109,7 +109,7 @@ class _Result:
 
 
 class EnvironmentDialogue:
-    """Answers the turns of one trajectory. Its requests run on threads, one after the other."""
+    """Answers to the turns of one trajectory. Its requests run on threads, one after another."""
 
     def __init__(self, setting: EnvironmentSetting, threads: ThreadPoolExecutor, prompt: EncodedPrompt, seed: int):
         self._setting, self._threads, self._prompt, self._seed = setting, threads, prompt, seed
@@ -119,11 +119,11 @@ class EnvironmentDialogue:
         self._begun = threads.submit(self._begin)
 
     def answer(self, text: str, token_count: int) -> "Future[TurnReply]":
-        """Answer a turn, as Dialogue says."""
+        """Answer a turn; see Dialogue."""
         return self._threads.submit(self._reply, PolicyTurn(text=text, token_count=token_count))
 
     def end(self) -> TrajectoryEnd:
-        """End the trajectory, as Dialogue says."""
+        """End the trajectory; see Dialogue."""
         self._begun.result()
         return self._finished()
 
@@ -169,7 +169,7 @@ class EnvironmentDialogue:
         return TurnReply(turn=turn, observation=observation)
 
     def _results(self, text: str) -> list[_Result]:
-        """Make the calls of a turn; without a call, let the environment respond."""
+        """Make the calls of a turn, or let the environment respond if there are none."""
         try:
             calls = self._setting.reader.read(text, self._prompt.text) if self._setting.reader is not None else ()
         except Malformed as problem:
@@ -210,7 +210,7 @@ class EnvironmentDialogue:
         return _Result(call=call, content=f"{self._setting.harmless(text)}\n<image>", images=(image,))
 
     def _shown(self, call: ToolCall | None, answer: Answer) -> _Result:
-        """Take an answer of the user's code. Raises DataError for its pictures."""
+        """Make a result of an answer of the user's code. Raises DataError for its pictures."""
         images = self._setting.encode_pictures(self._prompt.row, answer.pictures)
         self._see(answer.pictures, images)
         return _Result(call=call, content=answer.content, images=images, is_done=answer.is_done)
@@ -228,7 +228,7 @@ class EnvironmentDialogue:
         return _Result(call=replace(call, failure=str(problem)), content=self._setting.harmless(f"error: {problem}"))
 
     def _finished(self) -> TrajectoryEnd:
-        """Take the environment's reward and give its process back, once."""
+        """Get the environment's reward and give its process back, once."""
         if self._ending is None:
             with self._failing():
                 outcome = None
@@ -250,7 +250,7 @@ class EnvironmentDialogue:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """End the trajectory where the environment cannot go on."""
+        """End the trajectory if the environment cannot go on."""
         try:
             yield
         except (EnvironmentFailure, DataError) as error:

@@ -1,4 +1,4 @@
-"""The processes of a run's environments and tools: one for each trajectory in flight, started as needed and kept."""
+"""The processes of a run's environments and tools: one per trajectory in flight, started as needed and kept."""
 
 import json
 import threading
@@ -15,35 +15,35 @@ WORKER = "tiercel.environments.worker:run"
 
 
 class EnvironmentFailure(Exception):
-    """Raised where the user's code cannot go on with a trajectory; the message says why."""
+    """Raised if the user's code cannot go on with a trajectory; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UserCode:
-    """Names the user's own code, as `file.py:name` or `package.module:name`."""
+    """The names of the user's own code, as `file.py:name` or `package.module:name`."""
 
     environment: str | None  # a class
     functions: tuple[str, ...]
 
     @property
     def exists(self) -> bool:
-        """Tell whether there is any."""
+        """Return whether there is any."""
         return self.environment is not None or bool(self.functions)
 
     @property
     def name(self) -> str:
-        """Name it for messages."""
+        """Return its name for messages."""
         if self.environment is not None:
             return f"environment {self.environment}"
         return f"tools {', '.join(self.functions)}".rstrip()
 
 
 class EnvironmentProcess:
-    """Holds the user's code in a process, for one trajectory at a time."""
+    """A process with the user's code, for one trajectory at a time."""
 
     def __init__(self, code: UserCode, limits: Reliability):
-        """Start the process and wait until the code is imported. Raises EnvironmentFailure where it cannot be, and
-        EnvironmentProblem where no process can be started."""
+        """Start the process and wait until the code is imported. Raises EnvironmentFailure if it cannot be, and
+        EnvironmentProblem if no process can be started."""
         self._timeout, self._number = limits.reward_timeout, 0
         longest = 2 * LARGEST_PICTURES  # base64 and a text are less
         job = ProcessJob(name=f"the {code.name}", entry=WORKER, work=asdict(code), longest_reply=longest)
@@ -57,12 +57,12 @@ class EnvironmentProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Say whether the process lives."""
+        """Return whether the process is alive."""
         return self._process.is_alive
 
     def ask(self, ask: str, *, seconds: float | None = None, **fields: Any) -> Mapping[str, Any]:
-        """Call one of worker.Host's methods. `seconds`: instead of `reliability.reward_timeout`. After an
-        EnvironmentFailure the process is to be closed."""
+        """Call one of worker.Host's methods. `seconds` replaces `reliability.reward_timeout`. After an
+        EnvironmentFailure the process must be closed."""
         self._number += 1
         self._process.printed()  # what came before this request
         request = json.dumps({"number": self._number, "ask": ask, "fields": fields}).encode() + b"\n"
@@ -77,12 +77,12 @@ class EnvironmentProcess:
         return reply
 
     def close(self) -> None:
-        """End the process and all that it started."""
+        """End the process and everything that it started."""
         self._process.close()
 
 
 class Processes:
-    """Hands out processes, and takes them back for the next trajectory. May be called by several threads."""
+    """A pool of processes, each reused for the next trajectory. Several threads may call it."""
 
     def __init__(self, code: UserCode, limits: Reliability):
         self._code, self._limits = code, limits
@@ -92,7 +92,7 @@ class Processes:
         self._is_closed = False
 
     def take(self) -> EnvironmentProcess:
-        """Give an idle process that lives, or a new one. Raises EnvironmentFailure."""
+        """Return an idle process that is alive, or a new one. Raises EnvironmentFailure."""
         while (idle := self._pop()) is not None:
             if idle.is_alive:
                 return idle
@@ -108,7 +108,7 @@ class Processes:
 
     @contextmanager
     def lent(self) -> Iterator[EnvironmentProcess]:
-        """Give a process for a block of code, after which it is idle again, or at an end where the block fails."""
+        """Lend a process to a block of code. Afterwards it is idle again, or ended if the block fails."""
         process = self.take()
         try:
             yield process
@@ -135,7 +135,7 @@ class Processes:
         process.close()
 
     def close(self) -> None:
-        """End all processes; a request that one is busy with fails."""
+        """End all processes; a request in progress fails."""
         with self._lock:
             self._is_closed = True
             processes = list(self._all)

@@ -24,14 +24,14 @@ Thing = TypeVar("Thing")
 
 
 class SharedCache(Generic[Thing]):
-    """Keeps what was asked for last, up to a number of bytes. Threads that ask for the same at a time wait for the one
-    that makes it. The newest is kept whatever its size."""
+    """A cache of the things last asked for, up to a number of bytes. Threads that ask for the same thing at once wait
+    for the one that makes it. The newest is kept whatever its size."""
 
     def __init__(self, limit_bytes: int, size_of: Callable[[Thing], int]):
         self._limit, self._size_of = limit_bytes, size_of
         self._lock = Lock()
         self._things: OrderedDict[Hashable, Future[Thing]] = OrderedDict()  # least recently used first
-        self._sizes: dict[Hashable, int] = {}  # bytes, of those that are made
+        self._sizes: dict[Hashable, int] = {}  # bytes, of the things that have been made
 
     def get(self, key: Hashable, make: Callable[[], Thing]) -> Thing:
         """Return what is kept for `key`, or make it. Raises what `make` does; then nothing is kept."""
@@ -74,14 +74,14 @@ def _seen() -> SharedCache[EncodedImage]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentSetting:
-    """Holds what the trajectories of a run share."""
+    """What the trajectories of a run share."""
 
     toolbox: Toolbox
     family: Family
     data: Data
     processes: Processes
     reader: CallReader | None  # None: there are no tools
-    harmless: Callable[[str], str]  # as answers.harmless
+    harmless: Callable[[str], str]  # made by answers.harmless
     originals: SharedCache[Image.Image] = field(default_factory=_originals)
     seen: SharedCache[EncodedImage] = field(default_factory=_seen)
 
@@ -95,7 +95,7 @@ class EnvironmentSetting:
         return prompt_encoder(self.family, self.data)(row, index)
 
     def encode_pictures(self, row: Row, sources: Sequence[ImageSource]) -> tuple[EncodedImage, ...]:
-        """Decode and resize pictures that came back, within the limits of the row's own. Raises DataError."""
+        """Decode and resize returned pictures, within the limits of the row's own. Raises DataError."""
 
         def encoded(source: ImageSource) -> EncodedImage:
             key = (row.image_roots, source, row.pixels)
@@ -104,15 +104,14 @@ class EnvironmentSetting:
         return tuple(encoded(source) for source in sources)
 
     def original(self, row: Row, source: ImageSource | VideoSource) -> Image.Image:
-        """Decode a picture in its own size, once for all that ask for it. Raises DataError, and ToolProblem for a
-        video."""
+        """Decode a picture in its own size, once for all callers. Raises DataError, and ToolProblem for a video."""
         if isinstance(source, VideoSource):
             raise ToolProblem("it is a video; this tool takes images")
         roots, limit = row.image_roots, self.data.max_image_pixels
         return self.originals.get((roots, source), lambda: decode(source, roots, limit))
 
     def require_observation(self, prompt: EncodedPrompt, row: Row, observation: Answer) -> None:
-        """Raise EnvironmentFailure where a prompt does not end with an observation, as `row` does; DataError where it
+        """Raise EnvironmentFailure if a prompt does not end with an observation, as `row` does, and DataError if it
         cannot have it."""
         images = self.encode_pictures(row, observation.pictures)
         seen = prompt.images[len(prompt.images) - len(images) :]

@@ -1,4 +1,4 @@
-"""The built-in tools: they cut from the original pictures, in the coordinates in which the model writes boxes."""
+"""The built-in tools, which cut from the original pictures, in the coordinates in which the model writes boxes."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,21 +20,21 @@ from tiercel.sandbox.process import START_TIMEOUT
 from tiercel.types import Box, CoordinateSpace, ImagePlan
 
 MARK_COLOUR = (255, 0, 0)
-MARK_SHARE = 0.03  # radius of a mark, of the longer side
-_DIGITS = 6  # of a pixel: what is beyond comes from rounding
+MARK_SHARE = 0.03  # radius of a mark, as a share of the longer side
+_DIGITS = 6  # decimals of a pixel; what is beyond comes from rounding
 
 BoxArgument = Annotated[list[FiniteFloat], Field(min_length=4, max_length=4)]
 PointArgument = Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]
 
 
 class ToolProblem(ValueError):
-    """Raised where a tool has no answer; the policy is told the message."""
+    """Raised if a tool has no answer; the policy is told the message."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeenPicture:
-    """Holds a picture that the policy saw. `original` decodes it in its own size; it raises DataError, or ToolProblem
-    for a video."""
+    """A picture that the policy saw. `original` decodes it in its own size; it raises DataError, or ToolProblem for a
+    video."""
 
     original: Callable[[], Image.Image]
     plan: ImagePlan
@@ -42,8 +42,8 @@ class SeenPicture:
 
 @dataclass(frozen=True, slots=True)
 class PictureTools:
-    """Answers with pictures of one trajectory. Each public method is a tool, whose hints and docstring make its schema.
-    Raises ToolProblem, and DataError where the original cannot be read."""
+    """Tools that answer with pictures of one trajectory. Each public method is a tool, and its hints and docstring make
+    its schema. Raises ToolProblem, and DataError if the original cannot be read."""
 
     pictures: Sequence[SeenPicture]
     space: CoordinateSpace
@@ -96,7 +96,7 @@ class PictureTools:
         return self.pictures[number - 1]
 
     def _in_original(self, number: int, box: Box) -> Box:
-        """Map a box or a point to pixels of the original. Raises ToolProblem where it is not in the picture."""
+        """Map a box or a point to pixels of the original. Raises ToolProblem if it is not in the picture."""
         plan = self._picture(number).plan
         exact = to_original(box, self.space, plan.original_size, plan.processed_size)
         x1, y1, x2, y2 = (round(value, _DIGITS) for value in exact)
@@ -114,7 +114,7 @@ BUILT_IN: Mapping[str, Callable[..., Image.Image]] = {
 
 def use(name: str, tools: PictureTools, arguments: Mapping[str, Any]) -> Image.Image:
     """Call a built-in tool with what the policy wrote. Raises ToolProblem, and DataError."""
-    if "self" in arguments:  # some versions of pydantic take it for the method's own
+    if "self" in arguments:  # some versions of pydantic mistake it for the method's own
         raise ToolProblem("self: Unexpected keyword argument")
     try:
         return BUILT_IN[name](tools, **arguments)
@@ -128,22 +128,22 @@ ADVICE = "a tool has type hints and a Google-style docstring that describes it a
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Toolbox:
-    """Holds what the policy can call, and what the environment can do besides."""
+    """What the policy can call, and what else the environment can do."""
 
     code: UserCode
-    schemas: tuple[Mapping[str, Any], ...]  # of all tools, as chat templates take them
+    schemas: tuple[Mapping[str, Any], ...]  # of all tools, in the form of chat templates
     responds: bool = False  # the environment answers turns without tool calls
     gives_reward: bool = False  # the environment has a reward of its own
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Name the tools."""
+        """Return the names of the tools."""
         return tuple(schema["function"]["name"] for schema in self.schemas)
 
 
 def load_toolbox(environment: str | None, tools: Sequence[str], reliability: Reliability) -> Toolbox:
-    """Find the tools of `rollout.environment` and `rollout.tools`: the user's code is imported in a process, and
-    described there. Raises RecipeError with all that is wrong."""
+    """Find the tools of `rollout.environment` and `rollout.tools`. The user's code is imported in a process and
+    described there. Raises RecipeError with everything that is wrong."""
     code = UserCode(environment=environment, functions=tuple(name for name in tools if name not in BUILT_IN))
     key = "rollout.tools" if environment is None else "rollout.environment"
     try:

@@ -1,7 +1,7 @@
-"""The process of one trajectory: it holds the user's environment and tools, and answers one request after the other.
+"""The process of one trajectory. It holds the user's environment and tools, and answers one request after another.
 
-Forked by sandbox/supervisor.py. Pictures leave it as files in base64. Imports no torch unless the user's code does, but
-where it is asked to describe the tools: their schemas are made by transformers.
+Forked by sandbox/supervisor.py. Pictures leave it as files in base64. Imports no torch unless the user's code does, or
+it is asked to describe the tools, whose schemas transformers makes.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ NO_TOOLS = ("reset", "get_reward", "respond")
 
 
 class UnusableAnswer(ValueError):
-    """Raised where the answer of the user's code cannot be handed to the policy."""
+    """Raised if the answer of the user's code cannot be handed to the policy."""
 
 
 def run(descriptor: int, work: Mapping[str, Any], file_mb: float) -> None:
@@ -31,7 +31,7 @@ def run(descriptor: int, work: Mapping[str, Any], file_mb: float) -> None:
 
 
 def _load(environment: str | None, functions: list[str]) -> Handle:
-    load = cache(partial(load_module, prefix=MODULE_PREFIX))  # one module for all that a file has
+    load = cache(partial(load_module, prefix=MODULE_PREFIX))  # one module for everything in a file
     found = [load_named(call, load) for call in functions]
     if wrong := [f"{source}: {name} is no function" for source, name, each in found if not inspect.isfunction(each)]:
         raise CannotLoad("; ".join(wrong))
@@ -48,7 +48,8 @@ def _load(environment: str | None, functions: list[str]) -> Handle:
 
 
 class Host:
-    """Answers requests by the user's code. Each method that a request may ask for returns the fields of the reply."""
+    """Answers to requests, made by the user's code. Each method that a request may ask for returns the fields of the
+    reply."""
 
     def __init__(self, environment: Any, functions: list[Callable[..., Any]]):
         self.environment = environment
@@ -68,20 +69,20 @@ class Host:
         reply(number=request["number"], **fields)
 
     def describe(self) -> dict[str, Any]:
-        """Return the schema of each tool, or why it has none, and which optional methods there are."""
+        """Return the schema of each tool, or why it has none, and which optional methods exist."""
         from transformers.utils import get_json_schema
 
         schemas, problems = [], []
         for tool in self.tools:
             try:
                 schemas.append(get_json_schema(tool))
-            except Exception as error:  # of what its hints and its docstring may be
+            except Exception as error:  # whatever its hints and its docstring are
                 problems.append(f"tool {tool.__name__}: {error}")
         has = partial(hasattr, self.environment)
         return {"schemas": schemas, "problems": problems, "responds": has("respond"), "gives_reward": has("get_reward")}
 
     def reset(self, row: Mapping[str, Any], seed: int) -> dict[str, Any]:
-        """Begin a trajectory on a row. `seed` is for a method that names it."""
+        """Begin a trajectory on a row. `seed` is passed to a method that names it."""
         parameters = inspect.signature(self.environment.reset).parameters
         if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
             row = {name: value for name, value in {"seed": seed, **row}.items() if name in parameters}
@@ -90,7 +91,7 @@ class Host:
         return self._answered(self._result(self.environment.reset(**row)), may_be_none=True)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Call a tool. What it raises is an answer to the policy, but for KeyboardInterrupt and the like."""
+        """Call a tool. What it raises becomes an answer to the policy, except KeyboardInterrupt and the like."""
         tool = next(tool for tool in self.tools if tool.__name__ == name)
         try:
             inspect.signature(tool).bind(**arguments)
@@ -121,7 +122,7 @@ class Host:
 
 
 def _parts(value: Any) -> list[dict[str, str]]:
-    """Write an answer as parts, each {"text": ...} or {"image": base64}. Raises WrongAnswer."""
+    """Convert an answer to parts, each {"text": ...} or {"image": base64}. Raises UnusableAnswer."""
     is_list = isinstance(value, list | tuple) and all(isinstance(part, Mapping) and "type" in part for part in value)
     given = value if is_list and value else [{"type": _kind(value), _kind(value): value}]
     parts = [_part(part) for part in given]
@@ -150,7 +151,7 @@ def _part(part: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _file(picture: Any) -> bytes:
-    """Return a picture as a file: bytes are one already."""
+    """Return a picture as the bytes of a file; bytes are one already."""
     if isinstance(picture, bytes):
         return picture
     if _kind(picture) != "image":

@@ -1,7 +1,7 @@
 """Between the turns of a trajectory: what an engine hands over, and what it gets back.
 
 An engine never waits for one answer while it can draw tokens of other rows. What comes back is already tokens and
-pictures, so every engine goes on from exactly what it sampled.
+pictures, so every engine continues from exactly what it sampled.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from tiercel.types import EncodedPrompt, Observation
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Limits a trajectory."""
+    """The limits of a trajectory."""
 
     max_turns: int
     max_tokens: int  # sampled and observed, after the prompt
@@ -23,7 +23,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnReply:
-    """Holds what came back after a turn. `observation`: None where the trajectory has ended."""
+    """What came back after a turn. `observation` is None if the trajectory has ended."""
 
     turn: PolicyTurn
     observation: Observation | None
@@ -31,25 +31,25 @@ class TurnReply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrajectoryEnd:
-    """Holds what is known of a trajectory when it has ended."""
+    """What is known of a trajectory when it has ended."""
 
-    outcome: RewardValue | None  # the environment's own reward; None where it gives none
+    outcome: RewardValue | None  # the environment's own reward; None if it gives none
     failure: str | None = None  # why the environment could not go on
 
 
 class Dialogue(Protocol):
-    """Answers the turns of one trajectory, one after the other."""
+    """The answers to the turns of one trajectory, one after another."""
 
     def answer(self, text: str, token_count: int) -> "Future[TurnReply]":
-        """Take what the policy wrote in a turn, without its end token. Never called before the last answer came, and
-        not after one without an observation."""
+        """Answer what the policy wrote in a turn, without its end token. Never called before the last answer came, nor
+        after one without an observation."""
 
     def end(self) -> TrajectoryEnd:
-        """End the trajectory: take the environment's reward, and set the environment free. Called once."""
+        """End the trajectory: get the environment's reward, and release the environment. Called once."""
 
 
 class Dialogues(Protocol):
-    """Makes the dialogues of prompts."""
+    """A source of dialogues for prompts."""
 
     @property
     def limits(self) -> Limits:

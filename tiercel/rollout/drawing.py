@@ -1,4 +1,4 @@
-"""Draw tokens with noise that depends only on (seed, position, token id).
+"""Drawing of tokens with noise that depends only on (seed, position, token id).
 
 Each token's noise is a hash of these three (Salmon et al. 2011, counter-based random numbers). The drawn token is the
 argmax of logits plus Gumbel noise (Gumbel 1954), computed as a race. So the other rows of the batch, the rank and the
@@ -44,7 +44,8 @@ def sampling_seed(run_seed: int, index: int) -> int:
 
 
 class TokenDraw:
-    """Draws the next token of every row. What it needs on the device is made once, so that no draw waits for it."""
+    """The draw of the next token of every row. What it needs on the device is made once, so that no draw waits for
+    it."""
 
     def __init__(self, params: SamplingParams, family: Family, vocabulary: int, device: torch.device):
         self.params = params
@@ -55,8 +56,8 @@ class TokenDraw:
     def __call__(
         self, logits_RV: Tensor, seeds_R: Tensor, positions_R: Tensor, is_early_R: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Draw a token in each row. `positions_R`: its place in the completion. `is_early_R`: whether it must not end
-        the turn; None: all may. Returns tokens (R,) and their logprobs (R,) under log-softmax(logits / temperature)
+        """Draw a token in each row. `positions_R` is its place in the completion. `is_early_R` says whether it must not
+        end the turn; None: all may. Returns tokens (R,) and their logprobs (R,) under log-softmax(logits / temperature)
         without vision placeholders."""
         params = self.params
         logits_RV = logits_RV.float()
@@ -82,7 +83,7 @@ class TokenDraw:
         return drawn_R, logits_RV.gather(1, drawn_R[:, None])[:, 0] - lse_R
 
     def ends(self, token_ids_R: Tensor) -> Tensor:
-        """Say of each token whether it ends a completion."""
+        """Return for each token whether it ends a completion."""
         return (token_ids_R[:, None] == self.end_ids).any(1)
 
 
@@ -107,7 +108,7 @@ def race(weights_RV: Tensor, seeds_R: Tensor, positions_R: Tensor) -> Tensor:
 
 
 class _Noise:
-    """Makes the Exp(1) noise of some rows, for a block of the vocabulary at a time. In a row the hash is one to one, so
+    """The Exp(1) noise of some rows, for a block of the vocabulary at a time. Within a row the hash is one to one, so
     no two tokens have the same. It uses 32-bit words, because processors multiply many of these at a time."""
 
     def __init__(self, seeds_R: Tensor, positions_R: Tensor, vocabulary: int):
@@ -149,7 +150,7 @@ def _low_word(value: Tensor) -> Tensor:
 
 
 def _block_width(rows: int, device: torch.device) -> int:
-    """Choose how many words a block has. On CPU a block fits into the caches; on GPU one block saves launches."""
+    """Return how many words a block has. On CPU a block fits into the caches; on GPU one block saves launches."""
     return max(1, ELEMENTS_IN_CACHE // rows) if device.type == "cpu" else 2**30
 
 

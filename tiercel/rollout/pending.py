@@ -1,5 +1,5 @@
-"""Save and load groups that were sampled but not trained on yet, for a checkpoint: tensors in safetensors, the rest in
-JSON. A prompt is stored as its index in the global order, so that any number of ranks can continue."""
+"""Groups that were sampled but not trained on yet, saved for a checkpoint: tensors in safetensors, the rest in JSON. A
+prompt is stored as its index in the global order, so that any number of ranks can continue."""
 
 import json
 import os
@@ -25,7 +25,7 @@ PICTURE = "picture"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PendingGroup:
-    """Holds a group without its prompt."""
+    """A group without its prompt."""
 
     index: int  # of the prompt in the global order
     policy_version: int
@@ -42,7 +42,7 @@ class PendingGroup:
 
 
 def save_pending(directory: Path, groups: Sequence[PendingGroup]) -> None:
-    """Write the groups into `directory`; write no file where there are none."""
+    """Write the groups into `directory`; write no file if there are none."""
     if not groups:
         return
     tensors, described = {}, []
@@ -65,8 +65,8 @@ def save_pending(directory: Path, groups: Sequence[PendingGroup]) -> None:
 
 
 def load_pending(directory: Path) -> dict[int, PendingGroup]:
-    """Read the groups, by the prompt's index; empty where the checkpoint has none. Raises RunError where the files are
-    not those that `save_pending` writes, and ModelError where the tensors cannot be read."""
+    """Read the groups, by the prompt's index; empty if the checkpoint has none. Raises RunError if the files are not as
+    `save_pending` writes them, and ModelError if the tensors cannot be read."""
     if not os.path.lexists(directory / GROUPS):
         return {}
     with reading(directory):

@@ -13,7 +13,7 @@ from tiercel.types import EncodedPrompt, Group
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """Holds the parameters of sampling. `greedy` takes the likeliest token and ignores temperature, top-p and top-k."""
+    """The parameters of sampling. `greedy` takes the likeliest token and ignores temperature, top-p and top-k."""
 
     group_size: int = 1
     min_new_tokens: int = 0
@@ -26,7 +26,7 @@ class SamplingParams:
 
 
 def sampling_params(rollout: Rollout) -> SamplingParams:
-    """Take the parameters from the recipe."""
+    """Return the parameters of the recipe."""
     return SamplingParams(
         group_size=rollout.group_size,
         min_new_tokens=rollout.min_new_tokens,
@@ -39,18 +39,18 @@ def sampling_params(rollout: Rollout) -> SamplingParams:
 
 
 def greedy_params(rollout: Rollout) -> SamplingParams:
-    """Make the parameters of one greedy completion for each prompt, for evaluation and prediction."""
+    """Return the parameters of one greedy completion per prompt, for evaluation and prediction."""
     return replace(sampling_params(rollout), group_size=1, temperature=1.0, top_p=1.0, top_k=0, greedy=True)
 
 
 class Sampler(Protocol):
-    """Completes prompts. All ranks make the same calls."""
+    """An engine that completes prompts. All ranks make the same calls."""
 
     shares_weights: bool  # the engine uses the trainer's weights and needs no adapter directory
 
     def load_policy(self, version: int, adapter_directory: Path | None) -> None:
-        """Sample from this version from now on. The name of the directory is that of the policy. The directory must
-        stay until the next call."""
+        """Sample from this version from now on. The directory has the name of the policy, and must stay until the next
+        call."""
 
     def awake(self) -> AbstractContextManager[None]:
         """Wrap sampling. Outside, the engine may give its memory to the learner."""
@@ -63,7 +63,7 @@ class Sampler(Protocol):
         dialogues: Dialogues | None = None,
     ) -> tuple[Group, ...]:
         """Sample `params.group_size` completions of each prompt. Sample i of a prompt is drawn with its seed + i.
-        `dialogues`: what answers after each turn; None: a completion has one turn."""
+        `dialogues` answers after each turn; None: a completion has one turn."""
 
     def metrics(self) -> dict[str, float]:
         """Return metrics of the engine since the last call. They are summed over ranks."""
@@ -74,10 +74,10 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class GatedSampler(Sampler, Protocol):
-    """Completes prompts from weights of its own, which the gate compares with the trainer's before the first step."""
+    """An engine with weights of its own, which the gate compares with the trainer's before the first step."""
 
     def require_usable(self, prompt: EncodedPrompt) -> None:
-        """Raise EnvironmentProblem where the engine was started with other options than the trainer needs."""
+        """Raise EnvironmentProblem if the engine was started with other options than the trainer needs."""
 
     def sample_everywhere(
         self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]

@@ -1,4 +1,4 @@
-"""Build the completion of a sample whose turns are answered, for every engine. Shape suffixes: docs/shapes.md."""
+"""The completion of a sample whose turns are answered, built for every engine. Shape suffixes: docs/shapes.md."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -25,13 +25,13 @@ def stop_reach(stop: Sequence[str]) -> int:
 
 
 def completes_a_stop(family: Family, rows: Sequence[Sequence[int]], stop: Sequence[str]) -> list[bool]:
-    """Tell in which rows of tokens the last one completes a stop string."""
+    """Return for each row of tokens whether the last one completes a stop string."""
     texts = family.tokenizer.batch_decode([list(ids[-stop_reach(stop) :]) for ids in rows])
     return [any(each in text for each in stop) for text in texts]
 
 
 class TrajectoryBuilder:
-    """Takes the turns of one sample and what comes back after each. `max_new_tokens`: of a turn."""
+    """The turns of one sample, with what comes back after each. `max_new_tokens` is of a turn."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class TrajectoryBuilder:
     def add_turn(
         self, token_ids: Sequence[int], logprobs: Sequence[float], *, is_truncated: bool
     ) -> Future[TurnReply] | None:
-        """Add what the policy wrote in a turn. Returns what the reply will be; None: the turn was truncated, which ends
+        """Add what the policy wrote in a turn. Returns the future reply, or None if the turn was truncated, which ends
         the trajectory."""
         self._add(token_ids, logprobs, is_sampled=True)
         self.text = written_text(self.family, token_ids)
@@ -76,8 +76,8 @@ class TrajectoryBuilder:
         return self.dialogue.answer(self.text, len(token_ids))
 
     def add_reply(self, reply: TurnReply) -> bool:
-        """Add what came back after a turn. Returns whether another turn follows. Where the turns have run out, or no
-        room is left for a token after the observation, the observation is dropped and the trajectory is truncated."""
+        """Add what came back after a turn. Returns whether another turn follows. If there are no turns left, or no room
+        for a token after the observation, the observation is dropped and the trajectory is truncated."""
         self.turns.append(reply.turn)
         if reply.observation is None:
             return False
@@ -93,7 +93,7 @@ class TrajectoryBuilder:
         return not self.is_truncated
 
     def so_far(self) -> EncodedPrompt:
-        """Return the prompt with all that follows it, as the prompt of the next turn."""
+        """Return the prompt with everything that follows it, as the prompt of the next turn."""
         token_ids_P = torch.cat([self.prompt.token_ids_P, torch.tensor(self.token_ids, dtype=torch.int64)])
         images = (*self.prompt.images, *self.images)
         return replace(

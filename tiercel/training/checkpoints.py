@@ -1,4 +1,4 @@
-"""A run's checkpoints: which steps are saved, which is the best, which are kept."""
+"""A run's checkpoints: which steps are saved, which one is the best, and which are kept."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from tiercel.training.finite import require_finite_weights
 from tiercel.training.trainer import Trainer
 from tiercel.writing import GO_ON, writing
 
-FILE_BYTES = 2 * 2**30  # of weights or moments in a file, and so what a rank holds of them in the host's memory
+FILE_BYTES = 2 * 2**30  # of weights or moments per file, and so the most that a rank holds in host memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,8 +50,8 @@ class ShardedSave:
         return self.strategy.ranks
 
     def save(self, state: dict[str, Any], add: Callable[[Path], None]) -> None:
-        """Save what is trained; `add` writes the other files, on the first rank. A valid checkpoint of the same step
-        stays as it is. Raises TrainingError where a weight is not finite, and RunError where a disk is full."""
+        """Save what is trained. `add` writes the other files, on the first rank. A valid checkpoint of the same step
+        stays as it is. Raises TrainingError if a weight is not finite, and RunError if a disk is full."""
         ranks, needed = self._ranks, self.strategy.checkpoint_bytes()
         ranks.together(lambda: require_finite_weights(self.strategy.shares(), self.step))
         temporary = self._on_first(lambda: self._begin(needed))
@@ -74,7 +74,8 @@ class ShardedSave:
         return temporary
 
     def _write_model(self, temporary: Path) -> None:
-        """Gather and write one part after the other. After an error the first rank goes on gathering, as all do."""
+        """Gather and write one part after another. After an error the first rank keeps gathering, because all ranks
+        must."""
         policy, ranks = self.strategy.policy, self._ranks
         error: TiercelError | None = None
         parts: ModelParts | None = None
@@ -117,7 +118,7 @@ class ShardedSave:
         return hashes
 
     def _written(self, write: Callable[[], dict[str, str]]) -> dict[str, str]:
-        """Let every rank write, and return the hashes of all on the first."""
+        """Let every rank write, and return the hashes of all ranks on the first one."""
 
         def act() -> dict[str, str]:
             with self._writing():
@@ -137,7 +138,7 @@ class ShardedSave:
         return writing(f"{self.root}: the checkpoint of step {self.step}", f"{GO_ON} from the newest checkpoint")
 
 
-OBJECTIVE = "objective"  # in a checkpoint's state: what the loss needs of earlier steps
+OBJECTIVE = "objective"  # in a checkpoint's state: what the loss needs from earlier steps
 LOWEST_IS_BEST = ("eval/loss",)
 
 
@@ -147,7 +148,7 @@ class Checkpoints:
 
     run: RunDirectory
     recipe: BaseRecipe
-    state: Mapping[str, Any]  # of every checkpoint: what the run takes
+    state: Mapping[str, Any]  # about the run's inputs, saved in every checkpoint
 
     def save(
         self,
@@ -157,9 +158,9 @@ class Checkpoints:
         pending: Sequence[PendingGroup] = (),
         objective: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Save a checkpoint after `step` updates, and remove older ones than the newest `train.keep`, but for the best.
-        `row`: the step's metrics; `pending`: this rank's groups of the next step; `objective`: its state. Raises
-        RunError, as where the disk is full."""
+        """Save a checkpoint after `step` updates, and remove all but the newest `train.keep` and the best. `row` holds
+        the step's metrics, `pending` this rank's groups of the next step, and `objective` the state of the objective.
+        Raises RunError, for example if the disk is full."""
         ranks, strategy = self.run.ranks, trainer.strategy
         ranks.heartbeat.begin("save", step)
         ranks.on_first(self.run.require_held)
@@ -182,7 +183,7 @@ class Checkpoints:
         ranks.on_first(lambda: prune(self.run.checkpoints, step, self.recipe.train.keep, self.best(step)))
 
     def _save_whole(self, trainer: Trainer, step: int, state: dict[str, Any], groups: Sequence[PendingGroup]) -> None:
-        """Save with weights and moments whole on the first rank, which writes."""
+        """Save with the whole weights and moments on the first rank, which writes them."""
         ranks, strategy = self.run.ranks, trainer.strategy
         weights = strategy.model_weights() if self.recipe.lora is None else strategy.trained_weights()
         ranks.on_first(lambda: require_finite_weights(weights, step))
@@ -202,14 +203,14 @@ class Checkpoints:
         ranks.on_first(save)
 
     def best(self, step: int) -> FoundCheckpoint | None:
-        """Find the checkpoint, of those up to `step`, that train.keep_best keeps; None without one."""
+        """Return the checkpoint up to `step` that train.keep_best keeps, or None if there is none."""
         metric = self.recipe.train.keep_best
         if metric is None:
             return None
         return best_scored(self.run.checkpoints, step, metric, lowest=metric in LOWEST_IS_BEST)
 
     def is_best(self, step: int, row: Mapping[str, float]) -> bool:
-        """Whether this evaluated step is better than every checkpoint, by train.keep_best. Raises RecipeError where the
+        """Return whether this evaluated step beats every checkpoint by train.keep_best. Raises RecipeError if the
         evaluation has no such metric."""
         metric = self.recipe.train.keep_best
         if metric is None:
@@ -223,7 +224,7 @@ class Checkpoints:
             best = self.best(step - 1)
             return best is None or is_better(row[metric], best.state[SCORE][metric], lowest=metric in LOWEST_IS_BEST)
 
-        return self.run.ranks.on_first(judge)  # which has the metrics of all
+        return self.run.ranks.on_first(judge)  # the first rank has the metrics of all
 
     def _score(self, row: Mapping[str, float]) -> dict[str, Any]:
         metric = self.recipe.train.keep_best
@@ -236,5 +237,5 @@ def pending_of(found: FoundCheckpoint | None) -> dict[int, PendingGroup]:
 
 
 def _byte_count(tensors: Mapping[str, Tensor]) -> int:
-    """Bytes of tensors as a file holds them."""
+    """Return how many bytes tensors take in a file."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

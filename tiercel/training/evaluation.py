@@ -47,11 +47,11 @@ class Evaluation:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95 % interval of the accuracy (Wilson 1927)."""
+        """Return the 95 % interval of the accuracy (Wilson 1927)."""
         return None if self.right is None else wilson(self.right, self.count)
 
     def metrics(self) -> dict[str, float]:
-        """Keys `eval/...` of metrics.jsonl."""
+        """Return the `eval/...` keys of metrics.jsonl."""
         row: dict[str, float] = {f"eval/{name}": value for name, value in self.reward_means.items()}
         row["eval/count"] = self.count
         if self.accuracy is not None and self.interval is not None:
@@ -60,7 +60,7 @@ class Evaluation:
         return row
 
     def summary(self) -> str:
-        """Write the result as one line for a person."""
+        """Return the result as one line for a person."""
         reward = self.reward_means.get("reward/mean")
         missing = sum(group.completions[0].total is None for group in self.scored)
         if reward is None:
@@ -75,8 +75,8 @@ class Evaluation:
 
 
 def evaluate_policy(session: Session, trainer: Trainer, rollouts: Rollouts, step: int) -> dict[str, float]:
-    """Score the policy after `step` updates on the held-out rows; keep the completions, say the score. The row is empty
-    where the recipe has no such rows."""
+    """Score the policy after `step` updates on the held-out rows; keep the completions and report the score. The
+    returned row is empty if the recipe has no such rows."""
     table, ranks = session.read.heldout, session.ranks
     if table is None:
         return {}
@@ -96,8 +96,8 @@ def evaluate_policy(session: Session, trainer: Trainer, rollouts: Rollouts, step
 def evaluate(
     completer: Completer, family: Family, recipe: GrpoRecipe, scorer: Scorer, ranks: Ranks = ALONE
 ) -> Evaluation | None:
-    """Greedy completions of every row of data.eval, scored; None where the recipe has no such rows. With ranks, each
-    takes its share, and the first has the result."""
+    """Score greedy completions of every row of data.eval, or return None if the recipe has no such rows. With several
+    ranks, each takes its share, and the first has the result."""
     table = heldout_rows(recipe, ranks)
     if table is None:
         return None
@@ -138,7 +138,7 @@ def judge(scored: Sequence[ScoredGroup], rejected: int) -> Evaluation:
 
 
 def heldout_rows(recipe: BaseRecipe, ranks: Ranks) -> RowTable | None:
-    """Read the rows of data.eval; None where the recipe has none. Raises DataError where too many cannot be used."""
+    """Read the rows of data.eval; None if the recipe has none. Raises DataError if too many cannot be used."""
     table = ranks.together(lambda: read_heldout_rows(recipe.data, recipe.purpose, ranks.heartbeat.beat))
     if table is not None:
         ranks.together(lambda: require_few_bad(len(table.rejected), table.total, recipe.data, table.rejected))
@@ -147,7 +147,7 @@ def heldout_rows(recipe: BaseRecipe, ranks: Ranks) -> RowTable | None:
 
 
 def wilson(right: int, count: int, z: float = 1.96) -> tuple[float, float]:
-    """Score interval of a proportion (Wilson 1927)."""
+    """Return the score interval of a proportion (Wilson 1927)."""
     if count == 0:
         return 0.0, 1.0
     share = right / count
@@ -159,7 +159,8 @@ def wilson(right: int, count: int, z: float = 1.96) -> tuple[float, float]:
 def heldout_loader(
     rows: Sequence[Row], encode: Callable[[Row, int], Encoded], recipe: BaseRecipe, ranks: Ranks, at_once: int
 ) -> StepLoader[Encoded]:
-    """Make a loader of this rank's share of the rows, in the file's order, `at_once` of all ranks together."""
+    """Make a loader of this rank's share of the rows, in file order. `at_once` is the number of rows that all ranks
+    together load at a time."""
     order = StepOrder(
         rows=file_order(len(rows)),
         prompts_per_step=at_once,

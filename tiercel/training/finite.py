@@ -1,5 +1,5 @@
 """Numbers that are not finite: found before the optimiser step, on all ranks alike, and traced to a row. What such an
-update was computed from is kept, and the run ends, or leaves a few such updates out.
+update was computed from is kept. The run then ends, or skips a limited number of such updates.
 
 C completions, N scored tokens of a microbatch.
 """
@@ -34,26 +34,26 @@ from tiercel.training.trainer import Trainer
 FOLDER = "nonfinite"
 KEPT_NAME = re.compile(r"step-(\d{6,})(?:-(\d+))?")
 REPORT = "report.json"
-KEPT_GROUPS = "groups.jsonl"  # for people; what is computed again is in MICROBATCHES
+KEPT_GROUPS = "groups.jsonl"  # for people; a replay reads MICROBATCHES
 MICROBATCHES = "microbatches-{rank:03d}.safetensors"
-OF_TOKENS = ("logprobs_N", "old_logprobs_N", "kl_N", "entropy_N", "teacher_N", "weights_N")  # of LossInput
+OF_TOKENS = ("logprobs_N", "old_logprobs_N", "kl_N", "entropy_N", "teacher_N", "weights_N")  # fields of LossInput
 T = TypeVar("T")
-Kept = Callable[[Sequence[int] | None], bytes]  # of numbers of microbatches; None: all
+Kept = Callable[[Sequence[int] | None], bytes]  # takes numbers of microbatches; None: all
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TracedPart:
-    """What a microbatch leaves behind for the case that the update is not finite."""
+    """What a microbatch leaves behind in case the update is not finite."""
 
     row_ids: tuple[str, ...]
     loss: Tensor  # detached
-    faulty_rows: Callable[[], tuple[str, ...]]  # those at fault where the loss is not finite
-    size: Tensor | None  # of this rank's gradient after it; None where it is not known
+    faulty_rows: Callable[[], tuple[str, ...]]  # the rows at fault if the loss is not finite
+    size: Tensor | None  # of this rank's gradient after it; None if unknown
 
 
 @dataclass(slots=True)
 class UpdateTrace:
-    """What an update computed on this rank, from which the rows at fault are found. Nothing of it is read before."""
+    """What an update computed on this rank, to find the rows at fault. It is read only if the update is not finite."""
 
     parts: list[TracedPart] = field(default_factory=list)
 
@@ -63,12 +63,12 @@ class UpdateTrace:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Number all microbatches."""
+        """Return the numbers of all microbatches."""
         return tuple(range(len(self.parts)))
 
     def places_at_fault(self, *, of_loss: bool) -> tuple[int, ...]:
-        """Number the microbatches after which the loss, or else the gradient, was not finite; all where that is not
-        known."""
+        """Return the numbers of the microbatches after which the loss, or otherwise the gradient, was not finite; all
+        of them if that is not known."""
         if of_loss:
             return tuple(place for place, part in enumerate(self.parts) if not math.isfinite(float(part.loss)))
         known = [(place, float(part.size)) for place, part in enumerate(self.parts) if part.size is not None]
@@ -76,14 +76,14 @@ class UpdateTrace:
         return first if known else self.places
 
     def rows_of(self, places: Iterable[int], *, of_loss: bool) -> list[str]:
-        """List the rows of microbatches; where the loss is not finite, only those that make it so."""
+        """List the rows of microbatches; if the loss is not finite, only the rows that make it so."""
         parts = [self.parts[place] for place in places]
         found = [part.faulty_rows() if of_loss else part.row_ids for part in parts]
         return list(dict.fromkeys(row for rows in found for row in rows))
 
 
 def non_finite(trainer: Trainer, loss: float, norm: float, trace: UpdateTrace) -> NonFiniteError:
-    """Make the error for all ranks, which call this together. The loss and the norm are those of all ranks."""
+    """Make the error on all ranks, which call this together. `loss` and `norm` are over all ranks."""
     of_loss = not math.isfinite(loss)
     places = trace.places_at_fault(of_loss=of_loss)
     rows = trainer.ranks.gather(trace.rows_of(places, of_loss=of_loss))
@@ -99,7 +99,8 @@ def non_finite(trainer: Trainer, loss: float, norm: float, trace: UpdateTrace) -
 
 
 def faulty_rows(batch: PolicyBatch, given: LossInput, algorithm: Algorithm) -> tuple[str, ...]:
-    """Rows whose own part of the loss is not finite; all of the microbatch where none is so alone."""
+    """Return the rows whose own part of the loss is not finite, or all rows of the microbatch if no row alone is at
+    fault."""
     found = []
     for row in dict.fromkeys(batch.prompt_ids):
         chosen_C = torch.tensor([name.row == row for name in batch.names_C], device=given.advantages_C.device)
@@ -109,14 +110,15 @@ def faulty_rows(batch: PolicyBatch, given: LossInput, algorithm: Algorithm) -> t
 
 
 def faulty_examples(rows: tuple[str, ...], losses_B: Tensor | None) -> tuple[str, ...]:
-    """Rows whose own loss is not finite; all where none is so alone, or where the loss is of tokens."""
+    """Return the rows whose own loss is not finite; all of them if no row alone is at fault, or if the loss is over
+    tokens."""
     if losses_B is None:
         return rows
     return tuple(row for row, loss in zip(rows, losses_B.tolist(), strict=True) if not math.isfinite(loss)) or rows
 
 
 def without_graph(given: LossInput) -> LossInput:
-    """Detach what a loss was given, so that it can be kept beyond the backward pass."""
+    """Detach the inputs of a loss, so that they can be kept beyond the backward pass."""
     tensors = {name: value.detach() for name in OF_TOKENS if (value := getattr(given, name)) is not None}
     return replace(given, **tensors)
 
@@ -133,7 +135,8 @@ def _of_completions(given: LossInput, chosen_C: Tensor) -> LossInput:
 
 
 def gradient_size(parameters: Iterable[nn.Parameter]) -> Tensor | None:
-    """Norm of this rank's gradients so far, not waited for; None where a strategy keeps them elsewhere or in parts."""
+    """Return the norm of this rank's gradients so far, without waiting for it; None if the strategy keeps them
+    elsewhere or in parts."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients or any(isinstance(gradient, DTensor) for gradient in gradients):
         return None
@@ -141,7 +144,7 @@ def gradient_size(parameters: Iterable[nn.Parameter]) -> Tensor | None:
 
 
 def spoilt_weight(parameters: dict[str, nn.Parameter]) -> str | None:
-    """Find the first parameter with a number that is not finite, in the part that this rank holds."""
+    """Return the name of the first parameter with a non-finite number in the part that this rank holds, or None."""
     for name, parameter in parameters.items():
         if not bool(torch.isfinite(local_part(parameter)).all()):
             return name
@@ -149,7 +152,7 @@ def spoilt_weight(parameters: dict[str, nn.Parameter]) -> str | None:
 
 
 def require_finite_weights(weights: Mapping[str, Tensor], step: int) -> None:
-    """Raise TrainingError where a weight is not finite: the next start must not go on from such a checkpoint."""
+    """Raise TrainingError if a weight is not finite, because the next start must not resume from such a checkpoint."""
     name = next((name for name, weight in weights.items() if not bool(torch.isfinite(weight).all())), None)
     if name is not None:
         raise TrainingError(
@@ -169,21 +172,21 @@ def kept_name(run: Path, step: int, number: int) -> Path:
 
 
 def kept_of_step(run: Path, step: int | None) -> list[Path]:
-    """List the folders of a step, or of every step where None, in their order."""
+    """List the folders of a step, or of every step if it is None, in order."""
     found = ((KEPT_NAME.fullmatch(directory.name), directory) for directory in (run / FOLDER).glob("step-*"))
     numbered = [((int(name[1]), int(name[2] or 1)), directory) for name, directory in found if name is not None]
     return [directory for numbers, directory in sorted(numbered) if step in (None, numbers[0])]
 
 
 def keep_groups(directory: Path, rollouts: Path) -> None:
-    """Copy a step's groups, as rollouts/ has them: the next start of the run cuts rollouts/ off."""
+    """Copy a step's groups from rollouts/, because the next start of the run truncates rollouts/."""
     with open_regular(rollouts) as source, open_new(directory / KEPT_GROUPS, "wb") as kept:
         shutil.copyfileobj(source, kept)
 
 
 class FiniteGuard:
-    """Leaves out updates that are not finite, up to reliability.max_skipped_updates in a start of the run; `left_out`
-    counts them. All ranks call it together."""
+    """A guard that skips updates that are not finite, up to reliability.max_skipped_updates in a start of the run;
+    `left_out` counts them. All ranks call it together."""
 
     def __init__(self, run: RunDirectory, recipe: BaseRecipe, say: Callable[[str], None]):
         self.left_out = 0
@@ -199,8 +202,9 @@ class FiniteGuard:
         kept: Kept,
         keep: Callable[[Path], None] = lambda directory: None,
     ) -> T | None:
-        """Make the update; None where it is left out. `kept` gives the microbatches at fault on this rank as a file's
-        bytes; `keep` writes, on the first rank, what else there is to keep. Raises NonFiniteError."""
+        """Make the update; None if it is skipped. `kept` returns the microbatches at fault on this rank as a file's
+        bytes; `keep` writes, on the first rank, what else is to be kept. Raises NonFiniteError if no more updates may
+        be skipped."""
         step = trainer.ranks.heartbeat.activity.step
         try:
             return update()
@@ -216,8 +220,8 @@ class FiniteGuard:
     def _keep(
         self, trainer: Trainer, step: int, error: NonFiniteError, kept: Kept, keep: Callable[[Path], None]
     ) -> str:
-        """Keep what the update was computed from; return what the user can do. A full disk must not hide why the run
-        ends."""
+        """Keep what the update was computed from, and return what the user can do. A full disk must not hide why the
+        run ends."""
         self._kept[step] += 1
         directory = kept_name(self._run.path, step, self._kept[step])
         weights = trainer.strategy.trained_weights() if self._recipe.lora is not None else {}

@@ -1,6 +1,6 @@
-"""Microbatches of an update that was not finite, as a file of tensors: what `tiercel replay` computes again.
+"""Microbatches of an update that was not finite, as a file of tensors that `tiercel replay` recomputes.
 
-The file is safetensors. Its tensors are named by their place in the units; all else is JSON in its header.
+The file is safetensors. Its tensors are named by their place in the units; everything else is JSON in its header.
 """
 
 import json
@@ -32,7 +32,7 @@ HEADER = "kept"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptUnit:
-    """Microbatches that are run together, with what was known of each before the update."""
+    """Microbatches that run together, with what was known of each before the update."""
 
     unit: PolicyUnit
     known: tuple[PrecomputedValues, ...]
@@ -50,15 +50,15 @@ class KeptUnit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptPlan:
-    """What was known of a step's examples before an update from the rows' own answers."""
+    """What was known, before the update, of a step's examples in a run that learns from the rows' own answers."""
 
     indices: tuple[int, ...]
-    reference: tuple[Tensor, ...]  # of the examples of these indices
+    reference: tuple[Tensor, ...]  # of the examples with these indices
     examples: int
     tokens: int
     first_tokens: int
     divergence: float
-    matched: tuple[tuple[float, float], ...] = ()  # AOT's, likewise
+    matched: tuple[tuple[float, float], ...] = ()  # for AOT, of the same examples
     state: Mapping[str, float]  # of the objective
 
     @property
@@ -87,7 +87,7 @@ CLASSES = {kind.__name__: kind for kind in _KINDS}
 def kept_units(
     units: Sequence[PolicyUnit], known: Sequence[Sequence[PrecomputedValues]], places: Sequence[int] | None
 ) -> bytes:
-    """Write the units that have one of these microbatches, counted over all units; b"" where none has."""
+    """Serialise the units that have one of these microbatches, numbered over all units; b"" if none has."""
     kept, start = [], 0
     for unit, each in zip(units, known, strict=True):
         stop = start + len(unit.batches)
@@ -99,7 +99,7 @@ def kept_units(
 
 
 def kept_plan(plan: UpdateInputs, state: Mapping[str, float], places: Sequence[int] | None) -> bytes:
-    """Write what a plan knows of its examples, which the step's rows do not tell."""
+    """Serialise what a plan knows of its examples that the step's rows do not say."""
     own = [example.prompt.index for bundle in plan.made for example in bundle.examples]
     indices = tuple(index for index in own if index in plan.reference)
     kept = KeptPlan(
@@ -116,7 +116,7 @@ def kept_plan(plan: UpdateInputs, state: Mapping[str, float], places: Sequence[i
 
 
 def read_kept(directory: Path, device: torch.device) -> list[Any]:
-    """Read the KeptUnits, or the KeptPlans, of all ranks. Raises RunError where there are none."""
+    """Read the KeptUnits or the KeptPlans of all ranks. Raises RunError if there are none."""
     files = sorted(directory.glob(MICROBATCHES.format(rank=0).replace("000", "*")))
     if not files:
         raise RunError(f"{directory} has no microbatches to compute again; an older version of tiercel kept it")
@@ -134,7 +134,7 @@ def read_kept(directory: Path, device: torch.device) -> list[Any]:
 
 
 def _on(kept: KeptUnit | KeptPlan, device: torch.device) -> KeptUnit | KeptPlan:
-    """Put what a pass computed where passes are computed."""
+    """Move what a pass computed to the device where passes run."""
     if isinstance(kept, KeptPlan):
         return kept
     return replace(kept, known=tuple(_changed(each, lambda value_N: value_N.to(device)) for each in kept.known))
@@ -191,7 +191,7 @@ def _written(kept: Sequence[KeptUnit | KeptPlan]) -> bytes:
 
 
 def _tree(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Return a value as JSON has it; its tensors are put into `tensors`."""
+    """Return a value in the form of JSON; its tensors are put into `tensors`."""
     if isinstance(value, Tensor):
         tensors[path] = value.detach().cpu().contiguous().clone()
         return {"tensor": path}
@@ -210,7 +210,7 @@ def _below(path: str, name: object) -> str:
 
 
 def _value(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Make the value again that `_tree` wrote."""
+    """Rebuild the value that `_tree` wrote."""
     if isinstance(tree, list):
         return tuple(_value(each, tensors) for each in tree)
     if not isinstance(tree, dict):

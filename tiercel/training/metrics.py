@@ -1,4 +1,4 @@
-"""What metrics.jsonl says of a step beside its loss and its rewards."""
+"""What metrics.jsonl says about a step besides its loss and its rewards."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -45,8 +45,8 @@ def update_operations(policy: Policy, form: str, items: Sequence[PackItem]) -> f
 
 
 def _per_pair(config: Any) -> Mapping[int | None, int]:
-    """Count the operations of attention for a pair of tokens in all layers with the same window. `config`: of the
-    decoder."""
+    """Count the attention operations for a pair of tokens, summed over the layers with the same window. `config` is the
+    decoder's."""
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     sights = sights_of(config)
     per_pair: Counter[int | None] = Counter()
@@ -57,13 +57,14 @@ def _per_pair(config: Any) -> Mapping[int | None, int]:
 
 
 def _per_token(linear: nn.Linear) -> int:
-    """Count by shapes that the module remembers, because a sharded weight is smaller."""
+    """Count from the shapes that the module remembers, because a sharded weight is smaller."""
     products = 3 if linear.weight.requires_grad else 2
     return 2 * products * linear.in_features * linear.out_features
 
 
 def _of_experts(mixture: ExpertLayer, config: Any) -> int:
-    """Count the three products of each expert that a token uses, and the router's. `config`: of the decoder."""
+    """Count the operations of the three products of each expert that a token uses, and of the router. `config` is the
+    decoder's."""
     width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
     products = 3 if any(parameter.requires_grad for parameter in mixture.block.experts.parameters()) else 2
     chosen = 3 * products * config.num_experts_per_tok * width
@@ -71,7 +72,7 @@ def _of_experts(mixture: ExpertLayer, config: Any) -> int:
 
 
 def seen_pairs(item: PackItem, form: str, window: int | None = None) -> int:
-    """Count the pairs of a token with one that it sees, itself included. `window`: how many it sees at most."""
+    """Count the pairs of a token with a token that it sees, itself included. `window` is how many it sees at most."""
     prompt, lengths = len(item.prompt.token_ids_P), [len(each.token_ids_L) for each in item.continuations]
     return (repeated_pairs if form == "repeated" else group_pairs)(prompt, lengths, window)
 
@@ -99,8 +100,8 @@ def repeated_pairs(prompt_length: int, completion_lengths: Sequence[int], window
 
 
 def rollout_metrics(step: int, scored: Sequence[ScoredGroup], recipe: GrpoRecipe) -> dict[str, float]:
-    """Describe what the step after so many updates learnt from: rewards, completions, and which policy drew them.
-    `scored`: the groups of all ranks."""
+    """Describe what the step after this many updates learnt from: rewards, completions, and which policy drew them.
+    `scored` has the groups of all ranks."""
     return {
         **(reward_statistics(scored, advantage_of(recipe.algorithm.advantage).least_group) if recipe.rewards else {}),
         **_completion_metrics(scored),
@@ -123,8 +124,8 @@ def _completion_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
 
 
 def _turn_metrics(completions: Sequence[Completion]) -> dict[str, float]:
-    """Summarise turns and tool calls; empty without tools and environments. `tokens/observed` are those that came
-    back."""
+    """Summarise turns and tool calls; empty without tools and environments. `tokens/observed` counts the tokens that
+    came back from them."""
     trajectories = [each.trajectory for each in completions if each.trajectory is not None]
     if not trajectories:
         return {}
@@ -141,13 +142,13 @@ def _turn_metrics(completions: Sequence[Completion]) -> dict[str, float]:
 
 
 def _version_metrics(step: int, scored: Sequence[ScoredGroup]) -> dict[str, int]:
-    """Tell the oldest policy that the step learnt from, and how many versions it is behind."""
+    """Return the oldest policy that the step learnt from, and how many versions it is behind."""
     version = min((group.group.policy_version for group in scored), default=step)
     return {"policy_version": version, "sampler/staleness": step - version}
 
 
 def memory_metrics(ranks: Ranks, device: torch.device) -> dict[str, int]:
-    """Tell the most memory that a rank used: of its GPU since the last call, else of its process so far."""
+    """Return the most memory that a rank used: of its GPU since the last call, or else of its process so far."""
     return {"memory/peak_bytes": ranks.largest(_peak_memory(device))}
 
 
@@ -164,9 +165,9 @@ def _peak_memory(device: torch.device) -> int:
 
 
 def utilisation_metrics(passes: Passes, items: Sequence[PackItem], seconds: float) -> dict[str, float]:
-    """Tell `mfu`: the operations that the updates need (operations.py) over what the cards of all ranks can do in the
-    seconds that the learner took. Nothing where a card is not known, and on CPUs. `items`: of this rank, once for each
-    time that they are learnt from."""
+    """Return `mfu`: the operations that the updates need (`update_operations`) divided by what the devices of all ranks
+    can do in the seconds that the learner took. Empty if a device is not known, and on CPUs. `items` are this rank's,
+    once for each time that they are learnt from."""
     device = known_device(_card_name(passes.policy.device))
     sums = passes.ranks.sum(
         {

@@ -35,12 +35,12 @@ from tiercel.planning.frozen_models import tokens_without_gradient
 from tiercel.types import Example
 
 T = TypeVar("T")
-NO_TOTALS = Totals(tokens=0, completions=0, groups=0)  # of passes that have no loss
+NO_TOTALS = Totals(tokens=0, completions=0, groups=0)  # for passes without a loss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExamplePass:
-    """Packed examples that go through the learner at once. The continuations of the pack are their conversations, in
+    """Packed examples that go through the learner together. The continuations of the pack are their conversations, in
     order."""
 
     packed: PackedTokens
@@ -53,11 +53,11 @@ class ExamplePass:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passes:
-    """A policy and how tokens go through it. All ranks call `units` and `example_passes` together, and where passes are
-    not private they make equally many."""
+    """A policy and how tokens go through it. All ranks call `units` and `example_passes` together, and unless passes
+    are private they make the same number of passes."""
 
     policy: Policy
-    learner: PackedPolicy  # of a trainer: wrapped by the strategy
+    learner: PackedPolicy  # in a trainer, wrapped by the strategy
     vision: VisionStore
     ranks: Ranks
     passes_are_private: bool
@@ -67,17 +67,17 @@ class Passes:
 
     @property
     def learners(self) -> int:
-        """Count the ranks, or the groups of ranks, that make passes of their own."""
+        """Return the number of ranks, or of groups of ranks, that make passes of their own."""
         return self.ranks.world_size // (1 if self.context is None else self.context.size)
 
     @property
     def weight(self) -> float:
-        """Return the part of a pass's sums that this rank adds to those of all ranks."""
+        """Return the share of a pass's sums that this rank adds to the sums of all ranks."""
         return 1.0 if self.context is None else 1.0 / self.context.size
 
     @property
     def is_counted(self) -> bool:
-        """Whether rows of a pass are listed by this rank; another may have the same pass."""
+        """Return whether this rank lists the rows of a pass; another rank may have the same pass."""
         return self.context is None or self.context.place == 0
 
     @property
@@ -89,15 +89,16 @@ class Passes:
         return packed_length(item, self.learner.form)
 
     def units(self, groups: Sequence[AdvantageGroup], totals: Totals) -> list[PolicyUnit]:
-        """Pack groups into units of microbatches, in their order; at the end empty units, so that all ranks have as
-        many. `totals`: of the minibatch over all ranks. Raises DataError for a completion that fits nowhere."""
+        """Pack groups into units of microbatches, in order, followed by empty units so that all ranks have the same
+        number. `totals` is of the minibatch over all ranks. Raises DataError for a completion that does not fit into
+        any microbatch."""
         form, private = self.learner.form, self.passes_are_private
         units = self.ranks.together(lambda: policy_units(groups, totals, form, self.max_tokens, private))
         return units + [unit_of(self._empty_item(), totals)] * self._missing(len(units))
 
     def example_passes(self, made: Sequence[ExampleGroup]) -> list[ExamplePass]:
-        """Pack bundles into passes, in their order, with those of the ranks that compute them too; at the end empty
-        passes, as in `units`."""
+        """Pack bundles into passes, in order, together with the bundles of the ranks that compute the same passes.
+        Empty passes follow, as in `units`."""
         made = self.with_partners(made, lambda bundle: bundle.items)
         lengths = [(bundle.examples[0].row.id, bundle.length(self.learner.form)) for bundle in made]
         bins = self.ranks.together(lambda: filled_bins(lengths, self.max_tokens))
@@ -130,7 +131,7 @@ class Passes:
         return self.policy.as_reference()
 
     def logprobs(self, packed: PackedTokens, *, of_reference: bool = False) -> Tensor:
-        """Compute the logprobs (N,) of a pack's scored tokens, without gradient. `of_reference`: inside
+        """Compute the logprobs (N,) of a pack's scored tokens, without gradient. Set `of_reference` inside
         `as_reference`."""
         with torch.no_grad():
             features_KH = self.vision.features(packed.images, of_reference=of_reference)
@@ -146,7 +147,7 @@ class Passes:
 
     def states(self, unit: PolicyUnit) -> list[Tensor]:
         """Compute the states (N, H) that predict the scored tokens of each microbatch of a unit, without gradient. Only
-        where passes are private."""
+        possible if passes are private."""
         with torch.no_grad():
             return [self.learner.scoring_states(*inputs) for inputs in self._through(unit)]
 
@@ -168,7 +169,8 @@ class Passes:
         return empty_item(family.position_dimensions, ordinary)
 
     def _missing(self, own: int) -> int:
-        """Empty passes after `own`: one pass at least on every rank; none are needed where passes are private."""
+        """Return how many empty passes follow `own`, so that every rank makes at least one pass; private passes need
+        none."""
         return 0 if self.passes_are_private else max(1, self.ranks.largest(own)) - own
 
 
@@ -176,7 +178,7 @@ Say = Callable[[str], None]
 
 
 def passes_for_inference(policy: Policy, recipe: BaseRecipe, ranks: Ranks = ALONE) -> Passes:
-    """Wrap a policy that was loaded for inference; each rank holds it whole."""
+    """Wrap a policy that was loaded for inference and that each rank holds whole."""
     return Passes(
         policy=policy,
         learner=new_learner(policy, recipe, policy.device).eval(),
@@ -196,8 +198,8 @@ def new_learner(
     strategy: StrategyKind = STRATEGY_KINDS["single"],
     context: ContextGroup | None = None,
 ) -> PackedPolicy:
-    """Make the learner of the recipe's form, or of the one that the policy and the device admit. `context`: the ranks
-    that compute its packs together."""
+    """Make the learner of the recipe's form, or of the form that the policy and the device allow. `context` has the
+    ranks that compute its packs together."""
     language_model = policy.family.language_model(policy.model)
     obstacle = policy.family.sharing_obstacle(language_model.config)
     if rule := rule_in_use(language_model, device):
@@ -212,7 +214,7 @@ def new_learner(
 
 
 def learning_temperature(recipe: BaseRecipe) -> float:
-    """Return the temperature that logits are divided by: in GRPO that of sampling, in SFT 1."""
+    """Return the temperature that logits are divided by: the sampling temperature in GRPO, 1 in SFT."""
     return recipe.rollout.temperature if isinstance(recipe, GrpoRecipe) else 1.0
 
 

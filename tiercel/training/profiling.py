@@ -16,12 +16,12 @@ from tiercel.writing import GO_ON, writing
 
 
 def trace_file(run: Path, step: int, rank: int) -> Path:
-    """Name the trace of a rank of the step that ends with so many updates."""
+    """Return the path of a rank's trace of the step that ends with this many updates."""
     return run / "profiles" / f"step-{step:06d}-rank{rank}.json.gz"
 
 
 def require_steps_to_profile(asked: Profile | None, last: int) -> None:
-    """Raise RecipeError where a step to record is after the run's last, which epochs may decide."""
+    """Raise RecipeError if a step to record lies after the run's last, which epochs may decide."""
     if asked is not None and max(asked.steps) > last:
         raise RecipeError(
             [f"train.profile.steps: step {max(asked.steps)} given, but the run has {last}; name steps from 1 to {last}"]
@@ -30,7 +30,7 @@ def require_steps_to_profile(asked: Profile | None, last: int) -> None:
 
 @contextmanager
 def profiled(asked: Profile | None, run: RunDirectory, step: int, say: Callable[[str], None]) -> Iterator[None]:
-    """Record what happens inside where the recipe asks for this step, and write this rank's trace. A step that fails
+    """Record what happens inside if the recipe asks for this step, and write this rank's trace. A step that fails
     leaves none."""
     if asked is None or step not in asked.steps:
         yield

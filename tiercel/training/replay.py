@@ -1,4 +1,4 @@
-"""`tiercel replay`: an update that was not finite, computed again row by row, to see which row and layer it is."""
+"""`tiercel replay`: an update that was not finite, recomputed row by row to find the row and the layer at fault."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +41,7 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """Loss and gradient of a row by itself, or of a microbatch of several."""
+    """Loss and gradient of a row by itself, or of a microbatch of several rows."""
 
     rows: tuple[str, ...]
     loss: float
@@ -62,7 +62,8 @@ class Finding:
 
 
 def kept_directory(run: Path, step: int | None) -> Path:
-    """Find what was kept of this step, or of the last that was not finite. Raises RunError where there is nothing."""
+    """Return the directory of what was kept of this step, or of the last step that was not finite. Raises RunError if
+    nothing was kept."""
     kept = [directory for directory in kept_of_step(run, step) if (directory / REPORT).is_file()]
     if not kept:
         of_step = "" if step is None else f" in step {step}"
@@ -71,13 +72,13 @@ def kept_directory(run: Path, step: int | None) -> Path:
 
 
 def replay(recipe: Recipe, run: Path, directory: Path, say: Callable[[str], None]) -> list[Finding]:
-    """Compute what the update was computed from, forward and backward, in one process: its microbatches that were not
-    finite, and each of their rows by itself. No weight is changed."""
+    """Recompute the update, forward and backward, in one process: its microbatches that were not finite, and each of
+    their rows by itself. No weight is changed."""
     set_up_numerics(recipe)
     found = newest_valid(run / "checkpoints", say) if recipe.lora is None else None
     if recipe.lora is None:
         say(f"full fine-tuning keeps no weights here; they are those of step {found.step if found else 0}")
-    # Inside compiled layers there are no modules to look at.
+    # Compiled layers have no modules to hook into.
     recipe = recipe.model_copy(update={"learner": recipe.learner.model_copy(update={"compile": False})})
     trainer = build_trainer(recipe, found, say, tokens=kept_tokens(recipe, RunDirectory(path=run)))
     if recipe.lora is not None:
@@ -110,7 +111,7 @@ def _finding(trainer: Trainer, each: Pass) -> Finding:
 
 
 def rows_at_fault(findings: Sequence[Finding]) -> list[str]:
-    """List the rows that are not finite by themselves; those that are so only together where none is."""
+    """List the rows that are not finite by themselves, or, if there are none, the rows that are so only together."""
     faulty = [each.rows for each in findings if not each.is_finite]
     alone = [rows for rows in faulty if len(rows) == 1]
     return list(dict.fromkeys(row for rows in alone or faulty for row in rows))
@@ -118,7 +119,8 @@ def rows_at_fault(findings: Sequence[Finding]) -> list[str]:
 
 @contextmanager
 def first_non_finite(model: nn.Module) -> Iterator[list[str]]:
-    """Collect, inside, the names of the modules whose output was not finite, in the order in which they ended."""
+    """Collect, inside the context, the names of the modules whose output was not finite, in the order in which they
+    finished."""
     names: list[str] = []
 
     def look(name: str) -> Callable[[nn.Module, Any, Any], None]:
@@ -138,7 +140,7 @@ def first_non_finite(model: nn.Module) -> Iterator[list[str]]:
 
 
 def _policy_passes(trainer: Trainer, recipe: GrpoRecipe, directory: Path) -> Iterator[Pass]:
-    """Give each microbatch as it was, then each of its rows by itself."""
+    """Yield each microbatch as it was, then each of its rows by itself."""
     for kept in read_kept(directory, trainer.policy.device):
         alone = [((row,), each) for row, each in kept.of_rows()]
         together = [(tuple(row for (row,), _ in alone), kept)] if len(alone) > 1 else []
@@ -151,7 +153,7 @@ def _policy_passes(trainer: Trainer, recipe: GrpoRecipe, directory: Path) -> Ite
 
 
 def _example_passes(trainer: Trainer, recipe: OfflineRecipe, directory: Path) -> Iterator[Pass]:
-    """Encode the step's rows again; they are a function of its number. What the loss knew of them was kept."""
+    """Encode the step's rows again, which follow from its number. What the loss knew of them was kept."""
     with reading(directory):
         report = read_json(directory / REPORT)
     if not isinstance(report, dict) or type(step := report.get("step")) is not int:
@@ -161,7 +163,7 @@ def _example_passes(trainer: Trainer, recipe: OfflineRecipe, directory: Path) ->
     encode = ExampleEncoder(recipe=recipe, family=trainer.policy.family, rows=table.rows, order=order)
     examples: list[Example] = []
     for index in indices_of_step(step, recipe.optim.prompts_per_step, run_length(recipe, len(table.rows)).end):
-        with suppress(DataError):  # a row that was rejected then is rejected now
+        with suppress(DataError):  # a row that was rejected then is rejected again
             examples.append(encode(table.rows[order.row(index)], index))
     objective = objective_of(recipe)
     kept: list[KeptPlan] = read_kept(directory, trainer.policy.device)

@@ -1,4 +1,5 @@
-"""The rows of a run: read, the same on all ranks, the first of them decoded; what cannot be used is recorded."""
+"""The rows of a run: read, checked to be the same on all ranks, the first of them decoded; unusable rows are
+recorded."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,13 +16,13 @@ from tiercel.errors import DataError
 from tiercel.runs.checkpoints import FoundCheckpoint
 from tiercel.runs.directory import RunDirectory
 
-ROWS = "rows"  # in a checkpoint's state: the identity of the rows that the run takes in turn
-FIRST_ROWS = 32  # a megapixel takes 10 to 25 ms to decode, so one in each row is half a second on one core
+ROWS = "rows"  # in a checkpoint's state: the identity of the rows that the run goes through in order
+FIRST_ROWS = 32  # a megapixel takes 10 to 25 ms to decode, so with one per row this is half a second on one core
 
 
 def read_run_rows(recipe: BaseRecipe, run: RunDirectory, say: Callable[[str], None]) -> RunRows:
-    """Read the run's rows; rejected ones are recorded before they can stop the run. Says how many rows a reward applies
-    to, where that is not all. Raises DataError where that is none."""
+    """Read the run's rows, and record rejected ones before they can stop the run. Reports how many rows a reward
+    applies to if that is not all. Raises DataError if it applies to none."""
     rows = reading.read_run_rows(recipe.data, recipe.purpose, run.ranks.heartbeat.beat)
     for table in rows.tables:
         require_readable(recipe, table)
@@ -34,8 +35,8 @@ def read_run_rows(recipe: BaseRecipe, run: RunDirectory, say: Callable[[str], No
 
 
 def require_same_rows(ranks: Ranks, rows: Mapping[str, Any]) -> None:
-    """Raise DataError, on all ranks, where ranks have read different rows: their orders would differ. A node may lack a
-    picture, and a row without its picture is rejected. `rows`: the table's identity."""
+    """Raise DataError, on all ranks, if ranks have read different rows, because their orders would differ. A node may
+    lack a picture, and a row without its picture is rejected. `rows` is the table's identity."""
     every = ranks.gather(rows)
     if odd := [rank for rank, each in enumerate(every) if each != every[0]]:
         counts = ", ".join(f"rank {rank}: {sum(every[rank]['counts'])}" for rank in (0, odd[0]))
@@ -48,8 +49,8 @@ def require_same_rows(ranks: Ranks, rows: Mapping[str, Any]) -> None:
 
 
 def require_rows_of(found: FoundCheckpoint, *, rows: Mapping[str, Any], say: Callable[[str], None]) -> None:
-    """Raise DataError where the run had other rows before: it would go on in another order. Says where rows with the
-    same ids say something else."""
+    """Raise DataError if the run had other rows before, because it would continue in another order. Reports rows that
+    have the same ids but different content."""
     before = found.state.get(ROWS)
     if before is not None and CONTENT in before and before[CONTENT] != rows[CONTENT]:
         say(
@@ -65,7 +66,7 @@ def require_rows_of(found: FoundCheckpoint, *, rows: Mapping[str, Any], say: Cal
 
 
 def _order(rows: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of an identity that tells the order."""
+    """Return the part of an identity that determines the order."""
     return {name: value for name, value in rows.items() if name != CONTENT}
 
 
@@ -76,8 +77,8 @@ def _counted(rows: Mapping[str, Any]) -> str:
 def try_first_rows(
     recipe: BaseRecipe, table: RowTable, run: RunDirectory, step: int, say: Callable[[str], None]
 ) -> None:
-    """Decode the images of the first rows from a step on, before weights are loaded for them, each rank its share, and
-    record those that cannot be decoded. Raises DataError where they are too many, or all."""
+    """Decode the images of the first rows from a step on before weights are loaded, each rank its share, and record the
+    rows that cannot be decoded. Raises DataError if they are too many, or all."""
     ranks = run.ranks
     order = table.order(recipe.train.seed, recipe.data)
     start = step * recipe.optim.prompts_per_step

@@ -1,4 +1,4 @@
-"""Do what every training command does around its loop: ranks, run directory, errors in plain words, report."""
+"""What every training command does around its loop: ranks, run directory, errors in plain words, report."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,7 +52,7 @@ def _reported(run: RunDirectory) -> Path:
 
 
 def fetch(recipe: BaseRecipe, ranks: Ranks) -> None:
-    """Download what the recipe names on a hub; this shows its own progress and may take hours."""
+    """Download what the recipe names on a hub, which shows its own progress and may take hours."""
     for source in checkpoints_of(recipe):
         if not Path(source.path).expanduser().is_dir():
             ranks.heartbeat.begin("download", 0)
@@ -60,7 +60,7 @@ def fetch(recipe: BaseRecipe, ranks: Ranks) -> None:
 
 
 def checkpoints_of(recipe: BaseRecipe) -> list[Source]:
-    """List the checkpoints that may come from a hub: the model, its teacher, and those of the rewards."""
+    """List the checkpoints that may come from a hub: the model, its teacher, and the models of the rewards."""
     taught_by = () if recipe.taught_by is None else (recipe.taught_by,)
     return [recipe.model, *taught_by, *reward_models(recipe)]
 
@@ -69,14 +69,14 @@ def checkpoints_of(recipe: BaseRecipe) -> list[Source]:
 def ready_run(recipe: Recipe, ranks: Ranks) -> Iterator[RunDirectory]:
     """Open the recipe's run directory, once the packages of its trackers were found."""
     ranks.on_first(lambda: require_packages(recipe.trackers))
-    with open_run(recipe, ranks) as run, plain_failures(recipe):  # inside, so that the run keeps the plain words
+    with open_run(recipe, ranks) as run, plain_failures(recipe):  # inside, so that the run records the plain words
         yield run
 
 
 @contextmanager
 def launched_ranks(recipe: Recipe, heartbeat: Heartbeat) -> Iterator[Ranks]:
-    """Join the ranks that a launcher started, once they agree; their failures are told in plain words."""
-    limit = COLLECTIVE_PATIENCE * max(phase_limits(recipe).values())  # only where no watchdog could speak before
+    """Join the ranks that a launcher started, once they agree. Their failures are reported in plain words."""
+    limit = COLLECTIVE_PATIENCE * max(phase_limits(recipe).values())  # reached only if no watchdog could act before
     with plain_failures(recipe), joined_ranks(limit, heartbeat) as ranks:
         if ranks.world_size > 1:
             heartbeat.begin("agree", 0)
@@ -104,7 +104,7 @@ def plain_failures(recipe: BaseRecipe) -> Iterator[None]:
 
 
 def _less_memory(recipe: BaseRecipe) -> str:
-    """List the keys that lower the memory."""
+    """List the keys that reduce the memory."""
     learner = recipe.learner
     changes = [f"lower learner.max_tokens_per_microbatch ({learner.max_tokens_per_microbatch})"]
     if learner.gradient_checkpointing != "full":

@@ -1,4 +1,4 @@
-"""What the names of a recipe stood for when a checkpoint was written: models of a hub, pictures, held-out rows."""
+"""What the names in a recipe stood for when a checkpoint was written: models of a hub, pictures, held-out rows."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def content_of(recipe: BaseRecipe, rows: RunRows, beat: Callable[[], None]) -> dict[str, Any]:
-    """Describe, for JSON, what stands under names that say nothing of it. Models are those that were downloaded."""
+    """Describe, for JSON, the content behind names that do not determine it. Only models from a hub are included."""
     pictures = {"data.train": digest_of_pictures(rows.train.rows, beat)}
     found: dict[str, Any] = {"models": {}, "pictures": pictures, "rows": {}}
     if rows.heldout is not None:
@@ -29,7 +29,7 @@ def content_of(recipe: BaseRecipe, rows: RunRows, beat: Callable[[], None]) -> d
     for key, source in {"model": recipe.model, **models_beside(recipe)}.items():
         if isdir(expanduser(source.path)):
             continue  # env.json has a digest of it
-        with suppress(ModelError, EnvironmentProblem):  # which is told where it is loaded
+        with suppress(ModelError, EnvironmentProblem):  # loading it reports the problem
             place = resolve(source, f"{key}.path")
             commit = place.name if _COMMIT.fullmatch(place.name) else None
             found["models"][key] = {"files": digest_of(str(place)), "commit": commit, "path": source.path}
@@ -37,8 +37,8 @@ def content_of(recipe: BaseRecipe, rows: RunRows, beat: Callable[[], None]) -> d
 
 
 def require_content_of(found: FoundCheckpoint, content: Mapping[str, Any], say: Callable[[str], None]) -> None:
-    """Raise RunError where a model of the hub is another than when the checkpoint was written. Says where pictures of
-    the same names, or held-out rows, are others."""
+    """Raise RunError if a model of the hub differs from the one when the checkpoint was written. Reports if pictures of
+    the same names, or held-out rows, have changed."""
     before = found.state.get(NAMED, {})
     for key, was in before.get("models", {}).items():
         if was["files"] != content["models"].get(key, was)["files"]:

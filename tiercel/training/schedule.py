@@ -1,4 +1,4 @@
-"""What an update depends on but its rows: the learning rate and the seed of its dropout."""
+"""What an update depends on besides its rows: the learning rate and the seed of its dropout."""
 
 import math
 
@@ -8,7 +8,7 @@ from tiercel.config.schema import Optim
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
-    """Dropout is a function of (seed, step, rank), so that a resumed run repeats it."""
+    """Seed dropout as a function of (seed, step, rank), so that a resumed run repeats it."""
     torch.manual_seed((seed * 1_000_003 + step + rank * 7_919_000_003) % 2**63)
 
 

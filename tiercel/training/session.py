@@ -1,4 +1,4 @@
-"""A run that is under way: its rows, how far it is, whom it tells, and when it saves and stops."""
+"""A run in progress: its rows, how far it has come, where it reports, and when it saves and stops."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -37,7 +37,7 @@ from tiercel.training.trainer import Trainer, build_trainer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunLength:
-    """How long the run is: steps, and the global index before which it stops (None: no end but the steps)."""
+    """How long the run is: its steps, and the global index before which it stops (None: only the steps end it)."""
 
     steps: int
     end: int | None
@@ -45,7 +45,7 @@ class RunLength:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
-    """A run that is under way. All ranks call its methods together."""
+    """A run in progress. All ranks call its methods together."""
 
     recipe: BaseRecipe
     run: RunDirectory
@@ -66,12 +66,12 @@ class Session:
 
     @property
     def table(self) -> RowTable:
-        """Rows that are trained on."""
+        """Return the rows that are trained on."""
         return self.read.train
 
     @property
     def start(self) -> int:
-        """Updates done before."""
+        """Return the number of updates done before."""
         return self.found.step if self.found else 0
 
     @property
@@ -81,37 +81,37 @@ class Session:
 
     @property
     def is_over(self) -> bool:
-        """Whether all steps are done."""
+        """Return whether all steps are done."""
         return self.start >= self.length.steps
 
     def open_trainer(self) -> Trainer:
-        """Build the trainer, as new or as the newest checkpoint left it. What it chose is kept for when the run goes
-        on."""
+        """Build the trainer, either new or as the newest checkpoint left it. What it chose is kept for when the run
+        resumes."""
         trainer = build_trainer(self.recipe, self.found, self.say, self.ranks, kept_tokens(self.recipe, self.run))
         keep_tokens(self.recipe, self.run, trainer.max_tokens)
         return trainer
 
     def say(self, text: str) -> None:
-        """Tell a person, in log.txt and on the terminal."""
+        """Write to log.txt and to the terminal."""
         self.progress.say(text)
 
     def note(self, text: str) -> None:
-        """Write in log.txt what is too much for a terminal."""
+        """Write to log.txt what is too much for a terminal."""
         self.progress.note(text)
 
     def is_evaluated_after(self, step: Step) -> bool:
-        """Whether the held-out rows are scored at the end of a step."""
+        """Return whether the held-out rows are scored at the end of a step."""
         return self._is_due(step, self.recipe.train.eval_every)
 
     def open_with(self, row: Mapping[str, float]) -> None:
-        """Record the evaluation of a new run before its first step. Raises RecipeError where it lacks the metric of
+        """Record the evaluation of a new run before its first step. Raises RecipeError if it lacks the metric of
         train.keep_best."""
         if row:
             self.checkpoints.is_best(0, row)
             self._record({"step": 0, **row})
 
     def profiled(self, step: Step) -> AbstractContextManager[None]:
-        """Return the context in which a step runs: it writes a trace where train.profile asks for one."""
+        """Return the context in which a step runs, which writes a trace if train.profile asks for one."""
         return profiled(self.recipe.train.profile, self.run, step.updates, self.say)
 
     def prepare_update(self, trainer: Trainer, step: Step) -> float:
@@ -157,21 +157,21 @@ class Session:
             raise Terminated(f"stopped after step {step.updates}, saved; the same command goes on from there")
 
     def _is_due(self, step: Step, every: int | None) -> bool:
-        """Whether something that happens after so many steps each, and after the last, happens after this one."""
+        """Return whether something that happens every so many steps, and after the last, happens after this one."""
         return step.updates == self.length.steps or (every is not None and step.updates % every == 0)
 
     def _record(self, row: Mapping[str, Any]) -> None:
-        """Append a row to metrics.jsonl; once it is there, the trackers get it."""
+        """Append a row to metrics.jsonl, then pass it to the trackers."""
         self.run.record(row)
-        if self.recipe.trackers:  # which may show the step's pictures
+        if self.recipe.trackers:  # trackers may show the step's pictures
             self.ranks.together(self.run.finish_pictures)
         self.trackers.row(row)
 
 
 @contextmanager
 def open_session(recipe: BaseRecipe, run: RunDirectory) -> Iterator[Session]:
-    """Check that all is installed that the recipe needs, read the rows, find the newest valid checkpoint, cut off what
-    is past it."""
+    """Check that everything the recipe needs is installed, read the rows, find the newest valid checkpoint, and cut off
+    what is past it."""
     require_installed(recipe)
     set_up_numerics(recipe)
     ranks = run.ranks
@@ -233,7 +233,7 @@ def set_up_numerics(recipe: BaseRecipe) -> None:
 
 
 def run_length(recipe: BaseRecipe, row_count: int) -> RunLength:
-    """Compute the length from the steps that are given, or from the epochs."""
+    """Compute the length from the given steps, or from the epochs."""
     if recipe.train.steps is not None:
         return RunLength(steps=recipe.train.steps, end=None)
     assert recipe.train.epochs is not None

@@ -1,4 +1,4 @@
-"""The packages and the user's own functions that a recipe needs, looked for before anything is read."""
+"""Checks of the packages and of the user's own functions that a recipe needs, made before anything is read."""
 
 import warnings
 from functools import partial
@@ -26,8 +26,8 @@ from tiercel.training.distillation.teacher_term import require_same_words, teach
 
 
 def require_installed(recipe: BaseRecipe) -> None:
-    """Load the loss and the advantage of the user's own. Raises RecipeError where one cannot be loaded, and
-    EnvironmentProblem where the recipe names a strategy or an engine whose package is not installed."""
+    """Load the user's own loss and advantage. Raises RecipeError if one cannot be loaded, and EnvironmentProblem if the
+    recipe names a strategy or an engine whose package is not installed."""
     if isinstance(recipe, GrpoRecipe):
         load_own_functions(recipe.algorithm)
     if recipe.model.quantize is not None:
@@ -46,8 +46,8 @@ def require_installed(recipe: BaseRecipe) -> None:
 
 
 def missing_packages(recipe: BaseRecipe) -> list[EnvironmentProblem]:
-    """Return what is to be installed for the recipe: of its trackers, and the first of the rest. Raises RecipeError
-    where a function of the user's own cannot be loaded."""
+    """Return what must be installed for the recipe: for its trackers, and the first of the rest. Raises RecipeError if
+    a function of the user's own cannot be loaded."""
     found = []
     for require in (partial(require_packages, recipe.trackers), partial(require_installed, recipe)):
         try:
@@ -58,20 +58,20 @@ def missing_packages(recipe: BaseRecipe) -> list[EnvironmentProblem]:
 
 
 META = torch.device("meta")
-PICTURE = (112, 84)  # (width, height) of what is computed
+PICTURE = (112, 84)  # (width, height) of the picture that is computed
 TOKENS = 4
 
 
 def rehearse(recipe: BaseRecipe, family: Family) -> list[str]:
-    """Read headers and configs of the checkpoint, the adapter and a teacher, and put them together as the run does, for
-    this machine. Returns what a person should know of them. Raises ModelError or EnvironmentProblem where they do not
+    """Read headers and configs of the checkpoint, the adapter and a teacher, and put them together as the run does on
+    this machine. Return what a person should know about them. Raises ModelError or EnvironmentProblem if they do not
     fit together."""
     device = training_device()
     require_optimizer(recipe.optim, device)
     path = family.checkpoint.path
     if stored_quantization(read_config(Path(path)), path):  # its shapes are those of packed weights
         return _told_of_adapter(recipe, family)
-    if find_spec("bitsandbytes") is not None:  # `check` tells missing packages by itself
+    if find_spec("bitsandbytes") is not None:  # `check` reports missing packages itself
         loading_options(family, recipe.model.quantize, weights_dtype(recipe), device, is_stored=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch warns of each tensor that has no memory to be copied to
@@ -91,7 +91,7 @@ def rehearse(recipe: BaseRecipe, family: Family) -> list[str]:
 
 
 def _told_of_adapter(recipe: BaseRecipe, family: Family) -> list[str]:
-    """Say where an adapter names another base model than the recipe does."""
+    """Report an adapter that names another base model than the recipe does."""
     if recipe.lora is None or recipe.lora.init is None:
         return []
     made_for = read_json(Path(recipe.lora.init) / ADAPTER_CONFIG).get("base_model_name_or_path")
@@ -105,8 +105,8 @@ def _told_of_adapter(recipe: BaseRecipe, family: Family) -> list[str]:
 
 
 def _compute(family: Family, model: HuggingFaceModel) -> None:
-    """Compute the shapes of a picture's features and of four tokens. Raises ModelError where they do not fit. What
-    needs values, not shapes alone, is left to the run."""
+    """Compute the shapes of a picture's features and of four tokens. Raises ModelError if they do not fit. What needs
+    values, and not shapes alone, is left to the run."""
     try:
         if family.image_marker is not None and not family.needs_proof:
             image = family.encode_image(random_picture(PICTURE, 0))

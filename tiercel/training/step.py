@@ -1,4 +1,4 @@
-"""One step of a run: which it is, which rows it is about, how long its phases take, and its row of metrics."""
+"""One step of a run: its number, its rows, how long its phases take, and its row of metrics."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,13 +12,13 @@ from tiercel.reliability.heartbeat import Heartbeat
 
 
 class Step:
-    """The step that follows `number` updates. The watchdog hears of each phase as it begins."""
+    """The step that follows `number` updates. The watchdog is notified of each phase as it begins."""
 
     def __init__(self, number: int, heartbeat: Heartbeat, further: Callable[[Sequence[int]], StepBatch]):
         self.number = number
-        self.further = further  # encodes this rank's rows at these global indices, beside those of the step
+        self.further = further  # encodes this rank's rows at these global indices, in addition to the step's
         self.batch: StepBatch = StepBatch(step=number, prompts=(), rejected=())  # of this rank
-        self.upcoming: Sequence[Sequence] = ()  # prompts of later steps, of each one, whose sampling begins now
+        self.upcoming: Sequence[Sequence] = ()  # for each later step whose sampling begins now, its prompts
         self.row: dict[str, float] = {}  # of metrics.jsonl
         self.is_best = False  # by train.keep_best, once it is recorded
         self._heartbeat = heartbeat
@@ -27,23 +27,23 @@ class Step:
 
     @property
     def updates(self) -> int:
-        """Updates done after this step, by which its files are named."""
+        """Return the number of updates done after this step, which names its files."""
         return self.number + 1
 
     @property
     def prompts(self) -> Sequence:
-        """Encoded rows of the step on this rank."""
+        """Return the encoded rows of the step on this rank."""
         return self.batch.prompts
 
     @property
     def row_ids(self) -> list[str]:
-        """Ids of the rows that this rank has in the step."""
+        """Return the ids of the rows that this rank has in the step."""
         return [encoded.row.id for encoded in self.prompts]
 
     @contextmanager
     def phase(self, name: str, row_ids: Sequence[str] | None = None) -> Iterator[None]:
-        """Time a phase of the step as `time/NAME`; a profile has it under its name. It is about all of the step's rows
-        unless others are named."""
+        """Time a phase of the step as `time/NAME`; a profile shows it under its name. It is about all of the step's
+        rows unless `row_ids` names others."""
         self._heartbeat.begin(name, self.number, self.row_ids if row_ids is None else row_ids)
         started = time.perf_counter()
         with record_function(name):
@@ -52,7 +52,7 @@ class Step:
 
     @contextmanager
     def untimed_phase(self, name: str) -> Iterator[None]:
-        """Begin a phase that does not count into the step's seconds."""
+        """Begin a phase that does not count towards the step's seconds."""
         self._heartbeat.begin(name, self.number, self.row_ids)
         started = time.perf_counter()
         yield
@@ -69,7 +69,7 @@ class Step:
 
 
 def _now() -> float:
-    """Seconds, once the device has done what it was given."""
+    """Return the time in seconds, once the device has finished its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()

@@ -1,4 +1,4 @@
-"""The training rows step by step, encoded on each rank ahead of time; those that cannot be encoded are recorded."""
+"""The training rows step by step, encoded on each rank ahead of time; rows that cannot be encoded are recorded."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from tiercel.training.step import Step
 
 
 class StepRows(Generic[Encoded]):
-    """The rows of the steps that are left. All ranks call it together. A context manager: closing it ends the loader's
+    """The rows of the remaining steps. All ranks call it together. A context manager: closing it ends the loader's
     workers."""
 
     def __init__(self, session: Session, encode: Encode[Encoded]):
@@ -44,8 +44,8 @@ class StepRows(Generic[Encoded]):
         self._loader.close()
 
     def steps(self, *, ahead: int = 0) -> Iterator[Step]:
-        """Yield each step with its rows; `ahead`: and, once, with the prompts of so many later steps. Raises DataError
-        where too many rows of the run were rejected, or all of a step."""
+        """Yield each step with its rows and, with `ahead`, the prompts of that many later steps, each once. Raises
+        DataError if too many rows of the run, or all rows of a step, were rejected."""
         session = self._session
         following = deque[StepBatch[Encoded]]()
         for number in range(session.start, session.length.steps):
@@ -60,7 +60,7 @@ class StepRows(Generic[Encoded]):
             yield step
 
     def further(self, step: int, indices: Sequence[int]) -> StepBatch[Encoded]:
-        """Encode further rows for a step, here and now: this rank's of those at these global indices."""
+        """Encode further rows for a step right away: this rank's share of the rows at these global indices."""
         session, ranks = self._session, self._session.ranks
         places = [(index, self._order.row(index)) for index in rank_slice(indices, ranks.rank, ranks.world_size)]
         batch = ranks.together(lambda: encode_rows(step, session.table.rows, self._encode, places))
@@ -69,7 +69,7 @@ class StepRows(Generic[Encoded]):
         return batch
 
     def _check(self, batch: StepBatch[Encoded]) -> None:
-        """Record the rejected rows of a step; stop where they are too many."""
+        """Record the rejected rows of a step, and stop if they are too many."""
         if not batch.rejected:
             return
         session, ranks, table = self._session, self._session.ranks, self._session.table
@@ -84,7 +84,7 @@ class StepRows(Generic[Encoded]):
 
 
 def next_batch(loader: StepLoader[Encoded], ranks: Ranks) -> StepBatch[Encoded]:
-    """Take the loader's next step: this rank's rows, and the rejected rows of all ranks."""
+    """Return the loader's next step: this rank's rows, and the rejected rows of all ranks."""
     batch = ranks.together(lambda: next(loader))
     ranks.heartbeat.beat()
     return _with_all_rejected(batch, ranks)

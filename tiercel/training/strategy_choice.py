@@ -1,4 +1,4 @@
-"""Which strategy a run takes, and in microbatches of how many tokens; and why."""
+"""Which strategy a run uses, how many tokens its microbatches have, and why."""
 
 import json
 import os
@@ -35,9 +35,9 @@ class StrategyChoice:
 def chosen_strategy(
     recipe: BaseRecipe, ranks: Ranks, device: torch.device, say: Callable[[str], None]
 ) -> StrategyChoice:
-    """Choose the strategy and the microbatches to run. What is `auto` is taken from the plan; GPUs are planned for
-    whether there is one or several. Raises EnvironmentProblem where the recipe's strategy does not go with the ranks,
-    or where the plan finds nothing that fits."""
+    """Choose the strategy and the microbatches to run. Anything set to `auto` comes from the plan; GPUs are planned for
+    whether there is one or several. Raises EnvironmentProblem if the recipe's strategy does not go with the ranks, or
+    if the plan finds nothing that fits."""
     strategy, kind, tokens = recipe.train.strategy, recipe.train.strategy_kind, recipe.learner.max_tokens_per_microbatch
     if kind is not None and kind.is_alone and ranks.world_size > 1:
         raise EnvironmentProblem(
@@ -60,7 +60,7 @@ def chosen_strategy(
 
 
 def _require_gatherable(recipe: BaseRecipe, strategy: StrategyKind, ranks: Ranks, device: torch.device) -> None:
-    """Raise EnvironmentProblem, before weights are read, where a sharded policy cannot be gathered to sample from."""
+    """Raise EnvironmentProblem, before weights are read, if a sharded policy cannot be gathered to sample from."""
     shares = strategy.shards_model and recipe.train.deepspeed.stage == 3
     if not shares or not isinstance(recipe, GrpoRecipe) or not recipe.rollout.engine_kind.shares_weights:
         return
@@ -69,14 +69,14 @@ def _require_gatherable(recipe: BaseRecipe, strategy: StrategyKind, ranks: Ranks
 
 
 def rank_memory_bytes(device: torch.device) -> int:
-    """Return the memory of this rank's GPU; on CPUs an equal share of the machine's memory."""
+    """Return the memory of this rank's GPU or, on CPUs, an equal share of the machine's memory."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return memory_here() // _ranks_here()
 
 
 def _planned(recipe: BaseRecipe, ranks: Ranks, device: torch.device) -> StrategyChoice:
-    """Take from the plan what the recipe leaves to it. On CPUs the memory is an equal share of what is free."""
+    """Use the plan for what the recipe leaves to it. On CPUs the memory is an equal share of what is free."""
     assert isinstance(recipe, Recipe)
     memory = rank_memory_bytes(device) if device.type == "cuda" else free_memory() // _ranks_here()
     plan = make_plan(recipe, _machine(ranks, device, memory))
@@ -92,7 +92,7 @@ def _planned(recipe: BaseRecipe, ranks: Ranks, device: torch.device) -> Strategy
 
 
 def _nothing_fits(recipe: Recipe, plan: MemoryPlan) -> str:
-    """Write what does not fit, and what would."""
+    """Say what does not fit, and what would."""
     room = f"{plan.machine.memory_bytes / 1e9:.0f} GB on {plan.machine.ranks} ranks"
     change = f"; this fits: {plan.change}" if plan.change else ""
     if recipe.learner.max_tokens_per_microbatch == "auto":
@@ -123,8 +123,8 @@ FILE, KEY = "chosen.json", "learner.max_tokens_per_microbatch"
 
 
 def kept_tokens(recipe: BaseRecipe, run: RunDirectory) -> int | None:
-    """Read what this run took before; None in a new run, and where the recipe has a number. Raises RunError for a file
-    that is not as it was written."""
+    """Read the number of tokens that this run used before; None in a new run, or if the recipe has a number. Raises
+    RunError for a file that is not as it was written."""
     file = run.path / FILE
 
     def read() -> int | None:
@@ -139,7 +139,7 @@ def kept_tokens(recipe: BaseRecipe, run: RunDirectory) -> int | None:
 
 
 def keep_tokens(recipe: BaseRecipe, run: RunDirectory, tokens: int) -> None:
-    """Write what a run took, where the recipe does not have it."""
+    """Write the number of tokens that a run uses, if the recipe does not have it."""
     if recipe.learner.max_tokens_per_microbatch != "auto":
         return
     file = run.path / FILE

@@ -1,4 +1,4 @@
-"""The policy that is trained, with all that its passes and its updates take. Built once per run (build.py).
+"""The policy that is trained, with everything that its passes and updates need. Built once per run by `build_trainer`.
 
 N scored tokens of a microbatch.
 """
@@ -56,7 +56,7 @@ class Trainer(Passes):
 
     @contextmanager
     def training_mode(self) -> Iterator[None]:
-        """Dropout and activation checkpointing are on inside."""
+        """Turn on dropout and activation checkpointing inside the context."""
         self.learner.train()
         try:
             yield
@@ -64,11 +64,11 @@ class Trainer(Passes):
             self.learner.eval()
 
     def with_teacher_terms(self, groups: Sequence[AdvantageGroup]) -> Sequence[AdvantageGroup]:
-        """Add what the teacher says of every completion, where there is one. All ranks call it."""
+        """Add what the teacher says about every completion, if there is a teacher. All ranks call it."""
         return groups if self.teacher is None else self.teacher.with_teacher_terms(groups)
 
     def move_reference(self, kl: Kl, step: int) -> None:
-        """Let a reference that moves follow the policy after `step` updates, where that is due."""
+        """Let a moving reference follow the policy after `step` updates, if that is due."""
         move_reference(self.policy, kl, step)
 
 
@@ -79,8 +79,8 @@ def build_trainer(
     ranks: Ranks = ALONE,
     tokens: int | None = None,
 ) -> Trainer:
-    """Load or restore all that is trained. `say` hears what was chosen; `tokens`: of a microbatch, where the run has
-    chosen them before (budget.py)."""
+    """Load or restore everything that is trained. `say` receives what was chosen; `tokens` is the size of a microbatch
+    if the run has chosen it before (strategy_choice.py)."""
     device = training_device()
     ranks.heartbeat.begin("load", found.step if found else 0)
     weights = found.path / "model" if found and recipe.lora is None else None
@@ -100,9 +100,9 @@ def build_trainer(
 
     context = context_group(ranks, recipe.train.context_parallel, device)
     if kind.loads_in_turns:
-        mesh_of(recipe, ranks, device)  # its process groups, which all ranks make at once
+        mesh_of(recipe, ranks, device)  # makes its process groups, which all ranks must make at once
     with waiting(say, f"loading {recipe.model.path}{_size_of(weights or Path(recipe.model.path).expanduser())}"):
-        # A rank that shards holds the whole model while it does; in turns, a machine's memory holds it once.
+        # While sharding, a rank holds the whole model; in turns, a machine's memory holds it only once.
         policy, strategy = ranks.in_turns(load_and_wrap) if kind.loads_in_turns else load_and_wrap()
     if found is not None:
         strategy.restore(saved_moments(found.path), found.state["loss_scaler"])
@@ -122,14 +122,14 @@ def build_trainer(
     )
     trainer.learner.eval()
     if not strategy.passes_are_private:
-        # FSDP2 takes the module that is called first for the root; the sampler must not be the one to call.
+        # FSDP2 treats the module that is called first as the root, so the sampler must not call first.
         with torch.no_grad():
             trainer.learner(trainer.empty_pass().packed, None, trainer.temperature)
     return trainer
 
 
 def _size_of(checkpoint: Path) -> str:
-    """Write the size of a local checkpoint's weights for a message."""
-    with suppress(OSError):  # who loads them says it
+    """Format the size of a local checkpoint's weights for a message."""
+    with suppress(OSError):  # loading them reports it
         return f", {weight_bytes(checkpoint) / 1e9:.1f} GB" if checkpoint.is_dir() else ""
     return ""

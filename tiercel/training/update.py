@@ -37,12 +37,12 @@ from tiercel.training.policy_passes import ExamplePass
 from tiercel.training.trainer import Trainer
 
 SMALLEST_LOSS_SCALE = 2.0**-10
-Accept = Callable[[Mapping[str, float], Mapping[str, float]], None]  # of all ranks' passes: sums, largest values
+Accept = Callable[[Mapping[str, float], Mapping[str, float]], None]  # gets sums and largest values of all ranks' passes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokensSeen:
-    """What the policy's pass saw in a microbatch, on the device of the pass; without gradient."""
+    """What the policy's pass saw in a microbatch, without gradient, on the device of the pass."""
 
     names_C: tuple[CompletionName, ...]
     completion_of_N: Tensor  # on the host
@@ -64,7 +64,7 @@ class Update:
     seen: tuple[TokensSeen, ...] = ()  # on this rank, by an update of GRPO
 
     def token_means(self, prefix: str) -> dict[str, float]:
-        """Return the means over the passes' tokens whose names begin with `prefix`."""
+        """Return the means over the passes' tokens of the sums whose names begin with `prefix`."""
         tokens = max(1, self.tokens)
         return {name: value / tokens for name, value in self.pass_sums.items() if name.startswith(prefix)}
 
@@ -89,7 +89,7 @@ class Contribution:
     pass_sums: Mapping[str, Tensor]
     tokens: int
     row_ids: tuple[str, ...]
-    faulty_rows: Callable[[], tuple[str, ...]]  # those at fault where the loss is not finite
+    faulty_rows: Callable[[], tuple[str, ...]]  # the rows at fault if the loss is not finite
     pass_largest: Mapping[str, Tensor] = field(default_factory=dict)
     seen: TokensSeen | None = None
 
@@ -97,8 +97,8 @@ class Contribution:
 def policy_update(
     trainer: Trainer, minibatch: Minibatch, known: Sequence[Sequence[PrecomputedValues]], recipe: GrpoRecipe
 ) -> Update:
-    """Make one update by a policy-gradient loss; `known` per unit and microbatch. Raises NonFiniteError, and
-    TrainingError where the engine has gone wrong."""
+    """Make one update with a policy-gradient loss. `known` is per unit and microbatch. Raises NonFiniteError, and
+    TrainingError if the engine has gone wrong."""
     units = minibatch.units
     passes = [policy_contributions(trainer, unit, each, recipe) for unit, each in zip(units, known, strict=True)]
     accept = partial(require_near, recipe, trainer.ranks.heartbeat.activity.step)
@@ -109,7 +109,7 @@ def policy_update(
 def policy_contributions(
     trainer: Trainer, unit: PolicyUnit, known: Sequence[PrecomputedValues], recipe: GrpoRecipe
 ) -> Iterator[Contribution]:
-    """Yield what each microbatch of a unit adds to the loss. Take its gradient before asking for the next."""
+    """Yield what each microbatch of a unit adds to the loss. Compute its gradient before asking for the next."""
     rewards_entropy = recipe.algorithm.entropy_coef > 0
     with opened_prefix(trainer, unit) as prefix:
         for batch, each in zip(unit.batches, known, strict=True):
@@ -175,13 +175,13 @@ def _policy_contribution(
 
 
 def _product(factors: Sequence[Tensor | None]) -> Tensor | None:
-    """fp32 (N,); None where there is no factor."""
+    """Return the product of the factors, fp32 (N,); None if there is none."""
     given = [factor.float() for factor in factors if factor is not None]
     return reduce(torch.mul, given) if given else None  # CUDA compiles a kernel for `prod` when it first runs
 
 
 def _learnt_share(masks: Sequence[Tensor | None]) -> dict[str, Tensor]:
-    """Count the tokens that the recipe's masks leave to the policy term; nothing where it has none."""
+    """Count the tokens that the recipe's masks leave to the policy term; empty if it has no masks."""
     product_N = _product(masks)
     return {} if product_N is None else {"policy/learnt_fraction": product_N.sum()}
 
@@ -190,7 +190,7 @@ def _learnt_share(masks: Sequence[Tensor | None]) -> dict[str, Tensor]:
 class EngineMatch:
     """A microbatch's tokens under the learner and under the engine that drew them."""
 
-    weights_N: Tensor | None  # importance weights; None where the recipe asks for none
+    weights_N: Tensor | None  # importance weights; None if the recipe asks for none
     sums: Mapping[str, Tensor]
     largest_gap: Tensor
 
@@ -198,8 +198,8 @@ class EngineMatch:
 def engine_match(
     old_logprobs_N: Tensor, sampler_logprobs_N: Tensor, completion_of_N: Tensor, count: int, recipe: GrpoRecipe
 ) -> EngineMatch:
-    """Compare the tokens whose sampler logprob is known: their gaps, the distance of the policies, and the recipe's
-    importance weights. `count`: completions, C."""
+    """Compare the tokens whose sampler logprob is known: their gaps, the distance between the policies, and the
+    recipe's importance weights. `count` is the number of completions, C."""
     is_known_N = ~sampler_logprobs_N.isnan()
     gaps_N = (old_logprobs_N - sampler_logprobs_N).masked_fill(~is_known_N, 0.0)
     correction = recipe.algorithm.correction
@@ -218,8 +218,8 @@ def engine_match(
 
 @contextmanager
 def opened_prefix(trainer: Trainer, unit: PolicyUnit) -> Iterator[PrefixPass | None]:
-    """Open the pass over the prompt that the unit's parts share, where they do. At the end the gradients that the parts
-    have left there go through the prompt."""
+    """Open the pass over the prompt that the unit's parts share, if they do. On exit, the gradients that the parts have
+    left there go back through the prompt."""
     if unit.prefix is None:
         yield None
         return
@@ -262,7 +262,7 @@ def example_contributions(
 
 
 def _load_sums(trainer: Trainer, tokens: int) -> dict[str, Tensor]:
-    """Weigh the experts' load in the last pass by its scored tokens, of which the metrics are means."""
+    """Weight the experts' load in the last pass by its scored tokens, because the metrics are means over tokens."""
     return {name: tokens * load for name, load in trainer.learner.expert_load.take().items()}
 
 
@@ -273,7 +273,7 @@ def _apply(
     accept: Accept = lambda sums, largest: None,
 ) -> Update:
     """Go backward through every microbatch, reduce, check, clip, step. All ranks step, or none does. `accept` raises,
-    on all ranks alike, where the passes must not be learnt from."""
+    on all ranks alike, if the passes must not be learnt from."""
     strategy = trainer.strategy
     strategy.zero_gradients()
     heartbeat, first = trainer.ranks.heartbeat, next(iter(trainer.policy.trained_parameters().values()))
@@ -315,7 +315,7 @@ def _apply(
 
 
 class _Sums:
-    """Adds up the numbers of microbatches where they are, so that the host waits for the device once, at the end."""
+    """Sums of the microbatches' numbers, kept on their device so that the host waits for it only once, at the end."""
 
     def __init__(self) -> None:
         self._in_loss: dict[str, Tensor] = {"loss": torch.zeros(())}
@@ -323,7 +323,7 @@ class _Sums:
         self._largest: dict[str, Tensor] = {}
 
     def add(self, part: Contribution, loss: Tensor) -> None:
-        """Add a microbatch's share. `loss`: detached."""
+        """Add a microbatch's share. `loss` is detached."""
         tokens = loss.new_full((), part.tokens)
         for sums, more in (
             (self._in_loss, {"loss": loss, **part.loss_sums}),
@@ -332,7 +332,7 @@ class _Sums:
             for name, value in more.items():
                 sums[name] = sums.get(name, torch.zeros(())) + value
         for name, value in part.pass_largest.items():
-            self._largest[name] = torch.fmax(self._largest.get(name, torch.zeros(())), value)  # NaN is not the largest
+            self._largest[name] = torch.fmax(self._largest.get(name, torch.zeros(())), value)  # ignores NaN
 
     def read(self) -> tuple[dict[str, float], ...]:
         """Return the sums of the loss, the sums of the passes, and the largest values."""

@@ -1,4 +1,5 @@
-"""The watch over a command that trains or evaluates, from before its heavy imports to its end. Imports no torch."""
+"""The watch over a command that trains or evaluates, from before its heavy imports to its end. Does not import
+torch."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from tiercel.reliability.stall_files import NOWHERE, SignFiles
 from tiercel.reliability.watchdog import ANY_PHASE, Watchdog
 from tiercel.reliability.work import process_age
 
-BLIND = 3  # stall timeouts, where nothing but work tells of progress: imports, files being read and written, vLLM
+BLIND = 3  # stall timeouts, for phases where only work shows progress: imports, reading and writing files, vLLM
 BLIND_PHASES = ("import", "agree", "rows", "load", "engine", "save", "report")
 DOWNLOAD_SECONDS = 86400.0  # it shows its own progress, and may take hours
 
@@ -36,15 +37,16 @@ def watched(recipe: BaseRecipe, command: str, end: Callable[[int], None] | None 
 
 
 def _directory(recipe: BaseRecipe, command: str) -> Path:
-    """Return the directory where ranks see each other's signs before anything is imported: under tiercel's launcher its
-    own, else the run directory, which all machines share."""
+    """Return the directory where ranks see each other's signs before anything is imported: the launcher's own under
+    tiercel's launcher, otherwise the run directory, which all machines share."""
     if (directory := signs_directory()) is not None:
         return directory
     return Path(recipe.output) / f".signs-{command}" if "RANK" in os.environ else NOWHERE
 
 
 def phase_limits(recipe: BaseRecipe) -> dict[str, float]:
-    """Seconds without progress that each phase may have: a stall's, and what the phase may itself wait for others."""
+    """Return the seconds without progress that each phase may have: a stall's, plus what the phase itself may wait for
+    others."""
     stall = recipe.reliability.stall_timeout
     limits = {ANY_PHASE: stall, **dict.fromkeys(BLIND_PHASES, BLIND * stall), "download": DOWNLOAD_SECONDS}
     if isinstance(recipe, GrpoRecipe):

@@ -1,4 +1,4 @@
-"""Attention of one new token in every row on a CPU: a prompt's keys and values once for all its rows.
+"""Attention of one new token in every row on a CPU, reading a prompt's keys and values once for all its rows.
 
 Shape suffixes: docs/shapes.md. B are prompts, R the rows that are being decoded.
 """
@@ -20,7 +20,7 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Prompts:
-    """Holds the keys and values of prompts."""
+    """The keys and values of prompts."""
 
     numbers: tuple[int, ...]  # among those of the prefill
     lengths: list[int]
@@ -41,8 +41,8 @@ class _Prompts:
 
 
 class DecodeAttention(RowMemory):
-    """Computes the attention of one new token in every row: over its prompt, in one product for all rows of the prompt,
-    and over the row's own new tokens. The two results are joined by their log-sum-exp. `lengths`: of the prompts."""
+    """The attention of one new token in every row: over its prompt, in one product for all rows of the prompt, and over
+    the row's own new tokens. The two results are joined by their log-sum-exp. `lengths` are the prompts'."""
 
     def __init__(self, lengths: Sequence[int], group_size: int, max_new_tokens: int, rows_return: bool = False):
         self.prompts = _Prompts(numbers=tuple(range(len(lengths))), lengths=list(lengths), keys={}, values={})
@@ -54,7 +54,7 @@ class DecodeAttention(RowMemory):
         self.unused = [0] * len(self.prompt_of)
         self.own_tokens: dict[int, KeysAndValues] = {}  # by layer
         self.states: dict[int, DeltaState] = {}
-        self.biases: dict[int | None, Tensor | None] = {}  # by window, for the present token
+        self.biases: dict[int | None, Tensor | None] = {}  # by window, for the current token
         self.own_biases: dict[int | None, Tensor | None] = {}
 
     def of_prompts(self, layer: int) -> KeysAndValues:
@@ -100,7 +100,7 @@ class DecodeAttention(RowMemory):
             )
 
     def arrange(self) -> None:
-        """Compute the place of each row among the rows of its prompt, after the prefill and when rows have been
+        """Compute the place of each row among the rows of its prompt, after the prefill and whenever rows have been
         removed or added."""
         self.prompts = (self.all_prompts or self.prompts).only(tuple(sorted(set(self.prompt_of))))
         place_of = {number: place for place, number in enumerate(self.prompts.numbers)}
@@ -114,15 +114,14 @@ class DecodeAttention(RowMemory):
         self.own_biases.clear()
 
     def add_token(self) -> None:
-        """Go on to the next new token of every row."""
+        """Advance to the next new token of every row."""
         self.length += 1
         self.biases = {window: bias for window, bias in self.biases.items() if window is None}
         self.own_biases.clear()
 
     def _bias(self, window: int | None, queries: int) -> Tensor | None:
-        """Return the bias of a new token's scores with its prompt, (B, 1, 1, P), or (B, 1, queries of all rows, P)
-        where rows see different parts: -inf for padding, and for what is before the window. None where every token is
-        seen."""
+        """Return the bias of a new token's scores with its prompt, (B, 1, 1, P), or (B, 1, queries of all rows, P) if
+        rows see different parts: -inf for padding, and for what is before the window. None if every token is seen."""
         if window not in self.biases:
             key = next(iter(self.prompts.keys.values()))
             order_P, lengths_B11 = torch.arange(key.shape[2]), torch.tensor(self.prompts.lengths)[:, None, None]
@@ -215,7 +214,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, sc
 
 
 def slots_of(prompt_of: Sequence[int], most: int) -> list[int]:
-    """Return the place of each row where every prompt has `most` places. `prompt_of`: the prompt of each row."""
+    """Return the place of each row if every prompt has `most` places. `prompt_of` is the prompt of each row."""
     taken: Counter[int] = Counter()
     slots = []
     for prompt in prompt_of:

@@ -1,4 +1,4 @@
-"""Attention of one new token in every row, over memory of a fixed size of which tensors say how much is in use.
+"""Attention of one new token in every row, over memory of a fixed size; tensors say how much of it is in use.
 
 The host does not know these numbers, so a captured graph is right for all of them. `FlashKernel` is FlashAttention in
 its form for sequences of different lengths, which PyTorch has for half precision on CUDA: scores are never rounded, and
@@ -23,7 +23,7 @@ Attended = tuple[Tensor, Tensor]  # output (R, J, Q, E) and log-sum-exp (R, J, Q
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptParts:
-    """Says which part of its prompt each row sees."""
+    """The part of its prompt that each row sees."""
 
     starts: Tensor  # int32 (R + 1,), the first token in memory that is seen, and where all prompts end
     used_R: Tensor  # int32, tokens that are seen
@@ -31,19 +31,19 @@ class PromptParts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CachePlaces:
-    """Says where prompts and rows are in memory. The numbers change; the tensors stay where they are."""
+    """Where prompts and rows are in memory. The numbers change; the tensors stay where they are."""
 
     group_size: int  # rows of a prompt, at most
     lengths_B: Tensor  # int32, tokens of each prompt that are seen
     bounds: Tensor  # int32 (B + 1,), the number of each prompt's first row, and of all rows
     prompt_starts: Tensor  # int32 (B + 1,), the first token of each prompt in memory that is seen, and where all end
-    slots_R: Tensor  # int64, the place of each row where every prompt has `group_size` places
+    slots_R: Tensor  # int64, the place of each row if every prompt has `group_size` places
     used_R: Tensor  # int32, new tokens of each row that are seen
     row_order: Tensor  # int32 (R + 1,): 0, 1, 2, ..
     own_starts: Tensor  # int32 (R + 1,), the first new token of each row in memory that is seen, and where all end
     may_see_nothing: bool = False  # of a prompt
     are_ragged: bool = False  # rows have different numbers of new tokens
-    prompt_parts: "PromptParts | None" = None  # where each row sees another part of its prompt
+    prompt_parts: "PromptParts | None" = None  # set if each row sees another part of its prompt
 
     def of(self, rows: int) -> "CachePlaces":
         """Return the places of the first rows."""
@@ -79,15 +79,16 @@ class CachePlaces:
 
 
 def _moved_on(starts: Tensor, by: Tensor) -> Tensor:
-    """Move all starts but the last, which is where the memory ends."""
+    """Move all starts except the last, which is where the memory ends."""
     return torch.cat([starts[:-1] + by, starts[-1:]])
 
 
 class Kernel(Protocol):
-    """Computes the attention of a new token of every row."""
+    """A way to compute the attention of a new token of every row."""
 
     def memory(self, like: Tensor, sequences: int, tokens: int) -> Tensor:
-        """Allocate zeros (sequences, J, tokens, E) in the layout that is read without a copy. `like`: (B, J, P, E)."""
+        """Allocate zeros (sequences, J, tokens, E) in the layout that is read without a copy. `like` is (B, J, P,
+        E)."""
 
     def over_own(
         self, query_RJQE: Tensor, key_RJLE: Tensor, value_RJLE: Tensor, places: CachePlaces, scale: float
@@ -101,7 +102,7 @@ class Kernel(Protocol):
 
 
 class ExactKernel:
-    """Computes scores and softmax in float32."""
+    """Attention with scores and softmax in float32."""
 
     def memory(self, like: Tensor, sequences: int, tokens: int) -> Tensor:
         return like.new_zeros(sequences, like.shape[1], tokens, like.shape[3])
@@ -135,7 +136,7 @@ class ExactKernel:
 
 
 class FlashSpans(NamedTuple):
-    """Says which queries attend to which tokens, by sequence."""
+    """Which queries attend to which tokens, by sequence."""
 
     query_bounds: Tensor  # where the queries of each sequence begin, and where all end
     most_queries: int  # of a sequence
@@ -144,8 +145,8 @@ class FlashSpans(NamedTuple):
 
 
 class FlashKernel:
-    """Calls FlashAttention on sequences that lie one after the other. Their tokens are contiguous, all heads of a token
-    side by side."""
+    """FlashAttention on sequences that lie one after another. Their tokens are contiguous, all heads of a token side by
+    side."""
 
     def memory(self, like: Tensor, sequences: int, tokens: int) -> Tensor:
         return like.new_zeros(sequences, tokens, like.shape[1], like.shape[3]).transpose(1, 2)
@@ -153,7 +154,7 @@ class FlashKernel:
     def over_own(
         self, query_RJQE: Tensor, key_RJLE: Tensor, value_RJLE: Tensor, places: CachePlaces, scale: float
     ) -> Attended:
-        """Give all query heads at once: with one query in a row, the kernel joins the heads that share a key head, and
+        """Pass all query heads at once: with one query per row, the kernel joins the heads that share a key head, and
         divides long rows."""
         rows, heads, queries, size = query_RJQE.shape
         output, lse = _flash_sequences(
@@ -168,9 +169,9 @@ class FlashKernel:
     def over_prompts(
         self, query_RJQE: Tensor, key_BJPE: Tensor, value_BJPE: Tensor, places: CachePlaces, scale: float
     ) -> Attended:
-        """Give the query heads that share a key head as queries of their own, so that a prompt's keys are read once."""
+        """Pass the query heads that share a key head as queries of their own, so that a prompt's keys are read once."""
         rows, heads, queries, size = query_RJQE.shape
-        if (parts := places.prompt_parts) is not None:  # rows of a prompt then share no read
+        if (parts := places.prompt_parts) is not None:  # rows of a prompt then do not share a read
             of_rows = replace(places, own_starts=parts.starts, used_R=parts.used_R)
             output, lse = self.over_own(query_RJQE, key_BJPE, value_BJPE, of_rows, scale)
             return output, lse.masked_fill(lse == torch.inf, -torch.inf)
@@ -181,7 +182,7 @@ class FlashKernel:
             FlashSpans(places.bounds * queries, places.group_size * queries, places.prompt_starts, places.lengths_B),
             scale,
         )
-        if places.may_see_nothing:  # the kernel then says inf
+        if places.may_see_nothing:  # the kernel then returns inf
             lse = lse.masked_fill(lse == torch.inf, -torch.inf)
         return (
             output.view(rows, queries, heads, size).transpose(1, 2),
@@ -190,7 +191,7 @@ class FlashKernel:
 
 
 def kernel_for(key: Tensor) -> Kernel:
-    """Choose by the device, the dtype and the size of a head. FlashAttention needs a GPU of capability 8.0."""
+    """Choose a kernel by the device, the dtype and the size of a head. FlashAttention needs a GPU of capability 8.0."""
     size = key.shape[-1]
     if not key.is_cuda or key.dtype not in HALF or size % 8 or size > LARGEST_HEAD:
         return ExactKernel()
@@ -222,14 +223,14 @@ def _flash_sequences(
 
 
 def _end_to_end(memory_BJTE: Tensor) -> Tensor:
-    """View the tokens of all sequences one after the other, (B x T, J, E)."""
+    """View the tokens of all sequences one after another, (B x T, J, E)."""
     return memory_BJTE.transpose(1, 2).view(-1, memory_BJTE.shape[1], memory_BJTE.shape[3])
 
 
 def _attention(
     query_BJME: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, starts_BM: Tensor, used_BM: Tensor, scale: float
 ) -> Attended:
-    """Compute attention over `used_BM` tokens from a start, of each query, or of each sequence where M is 1. The output
+    """Compute attention over `used_BM` tokens from a start, for each query, or for each sequence if M is 1. The output
     of a query that sees nothing is 0, its log-sum-exp -inf."""
     sequences, _, length, _ = key_BJTE.shape
     order_BT = torch.arange(sequences * length, device=key_BJTE.device).view(sequences, length)  # in memory

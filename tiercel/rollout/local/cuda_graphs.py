@@ -2,7 +2,7 @@
 
 A captured step is one launch for each token instead of thousands. A graph repeats the same kernels on the same memory,
 so everything that changes from token to token is in tensors: the number of tokens, the positions, the drawn ids. There
-is a graph for each number of rows that occurs. These numbers are halves of the first one, so that they are few. Shape
+is a graph for each number of rows that occurs. Each such number is half of the one before, so there are few. Shape
 suffixes: docs/shapes.md.
 """
 
@@ -23,13 +23,13 @@ from tiercel.types import EncodedPrompt
 
 Step = Callable[[Tensor], Tensor]
 WARM_UP_STEPS = 2  # libraries choose their kernels and allocate their workspaces outside the graph
-FEWEST_ROWS = 8  # fewer rows take as long
-MOST_STEPS = 32  # graphs that are kept
+FEWEST_ROWS = 8  # with fewer rows a step takes as long
+MOST_STEPS = 32  # graphs kept
 
 
 class CapturedStep:
-    """Replays a step from a graph. Input and output have the memory that they had at the capture. `beside`: another
-    graph whose workspace is used, since one runs after the other."""
+    """A step that is replayed from a graph. Input and output have the memory that they had at the capture. `beside` is
+    another graph whose workspace is shared, since one runs after the other."""
 
     def __init__(self, step: Step, token_ids_R: Tensor, beside: "CapturedStep | None"):
         self.token_ids_R = token_ids_R.clone()
@@ -47,8 +47,8 @@ Capture = Callable[[Step, Tensor, CapturedStep | None], CapturedStep]
 
 
 class FixedDecoder(RowDecoder):
-    """Runs each prompt once for its group, in memory that is kept from batch to batch. `capture`: makes a graph of a
-    step; None: steps are not captured."""
+    """Decoder that runs each prompt once for its group, in memory that is kept from batch to batch. `capture` makes a
+    graph of a step; None: steps are not captured."""
 
     def __init__(self, policy: Policy, vision: VisionStore, capture: Capture | None = CapturedStep):
         super().__init__(policy, vision)
@@ -102,7 +102,7 @@ class FixedDecoder(RowDecoder):
     def put(self, rows: Sequence[RowState], order: Sequence[int]) -> None:
         present, room = len(self.rows.prompt_of), self.rows.room
         self.rows.append(rows)
-        if self.rows.room != room:  # what was captured has the addresses of the memory before
+        if self.rows.room != room:  # the captured steps have the addresses of the old memory
             self.steps.clear()
         positions = moved(torch.tensor([row.position for row in rows]), self.positions_R.device)
         self.positions_R[present : present + len(rows)] = positions
@@ -117,7 +117,7 @@ class FixedDecoder(RowDecoder):
         self.steps.clear()
 
     def _memory_for(self, room: BatchSize, rows_return: bool) -> FixedMemory:
-        """Return the memory of the batch before where the batch fits, with the steps that were captured on it."""
+        """Return the memory of the previous batch if this batch fits, with the steps that were captured on it."""
         made_for = (rows_return, *self._addresses()) if self.capture is not None else ()
         if made_for != self.made_for:
             self.steps.clear()
@@ -130,7 +130,7 @@ class FixedDecoder(RowDecoder):
         return self.memory
 
     def _addresses(self) -> tuple[object, ...]:
-        """Return a value that changes where a captured step would read other weights than those of the policy."""
+        """Return a value that changes if a captured step would read other weights than the policy's."""
         modules = (self.language_model, self.head)
         weights = [parameter.data_ptr() for module in modules for parameter in module.parameters()]
         adapters = [
@@ -153,7 +153,7 @@ class FixedDecoder(RowDecoder):
             warn(f"decoding continues without a CUDA graph, which is slower: {error}", RuntimeWarning, stacklevel=2)
             self.capture = None
             if stream is not None:
-                torch.cuda.set_stream(stream)  # torch.cuda.graph leaves its own current where it fails
+                torch.cuda.set_stream(stream)  # torch.cuda.graph leaves its own stream current if it fails
 
     def _eager_step(self, token_ids_R: Tensor) -> Tensor:
         assert self.memory is not None

@@ -28,24 +28,24 @@ MOST_SCORES = 2**22  # of a head, in a pass of observed tokens
 
 
 class Decoder(Protocol):
-    """Decodes one batch of prompts, each with `group_size` rows. Rows are removed when they have ended."""
+    """A decoder of one batch of prompts, each with `group_size` rows. Rows are removed when they have ended."""
 
     keeps_casts: bool  # autocast may keep cast weights from token to token
 
     def prefill(
         self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int, *, rows_return: bool = False
     ) -> Tensor:
-        """Run the prompts. Returns the logits (B, V) after each. `rows_return`: rows that were taken come back; then
-        `max_new_tokens` is the limit of a turn."""
+        """Run the prompts. Returns the logits (B, V) after each. With `rows_return`, rows that were taken come back,
+        and `max_new_tokens` is the limit of a turn."""
 
     def step(self, token_ids_R: Tensor) -> Tensor:
         """Add one token to every row. Returns the logits (R, V) after it."""
 
     def rows_for(self, going_on: int) -> int:
-        """Return how many rows to decode where so many go on; the others have ended."""
+        """Return how many rows to decode if this many go on; the others have ended."""
 
     def keep(self, kept: Sequence[int]) -> None:
-        """Keep only these rows, given by their places among the present ones, in order."""
+        """Keep only these rows, given by their places among the current ones, in order."""
 
     @property
     def held_bytes(self) -> int:
@@ -57,17 +57,17 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PaddedPrompts:
-    """Holds the prompts of a batch, padded on the right."""
+    """The prompts of a batch, padded on the right."""
 
     embeddings_BPH: Tensor
-    positions: Tensor  # (D, B, P), or (B, P) where D is 1, as in transformers
+    positions: Tensor  # (D, B, P), or (B, P) if D is 1, as in transformers
     lengths: tuple[int, ...]
     lengths_B: Tensor  # the same on the device
     starts_B: Tensor  # first position after each prompt
     picture_spans: tuple[tuple[Span, ...], ...]  # of each prompt
 
     def mask(self, sight: Sight) -> Tensor | None:
-        """Return the mask, bool (B, 1, P, P); None where it is causal. Padding comes last, so that no real token sees
+        """Return the mask, bool (B, 1, P, P); None if it is causal. Padding comes last, so that no real token sees
         it."""
         length = self.embeddings_BPH.shape[1]
         sight = sight.within(length, [span for of_prompt in self.picture_spans for span in of_prompt])
@@ -77,7 +77,7 @@ class PaddedPrompts:
 
 
 class BaseDecoder:
-    """Has the common parts of the decoders: padded prompts, positions, logits."""
+    """The common parts of the decoders: padded prompts, positions, logits."""
 
     keeps_casts = True
 
@@ -148,7 +148,7 @@ class BaseDecoder:
 
 
 class PromptStore(Protocol):
-    """Keeps what the layers make of the prompts."""
+    """A store of what the layers make of the prompts."""
 
     def put(self, layer: int, key_BJPE: Tensor, value_BJPE: Tensor) -> None:
         """Keep the keys and values of a layer."""
@@ -158,7 +158,7 @@ class PromptStore(Protocol):
 
 
 class PrefillAttention:
-    """Computes the attention of padded prompts, and the recurrence of layers with a state."""
+    """The attention of padded prompts, and the recurrence of layers with a state."""
 
     def __init__(self, store: PromptStore, prompts: PaddedPrompts):
         self.store = store
@@ -179,7 +179,7 @@ class PrefillAttention:
 
 
 class RowDecoder(BaseDecoder):
-    """Decodes a batch whose rows can leave it, and come back with what they observed."""
+    """A decoder of a batch whose rows can leave it, and come back with what they observed."""
 
     @property
     def rows(self) -> RowMemory:
@@ -206,7 +206,8 @@ class RowDecoder(BaseDecoder):
 
 
 class SharedDecoder(RowDecoder):
-    """Runs each prompt once for its group, on a CPU. The memory of all new tokens is allocated before the first one."""
+    """Decoder that runs each prompt once for its group, on a CPU. The memory of all new tokens is allocated before the
+    first one."""
 
     def __init__(self, policy: Policy, vision: VisionStore):
         super().__init__(policy, vision)
@@ -253,7 +254,7 @@ class SharedDecoder(RowDecoder):
 
 
 class RepeatedDecoder(BaseDecoder):
-    """Decodes with the cache of transformers. Each prompt's keys and values are repeated for every row, and rows that
+    """Decoder with the cache of transformers. Each prompt's keys and values are repeated for every row, and rows that
     have left do not come back."""
 
     def __init__(self, policy: Policy, vision: VisionStore):

@@ -1,4 +1,4 @@
-"""Weights for decoding: prepacked on CPUs in float32, cast once for a rollout elsewhere."""
+"""Weights for decoding: prepacked on CPUs in float32, cast once per rollout elsewhere."""
 
 import platform
 from collections.abc import Callable, Iterator, Mapping
@@ -23,8 +23,8 @@ class _Copy:
 
 
 class PrepackedLinears:
-    """Holds the decoder's linear layers and the head. `byte_limit`: bytes that the copies may take. Layers beyond it
-    are multiplied by oneDNN without a copy, which is slower. None: no layer is changed."""
+    """The decoder's linear layers and the head, prepacked. `byte_limit` is how many bytes the copies may take. Layers
+    beyond it are multiplied by oneDNN without a copy, which is slower. None: no layer is changed."""
 
     def __init__(self, policy: Policy, byte_limit: int | None):
         self.copied: list[nn.Module] = []
@@ -45,7 +45,7 @@ class PrepackedLinears:
 
     @contextmanager
     def of_present_weights(self) -> Iterator[None]:
-        """Copy the present weights, for `in_place`. At the end the copies of trained layers are dropped; those of
+        """Copy the current weights, for `in_place`. At the end the copies of trained layers are dropped; those of
         frozen layers are kept."""
         try:
             for layer in self.copied:
@@ -66,7 +66,7 @@ class PrepackedLinears:
 
     @property
     def held_bytes(self) -> int:
-        return 0  # beside what `rollout.prepacked_bytes` allows
+        return 0  # not counting what `rollout.prepacked_bytes` allows
 
     def release(self) -> None:
         """Keep the copies of frozen layers, which `rollout.prepacked_bytes` limits."""
@@ -91,13 +91,14 @@ def _multiply(weight: Tensor, bias: Tensor | None, inputs: Tensor) -> Tensor:
 
 
 def _reordered(weight: Tensor) -> Tensor:
-    """Copy a weight in oneDNN's order. Builds of PyTorch without oneDNN lack this operator and that of `_multiply`."""
+    """Copy a weight in oneDNN's order. Builds of PyTorch without oneDNN lack this operator and the one in
+    `_multiply`."""
     return torch.ops.mkldnn._reorder_linear_weight(weight, FEW_ROWS)
 
 
 def _is_supported(policy: Policy) -> bool:
-    """Whether prepacking is used: only where it was measured. With other dtypes a merged adapter would be rounded to
-    the dtype of the weight."""
+    """Return whether prepacking is used, which is only where it was measured. With other dtypes a merged adapter would
+    be rounded to the dtype of the weight."""
     onednn = torch.backends.mkldnn
     return (
         policy.device.type == "cpu"
@@ -157,8 +158,8 @@ def _identity(layer: nn.Module) -> tuple[object, ...]:
 
 
 class NarrowLinears:
-    """Holds the copies of the decoder's linear layers and of the head. They stay where they are from rollout to
-    rollout, because captured steps read them."""
+    """Copies of the decoder's linear layers and of the head. They stay where they are from rollout to rollout, because
+    captured steps read them."""
 
     def __init__(self, policy: Policy):
         self.dtype = policy.compute_dtype
@@ -167,7 +168,7 @@ class NarrowLinears:
 
     @contextmanager
     def of_present_weights(self) -> Iterator[None]:
-        """Copy the present weights, for `in_place`."""
+        """Copy the current weights, for `in_place`."""
         for layer in self.layers:
             if layer not in self.copies:
                 bias = None if layer.bias is None else self._empty_like(layer.bias)

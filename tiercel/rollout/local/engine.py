@@ -28,17 +28,17 @@ from tiercel.rollout.sampler import SamplingParams
 from tiercel.rollout.trajectory import begun_trajectories, completes_a_stop, stop_reach, written_text
 from tiercel.types import Completion, EncodedPrompt, Group
 
-PREPACKED_BYTES = Rollout().prepacked_bytes  # where there is no recipe
-TOKENS_IN_FLIGHT = 2**18  # tokens of prompts and completions, over all rows, whose keys and values fit at a time
+PREPACKED_BYTES = Rollout().prepacked_bytes  # used if there is no recipe
+TOKENS_IN_FLIGHT = 2**18  # tokens of prompts and completions, over all rows, whose keys and values fit at the same time
 KEPT_BYTES = 2**31  # of a GPU, that decoding may hold while the learner works
-LOOK_EVERY = 8  # tokens: how often the host of an accelerator waits to learn which rows have ended
+LOOK_EVERY = 8  # tokens between the waits of an accelerator's host to learn which rows have ended
 
 
 class DecodingWeights(Protocol):
-    """Copies weights for decoding, in a form in which a step is faster."""
+    """Copies of weights for decoding, in a form in which a step is faster."""
 
     def of_present_weights(self) -> AbstractContextManager[None]:
-        """Copy the present weights, for `in_place`."""
+        """Copy the current weights, for `in_place`."""
 
     def in_place(self) -> AbstractContextManager[None]:
         """Make the layers compute with the copies, without gradient."""
@@ -53,14 +53,14 @@ class DecodingWeights(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Sequences:
-    """Holds the tokens decoded so far. Its rows are all rows of the batch, also those that have ended."""
+    """The tokens decoded so far. It has all rows of the batch, including those that have ended."""
 
     token_ids_RL: Tensor  # -1 after the last token
     logprobs_RL: Tensor
     ended_R: Tensor
 
     def add(self, live: Tensor, position: int, token_ids_R: Tensor, logprobs_R: Tensor) -> Tensor:
-        """Add a token to the rows `live`, as far as they have not ended. Returns which of them have."""
+        """Add a token to those of the rows `live` that have not ended. Returns which of them have."""
         has_ended_R = self.ended_R[live]
         self.token_ids_RL[live, position] = token_ids_R.masked_fill(has_ended_R, -1)
         self.logprobs_RL[live, position] = logprobs_R
@@ -76,9 +76,9 @@ def _empty(rows: int, max_new_tokens: int, device: torch.device) -> _Sequences:
 
 
 class LocalSampler:
-    """Samples with transformers' own forward pass, in batches of prompts. `whole_policy`: a context in which this rank
-    has all weights. `weights_stay`: it always has them, so that captured graphs and copies stay valid. `beat` is called
-    for each token."""
+    """Sampler that uses transformers' own forward pass, in batches of prompts. `whole_policy` is a context in which
+    this rank has all weights. `weights_stay` means that it always has them, so that captured graphs and copies stay
+    valid. `beat` is called for each token."""
 
     shares_weights = True
 
@@ -110,7 +110,7 @@ class LocalSampler:
         return {}
 
     def close(self) -> None:
-        """Nothing is closed: this engine has no resources of its own."""
+        """Do nothing: this engine has no resources of its own."""
 
     @torch.no_grad()
     def sample(
@@ -158,7 +158,7 @@ class LocalSampler:
         return self._groups(prompts, [builder.completion() for builder in builders])
 
     def _groups(self, prompts: list[EncodedPrompt], completions: list[Completion]) -> list[Group]:
-        """Give each prompt its completions, in order."""
+        """Group the completions by prompt, in order."""
         size = len(completions) // len(prompts)
         return [
             Group(
@@ -207,8 +207,8 @@ class LocalSampler:
         return sequences
 
     def _kept(self, sequences: _Sequences, places: list[int]) -> list[int]:
-        """Wait for the device, and choose the rows of the batch that are decoded further: those that go on, and as many
-        others as the decoder wants. Empty where all have ended."""
+        """Wait for the device, and return the rows of the batch to decode further: those that go on, and as many others
+        as the decoder wants. Empty if all have ended."""
         ended = sequences.ended_R.tolist()
         going_on = [i for i, place in enumerate(places) if not ended[place]]
         if not going_on:
@@ -240,8 +240,8 @@ class LocalSampler:
 
 
 def build_decoder(policy: Policy, vision: VisionStore, *, may_capture: bool = True) -> Decoder:
-    """Choose the fastest decoder for the model and the device. Steps are captured only on a GPU with `may_capture`,
-    which is false where weights are gathered for a rollout: they lie elsewhere each time, and hooks of FSDP2 wait for
+    """Choose the fastest decoder for the model and the device. Steps are captured only on a GPU with `may_capture`. It
+    is false if weights are gathered for a rollout: they lie elsewhere each time, and hooks of FSDP2 wait for
     streams."""
     if policy.family.sharing_obstacle(policy.family.language_model(policy.model).config):
         return RepeatedDecoder(policy, vision)
@@ -251,15 +251,15 @@ def build_decoder(policy: Policy, vision: VisionStore, *, may_capture: bool = Tr
 
 
 def decoding_weights(policy: Policy, decoder: Decoder, prepacked_bytes: int | None) -> DecodingWeights:
-    """Choose the copies of weights that decoding uses. `prepacked_bytes`: None where weights do not stay."""
+    """Choose the copies of weights that decoding uses. `prepacked_bytes` is None if weights do not stay."""
     if isinstance(decoder, FixedDecoder) and decoder.capture is not None:
         return NarrowLinears(policy)
     return PrepackedLinears(policy, prepacked_bytes)
 
 
 def _batches(prompts: Sequence[EncodedPrompt], group_size: int, new_tokens: int) -> list[list[int]]:
-    """Divide the prompts, in order, into batches of at most TOKENS_IN_FLIGHT padded tokens. `new_tokens`: of a
-    completion, at most. Returns their places. All batches but the last have a round number of prompts, so that few
+    """Divide the prompts, in order, into batches of at most TOKENS_IN_FLIGHT padded tokens, and return their places.
+    `new_tokens` is the most that a completion has. All batches but the last have a round number of prompts, so that few
     numbers of rows occur."""
     batches: list[list[int]] = []
     start = 0

@@ -22,7 +22,7 @@ KeysAndValues = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowState:
-    """Holds what the layers keep of a row beside its prompt."""
+    """What the layers keep of a row besides its prompt."""
 
     prompt: int  # its number among those of the prefill
     position: int = 0  # of the next token; not known between two turns
@@ -33,14 +33,14 @@ class RowState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResumedTokens:
-    """Holds the tokens that a row has not run: the last of its turn, and what it observed."""
+    """The tokens that a row has not run: the last of its turn, and what it observed."""
 
     state: RowState
     tokens: EncodedPrompt  # with their positions in the whole sequence, and their pictures
 
 
 class RowMemory:
-    """Keeps what the layers make of the own tokens of rows. Subclasses have the memory, and compute with it."""
+    """What the layers make of the own tokens of rows. Subclasses have the memory, and compute with it."""
 
     prompt_lengths: Sequence[int]  # of all prompts of the prefill
     prompt_of: list[int]  # the prompt of each row
@@ -57,7 +57,7 @@ class RowMemory:
         raise NotImplementedError
 
     def make_room(self, rows: int, tokens: int) -> None:
-        """Have memory for this number of rows and of own tokens."""
+        """Allocate memory for this number of rows and of own tokens."""
         raise NotImplementedError
 
     def take(self, places: Sequence[int]) -> list[RowState]:
@@ -77,7 +77,7 @@ class RowMemory:
         return RowState(prompt=self.prompt_of[place], length=used.stop - used.start, own=own, deltas=deltas)
 
     def append(self, rows: Sequence[RowState]) -> None:
-        """Put rows after the present ones. Then all have to be sorted by prompt."""
+        """Put rows after the current ones. Afterwards all rows must be sorted by prompt."""
         present = len(self.prompt_of)
         lengths = [self.length - unused for unused in self.unused]
         used = max(lengths, default=0)
@@ -102,8 +102,8 @@ class RowMemory:
 
 
 class ResumedAttention:
-    """Computes the attention of the new tokens of several rows, padded on the right: over the row's prompt, over its
-    own tokens, and over each other. Layers with a state go on from that of the row."""
+    """The attention of the new tokens of several rows, padded on the right: over the row's prompt, over its own tokens,
+    and over each other. Layers with a state continue from the row's."""
 
     def __init__(self, memory: RowMemory, rows: Sequence[ResumedTokens], device: torch.device):
         self.memory = memory

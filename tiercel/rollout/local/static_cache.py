@@ -36,7 +36,7 @@ class BatchSize:
         return self.prompts * self.group_size
 
     def holds(self, other: "BatchSize") -> bool:
-        """Say whether a batch of that size has room here."""
+        """Return whether a batch of that size has room here."""
         return (
             self.prompts >= other.prompts
             and self.prompt_tokens >= other.prompt_tokens
@@ -52,7 +52,7 @@ class BatchSize:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Layer:
-    """Holds the keys and values of a layer."""
+    """The keys and values of a layer."""
 
     kernel: Kernel
     prompt_key_BJPE: Tensor
@@ -66,8 +66,8 @@ class _Layer:
 
 
 class FixedMemory(RowMemory):
-    """Computes the attention of one new token in every row, over its prompt and over its own new tokens, joined by
-    their log-sum-exp."""
+    """The attention of one new token in every row, over its prompt and over its own new tokens, joined by their
+    log-sum-exp."""
 
     def __init__(self, room: BatchSize, device: torch.device):
         self.room, self.device = room, device
@@ -88,7 +88,8 @@ class FixedMemory(RowMemory):
         self.newest_1 = torch.full((1,), -1, device=device)  # place of the newest token
 
     def begin(self, lengths: Sequence[int], group_size: int, turn_tokens: int | None = None) -> None:
-        """Prepare for a new batch of prompts of these lengths. `turn_tokens`: of a turn, where rows come back."""
+        """Prepare for a new batch of prompts of these lengths. `turn_tokens` is the limit of a turn, if rows come
+        back."""
         self.places = replace(self.places, are_ragged=turn_tokens is not None)
         self.turn_tokens = turn_tokens or 0
         self.prompt_lengths = lengths
@@ -131,7 +132,7 @@ class FixedMemory(RowMemory):
         return {number: layer.own for number, layer in self.layers.items()}
 
     def make_room(self, rows: int, tokens: int) -> None:
-        """Allocate larger memory where another turn after `tokens` might not fit. There is memory for all rows."""
+        """Allocate larger memory if another turn after `tokens` might not fit. There is memory for all rows."""
         if tokens + self.turn_tokens <= self.room.new_tokens:
             return
         before = self.room.new_tokens
@@ -146,12 +147,12 @@ class FixedMemory(RowMemory):
         return self.layers[layer].prompt_key_BJPE, self.layers[layer].prompt_value_BJPE
 
     def add_token(self) -> None:
-        """Take one more token of every row into use."""
+        """Start using one more token of every row."""
         self.newest_1 += 1
         self.places.used_R.add_(1)
 
     def counters(self) -> Iterator[Tensor]:
-        """Yield what a step changes beside the place of the newest token, which the next step overwrites."""
+        """Yield what a step changes besides the place of the newest token, which the next step overwrites."""
         yield from (self.newest_1, self.places.used_R)
         for state in self.states.values():
             yield from (state.recent, state.memory_RAEE)

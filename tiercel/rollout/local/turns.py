@@ -1,9 +1,9 @@
 """Trajectories of the local engine: a row whose turn has ended leaves the batch, and comes back with what it observed.
 
 On a GPU, a row comes back soon after its answer. On a CPU, and with `train.deterministic`, which rows share a batch
-follows from the tokens alone, never from the time that an answer takes, so that a run that is killed and resumed
-computes the same bytes: rows come back at each JOIN_EVERY-th drawn token, after at least JOIN_EVERY, and the engine
-waits for their answers there. Shape suffixes: docs/shapes.md.
+depends on the tokens alone, never on how long an answer takes, so that a run that is killed and resumed computes the
+same bytes: rows come back at each JOIN_EVERY-th drawn token, after at least JOIN_EVERY, and the engine waits for their
+answers there. Shape suffixes: docs/shapes.md.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -28,7 +28,7 @@ BEAT_SECONDS = 1.0  # while the engine waits for answers
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnSettings:
-    """Holds what does not change from batch to batch."""
+    """What does not change from batch to batch."""
 
     family: Family
     params: SamplingParams
@@ -38,17 +38,17 @@ class TurnSettings:
 
 @dataclass(kw_only=True, slots=True)
 class _Row:
-    """Holds a trajectory that is being sampled."""
+    """A trajectory that is being sampled."""
 
     builder: TrajectoryBuilder
-    token_ids: list[int] = field(default_factory=list)  # of the present turn
+    token_ids: list[int] = field(default_factory=list)  # of the current turn
     logprobs: list[float] = field(default_factory=list)
-    reply: "Future[TurnReply]" = field(default_factory=Future)  # to the turn before
-    left_at: int = 0  # drawn tokens, when that turn ended
+    reply: "Future[TurnReply]" = field(default_factory=Future)  # to the previous turn
+    left_at: int = 0  # drawn tokens when that turn ended
     state: RowState | None = None  # while the row is not in the batch
 
     def end_turn(self, drawn: int, *, is_truncated: bool) -> bool:
-        """Ask for the answer to the present turn. Returns whether one will come."""
+        """Request the answer to the current turn. Returns whether one will come."""
         reply = self.builder.add_turn(self.token_ids, self.logprobs, is_truncated=is_truncated)
         self.token_ids, self.logprobs, self.left_at = [], [], drawn
         if reply is not None:
@@ -72,7 +72,7 @@ class _Row:
 
 
 class _Turns:
-    """Samples the turns of the rows of a batch."""
+    """The sampling of the turns of a batch's rows."""
 
     def __init__(
         self, settings: TurnSettings, decoder: Decoder, builders: Sequence[TrajectoryBuilder], logits_RV: Tensor
@@ -83,7 +83,7 @@ class _Turns:
         self.places = list(range(len(builders)))  # the row at each place of the decoder's batch
         self.writing = set(self.places)  # the other rows of the batch only fill it
         self.waiting: list[int] = []  # for an answer
-        self.drawn = 0  # tokens of a row that would write all the time
+        self.drawn = 0  # tokens that a row writing all the time would have
         self.logits_RV = logits_RV
         self.draw = TokenDraw(settings.params, settings.family, logits_RV.shape[1], logits_RV.device)
 
@@ -128,7 +128,7 @@ class _Turns:
         return stopped
 
     def _end_turns(self, drawn_R: Tensor) -> Tensor:
-        """Ask for the answers of turns that have ended, and remove their rows from the batch. Returns the tokens of the
+        """Request the answers to turns that have ended, and remove their rows from the batch. Returns the tokens of the
         rows that stay."""
         stopped = self._stopped()
         full = {
@@ -149,7 +149,7 @@ class _Turns:
         return drawn_R[self._keep({*self.writing, *self._fillers(self.places)})]
 
     def _fillers(self, numbers: Iterable[int]) -> list[int]:
-        """Choose from these rows as many that do not write as the decoder wants beside those that do."""
+        """Choose rows that do not write, as many as the decoder wants in addition to those that do."""
         others = [number for number in numbers if number not in self.writing]
         return others[: self.decoder.rows_for(len(self.writing)) - len(self.writing)]
 
@@ -162,12 +162,12 @@ class _Turns:
         return moved(torch.tensor(kept, dtype=torch.int64), self.logits_RV.device)
 
     def _returning(self) -> list[int]:
-        """Choose the waiting rows whose answers are taken now. Where no row writes, waits for some."""
+        """Return the waiting rows whose answers are used now. If no row writes, wait for some."""
         if not isinstance(self.decoder, RowDecoder):
             return [] if self.writing else self.waiting
         left_at = {number: self.rows[number].left_at for number in self.waiting}
         if self.settings.is_deterministic:
-            if left_at and not self.writing:  # as if others had written until some may come back
+            if left_at and not self.writing:  # as if others had gone on writing until some rows may come back
                 self.drawn = -(-min(left_at.values()) // JOIN_EVERY) * JOIN_EVERY + JOIN_EVERY
             is_look = self.drawn % JOIN_EVERY == 0
             return [number for number, drawn in left_at.items() if is_look and self.drawn - drawn >= JOIN_EVERY]
@@ -208,6 +208,6 @@ class _Turns:
 def sample_turns(
     settings: TurnSettings, decoder: Decoder, builders: Sequence[TrajectoryBuilder], logits_RV: Tensor
 ) -> None:
-    """Sample all turns of the rows of a batch. `logits_RV`: after the prompt of each row. A decoder whose rows cannot
-    come back runs the whole of each row again, when the turns of all rows have ended."""
+    """Sample all turns of the rows of a batch. `logits_RV` are the ones after each row's prompt. A decoder whose rows
+    cannot come back runs each row again from the start, when the turns of all rows have ended."""
     _Turns(settings, decoder, builders, logits_RV).run()

@@ -1,1 +1,1 @@
-"""vLLM as an engine: in the processes of the ranks, and by servers."""
+"""vLLM as an engine: in the processes of the ranks, or on servers."""

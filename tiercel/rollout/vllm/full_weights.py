@@ -1,6 +1,6 @@
 """Full fine-tuning with vLLM: the policy's weights by their names in the checkpoint, loaded into a running engine.
 
-Adapters go another way: training/grpo/policy_sync.py publishes them, and process.py or server.py loads them.
+Adapters take another path: training/grpo/policy_sync.py publishes them, and process.py or server.py loads them.
 """
 
 import re
@@ -27,14 +27,14 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointForm:
-    """Knows under which name a checkpoint has each tensor of the model."""
+    """The names under which a checkpoint has the tensors of the model."""
 
     names: Mapping[str, str]
 
     @classmethod
     def of(cls, family: Family, model: HuggingFaceModel) -> "CheckpointForm":
-        """Find the names. Raises EnvironmentProblem where they are not those of the recipe's checkpoint, which the
-        engine has read, or where shapes differ."""
+        """Find the names. Raises EnvironmentProblem if they are not the names in the recipe's checkpoint, which the
+        engine has read, or if shapes differ."""
         if mixtures(model):
             raise EnvironmentProblem(
                 f"rollout.engine: vLLM given without lora, but {family.name} has experts, whose weights a checkpoint "
@@ -47,13 +47,13 @@ class CheckpointForm:
         return cls(names=names)
 
     def weights(self, model: HuggingFaceModel) -> Iterator[tuple[str, Tensor]]:
-        """Give one tensor after the other, without a copy, by its name in the checkpoint."""
+        """Yield one tensor after another, without a copy, by its name in the checkpoint."""
         for name, tensor in saved_tensors(model).items():
             yield self.names[name], tensor.detach()
 
 
 def read_weights(directory: Path) -> Iterator[tuple[str, Tensor]]:
-    """Read one tensor after the other from a model directory."""
+    """Read one tensor after another from a model directory."""
     for file in sorted(directory.glob("*.safetensors")):
         with safe_open(file, "pt") as opened:
             for name in opened.keys():  # noqa: SIM118
@@ -61,7 +61,8 @@ def read_weights(directory: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def saved_names(family: Family, model: HuggingFaceModel) -> dict[str, str]:
-    """Return the name that each tensor is saved under, by its name in the model: a number is saved in its place."""
+    """Return the name that each tensor is saved under, by its name in the model. To find it, a number is saved in each
+    tensor's place."""
     tensors = saved_tensors(model)
     shapes = {name: _whole_shape(tensor) for name, tensor in tensors.items()}
     numbers = {name: torch.full((1,) * len(shape), place) for place, (name, shape) in enumerate(shapes.items())}
@@ -73,7 +74,7 @@ def saved_names(family: Family, model: HuggingFaceModel) -> dict[str, str]:
 
 
 def _whole_shape(tensor: Tensor) -> torch.Size:
-    """Return the shape of a tensor; DeepSpeed leaves nothing of it in a parameter that it has partitioned."""
+    """Return the shape of a tensor, which DeepSpeed erases in a parameter that it has partitioned."""
     return getattr(tensor, "ds_shape", tensor.shape)
 
 
@@ -88,8 +89,8 @@ def checkpoint_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
 
 
 def require_same(given: Shapes, wanted: Shapes, left_out: str) -> None:
-    """Raise EnvironmentProblem for the first name or shape that differs. `left_out`: a regular expression of names that
-    a model of the checkpoint need not have."""
+    """Raise EnvironmentProblem for the first name or shape that differs. `left_out` is a regular expression of names
+    that a model of the checkpoint need not have."""
     missing = sorted(name for name in set(wanted) - set(given) if not re.search(left_out, name))
     unknown = sorted(set(given) - set(wanted))
     other = sorted(name for name in set(given) & set(wanted) if given[name] != wanted[name])
@@ -106,8 +107,8 @@ def require_same(given: Shapes, wanted: Shapes, left_out: str) -> None:
 
 
 def _left_out(model: HuggingFaceModel) -> str:
-    """Match names that a checkpoint may have beyond the model's tensors: tied ones, and those that transformers does
-    not read."""
+    """Return a pattern of names that a checkpoint may have beyond the model's tensors: tied ones, and ones that
+    transformers does not read."""
     tied = [re.escape(name) + "$" for name in getattr(model, "all_tied_weights_keys", {})]
     return "|".join([*tied, *(model._keys_to_ignore_on_load_unexpected or ())]) or "(?!)"
 
@@ -122,7 +123,7 @@ def reload(engine: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def _pack_head_again(model: nn.Module) -> None:
-    """Pack the head's weights for products on a CPU: where they are tied to the embeddings, vLLM 0.32 keeps the old
+    """Pack the head's weights again for products on a CPU: if they are tied to the embeddings, vLLM 0.32 keeps the old
     copy."""
     if torch.cuda.is_available():
         return

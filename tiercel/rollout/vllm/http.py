@@ -1,5 +1,5 @@
-"""Send requests to one vLLM server over HTTP. Failures are of two kinds: another attempt may succeed, or only the user
-can help.
+"""Requests to one vLLM server over HTTP. Failures are of two kinds: another attempt may succeed, or only the user can
+help.
 
 Calls are coroutines, so that a cancelled call closes its connection at once.
 """
@@ -29,7 +29,7 @@ WEIGHTS_SECONDS = 600.0  # to read a whole model
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerRequirements:
-    """Holds what a server must have been started with."""
+    """What a server must have been started with."""
 
     model_names: tuple[str, ...]  # possible names of the recipe's model; only the last part of a path is compared
     row_tokens: int  # tokens of a prompt and its completion
@@ -37,21 +37,21 @@ class ServerRequirements:
 
 
 class ServerFault(Exception):
-    """Raised where the server gave no usable answer; another attempt, here or at another server, may get one."""
+    """Raised if the server gave no usable answer; another attempt, here or at another server, may get one."""
 
 
 class InvalidAnswer(ServerFault):
-    """Raised where the server gave a complete answer that cannot be right. A server that does so often is not used any
-    more."""
+    """Raised if the server gave a complete answer that cannot be right. A server that does so often is no longer
+    used."""
 
 
 class AdapterMissing(ServerFault):
-    """Raised where the server does not know the policy, mostly because it was started again."""
+    """Raised if the server does not know the policy, mostly because it was restarted."""
 
 
 def servers_key() -> str | None:
-    """Read the servers' key from the environment; None where there is none. Raises EnvironmentProblem where it cannot
-    be a key."""
+    """Return the servers' key from the environment; None if there is none. Raises EnvironmentProblem if it cannot be a
+    key."""
     try:
         return key_of(KEY_VARIABLE)
     except ValueError as error:
@@ -59,8 +59,8 @@ def servers_key() -> str | None:
 
 
 class VllmServer:
-    """Calls a `vllm serve` without changes to it. Methods raise ServerFault where another attempt may succeed, and
-    EnvironmentProblem where only the user can help."""
+    """Client of an unchanged `vllm serve`. Methods raise ServerFault if another attempt may succeed, and
+    EnvironmentProblem if only the user can help."""
 
     def __init__(self, url: str, key: str | None, timeout_seconds: float):
         address = url.rstrip("/").removesuffix("/v1")
@@ -72,7 +72,7 @@ class VllmServer:
         await self._client.aclose()
 
     async def is_healthy(self) -> bool:
-        """Whether the server answers /health with 200."""
+        """Return whether the server answers /health with 200."""
         request = self._client.build_request("GET", "/health")
         try:
             reply = await ask(self._client, request, seconds=HEALTH_SECONDS, most_bytes=SHORT_ANSWER)
@@ -85,8 +85,8 @@ class VllmServer:
         return _read(MODELS, await self._request("GET", MODELS, None, MODELS_SECONDS), ModelList).data
 
     async def fitting(self, needs: ServerRequirements) -> ServedModel:
-        """Return the base model. Raises EnvironmentProblem, with the right flag, where it is another or its context is
-        too short."""
+        """Return the base model. Raises EnvironmentProblem, with the right flag, if it is a different one or its
+        context is too short."""
         base = (await self.models())[0]
         if base.max_model_len is not None and base.max_model_len < needs.row_tokens:
             raise EnvironmentProblem(
@@ -101,7 +101,8 @@ class VllmServer:
         return base
 
     async def load(self, name: str, directory: Path) -> None:
-        """Load an adapter. One of this name that is already loaded is the same, because the name has its hash."""
+        """Load an adapter. An adapter of this name that is already loaded is the same, because the name has its
+        hash."""
         body = {"lora_name": name, "lora_path": str(directory)}
         reply = await self._request("POST", LOAD, body, ADAPTER_SECONDS)
         if reply.status < 400:
@@ -176,7 +177,7 @@ def _read(path: str, reply: HttpReply, form: type[AnswerType]) -> AnswerType:
 
 
 def _message(reply: HttpReply) -> str:
-    """Return the server's error message, or the beginning of the body where it is not an error of vLLM."""
+    """Return the server's error message, or the beginning of the body if it is not an error of vLLM."""
     try:
         words = reply.read(Refusal).words()
     except (NoAnswer, WrongAnswer):
@@ -185,7 +186,7 @@ def _message(reply: HttpReply) -> str:
 
 
 def _refuses_adapter(message: str) -> bool:
-    """Whether vLLM says that it will never take this adapter, for which it may answer 500."""
+    """Return whether vLLM says that it will never accept this adapter, for which it may answer 500."""
     return any(words in message for words in ("max_lora_rank", "not supported", "unsupported", "No adapter found"))
 
 
@@ -213,12 +214,12 @@ def _completion_advice(message: str) -> str:
 
 
 BACKOFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
-NONSENSE = 3  # invalid answers, with a pause after each, before a server is not used any more
+NONSENSE = 3  # invalid answers, with a pause after each, before a server is no longer used
 
 
 @dataclass(kw_only=True, slots=True)
 class ServerFaults:
-    """Counts what went wrong with a server, or with a request."""
+    """Counts of what went wrong with a server, or with a request."""
 
     in_a_row: int = 0
     nonsense: int = 0  # invalid answers that are not forgotten
@@ -238,5 +239,5 @@ class ServerFaults:
         return pause
 
     def lasted(self, seconds: float) -> bool:
-        """Tell whether the first fault is as long ago."""
+        """Return whether the first fault is at least this many seconds ago."""
         return self.first is not None and time.monotonic() - self.first >= seconds

@@ -1,4 +1,4 @@
-"""The `vllm` engine: vLLM in the processes of the ranks, one engine for each rank or tensor-parallel over several.
+"""The `vllm` engine: vLLM in the processes of the ranks, one engine per rank or tensor-parallel over several.
 
 vLLM is imported only when an engine is built.
 """
@@ -45,7 +45,7 @@ RELOADS_WITH_LORA = Version("0.33")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Request:
-    """Holds a prompt as the ranks of an engine send it to each other."""
+    """A prompt, as the ranks of an engine send it to each other."""
 
     token_ids: list[int]  # with one placeholder for each picture, which vLLM repeats as often as it needs
     pictures: list[Any]
@@ -55,7 +55,7 @@ class _Request:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _PromptRequest:
-    """Holds a prompt of this rank, and how to complete it."""
+    """A prompt of this rank, and how to complete it."""
 
     prompt: EncodedPrompt
     params: SamplingParams
@@ -63,7 +63,7 @@ class _PromptRequest:
 
 
 class ProcessSampler:
-    """Samples with vLLM in this process. Every rank of an engine requests all prompts of the engine's ranks, and keeps
+    """Sampler with vLLM in this process. Every rank of an engine requests all prompts of the engine's ranks, and keeps
     the completions of its own prompts."""
 
     shares_weights = False
@@ -98,8 +98,8 @@ class ProcessSampler:
         self.adapter = LoRARequest(adapter_directory.name, version + 1, str(adapter_directory.absolute()))
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Replace all weights by those of a version, given one after the other by their names in the checkpoint. The
-        engine stays awake after it. Raises TrainingError."""
+        """Replace all weights by those of a version, given one after another by their names in the checkpoint. The
+        engine stays awake afterwards. Raises TrainingError."""
         self._wake()
         try:
             reload(self.engine, weights)
@@ -110,7 +110,7 @@ class ProcessSampler:
         self.version = version
 
     def require_usable(self, prompt: EncodedPrompt) -> None:
-        """Nothing is checked: the engine was built from the recipe."""
+        """Check nothing, because the engine was built from the recipe."""
 
     def _wake(self) -> None:
         if not self._is_asleep:
@@ -169,7 +169,7 @@ class ProcessSampler:
     def _trajectories(
         self, begun: Sequence[Sequence[TrajectoryBuilder]], params: SamplingParams
     ) -> list[tuple[Completion, ...]]:
-        """Sample turn by turn: a turn of all trajectories that go on is one call of the engine."""
+        """Sample turn by turn; the engine is called once for a turn of all trajectories that go on."""
         open_ones = [builder for builders in begun for builder in builders]
         while True:
             asked = [
@@ -187,8 +187,8 @@ class ProcessSampler:
             ]
 
     def _sampled(self, asked: Sequence["_PromptRequest"]) -> list[tuple[Completion, ...]] | None:
-        """Sample what this rank asks for, with what the other ranks of the engine ask for; None where none of them asks
-        for anything."""
+        """Sample what this rank asks for, together with what the other ranks of the engine ask for; None if none of
+        them asks for anything."""
         every, start = self._of_engine([self._request(each) for each in asked])
         if not every:
             return None
@@ -259,7 +259,7 @@ class ProcessSampler:
 
 
 def _known(fields: dict[str, Any], params: SamplingParams) -> dict[str, Any]:
-    """Leave out the fields of stop strings where there are none: vLLM looks for them in text, which it then does not
+    """Leave out the fields of stop strings if there are none: vLLM looks for them in text, which it then does not
     make."""
     if params.stop:
         return fields
@@ -267,7 +267,7 @@ def _known(fields: dict[str, Any], params: SamplingParams) -> dict[str, Any]:
 
 
 def _adapter_options(recipe: GrpoRecipe, adapts_vision: bool) -> dict[str, Any]:
-    """Return the engine arguments of an adapter; none in full fine-tuning."""
+    """Return the engine arguments for an adapter; none in full fine-tuning."""
     if recipe.lora is None:
         return {}
     options: dict[str, Any] = {"enable_tower_connector_lora": True} if adapts_vision else {}
@@ -275,12 +275,13 @@ def _adapter_options(recipe: GrpoRecipe, adapts_vision: bool) -> dict[str, Any]:
 
 
 def _adapts_vision(model: Any) -> bool:
-    """Say whether vLLM's model, asked to, applies adapters to its vision layers."""
+    """Return whether vLLM's model, when asked to, applies adapters to its vision layers."""
     return bool(model.lora_manager.supports_tower_connector_lora)
 
 
 def _engine_options(family: Family, recipe: GrpoRecipe, images_per_prompt: int, is_launched: bool) -> dict[str, Any]:
-    """Return the engine arguments of the recipe. Where a launcher started the ranks, it uses their process group."""
+    """Return the engine arguments of the recipe. If a launcher started the ranks, the engine uses their process
+    group."""
     vllm = recipe.rollout.vllm
     row_tokens = recipe.data.max_prompt_tokens + recipe.rollout.longest
     return dict(
@@ -302,7 +303,7 @@ def _engine_options(family: Family, recipe: GrpoRecipe, images_per_prompt: int, 
 
 
 def _build_engine(options: dict[str, Any], sleep_level: int) -> Any:
-    """Build a `vllm.LLM`. Raises EnvironmentProblem where vLLM is not installed or does not start."""
+    """Build a `vllm.LLM`. Raises EnvironmentProblem if vLLM is not installed or does not start."""
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # run in this process
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
@@ -325,7 +326,7 @@ def _build_engine(options: dict[str, Any], sleep_level: int) -> Any:
 
 
 def _require_reload(installed: Version, sleep_level: int) -> None:
-    """Raise EnvironmentProblem where this vLLM cannot read its weights again beside an adapter."""
+    """Raise EnvironmentProblem if this vLLM cannot read its weights again with an adapter loaded."""
     if sleep_level == 2 and installed < RELOADS_WITH_LORA:
         raise EnvironmentProblem(
             f"rollout.vllm.sleep_level: 2 given, but vLLM {installed} fails to read weights again beside an adapter "
@@ -334,8 +335,8 @@ def _require_reload(installed: Version, sleep_level: int) -> None:
 
 
 def _tensor_parallel_group(ranks: Ranks, size: int) -> Any:
-    """Return the process group of the ranks that share this rank's engine, which are neighbours; None where the rank
-    has its own engine. Raises EnvironmentProblem where the number of ranks is not a multiple of `size`."""
+    """Return the process group of the ranks that share this rank's engine, which are neighbours; None if the rank has
+    its own engine. Raises EnvironmentProblem if the number of ranks is not a multiple of `size`."""
     if size == 1:
         return None
     if ranks.world_size % size:

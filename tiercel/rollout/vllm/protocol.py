@@ -16,7 +16,7 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class ServedModel(ServerAnswer):
-    """Describes the base model, or an adapter of it."""
+    """The base model, or an adapter of it."""
 
     id: str
     root: str | None = None  # the path or name that it was loaded from
@@ -24,14 +24,14 @@ class ServedModel(ServerAnswer):
 
 
 class ModelList(ServerAnswer):
-    """Is the answer of /v1/models: the base model first, then the loaded adapters."""
+    """The answer of /v1/models: the base model first, then the loaded adapters."""
 
     data: Annotated[Every[ServedModel], Field(min_length=1)]
 
 
 class TokenLogprob(ServerAnswer):
-    """Holds the logprob of a sampled token. `token` is `token_id:N`, as requested; old servers write the token's
-    text. The route of token ids gives `token_id`."""
+    """The logprob of a sampled token. `token` is `token_id:N`, as requested; old servers write the token's text. The
+    route of token ids gives `token_id`."""
 
     token: str | None = None
     token_id: TokenId | None = None
@@ -39,7 +39,7 @@ class TokenLogprob(ServerAnswer):
 
     @property
     def named_id(self) -> str | None:
-        """Return the id that it names; None where it names none."""
+        """Return the id that it names; None if it names none."""
         if self.token_id is not None:
             return str(self.token_id)
         token = self.token or ""
@@ -47,19 +47,19 @@ class TokenLogprob(ServerAnswer):
 
 
 class Logprobs(ServerAnswer):
-    """Holds the logprobs of a completion's tokens."""
+    """The logprobs of a completion's tokens."""
 
     content: Every[TokenLogprob] | None = None
 
 
 class Text(ServerAnswer):
-    """Holds the text of a completion. It is not used: tiercel decodes the ids itself."""
+    """The text of a completion. It is not used: tiercel decodes the ids itself."""
 
     content: str | None = None
 
 
 class CompletionChoice(ServerAnswer):
-    """Is one completion of a prompt."""
+    """One completion of a prompt."""
 
     index: Annotated[int, Field(ge=0)]
     finish_reason: str | None = None
@@ -69,13 +69,13 @@ class CompletionChoice(ServerAnswer):
 
 
 class WordLogprob(ServerAnswer):
-    """Holds the logprob of a word at a place of the prompt."""
+    """The logprob of a word at a place of the prompt."""
 
     logprob: float
 
 
 class Completions(ServerAnswer):
-    """Is the answer of /v1/chat/completions, and of /inference/v1/generate."""
+    """The answer of /v1/chat/completions, and of /inference/v1/generate."""
 
     model: str
     choices: Every[CompletionChoice]
@@ -84,20 +84,20 @@ class Completions(ServerAnswer):
 
 
 class ErrorDetail(ServerAnswer):
-    """Holds the message of an error."""
+    """The message of an error."""
 
     message: str
 
 
 class Refusal(ServerAnswer):
-    """Is the answer of an error, in the forms of all versions of vLLM and of the libraries below it."""
+    """The answer of an error, in the forms of all versions of vLLM and of the libraries below it."""
 
     error: ErrorDetail | str | None = None
     message: str | None = None
     detail: str | None = None
 
     def words(self) -> str | None:
-        """Return the message, where there is one."""
+        """Return the message, if there is one."""
         if isinstance(self.error, ErrorDetail):
             return self.error.message
         return self.error or self.message or self.detail

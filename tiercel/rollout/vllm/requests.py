@@ -1,4 +1,4 @@
-"""Functions of both vLLM engines: the parameters of a request, and checks of an answer.
+"""Functions that both vLLM engines use: the parameters of a request, and checks of an answer.
 
 vLLM gives each token's logprob among the tokens that could be drawn. Before `min_new_tokens` the end tokens cannot be
 drawn, so the number is not the policy's logprob, and NaN replaces it. Shape suffixes: docs/shapes.md.
@@ -25,14 +25,14 @@ from tiercel.rollout.sampler import SamplingParams
 from tiercel.rollout.trajectory import TrajectoryBuilder
 from tiercel.types import Completion, EncodedPrompt
 
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM has kernels for
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM has kernels for
 BATCHED_TOKENS = 4096  # of one pass on a CPU
 ROUNDING = 1e-4  # largest error of a logprob that should be 0: a float32 sum over 1e5 words
 UNKNOWN = -9999.0  # what vLLM writes for a logprob that is unknown or minus infinity
 
 
 class ImpossibleCompletion(ValueError):
-    """Raised where an engine cannot have drawn a completion. The text names the field and its value."""
+    """Raised if an engine cannot have drawn a completion. The text names the field and its value."""
 
 
 def sampling_fields(family: Family, params: SamplingParams, seed: int) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def lora_rank_limit(rank: int) -> int:
 
 
 def require_served(family: Family, engine: str) -> None:
-    """Raise EnvironmentProblem where vLLM does not compute this family as the trainer does."""
+    """Raise EnvironmentProblem if vLLM does not compute this family as the trainer does."""
     if family.name in NOT_SERVED:
         raise EnvironmentProblem(
             f"rollout.engine: {engine} given with {family.name}, {NOT_SERVED[family.name]}; write rollout.engine: local"
@@ -83,7 +83,7 @@ def require_served(family: Family, engine: str) -> None:
 
 
 def require_vision_adapters(family: Family, engine: str) -> None:
-    """Raise EnvironmentProblem where vLLM leaves adapters on vision layers of this family out, or refuses them."""
+    """Raise EnvironmentProblem if vLLM leaves out adapters on vision layers of this family, or refuses them."""
     if family.name not in VISION_ADAPTERS:
         raise EnvironmentProblem(
             f"rollout.engine: {engine} given with an adapter on vision layers of {family.name}, which vLLM does not "
@@ -99,8 +99,8 @@ def make_completion(
     seed: int,
     params: SamplingParams,
 ) -> Completion:
-    """Make a Completion of an engine's answer. The text is decoded here, so that it is the same from every engine.
-    Raises Impossible."""
+    """Make a Completion from an engine's answer. The text is decoded here, so that it is the same from every engine.
+    Raises ImpossibleCompletion."""
     if not token_ids or len(token_ids) > params.max_new_tokens:
         raise ImpossibleCompletion(f"token_ids: {len(token_ids)} came; 1 to {params.max_new_tokens} are possible")
     if len(logprobs) != len(token_ids):
@@ -125,7 +125,7 @@ def make_completion(
 
 
 def _require_possible(family: Family, ids_L: Tensor, logprobs_L: Tensor) -> None:
-    """Raise Impossible for the first token that cannot have been drawn."""
+    """Raise ImpossibleCompletion for the first token that cannot have been drawn."""
     ends = torch.tensor(family.checkpoint.end_token_ids)
     faults = (
         ("token_ids", ids_L, (ids_L < 0) | (ids_L >= family.vocabulary_size), "ids are below the vocabulary's size, "
@@ -143,7 +143,7 @@ def _require_possible(family: Family, ids_L: Tensor, logprobs_L: Tensor) -> None
 
 
 def require_same_prompt(family: Family, prompt: EncodedPrompt, token_ids: Sequence[int], source: str) -> None:
-    """Raise EnvironmentProblem, with the likely cause, where an engine has other prompt ids than the trainer."""
+    """Raise EnvironmentProblem, with the likely cause, if an engine has other prompt ids than the trainer."""
     here = prompt.token_ids_P.tolist()
     if list(token_ids) == here:
         return
@@ -176,11 +176,12 @@ def turn_params(params: SamplingParams, builder: TrajectoryBuilder) -> SamplingP
 
 
 def turn_seed(builder: TrajectoryBuilder) -> int:
-    """Return the seed of the next turn: that of the sample for the first, a function of both for others."""
+    """Return the seed of the next turn: the sample's for the first turn, a function of it and the turn's number for
+    others."""
     turn = len(builder.turns)
     return builder.seed if turn == 0 else sampling_seed(builder.seed, turn)
 
 
 def add_sampled(builder: TrajectoryBuilder, turn: Completion) -> "Future[TurnReply] | None":
-    """Add what vLLM sampled. Returns what the reply will be; None where the trajectory has ended."""
+    """Add what vLLM sampled. Returns the future reply, or None if the trajectory has ended."""
     return builder.add_turn(turn.token_ids_L.tolist(), turn.logprobs_L.tolist(), is_truncated=turn.is_truncated)

@@ -1,7 +1,7 @@
-"""What a vLLM server is asked: a chat, or the tokens themselves.
+"""What a vLLM server is asked for: a chat, or the tokens themselves.
 
-A prompt of one turn is asked for as a chat, which every vLLM since 0.11 answers. What follows a sampled turn is never
-rendered again, so turns go by their token ids; vLLM since 0.32 has that route where it was started with
+A prompt of one turn is requested as a chat, which every vLLM since 0.11 answers. What follows a sampled turn is never
+rendered again, so turns go by their token ids; vLLM since 0.32 has that route if it was started with
 --enable-scale-out.
 """
 
@@ -20,7 +20,7 @@ from tiercel.types import EncodedImage, EncodedPrompt, Message
 
 
 class ChatRoute:
-    """Asks for completions of messages, which the server renders. `fields`: further parameters of sampling."""
+    """The route for completions of messages, which the server renders. `fields` are further parameters of sampling."""
 
     path = CHAT
 
@@ -43,7 +43,7 @@ class ChatRoute:
 
 
 class TokenRoute:
-    """Asks for completions of token ids and pictures."""
+    """The route for completions of token ids and pictures."""
 
     path = GENERATE
 

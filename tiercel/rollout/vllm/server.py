@@ -57,29 +57,29 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerPool:
-    """Holds the servers that a run samples from, and how they are used."""
+    """The servers that a run samples from, and how they are used."""
 
     servers: tuple[VllmServer, ...]
     needs: ServerRequirements
-    patience_seconds: float  # without any answer, before the run ends
+    patience_seconds: float  # how long there may be no answer before the run ends
     route: Route = CHATS
-    takes_adapters: bool = True  # else it takes all weights
-    versions: int = 1  # of the policy that completions are drawn from at a time
+    takes_adapters: bool = True  # otherwise it takes all weights
+    versions: int = 1  # of the policy that completions are drawn from at the same time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedPolicy:
-    """Names the policy to sample from."""
+    """The policy to sample from."""
 
     version: int
     name: str
     directory: Path
-    is_whole: bool = False  # a model, whose weights replace those of the server's own, rather than an adapter
+    is_whole: bool = False  # a model, whose weights replace the server's own, instead of an adapter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _GroupRequest:
-    """Describes the request for a group, which goes to one server after the other."""
+    """The request for a group, which goes to one server after another."""
 
     prompt: EncodedPrompt
     params: SamplingParams
@@ -89,7 +89,7 @@ class _GroupRequest:
 
 @dataclass(kw_only=True, slots=True)
 class _ServerState:
-    """Holds a server and its state, as this rank knows it."""
+    """A server and its state, as this rank knows it."""
 
     server: VllmServer
     faults: ServerFaults
@@ -103,8 +103,8 @@ class _ServerState:
 
 
 class ServerSampler:
-    """Samples from servers; each prompt goes to the server with the fewest requests. Raises TrainingError when none has
-    answered for the pool's `patience_seconds`.
+    """Sampler from servers, which sends each prompt to the server with the fewest requests. Raises TrainingError if
+    none has answered for the pool's `patience_seconds`.
 
     All requests run in one event loop, in a separate thread. The states of the servers are changed only there.
     """
@@ -120,12 +120,12 @@ class ServerSampler:
         self.ranks = ranks
         self.say = say
         self.policy: LoadedPolicy | None = None
-        self._loaded: list[LoadedPolicy] = []  # it and those before it from which completions are still drawn
+        self._loaded: list[LoadedPolicy] = []  # it and earlier ones from which completions are still drawn
         self._last_answer = time.monotonic()
         self._probe: EncodedPrompt | None = None  # the prompt that checks a server that is back
         self._retries = 0  # requests that were sent again
         self._loop = asyncio.new_event_loop()
-        # A daemon thread, so that the process can end whatever a server does.
+        # A daemon thread, so that the process can end no matter what a server does.
         threading.Thread(target=self._loop.run_forever, name="tiercel-vllm-servers", daemon=True).start()
 
     @contextmanager
@@ -140,8 +140,8 @@ class ServerSampler:
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def load_policy(self, version: int, adapter_directory: Path | None) -> None:
-        """Load the version into every server that answers. The others get it when they are back. Older ones are
-        unloaded from which no completion is drawn any more."""
+        """Load the version into every server that answers. The others get it when they are back. Older versions are
+        unloaded once no completion is drawn from them any more."""
         assert adapter_directory is not None
         directory = adapter_directory.absolute()
         policy = LoadedPolicy(
@@ -177,7 +177,7 @@ class ServerSampler:
     def begin(
         self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
     ) -> "Future[tuple[Group, ...]]":
-        """Sample from the policy as it is now, without waiting. The result must be there before so many further
+        """Sample from the policy as it is now, without waiting. The result must be there before as many further
         policies are loaded as the pool has versions."""
         return asyncio.run_coroutine_threadsafe(self._sample(self._asked(prompts, params, seeds)), self._loop)
 
@@ -186,7 +186,7 @@ class ServerSampler:
         return {"sampler/retries": retries}
 
     def faults(self) -> dict[str, str]:
-        """Return for each server that gets no requests the reason, by its address."""
+        """Return the reason for each server that gets no requests, by its address."""
         return {state.server.url: state.fault for state in self.servers if state.fault is not None}
 
     def require_fit(self) -> None:
@@ -195,8 +195,8 @@ class ServerSampler:
         self._run(self._on_good_servers(self._require_fit))
 
     def require_usable(self, prompt: EncodedPrompt) -> None:
-        """Raise EnvironmentProblem where a server gives logprobs of the raw logits: where the only token that may be
-        drawn has another logprob than 0. A server that comes back later is checked in the same way."""
+        """Raise EnvironmentProblem if a server gives logprobs of the raw logits, that is, if the only token that may be
+        drawn has a logprob other than 0. A server that comes back later is checked in the same way."""
         self._probe = prompt
         self._run(self._on_good_servers(lambda state: self._require_processed_logprobs(state, prompt)))
 
@@ -262,7 +262,7 @@ class ServerSampler:
         return tuple(groups)
 
     async def _group(self, asked: _GroupRequest) -> Group:
-        """Request a group until a server has given a complete answer. Raises as `_pick`."""
+        """Request a group until a server has given a complete answer. Raises as `_pick` does."""
         faults = ServerFaults()
         body = await self._request(asked)
         while True:
@@ -275,7 +275,7 @@ class ServerSampler:
                 self._leave(state, fault)
 
     async def _ask(self, state: _ServerState, asked: _GroupRequest, body: dict[str, Any]) -> Group:
-        """Request a group from one server. Raises ServerFault where it gives no complete answer."""
+        """Request a group from one server. Raises ServerFault if it gives no complete answer."""
         body = body | {"model": await self._served_name(state, asked.policy)}
         state.in_flight += 1
         try:
@@ -297,8 +297,8 @@ class ServerSampler:
         )
 
     def _completions(self, asked: _GroupRequest, answer: Completions, state: _ServerState) -> tuple[Completion, ...]:
-        """Make the completions of an answer. Raises ServerFault where it is not complete or comes from another policy,
-        and EnvironmentProblem where vLLM is too old or has encoded another prompt."""
+        """Make the completions of an answer. Raises ServerFault if it is not complete or comes from another policy, and
+        EnvironmentProblem if vLLM is too old or has encoded another prompt."""
         url, name = state.server.url, state.base if asked.policy.is_whole else asked.policy.name
         if answer.model != name:
             raise AdapterMissing(f"it answered with {brief(answer.model)}; {name} was requested")
@@ -333,8 +333,8 @@ class ServerSampler:
 
     async def _pick(self, prompt: EncodedPrompt, first_fault: float | None) -> _ServerState:
         """Choose the server with the fewest requests. A server whose pause is over is tried first. Raises TrainingError
-        where no server has answered for longer than the patience, where this prompt has failed for longer, and where no
-        server is used any more."""
+        if no server has answered for longer than the patience, if this prompt has failed for longer, or if no server is
+        used any more."""
         while True:
             if all(state.faults.are_too_wrong for state in self.servers):
                 raise TrainingError(self._useless())
@@ -391,10 +391,10 @@ class ServerSampler:
             state.is_tried = False
 
     def _leave(self, state: _ServerState, fault: ServerFault) -> None:
-        """Send no requests to a server for some time, or never again where it has given too many invalid answers."""
+        """Send no requests to a server for some time, or never again if it has given too many invalid answers."""
         is_news = state.fault is None
         state.fault = state.last_fault = str(fault)
-        if is_news or state.is_tried:  # where many requests fail together, only the first is counted
+        if is_news or state.is_tried:  # if many requests fail together, only the first is counted
             state.next_try = time.monotonic() + state.faults.add(fault)
             if isinstance(fault, InvalidAnswer):
                 state.good = 0
@@ -412,14 +412,14 @@ class ServerSampler:
             await state.server.load(policy.name, policy.directory)
 
     async def _served_name(self, state: _ServerState, policy: LoadedPolicy) -> str:
-        """Return a policy's name at a server: an adapter's, or that of the server's own model."""
+        """Return a policy's name at a server: the adapter's, or the name of the server's own model."""
         if policy.is_whole and not state.base:
             await self._require_fit(state)
         return state.base if policy.is_whole else policy.name
 
     async def _unload(self, policies: Sequence[LoadedPolicy]) -> None:
         async def unload(server: VllmServer, policy: LoadedPolicy) -> None:
-            with suppress(ServerFault):  # a server that has ended does not have it any more
+            with suppress(ServerFault):  # a server that has ended no longer has it
                 await server.unload(policy.name)
 
         adapters = [policy for policy in policies if not policy.is_whole]  # the next version replaces a whole one
@@ -434,7 +434,8 @@ class ServerSampler:
             await state.server.close()
 
     async def _on_good_servers(self, work: Callable[[_ServerState], Coroutine[Any, Any, None]]) -> None:
-        """Run `work` for all servers that get requests, at the same time. One that fails gets none for some time."""
+        """Run `work` for all servers that get requests, at the same time. A server that fails gets none for some
+        time."""
 
         async def on(state: _ServerState) -> None:
             try:
@@ -464,7 +465,7 @@ class ServerSampler:
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> tuple[T, ...]:
-    """Await all at the same time, and cancel what is left where one fails."""
+    """Await all at the same time, and cancel what is left if one fails."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return tuple(await asyncio.gather(*tasks))
@@ -476,8 +477,8 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> tuple[T, ...]:
 def connect(
     recipe: GrpoRecipe, family: Family, ranks: Ranks = ALONE, say: Callable[[str], None] = lambda text: None
 ) -> ServerSampler:
-    """Make a sampler for the recipe's servers, with the key of the environment. Raises EnvironmentProblem where a
-    server that answers was started with another model or too short a context."""
+    """Make a sampler for the recipe's servers, with the key of the environment. Raises EnvironmentProblem if a server
+    that answers was started with another model or too short a context."""
     rollout = recipe.rollout
     key = servers_key()
     pool = ServerPool(
@@ -497,6 +498,6 @@ def connect(
 
 
 def _most_bytes(asked: _GroupRequest) -> int:
-    """Limit the bytes of an answer to this request."""
+    """Return the limit of bytes for an answer to this request."""
     tokens = len(asked.prompt.token_ids_P) + asked.params.group_size * asked.params.max_new_tokens
     return SHORT_ANSWER + BYTES_PER_TOKEN * tokens

@@ -1,4 +1,4 @@
-"""Start vLLM servers for the `vllm-server` engine: the command line, and a process on this machine."""
+"""vLLM servers for the `vllm-server` engine: their command line, and a process on this machine."""
 
 import ctypes
 import json
@@ -39,8 +39,8 @@ DEFAULT_PORT = 8000
 
 
 def server_arguments(recipe: GrpoRecipe, family: Family, images_per_prompt: int) -> list[str]:
-    """Make the command line of a server for the recipe, without its address. Raises EnvironmentProblem where vLLM
-    cannot sample for it."""
+    """Make the command line of a server for the recipe, without its address. Raises EnvironmentProblem if vLLM cannot
+    sample for it."""
     require_served(family, "vllm-server")
     arguments = {
         "--model": family.checkpoint.path,
@@ -67,8 +67,8 @@ def server_arguments(recipe: GrpoRecipe, family: Family, images_per_prompt: int)
 
 
 def _may_adapt_vision(recipe: GrpoRecipe, family: Family) -> bool:
-    """Say whether the adapter may have vision layers; where a regular expression decides, only the trainer knows.
-    Raises EnvironmentProblem where it has some that vLLM would not apply."""
+    """Return whether the adapter may have vision layers; if a regular expression decides, only the trainer knows.
+    Raises EnvironmentProblem if it has some that vLLM would not apply."""
     parts = adapted_parts(recipe)
     if family.image_marker is None or (parts is not None and not {"vision", "projector"} & set(parts)):
         return False
@@ -103,7 +103,8 @@ def shell_line(arguments: Sequence[str], port: int) -> str:
 
 
 def server_port(recipe: GrpoRecipe, given: int | None) -> int:
-    """Choose the port: the given one, else that of the recipe's first address on this machine, else vLLM's default."""
+    """Return the port: the given one, or else the one of the recipe's first address on this machine, or else vLLM's
+    default."""
     if given is not None:
         return given
     local = (urlsplit(url) for url in recipe.rollout.urls)
@@ -121,7 +122,7 @@ def served(
     environment: Mapping[str, str] | None = None,
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """Start a server on 127.0.0.1 and wait until it answers. At the end it is stopped, with all processes that it
-    started. Raises EnvironmentProblem where it ends before it answers, and where the port is in use."""
+    started. Raises EnvironmentProblem if it ends before it answers, or if the port is in use."""
     if find_spec("vllm") is None:
         raise EnvironmentProblem("the package vllm is not installed here; pip install vllm")
     _require_free_port(port)
@@ -152,13 +153,13 @@ def end_group(process: "subprocess.Popen[bytes]") -> None:
 
 
 def new_key() -> str:
-    """Take the user's key from the environment, or make a random one. Raises EnvironmentProblem where the user's cannot
-    be a key."""
+    """Return the user's key from the environment, or a random one. Raises EnvironmentProblem if the user's cannot be a
+    key."""
     return servers_key() or secrets.token_urlsafe(24)
 
 
 def watch(process: "subprocess.Popen[bytes]", is_over: Callable[[], bool]) -> None:
-    """Wait until `is_over` returns true. Raises TrainingError where the server ends before."""
+    """Wait until `is_over` returns true. Raises TrainingError if the server ends first."""
     while not is_over():
         if (code := process.poll()) is not None:
             raise TrainingError(f"the vLLM server ended by itself with exit code {code}; its last lines are above")
@@ -184,7 +185,7 @@ def _wait_for_health(
 
 
 def _require_free_port(port: int) -> None:
-    """Raise EnvironmentProblem where the port is in use: another server would answer in place of this one."""
+    """Raise EnvironmentProblem if the port is in use, because another server would answer in place of this one."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,7 +1,9 @@
-"""Remove names in shared memory that a run with vLLM may leave. Tensor-parallel ranks on CPUs find each other by them.
+"""Removal of names in shared memory that a run with vLLM may leave. Tensor-parallel ranks on CPUs find each other by
+them.
 
-Under a launcher, vLLM makes these names from the ranks only, refuses a name that exists, and leaves it where a process
-ends by a signal. The next run on the machine would then not start. The names are needed only until the ranks have met.
+Under a launcher, vLLM makes these names from the ranks only, refuses a name that exists, and leaves it behind if a
+process is ended by a signal. The next run on the machine would then not start. The names are needed only until the
+ranks have met.
 """
 
 import fcntl
@@ -21,8 +23,8 @@ NAMES = "*tp:*-cpushm_*"
 
 @contextmanager
 def meeting_by_name(ranks: Ranks, tensor_parallel: int) -> Iterator[None]:
-    """Wrap the start of vLLM: ranks of one run at a time meet on a machine. Names of earlier runs are removed before,
-    and those of this run after."""
+    """Wrap the start of vLLM, so that the ranks of only one run at a time meet on a machine. Names of earlier runs are
+    removed before, and those of this run after."""
     if tensor_parallel == 1 or torch.cuda.is_available() or not SHARED_MEMORY.is_dir():
         yield
         return

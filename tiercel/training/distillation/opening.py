@@ -16,7 +16,7 @@ from tiercel.training.policy_passes import Say, passes_for_inference
 
 
 def open_teacher(recipe: GrpoRecipe, policy: Family, say: Say, ranks: Ranks) -> Teaching | None:
-    """Load the teacher of the recipe; None where it has none. Raises ModelError where its tokenizer is another."""
+    """Load the recipe's teacher; None if it has none. Raises ModelError if its tokenizer differs from the policy's."""
     section = recipe.taught_by
     if section is None:
         return None

@@ -1,5 +1,5 @@
-"""A teacher that a vLLM server computes: one request for each completion, whose prompt is the teacher's with the
-completion behind it, and whose answer has the logprobs of a prompt's tokens. Shape suffixes: docs/shapes.md."""
+"""A teacher that a vLLM server computes, with one request per completion. The request's prompt is the teacher's
+followed by the completion, and the answer has the logprobs of the prompt's tokens. Shape suffixes: docs/shapes.md."""
 
 import asyncio
 import math
@@ -37,26 +37,26 @@ from tiercel.rollout.vllm.routes import TokenRoute
 from tiercel.rollout.vllm.server import together
 from tiercel.types import EncodedPrompt
 
-REQUESTS_IN_FLIGHT = 16  # of one rank; an answer may have megabytes
+REQUESTS_IN_FLIGHT = 16  # of one rank; an answer may be megabytes long
 BYTES_PER_WORD = 192  # limit of an answer; vLLM needs about 75
-PARAMS = SamplingParams(max_new_tokens=1, greedy=True)  # the token that follows is not used
+PARAMS = SamplingParams(max_new_tokens=1, greedy=True)  # the generated token is not used
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedTeacher:
-    """Asks a server, each rank for its own completions."""
+    """A teacher on a server, which each rank asks for its own completions."""
 
     section: Teacher
     key: str  # the section's
     family: Family
     needs: ServerRequirements
-    rollout: Rollout  # whose patience and time limit hold here too
+    rollout: Rollout  # its patience and time limit apply here too
     ranks: Ranks
-    distribution: ClassVar[None] = None  # it tells no states
+    distribution: ClassVar[None] = None  # a server gives no states
 
     def require_answer(self) -> None:
-        """Raise EnvironmentProblem where the server does not answer, or does not fit."""
+        """Raise EnvironmentProblem if the server does not answer, or does not fit."""
         try:
             asyncio.run(self._with_server(lambda server: server.fitting(self.needs)))
         except ServerFault as fault:
@@ -64,8 +64,8 @@ class ServedTeacher:
             raise EnvironmentProblem(f"{self.key}.url: {self.section.url}: {fault}; {remedy}") from fault
 
     def tokens(self, groups: Sequence[AdvantageGroup]) -> list[TeacherTokens]:
-        """Return what it says of every completion. Where a rank fails, all raise: EnvironmentProblem where only the
-        user can help, TrainingError where no good answer came for as long as the patience lasts."""
+        """Return what the teacher says about every completion. If a rank fails, all raise: EnvironmentProblem if only
+        the user can help, TrainingError if no good answer came within the patience."""
         asked = [(_whole(group.item.prompt, each), each) for group in groups for each in group.item.continuations]
         return self.ranks.together(lambda: asyncio.run(self._with_server(lambda server: self._all(server, asked))))
 
@@ -92,7 +92,7 @@ class ServedTeacher:
         return list(await together(one(*each) for each in asked))
 
     async def _patiently(self, server: VllmServer, whole: EncodedPrompt, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask until there is a good answer. A server that has failed may have been started again with another model."""
+        """Ask until there is a good answer. A server that has failed may have been restarted with another model."""
         faults = ServerFaults()
         while True:
             self.ranks.heartbeat.beat()
@@ -115,7 +115,7 @@ class ServedTeacher:
     async def _ask(
         self, server: VllmServer, model: str, whole: EncodedPrompt, continuation: Continuation
     ) -> TeacherTokens:
-        """Ask for one completion. Placeholders may be among the likeliest words, so as many more are asked for."""
+        """Ask for one completion. Placeholders may be among the likeliest words, so that many more are asked for."""
         told = min((self.section.top_k or 0) + len(self._excluded), self.family.vocabulary_size)
         fields = {"prompt_logprobs": told, "detokenize": False, "bad_words": []}
         body = await TokenRoute().body(self.family, model, whole, PARAMS, 0, **fields)
@@ -138,7 +138,7 @@ class ServedTeacher:
         whole: EncodedPrompt,
         continuation: Continuation,
     ) -> TeacherTokens:
-        """Read the scored tokens' logprobs. The probability of placeholders that were told goes to all other words."""
+        """Read the scored tokens' logprobs. The probability of placeholders in the answer goes to all other words."""
         start = len(whole.token_ids_P) - len(continuation.token_ids_L)
         drawn: list[float] = []
         words: list[list[tuple[float, int]]] = []
@@ -169,13 +169,13 @@ class ServedTeacher:
 
 
 def _whole(prompt: EncodedPrompt, continuation: Continuation) -> EncodedPrompt:
-    """Return the prompt with a completion behind it. Its positions are not used."""
+    """Return the prompt followed by a completion. Its positions are not used."""
     token_ids_P = torch.cat([prompt.token_ids_P, continuation.token_ids_L])
     return replace(prompt, token_ids_P=token_ids_P, images=(*prompt.images, *continuation.images))
 
 
 def recipe_of_teacher(recipe: GrpoRecipe, section: Teacher) -> GrpoRecipe:
-    """Make the recipe whose model is the teacher."""
+    """Return the recipe with the teacher as its model."""
     pixels = section.max_pixels or recipe.model.max_pixels
     source = {name: getattr(section, name) for name in ("path", "hub", "revision", "dtype")}
     return recipe.model_copy(

@@ -1,4 +1,4 @@
-"""A teacher of the policy: what it says of the completions before an update, and its term of the loss.
+"""A teacher of the policy: what it says about the completions before an update, and its term of the loss.
 
 N scored tokens of a microbatch.
 """
@@ -31,8 +31,8 @@ from tiercel.training.policy_passes import NO_TOTALS, Passes
 from tiercel.types import Completion, EncodedPrompt, Row, ScoredGroup
 
 Encode = Callable[[Row, int], EncodedPrompt]
-UTF8_BYTES = 4  # of a character, at most
-TOP_TOKENS = 256  # whose whole distribution exists at a time
+UTF8_BYTES = 4  # per character, at most
+TOP_TOKENS = 256  # tokens whose whole distribution exists at a time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +45,7 @@ class TeacherTerm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalTeacher:
-    """Computes a teacher that is whole on every rank."""
+    """A teacher that is whole on every rank."""
 
     section: Teacher
     passes: Passes
@@ -56,7 +56,7 @@ class LocalTeacher:
         return self.passes.learner.head.distribution(states_MH, self.passes.temperature)
 
     def tokens(self, groups: Sequence[AdvantageGroup]) -> list[TeacherTokens]:
-        """Compute what it says, prompts once for all their completions."""
+        """Compute what the teacher says, each prompt once for all its completions."""
         passes = self.passes
         found: list[TeacherTokens] = []
         for unit in passes.units(groups, NO_TOTALS):
@@ -78,7 +78,7 @@ class LocalTeacher:
         parts = []
         for states_MH, targets_M in zip(states_NH.split(TOP_TOKENS), targets_N.split(TOP_TOKENS), strict=True):
             logprobs_MV = self.distribution(states_MH)[:, : self.words]
-            values_MK, words_MK = logprobs_MV.topk(min(top_k, self.words))  # more words than all are all
+            values_MK, words_MK = logprobs_MV.topk(min(top_k, self.words))  # top_k may exceed the number of words
             drawn_M = logprobs_MV.gather(1, targets_M[:, None])[:, 0]
             parts.append(TeacherTokens(drawn_N=drawn_M, words_NK=words_MK, logprobs_NK=values_MK))
         return TeacherTokens.joined(parts)
@@ -94,13 +94,13 @@ class Teaching:
     ranks: Ranks
 
     def with_teacher_terms(self, groups: Sequence[AdvantageGroup]) -> list[AdvantageGroup]:
-        """Add what the teacher says of every completion. Raises DataError for a prompt that it cannot take."""
+        """Add what the teacher says about every completion. Raises DataError for a prompt that it cannot take."""
         asked = self.ranks.together(lambda: [self._asked(group) for group in groups])
         parts = iter(self.told_by.tokens(asked))
         return [replace(group, teacher=tuple(next(parts) for _ in group.sampler_logprobs)) for group in groups]
 
     def target(self, batch: PolicyBatch) -> Target | None:
-        """Give the head what it computes a divergence from; None where the drawn tokens' logprobs are enough."""
+        """Return what the head computes a divergence from; None if the drawn tokens' logprobs are enough."""
         measure = DIVERGENCES[self.section.divergence].of
         if measure is None or batch.teacher is None:
             return None
@@ -123,7 +123,7 @@ class Teaching:
         return TeacherTerm(values_N=self.section.coef * values_N, kl_sum=values_N.detach().sum())
 
     def _asked(self, group: AdvantageGroup) -> AdvantageGroup:
-        """Put the teacher's own prompt before the completions, where it has one."""
+        """Put the teacher's own prompt before the completions, if it has one."""
         if self.encode is None:
             return group
         item = group.item
@@ -143,8 +143,8 @@ def with_gaps(
     advantages: Sequence[Sequence[float | None]],
     taught: Sequence[AdvantageGroup],
 ) -> list[ScoredGroup]:
-    """Note with each completion by how much the policy finds its tokens likelier than the teacher does, where there is
-    a teacher. `taught` has the completions with an advantage."""
+    """Note with each completion by how much the policy finds its tokens likelier than the teacher does, if there is a
+    teacher. `taught` has the completions with an advantage."""
     told = {group.item.prompt.index: iter(group.teacher or ()) for group in taught}
     noted = []
     for group, values in zip(scored, advantages, strict=True):
@@ -164,7 +164,7 @@ def _gaps(family: Family, completion: Completion, drawn_N: Tensor) -> tuple[tupl
 
 
 def token_texts(family: Family, token_ids: Sequence[int]) -> list[str]:
-    """Decode tokens one by one. The last token of a character that is made of several has its text."""
+    """Decode tokens one by one. If several tokens make up one character, the last of them has its text."""
     texts: list[str] = []
     begun: list[int] = []
     for number, token_id in enumerate(token_ids, start=1):
@@ -177,7 +177,7 @@ def token_texts(family: Family, token_ids: Sequence[int]) -> list[str]:
 
 
 def require_same_words(teacher: Family, policy: Family) -> None:
-    """Raise ModelError where two checkpoints do not have the same tokenizer."""
+    """Raise ModelError if two checkpoints do not have the same tokenizer."""
     words, others = policy.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
     if words != others:
         different = sorted(word for word in words.keys() | others.keys() if words.get(word) != others.get(word))
@@ -195,7 +195,7 @@ def require_same_words(teacher: Family, policy: Family) -> None:
 
 
 def teacher_encoder(section: Teacher, data: Data, teacher: Family, policy: Family) -> Encode | None:
-    """Make a function that encodes the teacher's own prompts; None where they are the policy's."""
+    """Make a function that encodes the teacher's own prompts; None if they are the policy's."""
     if section.prompt is None and _sees_the_same(teacher, policy):
         return None
     encode = prompt_encoder(teacher, data)
@@ -211,7 +211,7 @@ def teacher_encoder(section: Teacher, data: Data, teacher: Family, policy: Famil
 
 
 def _sees_the_same(teacher: Family, policy: Family) -> bool:
-    """Tell whether both make the same pixels and tokens of a row."""
+    """Return whether both make the same pixels and tokens from a row."""
     one, other = teacher.checkpoint, policy.checkpoint
     parts = [
         [

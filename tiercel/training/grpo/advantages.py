@@ -1,4 +1,4 @@
-"""Advantages of a step: the rewards of all ranks as one table, and each rank's share of the result."""
+"""Advantages of a step: the rewards of all ranks in one table, and each rank's share of the result."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -23,14 +23,14 @@ NOT_APPLICABLE = float("nan")
 class LearnableGroups:
     """What a step learns from, on this rank."""
 
-    groups: Sequence[AdvantageGroup]  # of the completions that have an advantage, with what a teacher says of them
+    groups: Sequence[AdvantageGroup]  # of the completions that have an advantage, with what a teacher says about them
     advantages: list[list[float | None]]  # by group and completion; None: not learnt from
-    penalties: Penalties  # taken off the rewards
+    penalties: Penalties  # subtracted from the rewards
 
 
 def learnable_groups(trainer: Trainer, sampled: ResampledGroups, recipe: GrpoRecipe) -> LearnableGroups:
-    """Take the KL penalty off the rewards where the recipe has it there, compute the advantages, and ask the teacher
-    where there is one. All ranks call it. Raises NonFiniteError where an advantage is not finite."""
+    """Subtract the KL penalty from the rewards if the recipe has it there, compute the advantages, and ask the teacher
+    if there is one. All ranks call it. Raises NonFiniteError if an advantage is not finite."""
     penalties = kl_penalties(trainer, sampled.learnt)
     values = step_advantages(trainer.ranks, sampled.scored, recipe, penalties=penalties.of_group, among=sampled.chosen)
     groups = trainer.with_teacher_terms(advantage_groups(sampled.scored, values, penalties.old_logprobs))
@@ -55,11 +55,11 @@ def step_advantages(
     penalties: Mapping[int, Sequence[float]] | None = None,
     among: Collection[int] | None = None,
 ) -> list[list[float | None]]:
-    """Compute the advantage of every completion of this rank's groups; None where it is not learnt from: masked, in a
-    dropped group, or truncated where the recipe masks those. Raises NonFiniteError, on all ranks, where one is not
+    """Compute the advantage of every completion of this rank's groups; None if it is not learnt from: masked, in a
+    dropped group, or truncated if the recipe masks truncated ones. Raises NonFiniteError, on all ranks, if one is not
     finite.
 
-    `penalties`: what is taken off the totals, by the prompt's index, for every completion that has one. `among`:
+    `penalties`: what is subtracted from the totals, by the prompt's index, for every completion that has one. `among`:
     indices of the prompts that are learnt from; None is all.
     """
     if not recipe.learns_from_rewards:
@@ -84,7 +84,7 @@ def step_advantages(
 
 def group_rewards(group: ScoredGroup, penalties: Sequence[float] | None) -> GroupRewards:
     """Collect the rewards of the completions that have a total. A completion that no reward judges counts as not
-    right."""
+    correct."""
     scorable = [completion for completion in group.completions if completion.total is not None]
     return GroupRewards(
         index=group.group.prompt.index,

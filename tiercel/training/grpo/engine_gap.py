@@ -1,18 +1,18 @@
-"""An engine that goes wrong after the gate: what it sampled is not learnt from.
+"""Detection of an engine that goes wrong after the gate, so that what it sampled is not learnt from.
 
-The gate (parity.py) compares some two hundred tokens with rollout.parity_tolerance before the first step. Afterwards
-the policy pass compares every token that it learns from, before the optimiser's step and without a pass of its own.
-Over so many tokens the largest gap is no measure: in bfloat16 a healthy run has one of 0.25 and more in most steps.
-So tokens are counted: those whose gap is far beyond what the gate expects (FAR), and those beyond all that rounding
-can do (EXTREME). An engine is wrong where a SHARE of the tokens is far off, and not just a FEW of a short step, or
-where one is extremely off. At most one in a hundred of the gate's tokens was beyond one tolerance; four tolerances at
-5 % of the tokens is another engine.
+The gate (parity.py) compares some two hundred tokens with rollout.parity_tolerance before the first step. After that,
+the policy pass compares every token that it learns from, before the optimiser step and without a pass of its own. Over
+so many tokens the largest gap is not a useful measure: in bfloat16 a healthy run has one of 0.25 or more in most steps.
+So tokens are counted: those whose gap is far beyond what the gate expects (FAR), and those beyond all that rounding can
+do (EXTREME). An engine is wrong if a SHARE of the tokens is far off, and not just a FEW of a short step, or if one
+token is extremely off. At most one in a hundred of the gate's tokens was beyond one tolerance; four tolerances at 5 %
+of the tokens means a different engine.
 
-What else sets the two apart in a healthy run is allowed for. With rollout.lookahead the completions are so many
-updates old, and with lora.dropout the learner's pass draws a mask: DRIFT nats are expected on top for each. With
-rollout.top_p or rollout.top_k vLLM gives the logprob among the tokens that were left, which is above the policy's own,
-so that only one below it counts. Groups that the learner leaves out, for their advantages are all 0, are not compared:
-nothing is learnt from them.
+Other differences of a healthy run are allowed for. With rollout.lookahead the completions are that many updates old,
+and with lora.dropout the learner's pass draws a mask: DRIFT nats are expected on top for each. With rollout.top_p or
+rollout.top_k vLLM gives the logprob among the tokens that were left, which is above the policy's own, so only an engine
+logprob below it counts. Groups that the learner leaves out because their advantages are all 0 are not compared: nothing
+is learnt from them.
 
 Shape suffix: N scored tokens of a microbatch.
 """
@@ -26,8 +26,8 @@ from tiercel.config.schema import GrpoRecipe
 from tiercel.errors import TrainingError
 from tiercel.reliability.redaction import redact
 
-FAR, EXTREME = 4.0, 100.0  # times the gap that is expected
-DRIFT = 0.5  # nats that an update, or a dropout mask, may move a token's logprob
+FAR, EXTREME = 4.0, 100.0  # times the expected gap
+DRIFT = 0.5  # nats by which an update, or a dropout mask, may move a token's logprob
 SHARE = 0.05  # of the tokens
 FEW = 3  # tokens
 GAP_SUM, GAP_TOKENS = "gap/sum", "gap/tokens"
@@ -41,11 +41,11 @@ class GapLimits:
 
     far: float
     extreme: float
-    is_cut: bool  # the engine's logprobs are those of a cut distribution
+    is_cut: bool  # the engine's logprobs come from a truncated distribution
 
 
 def gap_limits(recipe: GrpoRecipe) -> GapLimits:
-    """Compute the limits as the text at the top of this file explains."""
+    """Compute the limits that this module's docstring explains."""
     rollout = recipe.rollout
     has_dropout = recipe.lora is not None and recipe.lora.dropout > 0
     expected = parity_tolerance(recipe) + DRIFT * max(rollout.lookahead, has_dropout)
@@ -54,15 +54,15 @@ def gap_limits(recipe: GrpoRecipe) -> GapLimits:
 
 
 def parity_tolerance(recipe: GrpoRecipe) -> float:
-    """Return the recipe's tolerance, or the usual one of its dtype."""
+    """Return the recipe's tolerance, or the default for its dtype."""
     if recipe.rollout.parity_tolerance is not None:
         return recipe.rollout.parity_tolerance
     return 1e-3 if recipe.model.dtype == "float32" else 0.25
 
 
 def gap_counts(gaps_N: Tensor, is_known_N: Tensor, limits: GapLimits) -> dict[str, Tensor]:
-    """Sums over tokens by how far the engine's logprob is below the learner's, which add up over microbatches and
-    ranks. `is_known_N`: bool; where it is false the gap is 0."""
+    """Return sums over tokens by how far the engine's logprob is below the learner's, which add up over microbatches
+    and ranks. The gap is 0 at the tokens where `is_known_N` (bool) is false."""
     excess_N = gaps_N if limits.is_cut else gaps_N.abs()
     return {
         GAP_SUM: gaps_N.abs().sum(),
@@ -73,7 +73,7 @@ def gap_counts(gaps_N: Tensor, is_known_N: Tensor, limits: GapLimits) -> dict[st
 
 
 def gap_metrics(sums: Mapping[str, float]) -> dict[str, float]:
-    """sampler/logprob_gap_mean, and sampler/gap_far_fraction, the share of tokens that are far off; empty where no
+    """Return sampler/logprob_gap_mean, and sampler/gap_far_fraction, the share of tokens that are far off; empty if no
     token's sampler logprob is known."""
     known = sums.get(GAP_TOKENS, 0.0)
     if not known:
@@ -82,8 +82,8 @@ def gap_metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 def require_near(recipe: GrpoRecipe, step: int, sums: Mapping[str, float], largest: Mapping[str, float]) -> None:
-    """Raise TrainingError on all ranks, from the sums of all ranks, where the engine is wrong and
-    rollout.parity_action stops."""
+    """Raise TrainingError on all ranks, from the sums of all ranks, if the engine is wrong and rollout.parity_action is
+    stop."""
     if recipe.rollout.parity_action == "stop" and (problem := gap_problem(recipe, sums, largest)) is not None:
         raise TrainingError(
             f"step {step + 1}: {problem}; this update was not made; {recipe.rollout.engine_kind.remedy}, and give the "
@@ -98,13 +98,13 @@ def warn_of_gap(
     largest: Mapping[str, float],
     say: Callable[[str], None],
 ) -> None:
-    """Warn once for a step, from the sums of its updates."""
+    """Warn once per step, from the sums of its updates."""
     if recipe.rollout.parity_action == "warn" and (problem := gap_problem(recipe, sums, largest)) is not None:
         say(f"warning: step {step + 1}: {problem}; learnt from all the same, for rollout.parity_action is warn")
 
 
 def gap_problem(recipe: GrpoRecipe, sums: Mapping[str, float], largest: Mapping[str, float]) -> str | None:
-    """Say in figures what is wrong with the engine; None where nothing is."""
+    """Say in figures what is wrong with the engine; None if nothing is."""
     known, far, extreme = (sums.get(name, 0.0) for name in (GAP_TOKENS, FAR_TOKENS, EXTREME_TOKENS))
     if not extreme and far <= max(FEW, SHARE * known):
         return None

@@ -1,7 +1,7 @@
 """The groups of the newest step of a run with tools or an environment, whole as they were sampled.
 
-Answers of tools cost time and may not come twice, so a run that is killed while it learns goes on from them. They are
-used only where the run resumes at the very step, so that the policy is the one that sampled. Each rank keeps its own.
+Answers of tools cost time and may not come twice, so a run that is killed while it learns resumes from them. They are
+used only if the run resumes at exactly that step, so that the policy is the one that sampled. Each rank keeps its own.
 """
 
 import re
@@ -17,7 +17,7 @@ FOLDER, STEP = "journal", re.compile(r"step-\d{6,}")
 
 
 def keep_in_journal(run: Path, rank: int, step: int, groups: Sequence[Group]) -> None:
-    """Keep a rank's groups of a step in place of those of an earlier step."""
+    """Keep a rank's groups of a step, replacing those of an earlier step."""
     folder = run / FOLDER
     place, temporary = folder / f"step-{step:06d}" / f"rank-{rank}", folder / f"rank-{rank}.tmp"
     with writing(place, GO_ON):

@@ -34,12 +34,12 @@ class StepUpdates:
         return [part for update in self.updates for part in update.seen]
 
     def in_passes(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Sums, and largest values, over the tokens that went through the learner."""
+        """Return the sums, and the largest values, over the tokens that went through the learner."""
         sums = _summed([update.pass_sums for update in self.updates])
         return sums, largest_by_name([update.pass_largest for update in self.updates])
 
     def metrics(self) -> dict[str, float]:
-        """Means over the step's updates; token means are weighted by tokens."""
+        """Return the means over the step's updates; token means are weighted by tokens."""
         in_loss = _summed([update.loss_sums for update in self.updates])
         in_pass, largest = self.in_passes()
         passed = in_pass.pop("tokens", 0.0)
@@ -56,7 +56,7 @@ class StepUpdates:
         }
 
     def skipped_of_all(self, ranks: Ranks) -> dict[str, int]:
-        """`group/skipped`, over all ranks."""
+        """Return `group/skipped`, over all ranks."""
         return {"group/skipped": ranks.total(self.skipped)}
 
 
@@ -79,8 +79,8 @@ def learn(
     recipe: GrpoRecipe,
     attempt: Attempt = lambda update, kept: update(),
 ) -> StepUpdates:
-    """Make the step's updates, but for those that `attempt` leaves out. Raises NonFiniteError, and TrainingError where
-    the engine has gone wrong."""
+    """Make the step's updates, except those that `attempt` skips. Raises NonFiniteError, and TrainingError if the
+    engine has gone wrong."""
     every = [(each, precompute_values(trainer, each.units, recipe)) for each in minibatches(trainer, groups, recipe)]
     updates = [
         attempt(partial(policy_update, trainer, minibatch, known, recipe), partial(kept_units, minibatch.units, known))
@@ -104,5 +104,5 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _per_token(sums: Mapping[str, float], tokens: float) -> dict[str, float]:
-    """Token sums as means."""
+    """Return token sums as means."""
     return {name: value / max(1, tokens) for name, value in sums.items()}

@@ -1,4 +1,4 @@
-"""How a step's work lies on the ranks: minibatches of the global order, balanced by tokens."""
+"""How a step's work is divided among the ranks: minibatches of the global order, balanced by tokens."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ class Minibatch:
 
 
 def minibatches(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> list[Minibatch]:
-    """Cut a step's groups into minibatches, the same on any number of ranks, and share each out over the ranks."""
+    """Cut a step's groups into minibatches, the same on any number of ranks, and divide each among the ranks."""
     shares = minibatch_shares(trainer.ranks, groups, recipe.optim.minibatches, lambda group: group.item.prompt.index)
     return [_minibatch(trainer, share, recipe) for share in shares]
 
@@ -47,7 +47,8 @@ def _packed(group: AdvantageGroup) -> tuple[PackItem]:
 
 
 def learnt_groups(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> Sequence[AdvantageGroup]:
-    """Choose the groups that the learner computes: where the loss has no other term, those with a nonzero advantage."""
+    """Return the groups that the learner computes: only those with a nonzero advantage if the loss has no other
+    term."""
     has_kl = trainer.kl is not None and trainer.kl.in_loss
     has_other_term = has_kl or trainer.teacher is not None or recipe.algorithm.entropy_coef > 0
     compares_all = recipe.algorithm.top_entropy < 1 and recipe.algorithm.top_entropy_of == "all"
@@ -56,12 +57,12 @@ def learnt_groups(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: Gr
 
 
 def learnt_items(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> list[PackItem]:
-    """List what the updates of a step compute, once for each epoch over the rollout."""
+    """List what the updates of a step compute, once per epoch over the rollout."""
     return [group.item for group in learnt_groups(trainer, groups, recipe)] * recipe.optim.rollout_epochs
 
 
 def grouped_by_rank(passes: Passes, examples: Sequence[Example], recipe: OfflineRecipe) -> list[ExampleGroup]:
-    """Bundle a step's examples, and share the bundles out over the ranks: those of this rank."""
+    """Bundle a step's examples, divide the bundles among the ranks, and return this rank's."""
     made = bundled(passes, examples, share_rows=recipe.data.group_by_prefix)
     return balanced(passes, made, lambda bundle: bundle.items)
 
@@ -74,14 +75,14 @@ def bundled(passes: Passes, examples: Sequence[Example], *, share_rows: bool = F
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Parcel:
-    """An item on its way to another rank, with the features of its pictures that are computed already."""
+    """An item on its way to another rank, with those features of its pictures that have been computed."""
 
     item: Any
     features: dict[str, Any]
 
 
 def minibatch_shares(ranks: Ranks, items: Sequence[T], count: int, index_of: Callable[[T], int]) -> list[list[T]]:
-    """Split this rank's items into `count` minibatches (fewer where there are fewer items). Each is a run of the global
+    """Split this rank's items into `count` minibatches, or fewer if there are fewer items. Each is a run of the global
     order, cut at the same places on any number of ranks."""
     every = sorted(index for indices in ranks.gather([index_of(item) for item in items]) for index in indices)
     parts = min(count, max(1, len(every)))
@@ -93,9 +94,10 @@ def minibatch_shares(ranks: Ranks, items: Sequence[T], count: int, index_of: Cal
 
 
 def balanced(passes: Passes, items: Sequence[T], packed: Callable[[T], Sequence[PackItem]]) -> list[T]:
-    """Move items between ranks so that all have nearly as many tokens to compute; each rank's are in the global order.
+    """Move items between ranks so that all have nearly the same number of tokens to compute; each rank's items are in
+    the global order.
 
-    Computed features of a frozen tower travel along, so that no picture is computed twice.
+    Features that a frozen tower has computed travel along, so that no picture is computed twice.
     """
     ranks, vision = passes.ranks, passes.vision
     if ranks.world_size == 1:

@@ -42,7 +42,7 @@ def record_tokens(session: Session, trainer: Trainer, outcome: StepOutcome, most
 
 
 def step_metrics(trainer: Trainer, rollouts: Rollouts, outcome: StepOutcome, step: Step) -> dict[str, float]:
-    """Write the step's row of metrics.jsonl, but for its learning rate and what an evaluation adds."""
+    """Return the step's row of metrics.jsonl, except its learning rate and what an evaluation adds."""
     recipe, ranks, updates = rollouts.recipe, trainer.ranks, outcome.updates
     items = learnt_items(trainer, outcome.learnable.groups, recipe)
     return {

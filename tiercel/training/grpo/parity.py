@@ -1,8 +1,8 @@
-"""Before the first step: engine and trainer see the same prompt and give its completions the same logprobs.
+"""The gate before the first step: engine and trainer see the same prompt and give its completions the same logprobs.
 
-Twice: with the policy as it is, and with trained weights that were moved on purpose, so that an engine that leaves the
-adapter out, as a fresh adapter of zeros would let it, or keeps the checkpoint's weights, is caught. Each trained part
-is moved so far that an engine that leaves out only this part is caught.
+It compares twice: with the policy as it is, and with trained weights that were moved on purpose. This catches an engine
+that leaves the adapter out, which a fresh adapter of zeros would hide, or that keeps the checkpoint's weights. Each
+trained part is moved far enough to catch an engine that leaves out only this part.
 
 In a narrow dtype a healthy engine has tokens that are off by more than the tolerance: bfloat16 keeps logits between 32
 and 64 in steps of 0.25. So there the mean, a high quantile and the largest difference have limits of their own, in
@@ -31,11 +31,11 @@ from tiercel.training.step import Step
 from tiercel.training.trainer import Trainer
 from tiercel.types import EncodedPrompt, Group
 
-PROMPTS = 2  # of each rank
+PROMPTS = 2  # per rank
 COMPLETIONS = 2
 TOKENS = 48
 MOVED_BY = 8.0  # the moved adapter must change logprobs by this many tolerances
-FIRST_NOISE = 0.01  # standard deviation of what is added to each weight of an adapter, doubled until it shows
+FIRST_NOISE = 0.01  # standard deviation of the noise on each weight of an adapter, doubled until it shows
 FIRST_NOISE_WHOLE = 1e-4  # the same in full fine-tuning
 DOUBLINGS = 10
 QUANTILE = 0.99
@@ -44,16 +44,16 @@ MEAN, HIGH, LARGEST = 0.5, 2.0, 8.0  # limits in a narrow dtype, in tolerances
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gap:
-    """Holds differences between logprobs of the same tokens, in nats, over all ranks."""
+    """Differences between logprobs of the same tokens, in nats, over all ranks."""
 
     mean: float = 0.0
     high: float = 0.0  # the QUANTILE of them
     largest: float = 0.0
-    row: str = "(none)"  # that of the largest
+    row: str = "(none)"  # the row of the largest
 
     @classmethod
     def of(cls, differences: Sequence[tuple[str, Tensor]]) -> "Gap":
-        """Sum up the differences of each row's tokens, by its id."""
+        """Summarise the differences of each row's tokens; each entry has the row's id."""
         known = [(row, values_N) for row, values_N in differences if len(values_N)]
         if not known:
             return cls()
@@ -75,7 +75,7 @@ class Gap:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateLimits:
-    """Holds the largest values of a `Gap` that the gate admits."""
+    """The largest values of a `Gap` that the gate accepts."""
 
     mean: float
     high: float
@@ -83,21 +83,21 @@ class GateLimits:
 
     @classmethod
     def of(cls, recipe: GrpoRecipe) -> "GateLimits":
-        """Compute the limits as the text at the top of this file explains."""
+        """Compute the limits that this module's docstring explains."""
         tolerance = parity_tolerance(recipe)
         if recipe.model.dtype == "float32":
             return cls(mean=tolerance, high=tolerance, largest=tolerance)
         return cls(mean=MEAN * tolerance, high=HIGH * tolerance, largest=LARGEST * tolerance)
 
     def admit(self, gap: Gap) -> bool:
-        """Tell whether engine and trainer agree."""
+        """Return whether engine and trainer agree."""
         return gap.mean <= self.mean and gap.high <= self.high and gap.largest <= self.largest
 
 
 def check_parity(
     sync: PolicySync, trainer: Trainer, recipe: GrpoRecipe, step: Step, say: Callable[[str], None]
 ) -> None:
-    """Raise EnvironmentProblem, on all ranks, where engine and trainer disagree. The engine has the policy of this
+    """Raise EnvironmentProblem, on all ranks, if engine and trainer disagree. The engine must have the policy of this
     step."""
     sampler = sync.sampler
     if not isinstance(sampler, GatedSampler):
@@ -159,9 +159,9 @@ def _likely_cause(trainer: Trainer, recipe: GrpoRecipe) -> str:
 def _moved(
     trainer: Trainer, recipe: GrpoRecipe, groups: Sequence[Group], scores: Sequence[Tensor], say: Callable[[str], None]
 ) -> Iterator[None]:
-    """Inside, all trained weights are moved: those of each part so far that by themselves they shift the trainer's own
-    logprobs, which were `scores`, by MOVED_BY tolerances or more at the high quantile. Vision layers are moved as far
-    as that shows, and where no rank has a picture they stay."""
+    """Move all trained weights inside the context: those of each part so far that by themselves they shift the
+    trainer's own logprobs, which were `scores`, by MOVED_BY tolerances or more at the high quantile. The vision part
+    may shift them by less, and stays as it is if no rank has a picture."""
     wanted = MOVED_BY * parity_tolerance(recipe)
     first = FIRST_NOISE_WHOLE if recipe.lora is None else FIRST_NOISE
     shows_pictures = trainer.ranks.any(any(group.prompt.images for group in groups))
@@ -185,8 +185,8 @@ def _moved(
 
 
 def _noise(seed: int, scales: Sequence[float]) -> Callable[[Tensor], Tensor]:
-    """Make a function that adds normal noise to one weight after the other, each of its own scale; in the same order it
-    is the same on every rank."""
+    """Make a function that adds normal noise to one weight after another, each at its own scale. In the same order, the
+    noise is the same on every rank."""
     generator, left = torch.Generator().manual_seed(seed), iter(scales)
 
     def add(weight: Tensor) -> Tensor:
@@ -212,7 +212,7 @@ def _sampled(
 
 
 def trainer_logprobs(trainer: Passes, groups: Sequence[Group]) -> list[Tensor]:
-    """Compute for each group the logprobs (N,) of its completions' tokens, one completion after the other."""
+    """Compute for each group the logprobs (N,) of its completions' tokens, one completion after another."""
     own = [advantage_group(group.prompt, group.completions, [0.0] * len(group.completions)) for group in groups]
     whole = trainer.with_partners(own, lambda group: (group.item,))
     units = trainer.units(whole, NO_TOTALS)
@@ -225,14 +225,14 @@ def trainer_logprobs(trainer: Passes, groups: Sequence[Group]) -> list[Tensor]:
 
 
 def _name(prompt: EncodedPrompt) -> tuple[int, int]:
-    """Name a prompt of the gate: a second turn has the index of the first, and more tokens."""
+    """Return a key for a prompt of the gate: a second turn has the index of the first, and more tokens."""
     return prompt.index, len(prompt.token_ids_P)
 
 
 def _gap(
     trainer: Trainer, groups: Sequence[Group], scores: Sequence[Tensor], others: Sequence[Tensor] | None = None
 ) -> Gap:
-    """Compare logprobs of the groups' tokens with `others`; None: with those of the engine."""
+    """Compare logprobs of the groups' tokens with `others`, or with the engine's if that is None."""
     if others is None:
         others = [torch.cat([completion.logprobs_L for completion in group.completions]) for group in groups]
     differences = [

@@ -34,25 +34,25 @@ from tiercel.types import EncodedPrompt, Group, Row
 MEMORY = Path("/dev/shm")
 VERSIONS_AT_A_TIME = 3  # the old one, the new one, one unfinished
 ANY_NUMBER = 999  # of pictures, as vLLM writes it
-PROBE = 2**30  # the number of weights that are no version: engines tell adapters apart by it
+PROBE = 2**30  # the number of weights that are not a version; engines tell adapters apart by their number
 Build = Callable[[GrpoRecipe, Trainer, Sequence[Row], Callable[[str], None]], Sampler]
 
 
 class PolicySync:
-    """Brings an engine to a version of the policy. All ranks call it together. `versions`: how many are sampled from at
-    a time."""
+    """The engine and the link that brings it to a version of the policy. All ranks call it together. `versions` is how
+    many are sampled from at a time."""
 
     def __init__(self, sampler: Sampler, trainer: Trainer, run: RunDirectory, versions: int = 1):
         self.sampler = sampler
         self._trainer = trainer
         self._form: CheckpointForm | None = None  # made at the first load of whole weights
-        self._directories = deque[Path](maxlen=versions)  # those that are sampled from
+        self._directories = deque[Path](maxlen=versions)  # of the versions that are sampled from
         in_memory = isinstance(sampler, ProcessSampler) and _is_one_machine() and _has_room(trainer)
         self.publisher = Publisher(run.path, MEMORY if in_memory else run.path / "policies")
 
     def publish(self, version: int) -> None:
         """Give the engine the trained weights as they are now, under this version. An adapter is sent in the dtype that
-        the policy computes in: its products round it to that dtype, here as in the engine."""
+        the policy computes in, because its products round it to that dtype, here as in the engine."""
         if self.sampler.shares_weights:
             self.sampler.load_policy(version, None)
             return
@@ -87,7 +87,7 @@ class PolicySync:
 def open_sampler(
     recipe: GrpoRecipe, trainer: Trainer, run: RunDirectory, rows: Sequence[Row], say: Callable[[str], None]
 ) -> Iterator[PolicySync]:
-    """Open the engine that the recipe names; what is yielded keeps it at the policy's version."""
+    """Open the engine that the recipe names, and yield what keeps it at the policy's version."""
     trainer.ranks.heartbeat.begin("engine", trainer.ranks.heartbeat.activity.step)
     sampler = SAMPLERS[recipe.rollout.engine](recipe, trainer, rows, say)
     sync = PolicySync(sampler, trainer, run, recipe.rollout.versions)
@@ -123,7 +123,7 @@ def _server(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row], say: Call
 
 
 def _adapts_vision(recipe: GrpoRecipe, trainer: Trainer) -> bool:
-    """Say whether the adapter has vision layers. Raises EnvironmentProblem where vLLM would not apply them."""
+    """Return whether the adapter has vision layers. Raises EnvironmentProblem if vLLM would not apply them."""
     if recipe.lora is None or trainer.policy.vision_is_frozen:
         return False
     require_vision_adapters(trainer.policy.family, recipe.rollout.engine)
@@ -131,14 +131,14 @@ def _adapts_vision(recipe: GrpoRecipe, trainer: Trainer) -> bool:
 
 
 def images_per_completion(recipe: GrpoRecipe, rows: Sequence[Row]) -> int:
-    """Return the largest number of pictures that an engine is told to expect in a sequence, at least 1."""
+    """Return the largest number of pictures that an engine should expect in a sequence, at least 1."""
     if recipe.rollout.has_turns:
         return ANY_NUMBER  # turns bring as many as their tokens leave room for
     return max((len(row.images) for row in rows), default=0) or 1
 
 
 def _has_room(trainer: Trainer) -> bool:
-    """Tell whether the file system in memory has room for the versions that exist at a time; in containers it is
+    """Return whether the in-memory file system has room for the versions that exist at a time; in containers it is
     small."""
     policy = trainer.policy
     sent = policy.model.parameters() if policy.peft is None else policy.trained_parameters().values()
@@ -156,7 +156,7 @@ SAMPLERS: dict[str, Build] = {"local": _local, "vllm": _process, "vllm-server": 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SomeSamples:
-    """Makes the dialogues of samples whose numbers in their group begin at `first`."""
+    """Source of dialogues for samples whose numbers in their group begin at `first`."""
 
     dialogues: EnvironmentDialogues
     first: int
@@ -171,7 +171,7 @@ class SomeSamples:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completer:
-    """Draws completions from an engine, with the answers of tools and environment where the recipe has them."""
+    """An engine that draws completions, with the answers of tools and environment if the recipe has them."""
 
     sampler: Sampler
     dialogues: EnvironmentDialogues | None
@@ -183,15 +183,16 @@ class Completer:
     def sample(
         self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int], first: int = 0
     ) -> tuple[Group, ...]:
-        """Sample completions of prompts that have begun. `seeds`: of their samples with the number `first`."""
+        """Sample completions of prompts that have begun. `seeds` are those of the prompts' samples with the number
+        `first`."""
         answers = None if self.dialogues is None else SomeSamples(dialogues=self.dialogues, first=first)
         return self.sampler.sample(prompts, params, seeds, answers)
 
 
 @contextmanager
 def open_dialogues(recipe: Recipe, family: Family, say: Callable[[str], None]) -> Iterator[EnvironmentDialogues | None]:
-    """Give the family the recipe's tools, before prompts are encoded, and make what answers the policy; None where the
-    recipe names nothing. Raises RecipeError where the user's code cannot be used, ModelError where the chat template
+    """Give the family the recipe's tools before prompts are encoded, and make what answers the policy; None if the
+    recipe names nothing. Raises RecipeError if the user's code cannot be used, and ModelError if the chat template
     cannot go on after a turn."""
     if not isinstance(recipe, GrpoRecipe) or not recipe.rollout.has_turns:
         yield None
@@ -213,7 +214,7 @@ def open_dialogues(recipe: Recipe, family: Family, say: Callable[[str], None]) -
 
 
 def _require_reward(recipe: GrpoRecipe, toolbox: Toolbox, say: Callable[[str], None]) -> None:
-    """Raise RecipeError where the recipe asks for a reward that the environment does not give."""
+    """Raise RecipeError if the recipe asks for a reward that the environment does not give."""
     asked = next((i for i, reward in enumerate(recipe.rewards) if isinstance(reward, OfEnvironment)), None)
     name = recipe.rollout.environment
     if asked is not None and not toolbox.gives_reward:

@@ -26,16 +26,16 @@ class PrecomputedValues:
     """Values of a microbatch that are computed before its update."""
 
     old_logprobs_N: Tensor | None = None  # None: the pass's own value is the ratio's denominator
-    reference_logprobs_N: Tensor | None = None  # None where the loss has no KL term
+    reference_logprobs_N: Tensor | None = None  # None if the loss has no KL term
     is_chosen_N: Tensor | None = None  # bool, the tokens that the policy term learns from; None: all
 
 
 def precompute_values(
     trainer: Trainer, units: Sequence[PolicyUnit], recipe: GrpoRecipe
 ) -> list[list[PrecomputedValues]]:
-    """Compute, per unit and microbatch, only what the recipe needs: the policy's own pass for old logprobs where a
-    rollout gives several updates and the penalty in the reward has not computed them, and for entropies where only the
-    highest are learnt from; the reference's pass where the loss has a KL term."""
+    """Compute, per unit and microbatch, only what the recipe needs. The policy's own pass gives old logprobs if a
+    rollout serves several updates and the penalty in the reward has not computed them, and entropies if only the
+    highest are learnt from. The reference's pass is needed if the loss has a KL term."""
     needs_old, share, kl = updates_per_rollout(recipe) > 1, recipe.algorithm.top_entropy, trainer.kl
     old: Sequence[Sequence[Tensor | None]] = [[None] * len(unit.batches) for unit in units]
     chosen, references = old, old
@@ -64,8 +64,9 @@ def precompute_values(
 def _threshold(
     ranks: Ranks, units: Sequence[PolicyUnit], entropies: Sequence[Sequence[Tensor]], share: float, *, is_of_all: bool
 ) -> float:
-    """Find the entropy above which tokens are learnt from, over the completions of all ranks that have an advantage, so
-    that it does not depend on which groups without one went through the learner; or over all, which then all did."""
+    """Return the entropy above which tokens are learnt from, over the completions of all ranks that have an advantage,
+    so that it does not depend on which groups without one went through the learner; or over all completions, which then
+    all did."""
     found = [entropy_N for of_unit in entropies for entropy_N in of_unit]
     counts = [_has_advantage(batch) | is_of_all for unit in units for batch in unit.batches]
     every = ranks.gather(torch.cat(found).cpu()[torch.cat(counts)] if found else torch.empty(0))
@@ -73,13 +74,13 @@ def _threshold(
 
 
 def _has_advantage(batch: PolicyBatch) -> Tensor:
-    """bool (N,)."""
+    """Return a bool (N,), true if the token's completion has an advantage."""
     return (batch.advantages_C != 0)[batch.packed.continuation_of_N]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Penalties:
-    """By the prompt's index, for each of its completions that has a total."""
+    """KL penalties by the prompt's index, for each of its completions that has a total."""
 
     of_group: Mapping[int, tuple[float, ...]]  # coef x sum of the estimates over the completion's tokens
     old_logprobs: Mapping[int, tuple[Tensor, ...]] | None  # fp32, of the policy before the step's updates
@@ -87,7 +88,7 @@ class Penalties:
     tokens: int
 
     def metrics(self, ranks: Ranks) -> dict[str, float]:
-        """`kl/mean` over the tokens of all ranks, where it was computed here."""
+        """Return `kl/mean` over the tokens of all ranks, if it was computed here."""
         return {} if self.old_logprobs is None else ranks.mean("kl/mean", self.kl_sum, self.tokens)
 
 
@@ -95,8 +96,8 @@ NO_PENALTIES = Penalties(of_group={}, old_logprobs=None, kl_sum=0.0, tokens=0)
 
 
 def kl_penalties(trainer: Trainer, scored: Sequence[ScoredGroup]) -> Penalties:
-    """Compute the penalties that are taken off the rewards, by one pass of the policy and one of the reference over
-    this rank's scorable completions; none where the recipe has no such penalty. All ranks call it."""
+    """Compute the penalties that are subtracted from the rewards, by one pass of the policy and one of the reference
+    over this rank's scorable completions; empty if the recipe has no such penalty. All ranks call it."""
     kl = trainer.kl
     if kl is None or kl.in_loss:
         return NO_PENALTIES
@@ -124,7 +125,8 @@ def kl_penalties(trainer: Trainer, scored: Sequence[ScoredGroup]) -> Penalties:
 def _by_group(
     groups: Sequence[AdvantageGroup], sums: Sequence[float], logprobs: Sequence[Tensor], coef: float
 ) -> Penalties:
-    """Sums and logprobs are those of the groups' completions, in their order; those of empty units are behind."""
+    """Divide sums and logprobs of completions, which are in the groups' order, by group. Those of empty units come
+    last."""
     of_group, old_logprobs, start = {}, {}, 0
     for group in groups:
         end = start + len(group.sampler_logprobs)

@@ -1,5 +1,5 @@
-"""Completions of one step after the other, with their rewards; with `rollout.lookahead` those of later steps are
-sampled while the learner works, from the policy that the learner starts from."""
+"""Completions of one step after another, with their rewards. With `rollout.lookahead`, those of later steps are sampled
+while the learner works, from the policy that the learner starts from."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ from tiercel.types import EncodedPrompt, Group, ScoredGroup
 def open_rollouts(
     recipe: GrpoRecipe, session: Session, trainer: Trainer
 ) -> Iterator[tuple[StepRows[EncodedPrompt], "Rollouts"]]:
-    """Start the rewards, the workers that encode rows, and the engine; end them at the end."""
+    """Start the rewards, the workers that encode rows, and the engine, and stop them at the end."""
     rewards = Scorer(recipe.rewards, recipe.reliability, trainer.family.coordinate_space).hear(session.note)
     sampling = open_sampler(recipe, trainer, session.run, session.read.every, session.say)
     with (
@@ -52,8 +52,8 @@ def open_rollouts(
 
 
 class Rollouts:
-    """Groups of completions, step by step. All ranks make the same calls. `restored`: groups that a checkpoint kept, by
-    their prompt's global index."""
+    """Groups of completions, step by step. All ranks make the same calls. `restored` has groups that a checkpoint kept,
+    by their prompt's global index."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Rollouts:
         self._ready: dict[int, Group] = {}
 
     def check_parity(self, trainer: Trainer, step: Step, say: Callable[[str], None]) -> None:
-        """Raise EnvironmentProblem, on all ranks, where the engine and the trainer disagree on this step's prompts."""
+        """Raise EnvironmentProblem, on all ranks, if the engine and the trainer disagree on this step's prompts."""
         with step.untimed_phase("parity"):
             check_parity(self.sync, trainer, self.recipe, step, say)
 
@@ -92,7 +92,7 @@ class Rollouts:
         return 0 if self._ahead is None else self.recipe.rollout.lookahead
 
     def groups_for(self, prompts: Sequence[EncodedPrompt]) -> tuple[Group, ...]:
-        """Give the groups of a step's prompts, sampled now where they were not before."""
+        """Return the groups of a step's prompts, sampling those that are not there yet."""
         prompts = self.ranks.together(partial(self.completer.begun, prompts))
         for prompt in prompts:
             if (kept := self._restored.pop(prompt.index, None)) is not None:
@@ -105,18 +105,18 @@ class Rollouts:
         return tuple(self._ready.pop(prompt.index) for prompt in prompts)
 
     def add_ready(self, groups: Sequence[Group]) -> None:
-        """Take groups of the next step that need no sampling."""
+        """Add groups of the next step that need no sampling."""
         for group in groups:
             self._restored.pop(group.prompt.index, None)
             self._ready[group.prompt.index] = group
 
     def keep_for_resume(self, run: RunDirectory, step: int, groups: Sequence[Group]) -> None:
-        """Keep the groups of a step whose turns were answered, for a run that is killed before it has learnt them."""
+        """Keep the groups of a step whose turns were answered, in case the run is killed before it has learnt them."""
         if self.recipe.rollout.has_turns:
             self.ranks.together(partial(keep_in_journal, run.path, self.ranks.rank, step, groups))
 
     def begin_lookahead(self, upcoming: Sequence[Sequence[EncodedPrompt]]) -> None:
-        """Sample the groups of later steps in the background. `upcoming`: the prompts of each."""
+        """Sample the groups of later steps in the background. `upcoming` has the prompts of each."""
         if self._ahead is None:
             return
         for prompts in upcoming:
@@ -124,7 +124,7 @@ class Rollouts:
             self._begun.append(self._ahead.begin(prompts, self._params, self._seeds(prompts)))
 
     def wait_for_lookahead(self) -> None:
-        """Wait for the groups of the next step; then the policy may change."""
+        """Wait for the groups of the next step; after that, the policy may change."""
         if self._ahead is None:
             return
         begun = self._begun.popleft() if self._begun else None
@@ -132,11 +132,11 @@ class Rollouts:
         self._ready |= {group.prompt.index: group for group in groups}
 
     def pending(self) -> list[PendingGroup]:
-        """Give the groups of the next step that are there already, for a checkpoint."""
+        """Return the groups of the next step that are already there, for a checkpoint."""
         return [PendingGroup.of(group) for group in self._ready.values()]
 
     def score(self, groups: Sequence[Group]) -> tuple[ScoredGroup, ...]:
-        """Score this rank's groups. Raises TrainingError, on all ranks, where too many completions of all ranks have a
+        """Score this rank's groups. Raises TrainingError, on all ranks, if too many completions of all ranks have a
         failed reward."""
         scored = self.ranks.together(partial(self.scorer.score, groups))
         none = FailureStats(completions=0, failed=0, first_failure=None)
@@ -146,7 +146,7 @@ class Rollouts:
         return scored
 
     def _sampled(self, prompts: Sequence[EncodedPrompt]) -> tuple[Group, ...]:
-        """With an engine on each rank, all ranks draw, however few the prompts are."""
+        """Draw the groups, on all ranks if each has an engine, however few the prompts are."""
         if self._has_engine_per_rank:
             return drawn_by_all(self.ranks, prompts, self._params.group_size, self._draw)
         return self.ranks.together(partial(self._draw, prompts, range(self._params.group_size)))
@@ -162,11 +162,11 @@ class Rollouts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResampledGroups:
-    """All groups of a step that were sampled, and which of them are learnt from."""
+    """All groups that a step sampled, and which of them are learnt from."""
 
     scored: tuple[ScoredGroup, ...]  # of this rank
     chosen: frozenset[int] | None  # indices of prompts, of all ranks; None: all
-    tries: int | None = None  # further rollouts that were made; None where the recipe wants none
+    tries: int | None = None  # further rollouts that were made; None if the recipe wants none
 
     @property
     def learnt(self) -> list[ScoredGroup]:
@@ -179,7 +179,7 @@ class ResampledGroups:
 
 
 def has_variance(group: ScoredGroup, looks_at: str) -> bool:
-    """Tell whether two scorable completions differ in what the advantage looks at (Advantage.looks_at)."""
+    """Return whether two scorable completions differ in what the advantage depends on (Advantage.looks_at)."""
     seen = set()
     for completion in group.completions:
         if completion.total is not None:
@@ -193,8 +193,8 @@ def has_variance(group: ScoredGroup, looks_at: str) -> bool:
 
 
 def sample_and_score(session: Session, trainer: Trainer, rollouts: Rollouts, step: Step) -> ResampledGroups:
-    """Sample completions of the step's prompts and score them; sample further prompts where the recipe wants groups
-    whose rewards differ. All ranks call it."""
+    """Sample completions of the step's prompts and score them; sample further prompts if the recipe wants groups whose
+    rewards differ. All ranks call it."""
     recipe, ranks = rollouts.recipe, session.ranks
     with step.phase("rollout"):
         rollouts.add_ready(ranks.together(partial(answered_groups, recipe, trainer.family, step.prompts, step.updates)))
@@ -211,7 +211,7 @@ def resample_until_full(
 ) -> ResampledGroups:
     """Add the groups of at most `rollout.resample_tries` further rollouts, each of as many rows, to the step's. The
     first `optim.prompts_per_step` groups whose rewards differ, in the order of their indices, are learnt from; all
-    where there is none."""
+    groups if there is none."""
     tries, wanted = recipe.rollout.resample_tries, recipe.optim.prompts_per_step
     if not tries:
         return ResampledGroups(scored=tuple(scored), chosen=None)

@@ -1,4 +1,4 @@
-"""Answers of rows in the place of completions: what a student learns off policy."""
+"""Answers of rows in place of completions: what a student learns off policy."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from tiercel.types import Completion, EncodedPrompt, Group, Row
 
 def learnt_prompt_encoder(family: Family, recipe: GrpoRecipe) -> Callable[[Row, int], EncodedPrompt]:
     """Make a function that encodes a row as a prompt to learn from. It raises DataError, so that the row is rejected,
-    where the row's answer takes the place of a completion and is too long."""
+    if the row's answer replaces a completion and is too long."""
     encode = taught_prompt_encoder(family, recipe)
     if not isinstance(recipe, DistillRecipe) or not recipe.teacher.rows_share:
         return encode
@@ -38,8 +38,8 @@ def _with_answer(
 def answered_groups(
     recipe: GrpoRecipe, family: Family, prompts: Sequence[EncodedPrompt], policy_version: int
 ) -> list[Group]:
-    """Make groups of one completion, the row's answer, for the recipe's share of the prompts. Which ones is a function
-    of the seed and of the prompt's index. Raises DataError where such a row has no answer."""
+    """Make groups of one completion, the row's answer, for the recipe's share of the prompts. The seed and the prompt's
+    index decide which ones. Raises DataError if such a row has no answer."""
     if not isinstance(recipe, DistillRecipe):
         return []
     chosen = [prompt for prompt in prompts if _is_answered(recipe, prompt.index)]

@@ -1,6 +1,7 @@
-"""A step with fewer prompts than ranks: the completions of a group are shared out, so that no rank stands idle.
+"""Sharing of a group's completions among ranks in a step with fewer prompts than ranks, so that no rank is idle.
 
-Sample i of a prompt is drawn with the prompt's seed + i, whichever rank draws it, so the groups are those of one rank.
+Sample i of a prompt is drawn with the prompt's seed + i, whichever rank draws it, so the groups are the same as on one
+rank.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,8 +27,8 @@ class GroupPart:
 
 
 def portions(prompts_of_ranks: Sequence[int], group_size: int) -> list[GroupPart]:
-    """Share the groups of fewer prompts than ranks out over all ranks, in the order of prompts and completions. Each
-    rank draws one portion at most; where groups are smaller than their share of the ranks, some draw none."""
+    """Share the groups of fewer prompts than ranks among all ranks, in the order of prompts and completions. Each rank
+    draws at most one portion; if groups are smaller than their share of the ranks, some draw none."""
     ranks, prompts = len(prompts_of_ranks), sum(prompts_of_ranks)
     homes = [(owner, place) for owner, count in enumerate(prompts_of_ranks) for place in range(count)]
     found = []
@@ -42,13 +43,13 @@ def portions(prompts_of_ranks: Sequence[int], group_size: int) -> list[GroupPart
 
 
 def even_ranges(count: int, parts: int) -> list[range]:
-    """Split 0 to `count` - 1 into runs whose lengths differ by one at most; no run is empty."""
+    """Split 0 to `count` - 1 into runs whose lengths differ by at most one; no run is empty."""
     parts = min(count, parts)
     return [range(*ends) for ends in pairwise(count * number // parts for number in range(parts + 1))]
 
 
 def drawn_by_all(ranks: Ranks, prompts: Sequence[EncodedPrompt], group_size: int, draw: Draw) -> tuple[Group, ...]:
-    """Draw whole groups for this rank's prompts; all ranks draw a part where there are fewer prompts than ranks."""
+    """Draw whole groups for this rank's prompts; if there are fewer prompts than ranks, all ranks draw a part."""
     counts = ranks.gather(len(prompts))
     if not 0 < sum(counts) < ranks.world_size:
         return tuple(ranks.together(lambda: draw(prompts, range(group_size))))
@@ -70,8 +71,8 @@ def drawn_by_all(ranks: Ranks, prompts: Sequence[EncodedPrompt], group_size: int
 
 
 def cut_for_all(ranks: Ranks, groups: Sequence[AdvantageGroup], learners: int) -> list[AdvantageGroup]:
-    """Return this rank's groups; where all ranks have fewer groups than there are learners, in parts that can be
-    balanced, each with the prompt. `learners`: ranks, or groups of ranks that compute packs together."""
+    """Return this rank's groups, cut into parts that can be balanced if all ranks have fewer groups than there are
+    learners. Each part has the prompt. `learners` counts ranks, or groups of ranks that compute packs together."""
     total = sum(ranks.gather(len(groups)))
     if not 0 < total < learners:
         return list(groups)

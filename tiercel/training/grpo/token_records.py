@@ -21,8 +21,8 @@ Seen = dict[CompletionName, tuple[Tensor, Tensor]]  # logprobs and entropies of 
 def token_records(
     ranks: Ranks, family: Family, everyone: Sequence[ScoredGroup], seen: Sequence[TokensSeen], most: int
 ) -> list[GroupTokens]:
-    """Make the records of the first `most` prompts of a step. All ranks call it; the first has `everyone`, and it alone
-    gets records. `seen`: of this rank; where two passes saw a completion, the first counts."""
+    """Make the records of the first `most` prompts of a step. All ranks call it; only the first has `everyone`, and
+    only it gets records. `seen` is of this rank; if two passes saw a completion, the first counts."""
     if most == 0:
         return []
     first = everyone[:most]

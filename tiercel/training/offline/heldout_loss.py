@@ -1,4 +1,4 @@
-"""Rows with answers, without an update: the loss of held-out rows, and sums of the answers' logprobs."""
+"""Measures of rows with answers, without an update: the loss of held-out rows, and sums of the answers' logprobs."""
 
 import math
 from collections import Counter
@@ -27,9 +27,9 @@ from tiercel.types import Completion, Example, Group, RejectedRow, RewardValue, 
 def heldout_loss(
     passes: Passes, objective: Objective, recipe: OfflineRecipe, table: RowTable, known: Known | None = None
 ) -> tuple[dict[str, float], list[ScoredGroup]]:
-    """Compute `eval/loss`, and of pairs `eval/accuracy` and `eval/margin`; also return this rank's pairs, as groups of
-    two answers with their values. What a loss takes from all rows of a step is taken from ROWS_AT_ONCE. `known`: the
-    reference of the rows by their numbers, where it was computed before."""
+    """Compute `eval/loss`, and for pairs also `eval/accuracy` and `eval/margin`; also return this rank's pairs, as
+    groups of two answers with their values. What a loss computes over all rows of a step is computed over ROWS_AT_ONCE
+    rows. `known` has the reference of the rows by their numbers, if it was computed before."""
     objective = objective.judge()
     ranks, sums, examples, loss, weight = passes.ranks, Counter[str](), 0, 0.0, 0
     pairs: list[ScoredGroup] = []
@@ -62,7 +62,7 @@ def heldout_loss(
 
 
 def _judged(family: Family, example: Example, values: Sequence[float]) -> ScoredGroup:
-    """Make a group of a pair's answers, the chosen one first, which is right where its value is the higher one."""
+    """Make a group of a pair's answers, the chosen one first, which is right if its value is the higher one."""
     answers = [
         ScoredCompletion(
             completion=Completion(
@@ -85,7 +85,7 @@ def _judged(family: Family, example: Example, values: Sequence[float]) -> Scored
 
 
 def sums_of(passes: Passes, recipe: OfflineRecipe, table: RowTable) -> dict[int, torch.Tensor]:
-    """Sum the policy's logprobs over each answer of every row, by the row's number. All ranks have them all. Inside
+    """Sum the policy's logprobs over each answer of every row, by the row's number. All ranks get all sums. Inside
     `as_reference` they are the reference's."""
     found: dict[int, torch.Tensor] = {}
     ld_alpha = recipe.dpo.ld_alpha if isinstance(recipe, DpoRecipe) else None
@@ -97,7 +97,7 @@ def sums_of(passes: Passes, recipe: OfflineRecipe, table: RowTable) -> dict[int,
 
 
 def loss_in_words(row: Mapping[str, float]) -> str:
-    """Write what `heldout_loss` found as one line for a person."""
+    """Return what `heldout_loss` found as one line for a person."""
     loss, rows = row["eval/loss"], f"on {row['eval/count']} held-out rows"
     if "eval/accuracy" in row:
         return f"accuracy {row['eval/accuracy']:.3f}, margin {row['eval/margin']:.4f}, loss {loss:.4f} {rows}"
@@ -107,7 +107,7 @@ def loss_in_words(row: Mapping[str, float]) -> str:
 def _bundles_of(
     passes: Passes, recipe: OfflineRecipe, table: RowTable, rejected: list[RejectedRow]
 ) -> Iterator[list[ExampleGroup]]:
-    """Yield this rank's bundles of the rows, some at a time, and add those of all ranks that cannot be encoded to
+    """Yield this rank's bundles of the rows, some at a time, and add the rows of all ranks that cannot be encoded to
     `rejected`. The index of each is the number of its row."""
     encode = ExampleEncoder(recipe=recipe, family=passes.family, rows=table.rows, order=file_order(len(table.rows)))
     with heldout_loader(table.rows, encode, recipe, passes.ranks, ROWS_AT_ONCE) as loader:
@@ -118,7 +118,7 @@ def _bundles_of(
 
 
 def _added(shares: Sequence[PassTerms]) -> dict[str, float]:
-    """Add up what passes give. All have the same sums."""
+    """Add up what passes give; all have the same sums."""
     rows = [
         {"loss": float(share.loss)} | {name: float(value) for name, value in share.sums.items()} for share in shares
     ]

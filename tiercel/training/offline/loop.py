@@ -70,8 +70,8 @@ class OfflineLoop:
     order: RowOrder
 
     def evaluated(self, step: int) -> dict[str, float]:
-        """Compute the loss of the held-out rows after `step` updates, and keep how pairs were judged; nothing where
-        there are none."""
+        """Compute the loss of the held-out rows after `step` updates, and record how pairs were judged; empty if there
+        are no such rows."""
         table = self.session.read.heldout
         if table is None:
             return {}

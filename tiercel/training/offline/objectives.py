@@ -1,7 +1,7 @@
 """What each verb learns from the answers in its rows: what it computes before an update, and the loss of a pass.
 
-A step's examples are bundled and shared out over the ranks. An objective makes a Plan of them, which holds what it
-needs to know of the whole step. Then each pass gives its share of the loss.
+A step's examples are bundled and divided among the ranks. An objective makes UpdateInputs of them, which hold what it
+needs to know about the whole step. Then each pass gives its share of the loss.
 """
 
 import math
@@ -45,34 +45,34 @@ class UpdateInputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassTerms:
-    """What a pass adds to the loss, and to the sums that metrics are made of."""
+    """What a pass adds to the loss, and to the sums that metrics are computed from."""
 
     loss: Tensor  # with its graph
     sums: Mapping[str, Tensor] = field(default_factory=dict)  # over examples
-    values_B2: Tensor | None = None  # fp32, detached: how good each answer of a pair is found; None without pairs
-    losses_B: Tensor | None = None  # fp32, detached, of each example; None where the loss is of tokens
+    values_B2: Tensor | None = None  # fp32, detached: the value of each answer of a pair; None without pairs
+    losses_B: Tensor | None = None  # fp32, detached, of each example; None if the loss is over tokens
 
 
 class Objective(Protocol):
-    """Learns from answers in rows."""
+    """What learns from the answers in rows."""
 
-    state: dict[str, float]  # what later steps need of earlier ones; checkpoints keep it
+    state: dict[str, float]  # what later steps need from earlier ones; checkpoints keep it
 
     def plan(self, passes: Passes, made: Sequence[ExampleGroup], reference: Known | None = None) -> UpdateInputs:
-        """Compute what is needed before an update. All ranks call it together. `reference`: where it was computed
+        """Compute what is needed before an update. All ranks call it together. Pass `reference` if it was computed
         before."""
 
     def asked(self, each: ExamplePass) -> PassOptions:
-        """Say what an update asks of the learner's pass beside logprobs."""
+        """Return what an update asks of the learner's pass besides logprobs."""
 
     def share(self, each: ExamplePass, scores: TokenScores, plan: UpdateInputs) -> PassTerms:
         """Compute what a pass adds."""
 
     def judge(self) -> "Objective":
-        """Return the objective that held-out rows are judged by."""
+        """Return the objective that judges held-out rows."""
 
     def metrics(self, sums: Mapping[str, float], examples: int) -> dict[str, float]:
-        """Make keys of metrics.jsonl of the shares' sums over all ranks, and remember what `state` keeps."""
+        """Compute keys of metrics.jsonl from the shares' sums over all ranks, and remember what `state` keeps."""
 
 
 def objective_of(recipe: OfflineRecipe) -> Objective:
@@ -88,7 +88,7 @@ def objective_of(recipe: OfflineRecipe) -> Objective:
 
 
 class _Plain:
-    """Needs nothing before an update; its metrics are means over examples."""
+    """An objective that needs nothing before an update; its metrics are means over examples."""
 
     def __init__(self) -> None:
         self.state: dict[str, float] = {}
@@ -107,7 +107,7 @@ class _Plain:
 
 
 class Tokens(_Plain):
-    """SFT: the mean over the scored tokens of their loss."""
+    """SFT: the mean loss over the scored tokens."""
 
     def __init__(self, sft: Sft, seed: int):
         super().__init__()
@@ -120,7 +120,7 @@ class Tokens(_Plain):
         alpha, noise = self._sft.neftune_alpha, None
         if alpha is not None:
             seeds = (f"{self._seed} {example.prompt.index}".encode() for example in each.examples)
-            # A row's index is that of its place in the order of the whole run, so it has other noise in every epoch.
+            # The index is the row's place in the order of the whole run, so its noise differs in every epoch.
             noise = EmbeddingNoise(
                 alpha=alpha, seeds=tuple(int.from_bytes(sha256(seed).digest()[:7]) for seed in seeds)
             )
@@ -130,16 +130,16 @@ class Tokens(_Plain):
         return PassTerms(loss=TOKEN_LOSSES[self._sft.loss].compute(scores.logprobs_N).sum() / max(1, plan.tokens))
 
     def judge(self) -> "Tokens":
-        # -p log p is 0 where the answers have no probability, so it says nothing of a model.
+        # -p log p is 0 if the answers have no probability, so it says nothing about a model.
         return Tokens(Sft(), self._seed)
 
 
 class Pairs(_Plain):
-    """A loss of pairs, and the mean negative logprob of the chosen answers where the recipe wants it."""
+    """A loss of pairs, plus the mean negative logprob of the chosen answers if the recipe wants it."""
 
     def __init__(self, dpo: Dpo):
         self._dpo = dpo
-        self.state = {"rewards": 0.0, "answers": 0.0}  # sum of the implicit rewards of the run's answers, their number
+        self.state = {"rewards": 0.0, "answers": 0.0}  # sum and number of the implicit rewards so far
 
     def plan(self, passes: Passes, made: Sequence[ExampleGroup], reference: Known | None = None) -> UpdateInputs:
         plan = _counted(passes, made)
@@ -155,7 +155,7 @@ class Pairs(_Plain):
         self, passes: Passes, made: Sequence[ExampleGroup], reference: Known
     ) -> dict[int, tuple[float, float]]:
         """Match the margins of policy and reference, or the log ratios of chosen and rejected answers, over the step's
-        pairs on all ranks, where the loss is of these."""
+        pairs on all ranks; empty if the loss uses neither."""
         if self._dpo.loss not in MATCHED:
             return {}
         policy = answer_sums(passes, made, ld_alpha=self._dpo.ld_alpha)
@@ -206,7 +206,8 @@ class Pairs(_Plain):
 
 
 class Values(_Plain):
-    """A reward model's, whose value of an answer is that at the state which predicts the answer's last token."""
+    """The loss of a reward model, whose value of an answer is the one at the state that predicts the answer's last
+    token."""
 
     def __init__(self, ranking: Ranking):
         super().__init__()
@@ -226,8 +227,8 @@ class Values(_Plain):
 
 
 class Labels(_Plain):
-    """KTO. The second conversation of each example has another row's answer: on these the policy's divergence from the
-    reference is estimated."""
+    """KTO. The second conversation of each example has another row's answer; the policy's divergence from the reference
+    is estimated on these."""
 
     def __init__(self, kto: Kto):
         super().__init__()
@@ -244,7 +245,7 @@ class Labels(_Plain):
         policy = answer_sums(passes, bundled(passes, [_only(example, 1) for example in examples]))
         gaps = {index: float(policy[index][0] - reference[index][1]) for index in policy}
         known = [gap for gap in gaps.values() if math.isfinite(gap)]
-        # A row whose gap is not finite has no loss; it must not spoil those of all other rows.
+        # A row whose gap is not finite has no loss; it must not spoil the loss of all other rows.
         spoilt = {index: reference[index] * math.nan for index, gap in gaps.items() if not math.isfinite(gap)}
         reference = {**reference, **spoilt}
         sums = passes.ranks.sum({"gap": sum(known), "count": float(len(known))})
@@ -287,7 +288,7 @@ def reference_sums(passes: Passes, made: Sequence[ExampleGroup], ld_alpha: float
 def answer_sums(
     passes: Passes, made: Sequence[ExampleGroup], *, of_reference: bool = False, ld_alpha: float | None = None
 ) -> dict[int, Tensor]:
-    """Sum logprobs over each answer, without gradient: fp32 (conversations,) by the example's index. `ld_alpha`: the
+    """Sum logprobs over each answer, without gradient: fp32 (conversations,) by the example's index. `ld_alpha` is the
     weight of tokens beyond the length of the pair's shorter answer."""
     found: dict[int, Tensor] = {}
     for each in passes.example_passes(made):
@@ -307,7 +308,7 @@ def _sums_C(each: ExamplePass, values_N: Tensor) -> Tensor:
 
 
 def _by_answer(each: ExamplePass, values_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum values over each answer of a pair, and count their tokens: both (B, 2). A pass without examples has none, and
+    """Sum values over each answer of a pair, and count their tokens: both (B, 2). A pass without examples has none, but
     is part of the graph."""
     count = 2 * len(each.examples)
     lengths_C = completions.lengths(each.packed.continuation_of_N, each.packed.continuation_count)
@@ -316,7 +317,8 @@ def _by_answer(each: ExamplePass, values_N: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _tail_weights(each: ExamplePass, weight: float, like_N: Tensor) -> Tensor:
-    """Give each token of a pair's answers 1, and `weight` beyond the length of the pair's shorter answer: (N,)."""
+    """Weight each token of a pair's answers by 1, and by `weight` beyond the length of the pair's shorter answer:
+    (N,)."""
     owners_N, count = each.packed.continuation_of_N, 2 * len(each.examples)
     lengths_C = completions.lengths(owners_N, each.packed.continuation_count)
     shared_C = lengths_C.clone()
@@ -327,7 +329,7 @@ def _tail_weights(each: ExamplePass, weight: float, like_N: Tensor) -> Tensor:
 
 
 def _of_finite(losses_B: Tensor, values_BV: Tensor) -> Tensor:
-    """Make the loss of an example NaN where one of its values is not finite: s(inf) is 1, which looks like a loss."""
+    """Make the loss of an example NaN if one of its values is not finite: s(inf) is 1, which looks like a loss."""
     return losses_B + 0 * values_BV.sum(1)
 
 
@@ -342,14 +344,15 @@ def _known(known: Known, each: ExamplePass, like: Tensor) -> Tensor:
 
 
 def _ranking_sums(values_B2: Tensor) -> dict[str, Tensor]:
-    """Sum how much higher the chosen answers are, and in how many pairs; one in which both are equal counts half."""
+    """Sum how much higher the chosen answers are, and in how many pairs they are; a pair of equal values counts
+    half."""
     margins_B = values_B2[:, 0] - values_B2[:, 1]
     right_B = (margins_B > 0).float() + 0.5 * (margins_B == 0).float()
     return {"pairs/accuracy": right_B.sum(), "pairs/margin": margins_B.sum()}
 
 
 def _only(example: Example, number: int) -> Example:
-    """Return the example with one of its conversations."""
+    """Return the example with only one of its conversations."""
     return Example(conversations=(example.conversations[number],))
 
 

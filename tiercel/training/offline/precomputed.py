@@ -40,7 +40,7 @@ FILE = "reference.safetensors"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Precomputed:
-    """The reference's sums of every row, by its number. `train` is None where each step computes its own."""
+    """The reference's sums of every row, by its number. `train` is None if each step computes its own."""
 
     train: Known | None = None
     heldout: Known | None = None
@@ -54,8 +54,8 @@ class Precomputed:
 
 
 def precomputed(recipe: OfflineRecipe, session: Session, trainer: Trainer) -> Precomputed:
-    """Compute the reference of all rows, or read what the run computed before; nothing where the recipe does not want
-    that. Raises RunError where the start of a run that trains whole weights cannot be computed any more."""
+    """Compute the reference of all rows, or read what the run computed before; empty if the recipe does not want it.
+    Raises RunError if a run that trains whole weights has changed them, so that its start can no longer be computed."""
     if not isinstance(recipe, DpoRecipe) or not recipe.dpo.precompute_reference:
         return Precomputed()
     file, ranks = session.run.path / FILE, session.ranks
@@ -76,14 +76,14 @@ def precomputed(recipe: OfflineRecipe, session: Session, trainer: Trainer) -> Pr
 
 def _identity(recipe: OfflineRecipe, tables: Mapping[str, RowTable], beat: Callable[[], None]) -> str:
     """Hash what the sums depend on: the rows, the files of their pictures, and the model."""
-    # It sees rows wholly: both sides, boxes, columns, pictures in the row itself. Of a file of a picture it sees the
-    # size and the first bytes; not the time, which a copy of the data changes. Of the adapter at lora.init it sees all
-    # bytes, of the checkpoint only the path.
+    # Rows are hashed whole: both sides, boxes, columns, and pictures in the row itself. Of a picture file the size and
+    # the first bytes are hashed, but not the time, which copying the data changes. Of the adapter at lora.init all
+    # bytes are hashed, of the checkpoint only the path.
     digest = sha256(json.dumps(_described(recipe)).encode())
     if isinstance(recipe, DpoRecipe) and recipe.dpo.ld_alpha is not None:
         digest.update(f"ld_alpha {recipe.dpo.ld_alpha}".encode())
     if recipe.lora is not None and recipe.lora.init is not None:
-        adapter = Path(recipe.lora.init).iterdir()  # with parts trained whole beside it
+        adapter = Path(recipe.lora.init).iterdir()  # with the parts trained whole next to it
         for file in sorted(each for each in adapter if each.suffix in (".json", ".safetensors")):
             digest.update(file_sha256(file).encode())
     rows = [row for table in tables.values() for row in table.rows]
@@ -97,8 +97,8 @@ def _identity(recipe: OfflineRecipe, tables: Mapping[str, RowTable], beat: Calla
 
 
 def _described(recipe: OfflineRecipe) -> dict[str, Any]:
-    """Return the values of `model` and `data`, but for those under which a run goes on, and places of rows, which may
-    be written otherwise: the rows themselves are hashed."""
+    """Return the values of `model` and `data`, except those that may change when a run resumes, and except paths of
+    rows, which may be written differently: the rows themselves are hashed."""
     values = flatten(recipe).items()
     kept = {key: value for key, value in values if key.startswith(("model.", "data.")) and not may_differ(key)}
     kept["model.path"] = realpath(recipe.model.path) if isdir(recipe.model.path) else recipe.model.path
