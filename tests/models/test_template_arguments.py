@@ -1,6 +1,7 @@
 """Variables of chat templates: in rows, in prompts, in an export; those that would change nothing are refused."""
 
 import json
+import shutil
 
 import pytest
 from jinja2 import Environment
@@ -11,7 +12,7 @@ from tiercel.data.encoding import row_images
 from tiercel.errors import ModelError
 from tiercel.models.prompts import encode_prompt
 from tiercel.models.template_arguments import variables_of, with_arguments
-from tiercel.models.weights.loading import family_of
+from tiercel.models.weights.loading import family_of, load_family
 from tiercel.models.weights.saving import write_companions
 from tiercel.types import Message, Row
 
@@ -68,10 +69,7 @@ def test_prompts_and_exports_have_it(checkpoint, tmp_path):
     other = encode_prompt(family_of(plain), row, 0, (), system=None, max_prompt_tokens=200)
     assert prompt.text.startswith(other.text) and not other.text.endswith("</think>\n\n")
     (tmp_path / "exported").mkdir()
+    shutil.copy(checkpoint / "config.json", tmp_path / "exported")
     write_companions(family, tmp_path / "exported")
-    exported = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": str(tmp_path / "exported")})})
-    exported = exported.model_copy(
-        update={"data": recipe.data.model_copy(update={"template": None, "template_arguments": {}})}
-    )
-    family = family_of(exported)
+    family = load_family(recipe.model.model_copy(update={"path": str(tmp_path / "exported")}))
     assert encode_prompt(family, row, 0, (), system=None, max_prompt_tokens=200).text == prompt.text
