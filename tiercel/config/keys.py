@@ -141,7 +141,7 @@ def _in_words(annotation: Any, metadata: list[Any]) -> str:
         item = _in_words(arguments[0], [])
         return f"list: each {item}" if arguments[-1] is Ellipsis else f"list of {len(arguments)}: each {item}"
     if origin is Mapping:
-        return "texts by name"
+        return "texts by name" if arguments[1] is str else "values by name"
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return f"section with {' or '.join(annotation.model_fields)}"
     names = {int: "whole number", float: "number", str: "text", bool: "true or false"}
