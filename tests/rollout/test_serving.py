@@ -72,6 +72,17 @@ def test_the_line_in_the_documents_has_the_same_flags(recipe):
     assert ours <= written
 
 
+def test_further_options_are_flags_of_the_server(recipe):
+    options = {"max_num_seqs": 4, "enforce_eager": True, "enable-prefix-caching": False, "speculative_config": {"n": 2}}
+    vllm = recipe.rollout.vllm.model_copy(update={"options": options})
+    served = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"vllm": vllm})})
+    words = server_arguments(served, load_family(recipe.model), 1)
+    assert words[-6:] == [
+        *("--max-num-seqs", "4", "--enforce-eager", "--no-enable-prefix-caching"),
+        *("--speculative-config", '{"n": 2}'),
+    ]
+
+
 def test_the_port_is_the_one_given_or_the_recipes_own(recipe):
     assert server_port(recipe, 9000) == 9000 and server_port(recipe, None) == 8000
     rollout = recipe.rollout.model_copy(update={"urls": ("http://far:1", "http://127.0.0.1:8123/")})

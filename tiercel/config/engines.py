@@ -51,7 +51,7 @@ _KINDS = (
         title="vLLM",
         is_served=True,
         samples_ahead=True,
-        own_keys=("urls",),
+        own_keys=("urls", "vllm"),
         required_keys={"urls": "write the servers' addresses, such as [http://127.0.0.1:8000]"},
         remedy="start the servers again with the recipe's model and without other adapters",
     ),

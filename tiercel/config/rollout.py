@@ -1,6 +1,7 @@
 """The section `rollout` of a recipe."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -18,6 +19,9 @@ class Vllm(Section):
     sleep_level: Literal[0, 1, 2] = 0
     """While the learner works the engine keeps everything (0), moves its weights to the host's memory (1), or drops
     them and reads them from disk again (2); 1 and 2 free its keys and values."""
+    options: Mapping[str, Any] = {}
+    """Further arguments of vLLM's engine, such as {max_num_seqs: 64, enforce_eager: true}; `tiercel serve` gives them
+    to a server. Those that tiercel sets itself, or that would change what is sampled from, are refused by name."""
 
 
 class Rollout(Section):

@@ -7,6 +7,7 @@ from tiercel.config.conflicts.algorithm import ALGORITHM_RULES
 from tiercel.config.conflicts.compiling import compile_obstacle
 from tiercel.config.conflicts.offline import OFFLINE_RULES, distill, dropout, teacher, template_problems
 from tiercel.config.conflicts.rewards import reward_entries, reward_names, turns
+from tiercel.config.conflicts.vllm_options import vllm_options
 from tiercel.config.data import HeldOut
 from tiercel.config.engines import ENGINE_KINDS, EngineKind
 from tiercel.config.parts import PARTS, adapted_parts, keeps_start, whole_parts
@@ -418,6 +419,7 @@ GRPO_RULES: tuple[Callable[[GrpoRecipe], Problems], ...] = (
     _stop_strings,
     _engine_keys,
     _engine,
+    vllm_options,
     *ALGORITHM_RULES,
     dropout,
     reward_entries,

@@ -299,7 +299,7 @@ def _engine_options(family: Family, recipe: GrpoRecipe, images_per_prompt: int, 
         seed=recipe.train.seed,
         disable_log_stats=True,
         **scheduling(family, row_tokens),
-    )
+    ) | {name.replace("-", "_"): value for name, value in vllm.options.items()}
 
 
 def _build_engine(options: dict[str, Any], sleep_level: int) -> Any:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -63,7 +64,16 @@ def server_arguments(recipe: GrpoRecipe, family: Family, images_per_prompt: int)
         "--enable-scale-out": recipe.rollout.has_turns,
     }
     given = [name for name, is_on in switches.items() if is_on]
-    return [*given, *(word for pair in arguments.items() for word in pair)]
+    options = (word for name, value in recipe.rollout.vllm.options.items() for word in _option(name, value))
+    return [*given, *(word for pair in arguments.items() for word in pair), *options]
+
+
+def _option(name: str, value: Any) -> list[str]:
+    """Write an argument of vLLM's engine as a flag of its server."""
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    return [f"--{flag}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
 
 
 def _may_adapt_vision(recipe: GrpoRecipe, family: Family) -> bool:

@@ -1,0 +1,57 @@
+"""What rollout.vllm.options may not say: what tiercel sets itself, and what would change the policy that is sampled."""
+
+from tiercel.config.rollout import Vllm
+from tiercel.config.schema import GrpoRecipe
+from tiercel.sections import Keys, Problems, shown
+
+KEY = "rollout.vllm.options"
+OWN = {  # by the name of vLLM's argument: the key of the recipe that sets it
+    "model": "model.path",
+    "tokenizer": "model.path",
+    "revision": "model.revision",
+    "dtype": "model.dtype",
+    "quantization": "model.quantize",
+    "max_model_len": "data.max_prompt_tokens and rollout.max_new_tokens",
+    "gpu_memory_utilization": "rollout.vllm.gpu_memory_utilization",
+    "tensor_parallel_size": "rollout.vllm.tensor_parallel",
+    "enable_sleep_mode": "rollout.vllm.sleep_level",
+    "seed": "train.seed",
+    "mm_processor_kwargs": "model.min_pixels and model.max_pixels",
+    "chat_template": "data.template",
+    "max_lora_rank": "lora.rank",
+    "enable_lora": "the section lora",
+}
+FIXED = (  # tiercel relies on its own value
+    *("logprobs_mode", "generation_config", "override_generation_config", "limit_mm_per_prompt", "max_loras"),
+    *("enable_tower_connector_lora", "distributed_executor_backend", "disable_log_stats", "skip_tokenizer_init"),
+)
+CHANGES_THE_POLICY = (
+    "hf_overrides",
+    "hf_config_path",
+    "load_format",
+    "logits_processors",
+    "rope_scaling",
+    "rope_theta",
+)
+
+
+def vllm_options(recipe: GrpoRecipe) -> Problems:
+    """Refuse options that are not the user's to set, and keys that servers would not get."""
+    vllm, engine = recipe.rollout.vllm, recipe.rollout.engine_kind
+    if engine.is_served and vllm.model_copy(update={"options": {}}) != Vllm():
+        yield Keys("rollout.vllm", "rollout.engine").problem(
+            f"given with rollout.engine {engine.name}, which reads its options alone; remove the other keys, or write "
+            "rollout.engine: vllm"
+        )
+    for name in vllm.options:
+        word = name.replace("-", "_")
+        if not word.isidentifier():
+            yield Keys(KEY).problem(
+                f"{shown(name)} is not the name of an argument; write it as vLLM does: max_num_seqs"
+            )
+        elif word in OWN:
+            yield Keys(KEY).problem(f"{name} is set by {OWN[word]}; set that, and remove it here")
+        elif word in FIXED:
+            yield Keys(KEY).problem(f"{name} is set by tiercel, which relies on its value; remove it")
+        elif word in CHANGES_THE_POLICY:
+            yield Keys(KEY).problem(f"{name} would make vLLM sample from another policy than is trained; remove it")
