@@ -13,6 +13,7 @@ from tiercel.runs.directory import read_metrics
 from tiercel.runs.recipe import load_run_recipe
 from tiercel.runs.records import GroupRecord, groups_path
 from tiercel.trained.export import export
+from tiercel.trained.push import push
 from tiercel.trained.weights import CheckpointChoice, best_checkpoint
 from tiercel.web.report.page import describe, render
 from tiercel.web.report.reading import group_file, read_run, steps_of
@@ -81,6 +82,20 @@ class Run:
         RunError if it is not empty."""
         choice = CheckpointChoice(step=checkpoint, is_best=best)
         return export(self.recipe, self.path, Path(target), merge=merge, choice=choice)
+
+    def push(
+        self,
+        name: str,
+        *,
+        merge: bool = True,
+        checkpoint: int | None = None,
+        best: bool = False,
+        public: bool = False,
+    ) -> str:
+        """Send the merged model, or the adapter alone, to the Hugging Face hub as `name`, such as me/cup, with a model
+        card. Returns its address. Raises EnvironmentProblem if the hub refuses."""
+        choice = CheckpointChoice(step=checkpoint, is_best=best)
+        return push(self.recipe, self.path, name, merge=merge, choice=choice, public=public)
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}): {describe(self.path)}"

@@ -213,7 +213,10 @@ def _commands_after_a_run(commands) -> None:
     form.add_argument("--merge", action="store_true", help="the whole model, adapter merged into the weights")
     form.add_argument("--adapter", action="store_true", help="the adapter alone, in PEFT's format")
     _add_checkpoint(export)
-    export.add_argument("--output", type=Path, help="the directory to write (default: RUN/model or RUN/adapter)")
+    target = export.add_mutually_exclusive_group()
+    target.add_argument("--output", type=Path, help="the directory to write (default: RUN/model or RUN/adapter)")
+    target.add_argument("--push", metavar="NAME", help="send it to the Hugging Face hub instead, with a model card")
+    export.add_argument("--public", action="store_true", help="make the repository of --push public")
 
     replay = _command(
         commands,

@@ -3,12 +3,22 @@
 from argparse import Namespace
 
 from tiercel.config import Recipe
+from tiercel.errors import RecipeError
 from tiercel.trained.export import export
 from tiercel.trained.weights import CheckpointChoice
 
 
 def run(recipe: Recipe, arguments: Namespace) -> None:
     """Export as the command line says, and say where to."""
-    target = arguments.output or arguments.run / ("model" if arguments.merge else "adapter")
     choice = CheckpointChoice(step=arguments.checkpoint, is_best=arguments.best)
+    if arguments.public and arguments.push is None:
+        raise RecipeError(["--public: given without --push, whose repository it makes public"], source="export")
+    if arguments.push is not None:
+        from tiercel.trained.push import push
+
+        print(
+            push(recipe, arguments.run, arguments.push, merge=arguments.merge, choice=choice, public=arguments.public)
+        )
+        return
+    target = arguments.output or arguments.run / ("model" if arguments.merge else "adapter")
     print(export(recipe, arguments.run, target, merge=arguments.merge, choice=choice))
