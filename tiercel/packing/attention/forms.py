@@ -125,7 +125,7 @@ def _bias(sees: Tensor) -> Tensor:
 
 
 def similar(spans: Sequence[Span]) -> list[list[Span]]:
-    """Sort spans by length and start a new bucket where PADDING_TOLERANCE would be exceeded."""
+    """Sort spans by length, and start a new bucket when PADDING_TOLERANCE would be exceeded."""
     groups: list[list[Span]] = []
     for span in sorted(spans, key=lambda span: (span[1] - span[0], span)):
         length = span[1] - span[0]

@@ -29,7 +29,7 @@ Kept = KeysValues | DeltaState  # what completions need from a layer
 
 
 class RecordingAttention:
-    """The form `form`, with a record of what completions need from each layer."""
+    """The computation of `form`, with a record of what completions need from each layer."""
 
     def __init__(self, form: PackedForm):
         self.form = form
@@ -64,8 +64,8 @@ class PrefixPass:
 
 
 class ContinuedAttention:
-    """The form `form` after the prompt of `prefix`: it attends to the prompt's keys and values and to those of the
-    tokens after it, and starts from the prompt's states."""
+    """The computation of `form` after the prompt of `prefix`: it attends to the prompt's keys and values and to those
+    of the tokens after it, and starts from the prompt's states."""
 
     def __init__(self, form: PackedForm, prefix: PrefixPass):
         self.form = form
