@@ -1,7 +1,7 @@
 """Advantages of completions from their rewards. Shapes: see types.py.
 
 C are the scorable completions of a step over all ranks, in the global order of their prompts. A group is a run of equal
-numbers in `group_of_C`. A group whose rewards are all equal gets exact zeros, wherever its own mean is the baseline.
+numbers in `group_of_C`. A group whose rewards are all equal gets exact zeros if its own mean is the baseline.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EPSILON = 1e-4
 
 
 def centred(values_G: Tensor) -> Tensor:
-    """Compute r - mean; exact zeros where all are equal."""
+    """Compute r - mean, which is exactly zero if all values are equal."""
     return values_G.new_zeros(values_G.shape) if _all_equal(values_G) else values_G - values_G.mean()
 
 
@@ -45,14 +45,14 @@ def by_batch(table: RewardTable, options: Options) -> Tensor:
 
 
 def by_group_mean_and_batch_std(table: RewardTable, options: Options) -> Tensor:
-    """Compute r - mean of the group, over the standard deviation of that difference in the whole step."""
+    """Compute r - mean of the group, divided by the standard deviation of that difference over the whole step."""
     centred_C = by_group_mean(table, options)
     return centred_C / (_std(centred_C) + EPSILON)
 
 
 def each_reward_by_group(table: RewardTable, options: Options) -> Tensor:
-    """Normalise every reward in its group by itself, and their weighted sum over the step. A reward that does not apply
-    to a completion adds nothing to it."""
+    """Normalise each reward separately in its group, and then the weighted sum of the rewards over the step. A reward
+    that does not apply to a completion adds nothing to its sum."""
     sums_C = table.totals_C.new_zeros(table.totals_C.shape)
     for rewards_C, weight in zip(table.rewards_CF.unbind(1), table.weights_F, strict=True):
         for run in table.groups():
@@ -64,10 +64,10 @@ def each_reward_by_group(table: RewardTable, options: Options) -> Tensor:
 
 
 def by_pass_at_k(table: RewardTable, options: Options) -> Tensor:
-    """Count all draws of k of a group with w wrong ones of G: a draw passes where one of its k is right.
+    """Count all draws of k completions from a group of G with w wrong ones; a draw passes if one of its k is right.
 
-    P = 1 - C(w, k) / C(G, k), s = sqrt(P (1 - P)); a right one gets (1 - P) / s, a wrong one
-    (1 - P - C(w - 1, k - 1) / C(G - 1, k - 1)) / s; exact zeros where s is 0.
+    P = 1 - C(w, k) / C(G, k), s = sqrt(P (1 - P)); a right one gets (1 - P) / s, a wrong one (1 - P - C(w - 1, k - 1) /
+    C(G - 1, k - 1)) / s. All are exactly zero if s is 0.
     """
     assert options.pass_k is not None
     advantages_C = table.totals_C.new_zeros(table.totals_C.shape)
@@ -85,7 +85,7 @@ def by_pass_at_k(table: RewardTable, options: Options) -> Tensor:
 
 
 def whitened(values_C: Tensor) -> Tensor:
-    """Compute (x - mean) / (std + 1e-4); exact zeros where all are equal."""
+    """Compute (x - mean) / (std + 1e-4), which is exactly zero if all values are equal."""
     return centred(values_C) / (_std(values_C) + EPSILON)
 
 
@@ -103,7 +103,7 @@ def scale_by_batch(table: RewardTable, values_C: Tensor) -> Tensor:
 
 
 def unscaled(table: RewardTable, values_C: Tensor) -> Tensor:
-    """Leave the values as they are."""
+    """Return the values unchanged."""
     return values_C
 
 
@@ -119,7 +119,7 @@ def _all_equal(values: Tensor) -> bool:
 
 
 def _std(values: Tensor) -> Tensor:
-    """Compute it with ddof 1; 0 for fewer than two values."""
+    """Compute the standard deviation with ddof 1, or 0 for fewer than two values."""
     return values.std(unbiased=True) if len(values) > 1 else values.new_zeros(())
 
 
@@ -128,10 +128,10 @@ class Advantage(Described):
     """An advantage that a recipe can name."""
 
     baseline: Callable[[RewardTable, Options], Tensor]  # -> (C,)
-    scale: str | None  # of SCALES, where the recipe names none; None: it has a scale of its own
+    scale: str | None  # one of SCALES, if the recipe names none; None: it has its own scale
     least_group: int = 2  # a group with fewer scorable completions is dropped
     looks_at: Literal["totals", "rewards", "right", "all"] = (
-        "totals"  # fields of the RewardTable, without which it is 0
+        "totals"  # the fields of the RewardTable that it needs; without them it is 0
     )
     needs_pass_k: bool = False
 
@@ -237,7 +237,7 @@ class AdvantageKeys(Section):
 
 
 def advantage_of(chosen: str | OwnAdvantage) -> Advantage:
-    """Find the advantage that a recipe chooses. One of the user's own is loaded when it is first computed."""
+    """Return the advantage that a recipe chooses. A user's own advantage is loaded when it is first computed."""
     if isinstance(chosen, str):
         return ADVANTAGES[chosen]
     return Advantage(
@@ -252,8 +252,8 @@ def advantage_of(chosen: str | OwnAdvantage) -> Advantage:
 
 
 def advantages(table: RewardTable, chosen: str | OwnAdvantage, options: Options) -> Tensor:
-    """Compute fp32 (C,): the chosen advantage, scaled and cut as asked. Raises TrainingError where the user's own
-    fails."""
+    """Compute the chosen advantage, fp32 (C,), scaled and clipped as requested. Raises TrainingError if a user's own
+    advantage fails."""
     advantage = advantage_of(chosen)
     values_C = advantage.baseline(table, options)
     if advantage.scale is not None:

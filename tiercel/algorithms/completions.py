@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def sums(values_N: Tensor, completion_of_N: Tensor, count: int) -> Tensor:
-    """Sum by completion: (C,), with the gradient of `values_N`; 0 for a completion without tokens."""
+    """Sum per completion: (C,), with the gradient of `values_N`, and 0 for a completion without tokens."""
     return values_N.new_zeros(count).index_add(0, completion_of_N, values_N)
 
 
@@ -20,12 +20,12 @@ def lengths(completion_of_N: Tensor, count: int) -> Tensor:
 
 
 def lasts(values_N: Tensor, completion_of_N: Tensor) -> Tensor:
-    """Take the value of the last token of each completion that has one: (C,). `completion_of_N` is on the CPU, where
-    the places are found."""
+    """Return the value at the last token of each completion that has tokens: (C,). `completion_of_N` is on the CPU,
+    where the places are computed."""
     is_last_N = completion_of_N.diff(append=completion_of_N.new_tensor([-1])) != 0
     return values_N[is_last_N.nonzero()[:, 0].to(values_N.device, non_blocking=True)]
 
 
 def means(values_N: Tensor, completion_of_N: Tensor, count: int) -> Tensor:
-    """Average by completion: (C,); 0 for a completion without tokens."""
+    """Average per completion: (C,), and 0 for a completion without tokens."""
     return sums(values_N, completion_of_N, count) / lengths(completion_of_N, count).clamp(min=1)

@@ -1,4 +1,4 @@
-"""Importance weights and masks for completions that another policy drew than the one that learns from them: an engine
+"""Importance weights and masks for completions sampled by a policy other than the one that learns from them: an engine
 that rounds differently, or an older version. Shapes: see types.py.
 
 Yao et al. 2025, "Your efficient RL framework secretly brings you
@@ -21,43 +21,43 @@ from tiercel.sections import Section
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LARGEST_LOG_RATIO = 20.0  # of the metrics, which would overflow
+_LARGEST_LOG_RATIO = 20.0  # bound for the metrics, which would otherwise overflow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weights:
-    """A factor for each token, and which of them the cap touched."""
+    """A factor for each token, and whether a bound changed it."""
 
     values_N: Tensor  # fp32
     is_capped_N: Tensor  # bool
 
 
 def by_token(log_ratios_N: Tensor, completion_of_N: Tensor, count: int) -> Tensor:
-    """Take each token's own ratio: biased, of low variance."""
+    """Return each token's own log ratio: biased, but of low variance."""
     return log_ratios_N
 
 
 def by_sequence(log_ratios_N: Tensor, completion_of_N: Tensor, count: int) -> Tensor:
-    """Take the ratio of the whole completion, at each of its tokens: unbiased before the cap."""
+    """Return the log ratio of the whole completion, at each of its tokens: unbiased before the cap."""
     return completions.sums(log_ratios_N, completion_of_N, count)[completion_of_N]
 
 
 def truncate(log_ratios_N: Tensor, cap: float, floor: float | None) -> Weights:
-    """Compute min(ratio, cap), at least `floor`, which is 0 where it is None."""
+    """Compute min(ratio, cap), but at least `floor`; None means 0."""
     ratios_N, low = log_ratios_N.exp(), floor or 0.0
     return Weights(values_N=ratios_N.clamp(low, cap), is_capped_N=(ratios_N > cap) | (ratios_N < low))
 
 
 def mask(log_ratios_N: Tensor, cap: float, floor: float | None) -> Weights:
-    """Take the ratio, or 0 where it is above cap or below `floor`, which is 1 / cap where it is None."""
+    """Return the ratio, or 0 if it is above `cap` or below `floor`; a `floor` of None means 1 / cap."""
     ratios_N = log_ratios_N.exp()
     is_outside_N = (ratios_N > cap) | (ratios_N < (1 / cap if floor is None else floor))
     return Weights(values_N=ratios_N.masked_fill(is_outside_N, 0.0), is_capped_N=is_outside_N)
 
 
 def log_ratios(old_logprobs_N: Tensor, sampler_logprobs_N: Tensor) -> Tensor:
-    """Compute old - sampler, fp32 (N,), detached. A token whose sampler logprob is NaN (not known) counts as drawn by
-    the policy itself."""
+    """Compute old - sampler, fp32 (N,), detached. A token whose sampler logprob is NaN (unknown) is treated as sampled
+    by the policy itself."""
     return (old_logprobs_N - sampler_logprobs_N).detach().float().nan_to_num(0.0, posinf=math.inf)
 
 
@@ -68,8 +68,8 @@ def importance_weights(
     count: int,
     correction: Correction,
 ) -> Weights:
-    """Compute exp(old - sampler) by token or sequence, bounded. `count`: completions, C; `correction`: of a level other
-    than none."""
+    """Compute exp(old - sampler) per token or per sequence, bounded. `count` is the number of completions, C; the level
+    of `correction` must not be none."""
     log_ratios_N = log_ratios(old_logprobs_N, sampler_logprobs_N)
     ratios_N = LEVELS[correction.level](log_ratios_N, completion_of_N, count)
     return BOUNDS[correction.mode](ratios_N, correction.cap, correction.floor)
@@ -78,8 +78,9 @@ def importance_weights(
 def is_near_policy(
     logprobs_N: Tensor, sampler_logprobs_N: Tensor, advantages_C: Tensor, completion_of_N: Tensor, delta: float
 ) -> Tensor:
-    """Compute bool (N,), False at the tokens of a completion with a negative advantage whose mean of (sampler - policy)
-    is above `delta`: the policy hardly makes such a mistake any more, so it learns little from it (DeepSeek-V3.2)."""
+    """Compute bool (N,), which is False at the tokens of completions with a negative advantage whose mean of (sampler -
+    policy) is above `delta`. The policy hardly makes such a mistake any more, so it learns little from it
+    (DeepSeek-V3.2)."""
     distance_N = -log_ratios(logprobs_N, sampler_logprobs_N)
     distance_C = completions.means(distance_N, completion_of_N, len(advantages_C))
     return ~((advantages_C < 0) & (distance_C > delta))[completion_of_N]
@@ -88,8 +89,8 @@ def is_near_policy(
 def drift_sums(
     old_logprobs_N: Tensor, sampler_logprobs_N: Tensor, completion_of_N: Tensor, count: int
 ) -> dict[str, Tensor]:
-    """Compute the sums that `drift_metrics` takes; they add up over microbatches. `count`: completions, each with a
-    token. Log ratios are cut at -20 and 20."""
+    """Compute the sums that `drift_metrics` needs; they add up over microbatches. `count` is the number of completions,
+    each with at least one token. Log ratios are clamped to -20..20."""
     log_ratios_N = log_ratios(old_logprobs_N, sampler_logprobs_N)
     tokens_N = log_ratios_N.clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)
     sequences_C = completions.sums(log_ratios_N, completion_of_N, count).clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)
@@ -104,7 +105,7 @@ def drift_sums(
 
 
 def drift_metrics(sums: Mapping[str, float]) -> dict[str, float]:
-    """Measure how far the sampler was from the policy that learns, from the summed `drift_sums`; empty without tokens.
+    """Measure how far the sampler was from the learning policy, given summed `drift_sums`; empty without tokens.
 
     off_policy/kl      mean over tokens of log sampler - log policy: KL(sampler || policy)
     off_policy/chi2    mean over tokens of ratio^2, less 1

@@ -1,6 +1,6 @@
-"""Losses and advantages of the user's own: loaded once in a process, called with tensors, what they return checked.
+"""The user's own losses and advantages: loaded once per process and called with tensors, with checks on their results.
 
-They run in the trainer's process, not in one of their own as rewards do, because a loss needs the gradient.
+They run in the trainer's process, not in a separate one as rewards do, because a loss needs the gradient.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 LOSS_KEY, ADVANTAGE_KEY = "algorithm.loss.call", "algorithm.advantage.call"
-_ALLOCATOR = "DefaultCPUAllocator"  # which has no exception class of its own
-SUM_PREFIX = "loss/"  # of the metrics that a loss of the user's own adds
+_ALLOCATOR = "DefaultCPUAllocator"  # it has no exception class of its own
+SUM_PREFIX = "loss/"  # of the metrics that a user's own loss adds
 
 
 class OwnFunction:
-    """A function of the user's own, with the key that names it."""
+    """A user's own function, with the key that names it."""
 
     def __init__(self, key: str, call: str):
-        """Load what `call` names. Raises RecipeError where there is no such function."""
+        """Load what `call` names. Raises RecipeError if there is no such function."""
         self.key, self.call = key, call
         self._was_checked = False
         try:
@@ -39,17 +39,17 @@ class OwnFunction:
             raise RecipeError([f"{key}: {error}"]) from error
 
     def ask(self, *given: Any) -> Any:
-        """Call the function. Raises TrainingError with the place in the user's file where it fails."""
+        """Call the function. Raises TrainingError if it fails, with the place in the user's file."""
         try:
             return self._function(*given)
         except Exception as error:
             if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or _ALLOCATOR in str(error):
-                raise  # the run itself says what to do where memory runs out
+                raise  # the run itself says what to do if memory runs out
             place = _place(error, self._function)
             raise self.fault(f"raised {type(error).__name__}: {error}\n  at {place}") from error
 
     def require(self, values: Any, like: Tensor, meaning: str) -> None:
-        """Raise TrainingError where a returned value is no tensor of the shape, dtype and device of `like`."""
+        """Raise TrainingError if a returned value is not a tensor with the shape, dtype and device of `like`."""
         if not hasattr(values, "dtype") or not hasattr(values, "requires_grad"):
             raise self.fault(f"returned a {type(values).__name__}, not a tensor: {meaning}")
         for name in ("shape", "dtype", "device"):
@@ -58,14 +58,14 @@ class OwnFunction:
                 raise self.fault(f"returned a tensor of {name} {_shown(given)}, not {_shown(wanted)}: {meaning}")
 
     def require_finite_at_first(self, values: Tensor, *inputs: Tensor) -> None:
-        """Raise TrainingError where the first values are not finite though the inputs are. The run itself finds later
-        ones, as with every loss: it names the row and may leave the update out."""
+        """Raise TrainingError if the first values are not finite although the inputs are. Later ones are detected by
+        the run itself, as with every loss: it names the row and may skip the update."""
         if not self._was_checked and not _is_finite(values) and all(_is_finite(each) for each in inputs):
             raise self.fault(f"returned values that are not finite, such as {_first_non_finite(values)}")
         self._was_checked = True
 
     def fault(self, text: str) -> TrainingError:
-        """Make the error that names the key, the function and the remedy."""
+        """Build the error that names the key, the function and the remedy."""
         where = f"{self.key}: {self.call}"
         if "\n" in text:
             return TrainingError(f"{where} {text}\ncorrect the function and give the same command again")
@@ -74,12 +74,12 @@ class OwnFunction:
 
 @cache
 def own_function(key: str, call: str) -> OwnFunction:
-    """Load a function once in a process. Raises RecipeError where there is no such function."""
+    """Load a function once per process. Raises RecipeError if there is no such function."""
     return OwnFunction(key, call)
 
 
 def own_terms(call: str, batch: LossInput) -> TokenTerms:
-    """Ask a loss of the user's own. Raises TrainingError where it fails or returns anything else than values (N,)."""
+    """Call a user's own loss. Raises TrainingError if it fails or returns anything other than values (N,)."""
     if not len(batch.logprobs_N):
         return TokenTerms(values_N=batch.logprobs_N)  # nothing to learn; the graph is kept for the backward pass
     function = own_function(LOSS_KEY, call)
@@ -103,12 +103,12 @@ def own_terms(call: str, batch: LossInput) -> TokenTerms:
 
 
 def own_advantages(call: str, table: RewardTable, options: Options) -> Tensor:
-    """Ask an advantage of the user's own. Raises TrainingError where it fails or returns anything else than finite
-    values (C,)."""
+    """Call a user's own advantage. Raises TrainingError if it fails or returns anything other than finite values
+    (C,)."""
     if not len(table.totals_C):
         return table.totals_C
     function = own_function(ADVANTAGE_KEY, call)
-    given = replace(table, totals_C=table.totals_C.clone())  # which the function may change; the scale needs the table
+    given = replace(table, totals_C=table.totals_C.clone())  # a copy, because the function may change it
     values_C = function.ask(given, options)
     function.require(values_C, table.totals_C, "a value for each completion of the step (C,)")
     if not _is_finite(values_C):
@@ -118,7 +118,7 @@ def own_advantages(call: str, table: RewardTable, options: Options) -> Tensor:
 
 @cache
 def _module(source: str) -> ModuleType:
-    # Once, so that a loss and an advantage of one file share it.
+    # Loaded once, so that a loss and an advantage from one file share the module.
     return load_module(source, "tiercel_own", is_own_process=False)
 
 
@@ -142,7 +142,8 @@ def _loaded(call: str) -> Any:
 
 
 def _place(error: BaseException, function: Any = None) -> str:
-    """Give file, line and text of the failure: the last line in the function's own file, or else the last of all."""
+    """Return file, line and text of the failure: the last frame in the function's own file, or else the last frame of
+    all."""
     frames = traceback.extract_tb(error.__traceback__)
     own_file = inspect.getsourcefile(inspect.unwrap(function)) if inspect.isfunction(function) else None
     frame = next((each for each in reversed(frames) if each.filename == own_file), frames[-1])

@@ -1,4 +1,4 @@
-"""A trial of the user's own loss and advantage on made-up numbers, before a run."""
+"""A trial of the user's own loss and advantage on made-up numbers before a run."""
 
 from collections.abc import Iterator
 
@@ -12,8 +12,8 @@ from tiercel.algorithms.types import LossInput, Options, RewardTable, Totals
 
 
 def try_own_functions(algorithm: Algorithm, *, group_size: int, rewards: int) -> Iterator[str]:
-    """Call each function of the user's own on two made-up groups, and say so. Raises RecipeError where it cannot be
-    loaded, and TrainingError where it fails."""
+    """Call each of the user's own functions on two made-up groups, and yield a line about each. Raises RecipeError if
+    one cannot be loaded, and TrainingError if one fails."""
     calls = own_calls(algorithm)
     if LOSS_KEY in calls:
         policy_loss(_made_up_batch(algorithm, 2 * group_size), algorithm).loss.backward()
@@ -25,7 +25,7 @@ def try_own_functions(algorithm: Algorithm, *, group_size: int, rewards: int) ->
 
 
 def _made_up_batch(algorithm: Algorithm, count: int) -> LossInput:
-    """Make completions of one to three tokens, with the terms that the recipe adds to the loss."""
+    """Build completions of one to three tokens, with the terms that the recipe adds to the loss."""
     completion_of_N = torch.arange(count).repeat_interleave(1 + torch.arange(count) % 3)
     tokens = len(completion_of_N)
     logprobs_N = torch.linspace(-3.0, -0.1, tokens).requires_grad_()
@@ -42,7 +42,7 @@ def _made_up_batch(algorithm: Algorithm, count: int) -> LossInput:
 
 
 def _made_up_table(group_size: int, rewards: int) -> RewardTable:
-    """Make groups whose first completion is right."""
+    """Build groups whose first completion is correct."""
     is_correct_C = torch.arange(2 * group_size) % group_size == 0
     rewards_CF = is_correct_C.float()[:, None].expand(-1, rewards)
     return RewardTable(

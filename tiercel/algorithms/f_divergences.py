@@ -1,7 +1,7 @@
-"""Divergences from the reference that a loss of pairs can bound, by the implicit reward that each gives an answer.
+"""Divergences from the reference that a loss of pairs can bound, each given by the implicit reward of an answer.
 
-f-DPO: Wang et al. 2023, "Beyond reverse KL". The reward of a divergence of f is beta f'(t), t = p/r; the constant that
-makes it 0 at t = 1 falls out of every margin. u = log t.
+f-DPO: Wang et al. 2023, "Beyond reverse KL". The reward for a divergence with function f is beta f'(t), t = p/r; the
+constant that makes it 0 at t = 1 cancels in every margin. u = log t.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tiercel.algorithms.types import Described
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LARGEST = 80.0  # of an exponent, whose exp a float32 holds; an answer that far off has no gradient there
+_LARGEST = 80.0  # an exponent whose exp fits a float32; an answer that far off has no gradient
 
 
 def reverse_kl(log_ratios: Tensor, alpha: float) -> Tensor:
@@ -43,7 +43,7 @@ def power(log_ratios: Tensor, alpha: float) -> Tensor:
 class FDivergence(Described):
     """A divergence from the reference."""
 
-    reward: Callable[[Tensor, float], Tensor]  # of log ratios and dpo.divergence_alpha, not yet times beta
+    reward: Callable[[Tensor, float], Tensor]  # from log ratios and dpo.divergence_alpha, not yet multiplied by beta
 
 
 _SOURCE = "f-DPO: Wang et al. 2023"

@@ -1,9 +1,9 @@
 """Estimators of KL(policy || reference) at sampled tokens (Schulman 2020, "Approximating KL divergence"), and the
-penalty that a recipe makes of one. Shapes: see types.py.
+penalty that a recipe builds from one. Shapes: see types.py.
 
-It is added to the loss in total_loss.py, and to the reward in training/grpo/advantages.py.
+The penalty is added to the loss in total_loss.py, and to the reward in training/grpo/advantages.py.
 
-p and q are the policy's and the reference's logprob of a token that the policy drew.
+p and q are the policy's and the reference's logprob of a token that the policy sampled.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def k1(logprobs_N: Tensor, reference_logprobs_N: Tensor) -> Tensor:
-    """Compute p - q: unbiased, of either sign. Its own gradient is 0 in expectation, so its place is the reward (Tang
+    """Compute p - q: unbiased, of either sign. Its own gradient is 0 in expectation, so it belongs in the reward (Tang
     and Munos 2025, "On a few pitfalls in KL divergence gradient estimation for RL")."""
     return logprobs_N - reference_logprobs_N
 
 
 def k2(logprobs_N: Tensor, reference_logprobs_N: Tensor) -> Tensor:
-    """Compute (p - q)^2 / 2: biased in value; its gradient is that of the divergence, in expectation."""
+    """Compute (p - q)^2 / 2: biased in value, but its expected gradient is the gradient of the divergence."""
     return 0.5 * (logprobs_N - reference_logprobs_N).square()
 
 
@@ -95,7 +95,7 @@ class Kl(Section):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KlTerm:
-    """The penalty for leaving the reference, made once from a recipe. Where the recipe asks for none there is none."""
+    """The penalty for leaving the reference, built once from a recipe that asks for one."""
 
     coef: float  # above 0
     place: Literal["loss", "reward"]
@@ -104,26 +104,28 @@ class KlTerm:
 
     @classmethod
     def of(cls, kl: Kl) -> KlTerm | None:
-        """Make the term that a recipe's `algorithm.kl` asks for; None where its coef is 0."""
+        """Build the term that a recipe's `algorithm.kl` asks for, or return None if its coef is 0."""
         if kl.coef == 0:
             return None
         return cls(coef=kl.coef, place=kl.place, estimator=kl.estimator, by_ratio=kl.by_ratio)
 
     @property
     def in_loss(self) -> bool:
-        """Tell whether it is added to the loss, at each token."""
+        """Return whether the penalty is added to the loss, at each token."""
         return self.place == "loss"
 
     @property
     def in_reward(self) -> bool:
-        """Tell whether it is subtracted from the rewards, before the advantages."""
+        """Return whether the penalty is subtracted from the rewards, before the advantages."""
         return self.place == "reward"
 
     def estimate(self, logprobs_N: Tensor, reference_logprobs_N: Tensor) -> Tensor:
-        """Estimate the divergence at each token: (N,), with the gradient of `logprobs_N`, not yet times coef."""
+        """Estimate the divergence at each token: (N,), with the gradient of `logprobs_N`, not yet multiplied by
+        coef."""
         return KL_ESTIMATORS[self.estimator].estimate(logprobs_N, reference_logprobs_N)
 
     def term(self, logprobs_N: Tensor, reference_logprobs_N: Tensor, old_logprobs_N: Tensor) -> Tensor:
-        """Estimate it as a term of the loss: times the token's ratio, with its gradient, where `by_ratio` says so."""
+        """Estimate the divergence as a term of the loss, multiplied by the token's ratio, with its gradient, if
+        `by_ratio` is set."""
         estimate_N = self.estimate(logprobs_N, reference_logprobs_N)
         return (logprobs_N - old_logprobs_N).exp() * estimate_N if self.by_ratio else estimate_N

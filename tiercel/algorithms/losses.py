@@ -1,4 +1,4 @@
-"""Losses by name: each is a ratio, a surrogate of it and a normaliser. A recipe can name each of the three itself."""
+"""Losses by name. Each is a ratio, a surrogate of it and a normaliser, and a recipe can also name each of the three."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ if TYPE_CHECKING:
 
 
 def per_sequence(batch: LossInput) -> Tensor:
-    """Give each token 1 / (tokens of its completion x completions)."""
+    """Weight each token by 1 / (tokens of its completion x completions)."""
     lengths_C = completions.lengths(batch.completion_of_N, len(batch.advantages_C)).to(batch.logprobs_N.dtype)
     return 1.0 / (lengths_C[batch.completion_of_N] * batch.totals.completions)
 
 
 def per_token(batch: LossInput) -> Tensor:
-    """Give each token 1 / tokens of the minibatch."""
+    """Weight each token by 1 / tokens of the minibatch."""
     return _everywhere(batch, 1.0 / max(1, batch.totals.tokens))
 
 
 def per_constant(batch: LossInput) -> Tensor:
-    """Give each token 1 / (rollout.max_new_tokens x completions): no factor depends on a length that was drawn."""
+    """Weight each token by 1 / (rollout.max_new_tokens x completions), so that no weight depends on a sampled
+    length."""
     return _everywhere(batch, 1.0 / (batch.longest * max(1, batch.totals.completions)))
 
 
 def per_completion(batch: LossInput) -> Tensor:
-    """Give each token 1 / completions."""
+    """Weight each token by 1 / completions."""
     return _everywhere(batch, 1.0 / max(1, batch.totals.completions))
 
 
@@ -45,7 +46,7 @@ def _everywhere(batch: LossInput, factor: float) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Normaliser(Described):
-    """A mean that a loss can take."""
+    """A mean that a loss can use."""
 
     of: Callable[[LossInput], Tensor]  # -> (N,), detached
 
@@ -95,7 +96,7 @@ class Loss:
 
     @property
     def formula(self) -> str:
-        """Write the formula of its three parts."""
+        """Return the formulas of its three parts."""
         parts = SURROGATES[self.surrogate].formula, RATIOS[self.ratio].formula, NORMALISERS[self.normalise].formula
         return "; ".join(parts)
 
@@ -207,12 +208,12 @@ class LossKeys(Section):
 
     @property
     def normaliser_name(self) -> str:
-        """Name the mean that the loss takes."""
+        """Return the name of the mean that the loss uses."""
         return self.normalise or (LOSSES[self.loss].normalise if isinstance(self.loss, str) else "sequence")
 
     @property
     def parts(self) -> Loss | None:
-        """Give the loss with the parts that the recipe names by themselves; None for a loss of the user's own."""
+        """Return the loss with the parts that the recipe overrides, or None for a user's own loss."""
         if not isinstance(self.loss, str):
             return None
         named = LOSSES[self.loss]

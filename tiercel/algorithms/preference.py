@@ -1,7 +1,8 @@
-"""Losses of preference pairs, by name, and the loss of labelled answers. Pure functions of logprobs.
+"""Losses of preference pairs, by name, and the loss of labelled answers, as pure functions of logprobs.
 
-B pairs; of a pair's two answers w is the chosen one and l the rejected one, log p their logprob summed over the tokens,
-log p/n its mean; r is the reference, beta `dpo.beta`, s the logistic function, v the value of a reward model.
+B is the number of pairs. Of a pair's two answers, w is the chosen and l the rejected one; log p is an answer's logprob
+summed over the tokens, and log p/n its mean; r is the reference, beta `dpo.beta`, s the logistic function, and v the
+value of a reward model.
 """
 
 import math
@@ -18,17 +19,17 @@ from tiercel.algorithms.types import Described
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairInput:
-    """Holds what a loss of pairs takes, all fp32 (B, 2): the chosen answer's, and the rejected answer's."""
+    """The input of a loss of pairs, all fp32 (B, 2): the chosen answer's value, then the rejected answer's."""
 
     logprobs_B2: Tensor  # sums over the answer's tokens, with gradient
-    reference_B2: Tensor | None  # the same of the reference; None: the loss compares with none
+    reference_B2: Tensor | None  # the same from the reference; None: the loss has no reference
     lengths_B2: Tensor  # scored tokens
-    matched_B2: Tensor | None = None  # for those of MATCHED: what has the same place in the step's order (`matched`)
+    matched_B2: Tensor | None = None  # for losses in MATCHED: the value at the same place in the step's order
     shift: float  # for `bco_pair` and `mpo`: the mean implicit reward of the pairs so far
 
     def rewards_B2(self, dpo: Dpo) -> Tensor:
-        """Compute the implicit rewards: beta (log p - log r), or beta times what the loss compares without r; of a
-        divergence other than the reverse KL, beta times its own reward of log p - log r."""
+        """Compute the implicit rewards: beta (log p - log r), or beta times what the loss compares without r. For a
+        divergence other than the reverse KL, they are beta times its own reward of log p - log r."""
         values_B2 = self.logprobs_B2
         if self.reference_B2 is not None:
             values_B2 = F_DIVERGENCES[dpo.divergence].reward(values_B2 - self.reference_B2, dpo.power)
@@ -36,7 +37,7 @@ class PairInput:
 
     @property
     def means_B2(self) -> Tensor:
-        """Average the logprobs over the tokens."""
+        """Return the logprobs averaged over the tokens."""
         return self.logprobs_B2 / self.lengths_B2
 
 
@@ -46,7 +47,7 @@ def _margins(pairs: PairInput, dpo: Dpo) -> Tensor:
 
 
 def _smoothed(margins_B: Tensor, smoothing: float) -> Tensor:
-    """-(1 - e) log s(m) - e log s(-m)."""
+    """Compute -(1 - e) log s(m) - e log s(-m)."""
     return -(1 - smoothing) * logsigmoid(margins_B) - smoothing * logsigmoid(-margins_B)
 
 
@@ -72,7 +73,7 @@ def robust(pairs: PairInput, dpo: Dpo) -> Tensor:
 
 
 def bco(pairs: PairInput, dpo: Dpo) -> Tensor:
-    """Compute BCO's loss of a pair (B,): each answer by itself against the shift."""
+    """Compute BCO's loss of a pair (B,), which compares each answer on its own with the shift."""
     rewards_B2 = pairs.rewards_B2(dpo) - pairs.shift
     return -logsigmoid(rewards_B2[:, 0]) - logsigmoid(-rewards_B2[:, 1])
 
@@ -91,7 +92,8 @@ def nca(pairs: PairInput, dpo: Dpo) -> Tensor:
 
 
 def sppo(pairs: PairInput, dpo: Dpo) -> Tensor:
-    """Compute SPPO's squares (B,), where the chosen answer always wins: log ratios of 1 / (2 beta) and its negative."""
+    """Compute SPPO's squares (B,) if the chosen answer always wins: the log ratios aim at 1 / (2 beta) and its
+    negative."""
     ratios_B2, wanted = pairs.rewards_B2(dpo) / dpo.beta, 1 / (2 * dpo.beta)
     return (ratios_B2[:, 0] - wanted) ** 2 + (ratios_B2[:, 1] + wanted) ** 2
 
@@ -109,10 +111,10 @@ def apo_down(pairs: PairInput, dpo: Dpo) -> Tensor:
 
 
 def discopop(pairs: PairInput, dpo: Dpo) -> Tensor:
-    """Compute DiscoPOP's loss (B,): logistic where the margin is below 0, exponential above, s(m / tau) between."""
+    """Compute DiscoPOP's loss (B,): logistic for margins below 0, exponential above, blended by s(m / tau)."""
     margins_B = _margins(pairs, dpo)
     towards_B = margins_B / dpo.passage
-    # exp(-m) alone overflows far below 0, where its share is 0.
+    # On its own, exp(-m) would overflow far below 0, where its share is 0.
     exponential_B = (logsigmoid(towards_B) - margins_B).exp()
     return -(-towards_B).sigmoid() * logsigmoid(margins_B) + exponential_B
 
@@ -132,14 +134,14 @@ def aot_unpaired(pairs: PairInput, dpo: Dpo) -> Tensor:
     chosen_B = _smoothed(dpo.beta * (ratios_B2[:, 0] - pairs.matched_B2[:, 0]), dpo.label_smoothing)
     rejected_B = _smoothed(dpo.beta * (pairs.matched_B2[:, 1] - ratios_B2[:, 1]), dpo.label_smoothing)
     both_B = chosen_B + rejected_B
-    # Each comparison is met twice, once with a gradient for either answer. So its value counts half each time.
+    # Each comparison occurs twice, once with a gradient for each answer, so its value is halved each time.
     return both_B - both_B.detach() / 2
 
 
 def matched(values: Mapping[int, tuple[float, float]]) -> dict[int, tuple[float, float]]:
-    """Give each pair two values: of the second ones that whose place in their order is that of the pair's first value
-    among the first ones, and of the first ones that whose place is that of the pair's second. `values`: by the pair's
-    index; for `aot` margins of policy and reference, for `aot_unpaired` log ratios of chosen and rejected answers."""
+    """Match each pair's two values with values of equal rank on the other side: its first value with the second value
+    that has the same rank among all second values, and vice versa. `values` is keyed by the pair's index and holds
+    margins of policy and reference for `aot`, and log ratios of chosen and rejected answers for `aot_unpaired`."""
     sides = list(zip(*values.values(), strict=True)) or [(), ()]
     found: dict[int, list[float]] = {index: [] for index in values}
     for side in (0, 1):
@@ -299,8 +301,8 @@ PAIR_LOSSES: dict[PairLossName, PairLoss] = {
 
 def kto_losses(rewards_B: Tensor, desirable_B: Tensor, divergence: Tensor | float, kto: Kto) -> Tensor:
     """Compute KTO's loss of labelled answers (B,): weight * (1 - s(+-(reward - z))), with the sign and weight of the
-    label and z = beta * `divergence`, an estimate of the policy's KL from the reference, at least 0 (Ethayarajh et al.
-    2024). `rewards_B`: beta (log p - log r)."""
+    label and z = beta * `divergence`, where `divergence` estimates the policy's KL from the reference and is at least 0
+    (Ethayarajh et al. 2024). `rewards_B`: beta (log p - log r)."""
     margins_B = rewards_B - kto.beta * divergence
     wanted_B = (1 - margins_B.sigmoid()) * kto.desirable_weight
     unwanted_B = (1 - (-margins_B).sigmoid()) * kto.undesirable_weight
@@ -314,14 +316,14 @@ def wpo_weights(aligned_B2: Tensor) -> Tensor:
 
 
 def log1mexp(values: Tensor) -> Tensor:
-    """Compute log(1 - exp(x)) of x < 0 without cancellation (Maechler 2012)."""
-    values = values.clamp(max=-1e-7)  # a logprob of 0 would have infinite odds
+    """Compute log(1 - exp(x)) for x < 0 without cancellation (Maechler 2012)."""
+    values = values.clamp(max=-1e-7)  # a logprob of 0 would mean infinite odds
     near, far = (-values.expm1()).log(), (-values.exp()).log1p()
     return near.where(values > -math.log(2), far)
 
 
 def ranking_losses(values_B2: Tensor, margins_B: Tensor, centre_coef: float) -> Tensor:
-    """Compute the Bradley-Terry loss of a reward model (B,): -log s(v_w - v_l - margin) + centre_coef (v_w + v_l)²; the
-    second term is that of Eisenstein et al. 2023."""
+    """Compute the Bradley-Terry loss of a reward model (B,): -log s(v_w - v_l - margin) + centre_coef (v_w + v_l)². The
+    second term is from Eisenstein et al. 2023."""
     losses_B = -logsigmoid(values_B2[:, 0] - values_B2[:, 1] - margins_B)
     return losses_B + centre_coef * values_B2.sum(1) ** 2

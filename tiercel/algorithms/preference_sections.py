@@ -36,10 +36,10 @@ WITH_SFT: tuple[PairLossName, ...] = (
     "cpo",
     "cpo_ipo",
     "cpo_hinge",
-)  # SFT is a term of the loss as published
+)  # the published loss has an SFT term
 OF_MEANS: tuple[PairLossName, ...] = ("ipo", "simpo", "orpo", "cpo_ipo")  # logprobs are averaged over tokens
 SMOOTHED: tuple[PairLossName, ...] = ("sigmoid", "robust", "exo_pair", "aot", "aot_unpaired", "mpo", "simpo", "cpo")
-MATCHED: tuple[PairLossName, ...] = ("aot", "aot_unpaired")  # what is compared is matched over the whole step
+MATCHED: tuple[PairLossName, ...] = ("aot", "aot_unpaired")  # the compared values are matched over the whole step
 OF_DIVERGENCES: tuple[PairLossName, ...] = ("sigmoid", "hinge", "robust", "exo_pair", "discopop")
 
 
@@ -78,12 +78,12 @@ class Dpo(Section):
 
     @property
     def has_reference(self) -> bool:
-        """Tell whether the loss compares the policy with the reference."""
+        """Return whether the loss compares the policy with the reference."""
         return self.loss not in WITHOUT_REFERENCE
 
     @property
     def compares_means(self) -> bool:
-        """Tell whether logprobs are averaged over tokens."""
+        """Return whether logprobs are averaged over tokens."""
         return self.length_normalised or self.loss in OF_MEANS
 
     @property

@@ -1,4 +1,4 @@
-"""Ratios of the policy's probability to the old policy's, by token or by completion. Shapes: see types.py."""
+"""Ratios of the policy's probability to the old policy's, per token or per completion. Shapes: see types.py."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ if TYPE_CHECKING:
 
 
 def by_token(log_ratios_N: Tensor, completion_of_N: Tensor, count: int) -> Tensor:
-    """Take each token's own ratio."""
+    """Return each token's own ratio."""
     return log_ratios_N.exp()
 
 
 def by_sequence(log_ratios_N: Tensor, completion_of_N: Tensor, count: int) -> Tensor:
-    """Take the geometric mean of a completion's token ratios, at each of its tokens."""
+    """Return the geometric mean of a completion's token ratios, at each of its tokens."""
     return completions.means(log_ratios_N, completion_of_N, count).exp()[completion_of_N]
 
 
 def by_sequence_at_token(log_ratios_N: Tensor, completion_of_N: Tensor, count: int) -> Tensor:
-    """Take the completion's ratio in value, with the gradient of the token's own."""
+    """Return the value of the completion's ratio, with the gradient of the token's own."""
     fixed_N = completions.means(log_ratios_N.detach(), completion_of_N, count)[completion_of_N]
     return (fixed_N + log_ratios_N - log_ratios_N.detach()).exp()
 
 
 def by_product(log_ratios_N: Tensor, completion_of_N: Tensor, count: int) -> Tensor:
-    """Take the product of a completion's token ratios, at each of its tokens."""
+    """Return the product of a completion's token ratios, at each of its tokens."""
     return completions.sums(log_ratios_N, completion_of_N, count).exp()[completion_of_N]
 
 
 def by_product_at_token(log_ratios_N: Tensor, completion_of_N: Tensor, count: int) -> Tensor:
-    """Take the completion's product in value, with the gradient of the token's own ratio."""
+    """Return the value of the completion's product, with the gradient of the token's own ratio."""
     fixed_N = completions.sums(log_ratios_N.detach(), completion_of_N, count)[completion_of_N]
     return (fixed_N + log_ratios_N - log_ratios_N.detach()).exp()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ratio(Described):
-    """A ratio that a loss can take."""
+    """A ratio that a loss can use."""
 
     of: Callable[[Tensor, Tensor, int], Tensor]  # log ratios (N,), completion_of_N, C -> ratios (N,)
-    # The ratio with the same value whose gradient at a token is the token's own; None where this is such a ratio.
+    # The ratio with the same value whose gradient at a token is the token's own; None if this ratio already is one.
     by_token: str | None = None
 
 

@@ -1,4 +1,4 @@
-"""The recipe's section `algorithm`: keys of the parts, each declared beside its part, and keys across them."""
+"""The recipe's section `algorithm`: the keys of its parts, each declared with its part, and keys that span them."""
 
 from typing import Annotated, Literal
 
@@ -14,7 +14,7 @@ from tiercel.algorithms.teacher import Teacher
 from tiercel.sections import NonNegativeFloat, PositiveFloat
 
 
-class Algorithm(SurrogateKeys, AdvantageKeys, LossKeys):  # pydantic lists the keys of the last one first
+class Algorithm(SurrogateKeys, AdvantageKeys, LossKeys):  # pydantic lists the keys of the last base first
     """The policy-gradient loss and its advantages; docs/algorithms.md has the formulas."""
 
     entropy_coef: NonNegativeFloat = 0.0
@@ -40,12 +40,12 @@ class Algorithm(SurrogateKeys, AdvantageKeys, LossKeys):  # pydantic lists the k
 
 
 def own_calls(algorithm: Algorithm) -> dict[str, str]:
-    """Give the functions of the user's own that a recipe names, by key."""
+    """Return the user's own functions that a recipe names, by key."""
     chosen = {LOSS_KEY: algorithm.loss, ADVANTAGE_KEY: algorithm.advantage}
     return {key: each.call for key, each in chosen.items() if not isinstance(each, str)}
 
 
 def load_own_functions(algorithm: Algorithm) -> None:
-    """Load the functions of the user's own that a recipe names. Raises RecipeError where one cannot be loaded."""
+    """Load the user's own functions that a recipe names. Raises RecipeError if one cannot be loaded."""
     for key, call in own_calls(algorithm).items():
         own_function(key, call)

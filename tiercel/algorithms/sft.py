@@ -1,6 +1,7 @@
-"""The recipe's section `sft`, and the losses of an answer's tokens: pure functions of logprobs that import no torch.
+"""The recipe's section `sft`, and the losses of an answer's tokens, as pure functions of logprobs that do not import
+torch.
 
-N scored tokens; p is the policy's probability of a token.
+N is the number of scored tokens; p is the policy's probability of a token.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Sft(Section):
 
     @property
     def is_plain(self) -> bool:
-        """Tell whether it is the mean negative logprob."""
+        """Return whether the loss is the plain mean negative logprob."""
         return self == Sft()
 
 
@@ -46,7 +47,8 @@ def nll(logprobs_N: Tensor) -> Tensor:
 
 
 def dft(logprobs_N: Tensor) -> Tensor:
-    """Compute dynamic fine-tuning's loss (N,): -p log p, where p is a constant. The gradient is that of p."""
+    """Compute dynamic fine-tuning's loss (N,): -p log p, where the factor p is detached, so the gradient is that of
+    -p."""
     return -logprobs_N.detach().exp() * logprobs_N
 
 

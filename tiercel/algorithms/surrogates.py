@@ -1,4 +1,4 @@
-"""What a loss minimises at each token, from its ratio and its advantage. Shapes: see types.py."""
+"""Surrogates: what a loss minimises at each token, given its ratio and its advantage. Shapes: see types.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tiercel.sections import PositiveFloat, Section
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LOG_RATIOS = (math.log(1e-8), 20.0)  # beyond them the weight of gamma is 0 in any case
+_LOG_RATIOS = (math.log(1e-8), 20.0)  # beyond these, the weight of gamma is 0 anyway
 
 
 class SurrogateKeys(Section):
@@ -42,14 +42,14 @@ class SurrogateKeys(Section):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Give the smallest and the largest ratio that clipping leaves."""
+        """Return the smallest and the largest ratio after clipping."""
         low = 0.0 if self.clip_low is None else 1 - self.clip_low
         high = math.inf if self.clip_high is None else 1 + self.clip_high
         return low, high
 
 
 def clipped(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, keys: SurrogateKeys) -> TokenTerms:
-    """Compute -min(ratio A, clip(ratio) A), the first ratio at most `delta`."""
+    """Compute -min(ratio A, clip(ratio) A), where ratio is at most `delta`."""
     low, high = keys.bounds
     bounded_N = ratio_N if keys.delta is None else ratio_N.clamp(max=keys.delta)
     return TokenTerms(
@@ -62,7 +62,7 @@ def clipped(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, keys: Sur
 
 
 def weighted(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, keys: SurrogateKeys) -> TokenTerms:
-    """Compute -clip(ratio) A logp, the ratio without gradient: no token loses its gradient, its weight is bounded."""
+    """Compute -clip(ratio) A logp, with the ratio detached: no token loses its gradient, but its weight is bounded."""
     low, high = keys.bounds
     weights_N = ratio_N.detach().clamp(low, high)
     return TokenTerms(
@@ -72,8 +72,8 @@ def weighted(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, keys: Su
 
 
 def gated(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, keys: SurrogateKeys) -> TokenTerms:
-    """Compute -4 / t sigmoid(t (ratio - 1)) A: the gradient fades with the distance of the ratio from 1 instead of
-    ending at a bound, faster (t = gate_negative) where A < 0."""
+    """Compute -4 / t sigmoid(t (ratio - 1)) A. The gradient fades with the distance of the ratio from 1 instead of
+    ending at a bound, and faster (t = gate_negative) if A < 0."""
     positive, negative = ratio_N.new_full((), keys.gate_positive), ratio_N.new_full((), keys.gate_negative)
     temperature_N = positive.where(advantages_N > 0, negative)
     gates_N = (temperature_N * (ratio_N - 1)).sigmoid() * 4 / temperature_N
@@ -82,7 +82,8 @@ def gated(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, keys: Surro
 
 
 def gamma(ratio_N: Tensor, advantages_N: Tensor, logprobs_N: Tensor, keys: SurrogateKeys) -> TokenTerms:
-    """Compute -w A logp, w = r^k exp(l (1 - r)) of the ratio r without gradient: 1 at r = 1, 0 far from it."""
+    """Compute -w A logp with w = r^k exp(l (1 - r)), where the ratio r is detached; w is 1 at r = 1, and 0 far from
+    it."""
     log_ratio_N = ratio_N.detach().log().clamp(*_LOG_RATIOS)
     positive_N = advantages_N >= 0
     power_N = ratio_N.new_full((), keys.gamma_power_positive).where(positive_N, keys.gamma_power_negative)
@@ -101,10 +102,10 @@ def _clip_sums(*, is_low_N: Tensor, is_high_N: Tensor) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Surrogate(Described):
-    """A surrogate that a loss can take."""
+    """A surrogate that a loss can use."""
 
     of: Callable[[Tensor, Tensor, Tensor, SurrogateKeys], TokenTerms]  # ratios, advantages, logprobs (N,), keys
-    reads: tuple[str, ...]  # of SurrogateKeys
+    reads: tuple[str, ...]  # keys of SurrogateKeys
     learns_by_ratio: bool = True  # its gradient goes through the ratio
 
 

@@ -1,6 +1,6 @@
-"""A teacher: another model, towards whose distribution of the next token the policy is drawn.
+"""The teacher: another model, whose next-token distribution the policy is trained towards.
 
-p is the policy's distribution at a token, q the teacher's; both over the whole vocabulary, or over the teacher's most
+p is the policy's distribution at a token and q the teacher's. Both cover the whole vocabulary, or the teacher's most
 likely words and one more outcome for all others.
 """
 
@@ -40,7 +40,7 @@ def jsd(policy_MV: Tensor, teacher_MV: Tensor, mix: float) -> Tensor:
 class Divergence(Described):
     """How far the policy is from the teacher at a token."""
 
-    of: Callable[[Tensor, Tensor, float], Tensor] | None  # of logprobs (M, V); None: of the drawn token alone
+    of: Callable[[Tensor, Tensor, float], Tensor] | None  # from logprobs (M, V); None: from the sampled token alone
 
 
 DIVERGENCES: dict[str, Divergence] = {

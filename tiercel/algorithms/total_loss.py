@@ -1,4 +1,4 @@
-"""The loss of a microbatch: the policy's term as the recipe names it, with the terms of KL and entropy."""
+"""The loss of a microbatch: the policy's term, which the recipe names, plus the KL and entropy terms."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def policy_loss(batch: LossInput, algorithm: Algorithm) -> LossOutput:
     """Compute w L + kl.coef KL - entropy_coef entropy + teacher.coef D at each token, times the normaliser, summed.
 
-    `token_sums` holds those of the policy's term L, such as clip/low_fraction, and kl/mean where there is such a term.
-    Raises TrainingError where a loss of the user's own fails.
+    `token_sums` holds those of the policy's term L, such as clip/low_fraction, and kl/mean if there is a KL term.
+    Raises TrainingError if a user's own loss fails.
     """
     terms = _policy_terms(batch, algorithm)
     values_N = terms.values_N if batch.weights_N is None else batch.weights_N * terms.values_N
@@ -51,7 +51,8 @@ def _policy_terms(batch: LossInput, algorithm: Algorithm) -> TokenTerms:
 
 
 def entropy_threshold(entropies: Tensor, share: float) -> float:
-    """Find the entropy that `share` of the tokens reach: the k-th largest of n, k = ceil(share x n); 0 without tokens.
+    """Return the entropy that `share` of the tokens reach: the k-th largest of n, k = ceil(share x n), or 0 without
+    tokens.
 
     Wang et al. 2025, "Beyond the 80/20 rule: high-entropy minority tokens drive effective reinforcement learning".
     """

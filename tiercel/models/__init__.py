@@ -1,4 +1,4 @@
 import logging
 
-# PEFT imports bitsandbytes where it is installed, and that asks for another package's kernel, which is not used here.
+# If bitsandbytes is installed, PEFT imports it, and it warns about another package's kernel that is not used here.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

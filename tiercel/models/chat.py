@@ -1,4 +1,4 @@
-"""Turns of a chat: the tokens of what comes back between two turns, and of a turn's end."""
+"""Turns of a chat: the tokens of an answer between two of the policy's turns, and of a turn's end."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,23 +14,24 @@ from tiercel.models.prompts import apply_template, render, template_messages, to
 from tiercel.types import EncodedImage, EncodedPrompt, Message, Observation
 
 ASKED = Message(role="user", content="What is it?")
-WRITTEN = Message(role="assistant", content="I look.")  # stands for the policy's turn
-SHOWN = 40  # tokens or characters of a difference
-PICTURE_SIZE = (56, 56)  # of a picture that stands for what comes back
+WRITTEN = Message(role="assistant", content="I look.")  # a placeholder for the policy's turn
+SHOWN = 40  # tokens or characters of a difference in a message
+PICTURE_SIZE = (56, 56)  # of a picture that represents an answer's picture
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pieces:
-    """Holds a rendered conversation, cut after the end token of the policy's turn."""
+    """A rendered conversation, cut after the end token of the policy's turn."""
 
-    before: str  # up to that end token, included
+    before: str  # up to and including that end token
     end: str
-    after: str  # the answer, up to where the policy writes again
+    after: str  # the answer, up to the point where the policy writes again
 
 
 def encode_answer(family: Family, messages: Sequence[Message], images: Sequence[EncodedImage]) -> Observation:
-    """Encode messages that follow a turn of the policy, up to where it writes again. `<image>` in their contents marks
-    each picture. Raises DataError where the template refuses them, ModelError where it has no end after a turn."""
+    """Encode messages that follow a turn of the policy, up to the point where it writes again. `<image>` in their
+    contents marks each picture. Raises DataError if the template refuses them, and ModelError if it writes no end after
+    a turn."""
     pieces = _pieces(family, messages)
     after = token_ids(family, pieces.after, [image.plan for image in images])
     ids = [family.tokenizer.convert_tokens_to_ids(pieces.end), *after]
@@ -38,8 +39,8 @@ def encode_answer(family: Family, messages: Sequence[Message], images: Sequence[
 
 
 def second_turn(family: Family, prompt: EncodedPrompt) -> EncodedPrompt:
-    """Continue a prompt with a turn and an answer that shows the prompt's first picture again, where it has one, to
-    compare engines by."""
+    """Continue a prompt with a turn and an answer, for comparing engines. The answer shows the prompt's first picture
+    again if there is one."""
     shown = [image for image in prompt.images[:1] if image.plan.fps is None]
     role: Literal["tool", "user"] = "tool" if family.tools else "user"
     tool = family.tools[0]["function"]["name"] if family.tools else None
@@ -58,8 +59,8 @@ def second_turn(family: Family, prompt: EncodedPrompt) -> EncodedPrompt:
 
 
 def require_joining(family: Family, role: Literal["tool", "user"], *, has_pictures: bool = False) -> None:
-    """Raise ModelError where the tokens of turns, joined one after the other, are not those of the whole conversation,
-    or where the template cannot write what comes back. `role`: of what comes back."""
+    """Raise ModelError if the tokens of turns, joined one after the other, differ from those of the whole conversation,
+    or if the template cannot write an answer to the policy. `role` is the answer's."""
     answer = Message(role=role, content="It is a seven.", tool="look" if role == "tool" else None)
     try:
         pieces = _pieces(family, [answer])
@@ -82,7 +83,7 @@ def require_joining(family: Family, role: Literal["tool", "user"], *, has_pictur
 
 
 def _not_joined(family: Family, whole: Sequence[str], joined: Sequence[str]) -> ModelError:
-    """Make the error that names the first difference. Both are tokens, or both characters."""
+    """Build the error that names the first difference. `whole` and `joined` are both tokens, or both characters."""
     place = next(i for i, (there, here) in enumerate(zip_longest(whole, joined)) if there != here)
     there, here = (list(each[place : place + SHOWN]) for each in (whole, joined))
     return ModelError(
@@ -94,11 +95,12 @@ def _not_joined(family: Family, whole: Sequence[str], joined: Sequence[str]) -> 
 
 
 def _pieces(family: Family, messages: Sequence[Message]) -> Pieces:
-    """Render the messages after the turn that stands for the policy's."""
+    """Render the messages after a turn that represents the policy's."""
     called = [message.tool for message in messages if message.role == "tool"]
     turns = template_messages(family, [ASKED, replace(WRITTEN, content="") if called else WRITTEN])
     if called:
-        # Some templates write an answer only beside the call that it belongs to, and a text of the same turn after it.
+        # Some templates write an answer only together with the call that it belongs to, and a text of the same turn
+        # after it.
         turns[-1]["tool_calls"] = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in called]
     alone = apply_template(family, turns, False)
     whole = apply_template(family, [*turns, *template_messages(family, messages)], True)
@@ -113,9 +115,9 @@ def _pieces(family: Family, messages: Sequence[Message]) -> Pieces:
 
 
 def take_turn_end(family: Family) -> None:
-    """Find the end of a turn by the template, and put its token before the others that end a completion. A template
-    that refuses a conversation of two turns leaves the family as it is. Raises ModelError where it does not write what
-    the assistant says, or begins that turn otherwise than the policy is asked to."""
+    """Find the end of a turn from the template, and put its token before the others that end a completion. If the
+    template refuses a conversation of two turns, the family stays as it is. Raises ModelError if the template does not
+    write what the assistant says, or begins the assistant's turn differently from the generation prompt."""
     try:
         conversation = render(family, [ASKED, WRITTEN], False)
         asked, prompt = (render(family, [ASKED], is_prompt) for is_prompt in (False, True))
@@ -144,7 +146,7 @@ def take_turn_end(family: Family) -> None:
 
 
 def turn_end_line(family: Family) -> str | None:
-    """Say for `check` what ends a turn; None where the template did not tell."""
+    """Return a line for `check` that says what ends a turn, or None if the template did not show it."""
     end, names = family.turn_end, family.tokenizer.convert_ids_to_tokens(list(family.checkpoint.end_token_ids))
     if end is None:
         return None

@@ -1,4 +1,4 @@
-"""The old place of tiercel.models.families.base, for one release."""
+"""The former location of tiercel.models.families.base, kept for one release."""
 
 from warnings import warn
 

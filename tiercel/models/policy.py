@@ -26,7 +26,7 @@ from tiercel.models.weights.targets import adaptable_names, adapted_names, adapt
 from tiercel.types import EncodedImage
 
 REFERENCE = "reference"  # name of the reference's adapter
-# Weights by their names in the model, float32: beside an adapter those trained whole, beside a model its value head.
+# Float32 weights by their names in the model: next to an adapter, those trained whole; next to a model, its value head.
 WHOLE_FILE = "trained_whole.safetensors"
 
 warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # PEFT reads it
@@ -34,13 +34,13 @@ warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", F
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:
-    """Holds the trained model. `model`: the Hugging Face model, with PEFT's layers where there is an adapter."""
+    """The trained model. `model` is the Hugging Face model, with PEFT's layers if there is an adapter."""
 
     family: Family
     model: HuggingFaceModel
     peft: PeftModel | None  # None: full fine-tuning
     reference_adapter: str | None  # name of the reference's adapter (lora.init's, or one that moves); None: the base
-    saves_reference: bool = False  # whether its adapter is part of a checkpoint: one that moves, or that no file has
+    saves_reference: bool = False  # whether its adapter is part of a checkpoint: one that moves, or is in no file
     compute_dtype: torch.dtype
     device: torch.device
 
@@ -51,14 +51,14 @@ class Policy:
 
     @property
     def vision_is_frozen(self) -> bool:
-        """Whether vision features are the same at every step."""
+        """Return whether vision features are the same at every step."""
         return not any(
             self.family.part_of(base_name(name)) in ("vision", "projector") for name in self.trained_parameters()
         )
 
     def vision_features(self, images: Sequence[EncodedImage]) -> list[Tensor]:
-        """Compute features (K, H) of each image in the recipe's dtype. Raises ModelError where their number is not that
-        of the image's placeholders."""
+        """Compute the features (K, H) of each image in the recipe's dtype. Raises ModelError if their number differs
+        from that of the image's placeholders."""
         with self.autocast():
             features = self.family.vision_features(self.model, images)
         for image, features_KH in zip(images, features, strict=True):
@@ -72,13 +72,13 @@ class Policy:
 
     @property
     def needs_autocast(self) -> bool:
-        """Whether float32 weights (of an adapter, or all in full fine-tuning) compute in a narrower dtype."""
+        """Return whether float32 weights (an adapter's, or all in full fine-tuning) compute in a narrower dtype."""
         has_float32 = self.peft is not None or next(self.model.parameters()).dtype == torch.float32
         return has_float32 and self.compute_dtype in (torch.bfloat16, torch.float16)
 
     def autocast(self, *, keeps_casts: bool = True) -> torch.autocast:
-        """Return the context in which every forward pass runs. `keeps_casts`: weights are cast once and not at every
-        use. A captured graph must not use this."""
+        """Return the context in which every forward pass runs. With `keeps_casts`, weights are cast once instead of at
+        every use, which a captured graph must not rely on."""
         enabled = self.needs_autocast
         return torch.autocast(
             self.device.type, dtype=self.compute_dtype, enabled=enabled, cache_enabled=enabled and keeps_casts
@@ -90,8 +90,8 @@ class Policy:
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
-        """Switch to the reference: turn the adapter off, or replace it by that of the reference. Weights that are
-        trained whole are exchanged by the strategy, not here."""
+        """Switch to the reference: disable the adapter, or replace it with the reference's. Weights that are trained
+        whole are swapped by the strategy, not here."""
         if self.peft is None:
             yield
             return
@@ -135,25 +135,25 @@ def build_policy(
             "add the section lora, and write train.strategy: single or ddp"
         )
     policy = make_trainable(family, model, recipe, device)
-    if isinstance(recipe, RewardRecipe):  # beside a reward model that goes on learning
+    if isinstance(recipe, RewardRecipe):  # the value head, if a reward model continues training
         read_whole(model, weights or Path(family.checkpoint.path))
     return policy
 
 
 def weights_dtype(recipe: BaseRecipe) -> torch.dtype:
-    """Return the dtype of the loaded weights: the recipe's where they are frozen, float32 where they are trained."""
+    """Return the dtype of the loaded weights: the recipe's if they are frozen, float32 if they are trained."""
     return DTYPES[recipe.model.dtype] if recipe.lora is not None else torch.float32
 
 
 def _lower_precision(family: Family, model: HuggingFaceModel, whole: tuple[Part, ...], dtype: torch.dtype) -> None:
     """Convert the parts that stay frozen to `dtype`."""
     for name, parameter in model.named_parameters():
-        if family.part_of(name) not in whole and parameter.is_floating_point():  # the others are quantised
+        if family.part_of(name) not in whole and parameter.is_floating_point():  # other numbers are quantised
             parameter.data = parameter.data.to(dtype)
 
 
 def starting_weights(policy: Policy, recipe: BaseRecipe, weights: Path | None = None) -> dict[str, Tensor]:
-    """Copy the weights that are trained whole, as they were at the start of the run, where a KL penalty needs them;
+    """Copy the weights that are trained whole, as they were at the start of the run, if a KL penalty needs them;
     otherwise return an empty dict. The copies have the recipe's dtype. `weights`: as in `build_policy`."""
     if not keeps_start(recipe):
         return {}
@@ -165,7 +165,7 @@ def starting_weights(policy: Policy, recipe: BaseRecipe, weights: Path | None = 
 
 def make_trainable(family: Family, model: HuggingFaceModel, recipe: BaseRecipe, device: torch.device) -> Policy:
     """Add the recipe's adapter to a loaded model, or make all parts trainable that the recipe does not freeze. A reward
-    model gets its value head, and the head of words stays as it is."""
+    model gets a value head, and its language head stays as it is."""
     if isinstance(recipe, RewardRecipe):
         add_value_head(model)
     reference_adapter = None
@@ -211,11 +211,11 @@ def load_for_inference(recipe: BaseRecipe, device: torch.device, adapter: Path |
 
 
 def load_start(recipe: BaseRecipe, device: torch.device) -> Policy:
-    """Load what a run of the recipe starts from, for evaluation. No parameter is trainable."""
+    """Load the model that a run of the recipe starts from, for evaluation. No parameter is trainable."""
     lora = recipe.lora
     if lora is None or lora.start is None:
         return load_for_inference(recipe, device, None if lora is None or lora.init is None else Path(lora.init))
-    policy = build_policy(recipe, device)  # its adapter makes up for the rounding of the weights
+    policy = build_policy(recipe, device)  # its adapter compensates for the rounding of the weights
     policy.model.requires_grad_(False)
     return policy
 
@@ -229,8 +229,8 @@ def frozen_policy(
     is_valued: bool,
     quantize: Quantization | None = None,
 ) -> Policy:
-    """Load the weights of a family, with an adapter if one is given. `is_valued`: it is a reward model, whose value
-    head lies beside the adapter or beside the weights; where there is none, all values are 0."""
+    """Load the weights of a family, with an adapter if one is given. `is_valued` marks a reward model, whose value head
+    lies next to the adapter or the weights; if there is none, all values are 0."""
     model = load_weights(family, compute_dtype, device, quantize=quantize)
     peft = None
     if is_valued:
@@ -252,16 +252,16 @@ def frozen_policy(
 
 
 def leave_casting_to_autocast(model: HuggingFaceModel) -> None:
-    """Stop PEFT from converting the input of every adapter to float32, the dtype of its weights: on a GPU the products
-    would be several times as slow, and a copy of each input would be kept for the backward pass."""
+    """Stop PEFT from converting the input of every adapter to float32, the dtype of its weights. On a GPU the products
+    would be several times slower, and a copy of each input would be kept for the backward pass."""
     for module in model.modules():
         if isinstance(module, LoraLayer):
             module.cast_input_dtype_enabled = False
 
 
 def _initial_adapter(family: Family, model: HuggingFaceModel, lora: Lora, directory: Path) -> PeftModel:
-    """Load the adapter of `lora.init`, to train it, and a frozen copy as the reference. Its dropout is the recipe's.
-    Raises ModelError where it is not the adapter that the recipe describes."""
+    """Load the adapter of `lora.init` for training, and a frozen copy as the reference. Its dropout is the recipe's.
+    Raises ModelError if it is not the adapter that the recipe describes."""
     if (directory / WHOLE_FILE).is_file():
         raise ModelError(
             f"lora.init: {directory} needs weights that its run trained whole; `tiercel export RUN --merge` makes a "
@@ -310,8 +310,8 @@ def _add_copy(peft: PeftModel) -> None:
 
 
 def read_whole(model: HuggingFaceModel, directory: Path) -> set[str]:
-    """Load the weights that a run trained whole into the model, where the adapter's directory has any, and return
-    their names. Raises ModelError where they are those of another model."""
+    """Load the weights that a run trained whole into the model, if the adapter's directory has any, and return their
+    names. Raises ModelError if they belong to another model."""
     if not (directory / WHOLE_FILE).is_file():
         return set()
     parameters = dict(model.named_parameters())
@@ -325,7 +325,7 @@ def read_whole(model: HuggingFaceModel, directory: Path) -> set[str]:
 
 
 def _unfreeze(family: Family, model: HuggingFaceModel, recipe: BaseRecipe) -> None:
-    """Make the parts trainable that the recipe trains whole, but for the gates of mixtures. Raises ModelError where a
+    """Make the parts trainable that the recipe trains whole, except for the gates of mixtures. Raises ModelError if a
     part has no parameters, or has an adapter too."""
     parts = {name: family.part_of(base_name(name)) for name, _ in model.named_parameters()}
     gates = tuple(f"{name}." for name in gate_names(model))

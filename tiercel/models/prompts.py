@@ -1,4 +1,4 @@
-"""Convert rows to token ids: chat template, image placeholders, turns. Shape suffixes: docs/shapes.md."""
+"""The conversion of rows to token ids: chat template, image placeholders, turns. Shape suffixes: docs/shapes.md."""
 
 import re
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ TEMPLATE_FAULTS = (
 
 
 def with_system(messages: Sequence[Message], system: str | None) -> tuple[Message, ...]:
-    """Put the recipe's system message before the messages where they have none."""
+    """Put the recipe's system message before the messages if they have none."""
     if system is None or (messages and messages[0].role == "system"):
         return tuple(messages)
     return Message(role="system", content=system), *messages
@@ -38,7 +38,7 @@ def with_system(messages: Sequence[Message], system: str | None) -> tuple[Messag
 
 def with_boxes(row: Row, plans: Sequence[ImagePlan], family: Family) -> tuple[Message, ...]:
     """Return the row's messages with each <bbox> mark replaced by its box in the family's coordinate space. Raises
-    DataError where they hold what ends a turn, which the chat template writes."""
+    DataError if they contain an end token, which only the chat template may write."""
     _require_no_end(family, row.messages)
     if not row.boxes:
         return row.messages
@@ -55,7 +55,7 @@ def with_boxes(row: Row, plans: Sequence[ImagePlan], family: Family) -> tuple[Me
             plan = plans[image]
             if problem := misfit(box, "pixels", plan.original_size):
                 raise DataError(f"[{', '.join(f'{side:g}' for side in box)}] {problem}", field="boxes")
-            inside = clipped(box, plan.original_size)  # but for rounding it is already
+            inside = clipped(box, plan.original_size)  # it already is, except for rounding
             mapped = from_original(inside, space, plan.original_size, plan.processed_size)
             digits = 3 if space == "unit" else 0
             text += "[" + ", ".join(f"{value:.{digits}f}" for value in mapped) + "]" + piece
@@ -75,17 +75,18 @@ def _require_no_end(family: Family, messages: Sequence[Message]) -> None:
 
 
 def render(family: Family, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-    """Render messages with the chat template; each image is `family.image_marker`. Raises DataError where the template
-    fails."""
+    """Render messages with the chat template, which writes each image as `family.image_marker`. Raises DataError if the
+    template fails."""
     return apply_template(family, template_messages(family, messages), add_generation_prompt)
 
 
 def template_messages(family: Family, messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Write messages as chat templates take them. Raises DataError for pictures that the family does not read."""
+    """Convert messages to the form that chat templates expect. Raises DataError for pictures that the family does not
+    read."""
     conversation: list[dict[str, Any]] = []
     for message in messages:
         named = {} if message.tool is None else {"name": message.tool}
-        if family.image_marker is None:  # templates of text-only models take text, not a list of parts
+        if family.image_marker is None:  # templates of text-only models expect text, not a list of parts
             if VISUAL_MARK.search(message.content):
                 raise DataError(
                     f"{family.checkpoint.path} is a text-only model and reads no pictures; remove the mark",
@@ -106,7 +107,7 @@ def template_messages(family: Family, messages: Sequence[Message]) -> list[dict[
 
 
 def apply_template(family: Family, conversation: Sequence[dict[str, Any]], add_generation_prompt: bool) -> str:
-    """Render a conversation with the chat template, which gets the family's tools. Raises DataError where it fails."""
+    """Render a conversation with the chat template, which gets the family's tools. Raises DataError if it fails."""
     try:
         return family.tokenizer.apply_chat_template(
             list(conversation),
@@ -120,9 +121,9 @@ def apply_template(family: Family, conversation: Sequence[dict[str, Any]], add_g
 
 
 def require_whole(text: str, messages: Sequence[Message], *, with_answers: bool) -> None:
-    """Raise DataError where a rendered text lacks text of a turn, or has the list of its parts in place of it. Of the
-    assistant's turns only those that are trained on count, and only `with_answers`: of earlier ones many templates
-    leave out the thought. Spaces do not count."""
+    """Raise DataError if a rendered text lacks text of a turn, or contains the list of its parts instead. Assistant
+    turns are checked only if they are trained on and `with_answers` is true, because many templates omit the thoughts
+    of earlier turns. Whitespace is ignored."""
     if PRINTED_PART in text and not any(PRINTED_PART in message.content for message in messages):
         raise DataError(
             "the chat template prints a turn as a list of parts; set data.template to one that takes content as a list "
@@ -144,8 +145,8 @@ def require_whole(text: str, messages: Sequence[Message], *, with_answers: bool)
 
 
 def token_ids(family: Family, text: str, plans: Sequence[ImagePlan]) -> list[int]:
-    """Tokenise rendered text, with each image marker replaced by the tokens of its image. Raises DataError where the
-    number of markers is not that of the plans, and where the text has one of the model's own vision tokens or one
+    """Tokenise rendered text, replacing each image marker with the tokens of its image. Raises DataError if the number
+    of markers differs from the number of plans, or if the text contains one of the model's own vision tokens or a token
     without an embedding."""
     pieces = _markers(family).split(text)
     if len(pieces) - 1 != len(plans):
@@ -176,14 +177,14 @@ def token_ids(family: Family, text: str, plans: Sequence[ImagePlan]) -> list[int
 
 
 def _markers(family: Family) -> re.Pattern[str]:
-    """Return an expression for the texts that the chat template writes at the place of an image or a video."""
+    """Return a regular expression for the texts that the chat template writes in place of an image or a video."""
     markers = filter(None, (family.image_marker, family.video_marker))
     return re.compile("|".join(map(re.escape, markers)) or NOTHING)
 
 
 def prompt_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the messages up to the last user turn, after which GRPO and evaluation sample. Raises DataError where
-    there is no user turn."""
+    """Return the messages up to the last user turn, after which GRPO and evaluation sample. Raises DataError if there
+    is no user turn."""
     last_user = max((i for i, message in enumerate(messages) if message.role == "user"), default=None)
     if last_user is None:
         raise DataError("no user turn to sample after", field="messages")
@@ -191,7 +192,8 @@ def prompt_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def prompt_length(family: Family, row: Row, plans: Sequence[ImagePlan], system: str | None) -> int:
-    """Count the tokens of the row's prompt. `plans` come from the images' headers. Raises DataError."""
+    """Count the tokens of the row's prompt. `plans` come from the images' headers. Raises DataError if the row cannot
+    be encoded."""
     messages = prompt_messages(with_system(with_boxes(row, plans, family), system))
     text = render(family, messages, True)
     require_whole(text, messages, with_answers=False)
@@ -199,7 +201,8 @@ def prompt_length(family: Family, row: Row, plans: Sequence[ImagePlan], system: 
 
 
 def conversation_length(family: Family, row: Row, plans: Sequence[ImagePlan], system: str | None) -> int:
-    """Count the tokens of the whole conversation. `plans` come from the images' headers. Raises DataError."""
+    """Count the tokens of the whole conversation. `plans` come from the images' headers. Raises DataError if the row
+    cannot be encoded."""
     messages = _to_last_trained(with_system(with_boxes(row, plans, family), system))
     text = render(family, messages, False)
     require_whole(text, messages, with_answers=True)
@@ -225,7 +228,7 @@ def encode_prompt(
     system: str | None,
     max_prompt_tokens: int,
 ) -> EncodedPrompt:
-    """Encode the prompt to sample after. It is never cut: raises DataError where it is longer than
+    """Encode the prompt to sample after. It is never truncated: raises DataError if it is longer than
     `max_prompt_tokens`."""
     plans = [image.plan for image in images]
     messages = prompt_messages(with_system(with_boxes(row, plans, family), system))
@@ -255,12 +258,12 @@ def encode_conversation(
     system: str | None,
     max_prompt_tokens: int,
 ) -> EncodedConversation:
-    """Encode a conversation for SFT, up to the last assistant turn that is trained on. The tokens of the turns that are
-    trained on are scored, with their end tokens.
+    """Encode a conversation for SFT, up to the last assistant turn that is trained on. The tokens of the trained turns,
+    including their end tokens, are scored.
 
-    Text before and after each turn is tokenised separately, so that a turn has the tokens that sampling would give.
-    Raises DataError for a template that changes earlier turns, for a conversation without an assistant turn, and for
-    one longer than `max_prompt_tokens`.
+    Text before and after each turn is tokenised separately, so that a turn has the tokens that sampling would produce.
+    Raises DataError if the template changes earlier turns, or if the conversation has no assistant turn or is longer
+    than `max_prompt_tokens`.
     """
     plans = [image.plan for image in images]
     messages = with_system(with_boxes(row, plans, family), system)
@@ -300,8 +303,8 @@ def encode_conversation(
 
 
 def require_growing(family: Family, messages: Sequence[Message], number: int, text: str) -> tuple[str, str]:
-    """Return the text before the assistant turn at `number`, and that up to its end. `text`: of the whole conversation.
-    Raises DataError where they are no beginnings of each other."""
+    """Return the text before the assistant turn at `number`, and the text up to its end. `text` is that of the whole
+    conversation. Raises DataError unless `text` begins with the second text, and that with the first."""
     before = render(family, messages[:number], add_generation_prompt=True)
     after = render(family, messages[: number + 1], add_generation_prompt=False)
     if not (text.startswith(after) and after.startswith(before)):
@@ -313,7 +316,7 @@ def require_growing(family: Family, messages: Sequence[Message], number: int, te
 
 
 class _TurnTokens:
-    """Collects the tokens of a conversation, assistant turn by assistant turn, and which of them are scored."""
+    """A collector of a conversation's tokens, assistant turn by assistant turn, and of which tokens are scored."""
 
     def __init__(self, family: Family, plans: Sequence[ImagePlan], text: str):
         self.family = family
@@ -322,7 +325,7 @@ class _TurnTokens:
         self.ids: list[int] = []
         self.is_scored: list[bool] = []
         self.prompt_text = ""  # all text before the first assistant turn that is trained on
-        self.prompt_length = 0  # tokens of it
+        self.prompt_length = 0  # in tokens
         self.image_count = 0
         self._text_length = 0
 
@@ -335,7 +338,7 @@ class _TurnTokens:
             self.prompt_text, self.prompt_length = before, len(self.ids)
         turn, end, rest = _split_turn(self.family, after[len(before) :])
         self._add(turn, is_scored=is_trained)
-        if end is None and number == len(messages) - 1:  # nothing follows it, and the policy must learn to stop
+        if end is None and number == len(messages) - 1:  # nothing follows, and the policy must learn to stop
             end = self.family.checkpoint.end_token_ids[0]
         if end is not None:
             self.ids.append(end)
@@ -351,7 +354,7 @@ class _TurnTokens:
         self.is_scored += [is_scored] * len(ids)
 
     def drop_unscored_end(self) -> None:
-        """Remove the tokens that the template writes after the last turn: no scored token follows them."""
+        """Remove the tokens that the template writes after the last turn, because no scored token follows them."""
         while not self.is_scored[-1]:
             self.ids.pop()
             self.is_scored.pop()
@@ -363,8 +366,8 @@ def completion_positions(positions_DP: Tensor, length: int) -> Tensor:
 
 
 def _split_turn(family: Family, text: str) -> tuple[str, int | None, str]:
-    """Split an assistant turn into its text, the id of its end token, and the template's text after it. The end is None
-    where the template writes none. Raises DataError where it writes one that is no token."""
+    """Split an assistant turn into its text, the id of its end token (None if the template writes no end), and the
+    template's text after it. Raises DataError if the template writes an end that is not a token."""
     _require_one_token(family)
     for end in family.checkpoint.end_token_ids:
         token = family.tokenizer.convert_ids_to_tokens(end)
@@ -375,7 +378,7 @@ def _split_turn(family: Family, text: str) -> tuple[str, int | None, str]:
 
 
 def _require_one_token(family: Family) -> None:
-    """Raise DataError where the template ends a turn with text alone, which no engine could stop at."""
+    """Raise DataError if the template ends a turn with plain text, at which no engine could stop."""
     end = family.turn_end
     if end is not None and end.token is None and (text := end.text.strip()):
         raise DataError(

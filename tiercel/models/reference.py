@@ -1,4 +1,4 @@
-"""A reference that moves: a second adapter, which follows that of the policy at intervals."""
+"""A moving reference: a second adapter, which follows the policy's adapter at intervals."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,14 +30,14 @@ def move_reference(policy: Policy, kl: Kl, step: int) -> None:
 
 
 def save_reference(policy: Policy, directory: Path) -> None:
-    """Write the reference's matrices into `directory`; write no file where it is not part of a checkpoint."""
+    """Write the reference's matrices into `directory`, but only if the reference is part of a checkpoint."""
     if policy.saves_reference:
         tensors = {name: reference.detach().cpu().contiguous() for name, _, reference in _pairs(policy)}
         save_file(tensors, directory / FILE)
 
 
 def restore_reference(policy: Policy, directory: Path) -> None:
-    """Read what `save_reference` wrote. Raises ModelError where the file is missing or has other layers."""
+    """Read what `save_reference` wrote. Raises ModelError if the file is missing or has other layers."""
     if not policy.saves_reference:
         return
     tensors = read_tensors(directory / FILE)
@@ -50,8 +50,8 @@ def restore_reference(policy: Policy, directory: Path) -> None:
 
 
 def _pairs(policy: Policy) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield each LoRA matrix: its name in the policy, its tensor in the policy and its tensor in the reference, in the
-    order of the names."""
+    """Yield, in the order of the names, each LoRA matrix: its name in the policy, its tensor in the policy, and its
+    tensor in the reference."""
     named = dict(policy.model.named_parameters())
     for name in sorted(named):
         if ".lora_" in name and ".default." in name:

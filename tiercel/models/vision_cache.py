@@ -1,4 +1,4 @@
-"""Vision features, computed once for each image: kept for the step, and across steps within a limit of bytes."""
+"""Vision features, computed once for each image and kept for the step, and across steps within a limit of bytes."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,12 +13,12 @@ from tiercel.types import EncodedImage
 
 
 class VisionStore:
-    """Holds features of images by content hash, for the sampler, the learner and the reference.
+    """The store of image features by content hash, for the sampler, the learner and the reference.
 
-    A frozen tower computes each image once: all new images of a step in one pass, or, where features are kept across
-    steps, each in a separate pass, so that rounding does not depend on what the store had before. A trained tower
-    computes each image once more in an update, with gradient. Where several microbatches show an image, their gradients
-    are added up, and `backward` runs them through the tower at the end.
+    A frozen tower computes each image once: all new images of a step in one pass, or, if features are kept across
+    steps, each in a separate pass, so that rounding does not depend on the store's earlier content. A trained tower
+    computes each image once more in an update, with gradient. If several microbatches show an image, their gradients
+    are added up, and `backward` runs the sum through the tower at the end.
     """
 
     def __init__(self, policy: Policy, cache_bytes: int):
@@ -32,8 +32,8 @@ class VisionStore:
     def features(
         self, images: Sequence[EncodedImage], *, with_gradient: bool = False, of_reference: bool = False
     ) -> Tensor | None:
-        """Return features (K, H) of all images in order, or None without images. `of_reference`: must be true inside
-        `Policy.as_reference`, because a trained tower's features differ from those of the reference."""
+        """Return features (K, H) of all images in order, or None without images. `of_reference` must be true inside
+        `Policy.as_reference`, because a trained tower's features differ from the reference's."""
         if not images:
             return None
         if with_gradient and not self.is_frozen:
@@ -77,7 +77,7 @@ class VisionStore:
 
     def held(self, images: Sequence[EncodedImage]) -> dict[str, Tensor]:
         """Return the stored features of these images, by content hash, for another rank to adopt. Empty for a trained
-        tower, which computes them again in each update."""
+        tower, which recomputes them in each update."""
         keys = {image.sha256 for image in images} if self.is_frozen else set()
         return {key: self._features[key, False].cpu() for key in sorted(keys) if (key, False) in self._features}
 
@@ -87,7 +87,7 @@ class VisionStore:
             self._features.setdefault((key, False), moved(value_KH, self.policy.device))
 
     def end_step(self) -> None:
-        """Drop the features beyond the limit of bytes; drop all where the tower is trained."""
+        """Drop the features that exceed the limit of bytes, or all features if the tower is trained."""
         if not self.is_frozen:
             self._features.clear()
         held = sum(value.nbytes for value in self._features.values())

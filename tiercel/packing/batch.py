@@ -1,4 +1,4 @@
-"""Make microbatches under a token budget from scored groups or conversations. Shape suffixes: docs/shapes.md."""
+"""Microbatches under a token budget, built from scored groups or conversations. Shape suffixes: docs/shapes.md."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,32 +18,32 @@ from tiercel.types import Completion, EncodedImage, EncodedPrompt, Row, ScoredGr
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompletionName:
-    """Names a completion of a step."""
+    """The identity of a completion within a step."""
 
     row: str  # id of the prompt's row
-    index: int  # of the prompt in the global order
-    number: int  # in its group, from 0
+    index: int  # the prompt's index in the global order
+    number: int  # the place in its group, from 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdvantageGroup:
-    """Holds the completions of a group that have an advantage."""
+    """The completions of a group that have an advantage."""
 
     item: PackItem
-    numbers: tuple[int, ...]  # of the completions in their group
+    numbers: tuple[int, ...]  # the places of the completions in their group
     advantages_G: Tensor  # fp32
-    sampler_logprobs: tuple[Tensor, ...]  # fp32 (L,) of each completion, from the engine that sampled it
+    sampler_logprobs: tuple[Tensor, ...]  # fp32 (L,) for each completion, from the engine that sampled it
     old_logprobs: tuple[Tensor, ...] | None = None  # fp32 (L,), from the learner's policy; None: not computed yet
-    teacher: tuple[TeacherTokens, ...] | None = None  # of each completion; None without a teacher
+    teacher: tuple[TeacherTokens, ...] | None = None  # for each completion; None without a teacher
 
     @property
     def names(self) -> list[CompletionName]:
-        """Name the completions."""
+        """Return the names of the completions."""
         prompt = self.item.prompt
         return [CompletionName(row=prompt.row.id, index=prompt.index, number=number) for number in self.numbers]
 
     def part(self, start: int, stop: int) -> "AdvantageGroup":
-        """Return a group of the completions from `start` to before `stop`, with the whole prompt."""
+        """Return a group with the completions from `start` up to, but not including, `stop`, and the whole prompt."""
         return AdvantageGroup(
             item=replace(self.item, continuations=self.item.continuations[start:stop]),
             numbers=self.numbers[start:stop],
@@ -56,28 +56,28 @@ class AdvantageGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyBatch:
-    """Holds one microbatch of a policy update."""
+    """One microbatch of a policy update."""
 
     packed: PackedTokens
     advantages_C: Tensor  # fp32
     sampler_logprobs_N: Tensor  # fp32, from the engine that sampled
     old_logprobs_N: Tensor | None = None  # fp32, from the learner's policy; None: not computed yet
     teacher: TeacherTokens | None = None  # None without a teacher
-    totals: Totals  # of the whole minibatch over all ranks
+    totals: Totals  # over the whole minibatch and all ranks
     prompt_ids: tuple[str, ...]
     names_C: tuple[CompletionName, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyUnit:
-    """Holds microbatches that are run together: one, or the parts of a group that is too large for one."""
+    """Microbatches that run together: a single one, or the parts of a group that is too large for one."""
 
-    prefix: PackedTokens | None  # the prompt that the parts share, which is run once
+    prefix: PackedTokens | None  # the prompt that the parts share, run only once
     batches: tuple[PolicyBatch, ...]
 
     @property
     def images_of_passes(self) -> list[tuple[EncodedImage, ...]]:
-        """Return the images whose vision features each pass of the unit takes."""
+        """Return, for each pass of the unit, the images whose vision features it needs."""
         prefix = () if self.prefix is None else (self.prefix.images,)
         return [*prefix, *(batch.packed.images for batch in self.batches)]
 
@@ -87,8 +87,8 @@ def advantage_groups(
     advantages: Sequence[Sequence[float | None]],
     old_logprobs: Mapping[int, Sequence[Tensor]] | None = None,
 ) -> list[AdvantageGroup]:
-    """Make groups of the completions that have an advantage. A group without any is left out. `old_logprobs`: by the
-    prompt's index, for every completion that has a total, where they were computed before."""
+    """Build groups from the completions that have an advantage, leaving out groups that have none. `old_logprobs`, if
+    they were computed before, are keyed by the prompt's index and cover every completion that has a total."""
     groups = []
     for group, values in zip(scored, advantages, strict=True):
         prompt = group.group.prompt
@@ -107,7 +107,7 @@ def advantage_groups(
 def advantage_group(
     prompt: EncodedPrompt, completions: Sequence[Completion], advantages: Sequence[float | None]
 ) -> AdvantageGroup:
-    """Make a group of completions of a prompt, each with its advantage."""
+    """Build a group from completions of a prompt, each with its advantage."""
     return AdvantageGroup(
         item=group_item(prompt, completions),
         numbers=tuple(range(len(completions))),
@@ -117,7 +117,7 @@ def advantage_group(
 
 
 def group_item(prompt: EncodedPrompt, completions: Sequence[Completion]) -> PackItem:
-    """Make an item of a prompt and its completions. All tokens that the policy drew are scored."""
+    """Build an item from a prompt and its completions. All tokens that the policy sampled are scored."""
     return PackItem(prompt=prompt, continuations=tuple(_continuation(prompt, each) for each in completions))
 
 
@@ -139,9 +139,9 @@ def _continuation(prompt: EncodedPrompt, completion: Completion) -> Continuation
 
 
 def without_zero_groups(groups: Sequence[AdvantageGroup]) -> list[AdvantageGroup]:
-    """Keep the groups that have an advantage other than 0. The others add exactly 0 to a loss that has no further term.
-    The totals of the minibatch still count them. One that was sampled from logits that are not finite is kept: the
-    update then finds that."""
+    """Keep the groups that have a nonzero advantage. The others add exactly 0 to a loss without further terms, but the
+    minibatch's totals still count them. A group sampled from logits that are not finite is kept, so that the update
+    detects it."""
     return [group for group in groups if bool(group.advantages_G.any()) or _has_nan(group)]
 
 
@@ -150,7 +150,7 @@ def _has_nan(group: AdvantageGroup) -> bool:
 
 
 def totals_of(groups: Sequence[AdvantageGroup]) -> Totals:
-    """Count tokens, completions and groups: this rank's share of the minibatch's normalisers."""
+    """Count tokens, completions and groups, which are this rank's share of the minibatch's normalisers."""
     return Totals(
         tokens=sum(len(logprobs) for group in groups for logprobs in group.sampler_logprobs),
         completions=sum(len(group.sampler_logprobs) for group in groups),
@@ -161,9 +161,9 @@ def totals_of(groups: Sequence[AdvantageGroup]) -> Totals:
 def policy_units(
     groups: Sequence[AdvantageGroup], totals: Totals, form: str, budget: int, may_run_prefix: bool
 ) -> list[PolicyUnit]:
-    """Make microbatches of whole groups, in order. A group larger than `budget` tokens is cut between completions. Its
-    parts share one pass over the prompt where the form can do that and `may_run_prefix` is true; otherwise each part
-    has the prompt. Raises DataError for a completion that does not fit with its prompt."""
+    """Build microbatches from whole groups, in order. A group larger than `budget` tokens is cut between completions.
+    Its parts share one pass over the prompt if the form supports it and `may_run_prefix` is true; otherwise each part
+    contains the prompt. Raises DataError if a completion and its prompt do not fit together."""
     units: list[PolicyUnit] = []
     fitting: list[AdvantageGroup] = []
 
@@ -177,7 +177,7 @@ def policy_units(
         parts = _cut(group, form, budget)
         if len(parts) > 1 and may_run_prefix and form in CONTINUES_A_PREFIX:
             flush()
-            packed_bins([part.item for part in parts], form, budget)  # raises for a completion that does not fit
+            packed_bins([part.item for part in parts], form, budget)  # raises if a completion does not fit
             prefix = pack([replace(group.item, continuations=())])
             batches = tuple(_policy_batch([_without_prompt_images(part)], totals) for part in parts)
             units.append(PolicyUnit(prefix=prefix, batches=batches))
@@ -188,8 +188,8 @@ def policy_units(
 
 
 def empty_item(dimensions: int, token_id: int) -> PackItem:
-    """Make an item of two tokens, none of them scored. A rank computes it so that all ranks make the same number of
-    passes. Its loss is 0 and is part of the graph, so that its backward pass runs through every layer."""
+    """Build an item of two tokens, neither of them scored. A rank runs it so that all ranks make the same number of
+    passes. Its loss is 0 but part of the graph, so its backward pass runs through every layer."""
     prompt = prompt_of_no_row(torch.tensor([token_id]), torch.zeros(dimensions, 1, dtype=torch.int64))
     continuation = Continuation(
         token_ids_L=torch.tensor([token_id]),
@@ -200,13 +200,13 @@ def empty_item(dimensions: int, token_id: int) -> PackItem:
 
 
 def prompt_of_no_row(token_ids_P: Tensor, positions_DP: Tensor) -> EncodedPrompt:
-    """Make a prompt of tokens that come from no row."""
+    """Build a prompt from tokens that do not come from a row."""
     row = Row(id="(none)", messages=(), columns={}, file="", line=0)
     return EncodedPrompt(row=row, index=-1, text="", token_ids_P=token_ids_P, positions_DP=positions_DP, images=())
 
 
 def empty_unit(item: PackItem, totals: Totals) -> PolicyUnit:
-    """Make a unit of `empty_item`."""
+    """Build a unit from the result of `empty_item`."""
     batch = PolicyBatch(
         packed=pack([item]),
         advantages_C=torch.zeros(1),
@@ -219,7 +219,7 @@ def empty_unit(item: PackItem, totals: Totals) -> PolicyUnit:
 
 
 def _without_prompt_images(group: AdvantageGroup) -> AdvantageGroup:
-    """Drop the pictures of the prompt, which has a pass of its own."""
+    """Drop the prompt's pictures, because the prompt has a pass of its own."""
     return replace(group, item=replace(group.item, prompt=replace(group.item.prompt, images=())))
 
 
@@ -237,7 +237,7 @@ def _policy_batch(groups: Sequence[AdvantageGroup], totals: Totals) -> PolicyBat
 
 
 def _old_logprobs(groups: Sequence[AdvantageGroup]) -> Tensor | None:
-    """Return the old logprobs (N,), or None where a group has none."""
+    """Return the old logprobs (N,), or None if a group has none."""
     rows = [row for group in groups for row in group.old_logprobs or ()]
     return None if any(group.old_logprobs is None for group in groups) else torch.cat(rows)
 
@@ -248,14 +248,13 @@ def _teacher(groups: Sequence[AdvantageGroup]) -> TeacherTokens | None:
 
 
 def packed_bins(items: Sequence[PackItem], form: str, budget: int) -> list[list[int]]:
-    """Divide the items, in order, into bins of at most `budget` tokens. Returns the places of the items of each bin.
-    Raises DataError for an item that does not fit alone."""
+    """Divide the items, in order, into bins of at most `budget` tokens, and return the indices of each bin's items.
+    Raises DataError if an item does not fit on its own."""
     return filled_bins([(item.prompt.row.id, packed_length(item, form)) for item in items], budget)
 
 
 def filled_bins(lengths: Sequence[tuple[str, int]], budget: int) -> list[list[int]]:
-    """Divide what has these lengths in tokens, in order, into bins of at most `budget` tokens, as `packed_bins`; each
-    is named by its row."""
+    """Divide entries, each given as its row and its length in tokens, into bins in the same way as `packed_bins`."""
     bins: list[list[int]] = []
     room = 0
     for i, (row, length) in enumerate(lengths):
@@ -274,7 +273,7 @@ def filled_bins(lengths: Sequence[tuple[str, int]], budget: int) -> list[list[in
 
 
 def _cut(group: AdvantageGroup, form: str, budget: int) -> list[AdvantageGroup]:
-    """Return the group itself where it fits, otherwise parts of it, each with the prompt."""
+    """Return the group itself if it fits, otherwise parts of it, each with the prompt."""
     if packed_length(group.item, form) <= budget:
         return [group]
     bounds = [0]

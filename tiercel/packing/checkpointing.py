@@ -1,7 +1,7 @@
 """Recomputation of the decoder's layers in the backward pass, to save memory.
 
-`full` keeps the input of each layer. `selective` keeps also what is expensive to compute and small to keep: the
-attention, and every second of the largest matrix products. Shape suffixes: docs/shapes.md.
+`full` keeps the input of each layer. `selective` also keeps what is expensive to compute but small to store: the
+attention, and every second one of the largest matrix products. Shape suffixes: docs/shapes.md.
 """
 
 from collections import deque
@@ -21,25 +21,25 @@ _PRODUCTS = {torch.ops.aten.mm.default: 1, torch.ops.aten.addmm.default: 2}  # t
 
 
 def checkpoint_layers(model: Any, config: Any, kind: Checkpointing) -> None:
-    """Let each decoder layer recompute in training. `config`: of the decoder."""
+    """Make each decoder layer recompute its activations in training. `config` is the decoder's."""
     if not kind:
         return
     options: dict[str, Any] = {"use_reentrant": False}
     if kind == "selective":
         least = round(LARGE_SHARE * config.hidden_size * config.intermediate_size)
         options["context_fn"] = lambda: kept_products(least)
-    # transformers renamed it after the lowest version that tiercel admits.
+    # transformers renamed it after the lowest version that tiercel supports.
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable(options)
-    # For reentrant checkpointing transformers makes all embeddings require a gradient, those of a frozen vision
-    # tower too. That is not needed here, and no backward pass may run through the tower.
+    # For reentrant checkpointing, transformers makes all embeddings require a gradient, including those of a frozen
+    # vision tower. That is not needed here, and no backward pass may run through the tower.
     model.disable_input_require_grads()
 
 
 def kept_products(least: int) -> tuple["_Products", "_Products"]:
-    """Make the contexts of a layer's forward pass and of its recomputation, which takes every second of the products by
-    a matrix of at least `least` numbers from the forward pass. PyTorch's own contexts need each operation of the
-    recomputation to have been in the forward pass, but FSDP2 and DeepSpeed gather weights in one of them only."""
+    """Build the contexts of a layer's forward pass and of its recomputation, which reuses every second product by a
+    matrix of at least `least` numbers. PyTorch's own contexts need each operation of the recomputation to have occurred
+    in the forward pass, but FSDP2 and DeepSpeed gather weights in only one of them."""
     kept: deque[Tensor] = deque()
     return _Products(least, kept, is_again=False), _Products(least, kept, is_again=True)
 
@@ -54,7 +54,7 @@ class _Products(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let torch.compile work inside; compiled operations are not seen here."""
+        """Allow torch.compile inside; compiled operations are not seen here."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -71,7 +71,7 @@ class _Products(TorchDispatchMode):
 
 
 class KeptAttention:
-    """Computes `attend` once for each layer; the recomputation gets the kept output."""
+    """The attention `attend`, computed once for each layer; the recomputation gets the kept output."""
 
     def __init__(self, attend: PackAttend):
         self.attend = attend
@@ -91,7 +91,7 @@ class KeptAttention:
 
 
 class _Apart(torch.autograd.Function):
-    """Runs an attention with a graph of its own, whose tensors the checkpoint around it neither drops nor expects."""
+    """An attention with a graph of its own, whose tensors the checkpoint around it neither drops nor expects."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, attend: PackAttend, layer: Layer) -> Tensor:

@@ -20,8 +20,8 @@ from tiercel.config.strategies import StrategyKind
 from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.models.layers.experts import is_mixture
 
-LAYER_GRAPHS = 4  # of a model with a gradient, and as many without: norm, before and after the attention, MLP
-GRAPH_LIMIT = 32  # of a function in one process: a few models, dtypes and adapters
+LAYER_GRAPHS = 4  # for a model with a gradient, and as many without: norm, before and after the attention, MLP
+GRAPH_LIMIT = 32  # for a function in one process: a few models, dtypes and adapters
 ATTENTION = "self_attn"  # the part of a layer that calls the form
 _TOO_MANY = (
     "learner.compile: a decoder layer would need more than {limit} graphs in this process, and would go on uncompiled; "
@@ -31,15 +31,15 @@ _shapes: Any = _config
 
 
 def default_backend(device: torch.device) -> str:
-    """Return the compiler of a device. On a CPU, graphs are traced as on a GPU and run operation by operation."""
+    """Return the compiler for a device. On a CPU, graphs are traced as on a GPU but run operation by operation."""
     return "aot_eager" if device.type == "cpu" else "inductor"
 
 
 def chosen_backend(
     recipe: BaseRecipe, strategy: StrategyKind, form: str, device: torch.device, say: Callable[[str], None]
 ) -> str | None:
-    """Choose the compiler of the decoder's layers by `learner.compile`; None where they are not compiled. `form`: a
-    result of forms.chosen_form; `say` hears what `auto` is on a GPU."""
+    """Choose the compiler of the decoder's layers by `learner.compile`, or None if they are not compiled. `form` comes
+    from forms.chosen_form; `say` is called with what `auto` means on a GPU."""
     asked = recipe.learner.compile
     if asked != "auto":
         return default_backend(device) if asked else None
@@ -54,18 +54,18 @@ def chosen_backend(
 
 
 def require_compilable(recipe: BaseRecipe, strategy: StrategyKind) -> None:
-    """Raise EnvironmentProblem where `learner.compile: true` does not go with the strategy that the run chose."""
+    """Raise EnvironmentProblem if `learner.compile: true` is incompatible with the strategy that the run chose."""
     if recipe.learner.compile is True and (obstacle := compile_obstacle(recipe, strategy)):
         raise EnvironmentProblem(f"learner.compile: true given with {obstacle}")
 
 
 @contextmanager
 def few_graphs(limit: int, message: str) -> Iterator[None]:
-    """Compile at most `limit` graphs of a function inside. Raises TrainingError with this message in place of one
-    more: PyTorch would go on uncompiled."""
+    """Compile at most `limit` graphs of a function inside. Raises TrainingError with `message` instead of compiling one
+    more, because PyTorch would silently go on uncompiled."""
     try:
-        # Duck shapes would make PyTorch compile anew where two sizes that happened to be equal, say of blocks and of
-        # heads, are no longer so.
+        # With duck shapes, PyTorch would recompile when two sizes that happened to be equal, say of blocks and of
+        # heads, are no longer equal.
         with (
             torch._dynamo.config.patch(recompile_limit=limit, fail_on_recompile_limit_hit=True),
             _shapes.patch(use_duck_shape=False),
@@ -76,8 +76,8 @@ def few_graphs(limit: int, message: str) -> Iterator[None]:
 
 
 class CompiledLayers:
-    """Runs the parts of decoder layers compiled: in passes inside `running`, and where they are computed again in a
-    backward pass."""
+    """The compiled parts of decoder layers. They run compiled in passes inside `running`, and when they are recomputed
+    in a backward pass."""
 
     def __init__(self, layers: nn.ModuleList, backend: str, limit: int = GRAPH_LIMIT):
         self.limit = limit
@@ -85,9 +85,9 @@ class CompiledLayers:
         functions: dict[type, Callable[..., Any]] = {}
         for name, part in _parts(layers):
             if "forward" in vars(part):
-                continue  # a delta net is routed, and not compiled
+                continue  # a delta net is routed elsewhere and not compiled
             if is_mixture(part):
-                continue  # the sizes of its products are known to the device alone
+                continue  # only the device knows the sizes of its products
             kind = type(part)
             if kind not in functions:
                 functions[kind] = torch.compile(
@@ -97,7 +97,7 @@ class CompiledLayers:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run the decoder compiled inside."""
+        """Run the decoder compiled inside the context."""
         self.is_running = True
         try:
             with self.few_graphs():
@@ -110,7 +110,7 @@ class CompiledLayers:
 
 
 def compiled_layers(language_model: Any, backend: str | None) -> CompiledLayers | None:
-    """Compile the layers of a decoder, or undo it where `backend` is None."""
+    """Compile the layers of a decoder, or undo this if `backend` is None."""
     layers = language_model.layers
     for _, part in _parts(layers):
         if isinstance(vars(part).get("forward"), _Region):
@@ -119,15 +119,15 @@ def compiled_layers(language_model: Any, backend: str | None) -> CompiledLayers 
 
 
 def like_later_inputs(embeddings: Tensor) -> Tensor:
-    """Copy the input of the first layer into a tensor like the inputs of the others: contiguous, no view, and with a
-    gradient in training. PyTorch would compile anew for another kind."""
+    """Copy the input of the first layer into a tensor like the inputs of the others: contiguous, not a view, and with a
+    gradient in training. PyTorch would recompile for any other kind."""
     hidden = embeddings.clone(memory_format=torch.contiguous_format)
     return hidden.requires_grad_() if torch.is_grad_enabled() else hidden
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Region:
-    """Is the forward function of a part of a layer."""
+    """The forward function of a part of a layer."""
 
     layers: CompiledLayers
     compiled: Callable[..., Any]

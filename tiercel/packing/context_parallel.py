@@ -1,13 +1,13 @@
-"""A pack that several ranks compute together, for rows that are too long for one.
+"""Packs that several ranks compute together, for rows that are too long for one rank.
 
 The pack is cut into twice as many chunks as there are ranks. Rank w of W has chunks w and 2 W - 1 - w, counted from 0,
-so that all have about as many keys to see (Llama 3 2024, https://arxiv.org/abs/2407.21783, section 3.3.2). Layers
-gather the keys and values of all ranks, and sum their gradients back. What is computed of the scored tokens is gathered
-too: every rank has the loss of the whole pack, and goes backward through its own part. The sum of the ranks' gradients
-is that of one pass over the pack.
+so that all ranks attend to about the same number of keys (Llama 3 2024, https://arxiv.org/abs/2407.21783, section
+3.3.2). Layers gather the keys and values of all ranks, and sum their gradients back. The results for the scored tokens
+are gathered too: every rank has the loss of the whole pack and runs the backward pass through its own part. The sum of
+the ranks' gradients equals the gradient of one pass over the pack.
 
 Shape suffixes: docs/shapes.md. Here S are this rank's tokens, M the scored tokens that their states predict, and T the
-tokens of the pack with those that fill its last chunks.
+tokens of the pack including those that fill its last chunks.
 """
 
 from dataclasses import dataclass
@@ -30,9 +30,9 @@ from tiercel.packing.logprobs import TokenScores
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Tells which tokens of a pack a rank computes."""
+    """The tokens of a pack that one rank computes."""
 
-    layout: PrefixLayout  # of the pack with what fills it
+    layout: PrefixLayout  # of the pack with its padding
     spans: tuple[Span, Span]
     scored_M: Tensor  # int64, the places among the scored tokens
     states_M: Tensor  # int64, the places among this rank's tokens of the states that predict them
@@ -40,13 +40,14 @@ class Part:
     order_N: Tensor  # int64, the places among the scored tokens of all ranks, one rank after the other
 
     def of(self, tensor_T: Tensor) -> Tensor:
-        """Return the entries of this rank's tokens, of the last dimension. The pack's own tokens are filled with 0."""
+        """Return the entries of this rank's tokens along the last dimension. `tensor_T` covers the pack without its
+        padding, which is filled with 0."""
         filled = pad(tensor_T, (0, self.layout.length - tensor_T.shape[-1]))
         return torch.cat([filled[..., start:stop] for start, stop in self.spans], dim=-1)
 
 
 def part_of(batch: PackedTokens, group: ContextGroup, multiple: int) -> Part:
-    """Choose the part of a rank. `multiple`: what divides the tokens of a chunk."""
+    """Choose this rank's part. The number of tokens in a chunk is a multiple of `multiple`."""
     length, size = batch.layout.length, group.size
     chunk = -(-length // (2 * size * multiple)) * multiple
     own = (group.place, 2 * size - 1 - group.place)
@@ -65,7 +66,7 @@ def part_of(batch: PackedTokens, group: ContextGroup, multiple: int) -> Part:
 
 
 class GatheredAttention:
-    """Computes `attend` for this rank's queries, over the keys of all ranks."""
+    """The attention `attend` for this rank's queries over the keys of all ranks."""
 
     def __init__(self, attend: PackAttend, group: ContextGroup):
         self.attend = attend
@@ -80,8 +81,8 @@ class GatheredAttention:
 
 
 class PartForm(PackedForm):
-    """Computes what this rank's tokens take from those of all ranks. Layers with a state are computed whole by every
-    rank, for each of their tokens needs all before it."""
+    """The form for this rank's tokens, which gathers what they need from all ranks. Every rank computes layers with a
+    state in full, because each token needs all tokens before it."""
 
     def __init__(self, attend: PackAttend, batch: PackedTokens, part: Part, group: ContextGroup, device: torch.device):
         super().__init__(attend, batch.layout, device)
@@ -98,7 +99,7 @@ class PartForm(PackedForm):
 
 
 def joined(scores: TokenScores, part: Part, group: ContextGroup) -> TokenScores:
-    """Join what all ranks have computed of their scored tokens."""
+    """Join what all ranks have computed for their scored tokens."""
     own = {name: value_M for name, value_M in scores._asdict().items() if value_M is not None}
     found = dict(zip(own, _JoinedLogprobs.apply(group, part, *own.values()), strict=True))
     every = {name: found[name] if value_M.requires_grad else found[name].detach() for name, value_M in own.items()}
@@ -106,8 +107,8 @@ def joined(scores: TokenScores, part: Part, group: ContextGroup) -> TokenScores:
 
 
 class _JoinedLogprobs(torch.autograd.Function):
-    """Gathers values of scored tokens. Every rank has the same loss, so a token's gradient is the same on all of them,
-    and each takes that of its own tokens."""
+    """The gathering of values of scored tokens from all ranks. Every rank has the same loss, so a token's gradient is
+    the same on all of them, and each rank keeps the gradient of its own tokens."""
 
     @staticmethod
     def forward(ctx: Any, group: ContextGroup, part: Part, *tensors_M: Tensor) -> tuple[Tensor, ...]:

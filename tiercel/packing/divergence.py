@@ -1,6 +1,6 @@
 """The divergence of the policy from a teacher, over the whole vocabulary in chunks of tokens.
 
-Shape suffixes: docs/shapes.md. Here M are the tokens of a chunk, K the words that a teacher tells apart.
+Shape suffixes: docs/shapes.md. Here M are the tokens of a chunk and K the words whose logprobs a teacher gives.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,25 +17,25 @@ OfChunk = Callable[[Tensor, Tensor, slice], Tensor]  # states (M, H), the head's
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TeacherTokens:
-    """Holds what a teacher says of scored tokens: the logprobs of those that were drawn, and where more is compared its
-    states, from which its head makes the distribution, or logprobs of some words."""
+    """What a teacher says about scored tokens: the logprobs of the sampled tokens and, if more is compared, either its
+    states, from which its head computes the distribution, or the logprobs of some words."""
 
     drawn_N: Tensor  # fp32
     states_NH: Tensor | None = None
-    words_NK: Tensor | None = None  # int64; the most likely ones
+    words_NK: Tensor | None = None  # int64, the most likely words
     logprobs_NK: Tensor | None = None  # fp32, of these words
 
     def __getitem__(self, tokens: slice | Tensor) -> "TeacherTokens":
-        """Return what it says of some of the tokens."""
+        """Return what the teacher says about some of the tokens."""
         return _each(lambda parts: parts[0][tokens], [self])
 
     @staticmethod
     def joined(parts: Sequence["TeacherTokens"]) -> "TeacherTokens":
-        """Join what it says of several runs of tokens."""
+        """Join what the teacher says about several runs of tokens."""
         return _each(torch.cat, parts)
 
     def moved(self, device: torch.device) -> "TeacherTokens":
-        """Return the same on a device. On the CPU it can be read at once."""
+        """Return a copy on a device. On the CPU it can be read at once."""
         return _each(lambda parts: parts[0].to(device, non_blocking=device.type != "cpu"), [self])
 
 
@@ -52,7 +52,7 @@ class Target:
     """A teacher's distribution at the scored tokens of a pass."""
 
     tokens: TeacherTokens
-    distribution: Callable[[Tensor], Tensor] | None  # logprobs (M, V) of the teacher's states; None: it gives none
+    distribution: Callable[[Tensor], Tensor] | None  # (M, V) from the teacher's states; None if it gives none
     measure: Callable[[Tensor, Tensor], Tensor]  # a divergence (M,) of the policy's logprobs from the teacher's
 
     def of_tokens(self, places_M: Tensor) -> "Target":
@@ -71,8 +71,8 @@ class Target:
 
 
 def same_words(one_MV: Tensor, other_MV: Tensor) -> tuple[Tensor, Tensor]:
-    """Leave out the words that only the longer of two vocabularies has: checkpoints of one tokenizer may be padded to
-    different sizes. What is left is a distribution again."""
+    """Drop the words that only the larger of two vocabularies has, because checkpoints of one tokenizer may be padded
+    to different sizes. What remains is normalised to a distribution again."""
     words = min(one_MV.shape[1], other_MV.shape[1])
     cut = [each if each.shape[1] == words else each[:, :words].log_softmax(-1) for each in (one_MV, other_MV)]
     return cut[0], cut[1]
@@ -85,12 +85,12 @@ def with_rest(logprobs_MK: Tensor) -> Tensor:
 
 
 def divergence(hidden_NH: Tensor, weight_VH: Tensor, chunks: Sequence[slice], of_chunk: OfChunk) -> Tensor:
-    """Compute the divergence (N,) with its gradient, one chunk of logits at a time. For a frozen head the gradient by
-    the states is computed at once and kept, N x H numbers; a trained one computes each chunk again in the backward
-    pass."""
+    """Compute the divergence (N,) with its gradient, one chunk of logits at a time. For a frozen head, the gradient
+    with respect to the states is computed at once and kept (N x H numbers); a trained head recomputes each chunk in the
+    backward pass."""
     if weight_VH.requires_grad:
         pieces = [
-            checkpoint(of_chunk, hidden_NH[chunk], weight_VH, chunk, use_reentrant=False)  # its weight has a gradient
+            checkpoint(of_chunk, hidden_NH[chunk], weight_VH, chunk, use_reentrant=False)  # the weight has a gradient
             for chunk in chunks
         ]
         return torch.cat(pieces)

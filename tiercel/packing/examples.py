@@ -1,5 +1,5 @@
-"""Rows to learn from without sampling, as items of a pack: answers that share the beginning of their prompts share its
-computation. Shape suffixes: docs/shapes.md.
+"""Rows to learn from without sampling, as items of a pack. Answers whose prompts begin alike share that computation.
+Shape suffixes: docs/shapes.md.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,20 +13,20 @@ from tiercel.packing.forms import packed_length
 from tiercel.packing.layout import Continuation, PackItem
 from tiercel.types import EncodedConversation, EncodedImage, EncodedPrompt, Example
 
-IsVision = Callable[[Tensor], Tensor]  # of token ids: which of them stand for a picture
+IsVision = Callable[[Tensor], Tensor]  # token ids -> which of them are picture placeholders
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExampleGroup:
-    """Holds examples that go through the learner together. The continuations of the items are the conversations of the
-    examples, in their order."""
+    """Examples that go through the learner together. The continuations of the items are the conversations of the
+    examples, in order."""
 
     examples: tuple[Example, ...]
     items: tuple[PackItem, ...]
 
     @property
     def index(self) -> int:
-        """Return the place of the first example in the global order."""
+        """Return the index of the first example in the global order."""
         return self.examples[0].prompt.index
 
     @property
@@ -35,15 +35,16 @@ class ExampleGroup:
         return tuple(image for item in self.items for image in item.images)
 
     def length(self, form: str) -> int:
-        """Count the tokens that a form computes."""
+        """Return the number of tokens that a form computes."""
         return sum(packed_length(item, form) for item in self.items)
 
 
 def bundles(
     examples: Sequence[Example], is_vision: IsVision, form: str, budget: int, *, share_rows: bool = False
 ) -> list[ExampleGroup]:
-    """Make a bundle of each example, or, with `share_rows`, of neighbours whose prompts begin alike, up to `budget`
-    tokens and where that has fewer tokens: a pair's own question is then computed for each of its answers."""
+    """Bundle each example, or, with `share_rows`, neighbours whose prompts begin alike. Neighbours are bundled only up
+    to `budget` tokens and only if that takes fewer tokens, because a pair's own question is then computed for each of
+    its answers."""
     made: list[ExampleGroup] = []
     for example in examples:
         own = _bundle(example, is_vision)
@@ -65,13 +66,13 @@ def _bundle(example: Example, is_vision: IsVision) -> ExampleGroup:
 
 
 def conversation_item(conversation: EncodedConversation) -> PackItem:
-    """Make an item of a conversation: its prompt with one continuation."""
+    """Build an item from a conversation: its prompt with one continuation."""
     return _item([conversation], len(conversation.prompt.token_ids_P))
 
 
 def shared_item(conversations: Sequence[EncodedConversation], is_vision: IsVision) -> PackItem | None:
-    """Make one item of conversations that begin alike: what they have in common is the prompt, the rest of each a
-    continuation. None where they have no token in common, or where a picture is not in what they have in common."""
+    """Build one item from conversations that begin alike: the common beginning is the prompt, and the rest of each is a
+    continuation. Return None if they have no token in common, or if a picture lies outside the common beginning."""
     first, *others = conversations
     prompts = [conversation.prompt for conversation in conversations]
     length = min(len(prompt.token_ids_P) for prompt in prompts)
@@ -86,7 +87,7 @@ def shared_item(conversations: Sequence[EncodedConversation], is_vision: IsVisio
 
 
 def _common_length(one: EncodedPrompt, other: EncodedPrompt) -> int:
-    """Count the tokens with which both prompts begin, at the same positions."""
+    """Count the leading tokens, and their positions, that both prompts share."""
     length = min(len(one.token_ids_P), len(other.token_ids_P))
     differs_P = one.token_ids_P[:length] != other.token_ids_P[:length]
     differs_P |= (one.positions_DP[:, :length] != other.positions_DP[:, :length]).any(0)
@@ -94,7 +95,7 @@ def _common_length(one: EncodedPrompt, other: EncodedPrompt) -> int:
 
 
 def _item(conversations: Sequence[EncodedConversation], length: int) -> PackItem:
-    """Cut the conversations after `length` tokens, which are the prompt of all."""
+    """Cut the conversations after `length` tokens, which become their common prompt."""
     prompt = conversations[0].prompt
     return PackItem(
         prompt=replace(
@@ -118,5 +119,5 @@ def _rest(conversation: EncodedConversation, length: int) -> Continuation:
 
 
 def all_items(made: Sequence[ExampleGroup]) -> list[PackItem]:
-    """List the items of bundles."""
+    """Return the items of all bundles."""
     return list(chain.from_iterable(bundle.items for bundle in made))

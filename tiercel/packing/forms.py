@@ -1,5 +1,5 @@
-"""The form of packed rows `[P1 | c11 .. c1G | P2 | ..]`: their attention, and the recurrence of layers with a state, in
-which each prompt starts from an empty state, and each of its completions from the state after the prompt.
+"""The form of packed rows `[P1 | c11 .. c1G | P2 | ..]`: their attention, and the recurrence of layers with a state.
+Each prompt starts from an empty state, and each of its completions from the state after the prompt.
 
 Shape suffixes: docs/shapes.md. Here R are rows of similar length, padded to L tokens; A, O as in
 models/layers/delta_net.py.
@@ -22,7 +22,7 @@ from tiercel.packing.layout import PackItem, PrefixLayout
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Rows:
-    """Spans of similar length that are run side by side."""
+    """Spans of similar length that run side by side."""
 
     bucket: Bucket
     lengths_R: Tensor
@@ -30,8 +30,8 @@ class _Rows:
 
 
 class PackedForm:
-    """Computes the attention of a pack by `attend`, and its recurrence. `first_query`: how many tokens at the start
-    were run before."""
+    """The attention of a pack, computed by `attend`, and its recurrence. `first_query` is the number of tokens at the
+    start that were run before."""
 
     def __init__(self, attend: PackAttend, layout: PrefixLayout, device: torch.device, first_query: int = 0):
         self.attend = attend
@@ -49,7 +49,8 @@ class PackedForm:
 
 
 class PackedRecurrence:
-    """Runs the prompts of a pack, then all completions. `first_query`: how many tokens at the start were run before."""
+    """The recurrence over a pack: first its prompts, then all completions. `first_query` is the number of tokens at the
+    start that were run before."""
 
     def __init__(self, layout: PrefixLayout, device: torch.device, first_query: int = 0):
         prompts, completions = [], []
@@ -63,8 +64,8 @@ class PackedRecurrence:
     def __call__(
         self, tokens: DeltaTokens, scan: DeltaScan, start: DeltaState | None = None
     ) -> tuple[Tensor, DeltaState]:
-        """Return the output (1, S, A, E) of the tokens, and the state after each prompt. `start`: that state, where the
-        prompts are not part of `tokens`."""
+        """Return the output (1, S, A, E) of the tokens, and the state after each prompt. Pass that state as `start` if
+        the prompts are not part of `tokens`."""
         outputs: list[Tensor] = []
         places: list[Tensor] = []
         states, groups = [], []
@@ -83,7 +84,7 @@ class PackedRecurrence:
 
 
 def _rows_of(spans: Sequence[tuple[int, int, int]], device: torch.device) -> list[_Rows]:
-    """Make rows of spans, each given with the number of its group."""
+    """Build rows from spans, each given with the number of its group."""
     group_of = {(start, stop): number for start, stop, number in spans}
     return [
         _Rows(
@@ -108,14 +109,14 @@ def _joined(states: Sequence[DeltaState]) -> DeltaState:
 
 
 AUTO = {"cpu": "split", "cuda": "flex"}
-CONTINUES_A_PREFIX = ("split", "flex")  # forms that can run completions after a separate pass of their prompt
-COMPUTES_PARTS = ("flex", "dense")  # forms that ranks can compute together, each for its part of the tokens
+CONTINUES_A_PREFIX = ("split", "flex")  # forms that can run completions after a separate pass over their prompt
+COMPUTES_PARTS = ("flex", "dense")  # forms that ranks can compute together, each for its share of the tokens
 
 
 def chosen_form(asked: str, device: torch.device, obstacle: str | None, *, in_parts: bool = False) -> str:
-    """Choose the form to run. `obstacle`: why the model cannot share prompts (see `shared_prefix_obstacle`); `auto` is
-    then `repeated`. `in_parts`: ranks compute a pack together. Raises ModelError for a form that this device or model
-    cannot compute."""
+    """Choose the form to run. `obstacle` says why the model cannot share prompts (see `shared_prefix_obstacle`), in
+    which case `auto` becomes `repeated`. `in_parts` is true if ranks compute a pack together. Raises ModelError if this
+    device or model cannot compute the form."""
     if in_parts and obstacle:
         raise ModelError(f"train.context_parallel: ranks cannot compute a row together, {obstacle}; remove it")
     if asked == "auto" and in_parts:
@@ -132,5 +133,5 @@ def chosen_form(asked: str, device: torch.device, obstacle: str | None, *, in_pa
 
 
 def packed_length(item: PackItem, form: str) -> int:
-    """Count the tokens that a form computes for an item."""
+    """Return the number of tokens that a form computes for an item."""
     return item.repeated_length if form == "repeated" else item.shared_length

@@ -1,4 +1,4 @@
-"""The policy pass: embeddings, decoder and head as one module that a strategy can wrap.
+"""The policy pass: embeddings, decoder and head in one module that a strategy can wrap.
 
 All weights are used inside `Learner.forward`. The exception is `Learner.run_prefix`, which only strategies that keep
 the module whole may call. Shape suffixes: docs/shapes.md.
@@ -32,7 +32,7 @@ from tiercel.packing.layout import PackedTokens, PrefixLayout
 from tiercel.packing.logprobs import TokenHead, TokenScores
 from tiercel.packing.pass_options import NOTHING, EmbeddingNoise, PassOptions
 
-MakeAttention = Callable[[PrefixLayout, torch.device, Sequence[Span]], PackAttend]  # the spans have queries
+MakeAttention = Callable[[PrefixLayout, torch.device, Sequence[Span]], PackAttend]  # the spans are those of the queries
 ATTENTIONS: dict[str, MakeAttention] = {  # by learner.form
     "split": SplitAttention,
     "flex": FlexAttention,
@@ -40,13 +40,13 @@ ATTENTIONS: dict[str, MakeAttention] = {  # by learner.form
 }
 
 
-CHUNK_MULTIPLES = {"flex": BLOCK}  # what divides the tokens of a rank's chunks
+CHUNK_MULTIPLES = {"flex": BLOCK}  # the length of a rank's chunks must be a multiple of this
 
 
 class PackedPolicy(nn.Module):
-    """Computes logprobs of the scored tokens of packed groups under the current policy. `form`: a result of
-    forms.chosen_form; `backend`: of compiling.chosen_backend; `context`: the ranks that compute each pack together, all
-    of which are given the same packs."""
+    """The module that computes logprobs of the scored tokens of packed groups under the current policy. `form` comes
+    from forms.chosen_form and `backend` from compiling.chosen_backend. `context` is the group of ranks that compute
+    each pack together; all of them get the same packs."""
 
     def __init__(
         self,
@@ -88,15 +88,15 @@ class PackedPolicy(nn.Module):
         target: Target | None = None,
         asked: PassOptions = NOTHING,
     ) -> TokenScores:
-        """Compute logprobs and entropy of the N scored tokens, of a reward model their values. `features_KH`: vision
-        features of `batch.images`, in their order; None without images. `prefix`: the pass over the prompt of the
-        batch's only group, where it was run before; then `batch.images` are those after the prompt.
-        `entropy_gradient`: the entropy has a gradient too. `target`: a teacher's distribution at these tokens, from
-        which the divergence is computed. `asked`: what a loss of rows' answers needs beside."""
+        """Compute logprobs and entropy of the N scored tokens, or their values if the policy is a reward model.
+        `features_KH`: vision features of `batch.images`, in their order; None without images. `prefix`: the pass over
+        the prompt of the batch's only group, if it was run before; `batch.images` are then those after the prompt.
+        `entropy_gradient`: whether the entropy has a gradient too. `target`: a teacher's distribution at these tokens,
+        from which the divergence is computed. `asked`: what else a loss of rows' answers needs."""
         if self.context is None:
             hidden_NH = self.scoring_states(batch, features_KH, prefix, asked.noise)
             return self._scores(hidden_NH, batch.targets_N, temperature, entropy_gradient, target, asked)
-        assert prefix is None  # no rank has the whole prompt
+        assert prefix is None  # no single rank has the whole prompt
         part = part_of(batch, self.context, CHUNK_MULTIPLES.get(self.form, 1))
         hidden_MH = self._part_states(batch, features_KH, part, self.context, asked.noise)
         target = None if target is None else target.of_tokens(part.scored_M)
@@ -148,7 +148,7 @@ class PackedPolicy(nn.Module):
     ) -> Tensor:
         """Compute the hidden states (M, H) of this rank's tokens that predict the scored tokens."""
         is_vision_T = self.family.is_placeholder(batch.token_ids_T)
-        feature_S = part.of(is_vision_T.cumsum(0) * is_vision_T) - 1  # -1: no token of a picture
+        feature_S = part.of(is_vision_T.cumsum(0) * is_vision_T) - 1  # -1: not a token of a picture
         if features_KH is not None:
             features_KH = features_KH[moved(feature_S[feature_S >= 0], self.device)]
         attend: PackAttend = ATTENTIONS[self.form](part.layout, self.device, part.spans)
@@ -161,7 +161,7 @@ class PackedPolicy(nn.Module):
             return hidden_SH[moved(part.states_M, self.device)]
 
     def run_prefix(self, prompt: PackedTokens, features_KH: Tensor | None) -> PrefixPass:
-        """Run a prompt without its completions: `prompt` is the pack of an item without continuations."""
+        """Run a prompt without its completions. `prompt` is the pack of an item without continuations."""
         recording = RecordingAttention(self._form(prompt))
         with self.autocast():
             embeddings_PH = self._embedded(prompt.token_ids_T, features_KH)
@@ -169,7 +169,7 @@ class PackedPolicy(nn.Module):
         return PrefixPass(recording.kept, hidden_PH[-1])
 
     def _noise(self, noise: EmbeddingNoise | None, batch: PackedTokens) -> Tensor | None:
-        """Draw the noise (T, H) of a pack's embeddings."""
+        """Draw the noise (T, H) for a pack's embeddings."""
         if noise is None:
             return None
         like_TH = self.embedding(moved(batch.token_ids_T[:1], self.device)).detach()
@@ -182,7 +182,8 @@ class PackedPolicy(nn.Module):
         is_vision_T: Tensor | None = None,
         noise_TH: Tensor | None = None,
     ) -> Tensor:
-        """`is_vision_T`: the tokens that features replace; None: all placeholders. `noise_TH` is added to others."""
+        """Embed the tokens. Features replace those of `is_vision_T`, or all placeholders if it is None; `noise_TH` is
+        added to the others."""
         token_ids_T = moved(token_ids_T, self.device)
         embeddings_TH = self.embedding(token_ids_T)
         if noise_TH is not None:
@@ -196,7 +197,7 @@ class PackedPolicy(nn.Module):
         return self.family.with_features(embeddings_TH, moved(is_vision_T, self.device), features_KH)
 
     def _form(self, batch: PackedTokens, first_query: int = 0) -> PackedForm:
-        """Make the form of a pass over the pack, or over what follows its first `first_query` tokens."""
+        """Build the form for a pass over the pack, or over what follows its first `first_query` tokens."""
         attend: PackAttend = ATTENTIONS[self.form](batch.layout, self.device, batch.layout.after(first_query))
         return PackedForm(self._kept(attend), batch.layout, self.device, first_query)
 
@@ -216,7 +217,7 @@ class PackedPolicy(nn.Module):
             return self.language_model(**inputs, position_ids=positions, **options).last_hidden_state
 
     def _states_after(self, batch: PackedTokens, features_KH: Tensor | None, prefix: PrefixPass) -> Tensor:
-        """Compute the hidden states (N, H) that predict the scored tokens, by a pass over what follows the prompt."""
+        """Compute the hidden states (N, H) that predict the scored tokens, in a pass over what follows the prompt."""
         length = batch.layout.groups[0].prompt[1]
         embeddings_SH = self._embedded(batch.token_ids_T[length:], features_KH)
         attention = ContinuedAttention(self._form(batch, first_query=length), prefix)
@@ -225,8 +226,8 @@ class PackedPolicy(nn.Module):
         return states[moved(batch.scoring_N - (length - 1), self.device)]
 
     def _repeated_states(self, batch: PackedTokens, embeddings_TH: Tensor) -> Tensor:
-        """Compute the hidden states (N, H) that predict the scored tokens, by one causal row for each completion, with
-        its prompt repeated."""
+        """Compute the hidden states (N, H) that predict the scored tokens, with one causal row for each completion that
+        repeats its prompt."""
         places_RU, row_N, column_N = self._repeated_layout(batch)
         embeddings_RUH = embeddings_TH[moved(places_RU, self.device)]
         masks = self._repeated_masks(batch.layout, places_RU.shape[1])
@@ -236,8 +237,8 @@ class PackedPolicy(nn.Module):
         return hidden_RUH[moved(row_N, self.device), moved(column_N, self.device)]
 
     def _repeated_masks(self, layout: PrefixLayout, length: int) -> dict[str, Tensor] | None:
-        """Return the masks (R, 1, U, U) of repeated rows with pictures whose tokens see each other, by the kind of
-        layer. Without such pictures transformers makes the masks itself."""
+        """Return the masks (R, 1, U, U) of repeated rows by kind of layer, if there are pictures whose tokens see each
+        other. Without such pictures, transformers makes the masks itself."""
         if not layout.picture_spans:
             return None
         spans = []

@@ -1,5 +1,5 @@
-"""Which cards can run the learner's attention, as `make gpu-compile` found: kernels.json, a row for each card, size of
-heads and dtype. It needs no torch, so that `doctor` can read it."""
+"""The table of cards that can run the learner's attention, kernels.json, as `make gpu-compile` found it: a row for each
+card, head size and dtype. This module does not need torch, so that `doctor` can read the table."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,19 +14,19 @@ Capability = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """What the kernels of heads of one size and dtype need on a card. `problem`: why they cannot be compiled, empty
-    where they can."""
+    """What the kernels for heads of one size and dtype need on a card. `problem` says why they cannot be compiled, and
+    is empty if they can."""
 
     card: str
     capability: Capability
     head_size: int
     dtype: str
     problem: str
-    stack_bytes: tuple[int, int]  # of a thread, spilled by the forward and the backward pass
+    stack_bytes: tuple[int, int]  # per thread, spilled by the forward and the backward pass
 
 
 def read_fits(file: Path = FILE) -> tuple[Fit, ...]:
-    """Read the rows of a table; none where there is no file."""
+    """Read the rows of a table, or none if the file does not exist."""
     content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"rows": []}
     return tuple(_fit(row) for row in content["rows"])
 
@@ -38,7 +38,7 @@ def known_fits() -> tuple[Fit, ...]:
 
 
 def fit_of(fits: Sequence[Fit], capability: Capability, head_size: int, dtype: str) -> Fit | None:
-    """Find the row of a card for heads of this size or the next larger one in the table; None where it has none."""
+    """Return a card's row for heads of this size or the next larger one in the table, or None if there is none."""
     found = [fit for fit in fits if (fit.capability, fit.dtype) == (capability, dtype) and fit.head_size >= head_size]
     return min(found, key=lambda fit: fit.head_size, default=None)
 

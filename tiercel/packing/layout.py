@@ -20,21 +20,21 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupSpans:
-    """Gives the spans of a prompt and of the completions that continue it."""
+    """The spans of a prompt and of the completions that continue it."""
 
     prompt: Span
     completions: tuple[Span, ...]
 
     def moved(self, by: int) -> "GroupSpans":
-        """Return the spans of the group where it starts `by` tokens later."""
+        """Return the spans of the group shifted by `by` tokens."""
         prompt, *completions = ((start + by, stop + by) for start, stop in (self.prompt, *self.completions))
         return GroupSpans(prompt=prompt, completions=tuple(completions))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeenKeys:
-    """Gives the two spans of the pack that each token sees: a part of its prompt, and a part of the prompt or
-    completion that it is in. For a token of a prompt the first is empty."""
+    """The two spans of the pack that each token sees: part of its prompt, and part of the prompt or completion that it
+    belongs to. For a token of a prompt, the first span is empty."""
 
     prompt_start_T: Tensor  # int64
     prompt_stop_T: Tensor  # int64
@@ -42,13 +42,13 @@ class SeenKeys:
     own_stop_T: Tensor  # int64
 
     def of(self, queries: Sequence[Span]) -> Tensor:
-        """Return start and stop of the first span, then of the second, of the tokens in these spans: (4, S)."""
+        """Return start and stop of the first span, then of the second, for the tokens in `queries`: (4, S)."""
         spans_4T = torch.stack([self.prompt_start_T, self.prompt_stop_T, self.own_start_T, self.own_stop_T])
         return torch.cat([spans_4T[:, start:stop] for start, stop in queries], dim=1)
 
     def mask(self, queries: Sequence[Span]) -> Tensor:
-        """Return the mask, bool (S, T): true where the token of the row, of those in these spans, sees that of the
-        column."""
+        """Return the mask, bool (S, T), whose rows are the tokens in `queries`: true where the token of the row sees
+        the token of the column."""
         order_T = torch.arange(len(self.own_start_T))
         prompt_start, prompt_stop, own_start, own_stop = self.of(queries)[..., None]
         in_prompt_ST = (order_T >= prompt_start) & (order_T < prompt_stop)
@@ -57,20 +57,21 @@ class SeenKeys:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefixLayout:
-    """Tells which tokens attend to which: a token of a completion to its prompt and to the earlier tokens of its
-    completion, a token of a prompt to the earlier tokens of the prompt, as far as the layer sees."""
+    """The layout of a pack, which decides which tokens attend to which. A token of a completion attends to its prompt
+    and to the earlier tokens of its completion, a token of a prompt to the earlier tokens of the prompt, as far as the
+    layer sees."""
 
     groups: tuple[GroupSpans, ...]
     length: int  # T
-    picture_spans: tuple[Span, ...] = ()  # their tokens see each other, where the layer's sight is of whole pictures
+    picture_spans: tuple[Span, ...] = ()  # their tokens see each other if the layer sees whole pictures
 
     def picture_spans_in(self, own: Span) -> list[Span]:
-        """Return the spans of the pictures of a prompt or completion, counted from its start."""
+        """Return the spans of the pictures in a prompt or completion, relative to its start."""
         begin, end = own
         return [(start - begin, stop - begin) for start, stop in self.picture_spans if begin <= start < end]
 
     def simplest(self, sight: Sight) -> Sight:
-        """Return the simplest sight that is the same for this layout."""
+        """Return the simplest sight that is equivalent for this layout."""
         longest = [
             group.prompt[1] - group.prompt[0] + max((stop - start for start, stop in group.completions), default=0)
             for group in self.groups
@@ -95,8 +96,8 @@ class PrefixLayout:
         )
 
     def padded(self, front: int, back: int) -> "PrefixLayout":
-        """Return the layout with this many tokens more at both ends. Tokens of the padding see only padding, and no
-        other token sees them."""
+        """Return the layout with `front` more tokens at the start and `back` more at the end. Padding tokens see only
+        padding, and no other token sees them."""
         moved = [group.moved(front) for group in self.groups]
         length = front + self.length + back
         ends = [(0, front), (length - back, length)]
@@ -105,18 +106,18 @@ class PrefixLayout:
         return PrefixLayout(groups=(*moved, *padding), length=length, picture_spans=pictures)
 
     def after(self, first: int) -> tuple[Span, ...]:
-        """Return the spans of the tokens from this one on."""
+        """Return the spans of the tokens from `first` on."""
         return ((first, self.length),)
 
     def dense_mask(self, device: torch.device, sight: Sight = FULL, queries: Sequence[Span] | None = None) -> Tensor:
         """Return the mask, bool (1, 1, S, T): true where the token of the row attends to the token of the column.
-        `queries`: the spans of the rows' tokens; None: all."""
+        `queries` are the spans of the rows' tokens; None means all tokens."""
         mask_ST = self.seen_keys(sight).mask(queries or self.after(0))
         return moved(mask_ST[None, None], device)
 
 
 class BySight(Generic[Made]):
-    """Makes what a form needs of a layout, once for each sight that differs there."""
+    """A cache of what a form derives from a layout, built once for each sight that differs there."""
 
     def __init__(self, layout: PrefixLayout, make: Callable[[Sight], Made]):
         self.layout = layout
@@ -128,7 +129,7 @@ class BySight(Generic[Made]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Continuation:
-    """Holds tokens that follow a prompt: a sampled completion, or the rest of an SFT conversation."""
+    """The tokens that follow a prompt: a sampled completion, or the rest of an SFT conversation."""
 
     token_ids_L: Tensor  # int64
     positions_DL: Tensor  # int64
@@ -139,7 +140,7 @@ class Continuation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackItem:
-    """Holds a prompt and its continuations, the unit of packing."""
+    """A prompt and its continuations, the unit of packing."""
 
     prompt: EncodedPrompt
     continuations: tuple[Continuation, ...]
@@ -151,18 +152,18 @@ class PackItem:
 
     @property
     def shared_length(self) -> int:
-        """Count the tokens, with the prompt once."""
+        """Count the tokens, counting the prompt once."""
         return len(self.prompt.token_ids_P) + sum(len(c.token_ids_L) for c in self.continuations)
 
     @property
     def repeated_length(self) -> int:
-        """Count the tokens, with the prompt once for each continuation."""
+        """Count the tokens, counting the prompt once for each continuation."""
         return self.shared_length + (len(self.continuations) - 1) * len(self.prompt.token_ids_P)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedTokens:
-    """Holds one microbatch for the learner."""
+    """One microbatch for the learner."""
 
     layout: PrefixLayout
     token_ids_T: Tensor  # int64
@@ -180,7 +181,7 @@ class PackedTokens:
 
 
 def pack(items: Sequence[PackItem]) -> PackedTokens:
-    """Put groups end to end. Continuations are numbered in the order of the items. An item may have none."""
+    """Place groups end to end. Continuations are numbered in the order of the items; an item may have none."""
     nothing = torch.empty(0, dtype=torch.int64)
     ids: list[Tensor] = []
     positions: list[Tensor] = []

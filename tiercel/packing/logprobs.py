@@ -20,47 +20,47 @@ NEVER = -1e30  # a placeholder's logit: its probability is exactly 0, and 0 * NE
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogitsTile:
-    """Bounds the logits that exist at a time."""
+    """The most logits that may exist at a time."""
 
     tokens: int  # of a frozen head
     words: int  # of a frozen head
     logits: int  # of a trained head, or for the gradient of the entropy; whole rows of the vocabulary
 
 
-TILE = {"cpu": LogitsTile(tokens=512, words=4096, logits=2**24)}  # it fits into the last cache
+TILE = {"cpu": LogitsTile(tokens=512, words=4096, logits=2**24)}  # fits into the last-level cache
 GPU_TILE = LogitsTile(tokens=4096, words=16384, logits=2**28)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scaling:
-    """Says how the products of states and words become logits: capped, divided by the temperature, those of the
-    placeholders excluded."""
+    """How the products of states and words become logits: capped, divided by the temperature, and without the
+    placeholders."""
 
     temperature: float
     excluded: tuple[int, ...]
-    cap: float | None = None  # c of c tanh(x / c)
+    cap: float | None = None  # the c in c tanh(x / c)
 
 
 class TokenScores(NamedTuple):
-    """Holds the result of a learner's pass over a microbatch. It is a tuple because FSDP2 and DeepSpeed look for
-    tensors in tuples."""
+    """The result of a learner's pass over a microbatch. It is a tuple because FSDP2 and DeepSpeed look for tensors in
+    tuples."""
 
-    logprobs_N: Tensor  # fp32, with gradient where the pass has one
-    entropy_N: Tensor  # fp32, in nats; detached unless its gradient was asked for
-    divergence_N: Tensor | None = None  # fp32, from a teacher, with gradient; None where there is none
-    squares_N: Tensor | None = None  # fp32, log of the sum of p² over all words, detached; None where it was not asked
-    values_N: Tensor | None = None  # fp32, of a reward model, with gradient; it has no logprobs and no entropy then
+    logprobs_N: Tensor  # fp32, with gradient if the pass has one
+    entropy_N: Tensor  # fp32, in nats; detached unless its gradient was requested
+    divergence_N: Tensor | None = None  # fp32, from a teacher, with gradient; None without a teacher
+    squares_N: Tensor | None = None  # fp32, log of the sum of p² over all words, detached; None unless requested
+    values_N: Tensor | None = None  # fp32, of a reward model, with gradient; there are no logprobs and no entropy then
 
 
 class TokenHead(nn.Module):
-    """Computes log-softmax(h W^T / temperature) at the target tokens, without vision placeholders.
+    """The head that computes log-softmax(h W^T / temperature) at the target tokens, without vision placeholders.
 
-    A frozen head goes over the vocabulary once, in tiles with a running maximum (Milakov & Gimelshein 2018), and
-    keeps d logp_n / d h_n, which is (W[y_n] - sum_v p_nv W[v]) / temperature: N x H numbers instead of N x V, exact
-    for any loss of logp. The same sums give the entropy, since the mean logit is h_n . sum_v p_nv W[v] / temperature.
-    Where a cap bends the logits, each W[v] counts by the slope there, and the mean logit is a sum of its own. A trained
-    head recomputes each chunk in the backward pass, because its weight needs a gradient too. A gradient of the entropy
-    is computed in the same way, because this Jacobian does not give it; so are smoothed logprobs.
+    A frozen head goes over the vocabulary once, in tiles with a running maximum (Milakov & Gimelshein 2018), and keeps
+    d logp_n / d h_n, which is (W[y_n] - sum_v p_nv W[v]) / temperature: N x H numbers instead of N x V, exact for any
+    loss of logp. The same sums give the entropy, since the mean logit is h_n . sum_v p_nv W[v] / temperature. If a cap
+    bends the logits, each W[v] is weighted by the slope at its logit, and the mean logit is a separate sum. A trained
+    head recomputes each chunk in the backward pass, because its weight needs a gradient too. The gradient of the
+    entropy and smoothed logprobs are computed in the same way, because this Jacobian does not give them.
     """
 
     def __init__(self, linear: nn.Linear, placeholder_ids: tuple[int, ...], cap: float | None = None):
@@ -68,10 +68,10 @@ class TokenHead(nn.Module):
         self.linear = linear
         self.placeholder_ids = placeholder_ids
         self.cap = cap
-        self.tile: LogitsTile | None = None  # None: by device
+        self.tile: LogitsTile | None = None  # None: chosen by device
 
     def scaling(self, temperature: float) -> Scaling:
-        """Say how products become logits."""
+        """Return how products become logits."""
         excluded = tuple(i for i in self.placeholder_ids if i < self.linear.weight.shape[0])
         return Scaling(temperature=temperature, excluded=excluded, cap=self.cap)
 
@@ -119,8 +119,8 @@ class TokenHead(nn.Module):
 
 
 def _chunks(tokens: int, vocabulary: int, logits: int) -> list[slice]:
-    """Divide the tokens into chunks. Without tokens there is one empty chunk, because a trained head must be part of
-    every backward pass."""
+    """Divide the tokens into chunks. If there are no tokens, return one empty chunk, because a trained head must be
+    part of every backward pass."""
     size = max(1, logits // vocabulary)
     return [slice(start, min(start + size, tokens)) for start in range(0, max(1, tokens), size)]
 
@@ -141,7 +141,7 @@ def _log_softmax(hidden_MH: Tensor, weight_VH: Tensor, scaling: Scaling) -> Tens
 
 
 def _mean_of_words(logprobs_MV: Tensor, scaling: Scaling) -> Tensor:
-    """Average logprobs (M,) over all words that can be written."""
+    """Average the logprobs over all words that can be generated, which gives (M,)."""
     words = logprobs_MV.shape[1] - len(scaling.excluded)
     if scaling.excluded:
         places = moved(torch.tensor(scaling.excluded), logprobs_MV.device)
@@ -150,7 +150,7 @@ def _mean_of_words(logprobs_MV: Tensor, scaling: Scaling) -> Tensor:
 
 
 class _WideProduct(torch.autograd.Function):
-    """Computes h W^T in float32. The gradients are those of a product in half precision."""
+    """The product h W^T in float32, whose gradients are those of a product in half precision."""
 
     @staticmethod
     def forward(ctx, hidden_MH, weight_VH):
@@ -195,10 +195,10 @@ class _KeptJacobian(torch.autograd.Function):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _SoftmaxSums:
-    """Holds sums over the whole vocabulary for one chunk of tokens, fp32."""
+    """Sums over the whole vocabulary for one chunk of tokens, fp32."""
 
     target_logits_M: Tensor
-    target_slopes_M: Tensor  # of the cap; 1 without one
+    target_slopes_M: Tensor  # slope of the cap; 1 without a cap
     lse_M: Tensor
     mean_logits_M: Tensor  # sum_v p_v z_v
     expected_MH: Tensor  # sum_v p_v W[v], each W[v] times its slope
@@ -253,15 +253,15 @@ def _online_softmax(
 
 
 def _slopes(logits: Tensor, scaling: Scaling) -> Tensor:
-    """Compute how much a logit changes with its product, times the temperature: 1 - tanh^2, from the logit itself. A
-    placeholder's is 0."""
+    """Compute how much a logit changes with its product, times the temperature: 1 - tanh^2, derived from the logit
+    itself. It is 0 for a placeholder."""
     if scaling.cap is None:
         return torch.ones_like(logits)
     return (1 - (logits * (scaling.temperature / scaling.cap)) ** 2).clamp_min(0)
 
 
 def _logits_into(out: Tensor, hidden_MH: Tensor, weight_WH: Tensor, scaling: Scaling, start: int) -> None:
-    """Write logits, fp32, of the words from `start` into `out`."""
+    """Write the fp32 logits of the words from `start` on into `out`."""
     if weight_WH.dtype == torch.float32 and hidden_MH.dtype == torch.float32:
         torch.mm(hidden_MH, weight_WH.T, out=out)
     elif has_wide_product(hidden_MH, weight_WH):

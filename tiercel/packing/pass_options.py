@@ -1,4 +1,4 @@
-"""What a pass is asked for beside logprobs and entropy. Shape suffixes: docs/shapes.md."""
+"""Options of a pass: what it computes besides plain logprobs and entropy. Shape suffixes: docs/shapes.md."""
 
 import math
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from tiercel.packing.layout import PrefixLayout
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddingNoise:
-    """Adds noise to the embeddings of tokens (NEFTune: Jain et al. 2023), even within +-alpha / sqrt(L H) of a row of L
-    tokens. Each row has a generator of its own, so that its noise depends neither on its neighbours in the pack nor on
+    """Noise added to the embeddings of tokens (NEFTune: Jain et al. 2023), uniform within +-alpha / sqrt(L H) for a row
+    of L tokens. Each row has its own generator, so that its noise depends neither on its neighbours in the pack nor on
     the rank that computes it."""
 
     alpha: float
-    seeds: tuple[int, ...]  # of the pack's groups, each of which is a row; an empty pass has none
+    seeds: tuple[int, ...]  # one for each of the pack's groups, which are rows; an empty pass has none
 
     def of(self, layout: PrefixLayout, like_TH: Tensor, width: int) -> Tensor:
-        """Draw the noise (T, H) of a pack, on the device of `like_TH` and in its dtype; 0 beyond `width`, where a
-        family keeps inputs of layers."""
+        """Draw the noise (T, H) for a pack, on the device of `like_TH` and in its dtype. It is 0 beyond `width`, where
+        a family keeps inputs of layers."""
         noise_TH = like_TH.new_zeros(layout.length, like_TH.shape[-1])
         for group, seed in zip(layout.groups, self.seeds, strict=bool(self.seeds)):
             start, stop = group.prompt[0], max(stop for _, stop in (group.prompt, *group.completions))
@@ -34,7 +34,7 @@ class EmbeddingNoise:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassOptions:
-    """Changes what a pass computes. The default asks for nothing, and costs nothing."""
+    """What a pass computes beyond the default. The default options cost nothing."""
 
     smoothing: float = 0.0  # e: logprobs become (1-e) log p + e times the mean of log p over all words
     noise: EmbeddingNoise | None = None
@@ -42,7 +42,7 @@ class PassOptions:
 
     @property
     def is_of_all_words(self) -> bool:
-        """Tell whether the gradient needs more of the distribution than the target's."""
+        """Return whether the gradient needs more of the distribution than the target's logprob."""
         return self.smoothing > 0
 
 

@@ -1,6 +1,6 @@
-"""Prove on a checkpoint that the learner computes what the model's own forward pass does.
+"""The proof, on a checkpoint, that the learner computes what the model's own forward pass does.
 
-Families that serve many architectures by one class are used only after this. Shape suffixes: docs/shapes.md.
+Families that serve many architectures with one class are used only after this proof. Shape suffixes: docs/shapes.md.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,20 +28,20 @@ LENGTHS = (5, 1, 8)  # of the completions of each prompt, in tokens
 SIZES = ((84, 56), (120, 50), (50, 120))  # of the pictures
 SHOWN = ((), (0,), (1, 2))  # which pictures each prompt shows
 MOST_TOKENS = 1_000_000  # a proof's prompt is never too long
-# The largest difference of a logprob, in nats. Narrow weights round each layer's output, so a fault hides below theirs,
-# and in a deep model a right form may differ by more: then the proof is made again in float32.
+# The largest allowed difference of a logprob, in nats. Narrow weights round each layer's output, which can hide a
+# fault, and in a deep model a correct form may differ by more; the proof is then repeated in float32.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 0.05, torch.bfloat16: 0.3}
-EXACT = 1e-3  # the same in float32, of a model whose dtype is narrow
-NOISES = 4.0  # a right form differs by no more than this many times what the dtype itself does
+EXACT = 1e-3  # the same in float32, for a model whose dtype is narrow
+NOISES = 4.0  # a correct form differs by at most this many times the difference caused by the dtype itself
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proof:
-    """Holds what a proof found. `obstacle`: why completions cannot share their prompt; None where they can."""
+    """The result of a proof. `obstacle` says why completions cannot share their prompt, or is None if they can."""
 
-    difference: float  # the largest of a logprob, in nats, in the form that is admitted
+    difference: float  # the largest of any logprob, in nats, in the form that passed
     obstacle: str | None
-    rounded: str = ""  # the same in the model's own dtype, where it was proved in float32
+    rounded: str = ""  # the same in the model's own dtype, if the proof was made in float32
 
     @property
     def line(self) -> str:
@@ -56,11 +56,11 @@ class Proof:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _ProofLogprobs:
-    """Holds logprobs (N,) of the same completions, computed in one dtype."""
+    """Logprobs (N,) of the same completions, computed in one dtype."""
 
     plain_N: Tensor
     repeated_N: Tensor
-    shared_N: Tensor | None  # None: they cannot share their prompt
+    shared_N: Tensor | None  # None if they cannot share their prompt
     obstacle: str | None  # why
 
     @property
@@ -78,9 +78,9 @@ def _largest(these_N: Tensor, those_N: Tensor) -> float:
 
 @torch.no_grad()
 def prove(policy: Policy) -> Proof:
-    """Compare logprobs of random completions with a plain forward pass of each, and keep in the family whether
-    completions may share their prompt. The model is in evaluation mode afterwards. Raises ModelError where not even the
-    repeated form is right."""
+    """Compare logprobs of random completions with a plain forward pass over each, and record in the family whether
+    completions may share their prompt. The model is in evaluation mode afterwards. Raises ModelError if not even the
+    repeated form is correct."""
     if getattr(policy.model.get_output_embeddings(), "bias", None) is not None:
         raise ModelError(f"{_model(policy)} cannot be trained here: its head has a bias")
     family = policy.family
@@ -101,7 +101,7 @@ def prove(policy: Policy) -> Proof:
 
 
 def _judged(policy: Policy, found: _ProofLogprobs, tolerance: float) -> Proof:
-    """Judge by what was found in the model's own dtype. Raises ModelError."""
+    """Judge by what was found in the model's own dtype. Raises ModelError if the proof fails."""
     dtype = _name(policy.compute_dtype)
     remedy = (
         "" if policy.compute_dtype == torch.float32 else "; write model.dtype: float32 to see whether it is rounding"
@@ -117,8 +117,8 @@ def _judged(policy: Policy, found: _ProofLogprobs, tolerance: float) -> Proof:
 
 
 def _judged_exactly(policy: Policy, found: _ProofLogprobs, exact: _ProofLogprobs, tolerance: float) -> Proof:
-    """Judge by what was found in float32, and in the model's own dtype by how far its rounding moves a plain pass.
-    Raises ModelError."""
+    """Judge by what was found in float32 and, in the model's own dtype, by how far rounding moves a plain pass. Raises
+    ModelError if the proof fails."""
     dtype, noise = _name(policy.compute_dtype), _largest(found.plain_N, exact.plain_N)
     limit = max(tolerance, NOISES * noise)
     for difference, most, where in ((exact.repeated, EXACT, "float32"), (found.repeated, limit, dtype)):
@@ -143,7 +143,7 @@ def _failed(policy: Policy, difference: float, limit: str, remedy: str) -> Model
 
 
 def _found(policy: Policy, items: list[PackItem]) -> _ProofLogprobs:
-    """Compute the completions' logprobs in all forms that the model takes."""
+    """Compute the completions' logprobs in all forms that the model supports."""
     plain_N = _plain(policy, items)
     repeated_N = _packed(policy, items, "repeated")
     obstacle = policy.family.sharing_obstacle(policy.family.language_model(policy.model).config)
@@ -160,7 +160,8 @@ def _found(policy: Policy, items: list[PackItem]) -> _ProofLogprobs:
 
 
 def _found_exactly(policy: Policy, items: list[PackItem]) -> _ProofLogprobs | None:
-    """Compute the same in float32; None where that is the dtype, where weights are quantised or memory runs out."""
+    """Compute the same in float32. Return None if that is already the dtype, if weights are quantised, or if memory
+    runs out."""
     if policy.compute_dtype == torch.float32 or is_quantized(policy.model):
         return None
     try:
@@ -174,7 +175,8 @@ def _found_exactly(policy: Policy, items: list[PackItem]) -> _ProofLogprobs | No
 
 @contextmanager
 def _in_float32(model: HuggingFaceModel) -> Iterator[None]:
-    """Inside, hold all weights of a model in float32. Back in their own dtype, they are what they were."""
+    """Hold all weights of a model in float32 inside the context. Converting them back afterwards restores them
+    exactly."""
     tensors = {id(each): each for each in (*model.parameters(), *model.buffers()) if each.is_floating_point()}
     own = {key: each.dtype for key, each in tensors.items()}
     try:
@@ -194,8 +196,8 @@ def _packed(policy: Policy, items: list[PackItem], form: str) -> Tensor:
 
 
 def _items(policy: Policy) -> list[PackItem]:
-    """Make prompts without a picture, with one and with two of other sizes, where the family has pictures; each with
-    random completions."""
+    """Build prompts with random completions: one prompt without a picture and, if the family has pictures, one with a
+    single picture and one with two of other sizes."""
     family, generator = policy.family, torch.Generator().manual_seed(0)
     allowed = torch.tensor([i for i in range(family.vocabulary_size) if i not in family.placeholder_ids])
     items = []
@@ -226,7 +228,7 @@ def _prompt(policy: Policy, number: int, shown: tuple[int, ...]) -> EncodedPromp
 
 
 def _plain(policy: Policy, items: list[PackItem]) -> Tensor:
-    """Compute the logprobs (N,) of all completions, by the model's own forward pass of each with its prompt."""
+    """Compute the logprobs (N,) of all completions with the model's own forward pass over each and its prompt."""
     family, device = policy.family, policy.model.get_input_embeddings().weight.device
     found = []
     for item in items:
@@ -250,6 +252,6 @@ def _model(policy: Policy) -> str:
 
 
 def prove_where_needed(policy: Policy, say: Callable[[str], None] = lambda text: None) -> None:
-    """Prove the checkpoint of a family that needs it, and say what was found."""
+    """Prove the checkpoint if its family needs that, and report what was found."""
     if policy.family.needs_proof:
         say(prove(policy).line)

@@ -1,4 +1,4 @@
-"""The base class of families. One class holds all that tiercel must know about one architecture.
+"""The base class of families. One class holds everything that tiercel must know about one architecture.
 
 A family object has the checkpoint's config, tokenizer and image processor but no weights, so that loader workers can
 hold it. Methods that need weights get the model as an argument. Shape suffixes: docs/shapes.md.
@@ -27,7 +27,7 @@ HuggingFaceModel = Any  # a PreTrainedModel; only its family knows its submodule
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """Holds the parts of a checkpoint that encode prompts; no weights."""
+    """The parts of a checkpoint that encode prompts, without weights."""
 
     path: str
     config: Any  # transformers' PreTrainedConfig
@@ -39,14 +39,14 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnEnd:
-    """Holds what a chat template writes after an assistant's turn."""
+    """What a chat template writes after an assistant's turn."""
 
     text: str  # all of it; blank: the template writes no end
-    token: int | None  # the first token in it that is more than text
+    token: int | None  # the first token in it that is not plain text
 
 
 class Family(ABC):
-    """Knows one architecture: its images, its prompt tokens, its positions, its modules."""
+    """One architecture: its images, its prompt tokens, its positions and its modules."""
 
     name: ClassVar[str]  # `model_type` in config.json
     serves: ClassVar[str]  # its models, for the table of docs/families.md
@@ -55,34 +55,35 @@ class Family(ABC):
     coordinate_space: ClassVar[CoordinateSpace | None] = None  # of boxes; None: not documented, the recipe may say it
     position_dimensions: int = 1  # 3: M-RoPE
     part_prefixes: ClassVar[Mapping[Part, tuple[str, ...]]]  # the longest prefix that matches decides
-    image_marker: str | None = None  # what the chat template writes at the place of an image; None: no pictures
+    image_marker: str | None = None  # what the chat template writes in place of an image; None: no pictures
     around_image: ClassVar[tuple[str, str]] = ("", "")  # text that the processor adds before and after each image
     video_marker: ClassVar[str | None] = None  # the same for a video; None: the family does not read videos
-    marker_is_placeholder: ClassVar[bool] = True  # false: the marker stands for several tokens of other names
+    marker_is_placeholder: ClassVar[bool] = True  # false: the marker represents several tokens with other names
     has_pixel_limits: ClassVar[bool] = False  # true: min_pixels and max_pixels decide an image's size; false: tiles do
     sizes: ClassVar[str] = "cuts images into tiles of one size"  # why it has no pixel limits
     image_processor_class: ClassVar[Any] = None  # of transformers, which uses Pillow and needs no torchvision
     model_class: ClassVar[Any] = AutoModelForImageTextToText
     needs_proof: ClassVar[bool] = False  # true: one class for many architectures (packing/proof.py)
-    turn_end: TurnEnd | None = None  # what the chat template writes after an assistant's turn; None: it did not tell
+    turn_end: TurnEnd | None = None  # what the chat template writes after an assistant's turn; None: unknown
     unshared: str | None = None  # why a proof did not let completions share their prompt
 
     def __init__(self, checkpoint: Checkpoint, min_pixels: int | None, max_pixels: int | None):
         self.checkpoint = checkpoint
         self.tokenizer = checkpoint.tokenizer
-        self.tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas of what the policy may call
+        self.tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas of the tools that the policy may call
         self.min_pixels = min_pixels
         self.max_pixels = max_pixels
 
     @classmethod
     def read_image_processor(cls, path: Path) -> Any:
-        """Read the image processor of a checkpoint; None for a family without pictures."""
+        """Read the image processor of a checkpoint, or return None for a family without pictures."""
         if cls.image_processor_class is None:
             return None
         return cls.image_processor_class.from_pretrained(path, local_files_only=True)
 
     def take_coordinates(self, given: CoordinateSpace | None) -> None:
-        """Take the coordinate space of boxes from the recipe. Raises ModelError where the family documents its own."""
+        """Set the coordinate space of boxes from the recipe. Raises ModelError if the family documents its own or reads
+        no pictures."""
         if given is None:
             return
         if self.image_marker is None:
@@ -94,8 +95,8 @@ class Family(ABC):
         self.coordinate_space = given  # type: ignore[misc]  # other families have it in the class
 
     def prove_encoding(self) -> None:  # noqa: B027  # most families need no proof
-        """Compare ids and pixels with those of the checkpoint's whole processor, where the family needs a proof. Raises
-        ModelError where they differ."""
+        """Compare ids and pixels with those of the checkpoint's whole processor, if the family needs a proof. Raises
+        ModelError if they differ."""
 
     @property
     @abstractmethod
@@ -104,28 +105,28 @@ class Family(ABC):
 
     @abstractmethod
     def plan_image(self, size: Size, limits: PixelLimits | None = None) -> ImagePlan:
-        """Plan the size after resizing and the number of tokens, from the image's size. `limits`: those of the row.
-        Raises DataError for an image that the family cannot take, and for limits outside those of the recipe."""
+        """Plan the size after resizing and the number of tokens from the image's size. `limits` are the row's. Raises
+        DataError for an image that the family cannot process, and for limits outside the recipe's."""
 
     @property
     def architecture(self) -> str:
-        """Name the family, and the architecture where the family serves several."""
+        """Return the family's name, and the architecture's if the family serves several."""
         return f"{self.name} ({self.checkpoint.config.model_type})" if self.needs_proof else self.name
 
     def refuse_limits(self, limits: PixelLimits | None) -> None:
-        """Raise DataError where a row has limits. For families without pixel limits."""
+        """Raise DataError if a row has limits, for families without pixel limits."""
         if limits is not None:
             key = "min_pixels" if limits.most is None else "max_pixels"
             raise DataError(f"{self.name} {self.sizes}; remove the row's {key}", field=key)
 
     def encode_image(self, image: Image.Image, limits: PixelLimits | None = None) -> EncodedImage:
-        """Resize an RGB image, here to one view. Every engine gets these pixels. Raises DataError as `plan_image`."""
+        """Resize an RGB image, here to one view. Every engine gets these pixels. Raises DataError like `plan_image`."""
         plan = self.plan_image(image.size, limits)
         view = picture_tensor(resized(image, plan.processed_size, self.checkpoint.image_processor.resample))
         return EncodedImage(sha256=views_sha256((view,)), plan=plan, views=(view,))
 
     def plan_video(self, size: Size, frame_count: int, fps: float, limits: PixelLimits) -> ImagePlan:
-        """Plan a video as `plan_image` does an image. All frames have `size`; `limits` are those of one frame. Raises
+        """Plan a video as `plan_image` plans an image. All frames have `size`; `limits` apply to one frame. Raises
         DataError."""
         raise DataError(f"{self.name} reads no videos here; the families of Qwen do", field="videos")
 
@@ -135,8 +136,7 @@ class Family(ABC):
 
     @abstractmethod
     def image_token_ids(self, plan: ImagePlan) -> list[int]:
-        """Return the tokens that stand for one image or video. Its features replace the placeholders, in their
-        order."""
+        """Return the tokens that represent one image or video. Its features replace the placeholders in order."""
 
     def unexpanded_token_ids(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> list[int]:
         """Return the prompt's ids with one placeholder for each image, for engines that repeat it themselves."""
@@ -157,25 +157,25 @@ class Family(ABC):
         return ()
 
     def feature_count(self, plan: ImagePlan) -> int:
-        """Count the placeholders among the tokens of an image: K."""
+        """Return the number of placeholders among the tokens of an image, K."""
         return int(self.is_placeholder(torch.tensor(self.image_token_ids(plan))).sum())
 
     def positions(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> Tensor:
-        """Compute the rotary positions, int64 (D, P), of a sequence that starts at position 0; here 0, 1, 2 .."""
+        """Compute the rotary positions, int64 (D, P), of a sequence that starts at position 0; by default 0, 1, 2 .."""
         return torch.arange(len(token_ids_P))[None]
 
     @abstractmethod
     def vision_features(self, model: HuggingFaceModel, images: Sequence[EncodedImage]) -> list[Tensor]:
-        """Compute features (K, H) of each image, one row for each placeholder among `image_token_ids`. The shape is
-        (K, Z) where deeper layers of the decoder take features too."""
+        """Compute features (K, H) of each image, one row for each placeholder among `image_token_ids`. The shape is (K,
+        Z) if deeper layers of the decoder take features too."""
 
     def tower_of_spans(self, model: HuggingFaceModel) -> nn.Module | None:
-        """Return a vision tower that takes all pictures as one row, where each attends to itself. None: each picture is
-        a row of a batch."""
+        """Return a vision tower that takes all pictures as one row in which each attends to itself, or None if each
+        picture is a row of a batch."""
         return None
 
     def language_model(self, model: HuggingFaceModel) -> nn.Module:
-        """Return the decoder, which takes `decoder_inputs`, position_ids and attention_mask, and ends with the last
+        """Return the decoder, which accepts `decoder_inputs`, position_ids and attention_mask, and ends with the last
         norm."""
         return model.model.language_model
 
@@ -184,7 +184,7 @@ class Family(ABC):
         return model.get_input_embeddings()
 
     def sharing_obstacle(self, config: Any) -> str | None:
-        """Say why completions cannot share their prompt; None where they can. `config`: the decoder's."""
+        """Return why completions cannot share their prompt, or None if they can. `config` is the decoder's."""
         return shared_prefix_obstacle(config) or self.unshared
 
     def plain_inputs(self, prompt: EncodedPrompt, token_ids_T: Tensor) -> dict[str, Tensor]:
@@ -192,9 +192,9 @@ class Family(ABC):
         raise NotImplementedError
 
     def with_features(self, embeddings: Tensor, is_vision: Tensor, features_KH: Tensor) -> Tensor:
-        """Replace the embeddings (..., H) of the tokens where `is_vision` (...) is true with the features. The result
-        is for `decoder_inputs`."""
-        # Boolean indexing, and masked_scatter in its backward pass, wait for the device to count the tokens.
+        """Replace the embeddings (..., H) of the tokens where `is_vision` (...) is true with the features, and return
+        the result for `decoder_inputs`."""
+        # Boolean indexing, and masked_scatter in its backward pass, would wait for the device to count the tokens.
         places_K = torch.nonzero_static(is_vision.flatten(), size=len(features_KH))[:, 0]
         replaced = embeddings.flatten(0, -2).index_copy(0, places_K, features_KH.to(embeddings.dtype))
         return replaced.view(embeddings.shape)
@@ -205,8 +205,8 @@ class Family(ABC):
         return {"inputs_embeds": embeddings}
 
     def save(self, model: HuggingFaceModel, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        """Write config and weights as in the published checkpoints, which other engines read. `weights`: instead of the
-        model's."""
+        """Write config and weights as in the published checkpoints, so that other engines can read them. `weights`
+        replace the model's."""
         model.save_pretrained(directory, state_dict=None if weights is None else dict(weights))
 
     def part_of(self, parameter_name: str) -> Part:
@@ -220,7 +220,7 @@ class Family(ABC):
         return max(matches)[1] if matches else "language"
 
     def is_placeholder(self, token_ids: Tensor) -> Tensor:
-        """Tell which tokens are replaced by vision features: bool, in the shape of `token_ids`."""
+        """Return which tokens are replaced by vision features: bool, in the shape of `token_ids`."""
         found = torch.zeros_like(token_ids, dtype=torch.bool)
         for placeholder in self.placeholder_ids:
             found |= token_ids == placeholder
@@ -228,15 +228,16 @@ class Family(ABC):
 
     @property
     def feature_layers(self) -> int:
-        """Count the features of one vision token, Z / H: more than 1 where deeper layers of the decoder take some."""
+        """Return the number of features per vision token, Z / H, which is more than 1 if deeper layers of the decoder
+        take some."""
         return 1
 
     @property
     def logit_cap(self) -> float | None:
-        """Return c where logits x become c tanh(x / c)."""
+        """Return c if logits x become c tanh(x / c), otherwise None."""
         return getattr(self.checkpoint.config.get_text_config(), "final_logit_softcapping", None)
 
     @property
     def vocabulary_size(self) -> int:
-        """Count the rows of the embedding and of the head: V."""
+        """Return the number of rows of the embedding and of the head, V."""
         return self.checkpoint.config.get_text_config().vocab_size

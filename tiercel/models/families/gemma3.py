@@ -18,7 +18,7 @@ from tiercel.types import EncodedImage, ImagePlan, PixelLimits, Size
 
 
 class Gemma3(Family):
-    """Knows Gemma 3 with pictures."""
+    """Gemma 3 with pictures."""
 
     name = "gemma3"
     serves = "Gemma 3 with pictures, such as `google/gemma-3-4b-it`"
@@ -64,7 +64,7 @@ class Gemma3(Family):
 
     def unexpanded_token_ids(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> list[int]:
         """Return the prompt's ids with `<start_of_image>` for each image. vLLM adds the line breaks around it, so they
-        are taken out of the tokens before and after."""
+        are removed from the tokens before and after."""
         ids = super().unexpanded_token_ids(token_ids_P, plans)
         before, after = (text.count("\n") for text in self.around_image)
         for place in reversed([place for place, each in enumerate(ids) if each == self.placeholder_ids[0]]):
@@ -74,7 +74,7 @@ class Gemma3(Family):
         return ids
 
     def _fewer_breaks(self, ids: list[int], count: int) -> list[int]:
-        """Take `count` line breaks out of a token that is nothing else."""
+        """Remove `count` line breaks from a token that consists only of line breaks."""
         text = self.tokenizer.decode(ids)
         return self.tokenizer.encode("\n" * (len(text) - count), add_special_tokens=False)
 

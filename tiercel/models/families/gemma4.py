@@ -1,6 +1,6 @@
 """Gemma 4: pictures in their own shape, up to a number of tokens; 1-D positions; windows in most layers.
 
-In the larger models the tokens of a picture see each other in the layers with a window. The smaller models have an
+In the larger models, the tokens of a picture see each other in the layers with a window. The smaller models have an
 embedding of each token for each layer. Shape suffixes: docs/shapes.md. D is 1.
 """
 
@@ -24,7 +24,7 @@ from tiercel.types import EncodedImage, ImagePlan, PixelLimits, Size
 
 
 class TokenAndLayerEmbedding(nn.Module):
-    """Embeds tokens, with the embeddings for each layer after the first. Placeholders are embedded as padding."""
+    """The embedding of tokens, followed by their embeddings for each layer. Placeholders are embedded as padding."""
 
     def __init__(self, language_model: Any, placeholder_ids: Sequence[int]):
         super().__init__()
@@ -44,7 +44,7 @@ class TokenAndLayerEmbedding(nn.Module):
 
 
 class Gemma4(Family):
-    """Knows Gemma 4 with pictures."""
+    """Gemma 4 with pictures."""
 
     name = "gemma4"
     serves = "Gemma 4 with pictures, such as `google/gemma-4-E2B-it`"
@@ -101,7 +101,7 @@ class Gemma4(Family):
         return list(model.model.get_image_features(pixels, moved(positions, weight.device)).pooler_output)
 
     def _patches(self, image: EncodedImage, weight: Tensor) -> Tensor:
-        """Make the patches (N, numbers of a patch) of a picture, row by row."""
+        """Build the patches (N, numbers in a patch) of a picture, row by row."""
         pixels_13YX = moved(image.views[0], weight.device).permute(2, 0, 1)[None]
         pixels_3YX = normalised(pixels_13YX, self.checkpoint.image_processor, weight.dtype)[0]
         rows, columns = image.plan.grid

@@ -1,10 +1,10 @@
-"""Any image-text model of transformers, by what the library declares for all of them.
+"""Any image-text model of transformers, based on what the library declares for all of them.
 
-The checkpoint's own processor says which tokens stand for a picture, and its `_get_num_multimodal_tokens` how many,
-from the size alone; where it declares no such function, a blank picture of that size does. `get_image_features` makes
-their features, and `get_rope_index` the positions where a token has several. This need not be right for every
-architecture, so each checkpoint is proved: here ids and pixels against the whole processor, in packing/proof.py the
-logprobs. Shape suffixes: docs/shapes.md.
+The checkpoint's own processor says which tokens represent a picture, and its `_get_num_multimodal_tokens` how many,
+from the size alone; if there is no such function, a blank picture of that size is encoded instead. `get_image_features`
+computes their features, and `get_rope_index` the positions if a token has several. This may be wrong for some
+architectures, so each checkpoint is proved: ids and pixels here against the whole processor, logprobs in
+packing/proof.py. Shape suffixes: docs/shapes.md.
 """
 
 import inspect
@@ -30,15 +30,15 @@ from tiercel.types import EncodedImage, EncodedPrompt, ImagePlan, Message, Pixel
 
 PROOF_SIZES = ((84, 56), (56, 84), (200, 90), (333, 47), (640, 480))  # of the pictures that prove ids and pixels
 QUESTION = "What is this?"
-KEPT_SIZES = 4096  # sizes whose tokens are remembered
+KEPT_SIZES = 4096  # the number of sizes whose tokens are cached
 TEXT_INPUTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids")
-# What processors and models raise for a picture, a checkpoint, arguments or shapes that they cannot take.
+# What processors and models raise for a picture, checkpoint, arguments or shapes that they cannot process.
 FAULTS = (ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureTokens:
-    """Holds what a picture of one size becomes: its tokens, and the small inputs that decide its positions."""
+    """What a picture of one size becomes: its tokens, and the small inputs that determine its positions."""
 
     ids: tuple[int, ...]
     inputs: Mapping[str, Tensor]
@@ -46,14 +46,15 @@ class PictureTokens:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EdgeTokens:
-    """Holds the tokens around the placeholders, where these are the same for all pictures."""
+    """The tokens around the placeholders, if they are the same for all pictures."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
 
 
 class AnyImageText(Family):
-    """Knows what transformers declares for every image-text model. Each checkpoint is proved before it is used."""
+    """Any image-text model, using what transformers declares for all of them. Each checkpoint is proved before it is
+    used."""
 
     name = "transformers"
     serves = "any other image-text model of transformers that passes its proof"
@@ -74,7 +75,8 @@ class AnyImageText(Family):
 
     @classmethod
     def read_image_processor(cls, path: Path) -> Any:
-        """Read the whole processor of a checkpoint; its pictures are resized with Pillow where transformers can."""
+        """Read the whole processor of a checkpoint, which resizes pictures with Pillow if transformers supports
+        that."""
         try:
             processor = AutoProcessor.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         except ImportError as error:
@@ -85,7 +87,7 @@ class AnyImageText(Family):
                 f"{path}: {type(processor).__name__} declares no {' and no '.join(missing)}, which a model without a "
                 "family of its own needs"
             )
-        with suppress(ImportError, ValueError):  # a few image processors exist for torchvision alone
+        with suppress(ImportError, ValueError):  # a few image processors exist only for torchvision
             processor.image_processor = AutoImageProcessor.from_pretrained(
                 path, backend="pil", local_files_only=True, trust_remote_code=False
             )
@@ -102,7 +104,7 @@ class AnyImageText(Family):
         return ImagePlan(original_size=size, processed_size=size, grid=(), token_count=self._count(size))
 
     def encode_image(self, image: Image.Image, limits: PixelLimits | None = None) -> EncodedImage:
-        """Keep the picture as it is; the processor resizes it when its features are made."""
+        """Keep the picture as it is; the processor resizes it when its features are computed."""
         views = (picture_tensor(image),)
         return EncodedImage(sha256=views_sha256(views), plan=self.plan_image(image.size, limits), views=views)
 
@@ -141,7 +143,7 @@ class AnyImageText(Family):
         return {name: value for name, value in {**inputs, **text, **given}.items() if name in known}
 
     def prove_encoding(self) -> None:
-        """Compare ids and pixels with the whole processor's, for no picture, one, and two of other sizes."""
+        """Compare ids and pixels with the whole processor's for no picture, one picture, and two of different sizes."""
         pictures = [random_picture(size, seed) for seed, size in enumerate(PROOF_SIZES)]
         try:
             self.edges = _edges([self._tokens_of_size(picture.size).ids for picture in pictures], self.placeholder_ids)
@@ -178,7 +180,7 @@ class AnyImageText(Family):
                 raise ModelError(f"{odd[0]} of {sizes} is not that of its whole processor")
 
     def inputs_of(self, text: str, pictures: Sequence[Image.Image]) -> Mapping[str, Tensor]:
-        """Run the whole processor on a rendered text with the marks of these pictures."""
+        """Run the whole processor on a rendered text that has the markers of these pictures."""
         return self.processor(
             text=[text],
             images=list(pictures) or None,
@@ -188,7 +190,7 @@ class AnyImageText(Family):
         )
 
     def _count(self, size: Size) -> int:
-        """Count the tokens of a picture, from its size alone where the processor can."""
+        """Count the tokens of a picture, from its size alone if the processor can do that."""
         count = getattr(self.processor, "_get_num_multimodal_tokens", None)
         if count is None:
             return len(self._tokens_of_size(size).ids)
@@ -215,7 +217,7 @@ class AnyImageText(Family):
         return () if compute is None else tuple(inspect.signature(compute).parameters)
 
     def _rope_positions(self, token_ids_P: Tensor, inputs: Sequence[Mapping[str, Tensor]]) -> Tensor:
-        """Compute positions (D, P) as the model does; `inputs`: those of each picture that decide them."""
+        """Compute positions (D, P) as the model does. `inputs` are the inputs of each picture that determine them."""
         if not self._rope_names:
             return torch.arange(len(token_ids_P))[None]
         ids = token_ids_P[None]
@@ -241,7 +243,7 @@ def _with_start(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _skeleton(checkpoint: Checkpoint) -> HuggingFaceModel:
-    """Build the model without weights, to learn the names of its modules and to compute positions."""
+    """Build the model without weights, to find the names of its modules and to compute positions."""
     try:
         with torch.device("meta"):
             model = AnyImageText.model_class.from_config(checkpoint.config)
@@ -253,7 +255,7 @@ def _skeleton(checkpoint: Checkpoint) -> HuggingFaceModel:
 
 
 def _parts(model: HuggingFaceModel) -> Mapping[Part, tuple[str, ...]]:
-    """Find the prefixes of the parts. What is neither in the decoder nor in the tower is the projector."""
+    """Find the prefixes of the parts. Everything outside the decoder and the tower is the projector."""
     names = {id(module): name for name, module in model.named_modules()}
     language = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
     tower = model.get_encoder(modality="image")
@@ -267,8 +269,8 @@ def _parts(model: HuggingFaceModel) -> Mapping[Part, tuple[str, ...]]:
 
 
 def _edges(ids_of_sizes: Sequence[tuple[int, ...]], placeholders: tuple[int, ...]) -> EdgeTokens | None:
-    """Return what is around the placeholders of a picture; None where other tokens are between them, or where it
-    depends on the size."""
+    """Return the tokens around the placeholders of a picture, or None if other tokens lie between the placeholders or
+    if the result depends on the size."""
     found = set()
     for ids in ids_of_sizes:
         places = [place for place, token in enumerate(ids) if token in placeholders[:1]]
@@ -283,7 +285,7 @@ def _refused(size: Size, error: Exception) -> DataError:
 
 
 def _placed(value: Any, weight: Tensor) -> Any:
-    """Move an input of the tower to the weights' device, and numbers that are not whole to their dtype."""
+    """Move an input of the tower to the weights' device, and convert floating-point numbers to their dtype."""
     if not isinstance(value, Tensor):
         return value
     placed = moved(value, weight.device)

@@ -1,4 +1,5 @@
-"""InternVL3: square tiles and a thumbnail with the same number of tokens each, between <img> and </img>; 1-D positions.
+"""InternVL3: square tiles and a thumbnail, each with the same number of tokens, between <img> and </img>; 1-D
+positions.
 
 Shape suffixes: docs/shapes.md. D is 1.
 """
@@ -19,7 +20,7 @@ from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits,
 
 
 class InternVL(Family):
-    """Knows InternVL3, which writes boxes in thousandths of each side."""
+    """InternVL3, which writes boxes in thousandths of each side."""
 
     name = "internvl"
     serves = "InternVL3 in transformers' own form, such as `OpenGVLab/InternVL3-1B-hf`"
@@ -45,7 +46,8 @@ class InternVL(Family):
         self.refuse_limits(limits)
         processor = self.checkpoint.image_processor
         (width, height), tile = size, (processor.size["width"], processor.size["height"])
-        # crop_to_patches is ignored: InternVL's processor always uses true, but published checkpoints say false.
+        # crop_to_patches is ignored, because InternVL's processor always uses true although published checkpoints say
+        # false.
         columns, rows = get_optimal_tiled_canvas(
             (height, width), tile[::-1], processor.min_patches, processor.max_patches
         )
@@ -74,5 +76,5 @@ class InternVL(Family):
 
 
 def _tile_count(rows: int, columns: int) -> int:
-    """Count the tiles of a canvas, with the thumbnail where there are several tiles."""
+    """Count the tiles of a canvas, including the thumbnail if there are several tiles."""
     return rows * columns + (rows * columns > 1)

@@ -1,6 +1,6 @@
 """LLaVA-OneVision: an image in the size of one tile, then the image on a canvas of tiles; 1-D positions.
 
-The features of the canvas' padding are cut off, large grids of features are made smaller, and each row of features ends
+The features of the canvas's padding are cut off, large grids of features are reduced, and each row of features ends
 with a newline. Each image of a prompt has its own canvas, as in transformers' processor for a flat list of images and
 in vLLM. Shape suffixes: docs/shapes.md. D is 1.
 """
@@ -21,11 +21,11 @@ from tiercel.models.families.base import Family, HuggingFaceModel
 from tiercel.models.families.image_transforms import normalised_tiles, picture_tensor, resized, tiles, views_sha256
 from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits, Size
 
-SHRINKS_ABOVE = 1.1  # the grid is made smaller where its sides are more than this times too long
+SHRINKS_ABOVE = 1.1  # the grid is reduced if its sides are more than this factor too long
 
 
 class LlavaOnevision(Family):
-    """Knows LLaVA-OneVision, which writes boxes in fractions of each side."""
+    """LLaVA-OneVision, which writes boxes in fractions of each side."""
 
     name = "llava_onevision"
     serves = "LLaVA-OneVision, such as `llava-hf/llava-onevision-qwen2-0.5b-ov-hf`"
@@ -63,8 +63,7 @@ class LlavaOnevision(Family):
         )
 
     def _feature_grid(self, size: Size, grid: tuple[int, int]) -> tuple[int, int]:
-        """Count the rows and columns of the canvas' features without those of its padding, reduced to the allowed
-        number."""
+        """Count the rows and columns of the canvas's features without its padding, reduced to the allowed number."""
         config, (width, height) = self.checkpoint.config, size
         side = config.vision_config.image_size // config.vision_config.patch_size
         rows, columns = grid[0] * side, grid[1] * side
@@ -91,7 +90,7 @@ class LlavaOnevision(Family):
         return [self.checkpoint.config.image_token_id] * plan.token_count
 
     def _tiles(self, image: EncodedImage) -> list[Tensor]:
-        """Return the view of one tile, then the tiles of the canvas, which has the picture in its middle."""
+        """Return the view of one tile, then the tiles of the canvas, which has the picture at its centre."""
         picture, squashed = image.views
         tile = self.checkpoint.config.vision_config.image_size
         (rows, columns), (height, width) = image.plan.grid, picture.shape[:2]

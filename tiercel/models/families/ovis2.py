@@ -1,6 +1,6 @@
-"""Ovis2: square tiles, a visual vocabulary, five indicator tokens with their own embeddings, 1-D positions.
+"""Ovis2: square tiles, a visual vocabulary, five indicator tokens with their own embeddings, and 1-D positions.
 
-Shape suffixes: docs/shapes.md. D is 1; M are those of an image's K vision tokens that are not indicators.
+Shape suffixes: docs/shapes.md. D is 1; M counts those of an image's K vision tokens that are not indicators.
 """
 
 import itertools
@@ -25,7 +25,7 @@ START, GRID, COLUMN, ROW, END = range(5)  # order of config.visual_indicator_tok
 
 
 class Ovis2(Family):
-    """Knows Ovis2, which has no fixed form for boxes. tiercel uses fractions of each side, as Ovis2.5 does."""
+    """Ovis2, which has no fixed form for boxes. tiercel uses fractions of each side, as Ovis2.5 does."""
 
     name = "ovis2"
     serves = "Ovis2 in transformers' own form, such as `thisisiron/Ovis2-2B-hf`"
@@ -79,7 +79,7 @@ class Ovis2(Family):
         return canvas_and_thumbnail(image, self.plan_image(image.size, limits), self.checkpoint.image_processor)
 
     def _layout(self, grid: tuple[int, ...]) -> list[int | None]:
-        """List the tokens of an image: None for a token of a tile, otherwise the number of an indicator."""
+        """Return the tokens of an image: None for a token of a tile, otherwise the number of an indicator."""
         rows, columns = grid
         tile: list[int | None] = [None] * self.tokens_per_tile
         layout: list[int | None] = [START, *tile, GRID]
@@ -117,7 +117,7 @@ class Ovis2(Family):
         ]
 
     def _with_indicators(self, image: EncodedImage, tile_features_MH: Tensor, indicators_5H: Tensor) -> Tensor:
-        """Put tile features and indicator embeddings into the order of the image's tokens."""
+        """Arrange tile features and indicator embeddings in the order of the image's tokens."""
         of_tiles = itertools.count(len(indicators_5H))
         places = [next(of_tiles) if indicator is None else indicator for indicator in self._layout(image.plan.grid)]
         rows = torch.cat([indicators_5H.to(tile_features_MH.dtype), tile_features_MH])

@@ -25,7 +25,7 @@ PAIR = 2  # frames in one layer of a video's grid
 
 
 class Qwen2VL(Family):
-    """Knows Qwen2-VL, which writes boxes in thousandths of each side."""
+    """Qwen2-VL, which writes boxes in thousandths of each side."""
 
     name = "qwen2_vl"
     serves = "Qwen2-VL, such as `Qwen/Qwen2-VL-2B-Instruct`"
@@ -73,9 +73,9 @@ class Qwen2VL(Family):
         )
 
     def _pixels(self, limits: PixelLimits | None) -> tuple[int, int]:
-        """Return the smallest and the largest number of pixels: the row's where it has any, otherwise the recipe's.
-        Raises DataError where those of the row are outside the recipe's: an engine that resizes again by the recipe's
-        limits must not change the image."""
+        """Return the smallest and the largest number of pixels: the row's if it has any, otherwise the recipe's. Raises
+        DataError if the row's are outside the recipe's, because an engine that resizes again by the recipe's limits
+        must not change the image."""
         size = self.checkpoint.image_processor.size
         least, most = self.min_pixels or size["shortest_edge"], self.max_pixels or size["longest_edge"]
         if limits is None:
@@ -90,7 +90,7 @@ class Qwen2VL(Family):
         return limits.least or least, limits.most or most
 
     def plan_video(self, size: Size, frame_count: int, fps: float, limits: PixelLimits) -> ImagePlan:
-        """Plan a video. Two frames make one layer of the grid; a last frame without a second one is used twice."""
+        """Plan a video. Two frames form one layer of the grid; a last frame without a partner is used twice."""
         try:
             picture = self._planned(size, limits.least or 1, limits.most or 1)
         except DataError as error:
@@ -112,7 +112,7 @@ class Qwen2VL(Family):
         return [config.video_token_id] * (math.prod(plan.grid) // merge_size**2)
 
     def grid_times(self, plan: ImagePlan) -> list[list[int]]:
-        """Return the times of the layers, in positions, of each run of placeholders of an image or video."""
+        """Return the times of the layers, in positions, for each run of placeholders of an image or video."""
         return [list(range(plan.grid[0]))]
 
     def positions(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> Tensor:
@@ -164,7 +164,7 @@ class Qwen2VL(Family):
         return output.pooler_output
 
     def grid_inputs(self, tower: HuggingFaceModel, grids: Tensor) -> dict[str, Tensor]:
-        """Compute on the CPU what the tower's forward pass needs to know of the grids, int64 (images, 3). The tower
+        """Compute on the CPU what the tower's forward pass needs to know about the grids, int64 (images, 3). The tower
         itself would compute it on the device and wait for it."""
         return {
             "position_ids": get_vision_position_ids(grids, tower.spatial_merge_size),
@@ -172,8 +172,8 @@ class Qwen2VL(Family):
         }
 
     def patches(self, image: EncodedImage, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Compute the patches (T, 3 x 2 x pixels) of an image or a video for the tower. An image is in both halves of
-        each patch; in a layer of a video, the first half has one frame and the second half the next one."""
+        """Compute the patches (T, 3 x 2 x pixels) of an image or a video for the tower. An image fills both halves of
+        each patch; in a layer of a video, the first half has one frame and the second half the next frame."""
         processor = self.checkpoint.image_processor
         side, merge_size = processor.patch_size, processor.merge_size
         layers, height, width = image.plan.grid
@@ -189,7 +189,7 @@ class Qwen2VL(Family):
 
 
 class Qwen25VL(Qwen2VL):
-    """Knows Qwen2.5-VL, which writes boxes in pixels of the resized image."""
+    """Qwen2.5-VL, which writes boxes in pixels of the resized image."""
 
     name = "qwen2_5_vl"
     serves = "Qwen2.5-VL, such as `Qwen/Qwen2.5-VL-3B-Instruct`"
@@ -198,7 +198,8 @@ class Qwen25VL(Qwen2VL):
     coordinate_space: ClassVar[CoordinateSpace] = "resized_pixels"
 
     def grid_times(self, plan: ImagePlan) -> list[list[int]]:
-        """Return the layers' times, in positions. The distance of a video's layers follows their times in seconds."""
+        """Return the layers' times, in positions. The distance between a video's layers follows their times in
+        seconds."""
         if plan.fps is None:
             return super().grid_times(plan)
         apart = self.checkpoint.config.vision_config.tokens_per_second * PAIR / plan.fps

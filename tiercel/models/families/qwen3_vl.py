@@ -1,4 +1,4 @@
-"""Qwen3-VL and Qwen3.5: the images and positions of Qwen2-VL; Qwen3-VL has DeepStack
+"""Qwen3-VL and Qwen3.5, with the images and positions of Qwen2-VL; Qwen3-VL has DeepStack
 (https://arxiv.org/abs/2406.04334)."""
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from tiercel.types import CoordinateSpace, ImagePlan
 
 
 class Qwen3VL(Qwen2VL):
-    """Knows Qwen3-VL, which writes boxes in thousandths of each side."""
+    """Qwen3-VL, which writes boxes in thousandths of each side."""
 
     name = "qwen3_vl"
     video_marker = "<|vision_start|><|video_pad|><|vision_end|>"
@@ -32,8 +32,8 @@ class Qwen3VL(Qwen2VL):
     }
 
     def image_token_ids(self, plan: ImagePlan) -> list[int]:
-        """Return the tokens of an image or a video. Each layer of a video's grid has its time as text before it, and
-        a start and an end token."""
+        """Return the tokens of an image or a video. In a video's grid, each layer has its time as text before it, and a
+        start and an end token."""
         if plan.fps is None:
             return super().image_token_ids(plan)
         config = self.checkpoint.config
@@ -77,14 +77,14 @@ class Qwen3VL(Qwen2VL):
         if not deeper:
             return super().decoder_inputs(first)
         return super().decoder_inputs(first) | {
-            # Numbers of the rows: with a mask, which has the same effect, every layer would wait for the device.
+            # Row indices: with a mask, which has the same effect, every layer would wait for the device.
             "visual_pos_masks": torch.arange(len(first), device=first.device),
             "deepstack_visual_embeds": deeper,
         }
 
 
 class Qwen3VLMoe(Qwen3VL):
-    """Knows Qwen3-VL with experts: only its decoder differs."""
+    """Qwen3-VL with experts; only its decoder differs."""
 
     name = "qwen3_vl_moe"
     serves = "Qwen3-VL with experts, such as `Qwen/Qwen3-VL-30B-A3B-Instruct`"
@@ -92,7 +92,7 @@ class Qwen3VLMoe(Qwen3VL):
     vllm = "not tried on a GPU; on a CPU vLLM has no kernels for adapters beside experts"
 
     def save(self, model: HuggingFaceModel, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        # transformers turns them when it reads a checkpoint, and does not turn them back
+        # transformers transposes them when it reads a checkpoint, and does not transpose them back
         turned = (".experts.gate_up_proj", ".experts.down_proj")
         held = model.state_dict() if weights is None else weights
         published = {name: each.transpose(1, 2) if name.endswith(turned) else each for name, each in held.items()}
@@ -100,7 +100,7 @@ class Qwen3VLMoe(Qwen3VL):
 
 
 class Qwen35(Qwen3VL):
-    """Knows Qwen3.5 without experts, which writes boxes in thousandths of each side."""
+    """Qwen3.5 without experts, which writes boxes in thousandths of each side."""
 
     name = "qwen3_5"
     serves = "Qwen3.5 without experts, such as `Qwen/Qwen3.5-4B`"
@@ -117,7 +117,7 @@ class Qwen35(Qwen3VL):
 
 
 class Qwen35Moe(Qwen35):
-    """Knows Qwen3.5 with experts: only its decoder differs."""
+    """Qwen3.5 with experts; only its decoder differs."""
 
     name = "qwen3_5_moe"
     serves = "Qwen3.5 with experts, such as `Qwen/Qwen3.5-35B-A3B`"

@@ -1,4 +1,4 @@
-"""Text-only causal language models of transformers: no pictures, 1-D positions.
+"""Text-only causal language models of transformers, without pictures and with 1-D positions.
 
 Shape suffixes: docs/shapes.md. D is 1.
 """
@@ -17,7 +17,7 @@ from tiercel.types import EncodedImage, EncodedPrompt, ImagePlan, PixelLimits, S
 
 
 class TextOnly(Family):
-    """Knows any causal language model without pictures. Each checkpoint is proved before it is used."""
+    """Any causal language model without pictures. Each checkpoint is proved before it is used."""
 
     name = "text_only"
     serves = "any causal language model of transformers, such as `Qwen/Qwen3-4B`"

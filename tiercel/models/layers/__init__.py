@@ -1,1 +1,1 @@
-"""What tiercel runs in place of transformers' own code in a decoder and in a tower."""
+"""The code that tiercel runs in place of transformers' own in a decoder and in a tower."""

@@ -1,6 +1,6 @@
-"""Run the decoder's attention with tiercel's own forms, through transformers' attention interface.
+"""The decoder's attention with tiercel's own forms, through transformers' attention interface.
 
-Only the language model is changed; the vision tower keeps the attention that it was loaded with. Without a form the
+Only the language model is changed; the vision tower keeps the attention that it was loaded with. Without a form, the
 decoder computes transformers' own `sdpa`. Shape suffixes: docs/shapes.md.
 """
 
@@ -19,15 +19,15 @@ from tiercel.models.layers.delta_net import BRANCHING_MODELS, DeltaScan, DeltaTo
 from tiercel.models.layers.sight import FULL, Sight
 
 IMPLEMENTATION = "tiercel"  # the name of this attention in transformers
-LARGEST_GROUPED_HEAD = 256  # of FlashAttention
+LARGEST_GROUPED_HEAD = 256  # the limit of FlashAttention
 _CAUSAL_OUTSIDE = ("gemma4_text",)  # decoders whose layers without a window see pictures causally
-_NOT_COMPUTED = {"softcap": "caps its scores", "s_aux": "has sinks"}  # by the option that a decoder gives
-_NO_MASK = torch.zeros(1, 1, 1, 1)  # transformers uses a mask of four dimensions as it is and does not make its own
+_NOT_COMPUTED = {"softcap": "caps its scores", "s_aux": "has sinks"}  # by the option that a decoder passes
+_NO_MASK = torch.zeros(1, 1, 1, 1)  # transformers uses a mask of four dimensions as it is instead of making its own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layer:
-    """Describes the attention of a layer."""
+    """The attention of one layer."""
 
     index: int  # among the layers of the decoder
     scale: float  # of the scores
@@ -35,10 +35,11 @@ class Layer:
 
 
 class Attend(Protocol):
-    """Computes the attention of one forward pass. It is called once for each layer, after the rotary embedding."""
+    """The attention of one forward pass. It is called once for each layer, after the rotary embedding."""
 
     def __call__(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor, /) -> Tensor:
-        """Return the output (B, A, T, E). The form itself decides which tokens a token attends to; it gets no mask."""
+        """Return the output (B, A, T, E). The form itself decides which tokens a token attends to, so it gets no
+        mask."""
 
 
 def attended(
@@ -50,10 +51,11 @@ def attended(
     *,
     is_causal: bool = False,
 ) -> Tensor:
-    """Compute PyTorch's attention (B, A, S, E) of grouped heads.
+    """Compute PyTorch's attention (B, A, S, E) with grouped heads.
 
-    On a GPU its kernels that hold no scores take grouped heads only without a mask and up to a size of 256. Otherwise
-    keys and values are repeated, or PyTorch would hold all scores: 20.8 GiB for 8 prompts of 4,096 tokens in 16 heads.
+    On a GPU, the kernels that do not hold all scores support grouped heads only without a mask and up to a size of 256.
+    Otherwise keys and values are repeated, because PyTorch would hold all scores: 20.8 GiB for 8 prompts of 4,096
+    tokens in 16 heads.
     """
     is_grouped = query_BASE.shape[1] != key_BJTE.shape[1]
     if is_grouped and query_BASE.is_cuda and (mask is not None or query_BASE.shape[3] > LARGEST_GROUPED_HEAD):
@@ -66,29 +68,30 @@ def attended(
 
 
 class PackAttend(Attend, Protocol):
-    """Computes the attention of a pack."""
+    """The attention of a pack."""
 
     def prepare(self, sight: Sight) -> None:
-        """Make what layers of this sight need. Else their first call makes it."""
+        """Build what layers with this sight need; otherwise their first call builds it."""
 
 
 class AttentionForm(Attend, Protocol):
-    """Computes what the tokens of one forward pass take from each other: by attention, or by a state."""
+    """The exchange between the tokens of one forward pass: by attention, or by a state."""
 
     def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:
-        """Return the output (B, T, A, E) of a layer with a state. The form decides from which state a token goes on."""
+        """Return the output (B, T, A, E) of a layer with a state. The form decides which state a token continues
+        from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GivenForm:
-    """Carries the form of a forward pass to the layers: one type for all forms, since layers that are compiled would be
-    compiled anew for another."""
+    """The container that carries a forward pass's form to the layers. It is one type for all forms, because compiled
+    layers would be recompiled for another type."""
 
     form: AttentionForm
 
 
 def route_attention(language_model: nn.Module) -> None:
-    """Make the decoder compute the form that its forward pass is given as `attention_form`."""
+    """Make the decoder compute the form that is passed to its forward pass as `attention_form`."""
     config: Any = language_model.config
     if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
         raise ModelError(f"all tokens of this {config.model_type} see each other, so it cannot write text")
@@ -97,7 +100,7 @@ def route_attention(language_model: nn.Module) -> None:
 
 
 def shared_prefix_obstacle(config: Any) -> str | None:
-    """Say why a decoder of this config cannot run a prompt once for all its completions; None where it can."""
+    """Return why a decoder with this config cannot run a prompt once for all its completions, or None if it can."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     shared = {"full_attention", "sliding_attention"}
     if config.model_type in BRANCHING_MODELS:
@@ -115,24 +118,24 @@ def form_inputs(form: AttentionForm) -> dict[str, Any]:
 
 
 class Heads(NamedTuple):
-    """Gives the shape of a layer's attention."""
+    """The shape of a layer's attention."""
 
     keys: int  # heads of keys and values
     size: int  # of a head
 
 
 def heads_of(config: Any) -> list[Heads]:
-    """Return the heads of each layer of a decoder of this config. In Gemma 4 they differ."""
+    """Return the heads of each layer of a decoder with this config. In Gemma 4 they differ between layers."""
     layers = [config.per_layer_config[number] for number in range(config.num_hidden_layers)]
     usual = config.hidden_size // config.num_attention_heads
     return [Heads(keys=each.num_key_value_heads, size=getattr(each, "head_dim", None) or usual) for each in layers]
 
 
 def sights_of(config: Any) -> dict[str, Sight]:
-    """Return the sight of each kind of layer that a decoder of this config has, by the names of transformers."""
+    """Return the sight of each kind of layer that a decoder with this config has, keyed by transformers' names."""
     window = getattr(config, "sliding_window", None)
     if not (kinds := getattr(config, "layer_types", None)):
-        return {"full_attention": _sight(config, window)}  # with a window, all layers have it
+        return {"full_attention": _sight(config, window)}  # if there is a window, all layers have it
     sights = {"full_attention": _sight(config, None), "sliding_attention": _sight(config, window)}
     return {kind: sights[kind] for kind in sorted(set(kinds)) if kind in sights}
 
@@ -142,11 +145,11 @@ def _sight(config: Any, window: int | None) -> Sight:
 
 
 def position_ids(positions: Tensor) -> Tensor:
-    """Convert positions (D, rows, length) to the form of transformers: (rows, length) where D is 1."""
+    """Convert positions (D, rows, length) to transformers' form: (rows, length) if D is 1."""
     return positions if positions.shape[0] == 3 else positions[0]
 
 
-@torch.compiler.disable  # compiled layers call it as it is: a form may do anything, and `layer_idx` is of one layer
+@torch.compiler.disable  # not compiled: a form may do anything, and `layer_idx` is specific to a layer
 def _routed_attention(
     module: Any,
     query: Tensor,

@@ -1,10 +1,10 @@
 """Gated-delta-net layers (Yang et al. 2024, https://arxiv.org/abs/2412.06464), as in Qwen3.5. Such a layer has a state
-in place of keys and values: each token changes it, and reads it. The state after a prompt branches to the prompt's
+instead of keys and values; each token changes it and reads it. The state after a prompt branches to the prompt's
 completions, so the prompt is run once.
 
-Only what lies between the projections of a layer is replaced here; the rule itself is the one of transformers, which
-takes the kernels of flash-linear-attention where that package is installed. Shape suffixes: docs/shapes.md. Here A are
-the heads of the values, and O the channels of the convolution: those of queries, keys and values side by side.
+Only the part between the projections of a layer is replaced here. The rule itself is transformers', which uses the
+kernels of flash-linear-attention if that package is installed. Shape suffixes: docs/shapes.md. Here A are the heads of
+the values, and O the channels of the convolution: queries, keys and values side by side.
 """
 
 from collections.abc import Callable
@@ -23,14 +23,14 @@ BRANCHING_MODELS = ("qwen3_5_text", "qwen3_5_moe_text")  # `model_type` of decod
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeltaTokens:
-    """Holds what tokens bring to a layer's state."""
+    """What tokens contribute to a layer's state."""
 
     mixed_RTO: Tensor  # queries, keys and values before the convolution
-    log_decay_RTA: Tensor  # fp32, at most 0: a token first multiplies the state by its exponential
-    rate_RTA: Tensor  # 0 to 1: how much of what the state has under the token's key is replaced
+    log_decay_RTA: Tensor  # fp32, at most 0: a token first multiplies the state by the exponential of this
+    rate_RTA: Tensor  # 0 to 1: the share of the state's entry under the token's key that is replaced
 
     def rows(self, places_RL: Tensor, is_padding_RL: Tensor) -> "DeltaTokens":
-        """Gather rows of tokens from a pack (R is 1 here). Padding leaves the state as it is."""
+        """Gather rows of tokens from a pack (R is 1 here). Padding leaves the state unchanged."""
         of_pack = (self.mixed_RTO[0], self.log_decay_RTA[0], self.rate_RTA[0])
         mixed, log_decay, rate = (each.index_select(0, places_RL.flatten()) for each in of_pack)
         shape = places_RL.shape
@@ -42,7 +42,7 @@ class DeltaTokens:
         return rows.without(is_padding_RL)
 
     def without(self, is_padding_RT: Tensor) -> "DeltaTokens":
-        """Keep the padding from changing the state."""
+        """Prevent the padding from changing the state."""
         return replace(
             self,
             log_decay_RTA=self.log_decay_RTA.masked_fill(is_padding_RT[..., None], 0.0),
@@ -52,18 +52,18 @@ class DeltaTokens:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeltaState:
-    """Holds the state of a layer after some tokens, for each row."""
+    """The state of a layer after some tokens, for each row."""
 
     recent: Tensor  # (R, taps - 1, O), the last inputs of the convolution
-    memory_RAEE: Tensor  # fp32, by key and value
+    memory_RAEE: Tensor  # fp32, indexed by key and value
 
     def of(self, rows: Tensor) -> "DeltaState":
-        """Select rows; one that is named several times is copied."""
+        """Select rows; a row that is named several times is copied."""
         return DeltaState(recent=self.recent[rows], memory_RAEE=self.memory_RAEE[rows])
 
 
 class DeltaScan:
-    """Runs the recurrence of one layer."""
+    """The recurrence of one layer."""
 
     def __init__(self, module: Any):
         self.module = module
@@ -72,7 +72,7 @@ class DeltaScan:
     def __call__(
         self, tokens: DeltaTokens, lengths_R: Tensor, start: DeltaState | None = None
     ) -> tuple[Tensor, DeltaState]:
-        """Run rows of tokens from `start`, or from an empty state. Returns the output (R, T, A, E) of each token and
+        """Run rows of tokens from `start`, or from an empty state, and return the output (R, T, A, E) of each token and
         the state after the first `lengths_R` tokens of each row."""
         mixed_RTO = tokens.mixed_RTO
         rows, _, channels = mixed_RTO.shape
@@ -94,7 +94,7 @@ class DeltaScan:
         return output_RTAE, DeltaState(recent=end, memory_RAEE=memory_RAEE)
 
     def step(self, tokens: DeltaTokens, state: DeltaState) -> Tensor:
-        """Run one token of every row, and change `state` in place. Returns the output (R, 1, A, E)."""
+        """Run one token of every row, changing `state` in place, and return the output (R, 1, A, E)."""
         inputs_RTO = torch.cat([state.recent, tokens.mixed_RTO.to(state.recent)], dim=1)
         query, key, value = self._convolved(inputs_RTO.to(tokens.mixed_RTO))
         output_R1AE, memory_RAEE = self._rule("torch_recurrent_gated_delta_rule", inputs_RTO.device)(
@@ -124,11 +124,11 @@ class DeltaScan:
 
     def _rule(self, name: str, device: torch.device) -> Callable[..., tuple[Tensor, Tensor]]:
         rule = getattr(import_module(type(self.module).__module__), name)
-        return unwrap(rule) if device.type == "cpu" else rule  # the kernels need a GPU, and hide the rule inside
+        return unwrap(rule) if device.type == "cpu" else rule  # the kernels need a GPU, and wrap the plain rule
 
 
 def rule_in_use(language_model: nn.Module, device: torch.device) -> str | None:
-    """Say what computes the recurrence of a decoder's delta nets; None where it has none."""
+    """Return what computes the recurrence of a decoder's delta nets, or None if it has none."""
     config: Any = language_model.config
     if config.model_type not in BRANCHING_MODELS:
         return None
@@ -136,13 +136,13 @@ def rule_in_use(language_model: nn.Module, device: torch.device) -> str | None:
         return "transformers' own code"
     try:
         import_module("fla.ops.gated_delta_rule")
-    except Exception as error:  # as transformers does, which then takes its own code
+    except Exception as error:  # as transformers does, which then uses its own code
         return f"transformers' own code; flash-linear-attention, whose kernels are faster, cannot be imported: {error}"
     return "flash-linear-attention"
 
 
 def route_delta_nets(language_model: nn.Module) -> None:
-    """Make the delta nets of a decoder compute by the form that its forward pass is given as `attention_form`."""
+    """Make the delta nets of a decoder use the form that is passed to its forward pass as `attention_form`."""
     config: Any = language_model.config
     if config.model_type not in BRANCHING_MODELS:
         return

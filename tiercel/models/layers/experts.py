@@ -1,8 +1,9 @@
-"""Mixtures of experts: in each layer a router chooses, for every token, the experts that compute it.
+"""Mixtures of experts. In each layer a router chooses, for every token, the experts that compute it.
 
-transformers holds the experts of a layer as two parameters of three dimensions, and computes them by `IMPLEMENTATION`:
-tokens are sorted by expert and go through one grouped product. It never waits for the device to count tokens, and it
-adds up the experts of a token in a fixed order. Shape suffixes: docs/shapes.md. X are the experts of a layer.
+transformers holds the experts of a layer as two parameters of three dimensions, and computes them with
+`IMPLEMENTATION`: tokens are sorted by expert and go through one grouped product. It never waits for the device to count
+tokens, and it adds up a token's experts in a fixed order. Shape suffixes: docs/shapes.md. X is the number of experts in
+a layer.
 """
 
 from collections.abc import Iterator
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 IMPLEMENTATION = "grouped_mm"  # its name in transformers
-METRICS = "experts/"  # the names of the metrics begin so
-_ROUTERS = ("gate", "router")  # of these two, a block has one
+METRICS = "experts/"  # the prefix of the metrics' names
+_ROUTERS = ("gate", "router")  # a block has one of the two
 _GATES = (*_ROUTERS, "shared_expert_gate")
 
 
@@ -23,7 +24,7 @@ _GATES = (*_ROUTERS, "shared_expert_gate")
 class ExpertLayer:
     """The experts of one layer, before or after an adapter is added."""
 
-    name: str  # of the block in the model that was asked
+    name: str  # of the block in the model
     block: Any  # has `experts`, and one of _ROUTERS
 
     @property
@@ -33,7 +34,7 @@ class ExpertLayer:
 
     @property
     def uses_kernels(self) -> bool:
-        """Tell whether transformers computes these experts by a chosen implementation."""
+        """Return whether transformers computes these experts with a selectable implementation."""
         experts = self.block.experts
         plain = experts.get_base_layer() if hasattr(experts, "get_base_layer") else experts  # PEFT's, with an adapter
         return hasattr(plain, "_apply_gate")
@@ -45,17 +46,17 @@ class ExpertLayer:
 
 
 def is_mixture(module: nn.Module) -> bool:
-    """Tell whether a module is a router with its experts."""
+    """Return whether a module is a router with its experts."""
     return hasattr(module, "experts") and any(hasattr(module, name) for name in _ROUTERS)
 
 
 def mixtures(model: nn.Module) -> list[ExpertLayer]:
-    """List the mixtures of a model, in the order of its layers; none where it has no experts."""
+    """Return the mixtures of a model, in the order of its layers; the list is empty if it has no experts."""
     return [ExpertLayer(name=name, block=module) for name, module in model.named_modules() if is_mixture(module)]
 
 
 def gate_names(model: nn.Module) -> set[str]:
-    """Return the names of the modules that choose or weigh experts. tiercel does not train them."""
+    """Return the names of the modules that choose or weight experts, which tiercel does not train."""
     gates = [
         (f"{mixture.name}.{gate}", getattr(mixture.block, gate))
         for mixture in mixtures(model)
@@ -66,7 +67,7 @@ def gate_names(model: nn.Module) -> set[str]:
 
 
 class ExpertLoad:
-    """Counts the tokens that each expert computes in passes with a gradient. Nothing waits for the device."""
+    """A counter of the tokens that each expert computes in passes with a gradient. It never waits for the device."""
 
     def __init__(self, language_model: nn.Module):
         self.mixtures = [mixture for mixture in mixtures(language_model) if mixture.uses_kernels]
@@ -74,7 +75,8 @@ class ExpertLoad:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count inside. A layer that is computed again in the backward pass is outside, and is not counted twice."""
+        """Count inside the context. Layers are recomputed in the backward pass outside of it, so they are not counted
+        twice."""
         if not (self.mixtures and torch.is_grad_enabled()):
             yield
             return
@@ -90,7 +92,7 @@ class ExpertLoad:
 
     def take(self) -> dict[str, Tensor]:
         """Return the load of the busiest and of the least busy expert, as a multiple of an even share, and the share of
-        experts that got no token: means over the layers. Empty without experts. Then begin to count anew."""
+        experts without tokens, averaged over the layers, and reset the counts. Empty without experts."""
         if not self._counts:
             return {}
         counts_LX = torch.stack(list(self._counts.values())).float()
@@ -104,7 +106,7 @@ class ExpertLoad:
 
     def _counter(self, layer: int, experts: int) -> Any:
         def count(module: Any, inputs: tuple[Tensor, Tensor, Tensor]) -> None:
-            chosen = inputs[1].flatten()  # states, experts of each, their weights
+            chosen = inputs[1].flatten()  # states, each state's experts, and the experts' weights
             counts_X = self._counts.get(layer)
             if counts_X is None:
                 counts_X = torch.zeros(experts, dtype=torch.int64, device=chosen.device)

@@ -1,9 +1,9 @@
-"""Decoder layers in 4 or 8 bits, by bitsandbytes: NF4 with quantised scales (QLoRA, Dettmers et al. 2023,
+"""Decoder layers in 4 or 8 bits, with bitsandbytes: NF4 with quantised scales (QLoRA, Dettmers et al. 2023,
 arXiv:2305.14314), or int8 with a scale for each row.
 
 Only the frozen linear layers of the decoder are quantised; the head, the embedding, the vision tower and the projector
-keep the recipe's dtype. Every product dequantises its weight for that moment, forward and backward, and computes in the
-recipe's dtype, so that a token's numbers do not depend on the tokens beside it: a packed row equals a plain one.
+keep the recipe's dtype. Every product temporarily dequantises its weight, forward and backward, and computes in the
+recipe's dtype, so that a token's numbers do not depend on the tokens next to it: a packed row equals a plain one.
 """
 
 from functools import cache
@@ -19,16 +19,17 @@ from tiercel.errors import EnvironmentProblem, ModelError
 from tiercel.models.families.base import Family, HuggingFaceModel
 from tiercel.models.layers.experts import mixtures
 
-# Of a weight: 4 bits, a byte for the scale of 64 weights, 4 bytes for 256 of these; or a byte, without a row's scale.
+# Bytes per weight: for NF4, 4 bits, a byte for the scale of 64 weights, and 4 bytes for 256 of these; for int8, a byte,
+# not counting the row's scale.
 STORED_BYTES: dict[Quantization, float] = {"nf4": 0.5 + 1 / 64 + 4 / (64 * 256), "int8": 1.0}
 
 
-BLOCK = 64  # weights with one scale in NF4
+BLOCK = 64  # weights that share a scale in NF4
 
 
 def quantizable(family: Family, model: HuggingFaceModel, kind: Quantization) -> set[str]:
-    """Return the names of the linear layers that are quantised: those inside the decoder's layers, without adapters. In
-    NF4 a row must have whole blocks: bitsandbytes 0.50 gives other rows wrong numbers on a CPU."""
+    """Return the names of the linear layers that are quantised: those inside the decoder's layers, except adapters. In
+    NF4 a row must consist of whole blocks, because bitsandbytes 0.50 computes wrong numbers for other rows on a CPU."""
     layers: Any = family.language_model(model).layers
     inside = {id(module) for module in layers.modules()}
     return {
@@ -40,7 +41,7 @@ def quantizable(family: Family, model: HuggingFaceModel, kind: Quantization) -> 
 
 
 def require_package(key: str) -> None:
-    """Raise EnvironmentProblem, which names the recipe's key, without bitsandbytes."""
+    """Raise EnvironmentProblem, which names the recipe's key, if bitsandbytes is not installed."""
     if find_spec("bitsandbytes") is None:
         raise EnvironmentProblem(f"{key}: needs the package bitsandbytes; pip install 'tiercel[quantize]'")
 
@@ -49,7 +50,8 @@ def loading_options(
     family: Family, quantize: Quantization | None, dtype: torch.dtype, device: torch.device, *, is_stored: bool
 ) -> dict[str, Any]:
     """Return what `from_pretrained` needs to quantise layer by layer while it reads, or to read weights that are stored
-    so. Raises EnvironmentProblem without bitsandbytes, and ModelError where most weights are not in linear layers."""
+    quantised. Raises EnvironmentProblem without bitsandbytes, and ModelError if most weights are not in linear
+    layers."""
     if not (quantize or is_stored):
         return {}
     require_package("model.quantize")
@@ -81,8 +83,8 @@ def loading_options(
 
 
 def stored_quantization(config: dict[str, Any], place: str) -> Quantization | None:
-    """Return how the weights of a checkpoint are quantised already, by its config.json; None where they are not.
-    Raises ModelError where it is another way than those of `model.quantize`."""
+    """Return how the weights of a checkpoint are already quantised, according to its config.json, or None if they are
+    not. Raises ModelError if `model.quantize` does not have that kind."""
     stored = config.get("quantization_config") or config.get("text_config", {}).get("quantization_config")
     if not stored:
         return None
@@ -99,7 +101,7 @@ def stored_quantization(config: dict[str, Any], place: str) -> Quantization | No
 
 
 def settle(model: HuggingFaceModel, dtype: torch.dtype) -> None:
-    """Make the quantised layers compute in `dtype`, with the same product whether or not there is a gradient."""
+    """Make the quantised layers compute in `dtype`, with the same product with and without a gradient."""
     import bitsandbytes
 
     four_bit: list[Any] = [each for each in model.modules() if isinstance(each, bitsandbytes.nn.Linear4bit)]
@@ -110,8 +112,8 @@ def settle(model: HuggingFaceModel, dtype: torch.dtype) -> None:
                 "gives those wrong numbers on a CPU; take the checkpoint in full precision and write model.quantize"
             )
         layer.compute_dtype, layer.compute_type_is_set = dtype, True
-        # On CPUs with bfloat16 it would reorder the weights after the first pass without a gradient, and from then on
-        # compute in bfloat16, and give the layer below no gradient.
+        # On CPUs with bfloat16, the layer would reorder its weights after the first pass without a gradient, and from
+        # then on compute in bfloat16 and give the layer below no gradient.
         layer.support_avx512bf16_for_cpu = False
     eight_bit: list[Any] = [each for each in model.modules() if isinstance(each, bitsandbytes.nn.Linear8bitLt)]
     for layer in eight_bit:
@@ -122,7 +124,7 @@ def settle(model: HuggingFaceModel, dtype: torch.dtype) -> None:
 
 
 def rounded(weight: Tensor, kind: Quantization) -> Tensor:
-    """Quantise a weight and dequantise it again, float32."""
+    """Quantise a weight and dequantise it again, in float32."""
     from bitsandbytes import functional
 
     if kind == "int8":
@@ -133,8 +135,8 @@ def rounded(weight: Tensor, kind: Quantization) -> Tensor:
 
 
 def rounding_error(family: Family, model: HuggingFaceModel, kind: Quantization) -> float:
-    """Compute how far the quantised weights of the decoder are from those of a model in full precision: the norm of
-    all differences, divided by the norm of the weights."""
+    """Compute how far the quantised weights of the decoder are from those of a model in full precision: the norm of all
+    differences divided by the norm of the weights."""
     squares = torch.zeros(2, dtype=torch.float64)
     for name in quantizable(family, model, kind):
         weight = model.get_parameter(f"{name}.weight").detach().float()
@@ -144,14 +146,14 @@ def rounding_error(family: Family, model: HuggingFaceModel, kind: Quantization) 
 
 
 def is_quantized(model: HuggingFaceModel) -> bool:
-    """Tell whether some layers are quantised."""
+    """Return whether any layers are quantised."""
     return getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False)
 
 
 @cache
 def int8_linear() -> type[nn.Module]:
-    """Return the class of an int8 layer. bitsandbytes' own product rounds the inputs to 8 bits too, except in columns
-    that are large in some row of the batch: a token's result would depend on the tokens beside it."""
+    """Return the class of an int8 layer. bitsandbytes' own product also rounds the inputs to 8 bits, except in columns
+    that are large in some row of the batch, so a token's result would depend on the tokens next to it."""
     import bitsandbytes
 
     class Int8Linear(bitsandbytes.nn.Linear8bitLt):
@@ -165,7 +167,7 @@ def int8_linear() -> type[nn.Module]:
 
 
 class _Product(torch.autograd.Function):
-    """x W^T + b with rows W_i = scale_i / 127 * codes_i; W is not kept for the backward pass."""
+    """The product x W^T + b with rows W_i = scale_i / 127 * codes_i; W is not kept for the backward pass."""
 
     @staticmethod
     def forward(ctx, inputs: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:

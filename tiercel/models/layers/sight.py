@@ -1,4 +1,4 @@
-"""What the tokens of a sequence see of it, by the kind of the layer. Shape suffixes: docs/shapes.md."""
+"""The part of a sequence that its tokens see, by the kind of layer. Shape suffixes: docs/shapes.md."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,21 +11,22 @@ Span = tuple[int, int]  # start and stop
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sight:
-    """Says how far the tokens of a layer see. `window`: a token sees itself and the `window` - 1 tokens before it;
-    None: all tokens before it. `whole_pictures`: the tokens of a picture see the later ones of the picture too."""
+    """How far the tokens of a layer see. With `window`, a token sees itself and the `window` - 1 tokens before it; None
+    means all tokens before it. With `whole_pictures`, the tokens of a picture also see the later tokens of the
+    picture."""
 
     window: int | None = None
     whole_pictures: bool = True
 
     def within(self, longest: int, picture_spans: Sequence[Span]) -> "Sight":
-        """Return the simplest sight that is the same for sequences of at most `longest` tokens. `picture_spans`: of
-        their pictures."""
+        """Return the simplest sight that is equivalent for sequences of at most `longest` tokens whose pictures have
+        these spans."""
         window = None if self.window is None or self.window >= longest else self.window
         return Sight(window=window, whole_pictures=self.whole_pictures and bool(picture_spans))
 
     @property
     def is_causal(self) -> bool:
-        """Whether each token sees exactly the tokens up to itself."""
+        """Return whether each token sees exactly the tokens up to and including itself."""
         return self.window is None and not self.whole_pictures
 
 
@@ -33,7 +34,7 @@ FULL = Sight()
 
 
 def seen_spans(sight: Sight, length: int, picture_spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
-    """Return the start and the stop, int64 (T,), of what each token of a sequence sees."""
+    """Return the start and the stop, int64 (T,), of the span that each token of a sequence sees."""
     order_T = torch.arange(length)
     start_T = torch.zeros_like(order_T) if sight.window is None else (order_T - sight.window + 1).clamp_min(0)
     stop_T = order_T + 1
@@ -43,7 +44,8 @@ def seen_spans(sight: Sight, length: int, picture_spans: Sequence[Span]) -> tupl
 
 
 def sequence_masks(sight: Sight, length: int, picture_spans: Sequence[Sequence[Span]]) -> Tensor:
-    """Return the masks, bool (R, 1, T, T), of rows that begin together. `picture_spans`: the spans of each row."""
+    """Return the masks, bool (R, 1, T, T), of rows aligned at their start. `picture_spans` are the spans of each
+    row."""
     order_T = torch.arange(length)
     masks = []
     for of_row in picture_spans:
@@ -53,7 +55,7 @@ def sequence_masks(sight: Sight, length: int, picture_spans: Sequence[Sequence[S
 
 
 def runs(is_true_T: Tensor) -> tuple[Span, ...]:
-    """Return the longest spans of a sequence in which all entries are true."""
+    """Return the maximal spans of a sequence in which all entries are true."""
     edges = torch.nn.functional.pad(is_true_T.int(), (1, 1)).diff()
     starts, stops = (edges == 1).nonzero()[:, 0], (edges == -1).nonzero()[:, 0]
     return tuple(zip(starts.tolist(), stops.tolist(), strict=True))

@@ -1,8 +1,9 @@
-"""Run the attention of a vision tower in one call for all neighbouring spans of one length.
+"""The attention of a vision tower, computed in one call for all neighbouring spans of one length.
 
-A span is a picture, a frame or a window: its patches attend only to each other. With `sdpa`, transformers calls
-attention once for each span, and in each layer it waits for the device to learn their lengths. Here the lengths stay on
-the CPU, and the windows of a frame are sorted by length, so that no layer copies anything to bring them together.
+A span is a picture, a frame or a window, whose patches attend only to each other. With `sdpa`, transformers calls
+attention once for each span, and in each layer it waits for the device to learn the spans' lengths. Here the lengths
+stay on the CPU, and the windows of a frame are sorted by length, so that no layer copies anything to bring windows of
+one length together.
 
 Shape suffixes: docs/shapes.md. T counts the patches of all spans.
 """
@@ -19,14 +20,14 @@ from transformers import AttentionInterface
 
 from tiercel.devices import moved
 
-# Transformers hands all spans over in one call, with their bounds, only where the name contains "flash".
+# Transformers passes all spans in one call, with their bounds, only if the name contains "flash".
 IMPLEMENTATION = "tiercel_flash_spans"
 
 
 def sorted_windows(index: Tensor, bounds: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort the windows of each frame by length, so that those of one length are side by side. `index`: the places of
-    merged patches, window by window. `bounds` and `frames`: where windows and frames start, in patches. Returns index
-    and bounds of the new order."""
+    """Sort the windows of each frame by length, so that those of one length are side by side, and return index and
+    bounds of the new order. `index` holds the places of merged patches, window by window; `bounds` and `frames` say
+    where windows and frames start, in patches."""
     lengths = bounds.diff().long()
     frame_of = torch.bucketize(bounds[:-1], frames, right=True)
     order = (frame_of * (int(lengths.max()) + 1) + lengths).argsort(stable=True)
@@ -37,7 +38,7 @@ def sorted_windows(index: Tensor, bounds: Tensor, frames: Tensor) -> tuple[Tenso
 
 
 def route_tower(tower: nn.Module) -> None:
-    """Make a tower whose layers get bounds of spans compute their attention here."""
+    """Make a tower whose layers receive the bounds of spans compute its attention here."""
     config: Any = tower.config
     config._attn_implementation = IMPLEMENTATION
     for module in tower.modules():
@@ -46,13 +47,14 @@ def route_tower(tower: nn.Module) -> None:
 
 
 def _embedded(module: nn.Conv3d, patches: Tensor) -> Tensor:
-    """Compute the convolution of patches. On a GPU one product is faster; without cuDNN PyTorch launches kernels for
-    each patch. On a CPU the result is that of transformers to the last bit."""
+    """Compute the convolution of patches. On a GPU one product is faster, because without cuDNN PyTorch launches
+    kernels for each patch. On a CPU the result equals that of transformers to the last bit."""
     return patches_product(module, patches) if patches.is_cuda else nn.Conv3d.forward(module, patches)
 
 
 def patches_product(module: nn.Conv3d, patches: Tensor) -> Tensor:
-    """Compute the convolution as one product if each input has the size of the kernel, as PyTorch does otherwise."""
+    """Compute the convolution as one product if each input has the size of the kernel, and otherwise as PyTorch
+    does."""
     if patches.shape[2:] != module.kernel_size or module.groups != 1 or any(module.padding):
         return nn.Conv3d.forward(module, patches)
     return linear(patches.flatten(1), module.weight.flatten(1), module.bias)[:, :, None, None, None]
@@ -60,7 +62,7 @@ def patches_product(module: nn.Conv3d, patches: Tensor) -> Tensor:
 
 def tower_inputs(host: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """Move arguments of the tower's forward pass to the device, except for the bounds of spans, whose names begin with
-    `cu_`. `host`: tensors on the CPU by name."""
+    `cu_`. `host` are tensors on the CPU by name."""
     return {name: tensor if name.startswith("cu_") else moved(tensor, device) for name, tensor in host.items()}
 
 
@@ -75,7 +77,7 @@ def _span_attention(
     scaling: float,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Compute the output (1, T, A, E) of queries, keys and values (1, A, T, E)."""
+    """Compute the output (1, T, A, E) from queries, keys and values (1, A, T, E)."""
     groups = [(len(list(group)), length) for length, group in groupby(cu_seq_lens_q.diff().tolist())]
     sizes = [number * length for number, length in groups]
     parts = zip(groups, *(each[0].split(sizes, dim=1) for each in (query, key, value)), strict=True)

@@ -1,4 +1,5 @@
-"""The value head of a reward model: one number for each state. It is part of the model, saved beside its other weights.
+"""The value head of a reward model: one number for each state. It is part of the model and saved next to its other
+weights.
 
 Shape suffixes: docs/shapes.md.
 """
@@ -12,8 +13,8 @@ NAME = "value_head"
 
 
 class ValueHead(nn.Module):
-    """Computes h . w in float32. It starts at 0, so that all answers are equal before training. It is no nn.Linear,
-    which an adapter might change."""
+    """The head that computes h . w in float32. It starts at 0, so that all answers are equal before training. It is not
+    an nn.Linear, which an adapter might change."""
 
     def __init__(self, hidden_size: int, device: torch.device):
         super().__init__()
@@ -25,11 +26,11 @@ class ValueHead(nn.Module):
 
 
 def add_value_head(model: HuggingFaceModel) -> None:
-    """Give a model a value head."""
+    """Add a value head to a model."""
     embedding = model.get_input_embeddings().weight
     setattr(model, NAME, ValueHead(model.get_output_embeddings().weight.shape[1], embedding.device))
 
 
 def value_head(model: HuggingFaceModel) -> ValueHead | None:
-    """Return a model's value head; None where it has none."""
+    """Return a model's value head, or None if it has none."""
     return getattr(model, NAME, None)

@@ -1,1 +1,1 @@
-"""Weights from files and to files."""
+"""Reading and writing weights."""

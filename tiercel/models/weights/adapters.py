@@ -1,4 +1,4 @@
-"""Adapters from files: PEFT's config and weights, put into a model whole or refused."""
+"""Adapters from files: PEFT's config and weights, which are loaded into a model completely or refused."""
 
 import dataclasses
 import re
@@ -25,8 +25,8 @@ from tiercel.models.weights.targets import adaptable_names, adapted_names
 
 WEIGHTS = "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"
-PREFIX = "base_model.model."  # which PEFT writes before every name of the model
-# What PEFT's own code computes from, and what only says where the adapter comes from.
+PREFIX = "base_model.model."  # PEFT puts it before every name of the model
+# Keys that PEFT's own code computes from, and keys that only describe the adapter's origin.
 UNDERSTOOD = {
     *("r", "lora_alpha", "lora_dropout", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora"),
     *("target_modules", "target_parameters", "exclude_modules", "layers_to_transform", "layers_pattern"),
@@ -34,14 +34,14 @@ UNDERSTOOD = {
     *("inference_mode", "fan_in_fan_out", "init_lora_weights", "loftq_config", "eva_config", "corda_config"),
     *("lora_ga_config", "runtime_config", "megatron_core"),
 }
-# Other starts change the model's own weights too, and PEFT would do it once for each copy of the adapter.
+# Other initialisations change the model's own weights too, and PEFT would do so once for each copy of the adapter.
 PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 
 
 def read_adapter(model: HuggingFaceModel, directory: Path, dropout: float = 0.0) -> PeftModel:
-    """Add the adapter of a directory to a model, trainable, with the dropout given. Names of weights and of modules may
-    be those that published checkpoints have, as before transformers 4.52. Raises ModelError where the adapter cannot be
-    read, asks for what is not computed here, or does not fit the model."""
+    """Add the adapter of a directory to a model, trainable and with the given dropout. Weights and modules may have the
+    names of published checkpoints, as before transformers 4.52. Raises ModelError if the adapter cannot be read, needs
+    something that is not computed here, or does not fit the model."""
     config = adapter_config(directory)
     with memory_to_load(directory, "take an adapter of a lower rank, or a machine with more memory"):
         tensors = read_tensors(directory / WEIGHTS)
@@ -57,8 +57,8 @@ def read_adapter(model: HuggingFaceModel, directory: Path, dropout: float = 0.0)
 
 
 def adapter_config(directory: Path) -> LoraConfig:
-    """Read the config of an adapter. Raises ModelError where there is none, and where it is of a kind that is not
-    computed here."""
+    """Read the config of an adapter. Raises ModelError if there is none, or if it is of a kind that is not computed
+    here."""
     if not (directory / CONFIG).is_file() or not (directory / WEIGHTS).is_file():
         if (directory / PICKLED).is_file():
             raise ModelError(
@@ -86,7 +86,7 @@ def adapter_config(directory: Path) -> LoraConfig:
         )
     config = _made({name: value for name, value in given.items() if name in known}, directory)
     config.init_lora_weights = True  # the weights follow
-    config.task_type = "CAUSAL_LM"  # others add modules of their own
+    config.task_type = "CAUSAL_LM"  # other types add modules of their own
     return config
 
 
@@ -104,8 +104,8 @@ def _made(values: Mapping[str, Any], directory: Path) -> LoraConfig:
 
 
 class _Names:
-    """Translates between the names of a model's modules and those in published checkpoints, which were the modules'
-    own before transformers 4.52 and are in adapters of that time."""
+    """A translation between the names of a model's modules and those in published checkpoints. Before transformers 4.52
+    the latter were the modules' own names, so adapters from that time use them."""
 
     def __init__(self, model: HuggingFaceModel):
         changes = get_model_conversion_mapping(model, add_legacy=False)
@@ -114,13 +114,14 @@ class _Names:
         self._modules = tuple(model.named_modules())
 
     def in_model(self, name: str) -> str:
-        """Return the model's name of an adapter's weight."""
+        """Return the model's name for an adapter's weight."""
         if not name.startswith(PREFIX):
             return name
         return PREFIX + _renamed(name.removeprefix(PREFIX), self._to_model)
 
     def rename(self, config: LoraConfig) -> LoraConfig:
-        """Make a config of published names one of the model's: each layer by its own name."""
+        """Convert a config with published names to one with the model's names, in which each layer is listed by
+        name."""
         if config.target_modules == "all-linear":
             return config
         chosen = {}
@@ -128,7 +129,7 @@ class _Names:
             published = _renamed(name, self._to_published)
             if isinstance(module, nn.Linear) and check_target_module_exists(config, published):
                 chosen[name] = published
-        if not chosen:  # neither side's names; the weights will say it
+        if not chosen:  # neither kind of names; loading the weights will report it
             return config
         patterns = {
             key: {
@@ -153,8 +154,8 @@ def _renamed(name: str, changes: Iterable[WeightTransform]) -> str:
 
 
 def _with_layers(model: HuggingFaceModel, config: LoraConfig, directory: Path) -> PeftModel:
-    """Add PEFT's layers, whose weights are still to come. Raises ModelError where one of them is read past PEFT: its
-    adapter would be saved and merged, but neither learn nor count."""
+    """Add PEFT's layers, whose weights are loaded later. Raises ModelError if one of them is read without going through
+    PEFT: its adapter would be saved and merged, but would neither learn nor have an effect."""
     adaptable = adaptable_names(model)
     try:
         peft = get_peft_model(model, config)
@@ -171,8 +172,8 @@ def _with_layers(model: HuggingFaceModel, config: LoraConfig, directory: Path) -
 
 
 def _fill(peft: PeftModel, tensors: Mapping[str, Tensor], written: Mapping[str, str], directory: Path) -> None:
-    """Copy the weights into PEFT's layers. `written`: their names in the file. Raises ModelError unless every weight of
-    both sides has its other."""
+    """Copy the weights into PEFT's layers. `written` are their names in the file. Raises ModelError unless every weight
+    on each side has its counterpart."""
     try:
         found: Any = set_peft_model_state_dict(peft, dict(tensors), adapter_name="default")
     except (RuntimeError, ValueError, LookupError) as error:
@@ -198,12 +199,13 @@ def _without_adapter(name: str) -> str:
     return name.replace(".default", "")
 
 
-MORE_RANKS, ITERATIONS = 16, 4  # of the randomised decomposition
+MORE_RANKS, ITERATIONS = 16, 4  # for the randomised decomposition
 
 
 @torch.no_grad()
 def start_at_rounding(family: Family, model: HuggingFaceModel, dtype: torch.dtype) -> None:
-    """Set the new adapter of a quantised model. Reads the checkpoint's weights to the CPU once more, in `dtype`."""
+    """Initialise the new adapter of a quantised model from its rounding errors. The checkpoint's weights are read to
+    the CPU once more, in `dtype`."""
     exact = load_weights(family, dtype, torch.device("cpu"))
     if is_quantized(exact):
         raise ModelError(

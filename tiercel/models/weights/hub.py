@@ -1,4 +1,4 @@
-"""Find checkpoints: in a directory, or on a hub, from which they are downloaded."""
+"""Location of checkpoints: in a directory, or on a hub, from which they are downloaded."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,9 +19,9 @@ _WAYS = {
 
 
 def resolve(source: Source, key: str = "model.path", files: Sequence[str] = CHECKPOINT_FILES) -> Path:
-    """Return the checkpoint's local directory. Where the path is a model id, `files` are downloaded from its hub.
-    `key`: the recipe's, for messages. Raises ModelError where the hub has no such model, and EnvironmentProblem where
-    it cannot be downloaded."""
+    """Return the checkpoint's local directory. If the path is a model id, `files` are downloaded from its hub. `key` is
+    the recipe's key, for messages. Raises ModelError if the hub has no such model, and EnvironmentProblem if it cannot
+    be downloaded."""
     path = Path(source.path).expanduser()
     if path.is_dir():
         return path

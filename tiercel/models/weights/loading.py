@@ -1,5 +1,5 @@
-"""Load checkpoints from a local directory or a hub: config and tokenizer first, weights separately. No code of a
-checkpoint is run."""
+"""Loading of checkpoints from a local directory or a hub: config and tokenizer first, weights separately. Code of a
+checkpoint is never run."""
 
 import json
 from collections.abc import Collection, Iterable, Mapping
@@ -64,15 +64,16 @@ SMALLER = (
     "several GPUs by train.strategy: fsdp2 (`tiercel plan` says what fits)"
 )
 ADAPTER_CONFIG = "adapter_config.json"
-BUFFERS = ("inv_freq", "position_ids")  # of older transformers, which saved what is computed
+BUFFERS = ("inv_freq", "position_ids")  # saved by older versions of transformers, although they are computed
 USUAL_SIZE = (640, 480)  # (width, height) of a picture that every image processor takes
-SCALED = ("I8", "U8", "F8", "F4", "F6")  # how a header begins to call what needs a scale
+SCALED = ("I8", "U8", "F8", "F4", "F6")  # prefixes of a header's dtypes that need a scale
 WHOLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"  # lists the files where weights are in several
+INDEX = "model.safetensors.index.json"  # lists the files if the weights are in several
 
 
 def family_class(path: Path) -> type[Family]:
-    """Find the family that config.json names. Raises ModelError for remote code and for unknown architectures."""
+    """Return the class of the family that config.json names. Raises ModelError for remote code and for unknown
+    architectures."""
     config = read_config(path)
     model_type = config.get("model_type")
     if model_type == "ovis":
@@ -83,7 +84,7 @@ def family_class(path: Path) -> type[Family]:
         )
     require_no_code(path, config)
     require_no_adapter(path)
-    stored_quantization(config, str(path))  # refuses others than those of model.quantize
+    stored_quantization(config, str(path))  # refuses kinds that model.quantize does not have
     if model_type in FAMILIES:
         return FAMILIES[model_type]
     if model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
@@ -97,7 +98,8 @@ def family_class(path: Path) -> type[Family]:
 
 
 def _newer_needed(config: dict[str, Any]) -> str:
-    """Say which transformers a config needs that is newer than the installed one; an empty text where it is not."""
+    """Return a hint about the newer transformers that a config needs, or an empty text if the installed one is new
+    enough."""
     written_by = config.get("transformers_version")
     try:
         is_newer = Version(str(written_by)) > Version(__version__)
@@ -133,7 +135,7 @@ def load_family(
         image_processor = chosen.read_image_processor(path)
     except TiercelError:
         raise
-    except Exception as error:  # tokenizers raises Exception itself for broken files
+    except Exception as error:  # tokenizers raises plain Exception for broken files
         raise ModelError(
             f"{path}: config, tokenizer or image processor cannot be read: {type(error).__name__}: {error}"
         ) from error
@@ -163,7 +165,7 @@ def load_family(
 
 
 def require_end_tokens(family: Family) -> None:
-    """Raise ModelError where a token that ends a completion has no embedding, so that it could never be sampled."""
+    """Raise ModelError if a token that ends a completion has no embedding, because it could never be sampled."""
     if odd := [token for token in family.checkpoint.end_token_ids if token >= family.vocabulary_size]:
         raise ModelError(
             f"{family.checkpoint.path}: {family.tokenizer.convert_ids_to_tokens(odd[0])!r} ends a turn by its "
@@ -173,8 +175,8 @@ def require_end_tokens(family: Family) -> None:
 
 
 def require_embeddings(path: Path, tokenizer: Any, count: int, placeholder_ids: Collection[int] = ()) -> None:
-    """Raise ModelError where a tokenizer has more tokens than the model has embeddings. Special tokens may be beyond,
-    as in text-only Gemma 3, and a row that has one is refused when it is encoded."""
+    """Raise ModelError if a tokenizer has more tokens than the model has embeddings. Special tokens may lie beyond, as
+    in text-only Gemma 3; a row that contains one is refused when it is encoded."""
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     beyond = {number: token for token, number in tokenizer.get_vocab().items() if number >= count}
     if odd := sorted(beyond.keys() - special - set(placeholder_ids)):
@@ -186,7 +188,7 @@ def require_embeddings(path: Path, tokenizer: Any, count: int, placeholder_ids: 
 
 
 def require_placeholder(family: Family) -> None:
-    """Raise ModelError where the token that config.json names for pictures is an ordinary word, or none."""
+    """Raise ModelError if the token that config.json names for pictures is an ordinary word, or does not exist."""
     if family.needs_proof or family.image_marker is None:
         return
     token, path = family.placeholder_ids[0], family.checkpoint.path
@@ -205,8 +207,8 @@ def require_placeholder(family: Family) -> None:
 
 
 def require_processor(family: Family) -> None:
-    """Raise ModelError where the image processor cuts pictures into other patches than the model takes, or cannot take
-    one at all."""
+    """Raise ModelError if the image processor cuts pictures into other patches than the model expects, or cannot
+    process a picture at all."""
     processor, vision = family.checkpoint.image_processor, getattr(family.checkpoint.config, "vision_config", None)
     if processor is None or family.needs_proof:
         return
@@ -225,7 +227,8 @@ def require_processor(family: Family) -> None:
 
 
 def require_no_adapter(path: Path) -> None:
-    """Raise ModelError where a model's directory has an adapter too, which transformers would add to it unasked."""
+    """Raise ModelError if a model's directory also has an adapter, which transformers would add to the model
+    unasked."""
     if (path / ADAPTER_CONFIG).is_file():
         raise ModelError(
             f"{path} has {ADAPTER_CONFIG} beside its config.json, and transformers would add that adapter to the "
@@ -241,10 +244,10 @@ def load_weights(
     path: Path | None = None,
     quantize: Quantization | None = None,
 ) -> HuggingFaceModel:
-    """Load the Hugging Face model in evaluation mode, with no parameter trainable. `device`: on meta, only the headers
-    of the files are read. `path`: a directory with other weights than the checkpoint's. `quantize`: as model.quantize;
-    a checkpoint that is quantised stays so. Raises ModelError where the weights are not safetensors files that can be
-    read, are not those of the config, or do not fit into memory."""
+    """Load the Hugging Face model in evaluation mode, with no trainable parameters. If `device` is meta, only the
+    headers of the files are read. `path` is a directory with other weights than the checkpoint's. `quantize` is as
+    model.quantize; a quantised checkpoint stays quantised. Raises ModelError if the weights are not readable
+    safetensors files, do not match the config, or do not fit into memory."""
     directory = path or Path(family.checkpoint.path)
     require_no_adapter(directory)
     require_safetensors(directory)
@@ -297,13 +300,13 @@ def _loaded(
             f"{directory}: its weight {name} is of shape {list(there)}, and by config.json it is {list(here)}; the "
             "files belong to another config.json"
         )
-    more = () if is_quantized(model) else found["unexpected_keys"]  # of those, scales lie beside the weights
+    more = () if is_quantized(model) else found["unexpected_keys"]  # quantised files keep scales next to the weights
     model.left_over = _require_all_placed(model, more, directory)
     model.requires_grad_(False)
     if device.type != "meta":
         floats = ((name, each) for name, each in model.named_parameters() if each.is_floating_point())
-        require_finite(dict(floats), directory)  # the others are quantised
-    # It is not used here, and transformers refuses to save some of the published ones.
+        require_finite(dict(floats), directory)  # integers are quantised
+    # The generation config is not used here, and transformers refuses to save some of the published ones.
     model.generation_config = GenerationConfig()
     route_attention(family.language_model(model))
     if any(mixture.uses_kernels for mixture in mixtures(model)):
@@ -317,8 +320,8 @@ def _loaded(
 
 
 def _require_all_placed(model: nn.Module, names: Iterable[str], directory: Path) -> tuple[str, ...]:
-    """Return the names of weights that belong to parts which the architecture does not have, such as heads for several
-    tokens. Raises ModelError where others are left over: those of layers that it has, or of more layers."""
+    """Return the names of weights for parts that the architecture does not have, such as heads for several tokens.
+    Raises ModelError if others are left over: weights of layers that it has, or of additional layers."""
     modules = dict(model.named_modules())
     left_over = []
     for name in sorted(names):
@@ -336,8 +339,8 @@ def _require_all_placed(model: nn.Module, names: Iterable[str], directory: Path)
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file to the CPU. Raises ModelError where it cannot be read or does not fit
-    into memory."""
+    """Read the tensors of a safetensors file to the CPU. Raises ModelError if it cannot be read or does not fit into
+    memory."""
     with memory_to_load(file, "free some memory, or put the right file there"):
         return _tensors(file)
 
@@ -352,11 +355,11 @@ def _tensors(file: Path) -> dict[str, Tensor]:
 
 
 def require_finite(tensors: Mapping[str, Tensor], source: Path) -> None:
-    """Raise ModelError where weights need a scale, or hold a number that is not finite: no output would mean anything.
-    `source`: where they were read."""
+    """Raise ModelError if weights need a scale, or contain a number that is not finite, because every output would be
+    meaningless. `source` is where they were read from."""
     if odd := sorted(name for name, each in tensors.items() if not each.is_floating_point() or each.element_size() < 2):
         raise _without_scale(source, odd[0], str(tensors[odd[0]].dtype).removeprefix("torch."))
-    # A sum needs no memory of the tensor's size; one that overflows is looked at again.
+    # A sum does not need memory of the tensor's size; a tensor whose sum overflows is checked again.
     unsure = {name: each for name, each in tensors.items() if not torch.isfinite(each.sum(dtype=torch.float32))}
     if odd := [name for name, each in unsure.items() if not torch.isfinite(each.float()).all()]:
         raise ModelError(
@@ -373,13 +376,13 @@ def _without_scale(source: Path, name: str, kind: str) -> ModelError:
 
 
 def named_few(names: Collection[str]) -> str:
-    """List the first few names in order, and say how many more there are."""
+    """Return the first few names in order, and how many more there are."""
     shown = sorted(names)[:SHOWN_NAMES]
     return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read config.json. Raises ModelError where there is none or it cannot be read."""
+    """Read config.json. Raises ModelError if there is none or it cannot be read."""
     file = path / "config.json"
     if not file.is_file():
         raise ModelError(f"model.path: {path} has no config.json")
@@ -387,7 +390,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def require_no_code(path: Path, config: dict[str, Any]) -> None:
-    """Raise ModelError where a config.json asks to run code of the checkpoint."""
+    """Raise ModelError if config.json asks to run code of the checkpoint."""
     if "auto_map" in config:
         raise ModelError(
             f"{path}: config.json asks to run code of the checkpoint (auto_map), and tiercel never runs such code; use "
@@ -396,7 +399,7 @@ def require_no_code(path: Path, config: dict[str, Any]) -> None:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON object from a file of the checkpoint. Raises ModelError where the file has none."""
+    """Read a JSON object from a file of the checkpoint. Raises ModelError if the file does not contain one."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -407,7 +410,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def require_safetensors(directory: Path) -> None:
-    """Raise ModelError where an index names files of another kind or in another directory."""
+    """Raise ModelError if an index names files of another kind or in another directory."""
     if not (directory / INDEX).is_file():
         return
     files = read_json(directory / INDEX).get("weight_map")
@@ -426,13 +429,13 @@ def require_safetensors(directory: Path) -> None:
 
 
 def require_plain_numbers(directory: Path) -> None:
-    """Raise ModelError where a file of weights that are not quantised has some that need a scale. Reads headers."""
+    """Raise ModelError if a file of unquantised weights has some that need a scale. Only headers are read."""
     for file in sorted(directory.glob("model*.safetensors")):
         try:
             with safe_open(file, "pt") as tensors:
                 kinds = {name: str(tensors.get_slice(name).get_dtype()) for name in tensors.keys()}  # noqa: SIM118
         except (OSError, SafetensorError):
-            continue  # loading the weights will say it
+            continue  # loading the weights will report it
         if odd := sorted(name for name, kind in kinds.items() if kind.startswith(SCALED)):
             raise _without_scale(file, odd[0], kinds[odd[0]])
 

@@ -1,4 +1,4 @@
-"""Recognise errors that mean that memory ran out, and describe them where weights were being loaded."""
+"""Recognition of out-of-memory errors, and their description if they occur while weights are loaded."""
 
 import json
 from collections.abc import Iterator
@@ -17,19 +17,19 @@ MOST_HEADER_BYTES = 100_000_000
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out. PyTorch has an exception for this on devices only; on a CPU its message names the
+    """Return whether memory ran out. PyTorch has an exception for this only on devices; on a CPU its message names the
     allocator."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(mark in str(error) for mark in MARKS)
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its class where it has no message."""
+    """Return the first line of an error's message, or its class if it has no message."""
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
 @contextmanager
 def memory_to_load(place: Path, remedy: str) -> Iterator[None]:
-    """Wrap code that loads a safetensors file, or those of a directory. Raises ModelError where memory runs out, which
+    """Wrap code that loads a safetensors file, or those of a directory. If memory runs out, raises ModelError, which
     names the file, the largest tensor and the remedy."""
     try:
         yield
@@ -42,7 +42,7 @@ def memory_to_load(place: Path, remedy: str) -> Iterator[None]:
 
 
 def weight_files(place: Path) -> list[Path]:
-    """List the safetensors files of a directory; or the file itself."""
+    """Return the safetensors files of a directory, or the file itself."""
     return sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
 
 
@@ -52,7 +52,7 @@ def weight_bytes(place: Path) -> int:
 
 
 def _sizes(place: Path) -> str:
-    """Say how large the files and their largest tensor are; empty where they cannot be read."""
+    """Describe how large the files and their largest tensor are; empty if they cannot be read."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         tensors = [(size, name, file.name) for file in weight_files(place) for name, size in tensor_bytes(file)]
         size, name, file_name = max(tensors)
@@ -64,7 +64,7 @@ def _sizes(place: Path) -> str:
 
 
 def tensor_bytes(file: Path) -> list[tuple[str, int]]:
-    """Read the names and sizes in bytes of tensors from the header."""
+    """Read the names of tensors and their sizes in bytes from the header."""
     with file.open("rb") as stream:
         header_bytes = int.from_bytes(stream.read(HEADER_SIZE_BYTES), "little")
         header = json.loads(stream.read(min(header_bytes, MOST_HEADER_BYTES)))

@@ -1,4 +1,4 @@
-"""Write a whole model one part after the other, so that no process holds all of its weights for it."""
+"""Writing of a whole model part by part, so that no process has to hold all of its weights."""
 
 import json
 import shutil
@@ -17,21 +17,21 @@ from tiercel.models.weights.loading import INDEX
 from tiercel.models.weights.memory_errors import tensor_bytes
 from tiercel.models.weights.saving import write_companions
 
-SCRATCH = "part"  # the folder in which a part is written before its file has its place
+SCRATCH = "part"  # the folder in which a part is written before its file is moved into place
 
 
 class ModelParts:
-    """Writes a Hugging Face directory as `save_model` does, from parts of the weights that it gets one by one.
+    """A writer of a Hugging Face directory like the one of `save_model`, which gets the weights in parts.
 
-    Each part must hold all of every layer that it holds something of (`parts_of`): in a published checkpoint several
-    tensors of a layer may be one.
+    Each part must consist of whole layers (`parts_of`), because a published checkpoint may store several tensors of a
+    layer as one.
     """
 
     def __init__(self, family: Family, model: HuggingFaceModel, directory: Path):
         self._family = family
         self._model = model
         self._directory = directory
-        self._written: list[tuple[Path, dict[str, int]]] = []  # files, and the bytes of the tensors in each
+        self._written: list[tuple[Path, dict[str, int]]] = []  # each file, and the bytes of its tensors
         directory.mkdir(parents=True)
 
     def add(self, weights: Mapping[str, Tensor]) -> None:
@@ -54,7 +54,7 @@ class ModelParts:
         shutil.rmtree(scratch)
 
     def finish(self) -> None:
-        """Name the files as published ones are named, with an index where there are several; add the tokenizer."""
+        """Name the files like published ones, with an index if there are several, and add the tokenizer."""
         count = len(self._written)
         files: dict[str, str] = {}
         for number, (path, sizes) in enumerate(self._written, start=1):
@@ -69,8 +69,8 @@ class ModelParts:
 
 
 def parts_of(sizes: Mapping[str, int], most_bytes: int) -> Iterator[list[str]]:
-    """Divide a model's tensors, of which the bytes are given, into parts of whole layers with at most that many bytes;
-    one layer may have more."""
+    """Divide a model's tensors, given with their bytes, into parts of whole layers with at most `most_bytes` bytes; a
+    single layer may have more."""
     layers: dict[str, list[str]] = {}
     for name in sizes:
         layers.setdefault(_layer_of(name), []).append(name)
@@ -88,8 +88,8 @@ def parts_of(sizes: Mapping[str, int], most_bytes: int) -> Iterator[list[str]]:
 
 
 def _layer_of(name: str) -> str:
-    """Return the beginning of a tensor's name that its layer's tensors share: up to the layer's number; outside layers
-    up to the module around the tensor's own."""
+    """Return the beginning of a tensor's name that its layer's tensors share: up to the layer's number, or, outside
+    layers, up to the module around the tensor's own."""
     pieces = name.split(".")
     number = next((place for place, piece in enumerate(pieces) if piece.isdecimal()), None)
     return ".".join(pieces[:-2] if number is None else pieces[: number + 1])

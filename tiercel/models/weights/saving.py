@@ -1,4 +1,5 @@
-"""Write and read the trained weights, and the files beside them: tokenizer, processors, generation config."""
+"""Writing and reading of the trained weights, and of the files next to them: tokenizer, processors, generation
+config."""
 
 import json
 import shutil
@@ -39,7 +40,7 @@ Config = dict[str, Any]
 
 
 def write_companions(family: Family, directory: Path) -> None:
-    """Write the files beside the weights of a family's model."""
+    """Write the files that accompany the weights of a family's model."""
     copy_files(Path(family.checkpoint.path), directory)
     if family.checkpoint.chat_template != family.tokenizer.chat_template:
         _write_template(family.checkpoint.chat_template, directory)
@@ -58,7 +59,7 @@ def copy_files(source: Path, directory: Path) -> None:
 
 
 def _write_template(template: str, directory: Path) -> None:
-    """Write the template to the file that is read before all others, and take it out of those."""
+    """Write the template to the file that takes precedence, and remove it from the others."""
     (directory / TEMPLATE).write_text(template, encoding="utf-8")
     (directory / "chat_template.json").unlink(missing_ok=True)
     for name in ("tokenizer_config.json", "processor_config.json"):
@@ -66,7 +67,7 @@ def _write_template(template: str, directory: Path) -> None:
 
 
 def _limit(config: Config | None, edges: Config) -> None:
-    """Set the limits of an image's pixels, by both of their names."""
+    """Set the limits of an image's pixels under both of their names."""
     if config is None or "shortest_edge" not in (config.get("size") or {}):
         return
     config["size"] |= edges
@@ -76,7 +77,7 @@ def _limit(config: Config | None, edges: Config) -> None:
 
 
 def _change(file: Path, change: Callable[[Config], Any]) -> None:
-    """Change a JSON file where it is there and where the change is one."""
+    """Apply a change to a JSON file, if the file exists, and write it only if its content differs."""
     if not file.is_file():
         return
     text = file.read_text(encoding="utf-8")
@@ -88,7 +89,7 @@ def _change(file: Path, change: Callable[[Config], Any]) -> None:
 
 
 def save_trained(policy: Policy, directory: Path, weights: Mapping[str, Tensor] | None = None) -> Path:
-    """Write `directory`/adapter, or `directory`/model in full fine-tuning, and return its path. `weights`: whole
+    """Write `directory`/adapter, or `directory`/model in full fine-tuning, and return its path. `weights` are whole
     tensors by their names in the policy's model, for strategies that leave only parts of them in the model."""
     if policy.peft is None:
         save_model(policy.family, policy.model, directory / "model", weights)
@@ -103,8 +104,8 @@ def save_adapter(
     weights: Mapping[str, Tensor] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Write PEFT's two files, and a third where some weights are trained whole. Equal weights give equal bytes.
-    `dtype`: of the adapter, which is trained in float32."""
+    """Write PEFT's two files, and a third if some weights are trained whole. Equal weights give equal bytes. `dtype` is
+    that of the written adapter, which is trained in float32."""
     assert policy.peft is not None
     directory.mkdir(parents=True, exist_ok=True)
     named = None if weights is None else {f"base_model.model.{name}": tensor for name, tensor in weights.items()}
@@ -122,14 +123,14 @@ def save_adapter(
 
 
 def restore_adapter(policy: Policy, directory: Path) -> None:
-    """Copy a saved adapter's weights into the policy. Raises ModelError where the names differ."""
+    """Copy a saved adapter's weights into the policy. Raises ModelError if the names differ."""
     assert policy.peft is not None
     tensors = read_tensors(directory / "adapter_model.safetensors")
     own = get_peft_model_state_dict(policy.peft, adapter_name="default", save_embedding_layers=False)
     if odd := sorted(set(tensors) ^ set(own)):
         raise ModelError(f"{directory}: the adapter's layers are not the policy's, such as {odd[0]}")
     for name, tensor in tensors.items():
-        own[name].copy_(tensor)  # it shares the memory of the policy's
+        own[name].copy_(tensor)  # shares its memory with the policy's tensor
     if others := sorted(read_whole(policy.model, directory) ^ set(policy.whole_parameters())):
         raise ModelError(
             f"{directory}: its run trained other weights whole than the policy does, such as {others[0]}; "
@@ -140,8 +141,8 @@ def restore_adapter(policy: Policy, directory: Path) -> None:
 def save_model(
     family: Family, model: HuggingFaceModel, directory: Path, weights: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Write a whole Hugging Face directory: weights, config, tokenizer, processors; of a reward model the value head in
-    a file of its own. `weights`: instead of the model's."""
+    """Write a whole Hugging Face directory: weights, config, tokenizer and processors, and a reward model's value head
+    in a separate file. `weights` replace the model's."""
     directory.mkdir(parents=True, exist_ok=True)
     if value_head(model) is not None:
         weights = dict(model.state_dict() if weights is None else weights)
@@ -152,6 +153,6 @@ def save_model(
 
 
 def _plain(value: Any) -> Any:
-    """Convert what JSON does not know in PEFT's config. Sets are sorted, because their order differs between
+    """Convert values in PEFT's config that JSON does not know. Sets are sorted, because their order differs between
     processes."""
     return sorted(value) if isinstance(value, set | frozenset) else str(getattr(value, "value", value))

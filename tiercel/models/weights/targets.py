@@ -1,4 +1,4 @@
-"""Which weights an adapter changes: linear layers, and the experts of a mixture where the recipe names them."""
+"""The weights that an adapter changes: linear layers, and the experts of a mixture if the recipe names them."""
 
 import re
 from collections.abc import Collection
@@ -19,18 +19,18 @@ NAME = r"[\w.]+"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterTargets:
-    """The weights that an adapter changes, as PEFT takes them."""
+    """The weights that an adapter changes, in PEFT's form."""
 
-    layers: str  # a regular expression on names of linear layers; empty: none
+    layers: str  # a regular expression for names of linear layers; empty: none
     experts: tuple[str, ...]  # names of parameters
 
     def names(self, model: HuggingFaceModel) -> set[str]:
-        """Return the names of all that is adapted, on a model without an adapter."""
+        """Return the names of everything that is adapted, given a model without an adapter."""
         matched = {name for name, _ in model.named_modules() if self.layers and re.fullmatch(self.layers, name)}
         return matched | set(self.experts)
 
     def config(self, lora: Lora) -> LoraConfig:
-        """Make PEFT's config of a new adapter."""
+        """Build PEFT's config for a new adapter."""
         return LoraConfig(
             r=lora.rank,
             lora_alpha=lora.alpha,  # type: ignore[arg-type]
@@ -44,7 +44,7 @@ class AdapterTargets:
 
 
 def adapted_names(model: HuggingFaceModel) -> set[str]:
-    """Return the names, without PEFT's layers, of all that the model's adapters change."""
+    """Return the names, without PEFT's layers, of everything that the model's adapters change."""
     names = set()
     for name, module in model.named_modules():
         if hasattr(module, "lora_A"):
@@ -54,8 +54,8 @@ def adapted_names(model: HuggingFaceModel) -> set[str]:
 
 
 def adaptable_names(model: HuggingFaceModel) -> set[str]:
-    """Return the names of all that an adapter can change, on a model without one: its linear layers and experts. The
-    head is not among them, since the passes read its weight and not the layer, nor are the gates of mixtures."""
+    """Return the names of everything that an adapter can change, given a model without one: its linear layers and
+    experts. The head is excluded, because the passes read its weight directly, and so are the gates of mixtures."""
     head, gates = model.get_output_embeddings(), gate_names(model)
     layers = {
         name
@@ -67,8 +67,8 @@ def adaptable_names(model: HuggingFaceModel) -> set[str]:
 
 def adapter_targets(family: Family, model: HuggingFaceModel, lora: Lora) -> AdapterTargets:
     """Choose what `lora.targets` names: the linear layers of a part without the head and the gates of mixtures, or the
-    linear layers and experts that the user's own expression matches. Raises ModelError where nothing matches, where it
-    matches the head or a gate, which stay as they are, and where experts have dropout."""
+    linear layers and experts that the user's own expression matches. Raises ModelError if nothing matches, if it
+    matches the head or a gate, which no adapter changes, or if experts would have dropout."""
     targets, adaptable = lora.targets, adaptable_names(model)
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     possible = [name for name in linear if name in adaptable]
@@ -100,12 +100,12 @@ def adapter_targets(family: Family, model: HuggingFaceModel, lora: Lora) -> Adap
 
 
 def pattern(names: Collection[str]) -> str:
-    """Make an expression of names that differ in numbers of layers only."""
+    """Build an expression for names that differ only in layer numbers."""
     return "|".join(sorted({re.sub(r"\\\.\d+\\\.", r"\\.\\d+\\.", re.escape(name)) for name in names}))
 
 
 def expression_of(names: Collection[str], others: Collection[str]) -> str:
-    """Make an expression that matches all of `names` and none of `others`."""
+    """Build an expression that matches all of `names` and none of `others`."""
     if not any(re.fullmatch(pattern(names), other) for other in others):
         return pattern(names)
     layers: dict[tuple[str, ...], list[str]] = {}

@@ -1,5 +1,6 @@
-"""The block mask of a packed row, made from its spans. PyTorch's `create_block_mask` makes it from all pairs of tokens,
-which takes 48 GB for 110,000 tokens; from spans the largest tensors have a number for each pair of blocks.
+"""The block mask of a packed row, built from its spans. PyTorch's `create_block_mask` builds it from all pairs of
+tokens, which takes 48 GB for 110,000 tokens; built from spans, the largest tensors have one number for each pair of
+blocks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +20,8 @@ Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # batch, head, query,
 def block_mask(
     layout: PrefixLayout, device: torch.device, queries: Sequence[Span] | None = None, sight: Sight = FULL
 ) -> Any:
-    """Make the BlockMask of a packed row. `queries`: spans of the tokens that have queries, each but the last of whole
-    blocks; None: all."""
+    """Build the BlockMask of a packed row. `queries` are the spans of the tokens that have queries, each except the
+    last made of whole blocks; None means all tokens."""
     from torch.nn.attention.flex_attention import BlockMask
 
     queries = queries or layout.after(0)
@@ -40,9 +41,9 @@ def block_mask(
 
 
 def seen_blocks(layout: PrefixLayout, seen_4S: Tensor, queries: Sequence[Span]) -> tuple[Tensor, Tensor]:
-    """Compute two tensors, bool (blocks of queries, blocks of keys): whether some query of a block sees some key of the
-    other, and whether each query sees every key. A block that the row's end cuts is never seen whole. `seen_4S`: of
-    SeenKeys, for the queries."""
+    """Compute two tensors, bool (blocks of queries, blocks of keys): whether some query of the one block sees some key
+    of the other, and whether every query sees every key. A block that the row's end cuts off never counts as fully
+    seen. `seen_4S` comes from SeenKeys, for the queries."""
     count = seen_4S.shape[1]
     shape = (-(-count // BLOCK), -(-layout.length // BLOCK))
     touched, full = torch.zeros(shape, dtype=torch.bool), torch.ones(shape, dtype=torch.bool)
@@ -57,7 +58,7 @@ def seen_blocks(layout: PrefixLayout, seen_4S: Tensor, queries: Sequence[Span]) 
             if first < end:
                 touched[block, first // BLOCK : -(-end // BLOCK)] = True
         by_all = [(last[0], prompt_stop), (last[2], own_stop)]
-        if by_all[0][0] < by_all[0][1] == by_all[1][0]:  # both are one span
+        if by_all[0][0] < by_all[0][1] == by_all[1][0]:  # the two form one span
             by_all = [(last[0], own_stop)]
         whole = torch.zeros(shape[1], dtype=torch.bool)
         for first, end in by_all:
@@ -67,8 +68,8 @@ def seen_blocks(layout: PrefixLayout, seen_4S: Tensor, queries: Sequence[Span]) 
 
 
 def _pieces(layout: PrefixLayout, queries: Sequence[Span]) -> Iterator[Span]:
-    """Yield each run of queries that is in one block and in one prompt or completion, counted among the queries."""
-    offset = 0  # from a place in the pack to one among the queries
+    """Yield each run of queries that lies in one block and in one prompt or completion, counted among the queries."""
+    offset = 0  # from a place in the pack to a place among the queries
     for first, end in queries:
         offset -= first
         for group in layout.groups:
@@ -82,8 +83,8 @@ def _pieces(layout: PrefixLayout, queries: Sequence[Span]) -> Iterator[Span]:
 
 
 def _sees(seen_4S: Tensor, device: torch.device) -> Sees:
-    """Make the mask function. It closes over tensors and no number: a number of its own would be compiled into the
-    kernel, or would make PyTorch compile anew where it is 0."""
+    """Build the mask function. It closes over tensors only: a plain number would be compiled into the kernel, or would
+    make PyTorch recompile when it is 0."""
     prompt_start_S, prompt_stop_S, own_start_S, own_stop_S = moved(seen_4S.to(torch.int32), device)
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -94,8 +95,8 @@ def _sees(seen_4S: Tensor, device: torch.device) -> Sees:
 
 
 def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Count the true entries of each row, and list all places of the row, those of true entries first: int32
-    (1, 1, rows) and (1, 1, rows, columns)."""
+    """Count the true entries of each row, and list all places of the row with the true entries first: int32 (1, 1,
+    rows) and (1, 1, rows, columns)."""
     counts = blocks.sum(-1, dtype=torch.int32)
     places = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
     return counts[None, None], places[None, None].contiguous()

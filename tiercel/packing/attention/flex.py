@@ -1,7 +1,7 @@
-"""Attention of packed rows on a GPU: PyTorch's FlexAttention (Dong et al. 2024), compiled, with a block mask.
+"""Attention of packed rows on a GPU, with PyTorch's FlexAttention (Dong et al. 2024), compiled, and a block mask.
 
-Rows of all lengths and layouts use the same few compiled graphs. Uncompiled, FlexAttention would hold all scores
-(T x T for each head), so it never runs that way: one graph too many is an error.
+Rows of all lengths and layouts use the same few compiled graphs. Uncompiled, FlexAttention would hold all scores (T x T
+for each head), so it never runs that way; one graph too many is an error.
 
 Shape suffixes: docs/shapes.md.
 """
@@ -25,7 +25,7 @@ from tiercel.packing.layout import BySight, GroupSpans, PrefixLayout
 
 @dataclass(frozen=True, slots=True)
 class KernelTile:
-    """Queries and keys that a block of threads holds at once, the loads that are ahead, and its warps."""
+    """The queries and keys that a block of threads holds at once, the loads it prefetches, and its warps."""
 
     queries: int
     keys: int
@@ -42,7 +42,7 @@ class Kernels:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return `kernel_options` of PyTorch's flex_attention. Rows are whole blocks, so that no load needs a guard."""
+        """Return `kernel_options` for PyTorch's flex_attention. Rows are whole blocks, so no load needs a guard."""
         back = self.backward
         blocks = {"bwd_BLOCK_M1": back.queries, "bwd_BLOCK_N1": back.keys}
         blocks |= {"bwd_BLOCK_M2": back.keys, "bwd_BLOCK_N2": back.queries}
@@ -53,7 +53,7 @@ class Kernels:
         return options
 
 
-# By bytes of a number and the largest head that they are for.
+# By the bytes of a number and the largest head size that they serve.
 KERNELS = {
     2: {
         64: Kernels(KernelTile(128, 64, 3, 8), KernelTile(64, 64, 2, 8)),
@@ -71,49 +71,49 @@ KERNELS = {
 
 
 def kernel_options(head_size: int, dtype: torch.dtype) -> Any:
-    """Choose the options of FlexAttention's kernels; None, PyTorch's own, for heads above 512."""
+    """Choose the options of FlexAttention's kernels, or None (PyTorch's own choice) for heads larger than 512."""
     for largest, kernels in KERNELS[min(dtype.itemsize, 4)].items():
         if head_size <= largest:
             return kernels.options
     return None
 
 
-GRAPHS = 2  # of one model and dtype: with a gradient and without
-GRAPH_LIMIT = 32  # of one process: a few models, dtypes and numbers of heads
-LEAST_BLOCKS = 2  # PyTorch compiles anew for a size of 1
+GRAPHS = 2  # for one model and dtype: with a gradient and without
+GRAPH_LIMIT = 32  # in one process: a few models, dtypes and numbers of heads
+LEAST_BLOCKS = 2  # PyTorch recompiles for a size of 1
 Attend = Callable[..., Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Padding:
-    """Counts the tokens that fill a row up to whole blocks."""
+    """The number of tokens that fill a row up to whole blocks."""
 
-    front: int  # keys alone; before the prompt that was run earlier, so that the queries start with a block
+    front: int  # keys only; before a prompt that was run earlier, so that the queries start at a block
     back: int  # queries and keys
 
     @classmethod
     def of(cls, queries: Sequence[Span]) -> "Padding":
-        """Choose the least padding for queries in these spans: one to the end of the row, or whole blocks."""
+        """Choose the least padding for queries in these spans: a single span to the end of the row, or whole blocks."""
         count = sum(stop - start for start, stop in queries)
         blocks = max(LEAST_BLOCKS, -(-count // BLOCK))
         return cls(front=-queries[0][0] % BLOCK, back=blocks * BLOCK - count)
 
     def filled(self, queries: Sequence[Span]) -> tuple[Span, ...]:
-        """Return the spans of the queries in the filled row, with what fills their end."""
+        """Return the spans of the queries in the filled row, including the padding at their end."""
         *others, (start, stop) = [(start + self.front, stop + self.front) for start, stop in queries]
         return (*others, (start, stop + self.back))
 
 
 def _filled(tensor_BATE: Tensor, front: int, back: int) -> Tensor:
-    """Add zeros along T. The result (B, T, A, E) is contiguous and no view, also without padding: PyTorch would compile
-    anew for other strides, and for views."""
+    """Add zeros along T. The result (B, T, A, E) is contiguous and not a view, even without padding, because PyTorch
+    would recompile for other strides and for views."""
     return torch.nn.functional.pad(tensor_BATE.transpose(1, 2), (0, 0, 0, 0, front, back)).contiguous()
 
 
 class FlexAttention:
-    """Computes the attention of a packed row with FlexAttention. `queries`: as in Padding; None: all. `attend`: the
-    compiled function; by default that of the device. On a CPU, where PyTorch's kernel has no backward pass, graphs run
-    operation by operation."""
+    """The attention of a packed row, computed with FlexAttention. `queries`: as in Padding; None means all tokens.
+    `attend`: the compiled function; by default the one for the device. On a CPU, where PyTorch's kernel has no backward
+    pass, graphs run operation by operation."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class FlexAttention:
 
     def __call__(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
         if torch.is_grad_enabled() and any(t.requires_grad for t in (query_BATE, key_BJTE, value_BJTE)):
-            # In the first layer some have no gradient; each combination would be another graph.
+            # In the first layer some of them have no gradient; each combination would be another graph.
             query_BATE, key_BJTE, value_BJTE = (_with_gradient(t) for t in (query_BATE, key_BJTE, value_BJTE))
             return self._attended(layer, query_BATE, key_BJTE, value_BJTE)
         with torch.no_grad():
@@ -165,7 +165,8 @@ def _attention(query_BTAE: Tensor, key_BTJE: Tensor, value_BTJE: Tensor, mask: A
 
 @cache
 def compiled_flex(backend: Any = "inductor", limit: int = GRAPH_LIMIT) -> Attend:
-    """Compile FlexAttention. The function raises TrainingError instead of compiling more than `limit` graphs."""
+    """Compile FlexAttention. The returned function raises TrainingError instead of compiling more than `limit`
+    graphs."""
     compiled = torch.compile(_attention, dynamic=True, fullgraph=True, backend=backend)
     message = (
         f"learner.form: flex would compile more than {limit} graphs in this process, and without compiling it would "
@@ -183,8 +184,8 @@ _NEEDS = re.compile(r"Required: (\d+)\D+Hardware limit: ?(\d+)")
 
 
 def flex_obstacle(config: Any, dtype: torch.dtype, device: torch.device, *, learns: bool) -> str | None:
-    """Say why the GPU cannot run the attention of a decoder of this config; None where it can. The kernels are those of
-    the run, which then has no need to compile them. `learns`: with the backward pass."""
+    """Return why the GPU cannot run the attention of a decoder with this config, or None if it can. The kernels are
+    those of the run, which then does not need to compile them again. `learns` includes the backward pass."""
     for heads in sorted(set(heads_of(config))):
         if obstacle := _obstacle(config.num_attention_heads, heads, dtype, device, learns):
             return obstacle
@@ -204,7 +205,7 @@ def _obstacle(query_heads: int, heads: Heads, dtype: torch.dtype, device: torch.
             output = FlexAttention(layout, device)(Layer(index=0, scale=heads.size**-0.5), query, key, value)
         if learns:
             output.sum().backward()
-    except RuntimeError as error:  # of the compiler, whose own classes differ by version
+    except RuntimeError as error:  # from the compiler, whose own error classes differ by version
         if is_out_of_memory(error) and _NEEDS.search(str(error)) is None:
             raise
         return f"cannot be compiled for heads of {heads.size} in {dtype} on {_name(device)}: {reason_of(error)}"
@@ -216,7 +217,7 @@ def _name(device: torch.device) -> str:
 
 
 def reason_of(error: RuntimeError) -> str:
-    """Return the card's limit where the compiler names it, else the first line of what it says."""
+    """Return the card's limit if the compiler names it, otherwise the first line of its message."""
     if needs := _NEEDS.search(str(error)):
         required, limit = map(int, needs.groups())
         return f"a block needs {required:,} bytes of shared memory, and the card has {limit:,}"

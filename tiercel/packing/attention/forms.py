@@ -1,5 +1,5 @@
-"""Attention of packed rows `[P1 | c11 .. c1G | P2 | ..]`: each prompt is computed once, and each completion attends to
-its prompt and to itself.
+"""Attention of packed rows `[P1 | c11 .. c1G | P2 | ..]`, where each prompt is computed once, and each completion
+attends to its prompt and to itself.
 
 `split` computes three kinds of small attentions without a mask and joins them by their log-sum-exp. Tests compare it
 with the dense (T, T) mask of `PrefixLayout`. The form for a GPU is in flex.py.
@@ -28,15 +28,15 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """Describes an attention of a span of queries over a span of keys."""
+    """The attention of a span of queries over a span of keys."""
 
     queries: Span
     keys: Span
-    is_causal: bool  # query i attends to keys 0..i of the span; otherwise to all, or by the bias
+    is_causal: bool  # query i attends to keys 0..i of the span; otherwise to all keys, or as the bias says
     bias_11SK: Tensor | None = None  # fp32, -inf where a query does not see a key
 
     def after(self, first_query: int, device: torch.device) -> "Block":
-        """Return the block on the device, its queries counted from `first_query`."""
+        """Return the block on the device, with its queries counted from `first_query`."""
         queries = (self.queries[0] - first_query, self.queries[1] - first_query)
         return replace(
             self, queries=queries, bias_11SK=None if self.bias_11SK is None else moved(self.bias_11SK, device)
@@ -45,7 +45,7 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """Describes a causal attention of completions of similar length, each over itself."""
+    """The causal attention of completions of similar length, each over itself."""
 
     places_RL: Tensor  # int64, place among the queries; the padding repeats the last one
     is_padding_RL: Tensor  # bool
@@ -57,14 +57,14 @@ class Bucket:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitPlan:
-    """Lists what to compute: first the blocks, then the buckets, which are joined to the results of the blocks."""
+    """What to compute: first the blocks, then the buckets, whose results are joined to those of the blocks."""
 
     blocks: tuple[Block, ...]
     buckets: tuple[Bucket, ...]
 
 
 def split_plan(layout: PrefixLayout, device: torch.device, first_query: int = 0, sight: Sight = FULL) -> SplitPlan:
-    """Plan the attention of a packed row. `first_query`: how many tokens at the start have keys but no queries."""
+    """Plan the attention of a packed row. The first `first_query` tokens have keys but no queries."""
     sight = layout.simplest(sight)
     completions: list[Span] = []
     blocks: list[Block] = []
@@ -90,12 +90,12 @@ def _over_itself(layout: PrefixLayout, prompt: Span, sight: Sight) -> Block:
 
 
 def _over_prompt(group: GroupSpans, sight: Sight) -> list[Block]:
-    """Make one block for all completions, or where the window ends in the prompt, a block for each: a query that saw no
-    key would have no log-sum-exp."""
+    """Build one block for all completions, or, if a window limits what they see, a block for each, because a query that
+    saw no key would have no log-sum-exp."""
     if sight.window is None:
         queries = (group.completions[0][0], group.completions[-1][1])
         return [Block(queries=queries, keys=group.prompt, is_causal=False)]
-    reach = sight.window - 1  # tokens before a token that it sees
+    reach = sight.window - 1  # how many tokens before itself a token sees
     keys = (max(group.prompt[0], group.prompt[1] - reach), group.prompt[1])
     blocks = []
     for start, stop in group.completions:
@@ -125,7 +125,7 @@ def _bias(sees: Tensor) -> Tensor:
 
 
 def similar(spans: Sequence[Span]) -> list[list[Span]]:
-    """Sort spans by length and start a new bucket where PADDING_TOLERANCE would be exceeded."""
+    """Sort spans by length, and start a new bucket when PADDING_TOLERANCE would be exceeded."""
     groups: list[list[Span]] = []
     for span in sorted(spans, key=lambda span: (span[1] - span[0], span)):
         length = span[1] - span[0]
@@ -136,7 +136,7 @@ def similar(spans: Sequence[Span]) -> list[list[Span]]:
 
 
 def bucket_of(spans: Sequence[Span], key_offset: int, device: torch.device) -> Bucket:
-    """Put spans of similar length, sorted by length, side by side."""
+    """Place spans of similar length, sorted by length, side by side."""
     width = spans[-1][1] - spans[-1][0]
     starts_R = torch.tensor([span[0] for span in spans])
     lengths_R = torch.tensor([span[1] - span[0] for span in spans])
@@ -154,13 +154,13 @@ def bucket_of(spans: Sequence[Span], key_offset: int, device: torch.device) -> B
 
 
 class SplitAttention:
-    """Computes three kinds of attention without a mask: prompts over themselves, completions over their prompt, and
-    completions over themselves. The last two are joined as in blockwise attention (Milakov & Gimelshein 2018; Dao et
-    al. 2022). `queries`: one span, to the end of the pack."""
+    """Three kinds of attention without a mask: prompts over themselves, completions over their prompt, and completions
+    over themselves. The last two are joined as in blockwise attention (Milakov & Gimelshein 2018; Dao et al. 2022).
+    `queries` is one span that reaches to the end of the pack."""
 
     def __init__(self, layout: PrefixLayout, device: torch.device, queries: Sequence[Span] | None = None):
         (first_query, _), *more = queries or layout.after(0)
-        assert not more  # forms.py refuses
+        assert not more  # forms.py refuses that
         self.plans = BySight(layout, lambda sight: split_plan(layout, device, first_query, sight))
 
     def prepare(self, sight: Sight) -> None:
@@ -171,13 +171,13 @@ class SplitAttention:
 
 
 class _JoinedAttention(torch.autograd.Function):
-    """Joins the parts. The backward pass of each part gets the joined output and log-sum-exp, so its probabilities are
-    those of the whole row, and the gradients of the parts are added."""
+    """The join of the parts. The backward pass of each part gets the joined output and log-sum-exp, so its
+    probabilities are those of the whole row, and the gradients of the parts add up."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: SplitPlan, scale: float) -> Tensor:
         joined_ASE = torch.zeros(query.shape[1:], dtype=torch.float32, device=query.device)
-        lse_AS = torch.full(query.shape[1:3], -torch.inf, device=query.device)  # of what sees no key of its prompt
+        lse_AS = torch.full(query.shape[1:3], -torch.inf, device=query.device)  # if they see no key of the prompt
         for block in plan.blocks:
             queries, keys = slice(*block.queries), slice(*block.keys)
             rows = query[:, :, queries], key[:, :, keys], value[:, :, keys]
@@ -218,7 +218,7 @@ class _JoinedAttention(torch.autograd.Function):
                 scale=ctx.scale,
             )
             for total, part, places in zip(sums, parts, (queries, keys, keys), strict=True):
-                total[:, places].add_(part[0])  # `+=` would copy the sum once more
+                total[:, places].add_(part[0])  # `+=` would make another copy of the sum
         for bucket in ctx.plan.buckets:
             rows = _gathered(bucket, query, key, value)
             rows_gradient, rows_output = _rows(gradient[0], bucket.places_RL), _rows(output[0], bucket.places_RL)
@@ -237,7 +237,7 @@ class _JoinedAttention(torch.autograd.Function):
 
 
 def _in(bias: Tensor | None, query: Tensor) -> Tensor | None:
-    """Convert a bias to the dtype of the queries, which the kernel asks for."""
+    """Convert a bias to the dtype of the queries, as the kernel requires."""
     return None if bias is None else bias.to(query.dtype)
 
 
@@ -257,7 +257,8 @@ def _flat(tensor_RAL: Tensor) -> Tensor:
 
 
 class DenseAttention:
-    """Computes attention with one dense (S, T) mask. `queries`: spans of the tokens that have queries; None: all."""
+    """Attention with one dense (S, T) mask. `queries` are the spans of the tokens that have queries; None means all
+    tokens."""
 
     def __init__(self, layout: PrefixLayout, device: torch.device, queries: Sequence[Span] | None = None):
         self.masks_11ST = BySight(layout, lambda sight: layout.dense_mask(device, sight, queries))
@@ -271,6 +272,7 @@ class DenseAttention:
         return attended(query_BASE, key_BJTE, value_BJTE, layer, bias)
 
     def _bias(self, sight: Sight, dtype: torch.dtype) -> Tensor:
-        """Convert a mask to what PyTorch adds to the scores: else it does so in each layer, and keeps the result."""
+        """Convert a mask to the bias that PyTorch adds to the scores; otherwise PyTorch does so in each layer, and
+        keeps the result."""
         mask_11ST = self.masks_11ST.of(sight)
         return torch.zeros_like(mask_11ST, dtype=dtype).masked_fill(~mask_11ST, -torch.inf)

@@ -1,8 +1,8 @@
 """A separate pass for a prompt, for groups that are too large for one microbatch.
 
-The prompt is run once. What its completions need of it is detached from the graph: keys and values, states of delta
-nets, the last hidden state. Every microbatch of completions adds its gradients to them, and at the end one backward
-pass through the prompt takes the sums. The gradient equals that of the whole group, to rounding. Shape suffixes:
+The prompt is run once. What its completions need from it is detached from the graph: keys and values, states of delta
+nets, and the last hidden state. Every microbatch of completions adds its gradients to them, and at the end one backward
+pass through the prompt uses the sums. The gradient equals that of the whole group, up to rounding. Shape suffixes:
 docs/shapes.md; B is 1 here.
 """
 
@@ -19,17 +19,17 @@ from tiercel.packing.forms import PackedForm
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeysValues:
-    """Holds the keys and values of a layer with attention."""
+    """The keys and values of a layer with attention."""
 
     key_BJTE: Tensor
     value_BJTE: Tensor
 
 
-Kept = KeysValues | DeltaState  # what completions need of a layer
+Kept = KeysValues | DeltaState  # what completions need from a layer
 
 
 class RecordingAttention:
-    """Computes `form` and keeps what completions need of each layer."""
+    """The computation of `form`, with a record of what completions need from each layer."""
 
     def __init__(self, form: PackedForm):
         self.form = form
@@ -47,7 +47,7 @@ class RecordingAttention:
 
 
 class PrefixPass:
-    """Holds what completions need of their prompt: of each layer, and the last hidden state."""
+    """What completions need from their prompt: the record of each layer, and the last hidden state."""
 
     def __init__(self, kept: Mapping[int, Kept], last_state_H: Tensor):
         self.layers = {layer: _leaves(of_layer) for layer, of_layer in kept.items()}
@@ -64,8 +64,8 @@ class PrefixPass:
 
 
 class ContinuedAttention:
-    """Computes `form` after the prompt of `prefix`: over its keys and values and those of the tokens after it, and from
-    its states."""
+    """The computation of `form` after the prompt of `prefix`: it attends to the prompt's keys and values and to those
+    of the tokens after it, and starts from the prompt's states."""
 
     def __init__(self, form: PackedForm, prefix: PrefixPass):
         self.form = form
