@@ -33,6 +33,7 @@ MODULES = (
     "reliability/stall.py",
     "reliability/diagnosis.py",
     "cli/main.py",
+    "cli/init.py",
     "cli/check.py",
     "cli/doctor.py",
     "cli/dry_run.py",

@@ -52,6 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--zoom", action="store_true", help="digits too small to be told, and a tool that enlarges them")
 
+    _init_command(commands)
     for kind, text in TRAINING.items():
         example = f"tiercel {kind} recipes/demo-{kind}.yaml train.steps=20 output=runs/try"
         command = _recipe_command(commands, kind, text, example, takes_ranks=True)
@@ -95,6 +96,24 @@ def _check_command(commands) -> None:
     check.add_argument(
         "--report-file", type=Path, metavar="FILE", help="the file for --fix-report (rejected_rows.jsonl)"
     )
+
+
+def _init_command(commands) -> None:
+    init = _command(
+        commands,
+        "init",
+        "write a recipe from six questions, or from flags",
+        "tiercel init --data rows.jsonl --task boxes --gpu 24GB --file boxes.yaml",
+    )
+    init.add_argument("--model", help="a directory, or a name on the hub")
+    init.add_argument("--data", help="the rows: a file or a directory")
+    init.add_argument("--method", help="grpo, sft, dpo, kto or reward")
+    init.add_argument(
+        "--task", help="what the answers are: boxes, points, count, number, choice, math, text, reasoning"
+    )
+    init.add_argument("--gpu", metavar="MEMORY", help="memory of the GPU, such as 24GB, or none")
+    init.add_argument("--output", help="the directory of the run")
+    init.add_argument("--file", type=Path, default=Path("recipe.yaml"), help="the recipe to write (recipe.yaml)")
 
 
 def _data_command(commands) -> None:

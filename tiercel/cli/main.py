@@ -179,6 +179,7 @@ def entry_point() -> None:
 
 COMMANDS: dict[str, Command] = {
     "demo": Command(module="tiercel.demo.command"),
+    "init": Command(module="tiercel.cli.init"),
     **{
         kind: Command(module="tiercel.cli.train", read=recipes.trained_recipe, loads_weights=True, is_watched=True)
         for kind in RECIPES

@@ -1,0 +1,137 @@
+"""`tiercel init`: six questions, and a recipe that `tiercel check` passes. Flags answer them too."""
+
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tiercel.cli.values import MemorySize, size
+from tiercel.config import Kind
+from tiercel.config.loading import recipe_of_tree
+from tiercel.config.yaml_text import render
+from tiercel.errors import RecipeError
+from tiercel.messages import translated
+from tiercel.regular_files import open_new
+
+METHODS: dict[str, Kind] = {"grpo": "grpo", "sft": "sft", "dpo": "dpo", "kto": "kto", "reward": "reward"}
+TASKS: dict[str, list[dict[str, Any]]] = {  # the rewards of GRPO
+    "boxes": [{"name": "iou"}],
+    "points": [{"name": "point_in_box"}],
+    "count": [{"name": "count"}],
+    "number": [{"name": "number"}],
+    "choice": [{"name": "choice"}],
+    "math": [{"name": "math"}],
+    "text": [{"name": "normalised"}],
+    "reasoning": [{"name": "normalised"}, {"name": "format", "weight": 0.2}],
+}
+OWN_SECTION: dict[Kind, dict[str, Any]] = {
+    "dpo": {"dpo": {"loss": "sigmoid"}},
+    "kto": {"kto": {}},
+    "reward": {"ranking": {}},
+}
+SMALL_GPU, MIDDLE_GPU = 30e9, 60e9  # bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """A question of the command: its flag, its text, what is taken if nothing is answered, and what may be."""
+
+    flag: str
+    text: str
+    usual: str = ""
+    choices: tuple[str, ...] = ()
+    is_asked: Callable[[Mapping[str, str]], bool] = lambda given: True
+
+
+QUESTIONS = (
+    Question(flag="model", text="The model, a directory or a name on the hub", usual="Qwen/Qwen2.5-VL-3B-Instruct"),
+    Question(flag="data", text="The rows, a file or a directory"),
+    Question(flag="method", text="How to train", usual="grpo", choices=tuple(METHODS)),
+    Question(
+        flag="task",
+        text="What the answers are, which decides the rewards",
+        usual="text",
+        choices=tuple(TASKS),
+        is_asked=lambda given: given["method"] == "grpo",
+    ),
+    Question(flag="gpu", text="The memory of your GPU, such as 24GB, or none", usual="none"),
+    Question(flag="output", text="The directory of the run", usual="runs/first"),
+)
+
+
+def run(recipe: None, arguments: Namespace) -> None:
+    """Ask for what no flag gives, and write the recipe. Raises RecipeError if it would not pass its check."""
+    given = answers(arguments, _ask if sys.stdin.isatty() else _usual)
+    file: Path = arguments.file
+    kind = METHODS[given["method"]]
+    tree = recipe_tree(kind, given)
+    recipe_of_tree(kind, tree, str(file))
+    if file.exists():
+        raise RecipeError([f"{file} is there already; remove it, or name another with --file"], source="init")
+    with open_new(file) as stream:
+        stream.write(f"# tiercel {kind}\n{render(tree)}")
+    print(f"{file}\nnext: tiercel check {file}; tiercel plan {file}; tiercel {kind} {file}")
+
+
+def answers(arguments: Namespace, ask: Callable[[Question], str]) -> dict[str, str]:
+    """Return the answer to each question, by its flag. Raises RecipeError for one that is not among the choices, and
+    for one that is missing."""
+    found: dict[str, str] = {}
+    for question in QUESTIONS:
+        if not question.is_asked(found):
+            continue
+        value = getattr(arguments, question.flag) or ask(question)
+        if not value:
+            raise RecipeError([f"--{question.flag}: missing; there is no terminal to ask at"], source="init")
+        if question.choices and value not in question.choices:
+            known = ", ".join(question.choices)
+            raise RecipeError([f"--{question.flag}: {value} is not one of {known}"], source="init")
+        found[question.flag] = value
+    return found
+
+
+def recipe_tree(kind: Kind, given: Mapping[str, str]) -> dict[str, Any]:
+    """Make the recipe. On a small GPU weights are quantised and activations recomputed; `tiercel plan --fit` refines
+    it."""
+    memory = _memory(given["gpu"])
+    model: dict[str, Any] = {"path": given["model"], "dtype": "float32" if memory is None else "bfloat16"}
+    learner: dict[str, Any] = {"max_tokens_per_microbatch": "auto"} if memory else {}
+    if memory is not None and memory.byte_count < MIDDLE_GPU:
+        learner["gradient_checkpointing"] = "full" if memory.byte_count < SMALL_GPU else "selective"
+    if memory is not None and memory.byte_count < SMALL_GPU:
+        model["quantize"] = "nf4"
+    sections: dict[str, Any] = {
+        "model": model,
+        "lora": {"rank": 32, "alpha": 64, "targets": "language"},
+        "data": {"train": given["data"], "eval": {"fraction": 0.05}},
+        **({"rewards": TASKS[given["task"]], "rollout": {"group_size": 8}} if kind == "grpo" else {}),
+        **OWN_SECTION.get(kind, {}),
+        **({"learner": learner} if learner else {}),
+        "optim": {"lr": 1e-5 if kind in ("grpo", "dpo", "kto") else 1e-4, "schedule": "cosine", "warmup_steps": 5},
+        "train": {"epochs": 1, "save_every": 50, "eval_every": 50},
+        "output": given["output"],
+    }
+    return sections
+
+
+def _memory(text: str) -> MemorySize | None:
+    if text.lower() in ("none", "cpu"):
+        return None
+    try:
+        return size(text)
+    except Exception as error:  # argparse's own type
+        raise RecipeError([f"--gpu: {error}"], source="init") from error
+
+
+def _ask(question: Question) -> str:
+    """Ask at the terminal, on standard error, so that standard output has the result alone."""
+    choices = f" ({', '.join(question.choices)})" if question.choices else ""
+    usual = f" [{question.usual}]" if question.usual else ""
+    print(f"{translated(question.text)}{choices}{usual}: ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip() or question.usual
+
+
+def _usual(question: Question) -> str:
+    return question.usual
