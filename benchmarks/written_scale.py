@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.drivers.long_written import EVERY_STEP, make_many, make_written
+from benchmarks.drivers.long_written import EVERY_STEP, TREE, make_many, make_written
 from benchmarks.peers import machine
 from benchmarks.tables import RESULTS, markdown_table, write_results
 from tests.web.view.serving import free_port
@@ -50,6 +50,7 @@ def main() -> None:
         folder = given.keep or Path(made)
         run, many = folder / "long" / "run", folder / "many"
         if not run.exists():
+            os.environ[TREE] = given.tree[0] if given.tree else ""
             make_written(run, given.steps)
             make_many(many, given.runs, 200)
         trees = {_commit(Path(tree)): Path(tree) for tree in given.tree} | {"this": HERE}

@@ -3,13 +3,13 @@
 import json
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.web.report.fake_runs import Scene, completion, group, grpo_metrics, guess, new_run
-from tiercel.config import load_recipe
-from tiercel.config.yaml_text import render
 from tiercel.runs.checkpoints import save_checkpoint
 from tiercel.runs.index import written_entry
 from tiercel.runs.records import groups_path
@@ -66,14 +66,23 @@ def make_many(folder: Path, count: int, steps: int) -> Path:
     return folder
 
 
+TREE = "TIERCEL_CONFIG_TREE"  # a variable: the checkout whose keys config.yaml has, so that older ones can read it
+_PRINT = """
+import sys
+print(render(load_recipe("grpo", sys.argv[1], (), check_paths=False).model_dump(mode="json")), end="")
+"""
+
+
 def _config(path: Path, steps: int) -> str:
     """Return config.yaml as a run writes it, with every key."""
     path.parent.mkdir(parents=True, exist_ok=True)
     given = path.with_name(f"{path.name}.yaml")
     given.write_text(RECIPE.replace("STEPS", str(steps)).replace("OUTPUT", str(path)), encoding="utf-8")
-    recipe = load_recipe("grpo", given, (), check_paths=False)
+    here = {**os.environ, "PYTHONPATH": os.environ.get(TREE) or str(Path(__file__).parents[2])}
+    words = [sys.executable, "-c", _PRINT, str(given)]
+    text = subprocess.run(words, env=here, cwd=path.parent, check=True, capture_output=True, text=True).stdout
     given.unlink()
-    return "# tiercel grpo\n" + render(recipe.model_dump(mode="json"))
+    return "# tiercel grpo\n" + text
 
 
 def _log_lines(dice: random.Random, steps: int) -> Iterator[str]:
