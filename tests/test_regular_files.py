@@ -72,7 +72,9 @@ def test_a_line_without_end_is_not_read(tmp_path):
         list(lines_of(file))
     with pytest.raises(OddFile, match="has a line of more than"):
         list(lines_from_end(file))
-    with pytest.raises(RunError, match=r"has a line of more than 134,217,728 bytes; the run did not write it so"):
+    with pytest.raises(
+        RunError, match=r"has a line of more than 134,217,728 bytes; the run did not write it this way; restore"
+    ):
         has_no_step(begun(tmp_path))
 
 
@@ -88,7 +90,7 @@ def test_what_is_no_value_is_named(tmp_path, content, reason):
 @pytest.mark.parametrize("line", ("null", "[]", "3", '{"step": NaN}', '{"step": true}', "[" * 100_000, "\ufffd"))
 def test_a_line_of_metrics_that_is_no_row_is_named(tmp_path, line):
     (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{line}\n{{"step": 2}}\n{{"st')
-    with pytest.raises(RunError, match=r"metrics.jsonl:2 is no row with a step"):
+    with pytest.raises(RunError, match=r"metrics.jsonl:2 is not a row with a step"):
         read_metrics(tmp_path)
 
 
@@ -97,7 +99,8 @@ def test_metrics_that_are_no_file_are_named_and_the_run_is_not_taken_for_one_wit
     os.mkfifo(tmp_path / "metrics.jsonl")
     for read in (read_metrics, has_no_step):
         with pytest.raises(
-            RunError, match=r"metrics.jsonl: cannot be read: is not a regular file; the run did not write it so"
+            RunError,
+            match=r"metrics.jsonl: cannot be read: is not a regular file; the run did not write it this way; restore",
         ):
             read(tmp_path)
 

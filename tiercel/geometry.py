@@ -44,12 +44,12 @@ def misfit(box: Sequence[float], space: BoxSpace, size: Size) -> str | None:
         return None
     place = f"its picture of {size[0]} x {size[1]} pixels"
     if space != "pixels":
-        return f"lies outside {place}, read as {space}; correct the row, or what names that space"
+        return f"lies outside {place} when read as {space}; correct the row, or the setting that names this space"
     if min(box) >= 0 and max(box) <= 1:
-        return f"is less than a pixel of {place}; these look like shares of its sides: write data.boxes: unit"
+        return f"is smaller than a pixel of {place}; these look like fractions of its sides: set data.boxes: unit"
     if min(box) >= -100 and max(box) <= 1100 and max(max(x) / size[0], max(y) / size[1]) > 1.1:
-        return f"lies outside {place}; these look like thousandths of its sides: write data.boxes: thousandths"
-    return f"lies outside {place}; give pixels of the original picture, x before y, or say the space by data.boxes"
+        return f"lies outside {place}; these look like thousandths of its sides: set data.boxes: thousandths"
+    return f"lies outside {place}; give pixels of the original picture, x before y, or set the space with data.boxes"
 
 
 def outline_of(box: Box | Point) -> Box:

@@ -60,7 +60,7 @@ class HttpReply:
             first = error.errors(include_url=False, include_context=False)[0]
         if first["type"] == "json_invalid":
             raise NoAnswer(f"answered with something that is not JSON ({first['msg']}): {self.text()!r}")
-        raise WrongAnswer(f"{_path(first['loc'])}: {brief(first['input'])} came; {first['msg']}")
+        raise WrongAnswer(f"{_path(first['loc'])}: got {brief(first['input'])}; {first['msg']}")
 
     def text(self) -> str:
         """Return the beginning of the body, for a message."""
@@ -72,7 +72,7 @@ def key_of(variable: str) -> str | None:
     cannot be part of a header. The message does not show the key."""
     key = os.environ.get(variable, "").strip()
     if not (key.isascii() and key.isprintable()):
-        raise ValueError(f"{variable} has characters that a key cannot have; export it again")
+        raise ValueError(f"{variable} has characters that are not allowed in a key; export it again")
     return key or None
 
 
@@ -103,7 +103,7 @@ async def _answer(client: httpx.AsyncClient, request: httpx.Request, most_bytes:
         async for chunk in response.aiter_raw():
             body += chunk
             if len(body) > most_bytes:
-                raise WrongAnswer(f"body: more than {most_bytes:,} bytes came")
+                raise WrongAnswer(f"body: got more than {most_bytes:,} bytes")
     finally:
         await response.aclose()
     return HttpReply(status=response.status_code, body=bytes(body), obstacle=_obstacle(response.headers))

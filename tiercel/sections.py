@@ -128,11 +128,11 @@ def address_fault(url: str) -> str | None:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        return f"{shown(url)} given, which is no address ({error})"
+        return f"got {shown(url)}, which is not an address ({error})"
     if parts.username is not None or parts.password is not None:
-        return "an address with a name or password given, which would be kept in files; a key goes into the environment"
+        return "got an address with a name or password, which would be kept in files; put the key into the environment"
     if parts.scheme not in ("http", "https") or not host:
-        return f"{shown(url)} given, which is no address"
+        return f"got {shown(url)}, which is not an address"
     return None
 
 

@@ -11,11 +11,11 @@ from safetensors import SafetensorError
 from tiercel.errors import RunError
 from tiercel.regular_files import OddFile
 
-ELSEWHERE = "name another place, or free some space there and allow writing"
+ELSEWHERE = "name another place, or free some space there and make it writable"
 _UMASK = os.umask(0o077)  # it can be read only by setting it
 os.umask(_UMASK)
-NOT_OURS = "the run did not write it so; put its own file back, or move this one away"
-GO_ON = "free some space there and allow writing; then give the same command again, which goes on"
+NOT_OURS = "the run did not write it this way; restore its own file, or move this one away"
+GO_ON = "free some space there and make it writable; then run the same command again, which goes on"
 
 
 @contextmanager

@@ -105,7 +105,7 @@ PUT_TOGETHER = (
     "most {0}",
     "rank {0} is in {1}",
     "rank {0} is in {1}; the others wait for it",
-    "rank {0} is in another collective than the others: {1}",
+    "rank {0} is in a different collective from the others: {1}",
     "rank {0} has entered {1}, but is in other code there, {2}; the others wait for it",
     "rank {0} gives no sign of life: {1}; it was last in {2}",
     "rank {0} waits in {1}",
@@ -127,19 +127,19 @@ PUT_TOGETHER = (
     "the gradient norm is nan",
     "{0} for rows unknown; no parameter was changed",
     "lower learner.max_tokens_per_microbatch ({0}), or set learner.gradient_checkpointing: full",
-    "lower learner.max_tokens_per_microbatch ({0}), or on a CPU, rollout.prepacked_bytes: 0",
-    "lower learner.max_tokens_per_microbatch ({0}), or set learner.gradient_checkpointing: full, or on a CPU, "
+    "lower learner.max_tokens_per_microbatch ({0}), or on a CPU, set rollout.prepacked_bytes: 0",
+    "lower learner.max_tokens_per_microbatch ({0}), or set learner.gradient_checkpointing: full, or on a CPU, set "
     "rollout.prepacked_bytes: 0",
     "{0} has no function {1}; its functions are: none",
-    "{0} is a class that takes {1}; a reward's class is made without arguments",
+    "{0} is a class that requires {1}; a reward class is created without arguments",
     "{0} is a {1}, which cannot be called",
     "freeze: this model has no parameters in {0}; take it out of freeze",
     "freeze: this model has no parameters in {0}; add it to freeze",
     f"{{0}} is {NOT_YET}",
     "rank {0} was killed by {1}: {2}",
-    "{0} is no method of this version; nearest: {1}",
+    "{0} is not a method of this version; nearest: {1}",
     "{0} does not say by its name what it trains; nearest: {1}",
-    "{0} is no script of {1}, which has no {2}; nearest: the flags of `{3}`",
+    "{0} is not a script of {1}, which has no {2}; nearest: the flags of `{3}`",
 )
 
 

@@ -26,7 +26,7 @@ CASES = (
     ("kill", "learn", EXIT_TRAINING, "was killed by SIGKILL"),
     ("exit", "rollout", EXIT_TRAINING, "ended with exit code 1"),
     ("skip", "collective", EXIT_STALL, "collective"),
-    ("skip", "gradients", EXIT_STALL, "is in another collective than the others"),
+    ("skip", "gradients", EXIT_STALL, "is in a different collective from the others"),
 )
 SHORT = (("sleep", "learn"),)
 
@@ -60,7 +60,7 @@ def stalls(size: Size, seed: int, work: Path) -> Figure:
 def _culprit_problem(run_directory: Path, said: str, rank: int) -> str | None:
     """The message's first line about a rank is about the one at fault, and the stacks are there."""
     if "the ranks are at different places" in said:  # they met again, in another collective
-        return None if f"rank {rank} left out a collective" in said else f"names another rank: {said[-500:]}"
+        return None if f"rank {rank} skipped a collective" in said else f"names another rank: {said[-500:]}"
     if not any(line.strip().startswith(f"rank {rank} ") for line in said.splitlines()):
-        return f"does not begin with rank {rank}: {said[-500:]}"
+        return f"does not start over with rank {rank}: {said[-500:]}"
     return None if list((run_directory / "stall").glob("step-*/rank-*.txt")) else "no stacks were written"

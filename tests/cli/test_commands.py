@@ -182,7 +182,7 @@ def test_check_says_of_a_missing_package_what_a_run_says(tiny_checkpoints, tmp_p
     for verb in ("check", "grpo"):
         assert main([verb, str(recipe), override]) == 2
         said, error = capsys.readouterr()
-        assert f"needs the package {package}; pip install {package}, or write" in error
+        assert f"needs the package {package}; pip install {package}, or use" in error
         is_looked_at = "rows in tiercel format" in said and "one step" in said
         assert is_looked_at == (verb == "check")
     assert not (tmp_path / "run" / "metrics.jsonl").exists()

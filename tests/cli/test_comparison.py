@@ -62,7 +62,7 @@ def test_three_runs(two):
     [
         (["a"], "1 given; name from 2 to"),
         (["a"] * (MOST_RUNS + 1), f"to {MOST_RUNS} runs"),
-        (["a", "c"], "c is no run"),
+        (["a", "c"], "c is not a run"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(two, given, said, capsys):

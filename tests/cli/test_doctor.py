@@ -12,7 +12,7 @@ from tiercel.doctor.verdict import Verdict
 WELL = Verdict(name="torch", status="ok", found="2.13.0")
 ABSENT = Verdict(name="import vllm", status="absent", found="not installed")
 SHORT = Verdict(name="disk", status="warning", found="1.0 GB free in [runs]", remedy="free some")
-BROKEN = Verdict(name="cuda bfloat16", status="broken", found="its process was ended by SIGFPE", remedy="upgrade")
+BROKEN = Verdict(name="cuda bfloat16", status="broken", found="its process was killed by SIGFPE", remedy="upgrade")
 
 
 def found_to_be(monkeypatch, *verdicts: Verdict) -> None:

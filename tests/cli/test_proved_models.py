@@ -107,7 +107,7 @@ def test_a_row_with_a_picture_is_named_by_a_text_only_model(tmp_path, capsys):
         assert main([verb, str(tmp_path / "recipe.yaml")]) != 0
         output = capsys.readouterr()
         said = output.out + output.err
-        assert "row-1" in said and "is a text-only model and reads no pictures" in said and str(checkpoint) in said
+        assert "row-1" in said and "is a text-only model and does not read pictures" in said and str(checkpoint) in said
 
 
 def test_a_checkpoint_that_fails_its_proof_is_refused_by_every_command(tmp_path, capsys):

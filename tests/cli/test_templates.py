@@ -45,10 +45,10 @@ def test_the_made_up_completion_is_one_of_the_template(tiny_checkpoints, tmp_pat
         ("<|im_end|>", "ends with <|im_end|>, as the chat template writes it"),
         (
             "<|endoftext|>",
-            "ends with <|endoftext|>, as the chat template writes it; a completion with <|endoftext|> or",
+            "ends with <|endoftext|>, as the chat template writes it; a completion ends with <|endoftext|> or",
         ),
         ("", "writes no end after an assistant's turn: a completion ends with <|im_end|>"),
-        ("<|eot|>", "writes '<|eot|>' after an assistant's turn, which is no token of this tokenizer"),
+        ("<|eot|>", "writes '<|eot|>' after an assistant's turn, which is not a token of this tokenizer"),
     ],
 )
 def test_check_says_what_ends_a_turn(tiny_checkpoints, tmp_path, capsys, end, says):

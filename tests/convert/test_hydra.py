@@ -127,15 +127,15 @@ def test_what_easyr1s_keys_become(home, line, expected):
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        (VERL.replace("grpo", "gae"), "algorithm.adv_estimator gae is no method"),
-        (VERL.replace("algorithm.adv_estimator=grpo", ""), "algorithm.adv_estimator, by default gae is no method"),
-        (f"{VERL} actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean", "loss_mode geo_mean is no method"),
-        (f"{VERL} actor_rollout_ref.rollout.multi_turn.enable=True", "turns that may call tools is no method"),
-        ("torchrun -m verl.trainer.fsdp_sft_trainer optim.lr=1e-4", "verl.trainer.fsdp_sft_trainer is no method"),
+        (VERL.replace("grpo", "gae"), "algorithm.adv_estimator gae is not a method"),
+        (VERL.replace("algorithm.adv_estimator=grpo", ""), "algorithm.adv_estimator, by default gae is not a method"),
+        (f"{VERL} actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean", "loss_mode geo_mean is not a method"),
+        (f"{VERL} actor_rollout_ref.rollout.multi_turn.enable=True", "turns that may call tools is not a method"),
+        ("torchrun -m verl.trainer.fsdp_sft_trainer optim.lr=1e-4", "verl.trainer.fsdp_sft_trainer is not a method"),
     ],
 )
 def test_another_method_is_named(line, named):
-    with pytest.raises(RecipeError, match="is no method of this version; nearest: ") as error:
+    with pytest.raises(RecipeError, match="is not a method of this version; nearest: ") as error:
         imported(line)
     assert named in str(error.value)
 

@@ -171,13 +171,13 @@ STRANGE = "python src/open_r1/grpo.py --model_name_or_path m --dataset_name d --
     ("line", "named"),
     [
         ("deepspeed src/train/train_sft.py --lora_enable True --lora_rank 32 --model_id m --output_dir o",
-         "train_sft.py is no script of TRL, which has no --lora_enable, --lora_rank, --model_id;"),
+         "train_sft.py is not a script of TRL, which has no --lora_enable, --lora_rank, --model_id;"),
         ("deepspeed train_dpo.py --model_name_or_path m --output_dir o --vision_tower=x --tune_mm_llm False",
-         "train_dpo.py is no script of TRL, which has no --vision_tower, --tune_mm_llm;"),
+         "train_dpo.py is not a script of TRL, which has no --vision_tower, --tune_mm_llm;"),
         ("python train_sft.py --pretrain m --save o --max_len 8 --micro_batch 2 --lr 1e-5",
-         "train_sft.py is no script of TRL, which has no --pretrain, --save, --max_len, --micro_batch ...;"),
+         "train_sft.py is not a script of TRL, which has no --pretrain, --save, --max_len, --micro_batch ...;"),
         (f"{STRANGE} --temporal true --len_control true --unfreeze-tower true",
-         "grpo.py is no script of VLM-R1, which has no --temporal, --len_control, --unfreeze_tower;"),
+         "grpo.py is not a script of VLM-R1, which has no --temporal, --len_control, --unfreeze_tower;"),
     ],
 )  # fmt: skip
 def test_a_script_of_another_framework_is_named_with_its_flags(line, named):

@@ -94,7 +94,7 @@ def test_sharding(flags, expected):
 
 def test_a_stage_that_is_not_here_is_told_beside_the_value():
     origin = drafted(f"{GRPO} --deepspeed zero1").origins["train.deepspeed.stage"]
-    assert "stage 1 divides the optimiser's state only" in origin.remark
+    assert "stage 1 divides the optimiser's state only;" in origin.remark
     draft = drafted(f"{GRPO} --offload_optimizer true --offload_model true")
     assert "while the engine works" in told(draft)
 

@@ -515,7 +515,7 @@ def test_a_turn_may_be_left_out_of_the_loss():
     assert trained(accepted({"messages": turns}, purpose="sft")) == [False, True, False]
     assert trained(accepted({"messages": [{**USER, "loss": False}, ASSISTANT]}, purpose="sft")) == [True]
     alone = {"messages": [USER, {**ASSISTANT, "loss": False}]}
-    assert refused(alone, purpose="sft").reason == "every assistant turn is left out of the loss"
+    assert refused(alone, purpose="sft").reason == "every assistant turn is excluded from the loss"
     assert accepted(alone, purpose="grpo")
 
 

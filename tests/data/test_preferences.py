@@ -128,7 +128,7 @@ def test_only_the_last_answer_is_trained_on(tmp_path):
         ("pairs", {**PAIRS["tiercel"], "rejected": "left"}, "rejected", "both answers are equal"),
         ("pairs", {**PAIRS["tiercel"], "rejected": 3}, "rejected", "must be the rejected answer, or a list of turns"),
         ("pairs", {**PAIRS["tiercel"], "rejected": "  "}, "messages[1]", "the assistant turn is empty"),
-        ("pairs", {**PAIRS["tiercel"], "messages": TURNS[:1]}, "messages", "the last turn is no answer"),
+        ("pairs", {**PAIRS["tiercel"], "messages": TURNS[:1]}, "messages", "the last turn is not an"),
         ("pairs", {"prompt": ASKED, "chosen": "left"}, "rejected", "is missing"),
         ("labels", {"messages": TURNS, "images": ["a.png"]}, "label", "has `label` or `kto_tag`"),
         ("labels", {"messages": TURNS, "images": ["a.png"], "label": "yes"}, "label", "true, false, 1 or 0"),

@@ -118,7 +118,7 @@ def test_a_signal_that_would_come_again_is_remembered_over_attempts(tmp_path):
         'File "linear.py", line 125 in forward',
     ):
         assert part in text
-    assert "threading.py" not in text and "goes on from the newest" not in text and "no attempt follows" in text
+    assert "threading.py" not in text and "goes on from the newest" not in text and "no further attempt is made" in text
     stack_file(tmp_path, 12).write_text(FAULT.replace("Floating point exception", "Segmentation fault"))
     assert final_code(tmp_path) is None
 
@@ -128,13 +128,13 @@ def test_a_rank_that_ended_before_the_first_look_at_it_is_named(tmp_path):
     started(tmp_path, 21, rank=0).write_text("")
     unseen = RankWatcher(tmp_path, 2, 60.0)
     text = str(failure_of(unseen, {0: failure(21, -15), 1: failure(22, 1)}, {}))  # process 22 is of a later attempt
-    assert text.startswith("rank 1 was killed by SIGFPE: ") and "no attempt follows" in text
+    assert text.startswith("rank 1 was killed by SIGFPE: ") and "no further attempt is made" in text
 
 
 @pytest.mark.parametrize(
     ("number", "words"),
     (
-        (signal.SIGILL, ("built for another", "tiercel doctor", "model.dtype")),
+        (signal.SIGILL, ("built for a different", "tiercel doctor", "model.dtype")),
         (signal.SIGSEGV, ("tiercel doctor", "goes on from the newest checkpoint")),
         (signal.SIGBUS, ("/dev/shm", "goes on from the newest checkpoint")),
         (signal.SIGABRT, ("its message is above",)),
@@ -159,7 +159,7 @@ def test_want_of_memory_is_said_by_the_kernels_own_counts(tmp_path):
     assert "did not change): another process sent the signal" in memory_verdict(before, before)
     assert f"oom_kill in {group} went from 3 to 4" in memory_verdict(before, {**before, group: 4})
     assert f"oom_kill in {machine} went from 5 to 6" in memory_verdict(before, {**before, machine: 6})
-    assert memory_verdict({}, {}).startswith("this mostly means that memory ran out")
+    assert memory_verdict({}, {}).startswith("this usually means that memory ran out")
 
 
 def test_a_machine_with_the_first_version_of_cgroups(tmp_path):

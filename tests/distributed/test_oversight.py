@@ -32,7 +32,7 @@ def test_a_rank_that_never_begins_is_named_with_its_process_and_ended(sleeper, t
     with RankWatcher(tmp_path, 1, 0.3) as oversight:
         assert sleeper.wait(PATIENCE) == -signal.SIGKILL
     said = capsys.readouterr().err
-    assert f"process {sleeper.pid}) gives no sign of life: its process is there, but waits for something" in said
+    assert f"process {sleeper.pid}) gives no sign of life: its process exists, but is waiting for something" in said
     assert "phase launch of the start, before tiercel's own first line" in said and "(the limit is 0.3 s" in said
     assert noted_code(tmp_path) == EXIT_STALL
     (death,) = oversight.deaths({0: (sleeper.pid, -signal.SIGKILL)})

@@ -165,6 +165,6 @@ def test_a_save_of_shards_knows_beforehand_how_much_it_needs_and_that_weights_ar
     with pytest.raises(TrainingError, match="the trained weight a is not finite after step 3"):
         save_once(tmp_path, OneRank(float("nan")))
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=39))
-    with pytest.raises(RunError, match="needs 40 bytes, and the disk has 39 free"):
+    with pytest.raises(RunError, match="needs 40 bytes, but the disk has only 39 free;"):
         save_once(tmp_path, OneRank())
     assert list(tmp_path.iterdir()) == []

@@ -31,8 +31,8 @@ def hanging(at: str, kind: str, rank: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("kind", "at", "words"),
     (
-        ("SIGFPE", "torch", ("tiercel doctor", "model.dtype: float32", "rank 1 was at", "no attempt follows")),
-        ("SIGILL", "transformers", ("built for another processor", "tiercel doctor", "no attempt follows")),
+        ("SIGFPE", "torch", ("tiercel doctor", "model.dtype: float32", "rank 1 was at", "no further attempt is made")),
+        ("SIGILL", "transformers", ("built for a different processor", "tiercel doctor", "no further attempt is made")),
         ("SIGSEGV", "torch", ("tiercel doctor", "goes on from the newest checkpoint")),
         ("SIGBUS", "torch", ("/dev/shm", "goes on from the newest checkpoint")),
         ("SIGKILL", "torch", ("oom_kill", "goes on from the newest checkpoint")),
@@ -48,7 +48,7 @@ def test_a_rank_that_a_signal_ends_is_named_with_its_cause(tiny_checkpoints, tmp
 def test_a_signal_that_would_come_again_is_not_tried_again(tiny_checkpoints, tmp_path):
     recipe = make_recipe(tiny_checkpoints, tmp_path, "run")
     ended = run("grpo", recipe, "--nproc", "2", "--max-restarts", "3", variables=hanging("torch", "SIGFPE", "1"))
-    assert ended.problem(EXIT_TRAINING, "rank 1 was killed by SIGFPE", "no attempt follows") is None, ended.said
+    assert ended.problem(EXIT_TRAINING, "rank 1 was killed by SIGFPE", "no further attempt is made") is None, ended.said
     assert ended.said.count("fault plan: SIGFPE") == 1
 
 

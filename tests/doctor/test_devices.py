@@ -11,7 +11,7 @@ def test_a_dtype_that_kills_or_answers_wrongly_is_named_and_the_rest_is_tried():
     assert [outcome.step for outcome in outcomes] == ["float32", "bfloat16", "float16", GPUS]
     killed, wrong, right = (judge(outcome, "cpu") for outcome in outcomes[:3])
     assert (killed.name, killed.status) == ("cpu float32", "broken")
-    assert killed.found == "its process was ended by SIGFPE"
+    assert killed.found == "its process was killed by SIGFPE"
     assert "nvidia-cublas" in killed.remedy and "model.dtype: float32" in killed.remedy
     assert wrong.status == "broken" and wrong.found.startswith("wrong result: off by matrix product 5.0e-01")
     assert right.status == "ok" and set(outcomes[2].result) == {"matrix product", "attention"}

@@ -41,12 +41,12 @@ def test_a_package_that_imports_is_well(package):
 
 def test_a_package_that_kills_its_process_is_broken(package):
     package("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
-    assert verdict().found == "its process was ended by SIGSEGV"
+    assert verdict().found == "its process was killed by SIGSEGV"
 
 
 def test_a_package_that_hangs_is_ended_in_time(package):
     package("import time\ntime.sleep(600)\n")
-    assert verdict(seconds=1.0).found == "does not end within 1 s"
+    assert verdict(seconds=1.0).found == "did not finish within 1 s"
 
 
 def test_a_package_that_is_not_there_is_absent(tmp_path, monkeypatch):

@@ -58,7 +58,7 @@ def test_no_quota_and_no_control_groups_are_no_limit(tmp_path):
 
 def test_a_containers_memory_is_what_counts():
     verdict = memory(64 * GIGABYTE, [2 * GIGABYTE, 8 * GIGABYTE])
-    assert (verdict.status, verdict.found) == ("warning", "2.0 GB for this container, of the machine's 64.0 GB")
+    assert (verdict.status, verdict.found) == ("warning", "2.0 GB for this container, out of the machine's 64.0 GB")
     assert memory(64 * GIGABYTE, []).status == "ok"
 
 
@@ -71,7 +71,7 @@ def test_a_quota_below_the_cores_is_told_with_the_threads_to_set():
 
 def test_few_files_and_few_processes_are_warnings():
     assert open_files(256).status == "warning"
-    assert open_files(resource.RLIM_INFINITY).found == "unlimited for a process"
+    assert open_files(resource.RLIM_INFINITY).found == "unlimited per process"
     assert processes(resource.RLIM_INFINITY, []).found == "unlimited"
     verdict = processes(100_000, [512])
     assert (verdict.status, verdict.found) == ("warning", "512 processes and threads in this container")

@@ -63,7 +63,7 @@ def test_a_range_between_other_packages_is_a_warning(environment):
 def test_metadata_without_a_version_is_a_damaged_installation(environment):
     install(environment, "peft", None)
     verdict = verdicts()["peft"]
-    assert verdict.status == "broken" and "half removed" in verdict.found
+    assert verdict.status == "broken" and "partly removed" in verdict.found
     assert verdict.remedy == "pip install --force-reinstall peft"
 
 

@@ -80,5 +80,5 @@ def test_reset_gets_the_files_of_pictures(tmp_path):
 
 def test_a_column_that_json_cannot_carry_is_named():
     row = replace(make_row("r", "Which?", 0), columns={"fine": 1, "odd": {1, 2}})
-    with pytest.raises(EnvironmentFailure, match="row r, column odd: a set cannot be handed to your code as JSON"):
+    with pytest.raises(EnvironmentFailure, match="row r, column odd: a set cannot be passed to your code as JSON"):
         reset_fields(row)

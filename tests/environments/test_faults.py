@@ -45,16 +45,16 @@ FAULTS = {
     "answers an odd part": ({"act": "return [{'type': 'audio'}]"}, "a part with the type 'audio' and the keys"),
     "answers NaN": (
         {"get_reward": "return float('nan')"},
-        "get_reward: answered nan; a reward answers a finite number",
+        "get_reward: returned nan; a reward must return a finite number,",
     ),
-    "answers a text as reward": ({"get_reward": "return 'good'"}, "answered 'good', a str"),
+    "answers a text as reward": ({"get_reward": "return 'good'"}, "returned 'good', a str"),
     "prints to its connection": (
         {"act": "[os.write(n, FORGED) for n in range(3, 1024) if is_socket(n)]"},
-        "something other than its answers came over its connection",
+        "something other than its answers",
     ),
     "sends 200,000 brackets": (
         {"act": "[os.write(n, b'[' * 200_000 + b'\\n') for n in range(3, 1024) if is_socket(n)]"},
-        "200,000 values came in one answer, at most 100,000 are taken; its process was killed",
+        "200,000 values in one answer, but at most 100,000 are allowed; its process was killed",
     ),
 }
 PREAMBLE = """

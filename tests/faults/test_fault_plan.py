@@ -41,4 +41,4 @@ def test_a_process_ends_as_planned(kind, code):
     )
     assert done.returncode == code
     assert f"fault plan: {kind} at save, step 3, rank 0" in done.stderr
-    assert "went on" not in done.stdout
+    assert "but kept running" not in done.stdout

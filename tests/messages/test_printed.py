@@ -22,9 +22,9 @@ VERDICTS = (
         name="disk",
         status="warning",
         found="1.0 GB free in /work",
-        remedy="free some, or set TMPDIR to another directory",
+        remedy="free some space, or set TMPDIR to another directory",
     ),
-    Verdict(name="cuda bfloat16", status="broken", found="its process was ended by SIGFPE", remedy="upgrade"),
+    Verdict(name="cuda bfloat16", status="broken", found="its process was killed by SIGFPE", remedy="upgrade"),
 )
 RECIPE = """
 model: {{path: {model}, dtype: float32, max_pixels: 12544}}

@@ -93,9 +93,10 @@ def test_no_wrong_recipe_is_answered_half_in_english(tmp_path, monkeypatch):
         ("vm resolves to 127.0.0.1", "vm 解析为 127.0.0.1"),
         ("the command cannot be read: --learning_rate abc is no number; write the number in its place",
          "命令有误：--learning_rate abc 不是数；改成数"),
-        ("--rlhf_type ppo is no method of this version; nearest: tiercel grpo",
+        ("--rlhf_type ppo is not a method of this version; nearest: tiercel grpo",
          "这个版本没有 --rlhf_type ppo 这种方法；最接近的是 tiercel grpo"),
-        ("reward mine.py:score, row a: answered nan; a reward answers a finite number, or None where it does not apply",
+        ("reward mine.py:score, row a: returned nan; a reward must return a finite number, or None if it does not "
+         "apply",
          "奖励 mine.py:score，行 a：返回了 nan；奖励要返回有限的数，不适用时返回 None"),
         ("algorithm.loss.call: mine.py:f returned values that are not finite, such as nan; correct the function and "
          "give the same command again",
@@ -125,8 +126,8 @@ def test_lines_of_one_error_are_each_translated():
         "a.jsonl: 1 行里没有一行能用于 grpo（swift 格式）：\n  a.jsonl:1 (a:1) id: 不能读取"
     )
     said = (
-        "output: r/x was made with another recipe; go on with the old values, or name another directory and start from "
-        "its weights (lora.init: r/x; without lora, model.path: what `tiercel export r/x --merge` writes)"
+        "output: r/x was made with a different recipe; go on with the old values, or name another directory and start "
+        "from its weights (lora.init: r/x; without lora, model.path: what `tiercel export r/x --merge` writes)"
     )
     assert translated(f"{said}\n  optim.lr: 0.1 there, 0.2 now\n  lora.rank: 2 there, 4 now", "zh") == (
         "output: r/x 是用另一个配方生成的；用原来的值继续，或换一个目录、从它的权重开始（lora.init: r/x；"

@@ -138,15 +138,15 @@ LAYER = "model.language_model.layers.1.self_attn."
     [
         (
             lambda weights: {name: each for name, each in weights.items() if "layers.0" in name},
-            (f"Missing in the file: {LAYER}k_proj.lora_A.weight, ", " and 5 more. Without a place in the model: none"),
+            (f"Missing in the file: {LAYER}k_proj.lora_A.weight, ", " and 5 more. Unknown to the model: none"),
         ),
         (
             lambda weights: weights | {f"{PREFIX}{LAYER}gate.lora_A.weight": torch.zeros(4, 64)},
-            ("Missing in the file: none", f"Without a place in the model: {LAYER}gate.lora_A.weight. "),
+            ("Missing in the file: none", f"Unknown to the model: {LAYER}gate.lora_A.weight. "),
         ),
         (
             lambda weights: {name.replace("language_model", "decoder"): each for name, each in weights.items()},
-            (" and 13 more. Without a place", "in the model: model.decoder.layers.0.self_attn.k_proj.lora_A.weight"),
+            (" and 13 more. Unknown to", "the model: model.decoder.layers.0.self_attn.k_proj.lora_A.weight"),
         ),
         (
             lambda weights: {name: each.repeat(1, 2) for name, each in weights.items()},
@@ -198,15 +198,15 @@ def test_a_pickled_adapter_names_the_way_out(tiny_checkpoints, adapter):
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"bias": "lora_only"}, "an adapter with bias 'lora_only' is not read here"),
+        ({"bias": "lora_only"}, "an adapter with bias 'lora_only' is not supported"),
         ({"modules_to_save": ["lm_head"]}, "an adapter with modules_to_save ['lm_head']"),
         ({"layer_replication": [[0, 2], [1, 2]]}, "an adapter with layer_replication"),
         ({"trainable_token_indices": [3]}, "an adapter with trainable_token_indices [3]"),
         ({"of_the_future": 1}, "an adapter with of_the_future 1 "),
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' changes the model's own weights"),
-        ({"peft_type": "LOHA"}, "peft_type 'LOHA' is not read here"),
-        ({"target_modules": ["q_proj", "lm_head"]}, "adapts lm_head, which no adapter changes here"),
-        ({"target_modules": ["embed_tokens"]}, "adapts model.language_model.embed_tokens, which no adapter"),
+        ({"peft_type": "LOHA"}, "peft_type 'LOHA' is not supported"),
+        ({"target_modules": ["q_proj", "lm_head"]}, "adapts lm_head, which cannot be adapted here"),
+        ({"target_modules": ["embed_tokens"]}, "adapts model.language_model.embed_tokens, which cannot be adapted"),
         ({"target_modules": ["wq"]}, "the adapter does not fit the model: "),
         ({"r": 0}, "the adapter does not fit the model: "),
     ],
@@ -241,7 +241,7 @@ def test_every_linear_layer_takes_part_or_is_refused(tiny_checkpoints, tmp_path,
     left = set(linear) - set(chosen)
     assert left == {"lm_head"} | {each for each in linear if each in gate_names(model)}
     for each in left:
-        with pytest.raises(ModelError, match=f"matches {re.escape(each)}, which no adapter changes here"):
+        with pytest.raises(ModelError, match=f"matches {re.escape(each)}, which cannot be adapted here"):
             adapter_targets(family, model, Lora(targets=re.escape(each)))
     policy = tiny_policy(tiny_checkpoints[name], Lora(rank=4, alpha=8, targets="all"))
     base = scored(policy)

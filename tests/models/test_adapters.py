@@ -99,7 +99,7 @@ def test_saving_restoring_and_going_on(tiny_checkpoints, tmp_path, kind):
     with begun.as_reference():
         assert torch.equal(logprobs(begun), logprobs(policy))
     other = lora.model_copy(update={"init": str(tmp_path / "adapter"), "kind": "lora"})
-    with pytest.raises(ModelError, match=f"has kind {kind}, the recipe lora; write lora.kind: {kind}"):
+    with pytest.raises(ModelError, match=f"has kind {kind}, but the recipe has lora; set lora.kind: {kind}"):
         tiny_policy(path, other)
 
 
@@ -121,7 +121,7 @@ def test_a_whole_run_samples_what_it_learns(tiny_checkpoints, tmp_path, kind):
 
 def test_dora_of_experts_is_refused(tiny_checkpoints):
     for name in EXPERT_FAMILIES:
-        with pytest.raises(ModelError, match=r"lora\.kind: dora given, but PEFT has none for experts"):
+        with pytest.raises(ModelError, match=r"lora\.kind: PEFT has no dora for experts"):
             tiny_policy(tiny_checkpoints[name], Lora(rank=4, alpha=8, kind="dora", targets=r".*experts\.down_proj"))
 
 

@@ -60,8 +60,8 @@ def test_a_base_models_turns_end_as_the_template_ends_them(base):
     kept = len(conversation.prompt.token_ids_P) + len(conversation.token_ids_L)
     assert conversation_length(family, row, (), None) == kept
     assert turn_end_line(family) == (
-        "an assistant's turn ends with <|im_end|>, as the chat template writes it; a completion with <|im_end|> or "
-        "<|endoftext|>"
+        "an assistant's turn ends with <|im_end|>, as the chat template writes it; a completion ends with <|im_end|> "
+        "or <|endoftext|>"
     )
 
 
@@ -113,7 +113,9 @@ def test_an_end_that_is_no_token_is_refused_for_what_is_trained(base, end):
     family = family_with(base, end)
     row = row_of(*TWO_TURNS)
     for see in (lambda: conversation_of(family, row), lambda: conversation_length(family, row, (), None)):
-        with pytest.raises(DataError, match=r"which is no token of this tokenizer.*such as <\|endoftext\|>") as error:
+        with pytest.raises(
+            DataError, match=r"which is not a token of this tokenizer.*such as <\|endoftext\|>"
+        ) as error:
             see()
         assert end.strip() in str(error.value)
     assert encode_prompt(family, row, 0, [], system=None, max_prompt_tokens=400).text  # sampling has rollout.stop
@@ -148,19 +150,21 @@ def test_a_template_that_drops_or_changes_a_turn_rejects_the_row(base, role, cha
         lambda: conversation_length(family, row, (), None),
         lambda: prompt_length(family, row, (), None),
     ):
-        with pytest.raises(DataError, match=f"leaves out text of a turn of role {role}, "):
+        with pytest.raises(DataError, match=f"drops text from a turn with role {role}: "):
             see()
 
 
 @pytest.mark.parametrize("other", ("''", "part['text']|upper", "part['text'][::-1]"))
 def test_a_template_that_drops_or_changes_an_answer_is_refused(base, other):
     new = f"{{{{ {other} if message['role'] == 'assistant' else part['text'] }}}}"
-    with pytest.raises(ModelError, match="leaves out or changes what the assistant says"):
+    with pytest.raises(ModelError, match="drops or changes what the assistant says"):
         with_template(base, "{{ part['text'] }}", new)
 
 
 def test_a_template_that_does_not_ask_the_policy_is_refused(base):
-    with pytest.raises(ModelError, match=r"writes '<\|im_start\|>assistant' before an assistant's turn, but not where"):
+    with pytest.raises(
+        ModelError, match=r"writes '<\|im_start\|>assistant' before an assistant's turn, but not before"
+    ):
         with_template(base, "{% if add_generation_prompt %}", "{% if false %}")
     # one without any words before an answer has nothing to ask with
     bare = "{% for message in messages %}{{ message['content'][0]['text'] }}<|im_end|>{% endfor %}"
@@ -180,7 +184,7 @@ def test_the_text_of_an_end_within_a_turn_rejects_the_row(base, role):
     turns = [SYSTEM, *TWO_TURNS]
     place = next(number for number, turn in enumerate(turns) if turn[0] == role)
     turns[place] = (role, f"a {CHAT[1]} b")
-    with pytest.raises(DataError, match=rf"the {role} turn has the text <\|endoftext\|>, which ends a turn"):
+    with pytest.raises(DataError, match=rf"the {role} turn contains <\|endoftext\|>, which ends a turn"):
         conversation_length(family, row_of(*turns), (), None)
 
 
@@ -196,7 +200,7 @@ def test_of_several_templates_the_default_is_taken(base):
 def test_an_end_token_without_an_embedding_is_refused(base):
     config = json.loads((base / "tokenizer_config.json").read_text())
     (base / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": "<|what|>"}))
-    with pytest.raises(ModelError, match=r"'<\|what\|>' ends a turn by its tokenizer, as token 321, but its model has"):
+    with pytest.raises(ModelError, match=r"'<\|what\|>' ends a turn in its tokenizer, as token 321, but its model has"):
         load_family(Model(path=str(base)))
 
 

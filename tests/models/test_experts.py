@@ -48,9 +48,9 @@ def test_full_fine_tuning_leaves_the_gates(tiny_checkpoints, name):
 @pytest.mark.parametrize(
     ("lora", "message"),
     (
-        (Lora(targets=r".*mlp\.gate"), r"model\.language_model\.layers\.0\.mlp\.gate, which no adapter changes"),
-        (Lora(targets=r".*"), "which no adapter changes here"),
-        (Lora(targets=r".*experts\.down_proj", dropout=0.1), r"lora\.dropout: 0\.1 given"),
+        (Lora(targets=r".*mlp\.gate"), r"model\.language_model\.layers\.0\.mlp\.gate, which cannot be adapted"),
+        (Lora(targets=r".*"), "which cannot be adapted here"),
+        (Lora(targets=r".*experts\.down_proj", dropout=0.1), r"lora\.dropout: got 0\.1"),
         (Lora(targets=r".*experts"), "matches no linear layer"),
     ),
 )

@@ -256,5 +256,5 @@ def test_boxes_need_data_coordinates(checkpoints):
 
 
 def test_a_family_that_documents_its_boxes_takes_no_other_space(tiny_checkpoints):
-    with pytest.raises(ModelError, match=r"data\.coordinates: unit given, but qwen3_vl writes boxes in thousandths"):
+    with pytest.raises(ModelError, match=r"data\.coordinates: got unit, but qwen3_vl writes boxes in thousandths;"):
         load_family(Model(path=str(tiny_checkpoints["qwen3_vl"])), coordinates="unit")

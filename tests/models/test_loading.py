@@ -61,12 +61,14 @@ def test_the_architecture_decides(tmp_path):
 def test_an_architecture_that_transformers_does_not_know_is_refused(tmp_path, config):
     with pytest.raises(ModelError) as error:
         family_class(config_directory(tmp_path, config))
-    assert f"architecture {config.get('model_type')!r} is no language model of transformers" in str(error.value)
+    assert f"architecture {config.get('model_type')!r} is not a language model of the installed transformers" in str(
+        error.value
+    )
 
 
 def test_an_architecture_of_a_newer_transformers_names_the_version(tmp_path):
     config = {"model_type": "no_such", "transformers_version": "9.1.0"}
-    with pytest.raises(ModelError, match=r"written by 9\.1\.0: install that or a newer one"):
+    with pytest.raises(ModelError, match=r"written by transformers 9\.1\.0: install that version or a newer one"):
         family_class(config_directory(tmp_path, config))
 
 
@@ -99,7 +101,7 @@ def test_more_tokens_than_embeddings_are_refused_with_both_numbers(checkpoint):
     before = add_tokens(checkpoint, "<|part_a|>", "<|part_b|>")
     with pytest.raises(ModelError) as error:
         load_family(Model(path=str(checkpoint)))
-    assert f"its tokenizer has {before + 2} tokens, its model only {before} embeddings" in str(error.value)
+    assert f"its tokenizer has {before + 2} tokens, but its model only {before} embeddings" in str(error.value)
     assert "none for <|part_a|>, <|part_b|>" in str(error.value)
 
 
@@ -115,13 +117,13 @@ def test_a_special_token_without_an_embedding_is_refused_in_the_row_that_has_it(
     before = add_tokens(checkpoint, "<|part_a|>", special=True)
     family = load_family(Model(path=str(checkpoint)))
     assert token_ids(family, "seven", ())
-    with pytest.raises(DataError, match=rf"token '<\|part_a\|>', number {before}, but the model has {before} emb"):
+    with pytest.raises(DataError, match=rf"token '<\|part_a\|>', number {before}, but the model has only {before} emb"):
         token_ids(family, "<|part_a|>seven", ())
 
 
 def test_code_of_the_checkpoints_own_is_refused(tmp_path):
     config = {"model_type": "qwen2_vl", "auto_map": {"AutoModel": "modeling.Model"}}
-    with pytest.raises(ModelError, match=r"run code of the checkpoint \(auto_map\), and tiercel never"):
+    with pytest.raises(ModelError, match=r"run code from the checkpoint \(auto_map\), which tiercel never"):
         family_class(config_directory(tmp_path, config))
 
 
@@ -270,7 +272,7 @@ def test_a_tokenizers_own_code_is_neither_run_nor_asked_about(checkpoint, monkey
     monkeypatch.setattr("builtins.input", lambda *prompt: pytest.fail("it asks"))
     own = {"AutoTokenizer": ["code.Slow", "code.Fast"]}
     edit(checkpoint / "tokenizer_config.json", auto_map=own, tokenizer_class="Unknown")
-    (checkpoint / "code.py").write_text("raise SystemExit('code of the checkpoint was run')")
+    (checkpoint / "code.py").write_text("raise SystemExit('code from the checkpoint was run')")
     try:
         load_family(Model(path=str(checkpoint)))
     except ModelError as error:
@@ -301,7 +303,8 @@ def test_weights_that_lack_a_tensor_or_have_one_of_another_shape_are_refused(che
     save_file(tensors | {name: tensors[name][1:].clone()}, file, metadata={"format": "pt"})
     rows, columns = tensors[name].shape
     refused(
-        checkpoint, rf"up_proj\.weight is of shape \[{rows - 1}, {columns}\], and by .* it is \[{rows}, {columns}\]"
+        checkpoint,
+        rf"up_proj\.weight has shape \[{rows - 1}, {columns}\], but by .* it should be \[{rows}, {columns}\]",
     )
 
 
@@ -398,7 +401,7 @@ def test_weights_of_the_models_layers_without_a_place_are_refused(checkpoint, na
     with pytest.raises(ModelError) as error:
         load_weights(family, torch.float32, torch.device(device))
     said = name.replace("model.layers", "model.language_model.layers")
-    assert f"its files have a weight {said} that the model of its config.json has no place for" in str(error.value)
+    assert f"its files have a weight {said} that does not exist in the model of its config.json" in str(error.value)
 
 
 def test_weights_of_parts_that_the_architecture_lacks_are_left(checkpoint):
@@ -418,7 +421,7 @@ def test_two_sets_of_weights_are_refused(checkpoint):
 @pytest.mark.parametrize("token", (99999, -1, "<|im_end|>", True, 1.5))
 def test_an_end_token_that_is_none_is_refused(checkpoint, token):
     edit(checkpoint / "generation_config.json", eos_token_id=[0, token])
-    with pytest.raises(ModelError, match=f"eos_token_id {re.escape(repr(token))} is no number of a token"):
+    with pytest.raises(ModelError, match=f"eos_token_id {re.escape(repr(token))} is not a token"):
         load_family(Model(path=str(checkpoint)))
 
 
@@ -434,5 +437,5 @@ def test_a_picture_token_that_is_another_is_refused(tiny_checkpoints, tmp_path, 
 
 def test_a_config_of_another_architecture_is_refused(checkpoint):
     edit(checkpoint / "config.json", model_type="bert")
-    with pytest.raises(ModelError, match=r"config\.json is not that of a model of "):
+    with pytest.raises(ModelError, match=r"config\.json does not describe a model of "):
         load_family(Model(path=str(checkpoint)))

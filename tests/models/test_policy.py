@@ -104,9 +104,9 @@ def test_targets_by_a_regular_expression(tiny_checkpoints):
 @pytest.mark.parametrize(
     ("targets", "said"),
     [
-        ("q_proj", "whole names, such as model.language_model.layers.0.self_attn.q_proj; write '.*(q_proj)'"),
-        ("q_proj, v_proj", "layers.0.self_attn.q_proj; write '.*(q_proj|v_proj)'"),
-        (r"self_attn\.[qk]_proj", r"layers.0.self_attn.q_proj; write '.*(self_attn\.[qk]_proj)'"),
+        ("q_proj", "whole names, such as model.language_model.layers.0.self_attn.q_proj; use '.*(q_proj)'"),
+        ("q_proj, v_proj", "layers.0.self_attn.q_proj; use '.*(q_proj|v_proj)'"),
+        (r"self_attn\.[qk]_proj", r"layers.0.self_attn.q_proj; use '.*(self_attn\.[qk]_proj)'"),
         (r".*\.no_such_layer", "end with down_proj, gate_proj, k_proj, "),
         (r".*input_layernorm", ", such as '.*(down_proj|gate_proj)'"),
     ],
@@ -368,9 +368,9 @@ def test_the_reference_of_a_run_that_goes_on_is_still_the_start(tiny_checkpoints
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"rank": 8}, "has rank 4, the recipe 8; write lora.rank: 4"),
-        ({"alpha": 16.0}, "has alpha 8, the recipe 16"),
-        ({"kind": "rslora"}, "has kind lora, the recipe rslora; write lora.kind: lora"),
+        ({"rank": 8}, "has rank 4, but the recipe has 8; set lora.rank: 4"),
+        ({"alpha": 16.0}, "has alpha 8, but the recipe has 16"),
+        ({"kind": "rslora"}, "has kind lora, but the recipe has rslora; set lora.kind: lora"),
         (
             {"targets": "all"},
             "names 26. Only in the adapter: none. Only in lora.targets: model.visual.blocks.0",

@@ -141,7 +141,7 @@ def test_a_long_conversation_is_refused_whole(family):
     tokens = conversation_of(family, row)
     length = len(tokens.prompt.token_ids_P) + len(tokens.token_ids_L)
     conversation_of(family, row, limit=length)
-    with pytest.raises(DataError, match=f"{length} tokens are more than data.max_prompt_tokens = {length - 1}"):
+    with pytest.raises(DataError, match=f"{length} tokens exceed data.max_prompt_tokens = {length - 1}"):
         conversation_of(family, row, limit=length - 1)
 
 
@@ -209,7 +209,7 @@ def test_a_template_that_leaves_out_text_is_refused(family, tmp_path, kind, turn
 
 def test_the_recipes_system_message_must_be_in_the_text(family, tmp_path):
     changed = with_template(family, tmp_path, LOSSY["no system"])
-    with pytest.raises(DataError, match="role system, 'Be brief\\.'"):
+    with pytest.raises(DataError, match=r"role system: 'Be brief\.';"):
         encode_prompt(changed, row_of(("user", "?")), 0, [], system="Be brief.", max_prompt_tokens=99)
 
 

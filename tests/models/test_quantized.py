@@ -176,7 +176,7 @@ def test_a_checkpoint_that_bitsandbytes_quantised_is_taken_as_it_is(tiny_checkpo
         )
     torch.testing.assert_close(first, second, rtol=0, atol=1e-5)
     other = {"nf4": "int8", "int8": "nf4"}[kind]
-    with pytest.raises(ModelError, match=f"model.quantize: {other} given, but .* is quantised already, as {kind}"):
+    with pytest.raises(ModelError, match=f"model.quantize: got {other}, but .* is already quantised, as {kind}"):
         load_weights(policy.family, torch.float32, CPU, quantize=other)
     with pytest.raises(ModelError, match="add the section lora"):
         tiny_policy(tmp_path, lora=None)
@@ -196,7 +196,7 @@ def test_other_quantised_checkpoints_are_refused_by_name(tiny_checkpoints, tmp_p
     shutil.copytree(tiny_checkpoints["qwen2_5_vl"], tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": stored}))
-    with pytest.raises(ModelError, match=f"quantised by {re.escape(named)}, .*write model.quantize: nf4 or int8"):
+    with pytest.raises(ModelError, match=f"quantised by {re.escape(named)}, .*set model.quantize: nf4 or int8"):
         load_family(Model(path=str(tmp_path)))
 
 

@@ -138,7 +138,7 @@ def test_restoring_gives_back_the_weights(tiny_checkpoints, tmp_path, with_refer
 def test_an_adapter_of_other_layers_is_refused(tiny_checkpoints, tmp_path, saved, given):
     checkpoint = tiny_checkpoints["qwen2_5_vl"]
     save_adapter(tiny_policy(checkpoint, Lora(rank=4, alpha=8, targets=saved)), tmp_path)
-    with pytest.raises(ModelError, match=r"the adapter's layers are not the policy's, such as .*visual.*lora_A"):
+    with pytest.raises(ModelError, match=r"the adapter's layers differ from the policy's, such as .*visual.*lora_A"):
         restore_adapter(tiny_policy(checkpoint, Lora(rank=4, alpha=8, targets=given)), tmp_path)
 
 
@@ -207,10 +207,10 @@ def test_weights_that_are_trained_whole_lie_beside_the_adapter(tiny_checkpoints,
     loaded = load_for_inference(tiny_recipe(checkpoint), torch.device("cpu"), directory)
     found = dict(loaded.model.named_parameters())
     assert all(torch.equal(value, found[name]) for name, value in policy.whole_parameters().items())
-    with pytest.raises(ModelError, match="trained other weights whole than the policy does"):
+    with pytest.raises(ModelError, match="trained different weights whole than the policy does"):
         restore_adapter(tiny_policy(checkpoint, Lora(rank=4, alpha=8)), directory)
     with pytest.raises(ModelError, match="tiercel export RUN --merge"):
         tiny_policy(checkpoint, Lora(rank=4, alpha=8, init=str(directory)))
     (directory / "trained_whole.safetensors").unlink()
-    with pytest.raises(ModelError, match="trained other weights whole"):
+    with pytest.raises(ModelError, match="trained different weights whole"):
         restore_adapter(again, directory)

@@ -59,11 +59,13 @@ def test_ids_equal_the_tokenizers_own(checkpoints, name):
 def test_a_picture_is_refused_by_the_models_name(checkpoints):
     family = load_family(Model(path=str(checkpoints["qwen3"])))
     for refuse in (lambda: family.plan_image((56, 56)), lambda: family.encode_image(noise_image(56, 56, 1))):
-        with pytest.raises(DataError, match=r"qwen3 \(qwen3\) is a text-only model and reads no pictures") as error:
+        with pytest.raises(
+            DataError, match=r"qwen3 \(qwen3\) is a text-only model and does not read pictures"
+        ) as error:
             refuse()
         assert error.value.field == "images"
     message = Message(role="user", content="<image>Where")
-    with pytest.raises(DataError, match="is a text-only model and reads no pictures"):
+    with pytest.raises(DataError, match="is a text-only model and does not read pictures"):
         render(family, [message], add_generation_prompt=True)
 
 
@@ -75,7 +77,7 @@ def test_sft_scores_the_answer_and_its_end(checkpoints):
 
 
 def test_a_model_without_pictures_takes_no_coordinates(checkpoints):
-    with pytest.raises(ModelError, match=r"data\.coordinates: unit given, but text_only reads no pictures"):
+    with pytest.raises(ModelError, match=r"data\.coordinates: got unit, but text_only does not read pictures;"):
         load_family(Model(path=str(checkpoints["llama"])), coordinates="unit")
 
 

@@ -104,7 +104,7 @@ def test_the_template_gets_the_tools(tiny_checkpoints):
 
 def test_a_template_that_changes_earlier_turns_is_refused(tiny_checkpoints):
     family = family_of(tiny_checkpoints["qwen3_vl"], FORGETS_THOUGHTS)
-    with pytest.raises(ModelError, match=r"otherwise where another follows.*'I look.*have '<think></think>I look"):
+    with pytest.raises(ModelError, match=r"differently when another follows.*'I look.*have '<think></think>I look"):
         require_joining(family, "user")
 
 

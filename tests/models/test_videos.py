@@ -145,7 +145,7 @@ def test_qwen3_says_when_a_layer_was(tiny_checkpoints):
 @pytest.mark.parametrize("name", sorted(set(FAMILY_NAMES) - set(QWEN_FAMILIES)))
 def test_other_families_read_no_videos(tiny_checkpoints, name):
     family = load_family(Model(path=str(tiny_checkpoints[name])))
-    with pytest.raises(DataError, match="reads no videos here") as error:
+    with pytest.raises(DataError, match="does not read videos here") as error:
         family.plan_video((84, 56), 5, FPS, LIMITS)
     assert error.value.field == "videos"
 

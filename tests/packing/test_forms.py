@@ -22,7 +22,7 @@ def test_a_form_asked_for_is_taken_or_refused():
     assert chosen_form("repeated", CPU, "its layers have chunked attention") == "repeated"
     with pytest.raises(ModelError, match=r"dense runs a prompt once.*chunked attention; use repeated"):
         chosen_form("dense", CPU, "its layers have chunked attention")
-    with pytest.raises(ModelError, match="no backward pass on CPU; use split"):
+    with pytest.raises(ModelError, match="no backward pass on a CPU; use split"):
         chosen_form("flex", CPU, None)
-    with pytest.raises(ModelError, match="CPU only, and the device is cuda; use flex"):
+    with pytest.raises(ModelError, match="a CPU, but the device is cuda; use flex"):
         chosen_form("split", GPU, None)

@@ -109,7 +109,7 @@ def test_the_figures_are_those_of_a_rank_beyond_its_limit(tmp_path):
     late = sign(0, quiet=3.0).silent_for(10.0, LIMIT, "T")
     text = stall_message([late, sign(1, quiet=0.2)], {}, tmp_path)
     assert "no progress for 13 s (the limit is 10 s" in text
-    assert "rank 0 gives no sign of life: a signal has stopped it (SIGSTOP or Ctrl-Z; SIGCONT lets it go on)" in text
+    assert "rank 0 gives no sign of life: a signal has stopped it (SIGSTOP or Ctrl-Z; SIGCONT resumes it)" in text
     assert "it was last in phase learn of step 3" in text
     left_out = [sign(0, quiet=11.0), sign(1, quiet=11.0), sign(2, quiet=0.0, phases=8)]
     assert "no progress for 11 s (the limit is 10 s" in stall_message(left_out, {}, tmp_path)

@@ -207,8 +207,8 @@ NAMES = ("iou", "giou", "ciou", "box_precision", "box_recall", "box_f1", "box_ma
 @pytest.mark.parametrize(
     ("truth", "says"),
     [
-        ([1, 364, 980, 949], "thousandths of its sides: write data.boxes: thousandths"),
-        ([0.12, 0.25, 0.48, 0.77], "shares of its sides: write data.boxes: unit"),
+        ([1, 364, 980, 949], "thousandths of its sides: set data.boxes: thousandths"),
+        ([0.12, 0.25, 0.48, 0.77], "fractions of its sides: set data.boxes: unit"),
         ([-14, 20, 500, 600], "lies outside its picture of 597 x 640 pixels; give pixels"),
         ([20, 30, 2000, 1500], "lies outside"),
         ([20, 30, 600, 640], "lies outside"),

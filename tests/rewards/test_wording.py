@@ -17,7 +17,7 @@ def test_exact_takes_one_of_several_texts():
     assert value("exact", "dog", ["dog", "hound"]) == 1.0
     assert value("exact", "hound", ["dog", "hound"]) == 1.0
     assert value("exact", "cat", ["dog", "hound"]) == 0.0
-    with pytest.raises(DataError, match="nor a list of them"):
+    with pytest.raises(DataError, match="number or a list of them"):
         value("exact", "cat", [])
 
 
@@ -69,7 +69,7 @@ def test_counts_by_hand(completion, expected):
 
 def test_a_count_of_nothing():
     assert value("count", "0", 0) == 1.0 and value("count", "1", 0) == 0.0
-    with pytest.raises(DataError, match="is no count"):
+    with pytest.raises(DataError, match="is not a count"):
         value("count", "1", 1.5)
 
 
@@ -89,7 +89,7 @@ def test_json_with_and_without_a_schema(tmp_path):
 def test_a_schema_that_is_none_is_named(tmp_path):
     file = tmp_path / "schema.json"
     file.write_text('{"type": "no such type"}')
-    with pytest.raises(DataError, match=r"schema\.json is no JSON schema"):
+    with pytest.raises(DataError, match=r"schema\.json is not a JSON schema"):
         value("json", "{}", json_schema=str(file))
 
 

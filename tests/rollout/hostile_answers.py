@@ -50,10 +50,10 @@ def _logprobs() -> dict[str, HostileAnswer]:
     field = "choices[1].logprobs.content[0].logprob: "
     typed = {"null": (None, "None"), "text": ("-0.5", "'-0.5'"), "true": (True, "True"), "a list": ([-0.5], "[-0.5]")}
     endless = {"NaN": float("nan"), "infinite": float("inf"), "minus infinite": float("-inf")}
-    above = "choices[1].logprobs[0]: {} came; the logprob of a sampled token is a finite number of at most 0"
+    above = "choices[1].logprobs[0]: got {}; the logprob of a sampled token is a finite number of at most 0"
     numbers = {"5 too high": 4.5, "barely above 0": 0.25, "what vLLM writes for none": -9999.0}
     return {
-        **{f"logprob {name}": _set(path, value, f"{field}{shown} came") for name, (value, shown) in typed.items()},
+        **{f"logprob {name}": _set(path, value, f"{field}got {shown}") for name, (value, shown) in typed.items()},
         **{f"logprob {name}": _set(path, value, "should be a finite number") for name, value in endless.items()},
         **{f"logprob {name}": _set(path, value, above.format(value)) for name, value in numbers.items()},
         "logprob beyond a float": HostileAnswer(
@@ -62,15 +62,15 @@ def _logprobs() -> dict[str, HostileAnswer]:
             says="should be a finite number",
         ),
         "logprob missing": _left_out(lambda answer: _at(answer, path[:-1]).pop("logprob"), f"{field}"),
-        "logprobs null": _set(("choices", 1, "logprobs"), None, "choices[1].logprobs: 0 came for"),
-        "logprobs a number": _set(("choices", 1, "logprobs"), 5, "choices[1].logprobs: 5 came"),
-        "logprobs' content text": _set(path[:4], "x", "choices[1].logprobs.content: 'x' came"),
+        "logprobs null": _set(("choices", 1, "logprobs"), None, "choices[1].logprobs: got 0 for"),
+        "logprobs a number": _set(("choices", 1, "logprobs"), 5, "choices[1].logprobs: got 5"),
+        "logprobs' content text": _set(path[:4], "x", "choices[1].logprobs.content: got 'x'"),
         "one logprob too few": _left_out(lambda answer: _at(answer, path[:4]).pop(), "choices[1].logprobs: "),
         "one logprob too many": _left_out(
             lambda answer: _at(answer, path[:4]).append({"logprob": -1.0}), "choices[1].logprobs: "
         ),
         "other token ids than were scored": _set(
-            (*path[:5], "token"), "token_id:3", "choices[1].logprobs[0]: '3' came; token_ids has"
+            (*path[:5], "token"), "token_id:3", "choices[1].logprobs[0]: got '3', but token_ids has"
         ),
     }
 
@@ -79,23 +79,23 @@ def _token_ids(tokens: Tokens) -> dict[str, HostileAnswer]:
     path, field = ("choices", 1, "token_ids", 0), "choices[1].token_ids[0]: "
     typed = {"negative": -1, "fractional": 5.5, "whole but fractional": 5.0, "text": "5", "null": None, "true": True}
     return {
-        **{f"token id {name}": _set(path, value, f"{field}{value!r} came") for name, value in typed.items()},
-        "token id a list": _set(path, [5], f"{field}[5] came"),
+        **{f"token id {name}": _set(path, value, f"{field}got {value!r}") for name, value in typed.items()},
+        "token id a list": _set(path, [5], f"{field}got [5]"),
         "token id of 30 digits": _set(path, 10**29, field),
         "token id of 5,000 digits": HostileAnswer(
             make=_json(lambda answer: _put(answer, path, 12345), lambda text: text.replace("[12345", "[" + "9" * 5000)),
             ending="patience",
             says="number out of range",
         ),
-        "token id out of the vocabulary": _set(path, tokens.vocabulary, f"{field}{tokens.vocabulary} came; ids are "),
-        "token id far out of the vocabulary": _set(path, 2**31 - 1, f"{field}{2**31 - 1} came; ids are below"),
-        "an image placeholder sampled": _set(path, tokens.placeholder, f"{field}{tokens.placeholder} came; it stands"),
-        "tokens after an end token": _set(path, tokens.end, f"{field}{tokens.end} came; it is an end token"),
-        "token ids null": _set(path[:3], None, "choices[1].token_ids: 0 came"),
-        "token ids an object": _set(path[:3], {"0": 5}, "choices[1].token_ids: {'0': 5} came"),
-        "no token at all": _left_out(lambda answer: _lengthen(answer, 0), "choices[1].token_ids: 0 came"),
-        "a thousand tokens": _left_out(lambda answer: _lengthen(answer, 1000), "choices[1].token_ids: 1000 came"),
-        "stopped without an end token": _left_out(_without_end, "choices[1].finish_reason: 'stop' came"),
+        "token id out of the vocabulary": _set(path, tokens.vocabulary, f"{field}got {tokens.vocabulary}; ids are "),
+        "token id far out of the vocabulary": _set(path, 2**31 - 1, f"{field}got {2**31 - 1}; ids are below"),
+        "an image placeholder sampled": _set(path, tokens.placeholder, f"{field}got {tokens.placeholder}; it stands"),
+        "tokens after an end token": _set(path, tokens.end, f"{field}got {tokens.end}; it is an end token"),
+        "token ids null": _set(path[:3], None, "choices[1].token_ids: got 0"),
+        "token ids an object": _set(path[:3], {"0": 5}, "choices[1].token_ids: got {'0': 5}"),
+        "no token at all": _left_out(lambda answer: _lengthen(answer, 0), "choices[1].token_ids: got 0"),
+        "a thousand tokens": _left_out(lambda answer: _lengthen(answer, 1000), "choices[1].token_ids: got 1000"),
+        "stopped without an end token": _left_out(_without_end, "choices[1].finish_reason: got 'stop'"),
     }  # fmt: skip
 
 
@@ -106,26 +106,26 @@ def _choices() -> dict[str, HostileAnswer]:
     )
     indices = {"text": "1", "true": True, "fractional": 1.0, "negative": -1, "null": None}
     return {
-        **{f"choices {name}": _set(("choices",), value, f"choices: {value!r} came") for name, value in odd.items()},
-        "a choice null": _set(("choices", 1), None, "choices[1]: None came"),
-        "a choice text": _set(("choices", 1), "x", "choices[1]: 'x' came"),
-        "no choice": _set(("choices",), [], "choices: [] came as indices"),
-        "one choice too few": _left_out(lambda answer: answer["choices"].pop(), "came as indices"),
+        **{f"choices {name}": _set(("choices",), value, f"choices: got {value!r}") for name, value in odd.items()},
+        "a choice null": _set(("choices", 1), None, "choices[1]: got None"),
+        "a choice text": _set(("choices", 1), "x", "choices[1]: got 'x'"),
+        "no choice": _set(("choices",), [], "choices: got [] as indices"),
+        "one choice too few": _left_out(lambda answer: answer["choices"].pop(), "as indices"),
         "one choice too many": _left_out(
             lambda answer: answer["choices"].append(answer["choices"][0] | {"index": len(answer["choices"])}),
-            "came as indices",
+            "as indices",
         ),
         **{
-            f"index {name}": _set(index, value, f"choices[1].index: {value!r} came") for name, value in indices.items()
+            f"index {name}": _set(index, value, f"choices[1].index: got {value!r}") for name, value in indices.items()
         },
-        "index twice": _set(index, 0, "choices: [0, 0"),
-        "index of none": _set(index, 70, "came as indices"),
+        "index twice": _set(index, 0, "choices: got [0, 0"),
+        "index of none": _set(index, 70, "as indices"),
         "index missing": _left_out(lambda answer: answer["choices"][1].pop("index"), "choices[1].index: "),
-        "content a number": _set(("choices", 1, "message"), {"content": 5}, "choices[1].message.content: 5 came"),
-        "message a list": _set(("choices", 1, "message"), [], "choices[1].message: [] came"),
-        "end's reason a number": _set(("choices", 1, "finish_reason"), 5, "choices[1].finish_reason: 5 came"),
-        "given up": _set(("choices", 1, "finish_reason"), "abort", "finish_reason: 'abort' came", "patience"),
-        "end without a reason": _set(("choices", 1, "finish_reason"), None, "finish_reason: None came", "patience"),
+        "content a number": _set(("choices", 1, "message"), {"content": 5}, "choices[1].message.content: got 5"),
+        "message a list": _set(("choices", 1, "message"), [], "choices[1].message: got []"),
+        "end's reason a number": _set(("choices", 1, "finish_reason"), 5, "choices[1].finish_reason: got 5"),
+        "given up": _set(("choices", 1, "finish_reason"), "abort", "finish_reason: got 'abort'", "patience"),
+        "end without a reason": _set(("choices", 1, "finish_reason"), None, "finish_reason: got None", "patience"),
     }  # fmt: skip
 
 
@@ -133,12 +133,12 @@ def _prompts_and_names() -> dict[str, HostileAnswer]:
     ids = ("prompt_token_ids",)
     return {
         "other prompt ids": _set((*ids, 0), 1, "the engine's prompt is not the trainer's", "at once"),
-        "no prompt ids": _set(ids, None, "gives no token ids (return_token_ids)", "at once"),
-        "prompt ids text": _set(ids, "5 6", "prompt_token_ids: '5 6' came"),
-        "a prompt id fractional": _set((*ids, 0), 1.5, "prompt_token_ids[0]: 1.5 came"),
+        "no prompt ids": _set(ids, None, "returns no token ids (return_token_ids)", "at once"),
+        "prompt ids text": _set(ids, "5 6", "prompt_token_ids: got '5 6'"),
+        "a prompt id fractional": _set((*ids, 0), 1.5, "prompt_token_ids[0]: got 1.5"),
         "another policy": _set(("model",), "policy-other-7-00000000", "it answered with 'policy-other", "patience"),
         "a model's name of a million letters": _set(("model",), "x" * 10**6, "it answered with 'xxx", "patience"),
-        "model a number": _set(("model",), 5, "model: 5 came"),
+        "model a number": _set(("model",), 5, "model: got 5"),
         "model missing": _left_out(lambda answer: answer.pop("model"), "model: "),
     }
 
@@ -182,7 +182,7 @@ def _bodies() -> dict[str, HostileAnswer]:
         ),
         **{f"body {name}": _raw(lambda _, it=body: Raw(body=it), nothing, "patience") for name, body in texts.items()},
         **{f"body {name}": _raw(lambda _, it=body: Raw(body=it), "answer: ") for name, body in whole.items()},
-        "too long": _raw(lambda body: Raw(body=body + b" " * 12_000_000), "body: more than"),
+        "too long": _raw(lambda body: Raw(body=body + b" " * 12_000_000), "body: got more than"),
     }  # fmt: skip
 
 
@@ -222,15 +222,15 @@ def _connections() -> dict[str, HostileAnswer]:
 
 def _model_lists() -> dict[str, HostileAnswer]:
     values: dict[str, tuple[Sequence[int | str], Any, str]] = {
-        "no object": ((), [], "/v1/models: answer: [] came"),
-        "data null": (("data",), None, "/v1/models: data: None came"),
-        "data empty": (("data",), [], "/v1/models: data: [] came"),
-        "data an object": (("data",), {"id": "base"}, "/v1/models: data: {'id': 'base'} came"),
-        "a model text": (("data", 0), "base", "/v1/models: data[0]: 'base' came"),
-        "id a number": (("data", 0, "id"), 5, "/v1/models: data[0].id: 5 came"),
-        "root a list": (("data", 0, "root"), ["base"], "/v1/models: data[0].root: ['base'] came"),
-        "length text": (("data", 0, "max_model_len"), "4096", "/v1/models: data[0].max_model_len: '4096' came"),
-        "length infinite": (("data", 0, "max_model_len"), float("inf"), "/v1/models: data[0].max_model_len: inf came"),
+        "no object": ((), [], "/v1/models: answer: got []"),
+        "data null": (("data",), None, "/v1/models: data: got None"),
+        "data empty": (("data",), [], "/v1/models: data: got []"),
+        "data an object": (("data",), {"id": "base"}, "/v1/models: data: got {'id': 'base'}"),
+        "a model text": (("data", 0), "base", "/v1/models: data[0]: got 'base'"),
+        "id a number": (("data", 0, "id"), 5, "/v1/models: data[0].id: got 5"),
+        "root a list": (("data", 0, "root"), ["base"], "/v1/models: data[0].root: got ['base']"),
+        "length text": (("data", 0, "max_model_len"), "4096", "/v1/models: data[0].max_model_len: got '4096'"),
+        "length infinite": (("data", 0, "max_model_len"), float("inf"), "/v1/models: data[0].max_model_len: got inf"),
     }
     return {
         f"models: {name}": HostileAnswer(

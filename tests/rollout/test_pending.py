@@ -28,7 +28,7 @@ def test_groups_come_back_by_their_index(kept):
 @pytest.mark.parametrize("text", ["cos\nsystem\n", "[1]", '[{"index": 8}]', "{", "7"])
 def test_other_descriptions_are_refused(kept, text):
     (kept / GROUPS).write_text(text)
-    with pytest.raises(RunError, match=r"pending\.json does not have the groups of a step"):
+    with pytest.raises(RunError, match=r"pending\.json does not contain the groups of a step"):
         load_pending(kept)
 
 

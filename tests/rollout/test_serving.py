@@ -54,13 +54,13 @@ def test_vision_adapters_need_a_flag_and_full_fine_tuning_has_no_adapter(recipe)
 @pytest.mark.parametrize(("name", "reason"), NOT_SERVED.items())
 def test_a_family_that_vllm_cannot_sample_for_is_named(name, reason, tiny_checkpoints, tmp_path, capsys):
     local = grpo_recipe(tiny_checkpoints[name], write_rows(tmp_path), tmp_path / "run")
-    with pytest.raises(EnvironmentProblem, match=f"given with {name}, {reason}; write rollout.engine: local"):
+    with pytest.raises(EnvironmentProblem, match=f"does not support {name}, {reason}; set rollout.engine: local"):
         server_arguments(local, load_family(local.model), 1)
     (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(local))
     by_server = ["rollout.engine=vllm-server", "rollout.urls=['http://127.0.0.1:9']"]
     for command in ("check", "grpo"):
         assert main([command, str(tmp_path / "recipe.yaml"), *by_server]) == 2
-        assert f"vllm-server given with {name}, {reason}" in capsys.readouterr().err
+        assert f"vllm-server does not support {name}, {reason}" in capsys.readouterr().err
 
 
 def test_the_line_in_the_documents_has_the_same_flags(recipe):
@@ -104,7 +104,7 @@ def test_without_vllm_it_is_asked_for():
 
 def test_a_server_that_ends_by_itself_ends_the_command():
     process = serving.subprocess.Popen([sys.executable, "-c", "pass"], start_new_session=True)
-    with pytest.raises(TrainingError, match="ended by itself with exit code 0"):
+    with pytest.raises(TrainingError, match="ended on its own with exit code 0"):
         watch(process, lambda: False)
     sleeping = serving.subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     watch(sleeping, lambda: True)

@@ -38,9 +38,9 @@ def test_experts_are_refused(tiny_checkpoints):
 @pytest.mark.parametrize(
     ("given", "says"),
     (
-        ({"lm_head.weight": (3, 2)}, "a.weight is missing among the trainer's weights"),
+        ({"lm_head.weight": (3, 2)}, "a.weight is missing from the trainer's weights"),
         ({"b.weight": (2, 3), "a.weight": (2, 3)}, "b.weight is not in the checkpoint"),
-        ({"a.weight": (3, 2)}, "a.weight has another shape than in the checkpoint"),
+        ({"a.weight": (3, 2)}, "a.weight has a different shape in the checkpoint"),
     ),
 )
 def test_a_name_or_a_shape_that_differs_is_named(given, says):

@@ -8,7 +8,10 @@ from tiercel.rollout.vllm.process import _require_reload
 
 
 def test_weights_are_not_dropped_where_vllm_cannot_read_them_again():
-    with pytest.raises(EnvironmentProblem, match=r"sleep_level: 2 given, but vLLM 0\.32\.0 .* write sleep_level: 1"):
+    with pytest.raises(
+        EnvironmentProblem,
+        match=r"rollout\.vllm\.sleep_level: 2 does not work with vLLM 0\.32\.0,.*set sleep_level: 1,",
+    ):
         _require_reload(Version("0.32.0"), 2)
     _require_reload(Version("0.33.0"), 2)
     _require_reload(Version("0.19.0"), 1)

@@ -199,7 +199,7 @@ def test_a_whole_checkpoint_of_the_same_step_stays(tmp_path):
 
 def test_too_little_space_is_refused_before_anything_is_written(tmp_path):
     root = tmp_path / "checkpoints"
-    with pytest.raises(RunError, match=rf"{root}: the checkpoint needs 1{',000' * 6} bytes, and the disk has .* free"):
+    with pytest.raises(RunError, match=rf"{root}: the checkpoint needs 1{',000' * 6} bytes, but the disk has .* free"):
         save_checkpoint(root, 20, write_weights(), {}, expected_bytes=10**18)
     assert list(root.iterdir()) == []
 

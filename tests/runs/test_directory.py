@@ -103,7 +103,7 @@ def test_the_same_recipe_opens_it_again(tmp_path):
 
 def test_a_directory_of_something_else_is_refused(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(RunError, match=r"not empty and no run began it.*name another directory"):
+    with pytest.raises(RunError, match=r"not empty and was not created by a run.*name another directory"):
         make(grpo_recipe(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
@@ -119,7 +119,7 @@ def test_a_config_of_something_else_makes_no_run(tmp_path, text, beside):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
     before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
-    with pytest.raises(RunError, match="no run began it"):
+    with pytest.raises(RunError, match="was not created by a run"):
         make(grpo_recipe(tmp_path))
     assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
 
@@ -190,7 +190,7 @@ def test_secrets_of_a_recipe_are_not_kept_and_it_opens_the_run_again(tmp_path, m
 def test_a_refused_recipe_does_not_keep_the_lock(tmp_path):
     recipe = grpo_recipe(tmp_path)
     make_a_step(recipe)
-    with pytest.raises(RunError, match="another recipe"):
+    with pytest.raises(RunError, match="a different recipe"):
         make(grpo_recipe(tmp_path, optim=Optim(lr=2e-5)))
     make(recipe)
 
@@ -243,7 +243,7 @@ def test_groups_of_later_steps_are_finished_steps_even_where_the_metrics_are_los
         (run / "rollouts" / "step-000002.jsonl").unlink()
         (run / "metrics.jsonl").symlink_to(tmp_path / "elsewhere")
         (tmp_path / "elsewhere").write_text("{}\n")
-    with pytest.raises(RunError, match="made with another recipe" if lost == "removed" else "is a link"):
+    with pytest.raises(RunError, match="made with a different recipe" if lost == "removed" else "is a link"):
         make(grpo_recipe(run, lora=Lora(rank=16)))
     assert (run / "rollouts" / "step-000001.jsonl").exists()
 
@@ -333,7 +333,7 @@ def test_a_run_is_held_by_one_at_a_time(run, monkeypatch):
 
 
 def test_load_run_recipe_of_no_run(tmp_path):
-    with pytest.raises(RunError, match=r"is no run: it has no config\.yaml"):
+    with pytest.raises(RunError, match=r"is not a run: it has no config\.yaml"):
         load_run_recipe(tmp_path)
 
 

@@ -271,7 +271,7 @@ def test_a_folder_that_is_a_link_is_refused(run, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (run / "checkpoints").symlink_to(tmp_path / "elsewhere")
     with (
-        pytest.raises(RunError, match=r"checkpoints is a link, and a run writes inside its own directory only"),
+        pytest.raises(RunError, match=r"checkpoints is a link, but a run writes only inside its own directory"),
         open_run(grpo_recipe(run)),
     ):
         pass

@@ -41,7 +41,7 @@ def test_a_remedy_for_memory_is_told_with_what_it_changes(tmp_path):
     assert lines_of(grpo_recipe(tmp_path, learner=learner)) == (
         "the recipe has changed: learner.gradient_checkpointing: False there, 'full' now",
         "the recipe has changed: learner.max_tokens_per_microbatch: 16384 there, 8192 now",
-        "from here on sums are taken in another order; they differ by rounding, and nothing else does",
+        "from here on, sums are computed in another order; results differ only by rounding",
     )
     assert lines_of(grpo_recipe(tmp_path, learner=learner)) == ()
 

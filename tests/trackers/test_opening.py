@@ -86,8 +86,8 @@ def test_a_tracker_that_raises_is_turned_off_with_one_line_and_the_others_go_on(
     run, rows = grounding(tmp_path / "run")
     said = track(run, ["wandb", "tensorboard"], rows)
     assert said == [
-        "trackers: wandb is off from here on: OSError: No space left on device; the run goes on, metrics.jsonl has "
-        "every row"
+        "trackers: wandb is off from here on: OSError: No space left on device; the run continues, and metrics.jsonl "
+        "has every row"
     ]
     assert [call for call in recorder.made[0].calls if call[0] == "row"] == [("row", step) for step in range(5)]
     assert recorder.made[0].calls[-1] == ("close",)

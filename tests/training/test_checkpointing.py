@@ -43,7 +43,7 @@ def test_a_full_disk_names_the_directory_and_the_step(trainer, tmp_path, monkeyp
 
 def test_a_save_knows_beforehand_how_much_it_needs(trainer, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=39))
-    with pytest.raises(RunError, match="needs 40 bytes, and the disk has 39 free"):
+    with pytest.raises(RunError, match="needs 40 bytes, but the disk has only 39 free;"):
         checkpoints(tmp_path, tiny_recipe(tmp_path, lora=TINY_LORA)).save(trainer, 3, {})
 
 
@@ -65,7 +65,7 @@ def test_the_best_evaluation_is_saved_at_once_and_kept(tiny_checkpoints, tmp_pat
 def test_a_metric_that_no_reward_yields_is_named(tmp_path):
     recipe = tiny_recipe(tmp_path).model_copy(update={"train": Train(steps=2, keep_best="eval/accuracy")})
     kept = checkpoints(tmp_path, recipe)
-    with pytest.raises(RecipeError, match=r"train\.keep_best: eval/accuracy given, which no reward"):
+    with pytest.raises(RecipeError, match=r"train\.keep_best: got eval/accuracy, which no reward"):
         kept.is_best(1, {"eval/reward/mean": 0.1})
     assert kept.is_best(1, {"eval/accuracy": 0.1})
 
@@ -85,7 +85,7 @@ def test_a_run_whose_rows_are_others_than_before_is_refused_and_keeps_what_it_ha
     with pytest.raises(DataError, match=r"data.train: 11 rows can be used now, 12 rows when .*step-0*2 was written"):
         run_offline(recipe)
     rows.write_text("".join([second, first, *others]))
-    with pytest.raises(DataError, match=r"12 rows can be used now, 12 rows when .*or they stand elsewhere"):
+    with pytest.raises(DataError, match=r"12 rows can be used now, 12 rows when .*or their order has changed"):
         run_offline(recipe)
     assert (run / "metrics.jsonl").read_bytes() == metrics
     rows.write_text(whole)

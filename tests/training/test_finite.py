@@ -94,7 +94,7 @@ def test_an_update_is_left_out_where_the_recipe_allows_it_and_counted(tiny_check
     assert all(torch.equal(first[name], second[name]) for name in first)
     third = load_file(run / "checkpoints/step-000003" / ADAPTER)
     assert any(not torch.equal(second[name], third[name]) for name in second)
-    assert "an update was left out (1 so far)" in (run / "log.txt").read_text()
+    assert "an update was skipped (1 so far)" in (run / "log.txt").read_text()
 
 
 def test_each_update_of_a_step_that_is_left_out_is_kept(tiny_checkpoints, rows, capsys):
@@ -132,7 +132,7 @@ def test_a_replay_names_row_and_layer_of_weights_gone_wild(tiny_checkpoints, row
     assert f"tiercel replay {recipe.output}" in str(caught.value)
     assert main(["replay", recipe.output]) == 3
     said = capsys.readouterr()
-    assert "the first output that is not finite is that of" in said.out
+    assert "the first output that is not finite comes from" in said.out
     assert "again not finite" in said.err
 
 

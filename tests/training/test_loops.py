@@ -118,7 +118,7 @@ def test_held_out_rows_are_scored_and_never_trained_on(tiny_checkpoints, tmp_pat
     assert ids_of(run, "evaluations") == heldout
     assert [row["eval/count"] for row in read_metrics(run)] == [3, 3, 3, 3]
     other = recipe.model_copy(update={"data": recipe.data.model_copy(update={"eval": HeldOut(count=3)})})
-    with pytest.raises(RunError, match=r"another recipe(.*\n)*.*data\.eval\.count: None there, 3 now"):
+    with pytest.raises(RunError, match=r"a different recipe(.*\n)*.*data\.eval\.count: None there, 3 now"):
         run_grpo(other)
 
 
@@ -135,7 +135,7 @@ def test_a_run_goes_on_with_the_split_it_had(tiny_checkpoints, tmp_path):
     (heldout, *_) = read_heldout_rows(recipe.data, "sft").rows
     rows.write_text(rows.read_text().replace(f'"{heldout.id}"', '"row-another"'))
     longer = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": 4})})
-    with pytest.raises(DataError, match="the run would go on with other rows"):
+    with pytest.raises(DataError, match="the run would go on with different rows"):
         run_offline(longer)
 
 

@@ -41,5 +41,5 @@ def test_an_sft_run_has_its_phase_and_a_run_that_asks_for_none_has_no_trace(tiny
 def test_a_step_after_the_last_is_refused_where_epochs_decide_it(tiny_checkpoints, tmp_path):
     train = {"steps": None, "epochs": 1, "profile": {"steps": [3]}}  # 12 rows, 6 a step
     recipe = sft_recipe(tiny_checkpoints["qwen2_vl"], write_rows(tmp_path), tmp_path / "run", train=train)
-    with pytest.raises(RecipeError, match="step 3 given, but the run has 2; name steps from 1 to 2"):
+    with pytest.raises(RecipeError, match="step 3, but the run has 2; name steps from 1 to 2"):
         run_offline(recipe)

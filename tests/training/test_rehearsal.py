@@ -46,7 +46,7 @@ def test_a_recipe_that_starts_is_passed(tiny_checkpoints, tmp_path, name):
         ({"lora": Lora(targets="query_proj")}, "'query_proj' matches no linear layer"),
         ({"lora": Lora(targets=".*")}, "matches lm_head"),
         ({"lora": Lora(targets="language"), "freeze": ("projector",)}, ""),
-        ({"learner": Learner(form="flex")}, "learner.form: flex has no backward pass on CPU; use split"),
+        ({"learner": Learner(form="flex")}, "learner.form: flex has no backward pass on a CPU; use split"),
         ({"optim": Optim(lr=1e-5, name="paged_adamw")}, "paged_adamw needs a GPU"),
         (
             {"lora": Lora(targets=".*language.*q_proj"), "optim": Optim(lr=1e-5, part_lr=PartRates(vision=1e-6))},
@@ -72,7 +72,7 @@ def with_config(directory: Path, **keys) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"rank": 8}, "has rank 4, the recipe 8; write lora.rank: 4"),
+        ({"rank": 8}, "has rank 4, but the recipe has 8; set lora.rank: 4"),
         ({"targets": r".*self_attn\.q_proj"}, "Only in the adapter: "),
         ({"targets": "language"}, "Only in lora.targets: model.language_model.layers.0.mlp.down_proj, "),
     ],
@@ -136,9 +136,9 @@ def spoilt(checkpoint: Path, place: Path, file: str, change) -> Path:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"patch_size": 16}, "patch_size is 16, and in config.json patch_size is 14"),
-        ({"merge_size": 1}, "merge_size is 1, and in config.json spatial_merge_size is 2"),
-        ({"image_mean": [0.5, 0.5]}, "image_mean has 2 numbers, for the 3 colours"),
+        ({"patch_size": 16}, "patch_size is 16, but in config.json patch_size is 14"),
+        ({"merge_size": 1}, "merge_size is 1, but in config.json spatial_merge_size is 2"),
+        ({"image_mean": [0.5, 0.5]}, "image_mean has 2 numbers, but a pixel has 3 colours"),
     ],
 )
 def test_an_image_processor_that_is_not_the_models_is_refused(tiny_checkpoints, tmp_path, keys, said):
@@ -151,7 +151,7 @@ def test_an_image_processor_that_is_not_the_models_is_refused(tiny_checkpoints, 
 def test_an_image_processor_of_another_family_is_refused(tiny_checkpoints, tmp_path):
     place = Path(shutil.copytree(tiny_checkpoints["qwen2_5_vl"], tmp_path / "it"))
     shutil.copy(tiny_checkpoints["internvl"] / "preprocessor_config.json", place)
-    with pytest.raises(ModelError, match=r"preprocessor_config\.json is not that of this model: "):
+    with pytest.raises(ModelError, match=r"preprocessor_config\.json does not belong to this model: "):
         rehearsed(tiny_recipe(place, lora=Lora(rank=4, alpha=8)))
 
 
@@ -165,7 +165,7 @@ def test_an_image_processor_of_another_family_is_refused(tiny_checkpoints, tmp_p
 def test_a_config_of_equal_shapes_that_cannot_be_computed_is_refused(tiny_checkpoints, tmp_path, keys):
     change = lambda found: found["text_config"].update(keys)  # noqa: E731
     place = spoilt(tiny_checkpoints["qwen2_5_vl"], tmp_path / "it", "config.json", change)
-    with pytest.raises(ModelError, match=r"config\.json is not that of the weights: "):
+    with pytest.raises(ModelError, match=r"config\.json does not belong to the weights: "):
         rehearsed(tiny_recipe(place, lora=Lora(rank=4, alpha=8)))
 
 
@@ -183,4 +183,4 @@ def test_weights_of_parts_that_the_architecture_lacks_are_told(tiny_checkpoints,
     weights = load_file(place / "model.safetensors") | {"mtp.layers.0.weight": torch.ones(3)}
     save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
     (line,) = rehearsed(tiny_recipe(place, lora=Lora(rank=4, alpha=8)))
-    assert line.endswith("which are left out: mtp.layers.0.weight")
+    assert line.endswith("have; they are ignored: mtp.layers.0.weight")

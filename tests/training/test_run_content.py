@@ -51,7 +51,9 @@ def test_a_model_of_the_hub_that_moved_is_refused_and_goes_on_at_its_commit(tmp_
     before = content(recipe)
     assert told(before, content(recipe)) == []
     main_at(1)
-    with pytest.raises(RunError, match=rf"model\.path: lab/model .*step-000002.*model\.revision: {COMMITS[0]}"):
+    with pytest.raises(
+        RunError, match=rf"model\.path: the files of lab/model .*step-000002.*model\.revision: {COMMITS[0]}"
+    ):
         told(before, content(recipe))
     pinned = sft_recipe(Path("lab/model"), rows, tmp_path / "run", model={"revision": COMMITS[0]})
     assert told(before, content(pinned)) == []
@@ -66,7 +68,7 @@ def test_files_of_a_cache_without_commits_are_put_back(tmp_path, main_at, monkey
     (tmp_path / "cache" / "config.json").write_text("{}")
     before = content(recipe)
     (tmp_path / "cache" / "config.json").write_text("[]")
-    with pytest.raises(RunError, match="put the files of then back"):
+    with pytest.raises(RunError, match="restore the earlier files"):
         told(before, content(recipe))
 
 
@@ -85,5 +87,5 @@ def test_other_pictures_and_held_out_rows_are_told(tmp_path):
     noise_image(56, 60, seed=99).save(tmp_path / "held" / "1-0.png")
     assert [line.split(" ")[:2] for line in told(before, content(recipe))] == [
         ["data.eval:", "pictures"],
-        ["data.eval:", "held-out"],
+        ["data.eval:", "the"],
     ]

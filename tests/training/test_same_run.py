@@ -36,7 +36,7 @@ def test_a_run_goes_on_from_its_own(recipe_of, tmp_path):
     foreign = directory_of(first / "checkpoints", 2)
     shutil.copytree(directory_of(other / "checkpoints", 2), foreign)
     before = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
-    with pytest.raises(RunError, match=f"{foreign} is of another run, .*lora.init: {foreign}/adapter"):
+    with pytest.raises(RunError, match=f"{foreign} belongs to another run, .*lora.init: {foreign}/adapter"):
         run_grpo(recipe_of("first", 3))
     kept = {path: text for path, text in before.items() if path.suffix == ".safetensors" or "metrics" in path.name}
     assert all(path.read_bytes() == text for path, text in kept.items())
@@ -46,10 +46,10 @@ def test_a_run_goes_on_from_its_own(recipe_of, tmp_path):
     rows.write_text(rows.read_text().replace('"answer": "', '"answer": "not '))
     run_grpo(recipe_of("first", 3))
     log = (first / "log.txt").read_text()
-    assert "data.train: rows have other texts, answers or columns than when" in log
+    assert "data.train: the texts, answers or columns of rows have changed since" in log
     assert "going on from step 1" in log
-    assert "pictures of the same names" not in log
+    assert "pictures with the same names" not in log
     noise_image(56, 60, seed=99).save(rows.parent / "1-0.png")
     run_grpo(recipe_of("first", 4))
     log = (first / "log.txt").read_text()
-    assert log.count("rows have other texts") == 1 == log.count("data.train: pictures of the same names have another")
+    assert log.count("the texts") == 1 == log.count("data.train: pictures with the same names have changed since")

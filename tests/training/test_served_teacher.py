@@ -138,14 +138,14 @@ def spoilt(place: dict | None = None, **fields) -> Callable[[dict], Raw]:
 @pytest.mark.parametrize(
     ("tamper", "said"),
     (
-        (spoilt({"4": {"logprob": 0.5}}), r"prompt_logprobs\[\d+\]: .* came, no 5 logprobs"),
-        (spoilt({"4": {"logprob": -9999.0}}), "came, no 5 logprobs"),
-        (spoilt({"4": {"logprob": -0.01}}), "came, no 5 logprobs"),  # with the others, more than 1
-        (spoilt({"4": {"logprob": "-1"}}), "came; Input should be a valid number"),
-        (spoilt({"-4": {"logprob": -1}}), "came; Input should be greater"),
-        (spoilt({"70000": {"logprob": -9.0}}), r"came for token \d+"),
-        (spoilt(None), "came, no 5 logprobs"),
-        (spoilt(prompt_logprobs=[None]), "1 places of 'base' came"),
+        (spoilt({"4": {"logprob": 0.5}}), r"prompt_logprobs\[\d+\]: got .*, not 5 logprobs"),
+        (spoilt({"4": {"logprob": -9999.0}}), ", not 5 logprobs"),
+        (spoilt({"4": {"logprob": -0.01}}), ", not 5 logprobs"),  # with the others, more than 1
+        (spoilt({"4": {"logprob": "-1"}}), "got '-1'; Input should be a valid number"),
+        (spoilt({"-4": {"logprob": -1}}), "got '-4'; Input should be greater"),
+        (spoilt({"70000": {"logprob": -9.0}}), r"for token \d+"),
+        (spoilt(None), ", not 5 logprobs"),
+        (spoilt(prompt_logprobs=[None]), "got 1 places of 'base'"),
     ),
 )
 def test_an_answer_that_cannot_be_right_is_never_learnt_from(tamper, said, server, recipe_of):
@@ -158,7 +158,7 @@ def test_an_answer_that_cannot_be_right_is_never_learnt_from(tamper, said, serve
 def test_an_old_server_and_another_prompt_are_told(server, recipe_of):
     teacher = teacher_of(recipe_of(server.url))
     server.tamper = spoilt(prompt_logprobs=None)
-    with pytest.raises(EnvironmentProblem, match=r"gives no logprobs of prompts; start vLLM 0.32 or newer"):
+    with pytest.raises(EnvironmentProblem, match=r"returns no logprobs of prompts; start vLLM 0.32 or newer"):
         teacher.tokens(groups_of(teacher))
     server.tamper = spoilt(prompt_token_ids=[1, 2])
     with pytest.raises(EnvironmentProblem, match="the engine's prompt is not the trainer's from token 0 on"):

@@ -83,7 +83,7 @@ def test_a_tracker_that_fails_costs_no_row(tiny_checkpoints, tmp_path, recorder)
     assert [row["step"] for row in read_metrics(run)] == [0, 1, 2, 3]
     assert recorder.calls == ["open", 0, 1]
     log = (run / "log.txt").read_text()
-    assert log.count("trackers: wandb is off from here on: ConnectionError: network gone; the run goes on") == 1
+    assert log.count("trackers: wandb is off from here on: ConnectionError: network gone; the run continues") == 1
 
 
 def test_trackers_are_closed_when_training_fails_and_may_change_when_it_goes_on(

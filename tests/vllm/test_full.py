@@ -27,7 +27,7 @@ pytestmark = pytest.mark.vllm
 IN_PROCESS = {"engine": "vllm"}
 DEV_MODE = {"VLLM_SERVER_DEV_MODE": "1"}
 FAULTS = {
-    "missing": "model.layers.0.self_attn.q_proj.bias is missing among the trainer's weights",
+    "missing": "model.layers.0.self_attn.q_proj.bias is missing from the trainer's weights",
     "swapped": "its logprobs differ from the trainer's by up to",  # layers of one shape
     "kept": "the engine keeps the checkpoint's weights, or some of them",
 }

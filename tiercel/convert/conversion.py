@@ -35,19 +35,19 @@ def refusals(launch: Launch) -> list[str]:
             lines.append(f"{launch.given[f'--{name}']}: {row.told()}")
     loss = launch.text("loss_type") if launch.kind == "grpo" and launch.method != "rloo" else None
     if loss is not None and word_synonyms()["algorithm.loss"].get(loss.lower(), loss) is None:
-        lines.append(f"--loss_type {loss} is no method of this version; nearest: algorithm.loss: grpo")
+        lines.append(f"--loss_type {loss} is not a method of this version; nearest: algorithm.loss: grpo")
     if launch.framework in OVERRIDING:
         return lines + refusals_of_overrides(launch)
     if launch.kind == "dpo" and pair_loss(launch) is None:
         named = [launch.given[f"--{flag}"] for flag in LOSS_FLAGS if flag in launch.flags]
-        lines.append(f"{' '.join(named)} is no method of this version; nearest: dpo.loss: sigmoid")
+        lines.append(f"{' '.join(named)} is not a method of this version; nearest: dpo.loss: sigmoid")
     if launch.framework == "TRL" and launch.kind == "sft" and token_loss(launch) is None:
-        lines.append(f"--loss_type {launch.text('loss_type')} is no method of this version; nearest: sft.loss: nll")
+        lines.append(f"--loss_type {launch.text('loss_type')} is not a method of this version; nearest: sft.loss: nll")
     if launch.kind == "distill" and not any(name.startswith("teacher_model") for name in launch.flags):
-        lines.append("a student that teaches itself is no method of this version; nearest: --teacher_model")
+        lines.append("a student that teaches itself is not a method of this version; nearest: --teacher_model")
     if (tuner := tuner_of(launch)) not in ("lora", "lora_llm", "full"):
         given = next(name for name in TUNERS if name in launch.flags)
-        lines.append(f"--{given} {tuner} is no method of this version; nearest: the section lora")
+        lines.append(f"--{given} {tuner} is not a method of this version; nearest: the section lora")
     return lines
 
 

@@ -40,7 +40,7 @@ def refusals_of_overrides(launch: Launch) -> list[str]:
     ):
         if (value := launch.text(name)) is not None and value not in known:
             given = name if name in launch.flags else f"{name}, by default"
-            lines.append(f"{given} {value} is no method of this version; nearest: {nearest}")
+            lines.append(f"{given} {value} is not a method of this version; nearest: {nearest}")
     return lines
 
 

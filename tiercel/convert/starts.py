@@ -43,7 +43,7 @@ class Foreign:
         """Return the message for the user."""
         if self.said:
             return self.said
-        fault = "is no method of this version" if self.is_known else "does not say by its name what it trains"
+        fault = "is not a method of this version" if self.is_known else "does not say by its name what it trains"
         return f"{self.flag} {fault}; nearest: {OTHER_METHODS.get(self.method, self.nearest)}"
 
 
@@ -107,5 +107,5 @@ def _stranger(script: str, after: Sequence[str], framework: Framework, method: M
         return None
     shown = ", ".join(f"--{flag}" for flag in unknown[:4]) + (" ..." if len(unknown) > 4 else "")
     command = f"trl {method}" if framework == "TRL" else "grpo_jsonl.py"
-    text = f"{script} is no script of {framework}, which has no {shown}; nearest: the flags of `{command}`"
+    text = f"{script} is not a script of {framework}, which has no {shown}; nearest: the flags of `{command}`"
     return Foreign(flag=script, said=text)

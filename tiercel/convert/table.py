@@ -24,7 +24,7 @@ _TOLD: dict[Treatment, str] = {
     "nearest": "{row.meaning}; nearest is {row.key}{tail}",
     "none": "{row.meaning}; has no equivalent{tail}",
     "nothing to do": "{row.meaning}{tail}",
-    "refused": "{row.meaning} is no method of this version; nearest: {row.remark}",
+    "refused": "{row.meaning} is not a method of this version; nearest: {row.remark}",
     **dict.fromkeys(("set", "together"), "{row.meaning}; nothing depends on it in this command"),
 }
 

@@ -395,14 +395,14 @@ def require_turns(messages: Sequence[Message], purpose: Purpose, field: str) -> 
         reason = "no user turn to sample after" if purpose == "grpo" else "no user turn to answer"
         raise DataError(reason, field=field)
     if purpose in ("pairs", "labels") and roles[-1] != "assistant":
-        raise DataError("the last turn is no answer of the assistant", field=field)
+        raise DataError("the last turn is not an assistant turn", field=field)
     if purpose != "grpo":
         if "assistant" not in roles:
             raise DataError("no assistant turn to train on", field=field)
         if roles.index("assistant") < roles.index("user"):
             raise DataError("the first assistant turn comes before any user turn", field=field)
         if not any(message.role == "assistant" and message.is_trained for message in messages):
-            raise DataError("every assistant turn is left out of the loss", field=field)
+            raise DataError("every assistant turn is excluded from the loss", field=field)
 
 
 def fill_references(messages: tuple[Message, ...], references: Sequence[str]) -> tuple[Message, ...]:

@@ -51,7 +51,7 @@ def load_digit_images() -> tuple[np.ndarray, np.ndarray]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise EnvironmentProblem("the demo's handwriting comes with scikit-learn: pip install tiercel[demo]") from error
+        raise EnvironmentProblem("the demo's handwriting needs scikit-learn: pip install tiercel[demo]") from error
     digits = load_digits()
     return digits.images, digits.target
 

@@ -111,7 +111,7 @@ def load_reliefs() -> list[np.ndarray]:
     try:
         from sklearn.datasets import load_sample_images
     except ImportError as error:
-        raise EnvironmentProblem("the demo's paper comes with scikit-learn: pip install tiercel[demo]") from error
+        raise EnvironmentProblem("the demo's paper needs scikit-learn: pip install tiercel[demo]") from error
     reliefs = []
     for photograph in load_sample_images().images:
         grey = Image.fromarray(photograph).convert("L")

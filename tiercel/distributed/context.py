@@ -41,8 +41,8 @@ def context_group(ranks: Ranks, size: int, device: torch.device) -> ContextGroup
         return None
     if ranks.world_size % size:
         raise EnvironmentProblem(
-            f"train.context_parallel: {size} given, which does not divide {ranks.world_size} ranks; start another "
-            "number of ranks, or write another size"
+            f"train.context_parallel: {size} does not divide {ranks.world_size} ranks; start a different number of "
+            "ranks, or use another size"
         )
     mesh = init_device_mesh(device.type, (ranks.world_size // size, size), mesh_dim_names=("groups", "context"))
     return ContextGroup(place=ranks.rank % size, size=size, processes=mesh.get_group("context"))

@@ -11,24 +11,24 @@ from tiercel.reliability.stall import innermost_frames
 RESUMED = "The same command goes on from the newest checkpoint; --max-restarts does this automatically"
 CAUSES = {
     signal.SIGFPE: (
-        "compiled code divided an integer by zero. This is known of bfloat16 products with an old cuBLAS on some "
-        "cards: `tiercel doctor` tries each dtype's products here; upgrade torch, or set model.dtype: float32"
+        "compiled code divided an integer by zero. This is a known fault of bfloat16 products with an old cuBLAS on "
+        "some cards: `tiercel doctor` tests each dtype's products here; upgrade torch, or set model.dtype: float32"
     ),
     signal.SIGILL: (
-        "the processor does not have an instruction: torch, or another package, was built for another processor. "
-        "`tiercel doctor` says at which step and for which model.dtype; install a build for this processor, or set "
+        "the processor lacks an instruction: torch, or another package, was built for a different processor. "
+        "`tiercel doctor` shows at which step and for which model.dtype; install a build for this processor, or set "
         "ATEN_CPU_CAPABILITY=default"
     ),
     signal.SIGSEGV: (
-        "compiled code used memory that is not its own. The cause is mostly packages that do not fit together: "
-        "`tiercel doctor` compares their versions and tries each dtype's products"
+        "compiled code accessed memory that is not its own. The usual cause is packages that do not fit together: "
+        "`tiercel doctor` compares their versions and tests each dtype's products"
     ),
     signal.SIGBUS: (
         "a file mapped into memory could not be read or written: /dev/shm or the disk is full, or a model file was "
-        "changed or cut while it was read. Free some space in /dev/shm (`df /dev/shm`; --shm-size of a container), or "
-        "lower data.workers"
+        "changed or truncated while it was being read. Free some space in /dev/shm (`df /dev/shm`; --shm-size of a "
+        "container), or lower data.workers"
     ),
-    signal.SIGABRT: "compiled code ended the process; its message is above",
+    signal.SIGABRT: "compiled code aborted the process; its message is above",
 }
 OOM_REMEDY = "lower data.workers or --nproc"
 
@@ -58,7 +58,7 @@ def describe_deaths(deaths: Sequence[Death], kills_before: Mapping[Path, int], k
     if ended:
         lines.append(f"tiercel then ended {', '.join(ended)}")
     final = [each.name for each in FINAL_FAULTS.values() if each in numbers]
-    lines.append(f"{' and '.join(final)} would come again, so no attempt follows" if final else RESUMED)
+    lines.append(f"{' and '.join(final)} would happen again, so no further attempt is made" if final else RESUMED)
     return "\n".join(lines)
 
 
@@ -96,11 +96,11 @@ def memory_verdict(before: Mapping[Path, int], now: Mapping[Path, int]) -> str:
                 f"{OOM_REMEDY}"
             )
     if not now:
-        return f"this mostly means that memory ran out; {OOM_REMEDY}"
+        return f"this usually means that memory ran out; {OOM_REMEDY}"
     files = ", ".join(map(str, now))
     return (
-        f"the kernel did not kill it for lack of memory (oom_kill in {files} did not change): another process sent the "
-        "signal, such as a scheduler at its limit or a `kill -9`"
+        f"the kernel did not kill it for lack of memory (oom_kill in {files} did not change): another process sent "
+        "the signal, such as a scheduler enforcing its limit or a `kill -9`"
     )
 
 

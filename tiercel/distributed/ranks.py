@@ -190,7 +190,7 @@ def _require_one_place(rank: int, signs: Sequence[RankSignal]) -> None:
     guilty = ", ".join(str(sign.rank) for sign in culprits(signs))
     places = [f"  rank {sign.rank}: {sign.waits_in}, phase {sign.phase} of step {sign.step}" for sign in signs]
     raise StallError(
-        "\n".join([f"the ranks are at different places of the code: rank {guilty} left out a collective", *places])
+        "\n".join([f"the ranks are at different places in the code: rank {guilty} skipped a collective", *places])
     )
 
 

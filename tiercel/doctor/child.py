@@ -36,7 +36,7 @@ class ChildExit:
     @property
     def text(self) -> str:
         if self.signal is not None:
-            return f"its process was ended by {self.signal}"
+            return f"its process was killed by {self.signal}"
         return self.last_error or f"its process ended with exit code {self.exit_code}"
 
 
@@ -59,7 +59,7 @@ class Child:
                 start_new_session=True,
             )
         except OSError as error:
-            raise EnvironmentProblem(f"no process can be started: {error}; free memory or processes") from error
+            raise EnvironmentProblem(f"cannot start a process: {error}; free memory or end other processes") from error
         assert self._process.stdout is not None
         self._output = self._process.stdout
         self._lines: queue.Queue[str | None] = queue.Queue()
@@ -86,7 +86,7 @@ class Child:
         try:
             code = self._process.wait(_EXIT_WAIT)
         except subprocess.TimeoutExpired:
-            return ChildExit(exit_code=0, signal=None, last_error="its process closed its output and went on")
+            return ChildExit(exit_code=0, signal=None, last_error="its process closed its output but kept running")
         name = _SIGNAL_NAMES.get(-code, f"signal {-code}") if code < 0 else None
         return ChildExit(exit_code=code, signal=name, last_error=self.last_error())
 

@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> None:
     gathered: list[int | None] = [None] * RANKS
     dist.all_gather_object(gathered, rank)
     if not bool((total == sum(range(1, RANKS + 1))).all()) or gathered != list(range(RANKS)):
-        sys.exit(f"wrong result: the sum is {total[0].item():g}, gathered were {gathered}")
+        sys.exit(f"wrong result: the sum is {total[0].item():g}, the gathered values are {gathered}")
     dist.barrier()
     print(DONE, flush=True)
     os._exit(0)  # threads of gloo may abort an interpreter that shuts down

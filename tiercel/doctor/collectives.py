@@ -15,7 +15,9 @@ DONE = "tiercel-collectives-done"  # the last line of a rank that succeeded
 RANKS = 2
 TIMEOUT_SECONDS = 30.0
 
-NO_INTERFACE = "GLOO_SOCKET_IFNAME, or NCCL_SOCKET_IFNAME, names no interface of this machine; unset it, or take one of"
+NO_INTERFACE = (
+    "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME does not name an interface of this machine; unset it, or use one of"
+)
 SLOW_CONNECTION = (
     "a firewall, or an interface that the processes cannot use: set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to one of"
 )
@@ -23,8 +25,8 @@ SLOW_CONNECTION = (
 # A pattern of the error, and its likely cause with the remedy; the first match counts. "{interfaces}": this machine's.
 CAUSES = (
     (r"Unable to find address for|no socket interface found|ifa != nullptr|ifname", f"{NO_INTERFACE} {{interfaces}}"),
-    (r"/dev/shm|shared memory|No space left", "/dev/shm is too small: in a container docker run --shm-size=8g"),
-    (r"address already in use|EADDRINUSE", "another process took the port in between: run tiercel doctor again"),
+    (r"/dev/shm|shared memory|No space left", "/dev/shm is too small: in a container, use docker run --shm-size=8g"),
+    (r"address already in use|EADDRINUSE", "another process took the port in the meantime: run tiercel doctor again"),
     (r"resolve|Name or service not known|getaddrinfo", "add this machine's name to /etc/hosts"),
     (r"timed? ?out|no answer|refused|unreachable|reset by peer", f"{SLOW_CONNECTION} {{interfaces}}"),
     (r"NCCL", "run it again with NCCL_DEBUG=INFO, which names the cause; NCCL_P2P_DISABLE=1 helps on some boards"),
@@ -45,7 +47,7 @@ def host_name(name: str) -> Verdict:
     try:
         address = socket.gethostbyname(name)
     except (OSError, UnicodeError) as error:
-        remedy = "add it to /etc/hosts, or set GLOO_SOCKET_IFNAME; ranks of other machines will not find this one"
+        remedy = "add it to /etc/hosts, or set GLOO_SOCKET_IFNAME; ranks on other machines will not find this one"
         found = f"{name} does not resolve: {error}"
         return Verdict(name="host name", status="warning", found=found, remedy=remedy)
     return Verdict(name="host name", status="ok", found=f"{name} resolves to {address}")

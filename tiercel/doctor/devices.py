@@ -22,10 +22,10 @@ REMEDIES = {
     "SIGILL": "install a build of torch for this processor, or set ATEN_CPU_CAPABILITY=default",
     "SIGSEGV": "pip install --force-reinstall torch, with the nvidia-* packages it asks for",
     "SIGBUS": "make room in /dev/shm and on the disk, then pip install --force-reinstall torch",
-    "SIGKILL": "mostly the system short of memory: free some, or raise the container's limit",
-    HANG: "end what else uses the device; where it hangs alone, upgrade torch and the driver",
+    "SIGKILL": "usually the system ran out of memory: free some, or raise the container's limit",
+    HANG: "stop whatever else uses the device; if it hangs on its own, upgrade torch and the driver",
 }
-OTHER_REMEDY = "pip install --force-reinstall torch; for a GPU also look at nvidia-smi"
+OTHER_REMEDY = "pip install --force-reinstall torch; for a GPU, also check nvidia-smi"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,9 +86,9 @@ def judge(outcome: Outcome, device: str) -> Verdict:
     tolerance = TOLERANCES[outcome.step]
     errors = ", ".join(f"{operation} {error:.1e}" for operation, error in outcome.result.items())
     if all(error <= tolerance for error in outcome.result.values()):  # NaN is not
-        return Verdict(name=name, status="ok", found=f"forward and backward as in float64 but for {errors}")
-    found = f"wrong result: off by {errors}, where {tolerance:g} is rounding"
-    remedy = "set model.dtype to one that is right here; pip install --upgrade torch, and look at the device"
+        return Verdict(name=name, status="ok", found=f"forward and backward match float64 up to {errors}")
+    found = f"wrong result: off by {errors}; rounding explains at most {tolerance:g}"
+    remedy = "set model.dtype to one that is correct here; pip install --upgrade torch, and check the device"
     return Verdict(name=name, status="broken", found=found, remedy=remedy)
 
 

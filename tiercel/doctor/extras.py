@@ -15,10 +15,10 @@ from tiercel.doctor.verdict import Status, Verdict
 # Those that a user installs; the extra dev is for tests.
 PURPOSES: Mapping[str, str] = {
     "demo": "the handwriting of tiercel demo",
-    "data": "Parquet rows, and directories that save_to_disk wrote",
-    "hub": "data sets of the hub by name",
+    "data": "Parquet rows, and directories written by save_to_disk",
+    "hub": "data sets from the hub by name",
     "video": "rows with video files",
-    "rewards": "the rewards of mathematics, text distance, sets of boxes and JSON schemas",
+    "rewards": "the rewards for mathematics, text distance, sets of boxes and JSON schemas",
     "quantize": "weights in 4 or 8 bits",
     "vllm": "rollout.engine: vllm, and tiercel serve",
     "deepspeed": "train.strategy: deepspeed",
@@ -34,9 +34,7 @@ def extra_verdicts() -> Iterator[Verdict]:
     try:
         installed = metadata.metadata("tiercel").get_all("Provides-Extra") or []
     except metadata.PackageNotFoundError:
-        yield Verdict(
-            name="extras", status="absent", found="tiercel was not installed by pip: its extras are not known"
-        )
+        yield Verdict(name="extras", status="absent", found="tiercel was not installed by pip: its extras are unknown")
         return
     for extra in installed:
         if extra in PURPOSES:
@@ -95,7 +93,7 @@ OPTIONALS = {
     "vllm": OptionalPackage(
         imports="vllm:LLM",
         needed_for="rollout.engine: vllm, and tiercel serve",
-        remedy="install vllm in a fresh environment, where it chooses its torch, and tiercel after it",
+        remedy="install vllm in a fresh environment, so that it chooses its own torch, and tiercel after it",
     ),
     "deepspeed": OptionalPackage(
         imports="deepspeed",
@@ -106,13 +104,13 @@ OPTIONALS = {
         imports="torchvision",
         needed_for="nothing: tiercel reads images with Pillow",
         remedy="pip install --upgrade torch torchvision from one index, or pip uninstall torchvision: transformers "
-        "imports it where it is installed, and fails with it",
+        "imports it if it is installed, and fails with it",
     ),
     "pyarrow": OptionalPackage(
         imports="pyarrow.parquet", needed_for="Parquet data", remedy="pip install --force-reinstall pyarrow"
     ),
     "datasets": OptionalPackage(
-        imports="datasets", needed_for="data sets of the hub by name", remedy="pip install --upgrade datasets"
+        imports="datasets", needed_for="data sets from the hub by name", remedy="pip install --upgrade datasets"
     ),
 }
 
@@ -137,7 +135,7 @@ def import_verdict(name: str, optional: OptionalPackage, *, seconds: float = IMP
             ending = child.ending()
             failure = ending.text if ending.exit_code != 0 else None
         except TimeoutError:
-            failure = f"does not end within {seconds:g} s"
+            failure = f"did not finish within {seconds:g} s"
     if failure is not None:
         return Verdict(name=title, status="broken", found=failure, remedy=optional.remedy)
     return Verdict(name=title, status="ok", found=f"in {time.monotonic() - started:.1f} s")

@@ -23,13 +23,13 @@ def gpu_verdicts(facts: Mapping[str, Any], *, has_driver: bool) -> list[Verdict]
     if facts["gpus"]:
         return [*_driver(facts), *(_gpu(index, gpu, facts) for index, gpu in enumerate(facts["gpus"]))]
     status: Status = "broken"
-    found = f"an NVIDIA driver is here, but torch sees no GPU: {facts['complaint'] or 'it does not say why'}"
-    remedy = f"{OTHER_BUILD}; is CUDA_VISIBLE_DEVICES empty, or the container started without --gpus?"
+    found = f"an NVIDIA driver is installed, but torch sees no GPU: {facts['complaint'] or 'it does not say why'}"
+    remedy = f"{OTHER_BUILD}; is CUDA_VISIBLE_DEVICES empty, or was the container started without --gpus?"
     if not has_driver:
         found = f"no NVIDIA driver; torch is built for {facts['built_for'] or 'the CPU'}"
         status, remedy = "absent", ""
     elif facts["built_for"] is None:
-        found = "an NVIDIA driver is here, but torch is built for the CPU and cannot use the GPU"
+        found = "an NVIDIA driver is installed, but torch is built for the CPU and cannot use the GPU"
         status, remedy = "warning", "install a build of torch for CUDA"
     return [Verdict(name="gpus", status=status, found=found, remedy=remedy)]
 
@@ -57,7 +57,7 @@ def _driver(facts: Mapping[str, Any]) -> list[Verdict]:
     if not facts["is_cuda"]:
         return []
     major, minor = facts["driver"] // 1000, facts["driver"] % 1000 // 10
-    found = f"knows CUDA {major}.{minor}; torch is built for {facts['built_for']}"
+    found = f"supports CUDA {major}.{minor}; torch is built for {facts['built_for']}"
     is_old = major < int(facts["built_for"].split(".")[0])
     status: Status = "broken" if is_old else "ok"
     return [Verdict(name="driver", status=status, found=found, remedy=OTHER_BUILD if is_old else "")]
@@ -71,9 +71,9 @@ def _gpu(index: int, gpu: Mapping[str, Any], facts: Mapping[str, Any]) -> Verdic
     if facts["is_cuda"]:
         found += f", compute capability {major}.{minor}"
         if not has_code_for(facts["architectures"], (major, minor)):
-            found += f"; this torch has code for {' '.join(facts['architectures'])} only"
+            found += f"; this torch has code only for {' '.join(facts['architectures'])}"
             status = "broken"
-            remedy = "install a build of torch that names this capability; the newest drop the oldest GPUs"
+            remedy = "install a build of torch for this capability; the newest builds drop the oldest GPUs"
         elif (major, minor) < FIRST_WITH_BFLOAT16:
             found += ", without bfloat16"
             status, remedy = "warning", "set model.dtype: float16"

@@ -28,9 +28,9 @@ MEMINFO = Path("/proc/meminfo")
 
 def machine_verdicts(directory: Path) -> Iterator[Verdict]:
     """Judge the machine for a run in this directory."""
-    yield disk("disk", directory, LEAST_WORKING_DISK, "free some, or write runs elsewhere (output=...)")
+    yield disk("disk", directory, LEAST_WORKING_DISK, "free some space, or write runs elsewhere (output=...)")
     temporary = Path(tempfile.gettempdir())
-    yield disk("temporary disk", temporary, LEAST_TEMPORARY_DISK, "free some, or set TMPDIR to another directory")
+    yield disk("temporary disk", temporary, LEAST_TEMPORARY_DISK, "free some space, or set TMPDIR to another directory")
     yield shared_memory(SHARED_MEMORY)
     yield open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield processes(resource.getrlimit(resource.RLIMIT_NPROC)[0], cgroup_numbers("pids", "pids.max"))
@@ -44,7 +44,7 @@ def disk(name: str, directory: Path, least_bytes: int, remedy: str) -> Verdict:
     free = shutil.disk_usage(directory).free
     found = f"{_gigabytes(free)} free in {directory}"
     if not os.access(directory, os.W_OK):
-        return Verdict(name=name, status="broken", found=f"{directory} cannot be written", remedy=remedy)
+        return Verdict(name=name, status="broken", found=f"{directory} is not writable", remedy=remedy)
     status: Status = "broken" if free == 0 else "warning" if free < least_bytes else "ok"
     return _verdict(name, status, found, remedy)
 
@@ -57,13 +57,15 @@ def shared_memory(mount: Path) -> Verdict:
     size = shutil.disk_usage(mount)
     found = f"{_gigabytes(size.total)} at {mount}, {_gigabytes(size.free)} free"
     status: Status = "warning" if min(size.free, size.total) < LEAST_SHARED_MEMORY else "ok"
-    return _verdict(name, status, found, f"free some of {mount}, or give the container more: docker run --shm-size=8g")
+    return _verdict(
+        name, status, found, (f"free some space in {mount}, or give the container more: docker run --shm-size=8g")
+    )
 
 
 def open_files(limit: int) -> Verdict:
     """Judge the number of open files of a process. `limit` is as `resource` gives it."""
     is_few = limit != resource.RLIM_INFINITY and limit < LEAST_OPEN_FILES
-    found = f"{_count(limit)} for a process"
+    found = f"{_count(limit)} per process"
     return _verdict("open files", "warning" if is_few else "ok", found, f"ulimit -n {LEAST_OPEN_FILES} or more")
 
 
@@ -74,7 +76,9 @@ def processes(limit: int, cgroup_limits: list[int]) -> Verdict:
         return Verdict(name="processes", status="ok", found="unlimited")
     lowest = min(limits)
     found = f"{_count(lowest)} processes and threads{' in this container' if lowest in cgroup_limits else ''}"
-    remedy = f"ulimit -u {LEAST_PROCESSES} or more, in a container --pids-limit: each rank and worker has many threads"
+    remedy = (
+        f"ulimit -u {LEAST_PROCESSES} or more (in a container, --pids-limit): each rank and worker has many threads"
+    )
     return _verdict("processes", "warning" if lowest < LEAST_PROCESSES else "ok", found, remedy)
 
 
@@ -83,9 +87,9 @@ def memory(total: int, cgroup_limits: list[int]) -> Verdict:
     limit = min(cgroup_limits, default=total)
     found = f"{_gigabytes(total)}"
     if limit < total:
-        found = f"{_gigabytes(limit)} for this container, of the machine's {_gigabytes(total)}"
+        found = f"{_gigabytes(limit)} for this container, out of the machine's {_gigabytes(total)}"
     status: Status = "warning" if min(limit, total) < LEAST_MEMORY else "ok"
-    return _verdict("memory", status, found, "take a larger machine, or raise the container's limit (--memory)")
+    return _verdict("memory", status, found, "use a larger machine, or raise the container's limit (--memory)")
 
 
 def processors(cores: int, quota: float | None) -> Verdict:

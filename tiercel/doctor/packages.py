@@ -54,7 +54,7 @@ def judge_package(name: str, version: str | None, needs: list[Need]) -> Verdict:
     """Judge a package. `version` is None where it is not installed, or where its metadata has none."""
     if version is None:
         is_damaged = _is_installed(name)
-        found = "its metadata has no version: half removed, or written over" if is_damaged else "not installed"
+        found = "its metadata has no version: partly removed, or overwritten" if is_damaged else "not installed"
         again = " --force-reinstall" if is_damaged else ""
         return Verdict(name=name, status="broken", found=found, remedy=f"pip install{again} {name}")
     unmet = [need for need in needs if not _meets(version, need.range)]
@@ -66,7 +66,7 @@ def judge_package(name: str, version: str | None, needs: list[Need]) -> Verdict:
         name=name,
         status="broken" if is_fatal else "warning",
         found=f"{version}; {', '.join(f'{need.owner} needs {need.range}' for need in unmet)}",
-        remedy=f"pip install '{name}{ranges}'; where none suits all, upgrade {unmet[0].owner}",
+        remedy=f"pip install '{name}{ranges}'; if no version suits all, upgrade {unmet[0].owner}",
     )
 
 

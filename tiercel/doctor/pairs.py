@@ -52,8 +52,8 @@ KNOWN_BAD_PAIRS: tuple[BadPair, ...] = (
         packages=("torch", "torchvision"),
         is_bad=_is_other_minor,
         status="broken",
-        happens="not of the same release; fails at import, operator torchvision::nms does not exist, and with it what "
-        "transformers loads",
+        happens="not from the same release; its import fails (operator torchvision::nms does not exist), and so does "
+        "what transformers loads with it",
         remedy="pip install --upgrade torch torchvision, both in one command, or pip uninstall torchvision, which "
         "tiercel does not need",
     ),
@@ -62,17 +62,17 @@ KNOWN_BAD_PAIRS: tuple[BadPair, ...] = (
         packages=("torch", "torchvision"),
         is_bad=lambda torch, torchvision: torch.local == "cpu" and torchvision.local != "cpu",
         status="warning",
-        happens="torch is built for the CPU and torchvision perhaps for CUDA, which fails at import, operator "
+        happens="torch is built for the CPU but torchvision perhaps for CUDA; its import then fails: operator "
         "torchvision::nms does not exist",
-        remedy="where torchvision does not import below: install torchvision from the index torch came from, or "
-        "pip uninstall torchvision, which tiercel does not need",
+        remedy="if torchvision does not import below: install torchvision from the index torch came from, or pip "
+        "uninstall torchvision, which tiercel does not need",
     ),
     # https://github.com/vllm-project/vllm/issues/4392 https://github.com/pytorch/pytorch/issues/133548
     BadPair(
         packages=("nvidia-cublas-cu12",),
         is_bad=lambda cublas: cublas < Version("12.4.5.8"),
         status="warning",
-        happens="matrix products in bfloat16 and float16 end the process by SIGFPE on some cards, H20 among them",
+        happens="matrix products in bfloat16 and float16 end the process with SIGFPE on some cards, including the H20",
         remedy="pip install --upgrade torch, which brings a newer one, or pip install 'nvidia-cublas-cu12>=12.4.5.8'",
     ),
     # https://github.com/pytorch/pytorch/issues/166643 https://github.com/pytorch/pytorch/issues/174051
@@ -81,9 +81,9 @@ KNOWN_BAD_PAIRS: tuple[BadPair, ...] = (
             packages=("torch", f"nvidia-cudnn-{cuda}"),
             is_bad=_has_slow_conv3d,
             status="warning",
-            happens="Conv3d in bfloat16, the first layer of Qwen's vision towers, goes without cuDNN: 10 to 20 times "
+            happens="Conv3d in bfloat16, the first layer of Qwen's vision towers, runs without cuDNN: 10 to 20 times "
             "the time and several times the memory",
-            remedy=f"install torch 2.10 or later; else torch 2.9.1 with 'nvidia-cudnn-{cuda}>=9.15'",
+            remedy=f"install torch 2.10 or later; otherwise torch 2.9.1 with 'nvidia-cudnn-{cuda}>=9.15'",
         )
         for cuda in ("cu12", "cu13")
     ),
@@ -111,7 +111,7 @@ KNOWN_BAD_PAIRS: tuple[BadPair, ...] = (
         packages=("peft", "transformers"),
         is_bad=lambda peft, transformers: peft < Version("0.18") and transformers >= Version("5"),
         status="broken",
-        happens="peft fails at import, cannot import name 'HybridCache' from 'transformers'",
+        happens="peft fails at import: cannot import name 'HybridCache' from 'transformers'",
         remedy="pip install 'peft>=0.18'",
     ),
     # https://github.com/PrunaAI/pruna/pull/630
@@ -143,7 +143,7 @@ KNOWN_BAD_PAIRS: tuple[BadPair, ...] = (
         packages=("deepspeed", "torch"),
         is_bad=lambda deepspeed, torch: deepspeed < Version("0.14.3") and torch >= Version("2.4"),
         status="broken",
-        happens="deepspeed fails at import, cannot import name 'log' from 'torch.distributed.elastic'",
+        happens="deepspeed fails at import: cannot import name 'log' from 'torch.distributed.elastic'",
         remedy="pip install --upgrade deepspeed",
     ),
     # https://github.com/Dao-AILab/flash-attention/issues/1783 https://github.com/huggingface/open-r1/issues/684

@@ -44,7 +44,7 @@ def _load(environment: str | None, functions: list[str]) -> Handle:
     try:
         return Host(kind(), tools).handle
     except BaseException as error:  # of the constructor
-        raise CannotLoad(f"{source}: {name} cannot be made:\n{failure_text(error)}") from error
+        raise CannotLoad(f"{source}: {name} cannot be created:\n{failure_text(error)}") from error
 
 
 class Host:

@@ -70,7 +70,7 @@ def require_joining(family: Family, role: Literal["tool", "user"], *, has_pictur
     except DataError as error:
         raise ModelError(
             f"{family.checkpoint.path}: its chat template cannot write what comes back to the policy: {error}; set "
-            "data.template to a newer one of the model, or to one of your own"
+            "data.template to a newer one for this model, or to your own"
         ) from error
     asked = render(family, [ASKED], True)
     if not pieces.before.startswith(asked):
@@ -87,9 +87,9 @@ def _not_joined(family: Family, whole: Sequence[str], joined: Sequence[str]) -> 
     place = next(i for i, (there, here) in enumerate(zip_longest(whole, joined)) if there != here)
     there, here = (list(each[place : place + SHOWN]) for each in (whole, joined))
     return ModelError(
-        f"{family.checkpoint.path}: its chat template writes a turn otherwise where another follows: from place "
-        f"{place} on, the whole conversation has {''.join(there)!r}, and the turns one after the other have "
-        f"{''.join(here)!r}. A policy would learn from a text that it does not see later; set data.template to a "
+        f"{family.checkpoint.path}: its chat template writes a turn differently when another follows: from position "
+        f"{place} on, the whole conversation has {''.join(there)!r}, but the turns one after the other have "
+        f"{''.join(here)!r}. A policy would learn from text that it does not see later; set data.template to a "
         "template that leaves earlier turns as they are"
     )
 
@@ -108,7 +108,7 @@ def _pieces(family: Family, messages: Sequence[Message]) -> Pieces:
     end = max(ends, key=alone.rfind)
     cut = alone.rfind(end) + len(end)
     if end not in alone:
-        raise ModelError(f"{family.checkpoint.path}: its chat template ends no turn with {' or '.join(ends)}")
+        raise ModelError(f"{family.checkpoint.path}: its chat template never ends a turn with {' or '.join(ends)}")
     if not whole.startswith(alone[:cut]):
         raise _not_joined(family, whole, alone[:cut])
     return Pieces(before=whole[:cut], end=end, after=whole[cut:])
@@ -126,13 +126,13 @@ def take_turn_end(family: Family) -> None:
     start, found, text = conversation.rpartition(WRITTEN.content)
     if not found:
         raise ModelError(
-            "the chat template leaves out or changes what the assistant says; set data.template to one that writes it "
-            "as it is"
+            "the chat template drops or changes what the assistant says; set data.template to one that writes it "
+            "unchanged"
         )
     header = start.removeprefix(prompt).strip()
     if asked == prompt and start.startswith(prompt) and header:
         raise ModelError(
-            f"the chat template writes {header!r} before an assistant's turn, but not where the policy is to answer "
+            f"the chat template writes {header!r} before an assistant's turn, but not before the policy's answer "
             "(add_generation_prompt); set data.template to one that does"
         )
     checkpoint, tokenizer = family.checkpoint, family.tokenizer
@@ -154,10 +154,12 @@ def turn_end_line(family: Family) -> str | None:
     if end.token is not None:
         if len(names) == 1:
             return f"an assistant's turn ends with {names[0]}, as the chat template writes it"
-        return f"an assistant's turn ends with {names[0]}, as the chat template writes it; a completion with {listed}"
+        return (
+            f"an assistant's turn ends with {names[0]}, as the chat template writes it; a completion ends with {listed}"
+        )
     if end.text.strip():
         return (
-            f"the chat template writes {end.text.strip()!r} after an assistant's turn, which is no token of this "
+            f"the chat template writes {end.text.strip()!r} after an assistant's turn, which is not a token of this "
             f"tokenizer: a completion ends with {listed}"
         )
     return (

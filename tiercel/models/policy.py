@@ -64,9 +64,9 @@ class Policy:
         for image, features_KH in zip(images, features, strict=True):
             if len(features_KH) != (places := self.family.feature_count(image.plan)):
                 raise ModelError(
-                    f"the model makes {len(features_KH)} features of a picture of {image.plan.processed_size} "
+                    f"the model makes {len(features_KH)} features for a picture of {image.plan.processed_size} "
                     f"pixels that has {places} placeholders in the prompt; the checkpoint's config and its image "
-                    "processor do not fit together"
+                    "processor do not match"
                 )
         return features
 
@@ -131,8 +131,8 @@ def build_policy(
         model = load_weights(family, weights_dtype(recipe), place, weights, quantize)
     if is_quantized(model) and (recipe.lora is None or stays_on_cpu):
         raise ModelError(
-            f"{family.checkpoint.path}: its weights are quantised, so they stay as they are, and whole on every rank; "
-            "add the section lora, and write train.strategy: single or ddp"
+            f"{family.checkpoint.path}: its weights are quantised, so they stay unchanged, and whole on every rank; "
+            "add the section lora, and set train.strategy: single or ddp"
         )
     policy = make_trainable(family, model, recipe, device)
     if isinstance(recipe, RewardRecipe):  # the value head, if a reward model continues training
@@ -264,8 +264,8 @@ def _initial_adapter(family: Family, model: HuggingFaceModel, lora: Lora, direct
     Raises ModelError if it is not the adapter that the recipe describes."""
     if (directory / WHOLE_FILE).is_file():
         raise ModelError(
-            f"lora.init: {directory} needs weights that its run trained whole; `tiercel export RUN --merge` makes a "
-            "model of both: set model.path to that model and remove lora.init"
+            f"lora.init: {directory} needs weights that its run trained whole; `tiercel export RUN --merge` merges "
+            "both into one model: set model.path to that model and remove lora.init"
         )
     asked = adapter_targets(family, model, lora).names(model)
     adaptable = adaptable_names(model)
@@ -277,12 +277,14 @@ def _initial_adapter(family: Family, model: HuggingFaceModel, lora: Lora, direct
     for key, value in there.items():
         if value != (here := getattr(lora, key)):
             here, value = (each if isinstance(each, str) else f"{each:g}" for each in (here, value))
-            raise ModelError(f"lora.init: {directory} has {key} {value}, the recipe {here}; write lora.{key}: {value}")
+            raise ModelError(
+                f"lora.init: {directory} has {key} {value}, but the recipe has {here}; set lora.{key}: {value}"
+            )
     if (adapted := adapted_names(model)) != asked:
         raise ModelError(
-            f"lora.init: {directory} adapts {len(adapted)} layers, lora.targets: {lora.targets} names {len(asked)}. "
-            f"Only in the adapter: {named_few(adapted - asked) or 'none'}. Only in lora.targets: "
-            f"{named_few(asked - adapted) or 'none'}. Write lora.targets: "
+            f"lora.init: {directory} adapts {len(adapted)} layers, but lora.targets: {lora.targets} names "
+            f"{len(asked)}. Only in the adapter: {named_few(adapted - asked) or 'none'}. Only in lora.targets: "
+            f"{named_few(asked - adapted) or 'none'}. Set lora.targets: "
             f"'{expression_of(adapted, adaptable - adapted)}'"
         )
     _add_copy(peft)

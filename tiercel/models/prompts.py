@@ -68,8 +68,8 @@ def _require_no_end(family: Family, messages: Sequence[Message]) -> None:
     for end in family.tokenizer.convert_ids_to_tokens(list(family.checkpoint.end_token_ids)):
         if odd := next((message for message in messages if end in message.content), None):
             raise DataError(
-                f"the {odd.role} turn has the text {end}, which ends a turn and which the chat template writes by "
-                "itself; remove it",
+                f"the {odd.role} turn contains {end}, which ends a turn and is written by the chat template itself; "
+                "remove it",
                 field="messages",
             )
 
@@ -89,13 +89,13 @@ def template_messages(family: Family, messages: Sequence[Message]) -> list[dict[
         if family.image_marker is None:  # templates of text-only models expect text, not a list of parts
             if VISUAL_MARK.search(message.content):
                 raise DataError(
-                    f"{family.checkpoint.path} is a text-only model and reads no pictures; remove the mark",
+                    f"{family.checkpoint.path} is a text-only model and does not read pictures; remove the mark",
                     field="messages",
                 )
             conversation.append({"role": message.role, "content": message.content, **named})
             continue
         if family.video_marker is None and "<video>" in message.content:
-            raise DataError(f"{family.name} reads no videos here; the families of Qwen do", field="messages")
+            raise DataError(f"{family.name} does not read videos here; the Qwen families do", field="messages")
         texts = VISUAL_MARK.split(message.content)
         parts = [{"type": "text", "text": texts[0]}] if texts[0] else []
         for mark, text in zip(VISUAL_MARK.findall(message.content), texts[1:], strict=True):
@@ -138,7 +138,7 @@ def require_whole(text: str, messages: Sequence[Message], *, with_answers: bool)
             if "".join(piece.split()) not in squeezed:
                 lost = brief(piece.strip(), 60)
                 raise DataError(
-                    f"the chat template leaves out text of a turn of role {message.role}, {lost!r}; set data.template "
+                    f"the chat template drops text from a turn with role {message.role}: {lost!r}; set data.template "
                     "to one that writes all of it",
                     field="messages",
                 )
@@ -167,7 +167,7 @@ def token_ids(family: Family, text: str, plans: Sequence[ImagePlan]) -> list[int
             if (largest := max(piece_ids, default=0)) >= family.vocabulary_size:
                 raise DataError(
                     f"the text has the token {family.tokenizer.convert_ids_to_tokens(largest)!r}, number {largest}, "
-                    f"but the model has {family.vocabulary_size} embeddings",
+                    f"but the model has only {family.vocabulary_size} embeddings",
                     field="messages",
                 )
             ids += piece_ids
@@ -382,9 +382,9 @@ def _require_one_token(family: Family) -> None:
     end = family.turn_end
     if end is not None and end.token is None and (text := end.text.strip()):
         raise DataError(
-            f"the chat template ends an assistant's turn with {text!r}, which is no token of this tokenizer, so "
-            "nothing could stop there; set data.template to one that ends a turn with a token of the tokenizer, such "
-            f"as {family.tokenizer.convert_ids_to_tokens(family.checkpoint.end_token_ids[0])}",
+            f"the chat template ends an assistant's turn with {text!r}, which is not a token of this tokenizer, so "
+            "generation could not stop there; set data.template to one that ends a turn with a token of the "
+            f"tokenizer, such as {family.tokenizer.convert_ids_to_tokens(family.checkpoint.end_token_ids[0])}",
             field="messages",
         )
 
@@ -402,7 +402,7 @@ def _image_count(messages: Sequence[Message]) -> int:
 def _checked(ids: list[int], max_prompt_tokens: int) -> Tensor:
     if len(ids) > max_prompt_tokens:
         raise DataError(
-            f"{len(ids)} tokens are more than data.max_prompt_tokens = {max_prompt_tokens}; raise it, or lower "
+            f"{len(ids)} tokens exceed data.max_prompt_tokens = {max_prompt_tokens}; raise it, or lower "
             "model.max_pixels",
             field="messages",
         )

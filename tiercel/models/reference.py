@@ -44,7 +44,7 @@ def restore_reference(policy: Policy, directory: Path) -> None:
     names = {name: reference for name, _, reference in _pairs(policy)}
     if set(tensors) != set(names):
         odd = sorted(set(tensors) ^ set(names))[0]
-        raise ModelError(f"{directory / FILE}: the reference's layers are not the policy's, such as {odd}")
+        raise ModelError(f"{directory / FILE}: the reference's layers differ from the policy's, such as {odd}")
     for name, tensor in tensors.items():
         names[name].data.copy_(tensor)
 

@@ -260,8 +260,8 @@ def filled_bins(lengths: Sequence[tuple[str, int]], budget: int) -> list[list[in
     for i, (row, length) in enumerate(lengths):
         if length > budget:
             raise DataError(
-                f"row {row}: {length} tokens are more than learner.max_tokens_per_microbatch = {budget}; raise it, or "
-                "lower data.max_prompt_tokens",
+                f"row {row}: {length} tokens exceed learner.max_tokens_per_microbatch = {budget}; raise it, or lower "
+                "data.max_prompt_tokens",
                 field="messages",
             )
         if not bins or length > room:

@@ -56,7 +56,7 @@ def chosen_backend(
 def require_compilable(recipe: BaseRecipe, strategy: StrategyKind) -> None:
     """Raise EnvironmentProblem if `learner.compile: true` is incompatible with the strategy that the run chose."""
     if recipe.learner.compile is True and (obstacle := compile_obstacle(recipe, strategy)):
-        raise EnvironmentProblem(f"learner.compile: true given with {obstacle}")
+        raise EnvironmentProblem(f"learner.compile: true does not work with {obstacle}")
 
 
 @contextmanager

@@ -118,17 +118,19 @@ def chosen_form(asked: str, device: torch.device, obstacle: str | None, *, in_pa
     which case `auto` becomes `repeated`. `in_parts` is true if ranks compute a pack together. Raises ModelError if this
     device or model cannot compute the form."""
     if in_parts and obstacle:
-        raise ModelError(f"train.context_parallel: ranks cannot compute a row together, {obstacle}; remove it")
+        raise ModelError(f"train.context_parallel: ranks cannot compute a row together: {obstacle}; remove it")
     if asked == "auto" and in_parts:
         return "flex" if device.type == "cuda" else "dense"
     if asked == "auto":
         return "repeated" if obstacle else AUTO.get(device.type, "dense")
     if asked != "repeated" and obstacle:
-        raise ModelError(f"learner.form: {asked} runs a prompt once, but this model cannot: {obstacle}; use repeated")
+        raise ModelError(
+            f"learner.form: {asked} runs a prompt once, which this model cannot do: {obstacle}; use repeated"
+        )
     if asked == "split" and device.type != "cpu":
-        raise ModelError(f"learner.form: split runs on CPU only, and the device is {device.type}; use flex")
+        raise ModelError(f"learner.form: split runs only on a CPU, but the device is {device.type}; use flex")
     if asked == "flex" and device.type == "cpu":
-        raise ModelError("learner.form: flex has no backward pass on CPU; use split")
+        raise ModelError("learner.form: flex has no backward pass on a CPU; use split")
     return asked
 
 

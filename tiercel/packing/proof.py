@@ -48,8 +48,8 @@ class Proof:
         form = "completions share their prompt" if self.obstacle is None else f"form repeated, {self.obstacle}"
         if self.rounded:
             return (
-                f"proved in float32: logprobs differ from a plain forward pass by at most {self.difference:.1e}, by "
-                f"rounding {self.rounded}; {form}"
+                f"proved in float32: logprobs differ from a plain forward pass by at most {self.difference:.1e}, "
+                f"with rounding by {self.rounded}; {form}"
             )
         return f"proved: logprobs differ from a plain forward pass by at most {self.difference:.1e}; {form}"
 
@@ -82,7 +82,7 @@ def prove(policy: Policy) -> Proof:
     completions may share their prompt. The model is in evaluation mode afterwards. Raises ModelError if not even the
     repeated form is correct."""
     if getattr(policy.model.get_output_embeddings(), "bias", None) is not None:
-        raise ModelError(f"{_model(policy)} cannot be trained here: its head has a bias")
+        raise ModelError(f"{_model(policy)} cannot be trained: its head has a bias")
     family = policy.family
     policy.model.eval()
     family.unshared = None
@@ -103,9 +103,7 @@ def prove(policy: Policy) -> Proof:
 def _judged(policy: Policy, found: _ProofLogprobs, tolerance: float) -> Proof:
     """Judge by what was found in the model's own dtype. Raises ModelError if the proof fails."""
     dtype = _name(policy.compute_dtype)
-    remedy = (
-        "" if policy.compute_dtype == torch.float32 else "; write model.dtype: float32 to see whether it is rounding"
-    )
+    remedy = "" if policy.compute_dtype == torch.float32 else "; set model.dtype: float32 to see whether it is rounding"
     if not found.repeated <= tolerance:
         raise _failed(policy, found.repeated, f"{tolerance:.0e} in {dtype}", remedy or "; it needs a family of its own")
     if found.obstacle is not None:
@@ -155,7 +153,7 @@ def _found(policy: Policy, items: list[PackItem]) -> _ProofLogprobs:
         except FAULTS as error:
             if is_out_of_memory(error):
                 raise
-            obstacle = f"its decoder does not take the form {form} ({type(error).__name__})"
+            obstacle = f"its decoder does not support the form {form} ({type(error).__name__})"
     return _ProofLogprobs(plain_N=plain_N, repeated_N=repeated_N, shared_N=shared_N, obstacle=obstacle)
 
 

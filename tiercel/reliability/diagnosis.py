@@ -228,7 +228,7 @@ def _entropy_collapse(window: Window) -> Symptom | None:
     return window.symptom(
         "entropy",
         f"Entropy per token fell from {first:.3g} to {values[-1]:.3g}: the completions hardly differ any more.",
-        "the policy went too far at once, towards one answer",
+        "the policy moved too far at once, towards one answer",
         "optim.lr",
     )
 
@@ -240,8 +240,8 @@ def _logprob_gap(window: Window) -> Symptom | None:
     first = window.first[_GAP]
     return window.symptom(
         "logprob gap",
-        f"Sampler and learner differ by {values[-1]:.3g} per token in their logprobs, by {first:.3g} at first.",
-        "their numerics differ, or the completions are of an older policy",
+        f"Sampler and learner logprobs differ by {values[-1]:.3g} per token, compared with {first:.3g} at first.",
+        "their numerics differ, or the completions come from an older policy",
         "algorithm.correction.level",
     )
 

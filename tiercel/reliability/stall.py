@@ -11,11 +11,11 @@ from typing import Any
 COMMUNICATION = ("torch/distributed/", "deepspeed/comm/")  # files whose functions wait for other ranks
 FRAMES_SHOWN = 4
 STATES = {
-    "T": "a signal has stopped it (SIGSTOP or Ctrl-Z; SIGCONT lets it go on)",
+    "T": "a signal has stopped it (SIGSTOP or Ctrl-Z; SIGCONT resumes it)",
     "t": "a debugger has stopped it",
     "D": "it waits for a disk, a file system or a device",
-    "S": "its process is there, but waits for something",
-    "R": "its process is there and computes",
+    "S": "its process exists, but is waiting for something",
+    "R": "its process exists and is computing",
     "Z": "its process has ended",
 }
 AT_WORK = ("R", "D")  # such a process may hold the interpreter for a while, as when it loads a library
@@ -141,14 +141,14 @@ def _everyone_waits(signs: Sequence[RankSignal]) -> str:
     return (
         f"stalled: for {sign.quiet_seconds:.0f} s all ranks have waited in the same place, "
         f"{sign.waits_in or 'on their devices'}, {replace(sign, rows=()).place}: the network between them, or a "
-        "device, does not answer"
+        "device, does not respond"
     )
 
 
 def _advice(stacks: Mapping[int, str], directory: Path) -> list[str]:
     return [
         *([f"stacks of all ranks and threads: {directory}"] if stacks else []),
-        "the same command goes on from the newest checkpoint; where that phase is only slow, raise "
+        "the same command goes on from the newest checkpoint; if that phase is only slow, raise "
         "reliability.stall_timeout",
     ]
 
@@ -162,7 +162,7 @@ def _line(sign: RankSignal, world_size: int) -> str:
         entered = f"has entered {sign.waits_in}, but is in other code there, {sign.place}"
         return f"  rank {sign.rank}{where} {entered}; the others wait for it"
     if sign.waits_in is not None:
-        return f"  rank {sign.rank}{where} is in another collective than the others: {sign.waits_in}, {sign.place}"
+        return f"  rank {sign.rank}{where} is in a different collective from the others: {sign.waits_in}, {sign.place}"
     holding = "; the others wait for it" if world_size > 1 else ""
     return f"  rank {sign.rank}{where} is in {sign.place}{_meaning(sign)}{holding}"
 

@@ -41,8 +41,8 @@ class UnresolvedReward(RewardEntry):
         return {**RewardEntry.meanings(), **{option: _meaning(option) for option in OPTIONS}}
 
     def problems(self, before: Sequence[RewardEntry]) -> Problems:
-        both = f"has both name ({self.name}) and call ({self.call}); write an entry for each"
-        yield Keys("").problem("has neither name nor call; write one of them" if self.name is None else both)
+        both = f"has both name ({self.name}) and call ({self.call}); use one entry for each"
+        yield Keys("").problem("has neither name nor call; give one of them" if self.name is None else both)
 
 
 def _meaning(option: str) -> str:

@@ -35,7 +35,7 @@ class Format(Reward):
 
     def problems(self, before: Sequence[RewardEntry]) -> Problems:
         if self.pattern is not None and (fault := regex_fault(self.pattern)) is not None:
-            yield Keys("pattern").problem(f"{shown(self.pattern)} is no regular expression: {fault}")
+            yield Keys("pattern").problem(f"{shown(self.pattern)} is not a regular expression: {fault}")
 
     def score(self, sample: Sample) -> float:
         tag = open_tag(sample.opened)
@@ -81,8 +81,8 @@ class Cosine(RewardEntry):
     def problems(self, before: Sequence[RewardEntry]) -> Problems:
         if not any(entry.right_from is not None for entry in before):
             yield Keys("name").problem(
-                "cosine given, but no reward before it tells right from wrong; put one before it, such as exact, "
-                "or give one a correct_at"
+                "cosine needs a reward before it that tells right from wrong; put one before it, such as exact, or "
+                "give one a correct_at"
             )
 
     def score_after(self, sample: Sample, is_right: bool | None) -> float | None:
@@ -107,7 +107,7 @@ class SoftOverlong(Reward):
     def problems(self, before: Sequence[RewardEntry]) -> Problems:
         if self.buffer > self.max_tokens:
             yield Keys("buffer", "max_tokens").problem(
-                f"{self.buffer} given, above max_tokens ({self.max_tokens}); even an empty completion would lose"
+                f"got {self.buffer}, above max_tokens ({self.max_tokens}); even an empty completion would lose"
             )
 
     def score(self, sample: Sample) -> float:

@@ -88,7 +88,7 @@ class Count(TruthReward):
     def compare(self, sample: Sample, truth: Truth) -> float:
         wanted = truth.number()
         if wanted < 0 or wanted.denominator != 1:
-            raise truth.malformed("is no count; write a whole number from 0 on")
+            raise truth.malformed("is not a count; use a whole number from 0 on")
         given = parse_number(extract_answer(sample.completion))
         return 0.0 if given is None else float(max(Fraction(0), 1 - abs(given - wanted) / max(Fraction(1), wanted)))
 
@@ -104,7 +104,7 @@ class Choice(TruthReward):
 
     def problems(self, before: Sequence[RewardEntry]) -> Problems:
         if self.choices is not None and len(set(self.choices)) < max(2, len(self.choices)):
-            yield Keys("choices").problem(f"{shown(self.choices)} given; must be two or more, each of them once")
+            yield Keys("choices").problem(f"got {shown(self.choices)}; must be two or more, without repeats")
 
     def compare(self, sample: Sample, truth: Truth) -> float:
         choices = LETTERS if self.choices is None else self.choices
@@ -138,7 +138,7 @@ def _accepted(truth: Truth, form: Callable[[str], str]) -> set[str]:
     """Bring the row's texts into a form. Raises DataError where one is empty in it, for an empty answer equals it."""
     texts = {form(text) for text in truth.texts()}
     if "" in texts:
-        raise truth.malformed("has no text to compare, so that an empty answer would be right; write the right answer")
+        raise truth.malformed("has no text to compare, so an empty answer would be right; give the right answer")
     return texts
 
 
@@ -168,7 +168,7 @@ def parse_json(text: str) -> Any:
 
 def _refused(word: str) -> Any:
     """Refuse NaN and Infinity, which are no JSON."""
-    raise ValueError(f"{word} is no JSON")
+    raise ValueError(f"{word} is not JSON")
 
 
 @lru_cache(maxsize=8)
@@ -184,7 +184,7 @@ def _validator(file: str) -> Any:
         chosen = validator_for(schema)
         chosen.check_schema(schema)
     except (OSError, ValueError, SchemaError) as error:
-        raise DataError(f"{file} is no JSON schema: {error}", field="json_schema") from error
+        raise DataError(f"{file} is not a JSON schema: {error}", field="json_schema") from error
     return chosen(schema, registry=Registry())
 
 

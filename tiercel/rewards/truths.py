@@ -21,8 +21,8 @@ from tiercel.wording import brief
 IN_PIXELS = "[x1, y1, x2, y2] in pixels of the original image, or as data.boxes says"
 
 LIST_OR_SEVERAL = (
-    "may be one answer that is a list, or several that are right; write each as text: one as "
-    '["[1, 2]"], several as ["1", "2"]'
+    'may be one answer that is a list, or several right answers; write each as text: one as ["[1, 2]"], several as '
+    '["1", "2"]'
 )
 
 
@@ -44,14 +44,14 @@ class Truth:
         """Read a number, exactly."""
         number = number_of(self.value)
         if number is None:
-            raise self.malformed('holds no number, or none that is certain; write one such as 7, 0.5 or "3/4"')
+            raise self.malformed('contains no number, or no certain one; use one such as 7, 0.5 or "3/4"')
         return number
 
     def texts(self) -> list[str]:
         """Read the admissible answers: a text or number, or a list of them."""
         entries = self.value if isinstance(self.value, list | tuple) else [self.value]
         if not entries or any(isinstance(each, bool) or not isinstance(each, str | int | float) for each in entries):
-            raise self.malformed("is neither text nor a number, nor a list of them; write it in quotes")
+            raise self.malformed("is not text, a number or a list of them; write it in quotes")
         if is_list_of_numbers(self.value):
             raise self.malformed(LIST_OR_SEVERAL)
         return [text for each in entries for text in _texts_of(each)]
@@ -60,14 +60,14 @@ class Truth:
         """Read a proper box on `picture`, in its pixels."""
         boxes = _boxes(self.value, only_one=True)
         if boxes is None or len(boxes) != 1:
-            raise self.malformed(f"is no box; write {IN_PIXELS}")
+            raise self.malformed(f"is not a box; use {IN_PIXELS}")
         return self._on_picture(boxes)[0]
 
     def boxes(self) -> list[Box]:
         """Read proper boxes on `picture`, in its pixels; an empty list says that there is nothing to find."""
         boxes = _boxes(self.value, only_one=False)
         if boxes is None:
-            raise self.malformed(f"is no list of boxes; write [[x1, y1, x2, y2], ...], each {IN_PIXELS}")
+            raise self.malformed(f"is not a list of boxes; use [[x1, y1, x2, y2], ...], each {IN_PIXELS}")
         return self._on_picture(boxes)
 
     @property
@@ -78,7 +78,7 @@ class Truth:
             raise self.malformed("is a box, but the row has no image; add one to `images`")
         if number is None:
             if any(image != replace(images[0], path=image.path) for image in images):
-                raise self.malformed("is a box on one of several images; write its number, from 0, as `answer_image`")
+                raise self.malformed("is a box on one of several images; give its number, from 0, as `answer_image`")
             number = 0
         if number >= len(images):
             raise self.malformed(f"is a box on image {number}, which the prompt does not have (counted from 0)")

@@ -76,7 +76,7 @@ def load_pending(directory: Path) -> dict[int, PendingGroup]:
         entries = read_json(directory / GROUPS, LARGEST_FILE)
         groups = [_pending_group(entry, tensors) for entry in entries]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise RunError(f"{directory / GROUPS} does not have the groups of a step: {error}") from error
+        raise RunError(f"{directory / GROUPS} does not contain the groups of a step: {error}") from error
     return {group.index: group for group in groups}
 
 

@@ -47,12 +47,12 @@ def _kept(recipe: BaseRecipe, run: Path) -> Path | None:
 def _newest(run: Path) -> Path:
     found = newest_valid(run / "checkpoints", _tell)
     if found is None:
-        raise RecipeError([f"lora.init: {run} is a run without a valid checkpoint yet; write an adapter's directory"])
+        raise RecipeError([f"lora.init: {run} is a run without a valid checkpoint yet; use an adapter's directory"])
     adapter = found.path / "adapter"
     if not adapter.is_dir():
         raise RecipeError(
             [
-                f"lora.init: {run} is a run of full fine-tuning, which has no adapter; `tiercel export {run} --merge` "
+                f"lora.init: {run} is a full fine-tuning run, which has no adapter; `tiercel export {run} --merge` "
                 "writes its model: set model.path to that and remove lora.init"
             ]
         )

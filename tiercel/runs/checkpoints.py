@@ -91,8 +91,8 @@ def require_space(directory: Path, needed: int) -> None:
     free = shutil.disk_usage(directory).free
     if needed > free:
         raise RunError(
-            f"{directory}: the checkpoint needs {needed:,} bytes, and the disk has {free:,} free; make room there or "
-            "lower train.keep; the same command goes on from the newest checkpoint"
+            f"{directory}: the checkpoint needs {needed:,} bytes, but the disk has only {free:,} free; make room "
+            "there or lower train.keep; the same command goes on from the newest checkpoint"
         )
 
 

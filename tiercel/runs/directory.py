@@ -43,10 +43,10 @@ from tiercel.wording import brief
 from tiercel.writing import GO_ON, reading, writing
 
 RUN = "run"  # in env.json and in a checkpoint's state: the run's identity
-ANEW = "the directory had a start by another recipe, which finished no step; begun anew"
+ANEW = "the directory had a start with another recipe, which finished no step; starting over"
 WITHOUT_LOCKS = (
-    "the file system of `output` has no locks; another process that writes it is noticed by pulse/writer.json alone, "
-    "so start no second one"
+    "the file system of `output` has no locks; another process that writes to it is noticed only through "
+    "pulse/writer.json, so do not start a second one"
 )
 FOLDERS = ("rollouts", "evaluations", "tokens", "images", "checkpoints")  # which each run has
 STEP_FILE = re.compile(r"step-([0-9]{6,12})\.jsonl")
@@ -177,19 +177,19 @@ def open_run(recipe: Recipe, ranks: Ranks = ALONE) -> Iterator[RunDirectory]:
 
 def _require_seen(path: Path) -> None:
     if not (path / "config.yaml").is_file():
-        remedy = "name a directory that all ranks share"
-        raise RunError(f"output: {path.absolute()} is not there on {platform.node()}; {remedy}")
+        remedy = "use a directory that all ranks share"
+        raise RunError(f"output: {path.absolute()} does not exist on {platform.node()}; {remedy}")
 
 
 @contextmanager
 def _held(recipe: Recipe, path: Path) -> Iterator[tuple[Hold, tuple[str, ...], str | None]]:
     """Hold the run; give the hold, lines on what has changed since its last start, and the run's identity."""
-    with writing(path, "name another `output`, or free some space there and allow writing"):
+    with writing(path, "name another `output`, or free some space there and make it writable"):
         require_own(path)
         path.mkdir(parents=True, exist_ok=True)
         hold = Hold(path)
     try:
-        with writing(path, "name another `output`, or free some space there and allow writing"):
+        with writing(path, "name another `output`, or free some space there and make it writable"):
             told = () if hold.take() else (WITHOUT_LOCKS,)
         changed = _changed(recipe, path) if (path / "config.yaml").exists() else ()
         with writing(path, GO_ON):
@@ -223,14 +223,14 @@ def require_own(path: Path) -> None:
     is_other = path.is_dir() and not is_begun(path)
     if is_other and not all(entry.name in BEGUN or entry.name.startswith(SIGNS) for entry in path.iterdir()):
         raise RunError(
-            f"output: {path} is not empty and no run began it (a run has .lock, env.json, and a config.yaml that "
-            f"begins with {MARK.decode().strip()!r}); name another directory"
+            f"output: {path} is not empty and was not created by a run (a run has .lock, env.json, and a config.yaml "
+            f"that begins with {MARK.decode().strip()!r}); name another directory"
         )
     for name in sorted(EVERY_FOLDER):
         if (path / name).is_symlink():
             raise RunError(
-                f"output: {path / name} is a link, and a run writes inside its own directory only; put the folder "
-                "itself there, or let `output` name a directory where there is room"
+                f"output: {path / name} is a link, but a run writes only inside its own directory; put the folder "
+                "itself there, or set `output` to a directory that has room"
             )
 
 
@@ -274,10 +274,10 @@ def resume_point(
     found = newest_valid(run.checkpoints, problems.append)
     if problems and found is None:
         raise RunError(
-            "no checkpoint of the run can be used, and the run does not begin anew by itself:\n  "
+            "no checkpoint of the run can be used, and the run does not start over by itself:\n  "
             + "\n  ".join(problems)
-            + f"\nput back what is missing or changed; to begin anew, move them away: "
-            f"mv {shlex.quote(str(run.checkpoints))} {shlex.quote(str(run.checkpoints.absolute()) + '.damaged')}"
+            + "\nrestore what is missing or changed; to start over, move them away: mv "
+            f"{shlex.quote(str(run.checkpoints))} {shlex.quote(str(run.checkpoints.absolute()) + '.damaged')}"
         )
     if found is not None:
         _require_of_run(run, found)
@@ -305,8 +305,8 @@ def _require_of_run(run: RunDirectory, found: FoundCheckpoint) -> None:
     other = found.state.get(RUN)
     if other is not None and run.identity is not None and other != run.identity:
         raise RunError(
-            f"{found.path} is of another run, which began with another recipe or other files; move it away, or start a "
-            f"run from its weights in another directory (lora.init: {found.path / 'adapter'})"
+            f"{found.path} belongs to another run, which began with a different recipe or other files; move it away, "
+            f"or start a run from its weights in another directory (lora.init: {found.path / 'adapter'})"
         )
 
 
@@ -315,7 +315,7 @@ def _tell_lost_rows(metrics: Path, step: int, report: Callable[[str], None]) -> 
     newest = Rows(metrics).newest(1) if step > 0 else [{"step": step}]
     last = newest[0].get("step") if newest else "none"
     if last != step:
-        report(f"{metrics} has lost rows: its last is of step {last}, and the run goes on from step {step}")
+        report(f"{metrics} has lost rows: its last is from step {last}, but the run goes on from step {step}")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -330,7 +330,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         if isinstance(row, dict) and type(row.get("step")) is int:
             rows.append(row)
         elif number < len(lines):
-            raise RunError(f"{file}:{number} is no row with a step: {brief(line, 80)}; correct or remove the line")
+            raise RunError(f"{file}:{number} is not a row with a step: {brief(line, 80)}; correct or remove the line")
     return rows
 
 
@@ -354,13 +354,13 @@ def _require_same(before: Recipe, now: Recipe, run: Path) -> tuple[str, ...]:
     if refused := [line for key, line in changed.items() if not (may_differ(key) or is_pinned(key, before))]:
         lines = "\n  ".join(refused)
         raise RunError(
-            f"output: {run} was made with another recipe; go on with the old values, or name another directory and "
-            f"start from its weights (lora.init: {run}; without lora, model.path: what `tiercel export {run} --merge` "
-            f"writes)\n  {lines}"
+            f"output: {run} was made with a different recipe; go on with the old values, or name another directory "
+            f"and start from its weights (lora.init: {run}; without lora, model.path: what `tiercel export {run} "
+            f"--merge` writes)\n  {lines}"
         )
     told = [f"the recipe has changed: {line}" for key, line in changed.items() if key != "output"]
     if any(map(is_rounded, changed)):
-        told.append("from here on sums are taken in another order; they differ by rounding, and nothing else does")
+        told.append("from here on, sums are computed in another order; results differ only by rounding")
         if now.lora is not None and now.lora.dropout > 0:
-            told.append("lora.dropout: from here on other masks are drawn")
+            told.append("lora.dropout: from here on, different masks are drawn")
     return tuple(told)

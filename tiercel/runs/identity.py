@@ -119,13 +119,16 @@ def changed_files(run: Path, recipe: Recipe) -> list[str]:
     except (OSError, AttributeError):
         before = had = None
     if not isinstance(before, dict) or not isinstance(had, dict):
-        return [f"{file} is not as the run wrote it; whether the files of the recipe have changed since is not known"]
+        return [
+            (f"{file} is not as the run wrote it; whether the files of the recipe have changed since then is unknown")
+        ]
     now, names, has = digests(recipe), flatten(recipe), installed_versions()
     other = [name for name in had if had[name] != has.get(name)]
     return [
         *(f"{name}: version {has.get(name)} now, {had[name]} at the last start; numbers may differ" for name in other),
         *(
-            f"{key}: {names[key]} has another content than at the last start; from here on the run has the new one"
+            f"{key}: the content of {names[key]} has changed since the last start; from here on, the run uses the "
+            "new one"
             for key in sorted(before.keys() & now.keys())
             if before[key] != now[key]
         ),

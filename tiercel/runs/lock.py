@@ -148,8 +148,8 @@ class Hold:
 
     def _taken(self, other: str) -> TakenError:
         return TakenError(
-            f"output: {other} has taken {self._path}, so this run ends here and writes nothing more into it; let "
-            "one of the two name another directory"
+            f"output: {other} has taken over {self._path}, so this run ends here and writes nothing more to it; name "
+            "another directory for one of the two"
         )
 
     def _require_own(self) -> None:

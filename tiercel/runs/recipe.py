@@ -22,7 +22,7 @@ def load_run_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
     wrong."""
     config = path / "config.yaml"
     if not is_run(path):
-        raise RunError(f"{path} is no run: it has no config.yaml")
+        raise RunError(f"{path} is not a run: it has no config.yaml")
     with reading(config):
         first = read_text(config, LARGEST_TEXT).partition("\n")[0]
     kind: Kind = next((kind for kind in RECIPES if first.strip() == f"# tiercel {kind}"), "grpo")
@@ -35,6 +35,6 @@ def require_no_redaction(recipe: Recipe, path: Path) -> None:
     for key, value in flatten(recipe).items():
         if key != "rollout.urls" and isinstance(value, str) and is_redacted(value):
             raise RunError(
-                f"{path / 'config.yaml'}: {key} held a secret and was written without it; give `tiercel eval` the "
+                f"{path / 'config.yaml'}: {key} held a secret and was written without it; pass `tiercel eval` the "
                 "recipe file that the run was started with, and an --adapter"
             )

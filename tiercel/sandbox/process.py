@@ -35,7 +35,7 @@ MOST_NODES = 100_000  # brackets and commas outside texts
 DEEPEST = 64  # a tool's schema has fewer than 20
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _OTHER = re.compile(rb"[^][{}]+")
-FOREIGN_REPLY = "something other than its answers came over its connection; its process was killed"
+FOREIGN_REPLY = "its connection received something other than its answers; its process was killed"
 
 
 class ForeignReply(ValueError):
@@ -63,13 +63,13 @@ def _require_small(signs: bytes) -> None:
     nodes = sum(map(signs.count, (b"[", b"{", b",")))
     if nodes > MOST_NODES:
         raise ForeignReply(
-            f"{nodes:,} values came in one answer, at most {MOST_NODES:,} are taken; its process was killed"
+            f"got {nodes:,} values in one answer, but at most {MOST_NODES:,} are allowed; its process was killed"
         )
     depth = 0
     for bracket in _OTHER.sub(b"", signs):
         depth += 1 if bracket in b"[{" else -1
         if depth > DEEPEST:
-            raise ForeignReply(f"an answer came that is nested more than {DEEPEST} deep; its process was killed")
+            raise ForeignReply(f"got an answer that is nested more than {DEEPEST} deep; its process was killed")
 
 
 PRINTED_LINES = 20
@@ -139,7 +139,7 @@ class UserProcess:
                 self._process = self._started(channel, control, limits, variables)
             except OSError as error:
                 raise EnvironmentProblem(
-                    f"the process of {job.name} cannot be started: {error}; free memory, processes or disk"
+                    f"the process of {job.name} cannot be started: {error}; free memory, processes or disk space"
                 ) from error
             undo.pop_all()
         channel.close()

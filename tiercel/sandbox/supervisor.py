@@ -126,7 +126,7 @@ def watch(worker: int, control: socket.socket, charge: SupervisorTask) -> str | 
         held = held_bytes(descendants(os.getpid()), limit)
         if held > limit:
             return (
-                f"it and what it started held {held / 1e9:.2f} GB of memory, more than "
+                f"it and the processes it started used {held / 1000000000.0:.2f} GB of memory, more than "
                 f"reliability.reward_memory_gb = {charge.memory_gb:g} allows; its process was killed"
             )
 
@@ -243,7 +243,7 @@ def describe_end(code: int, file_mb: float) -> str:
         name = signal.Signals(-code).name
     except ValueError:  # a real-time signal
         name = f"signal {-code}"
-    ended = f"its process was ended by {name}"
+    ended = f"its process was killed by {name}"
     return f"{ended}; {file_limit(file_mb)}" if name == "SIGXFSZ" else ended
 
 

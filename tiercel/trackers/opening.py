@@ -103,7 +103,7 @@ class Trackers:
 
     def _turn_off(self, name: str, reason: str) -> None:
         self._working.pop(name, None)
-        self._say(f"trackers: {name} is off from here on: {reason}; the run goes on, metrics.jsonl has every row")
+        self._say(f"trackers: {name} is off from here on: {reason}; the run continues, and metrics.jsonl has every row")
 
 
 def _hand_over(tracker: Tracker, step: int, metrics: Mapping[str, float], pictures: Sequence[TrackedPicture]) -> None:
@@ -127,7 +127,7 @@ def open_trackers(
         try:
             run_id = _run_id(run / FOLDER / "id", is_new=not kept) if names else ""
         except (OSError, RunError) as error:
-            say(f"trackers: none is used: {error}")
+            say(f"trackers: none are used: {error}")
             names = ()
         for name in names:
             trackers.open(name, place_of(recipe, run, name, run_id, kept), kept)

@@ -219,7 +219,7 @@ class Checkpoints:
         def judge() -> bool:
             if metric not in row:
                 raise RecipeError(
-                    [f"train.keep_best: {metric} given, which no reward of the recipe yields (correct_at)"]
+                    [f"train.keep_best: got {metric}, which no reward of the recipe produces (correct_at)"]
                 )
             best = self.best(step - 1)
             return best is None or is_better(row[metric], best.state[SCORE][metric], lowest=metric in LOWEST_IS_BEST)

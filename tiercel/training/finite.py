@@ -94,7 +94,7 @@ def non_finite(trainer: Trainer, loss: float, norm: float, trace: UpdateTrace) -
     if (name := next(filter(None, spoilt), None)) is not None:
         rank = spoilt.index(name)
         where = f" on rank {rank}" if trainer.ranks.world_size > 1 else ""
-        what = f"the trained weight {name} is not finite{where}, so the loss is not either,"
+        what = f"the trained weight {name} is not finite{where}, so neither is the loss,"
     return NonFiniteError(what, rows, places=places)
 
 
@@ -214,7 +214,7 @@ class FiniteGuard:
                 raise NonFiniteError(error.what, error.rows, again) from error
             self.left_out += 1
             trainer.strategy.leave_out()
-            self._say(f"step {step + 1}: an update was left out ({self.left_out} so far): {error.what}; {again}")
+            self._say(f"step {step + 1}: an update was skipped ({self.left_out} so far): {error.what}; {again}")
             return None
 
     def _keep(

@@ -119,7 +119,7 @@ def read_kept(directory: Path, device: torch.device) -> list[Any]:
     """Read the KeptUnits or the KeptPlans of all ranks. Raises RunError if there are none."""
     files = sorted(directory.glob(MICROBATCHES.format(rank=0).replace("000", "*")))
     if not files:
-        raise RunError(f"{directory} has no microbatches to compute again; an older version of tiercel kept it")
+        raise RunError(f"{directory} has no microbatches to compute again; it was kept by an older version of tiercel")
     kept = []
     for file in files:
         try:
@@ -129,7 +129,7 @@ def read_kept(directory: Path, device: torch.device) -> list[Any]:
                 tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
             kept += _value(tree, tensors)
         except (OSError, SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
-            raise RunError(f"{file} does not have the microbatches of an update: {error}; {NOT_OURS}") from error
+            raise RunError(f"{file} does not contain the microbatches of an update: {error}; {NOT_OURS}") from error
     return [_on(each, device) for each in kept]
 
 

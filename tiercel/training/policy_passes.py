@@ -227,6 +227,6 @@ def _form_that_fits(policy: Policy, recipe: BaseRecipe, device: torch.device, sa
     if obstacle is None:
         return "flex"
     if recipe.learner.form == "flex":
-        raise ModelError(f"learner.form: flex {obstacle}; write learner.form: dense")
+        raise ModelError(f"learner.form: flex {obstacle}; set learner.form: dense")
     say(f"learner.form: dense, whose memory grows with the square of a row's length: flex {obstacle}")
     return "dense"

@@ -24,7 +24,7 @@ def require_steps_to_profile(asked: Profile | None, last: int) -> None:
     """Raise RecipeError if a step to record lies after the run's last, which epochs may decide."""
     if asked is not None and max(asked.steps) > last:
         raise RecipeError(
-            [f"train.profile.steps: step {max(asked.steps)} given, but the run has {last}; name steps from 1 to {last}"]
+            [f"train.profile.steps: got step {max(asked.steps)}, but the run has {last}; name steps from 1 to {last}"]
         )
 
 

@@ -54,7 +54,7 @@ class Finding:
 
     @property
     def line(self) -> str:
-        where = f"; the first output that is not finite is that of {self.module}" if self.module else ""
+        where = f"; the first output that is not finite comes from {self.module}" if self.module else ""
         loss, size = f"{self.loss:.6g}", f"{self.gradient_norm:.6g}"
         if len(self.rows) > 1:
             return f"rows {', '.join(self.rows)} together: loss {loss}, gradient norm {size}{where}"
@@ -77,7 +77,7 @@ def replay(recipe: Recipe, run: Path, directory: Path, say: Callable[[str], None
     set_up_numerics(recipe)
     found = newest_valid(run / "checkpoints", say) if recipe.lora is None else None
     if recipe.lora is None:
-        say(f"full fine-tuning keeps no weights here; they are those of step {found.step if found else 0}")
+        say(f"full fine-tuning keeps no weights here; those of step {found.step if found else 0} are used")
     # Compiled layers have no modules to hook into.
     recipe = recipe.model_copy(update={"learner": recipe.learner.model_copy(update={"compile": False})})
     trainer = build_trainer(recipe, found, say, tokens=kept_tokens(recipe, RunDirectory(path=run)))

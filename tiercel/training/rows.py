@@ -42,8 +42,8 @@ def require_same_rows(ranks: Ranks, rows: Mapping[str, Any]) -> None:
         counts = ", ".join(f"rank {rank}: {sum(every[rank]['counts'])}" for rank in (0, odd[0]))
         if _order(every[odd[0]]) == _order(every[0]):
             raise DataError(
-                f"data.train: the rows of ranks 0 and {odd[0]} have the same ids, but other texts or answers; copy the "
-                "same files to all machines"
+                f"data.train: the rows of ranks 0 and {odd[0]} have the same ids, but different texts or answers; "
+                "copy the same files to all machines"
             )
         raise DataError(f"data.train: ranks can use different rows ({counts}); do all machines see the same images?")
 
@@ -54,14 +54,14 @@ def require_rows_of(found: FoundCheckpoint, *, rows: Mapping[str, Any], say: Cal
     before = found.state.get(ROWS)
     if before is not None and CONTENT in before and before[CONTENT] != rows[CONTENT]:
         say(
-            f"data.train: rows have other texts, answers or columns than when {found.path} was written; from here on "
-            "the run has the new ones"
+            f"data.train: the texts, answers or columns of rows have changed since {found.path} was written; from "
+            "here on, the run uses the new ones"
         )
     if before is not None and _order(before) != _order(rows):
         raise DataError(
-            f"data.train: {_counted(rows)} can be used now, {_counted(before)} when {found.path} was written, or they "
-            "stand elsewhere, so the run would go on with other rows than it would have had; restore the files and "
-            "images (`tiercel check` names rejected rows), or name another output"
+            f"data.train: {_counted(rows)} can be used now, {_counted(before)} when {found.path} was written, or "
+            "their order has changed, so the run would go on with different rows; restore the files and images "
+            "(`tiercel check` names rejected rows), or name another output"
         )
 
 

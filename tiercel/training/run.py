@@ -98,7 +98,7 @@ def plain_failures(recipe: BaseRecipe) -> Iterator[None]:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
         raise TrainingError(
-            f"a collective failed: {str(error).splitlines()[0]}\nmostly because another rank ended, which says why; "
+            f"a collective failed: {str(error).splitlines()[0]}\nusually because another rank ended, which says why; "
             "the same command goes on from the newest checkpoint"
         ) from error
 
@@ -110,5 +110,5 @@ def _less_memory(recipe: BaseRecipe) -> str:
     if learner.gradient_checkpointing != "full":
         changes.append("set learner.gradient_checkpointing: full")
     if isinstance(recipe, GrpoRecipe) and recipe.rollout.engine_kind.shares_weights and recipe.rollout.prepacked_bytes:
-        changes.append("on a CPU, rollout.prepacked_bytes: 0")
-    return ", or ".join(changes) + "; none changes the result but by rounding"
+        changes.append("on a CPU, set rollout.prepacked_bytes: 0")
+    return ", or ".join(changes) + "; none of these changes the result except by rounding"

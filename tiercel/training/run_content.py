@@ -42,16 +42,16 @@ def require_content_of(found: FoundCheckpoint, content: Mapping[str, Any], say: 
     before = found.state.get(NAMED, {})
     for key, was in before.get("models", {}).items():
         if was["files"] != content["models"].get(key, was)["files"]:
-            pin = f"write {key}.revision: {was['commit']}" if was["commit"] else "put the files of then back"
+            pin = f"set {key}.revision: {was['commit']}" if was["commit"] else "restore the earlier files"
             raise RunError(
-                f"{key}.path: {was['path']} of the hub has other files now than when {found.path} was written; {pin}, "
-                "and the run goes on with those; or name another output"
+                f"{key}.path: the files of {was['path']} on the hub have changed since {found.path} was written; "
+                f"{pin}, and the run goes on with those; or name another output"
             )
-    new = "from here on the run has the new ones"
+    new = "from here on, the run uses the new ones"
     for key in _changed(before, content, "pictures"):
-        say(f"{key}: pictures of the same names have another content than when {found.path} was written; {new}")
+        say(f"{key}: pictures with the same names have changed since {found.path} was written; {new}")
     for key in _changed(before, content, "rows"):
-        say(f"{key}: held-out rows are others than when {found.path} was written; {new}")
+        say(f"{key}: the held-out rows have changed since {found.path} was written; {new}")
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any], kind: str) -> list[str]:

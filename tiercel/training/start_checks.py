@@ -41,7 +41,7 @@ def require_installed(recipe: BaseRecipe) -> None:
     ):
         if kind is not None and kind.package is not None and find_spec(kind.package) is None:
             raise EnvironmentProblem(
-                f"{key}: {kind.name} needs the package {kind.package}; pip install {kind.package}, or write {instead}"
+                f"{key}: {kind.name} needs the package {kind.package}; pip install {kind.package}, or use {instead}"
             )
 
 
@@ -86,7 +86,7 @@ def rehearse(recipe: BaseRecipe, family: Family) -> list[str]:
         if isinstance(recipe, GrpoRecipe):
             _rehearse_teacher(recipe, family)
     names = named_few(left_over)
-    told = f"the files have weights of parts that the architecture does not have, which are left out: {names}"
+    told = f"the files have weights for parts that the architecture does not have; they are ignored: {names}"
     return [*([told] if left_over else []), *_told_of_adapter(recipe, family)]
 
 
@@ -113,8 +113,8 @@ def _compute(family: Family, model: HuggingFaceModel) -> None:
             (features,) = family.vision_features(model, [image])
             if len(features) != (places := family.feature_count(image.plan)):
                 raise ValueError(
-                    f"the image processor makes {places} places of a picture of {PICTURE[0]} x {PICTURE[1]} pixels, "
-                    f"the model {len(features)} features"
+                    f"the image processor makes {places} places for a picture of {PICTURE[0]} x {PICTURE[1]} pixels, "
+                    f"but the model {len(features)} features"
                 )
         decoder: Any = family.language_model(model)
         if not mixtures(model):
@@ -129,8 +129,8 @@ def _compute(family: Family, model: HuggingFaceModel) -> None:
         if isinstance(error, NotImplementedError) or "meta" in str(error):
             return
         raise ModelError(
-            f"{family.checkpoint.path}: its config.json and its preprocessor_config.json do not fit together, or "
-            f"config.json is not that of the weights: {error}"
+            f"{family.checkpoint.path}: its config.json and its preprocessor_config.json do not match, or "
+            f"config.json does not belong to the weights: {error}"
         ) from error
 
 

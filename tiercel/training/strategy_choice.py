@@ -41,7 +41,8 @@ def chosen_strategy(
     strategy, kind, tokens = recipe.train.strategy, recipe.train.strategy_kind, recipe.learner.max_tokens_per_microbatch
     if kind is not None and kind.is_alone and ranks.world_size > 1:
         raise EnvironmentProblem(
-            f"train.strategy: single with {ranks.world_size} ranks; write auto, ddp, fsdp2 or deepspeed, or start one"
+            f"train.strategy: single does not work with {ranks.world_size} ranks; use auto, ddp, fsdp2 or deepspeed, "
+            "or start one"
         )
     if kind is not None:
         ranks.on_first(lambda: _require_gatherable(recipe, kind, ranks, device))

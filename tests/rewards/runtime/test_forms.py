@@ -200,8 +200,8 @@ RAISES = ("raise KeyError('level')", "KeyError: 'level'")
     ("form", "body", "says"),
     [
         *((form, *fault) for form in BODY for fault in (WRONG_LENGTH, RAISES)),
-        ("function", "return 1.0", "answers a list, not a float"),
-        ("class", "return None", "answers a list, not a NoneType"),
+        ("function", "return 1.0", "must return a list, not a float"),
+        ("class", "return None", "must return a list, not a NoneType"),
         ("async", "raise SystemExit(3)", "SystemExit: 3"),
     ],
 )
@@ -217,13 +217,13 @@ def test_a_fault_of_the_call_fails_every_completion(reward_file, form, body, say
 def test_a_wrong_value_fails_its_own_completion(reward_file, form):
     good, nan, text = score(reward_file(BODY[form].format(body="return [0.5, float('nan'), 'x']")))
     assert good.value == 0.5
-    assert "answered nan; a reward answers a finite number" in nan.failure
-    assert "answered 'x', a str" in text.failure
+    assert "returned nan; a reward must return a finite number," in nan.failure
+    assert "returned 'x', a str" in text.failure
 
 
 def test_an_argument_that_no_row_has_is_named(reward_file):
     (value, *_) = score(reward_file("def score(completions, completion_ids):\n    return [1.0] * 3\n"))
-    assert "it takes completion_ids, which no row has as a column; there are solution, answer, level, prompts" in (
+    assert "it takes completion_ids, which no row has as a column; available: solution, answer, level, prompts," in (
         value.failure
     )
 
@@ -232,9 +232,11 @@ def test_a_class_that_needs_arguments_and_a_thing_that_cannot_be_called(reward_f
     source = (
         "class score:\n    def __init__(self, url):\n        pass\n    def __call__(self, completions):\n        pass\n"
     )
-    assert "score is a class that takes url; a reward's class is made without arguments" in refused(reward_file(source))
+    assert "score is a class that requires url; a reward class is created without arguments" in refused(
+        reward_file(source)
+    )
     said = refused(reward_file(source.replace("url", "*urls").replace("pass", "assert urls, 'needs a package'", 1)))
-    assert "score cannot be made:" in said and "AssertionError: needs a package" in said
+    assert "score cannot be created:" in said and "AssertionError: needs a package" in said
     assert "its functions are: Right, registered_right" in refused(named(reward_file(ORM), "wrong"))
     with pytest.raises(NoReward, match="is a Empty, which cannot be called"):
         as_reward(type("Empty", (), {}))

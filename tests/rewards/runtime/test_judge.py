@@ -33,16 +33,16 @@ HOSTILE: dict[str, tuple[bytes, dict[str, str], str]] = {
     "page": (b"<html>busy</html>", {}, "not JSON"),
     "empty": (b"", {}, "not JSON"),
     "deep": (b"[" * DEEP + b"]" * DEEP, {}, "not JSON"),
-    "long": (GOOD + b" " * 5_000_000, {}, "body: more than 4,194,304 bytes came"),
-    "null": (b"null", {}, "answer: None came"),
-    "list": (b"[]", {}, "answer: [] came"),
-    "no-choice": (b'{"choices": []}', {}, "choices: [] came"),
-    "choices-text": (b'{"choices": "10"}', {}, "choices: '10' came"),
-    "choice-null": (b'{"choices": [null]}', {}, "choices[0]: None came"),
-    "message-text": (b'{"choices": [{"message": "10"}]}', {}, "choices[0].message: '10' came"),
-    "content-number": (b'{"choices": [{"message": {"content": 10}}]}', {}, "choices[0].message.content: 10 came"),
-    "content-null": (b'{"choices": [{"message": {"content": null}}]}', {}, "choices[0].message.content: None came"),
-    "content-list": (b'{"choices": [{"message": {"content": [10]}}]}', {}, "choices[0].message.content: [10] came"),
+    "long": (GOOD + b" " * 5_000_000, {}, "body: got more than 4,194,304 bytes"),
+    "null": (b"null", {}, "answer: got None"),
+    "list": (b"[]", {}, "answer: got []"),
+    "no-choice": (b'{"choices": []}', {}, "choices: got []"),
+    "choices-text": (b'{"choices": "10"}', {}, "choices: got '10'"),
+    "choice-null": (b'{"choices": [null]}', {}, "choices[0]: got None"),
+    "message-text": (b'{"choices": [{"message": "10"}]}', {}, "choices[0].message: got '10'"),
+    "content-number": (b'{"choices": [{"message": {"content": 10}}]}', {}, "choices[0].message.content: got 10"),
+    "content-null": (b'{"choices": [{"message": {"content": null}}]}', {}, "choices[0].message.content: got None"),
+    "content-list": (b'{"choices": [{"message": {"content": [10]}}]}', {}, "choices[0].message.content: got [10]"),
 }
 
 
@@ -194,8 +194,8 @@ def test_a_busy_server_is_asked_again(server):
         ("status=401", "status 401", 1),
         ("drop", "disconnected", 3),
         ("sleep=3", "", 3),
-        ("text=fine", "the reply holds no grade: 'fine'", 1),
-        ("odd", "the reply is no chat completion", 1),
+        ("text=fine", "the reply contains no grade: 'fine'", 1),
+        ("odd", "the reply is not a chat completion", 1),
         ("elsewhere", "status 302", 1),
     ],
 )
@@ -211,7 +211,7 @@ def test_a_completion_without_a_grade_is_unscorable_and_says_why(server, order, 
 def test_a_hostile_reply_costs_one_grade_and_says_the_field(server, name, caplog):
     found, refused, other = scores(server, f"hostile={name}", f"refusing={name}", "grade=5")
     assert found.value is None and refused.value is None and other.value == 0.5
-    assert found.failure.startswith(f"reward judge at {server.url}: row row-1: the reply is no chat completion: ")
+    assert found.failure.startswith(f"reward judge at {server.url}: row row-1: the reply is not a chat completion: ")
     assert HOSTILE[name][2] in found.failure and len(found.failure) < 1000
     assert "status 400: " in refused.failure or name == "long"
     gc.collect()  # what a task raised and nobody asked for is said when it is collected

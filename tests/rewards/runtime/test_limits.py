@@ -71,7 +71,7 @@ def test_memory_is_limited_and_the_next_batch_gets_a_new_process(reward_file):
     before, bad, after = mine.score([sample(), sample("bad", id="row-2"), sample(id="row-3")])
     assert before == RewardValue(value=1.0)
     assert bad.value is None and after.value is None
-    assert "row row-2: it and what it started held " in bad.failure
+    assert "row row-2: it and the processes it started used " in bad.failure
     assert "more than reliability.reward_memory_gb = 0.3 allows; its process was killed" in bad.failure
     assert mine.score([sample()]) == (RewardValue(value=1.0),)
     mine.close()
@@ -195,7 +195,7 @@ def test_a_pipe_full_of_prints_does_not_hold_up_the_end(reward_file):
 
 def test_killing_its_own_group_ends_the_worker_alone(reward_file):
     (value,) = score(reward_file("import os\ndef score(sample):\n    os.killpg(0, 9)\n"), sample())
-    assert "its process was ended by SIGKILL" in value.failure
+    assert "its process was killed by SIGKILL" in value.failure
 
 
 def test_a_child_that_comes_back_from_the_function_answers_nothing(reward_file):
@@ -217,7 +217,7 @@ def test_a_line_of_brackets_costs_its_own_batch(reward_file):
     mine = UserReward(call, limits())
     mine.start()
     (value,) = mine.score([sample("bad")])
-    assert "200,000 values came in one answer" in value.failure
+    assert "200,000 values in one answer" in value.failure
     assert mine.score([sample()]) == (RewardValue(value=1.0),)
     mine.close()
 
@@ -296,8 +296,8 @@ def test_a_supervisor_that_was_stopped_does_not_hold_up_the_end(reward_file):
 
 def test_the_ends_of_processes_in_words():
     assert describe_end(0, 5) == "its process ended with exit code 0"
-    assert describe_end(-11, 5) == "its process was ended by SIGSEGV"
-    assert describe_end(-40, 5) == "its process was ended by signal 40"
+    assert describe_end(-11, 5) == "its process was killed by SIGSEGV"
+    assert describe_end(-40, 5) == "its process was killed by signal 40"
     assert describe_end(-signal.SIGXFSZ, 5).endswith(
         "reliability.reward_file_mb = 5 limits every file that your code writes"
     )
@@ -328,5 +328,5 @@ def test_a_variable_that_is_named_and_not_set_is_a_problem_at_the_start(reward_f
     ):
         pass
     assert caught.value.problems == (
-        "rewards.0.env: SERVICE_KEY is not set in the environment; export it, or take it out of the list",
+        "rewards.0.env: SERVICE_KEY is not set in the environment; export it, or remove it from the list",
     )

@@ -197,8 +197,8 @@ def test_bfloat16_scores_nearly_the_same(checkpoint):
 
 def test_one_of_several_scores_is_named(tmp_path):
     checkpoint = save_reward_model(tmp_path / "two", num_labels=2)
-    refused(checkpoint, r"gives 2 scores; write which one is the reward: model\.label: 0 to 1")
-    refused(checkpoint, r"model\.label: 2 given, but .* gives 2, counted from 0", label=2)
+    refused(checkpoint, r"gives 2 scores; say which one is the reward with model\.label: 0 to 1")
+    refused(checkpoint, r"model\.label:.*gives 2, counted from 0", label=2)
     for label in (0, 1):
         expected = plain_score(checkpoint, rendered("7"), label)
         assert values(checkpoint, [sample("7")], label=label) == pytest.approx([expected], abs=1e-5)
@@ -207,9 +207,9 @@ def test_one_of_several_scores_is_named(tmp_path):
 def test_a_checkpoint_without_a_score_is_refused(tmp_path):
     checkpoint = save_reward_model(tmp_path / "causal", Qwen2ForCausalLM)
     for label in (None, 0):
-        refused(checkpoint, r"is no reward model: it has no weights for score\.weight, and random ones", label=label)
+        refused(checkpoint, r"is not a reward model: it has no weights for score\.weight, and random ones", label=label)
     edit(checkpoint / "config.json", id2label=None, label2id=None)  # of which transformers' default is two
-    refused(checkpoint, "is no reward model: it has no weights for score")
+    refused(checkpoint, "is not a reward model: it has no weights for score")
 
 
 def test_weights_without_a_place_are_refused_but_for_the_language_models_head(checkpoint):
@@ -225,7 +225,7 @@ def test_a_missing_template_names_the_remedy(checkpoint, tmp_path):
     template = (checkpoint / "chat_template.jinja").read_text()
     before = values(checkpoint, [sample("7")])
     (checkpoint / "chat_template.jinja").unlink()
-    refused(checkpoint, r"its tokenizer has no chat template, .*; give model\.template a file")
+    refused(checkpoint, r"its tokenizer has no chat template,.*unknown; set model\.template to a file")
     file = tmp_path / "mine.jinja"
     file.write_text(template)
     assert values(checkpoint, [sample("7")], template=str(file)) == before
@@ -251,14 +251,14 @@ def test_text_that_cannot_be_read_is_unscorable(checkpoint):
 
 def test_code_of_the_checkpoints_own_is_refused(checkpoint):
     edit(checkpoint / "config.json", auto_map={"AutoModelForSequenceClassification": "code.Model"})
-    refused(checkpoint, r"run code of the checkpoint \(auto_map\), and tiercel never")
+    refused(checkpoint, r"run code from the checkpoint \(auto_map\), which tiercel never")
 
 
 def test_a_tokenizers_own_code_is_neither_run_nor_asked_about(checkpoint, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda *prompt: pytest.fail("it asks"))
     own = {"AutoTokenizer": ["code.Slow", "code.Fast"]}
     edit(checkpoint / "tokenizer_config.json", auto_map=own, tokenizer_class="Unknown")
-    (checkpoint / "code.py").write_text("raise SystemExit('code of the checkpoint was run')")
+    (checkpoint / "code.py").write_text("raise SystemExit('code from the checkpoint was run')")
     try:
         started(checkpoint)
     except RecipeError as error:
@@ -281,12 +281,12 @@ def test_an_index_may_name_only_safetensors_beside_it(checkpoint):
 
 def test_an_adapter_is_refused(checkpoint):
     (checkpoint / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "elsewhere/model"}))
-    refused(checkpoint, "is an adapter; write the checkpoint that it is for as path")
+    refused(checkpoint, "is an adapter; set path to the checkpoint that it is for")
 
 
 def test_other_wrong_checkpoints_are_named(checkpoint, tmp_path):
     refused(tmp_path, r"model\.path: .* has no config\.json")
-    refused(checkpoint, r"model\.max_tokens: 513 given, but .* reads 512 tokens at most", max_tokens=513)
+    refused(checkpoint, r"model\.max_tokens:.*reads at most 512 tokens; use", max_tokens=513)
     edit(checkpoint / "config.json", model_type="no_such_model")
     refused(checkpoint, "config or tokenizer cannot be read")
 

@@ -123,7 +123,7 @@ def test_a_malformed_row_fails_and_a_row_without_answer_is_masked():
     open_scorer = scorer(reward(name="number"))
     (malformed,) = open_scorer.score([group("7", answer="seven")])[0].completions
     assert malformed.total is None and malformed.is_correct is False
-    assert malformed.rewards["number"].failure.startswith("row row-1, column answer: 'seven' holds no number")
+    assert malformed.rewards["number"].failure.startswith("row row-1, column answer: 'seven' contains no number")
     (absent,) = open_scorer.score([group("7")])[0].completions
     assert (absent.total, absent.is_correct, absent.rewards["number"]) == (None, None, ABSENT)
 
@@ -140,7 +140,7 @@ def test_rewards_of_the_users_sit_beside_built_ins_and_see_all_groups_as_one_bat
         first, second = open_scorer.score(groups)
     assert [each.total for each in (*first.completions, *second.completions)] == [2.5, None, 1.5]
     assert [each.is_correct for each in (*first.completions, *second.completions)] == [True, False, True]
-    assert "answered nan" in first.completions[1].rewards["score"].failure
+    assert "returned nan" in first.completions[1].rewards["score"].failure
     assert first.completions[1].rewards["number"] == RewardValue(value=0.0)
 
 

@@ -96,12 +96,12 @@ def test_an_exception_fails_its_own_completion_with_its_traceback(reward_file):
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        ("float('nan')", "answered nan; a reward answers a finite number"),
-        ("float('-inf')", "answered -inf; a reward answers a finite number"),
-        ("10 ** 400", "answered inf; a reward answers a finite number"),
-        ("1e39", "answered 1e+39; a reward answers a finite number"),
-        ("'0.5'", "answered '0.5', a str; a reward answers a number or None"),
-        ("[0.5]", "answered [0.5], a list; a reward answers a number or None"),
+        ("float('nan')", "returned nan; a reward must return a finite number"),
+        ("float('-inf')", "returned -inf; a reward must return a finite number"),
+        ("10 ** 400", "returned inf; a reward must return a finite number"),
+        ("1e39", "returned 1e+39; a reward must return a finite number"),
+        ("'0.5'", "returned '0.5', a str; a reward must return a number or None"),
+        ("[0.5]", "returned [0.5], a list; a reward must return a number or None"),
     ],
 )
 def test_what_is_no_finite_number_is_a_failure(reward_file, answer, reason):
@@ -192,7 +192,7 @@ def test_a_crash_names_the_signal_and_sys_exit_is_a_failure(reward_file):
         """)
     left, crashed = score(call, sample("exit"), sample("crash"))
     assert "SystemExit: enough" in left.failure
-    assert "its process was ended by SIGSEGV" in crashed.failure
+    assert "its process was killed by SIGSEGV" in crashed.failure
 
 
 @pytest.mark.parametrize("is_awaited", [True, False])
@@ -301,7 +301,7 @@ def test_batched_functions_get_all_samples_and_may_be_async(reward_file):
     ("answer", "reason"),
     [
         ("[1.0]", "1 answers for 2 samples"),
-        ("1.0", "a batched reward answers a list, not a float"),
+        ("1.0", "a batched reward must return a list, not a float"),
         ("1 / 0", "ZeroDivisionError"),
     ],
 )
@@ -348,7 +348,7 @@ def test_a_bound_function_and_one_that_is_awaited(reward_file):
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        ("def score(completions, **names): return None", "answers a list, not a NoneType"),
+        ("def score(completions, **names): return None", "must return a list, not a NoneType"),
         ("def score(completions, **names): return [{'overall': 1.0}] * len(completions)", "{'overall': 1.0}, a dict"),
         ("def score(completions, **names): return {'score': 1.0}", "not a dict"),
         ("def score(completions, **names): return 'no'", "not a str"),
@@ -379,7 +379,7 @@ def test_a_column_that_json_cannot_carry_fails_its_row_alone(reward_file):
     odd = sample(id="row-2", columns={"fine": 1, "taken": datetime(2020, 1, 1)})
     values = score(call, sample(), odd, sample())
     assert [value.value for value in values] == [1.0, None, 1.0]
-    assert "row row-2, column taken: a datetime cannot be handed to your code as JSON" in values[1].failure
+    assert "row row-2, column taken: a datetime cannot be passed to your code as JSON" in values[1].failure
 
 
 def test_no_samples_need_no_process():
@@ -490,7 +490,7 @@ def test_a_module_is_found_from_the_working_directory(tmp_path, monkeypatch):
     ("source", "reasons"),
     [
         ("def reward(sample): ...\ndef _hidden(): ...\n", ("no function score", "its functions are: reward")),
-        ("score = 3\n", ("no function, but something else, called score",)),
+        ("score = 3\n", ("a score",)),
         ("import a_package_that_is_missing\n", ("ModuleNotFoundError", "a_package_that_is_missing")),
         ("def score(sample)\n", ("SyntaxError", "line 1")),
         ("print('hello')\nraise RuntimeError('boom')\n", ("RuntimeError: boom", "it printed:\n  hello")),
@@ -633,7 +633,7 @@ def test_much_that_is_printed_is_told_in_part(reward_file, monkeypatch):
     head, *lines = first.splitlines()
     assert head == f"{call} printed (80 lines before these):" and len(lines) == process.PRINTED_LINES
     assert lines[-1].startswith("  99 x") and max(map(len, lines)) == 2 + process.LONGEST_PRINTED_LINE
-    assert last == f"{call}: what it prints from here on is left out of this log"
+    assert last == f"{call}: its further output is left out of this log"
 
 
 def test_secrets_that_a_reward_prints_are_not_told(reward_file, monkeypatch):

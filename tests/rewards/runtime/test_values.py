@@ -124,7 +124,7 @@ def test_what_cannot_be_encoded_is_a_failure_and_the_others_have_values(tiny_che
         messages=(Message(role="user", content="<video>what?"),),
     )
     (refused,) = scores(reward, [group(replace(prompt, row=film), ("7",))])
-    assert "takes no videos" in refused.failure
+    assert "does not accept videos" in refused.failure
 
 
 def test_checkpoints_without_a_value_head_are_refused(tiny_checkpoints, tmp_path):
@@ -136,9 +136,9 @@ def test_checkpoints_without_a_value_head_are_refused(tiny_checkpoints, tmp_path
         with pytest.raises(RecipeError, match=words):
             ModelReward(entry(checkpoint, **options)).start()
 
-    refused("has no value head; write what `tiercel reward` trained", adapter=str(tmp_path / "plain"))
+    refused("has no value head; use a model that `tiercel reward` trained", adapter=str(tmp_path / "plain"))
     valued = save_value_adapter(policy, tmp_path / "valued")
-    refused("label: 1 given", adapter=str(valued), label=1)
+    refused("label: got 1", adapter=str(valued), label=1)
     tensors = load_file(valued / WHOLE_FILE)
     save_file({"value_head.weight": tensors["value_head.weight"][:3]}, valued / WHOLE_FILE)
     refused("this model has no weight value_head.weight of shape", adapter=str(valued))

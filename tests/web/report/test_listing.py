@@ -96,5 +96,5 @@ def test_a_run_that_cannot_be_read_is_listed_with_the_reason(runs):
 def test_no_run_and_no_folder_are_told(tmp_path, capsys):
     assert main(["runs", str(tmp_path)]) == 0
     assert "no run below" in capsys.readouterr().out
-    with pytest.raises(RunError, match="is no folder"):
+    with pytest.raises(RunError, match="is not a folder"):
         listed([tmp_path / "absent"])

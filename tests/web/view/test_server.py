@@ -144,7 +144,7 @@ def test_the_token_is_kept_for_the_user_alone(root, tmp_path):
 def test_a_taken_port_is_an_error_with_the_remedy(page, root):
     words = [sys.executable, "-m", "tiercel", "view", str(root), "--port", str(page.port)]
     result = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-    assert result.returncode == 2 and "cannot be used" in result.stderr and "name another port" in result.stderr
+    assert result.returncode == 2 and "cannot be used" in result.stderr and "use another port" in result.stderr
 
 
 def test_ctrl_c_ends_it_without_a_traceback(root, tmp_path):
@@ -202,7 +202,7 @@ def test_the_page_beside_a_run_is_started_and_ended_with_it(tmp_path, capfd, mon
 
 
 def test_paths_without_a_run_are_refused(tmp_path):
-    with pytest.raises(RunError, match="is no run, and no run lies in it"):
+    with pytest.raises(RunError, match="is not a run and contains none"):
         Runs([tmp_path])
 
 

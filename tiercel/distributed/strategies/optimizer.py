@@ -38,7 +38,7 @@ def require_optimizer(optim: Optim, device: torch.device) -> None:
     """Raise EnvironmentProblem for paged moments without a GPU."""
     if optim.is_paged and device.type != "cuda":
         raise EnvironmentProblem(
-            f"optim.name: {optim.name} needs a GPU, whose memory it saves; write adamw or adamw_8bit"
+            f"optim.name: {optim.name} needs a GPU, whose memory it saves; use adamw or adamw_8bit"
         )
 
 
@@ -128,4 +128,4 @@ def _restore_own(optimizer: Any, parameters: Mapping[str, nn.Parameter], tensors
 def require_known_states(tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> None:
     """Raise RunError where a checkpoint has the state of a parameter that is not trained here."""
     if unknown := sorted(name for name in tensors if name.rpartition(".")[0] not in parameters):
-        raise RunError(f"the checkpoint has the optimiser's state of unknown parameters, such as {unknown[0]}")
+        raise RunError(f"the checkpoint has optimiser state for unknown parameters, such as {unknown[0]}")

@@ -103,7 +103,7 @@ class SavedTensors(Mapping[str, Tensor]):
         first = self._pieces[name][0]
         if start >= stop:
             return self._read(name, first, first.start, first.start)
-        raise ModelError(f"{first.file.parent}: no file there has row {place} of {name}; put back the missing file")
+        raise ModelError(f"{first.file.parent}: no file there has row {place} of {name}; restore the missing file")
 
     def _read(self, name: str, piece: StoredPiece, start: int, stop: int) -> Tensor:
         with memory_to_load(piece.file, REMEDY), _readable(piece.file):

@@ -166,7 +166,7 @@ def mesh_of(recipe: BaseRecipe, ranks: Ranks, device: torch.device) -> DeviceMes
     EnvironmentProblem where the ranks are no whole number of copies."""
     size = recipe.train.shard_size or ranks.world_size
     if ranks.world_size % size:
-        raise EnvironmentProblem(f"train.shard_size: {size} given, which does not divide {ranks.world_size} ranks")
+        raise EnvironmentProblem(f"train.shard_size: {size} does not divide {ranks.world_size} ranks")
     require_group(device)
     return _mesh(device.type, ranks.world_size // size, size)
 

@@ -44,7 +44,7 @@ class Zero:
         inside = set(map(id, learner.parameters()))
         if outside := [name for name, p in self.parameters.items() if id(p) not in inside]:
             raise ModelError(
-                f"train.strategy: deepspeed trains the language model only, and {outside[0]} is not part of it; write "
+                f"train.strategy: deepspeed trains only the language model, and {outside[0]} is not part of it; set "
                 "train.strategy: fsdp2, or other lora.targets"
             )
         config = zero_config(recipe, on_cpu=policy.device.type == "cpu")
@@ -241,7 +241,7 @@ def _import_deepspeed(device: torch.device) -> Any:
         import deepspeed
     except ImportError as error:
         raise EnvironmentProblem(
-            f"train.strategy: deepspeed, but the package cannot be imported ({error}); pip install deepspeed, or write "
-            "train.strategy: fsdp2, which needs no further package"
+            f"train.strategy: deepspeed: the package cannot be imported ({error}); pip install deepspeed, or set "
+            "train.strategy: fsdp2, which needs no additional package"
         ) from error
     return deepspeed

@@ -87,10 +87,10 @@ class Family(ABC):
         if given is None:
             return
         if self.image_marker is None:
-            raise ModelError(f"data.coordinates: {given} given, but {self.name} reads no pictures; remove it")
+            raise ModelError(f"data.coordinates: got {given}, but {self.name} does not read pictures; remove it")
         if self.coordinate_space is not None:
             raise ModelError(
-                f"data.coordinates: {given} given, but {self.name} writes boxes in {self.coordinate_space}; remove it"
+                f"data.coordinates: got {given}, but {self.name} writes boxes in {self.coordinate_space}; remove it"
             )
         self.coordinate_space = given  # type: ignore[misc]  # other families have it in the class
 
@@ -128,11 +128,11 @@ class Family(ABC):
     def plan_video(self, size: Size, frame_count: int, fps: float, limits: PixelLimits) -> ImagePlan:
         """Plan a video as `plan_image` plans an image. All frames have `size`; `limits` apply to one frame. Raises
         DataError."""
-        raise DataError(f"{self.name} reads no videos here; the families of Qwen do", field="videos")
+        raise DataError(f"{self.name} does not read videos here; the Qwen families do", field="videos")
 
     def encode_video(self, frames: Iterable[Image.Image], plan: ImagePlan) -> EncodedImage:
         """Resize RGB frames, one after the other. Each becomes a view."""
-        raise DataError(f"{self.name} reads no videos here; the families of Qwen do", field="videos")
+        raise DataError(f"{self.name} does not read videos here; the Qwen families do", field="videos")
 
     @abstractmethod
     def image_token_ids(self, plan: ImagePlan) -> list[int]:

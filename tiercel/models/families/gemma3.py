@@ -40,7 +40,7 @@ class Gemma3(Family):
         if getattr(checkpoint.image_processor, "do_pan_and_scan", False):
             raise ModelError(
                 "model.path: the image processor adds crops of a picture (do_pan_and_scan: true), which tiercel does "
-                "not; set it to false in preprocessor_config.json"
+                "not support; set it to false in preprocessor_config.json"
             )
 
     @property

@@ -157,7 +157,7 @@ class AnyImageText(Family):
         for plan in plans:
             if (made := len(self._tokens_of_size(plan.original_size).ids)) != plan.token_count:
                 raise ModelError(
-                    f"a picture of {plan.original_size} pixels has {made} tokens, and its processor counts "
+                    f"a picture of {plan.original_size} pixels has {made} tokens, but its processor counts "
                     f"{plan.token_count}"
                 )
         message = Message(role="user", content="<image>" * len(shown) + QUESTION)
@@ -173,11 +173,11 @@ class AnyImageText(Family):
         )
         sizes = ", ".join(f"{picture.width} x {picture.height}" for picture in shown) or "no picture"
         if ours != (whole := theirs["input_ids"][0].tolist()):
-            raise ModelError(f"ids with {sizes}: {len(ours)} here, {len(whole)} of its whole processor; they differ")
+            raise ModelError(f"the ids with {sizes} differ: {len(ours)} here, {len(whole)} from its whole processor")
         if len(shown) == 1:
             alone = self.inputs_of(self.processor.image_token, shown)
             if odd := [n for n in theirs if n not in TEXT_INPUTS and not torch.equal(theirs[n], alone[n])]:
-                raise ModelError(f"{odd[0]} of {sizes} is not that of its whole processor")
+                raise ModelError(f"{odd[0]} of {sizes} differs from the result of its whole processor")
 
     def inputs_of(self, text: str, pictures: Sequence[Image.Image]) -> Mapping[str, Tensor]:
         """Run the whole processor on a rendered text that has the markers of these pictures."""
@@ -248,9 +248,9 @@ def _skeleton(checkpoint: Checkpoint) -> HuggingFaceModel:
         with torch.device("meta"):
             model = AnyImageText.model_class.from_config(checkpoint.config)
     except FAULTS as error:
-        raise ModelError(f"{checkpoint.path}: transformers cannot build the model of its config: {error}") from error
+        raise ModelError(f"{checkpoint.path}: transformers cannot build the model from its config: {error}") from error
     if not hasattr(getattr(model, "model", None), "get_image_features"):
-        raise ModelError(f"{checkpoint.path}: {type(model).__name__} declares no get_image_features")
+        raise ModelError(f"{checkpoint.path}: {type(model).__name__} does not declare get_image_features")
     return model
 
 

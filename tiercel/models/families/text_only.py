@@ -35,7 +35,7 @@ class TextOnly(Family):
     def _refusal(self) -> DataError:
         model = f"{self.checkpoint.path} ({self.checkpoint.config.model_type})"
         return DataError(
-            f"{model} is a text-only model and reads no pictures; take an image-text model, or remove the picture",
+            f"{model} is a text-only model and does not read pictures; use an image-text model, or remove the picture",
             field="images",
         )
 

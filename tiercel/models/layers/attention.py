@@ -94,7 +94,7 @@ def route_attention(language_model: nn.Module) -> None:
     """Make the decoder compute the form that is passed to its forward pass as `attention_form`."""
     config: Any = language_model.config
     if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
-        raise ModelError(f"all tokens of this {config.model_type} see each other, so it cannot write text")
+        raise ModelError(f"all tokens of this {config.model_type} attend to each other, so it cannot generate text")
     config._attn_implementation = IMPLEMENTATION
     route_delta_nets(language_model)
 

@@ -63,8 +63,8 @@ def loading_options(
         shapes = family.model_class.from_config(family.checkpoint.config)
     if mixtures(shapes):
         raise ModelError(
-            f"model.quantize: {quantize} given, but bitsandbytes quantises linear layers, which the experts of this "
-            "model are not, so most of its weights would stay as they are; remove it, or take a model without experts"
+            f"model.quantize: got {quantize}, but bitsandbytes quantises linear layers, which the experts of this "
+            "model are not, so most of its weights would stay as they are; remove it, or use a model without experts"
         )
     inside = quantizable(family, shapes, quantize)
     others = [name for name, module in shapes.named_modules() if isinstance(module, nn.Linear) and name not in inside]
@@ -95,8 +95,9 @@ def stored_quantization(config: dict[str, Any], place: str) -> Quantization | No
         return "nf4"
     kind = f" {stored['bnb_4bit_quant_type']}" if "bnb_4bit_quant_type" in stored else ""
     raise ModelError(
-        f"{place}: its weights are quantised by {method}{kind}, whose gradients tiercel has not been tested with; take "
-        "the checkpoint in full precision and write model.quantize: nf4 or int8, or one that bitsandbytes has quantised"
+        f"{place}: its weights are quantised by {method}{kind}, whose gradients tiercel has not been tested with; "
+        "use the checkpoint in full precision and set model.quantize: nf4 or int8, or use one quantised by "
+        "bitsandbytes"
     )
 
 
@@ -108,8 +109,9 @@ def settle(model: HuggingFaceModel, dtype: torch.dtype) -> None:
     for layer in four_bit:
         if layer.in_features % BLOCK and layer.weight.device.type == "cpu":
             raise ModelError(
-                f"a quantised layer has rows of {layer.in_features} weights, no multiple of {BLOCK}, and bitsandbytes "
-                "gives those wrong numbers on a CPU; take the checkpoint in full precision and write model.quantize"
+                f"a quantised layer has rows of {layer.in_features} weights, which is not a multiple of {BLOCK}, and "
+                "bitsandbytes computes wrong numbers for it on a CPU; use the checkpoint in full precision and set "
+                "model.quantize"
             )
         layer.compute_dtype, layer.compute_type_is_set = dtype, True
         # On CPUs with bfloat16, the layer would reorder its weights after the first pass without a gradient, and from

@@ -62,27 +62,27 @@ def adapter_config(directory: Path) -> LoraConfig:
     if not (directory / CONFIG).is_file() or not (directory / WEIGHTS).is_file():
         if (directory / PICKLED).is_file():
             raise ModelError(
-                f"{directory} has {PICKLED}, a pickle, which is never opened here; load the adapter by PEFT where you "
-                f"trust it, and save it by save_pretrained, which writes {WEIGHTS}"
+                f"{directory} has {PICKLED}, a pickle, which is never opened here; if you trust it, load the adapter "
+                f"with PEFT and save it with save_pretrained, which writes {WEIGHTS}"
             )
         raise ModelError(f"{directory} is not an adapter: {CONFIG} or {WEIGHTS} is missing there")
     given = read_json(directory / CONFIG)
     if (kind := given.get("peft_type")) != "LORA":
         raise ModelError(
-            f"{directory / CONFIG}: peft_type {kind!r} is not read here, only LORA; merge the adapter into its "
-            "model by PEFT's merge_and_unload, and write that model as model.path"
+            f"{directory / CONFIG}: peft_type {kind!r} is not supported, only LORA; merge the adapter into its model "
+            "with PEFT's merge_and_unload, and set model.path to that model"
         )
     known = {field.name: _default(field) for field in dataclasses.fields(LoraConfig)}
     for name, value in given.items():
         if name not in UNDERSTOOD and value != known.get(name) and value not in (None, False, "", [], {}):
             raise ModelError(
-                f"{directory / CONFIG}: an adapter with {name} {value!r} is not read here; merge it into its model by "
-                "PEFT's merge_and_unload, and write that model as model.path"
+                f"{directory / CONFIG}: an adapter with {name} {value!r} is not supported; merge it into its model "
+                "with PEFT's merge_and_unload, and set model.path to that model"
             )
     if (start := given.get("init_lora_weights")) not in PLAIN_STARTS:
         raise ModelError(
-            f"{directory / CONFIG}: init_lora_weights {start!r} changes the model's own weights too; merge the adapter "
-            "into its model by PEFT's merge_and_unload, and write that model as model.path"
+            f"{directory / CONFIG}: init_lora_weights {start!r} changes the model's own weights too; merge the "
+            "adapter into its model with PEFT's merge_and_unload, and set model.path to that model"
         )
     config = _made({name: value for name, value in given.items() if name in known}, directory)
     config.init_lora_weights = True  # the weights follow
@@ -165,8 +165,8 @@ def _with_layers(model: HuggingFaceModel, config: LoraConfig, directory: Path) -
         raise ModelError(f"{directory}: the adapter does not fit the model: {error}") from error
     if odd := adapted_names(model) - adaptable:
         raise ModelError(
-            f"{directory} adapts {named_few(odd)}, which no adapter changes here; train one without, or merge it into "
-            "its model by PEFT's merge_and_unload, and write that model as model.path"
+            f"{directory} adapts {named_few(odd)}, which cannot be adapted here; train an adapter without it, or "
+            "merge it into its model with PEFT's merge_and_unload, and set model.path to that model"
         )
     return peft
 
@@ -186,8 +186,8 @@ def _fill(peft: PeftModel, tensors: Mapping[str, Tensor], written: Mapping[str, 
     if missing or left:
         raise ModelError(
             f"{directory}: the adapter's weights do not fit the model. Missing in the file: "
-            f"{named_few(missing) or 'none'}. Without a place in the model: {named_few(left) or 'none'}. It was made "
-            "for another model, or the file is incomplete; write an adapter that was trained on this model.path"
+            f"{named_few(missing) or 'none'}. Unknown to the model: {named_few(left) or 'none'}. It was made for "
+            "another model, or the file is incomplete; use an adapter that was trained on this model.path"
         )
 
 
@@ -209,7 +209,7 @@ def start_at_rounding(family: Family, model: HuggingFaceModel, dtype: torch.dtyp
     exact = load_weights(family, dtype, torch.device("cpu"))
     if is_quantized(exact):
         raise ModelError(
-            "lora.start: loftq needs the checkpoint in full precision, and this one is quantised; remove it"
+            "lora.start: loftq needs the checkpoint in full precision, but this one is quantised; remove it"
         )
     for name, layer in model.named_modules():
         if not isinstance(layer, LoraLayer) or not hasattr(layer.get_base_layer(), "compute_dtype"):

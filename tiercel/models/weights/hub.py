@@ -12,9 +12,9 @@ from tiercel.errors import EnvironmentProblem, ModelError
 CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.model")
 CONFIG = ("config.json",)
 _WAYS = {
-    "huggingface": "look at the connection; or set HF_ENDPOINT to a mirror of Hugging Face; or write hub: modelscope "
-    "beside the path; or write the path of a directory",
-    "modelscope": "look at the connection; or write hub: huggingface beside the path; or write the path of a directory",
+    "huggingface": "check the connection; or set HF_ENDPOINT to a mirror of Hugging Face; or set hub: modelscope "
+    "beside the path; or give the path of a directory",
+    "modelscope": "check the connection; or set hub: huggingface beside the path; or give the path of a directory",
 }
 
 
@@ -31,10 +31,10 @@ def resolve(source: Source, key: str = "model.path", files: Sequence[str] = CHEC
     except GatedRepoError as error:
         ways = "accept its terms on the hub's page, and set HF_TOKEN"
         raise EnvironmentProblem(
-            f"{key}: {source.path} is given to those only who accepted its terms; {ways}"
+            f"{key}: {source.path} is available only to users who accepted its terms; {ways}"
         ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
-        raise ModelError(f"{key}: {source.path} is neither a directory nor a model of the hub") from error
+        raise ModelError(f"{key}: {source.path} is neither a directory nor a model on the hub") from error
     except Exception as error:  # the hubs have errors of many bases, such as httpx's and ModelScope's own
         said = " ".join(str(error).split())
         raise EnvironmentProblem(

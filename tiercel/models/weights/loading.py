@@ -60,8 +60,8 @@ PROVED: tuple[type[Family], ...] = (AnyImageText, TextOnly)  # for architectures
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SHOWN_NAMES = 3
 SMALLER = (
-    "write a narrower model.dtype, take a smaller checkpoint or a machine with more memory, or share the model over "
-    "several GPUs by train.strategy: fsdp2 (`tiercel plan` says what fits)"
+    "use a narrower model.dtype, a smaller checkpoint or a machine with more memory, or share the model over several "
+    "GPUs with train.strategy: fsdp2 (`tiercel plan` says what fits)"
 )
 ADAPTER_CONFIG = "adapter_config.json"
 BUFFERS = ("inv_freq", "position_ids")  # saved by older versions of transformers, although they are computed
@@ -78,8 +78,8 @@ def family_class(path: Path) -> type[Family]:
     model_type = config.get("model_type")
     if model_type == "ovis":
         raise ModelError(
-            f"{path} is Ovis2 in its authors' own form, which needs remote code. Use the converted form, such as "
-            "thisisiron/Ovis2-2B-hf, or convert it with transformers' "
+            f"{path} is Ovis2 in its authors' own format, which needs remote code. Use a converted checkpoint, such "
+            "as thisisiron/Ovis2-2B-hf, or convert it with transformers' "
             "src/transformers/models/ovis2/convert_ovis2_weights_to_hf.py"
         )
     require_no_code(path, config)
@@ -92,7 +92,7 @@ def family_class(path: Path) -> type[Family]:
     if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return TextOnly
     raise ModelError(
-        f"{path}: architecture {model_type!r} is no language model of transformers, of which {__version__} is installed"
+        f"{path}: architecture {model_type!r} is not a language model of the installed transformers {__version__}"
         + _newer_needed(config)
     )
 
@@ -105,7 +105,11 @@ def _newer_needed(config: dict[str, Any]) -> str:
         is_newer = Version(str(written_by)) > Version(__version__)
     except InvalidVersion:
         return ""
-    return f"; config.json was written by {written_by}: install that or a newer one" if is_newer else ""
+    return (
+        (f"; config.json was written by transformers {written_by}: install that version or a newer one")
+        if is_newer
+        else ""
+    )
 
 
 def family_of(recipe: BaseRecipe) -> Family:
@@ -152,7 +156,7 @@ def load_family(
         vocabulary_size, placeholder_ids = family.vocabulary_size, family.placeholder_ids
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise ModelError(
-            f"{path}: config.json is not that of a model of {chosen.name}: {type(error).__name__}: {error}"
+            f"{path}: config.json does not describe a model of {chosen.name}: {type(error).__name__}: {error}"
         ) from error
     require_embeddings(path, tokenizer, vocabulary_size, placeholder_ids)
     require_placeholder(family)
@@ -168,7 +172,7 @@ def require_end_tokens(family: Family) -> None:
     """Raise ModelError if a token that ends a completion has no embedding, because it could never be sampled."""
     if odd := [token for token in family.checkpoint.end_token_ids if token >= family.vocabulary_size]:
         raise ModelError(
-            f"{family.checkpoint.path}: {family.tokenizer.convert_ids_to_tokens(odd[0])!r} ends a turn by its "
+            f"{family.checkpoint.path}: {family.tokenizer.convert_ids_to_tokens(odd[0])!r} ends a turn in its "
             f"tokenizer, as token {odd[0]}, but its model has only {family.vocabulary_size} embeddings; correct "
             "eos_token in tokenizer_config.json"
         )
@@ -181,9 +185,10 @@ def require_embeddings(path: Path, tokenizer: Any, count: int, placeholder_ids: 
     beyond = {number: token for token, number in tokenizer.get_vocab().items() if number >= count}
     if odd := sorted(beyond.keys() - special - set(placeholder_ids)):
         raise ModelError(
-            f"{path}: its tokenizer has {odd[-1] + 1} tokens, its model only {count} embeddings: there is none for "
-            f"{named_few([beyond[number] for number in odd])}; give it them by transformers' resize_token_embeddings("
-            f"{odd[-1] + 1}) and save_pretrained, or take the tokenizer that belongs to the model"
+            f"{path}: its tokenizer has {odd[-1] + 1} tokens, but its model only {count} embeddings, and none for "
+            f"{named_few([beyond[number] for number in odd])}; add them with transformers' "
+            f"resize_token_embeddings({odd[-1] + 1}) and save_pretrained, or use the tokenizer that belongs to the "
+            "model"
         )
 
 
@@ -212,14 +217,14 @@ def require_processor(family: Family) -> None:
     processor, vision = family.checkpoint.image_processor, getattr(family.checkpoint.config, "vision_config", None)
     if processor is None or family.needs_proof:
         return
-    place = f"{family.checkpoint.path}: preprocessor_config.json is not that of this model: "
+    place = f"{family.checkpoint.path}: preprocessor_config.json does not belong to this model: "
     for name, key in (("patch_size", "patch_size"), ("merge_size", "spatial_merge_size")):
         there, here = getattr(processor, name, None), getattr(vision, key, None)
         if isinstance(there, int) and isinstance(here, int) and there != here:
-            raise ModelError(place + f"{name} is {there}, and in config.json {key} is {here}")
+            raise ModelError(place + f"{name} is {there}, but in config.json {key} is {here}")
     for name in ("image_mean", "image_std"):
         if len(values := getattr(processor, name, None) or (0, 0, 0)) != 3:
-            raise ModelError(place + f"{name} has {len(values)} numbers, for the 3 colours of a pixel")
+            raise ModelError(place + f"{name} has {len(values)} numbers, but a pixel has 3 colours")
     try:
         family.image_token_ids(family.plan_image(USUAL_SIZE))
     except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -232,7 +237,7 @@ def require_no_adapter(path: Path) -> None:
     if (path / ADAPTER_CONFIG).is_file():
         raise ModelError(
             f"{path} has {ADAPTER_CONFIG} beside its config.json, and transformers would add that adapter to the "
-            "model; move the adapter's files into a directory of their own and name it where it is wanted (lora.init, "
+            "model; move the adapter's files into a directory of their own and name it where you need it (lora.init, "
             "--adapter, the adapter of a teacher or a reward model)"
         )
 
@@ -253,7 +258,7 @@ def load_weights(
     require_safetensors(directory)
     stored = stored_quantization(read_config(directory), str(directory))
     if stored and quantize and stored != quantize:
-        raise ModelError(f"model.quantize: {quantize} given, but {directory} is quantised already, as {stored}")
+        raise ModelError(f"model.quantize: got {quantize}, but {directory} is already quantised, as {stored}")
     if stored is None:
         require_plain_numbers(directory)
     options = loading_options(family, quantize, dtype, device, is_stored=stored is not None)
@@ -284,7 +289,7 @@ def _loaded(
         if "scaled_dot_product_attention" in str(error):
             raise ModelError(
                 f"{directory}: transformers computes {family.checkpoint.config.model_type} without "
-                "scaled_dot_product_attention, whose place the forms of attention here take; take another model"
+                "scaled_dot_product_attention, which tiercel replaces with its own attention; use another model"
             ) from error
         raise ModelError(f"{directory}: its weights cannot be read: {error}") from error
     model: HuggingFaceModel
@@ -292,13 +297,13 @@ def _loaded(
     if missing := found["missing_keys"]:
         raise ModelError(
             f"{directory} has no weights for {named_few(missing)}, and transformers would make random ones; the "
-            "files are incomplete, or config.json is that of another model"
+            "files are incomplete, or config.json belongs to another model"
         )
     if others := sorted(found["mismatched_keys"]):
         name, there, here = others[0]
         raise ModelError(
-            f"{directory}: its weight {name} is of shape {list(there)}, and by config.json it is {list(here)}; the "
-            "files belong to another config.json"
+            f"{directory}: its weight {name} has shape {list(there)}, but by config.json it should be {list(here)}; "
+            "the files belong to another config.json"
         )
     more = () if is_quantized(model) else found["unexpected_keys"]  # quantised files keep scales next to the weights
     model.left_over = _require_all_placed(model, more, directory)
@@ -331,8 +336,8 @@ def _require_all_placed(model: nn.Module, names: Iterable[str], directory: Path)
         known = [modules[parent] for parent in parents if parent in modules]
         if known and (not any(known[-1].children()) or any(isinstance(each, nn.ModuleList) for each in known)):
             raise ModelError(
-                f"{directory}: its files have a weight {name} that the model of its config.json has no place for; the "
-                "files belong to another config.json, or a merge was left half done"
+                f"{directory}: its files have a weight {name} that does not exist in the model of its config.json; "
+                "the files belong to another config.json, or a merge was left unfinished"
             )
         left_over.append(name)
     return tuple(left_over)
@@ -363,14 +368,14 @@ def require_finite(tensors: Mapping[str, Tensor], source: Path) -> None:
     unsure = {name: each for name, each in tensors.items() if not torch.isfinite(each.sum(dtype=torch.float32))}
     if odd := [name for name, each in unsure.items() if not torch.isfinite(each.float()).all()]:
         raise ModelError(
-            f"{source}: {named_few(odd)} {'holds' if len(odd) == 1 else 'hold'} NaN or infinity, so every output would "
-            "be NaN; take an earlier copy, one from before its training diverged"
+            f"{source}: {named_few(odd)} {'holds' if len(odd) == 1 else 'hold'} NaN or infinity, so every output "
+            "would be NaN; use an earlier copy, from before its training diverged"
         )
 
 
 def _without_scale(source: Path, name: str, kind: str) -> ModelError:
     return ModelError(
-        f"{source}: its weight {name} is stored as {kind}, which means nothing without a scale; take the weights in "
+        f"{source}: its weight {name} is stored as {kind}, which means nothing without a scale; use the weights in "
         "bfloat16, float16 or float32"
     )
 
@@ -393,8 +398,8 @@ def require_no_code(path: Path, config: dict[str, Any]) -> None:
     """Raise ModelError if config.json asks to run code of the checkpoint."""
     if "auto_map" in config:
         raise ModelError(
-            f"{path}: config.json asks to run code of the checkpoint (auto_map), and tiercel never runs such code; use "
-            "a checkpoint in transformers' own format"
+            f"{path}: config.json asks to run code from the checkpoint (auto_map), which tiercel never does; use a "
+            "checkpoint in transformers' own format"
         )
 
 
@@ -423,8 +428,8 @@ def require_safetensors(directory: Path) -> None:
             )
     if (directory / WHOLE).is_file() and WHOLE not in named:
         raise ModelError(
-            f"{directory} has two sets of weights: {WHOLE}, and {INDEX} that names other files; remove the one that "
-            "is not meant"
+            f"{directory} has two sets of weights: {WHOLE}, and {INDEX}, which names other files; remove the one "
+            "that you do not want"
         )
 
 
@@ -466,8 +471,8 @@ def _end_token_ids(path: Path, tokenizer) -> tuple[int, ...]:
         more = more if isinstance(more, list) else [more]
         if odd := [each for each in more if type(each) is not int or not 0 <= each < len(tokenizer)]:
             raise ModelError(
-                f"{file}: eos_token_id {odd[0]!r} is no number of a token of its tokenizer, which has "
-                f"{len(tokenizer)}; correct it, or remove the file"
+                f"{file}: eos_token_id {odd[0]!r} is not a token of its tokenizer, which has {len(tokenizer)}; "
+                "correct it, or remove the file"
             )
         ids += more
     if not ids:

@@ -128,13 +128,13 @@ def restore_adapter(policy: Policy, directory: Path) -> None:
     tensors = read_tensors(directory / "adapter_model.safetensors")
     own = get_peft_model_state_dict(policy.peft, adapter_name="default", save_embedding_layers=False)
     if odd := sorted(set(tensors) ^ set(own)):
-        raise ModelError(f"{directory}: the adapter's layers are not the policy's, such as {odd[0]}")
+        raise ModelError(f"{directory}: the adapter's layers differ from the policy's, such as {odd[0]}")
     for name, tensor in tensors.items():
         own[name].copy_(tensor)  # shares its memory with the policy's tensor
     if others := sorted(read_whole(policy.model, directory) ^ set(policy.whole_parameters())):
         raise ModelError(
-            f"{directory}: its run trained other weights whole than the policy does, such as {others[0]}; "
-            "make freeze equal to that run's"
+            f"{directory}: its run trained different weights whole than the policy does, such as {others[0]}; set "
+            "freeze as in that run"
         )
 
 

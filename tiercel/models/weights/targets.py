@@ -77,7 +77,7 @@ def adapter_targets(family: Family, model: HuggingFaceModel, lora: Lora) -> Adap
         return AdapterTargets(layers=pattern(chosen), experts=()) if chosen else _nothing(targets, possible)
     if fixed := sorted(name for name in {*linear, *gate_names(model)} - adaptable if re.fullmatch(targets, name)):
         raise ModelError(
-            f"lora.targets: {targets!r} matches {fixed[0]}, which no adapter changes here; write an expression that "
+            f"lora.targets: {targets!r} matches {fixed[0]}, which cannot be adapted here; use an expression that "
             f"leaves it out, such as '(?!{re.escape(fixed[0])}$){targets}'"
         )
     chosen = [name for name in linear if re.fullmatch(targets, name)]
@@ -87,11 +87,11 @@ def adapter_targets(family: Family, model: HuggingFaceModel, lora: Lora) -> Adap
     if not chosen and not experts:
         return _nothing(targets, possible)
     if experts and lora.kind == "dora":
-        raise ModelError("lora.kind: dora given, but PEFT has none for experts, which lora.targets names; write rslora")
+        raise ModelError("lora.kind: PEFT has no dora for experts, which lora.targets names; use rslora")
     if experts and lora.dropout:
         raise ModelError(
-            f"lora.dropout: {lora.dropout:g} given, but PEFT adapts experts, which lora.targets names, only without; "
-            "write 0"
+            f"lora.dropout: got {lora.dropout:g}, but PEFT adapts experts, which lora.targets names, only without "
+            "dropout; use 0"
         )
     matched = sum(re.fullmatch(targets, name) is not None for name, _ in model.named_modules())
     # PEFT refuses layers that are not linear.
@@ -120,16 +120,16 @@ def expression_of(names: Collection[str], others: Collection[str]) -> str:
 
 def _nothing(targets: str, linear: list[str]) -> AdapterTargets:
     if targets in PARTS:
-        raise ModelError(f"lora.targets: {targets} has no linear layer in this model; write language, or all")
+        raise ModelError(f"lora.targets: {targets} has no linear layer in this model; use language or all")
     words = re.split(r"[,\s]+", targets.strip())
     wider = f".*({'|'.join(words) if all(re.fullmatch(NAME, word) for word in words) else targets})"
     if meant := next((name for name in linear if re.fullmatch(wider, name)), None):
         raise ModelError(
-            f"lora.targets: {targets!r} matches no linear layer, since an expression matches whole names, such as "
-            f"{meant}; write '{wider}'"
+            f"lora.targets: {targets!r} matches no linear layer, because an expression must match whole names, such "
+            f"as {meant}; use '{wider}'"
         )
     ends = sorted({name.rpartition(".")[2] for name in linear if not name.rpartition(".")[2].isdigit()})
     raise ModelError(
-        f"lora.targets: {targets!r} matches no linear layer; the names of layers end with {', '.join(ends)}; write "
-        f"those that you want as an expression, such as '.*({'|'.join(ends[:2])})'"
+        f"lora.targets: {targets!r} matches no linear layer; the names of layers end with {', '.join(ends)}; list "
+        f"the ones you want in an expression, such as '.*({'|'.join(ends[:2])})'"
     )

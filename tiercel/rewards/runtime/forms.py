@@ -46,7 +46,7 @@ def as_reward(found: Any) -> Callable[..., Any]:
 def _made(found: type) -> Any:
     """Make an object of a class as ms-swift does. Raises whatever its constructor does."""
     if names := [each.name for each in _named(found) if each.default is each.empty]:
-        raise NoReward(f"is a class that takes {', '.join(names)}; a reward's class is made without arguments")
+        raise NoReward(f"is a class that requires {', '.join(names)}; a reward class is created without arguments")
     return found()
 
 
@@ -101,7 +101,7 @@ def _of_lists(found: Callable[..., Any], *, is_conversational: bool) -> Callable
         lists = _lists(samples, is_conversational)
         if missing := [name for name in needed if name not in lists]:
             there = ", ".join(lists)
-            raise TypeError(f"it takes {', '.join(missing)}, which no row has as a column; there are {there}")
+            raise TypeError(f"it takes {', '.join(missing)}, which no row has as a column; available: {there}")
         return found(**{name: values for name, values in lists.items() if takes_all or name in names})
 
     score.batched = True  # type: ignore[attr-defined]

@@ -127,7 +127,7 @@ class JudgeReward:
         best = Fraction(repr(self._judge.best))
         found = _GRADE.fullmatch(extract_answer(reply))
         if found is None or (found["of"] is not None and Fraction(found["of"]) != best):
-            raise _Unanswered(f"the reply holds no grade: {reply[:LONGEST_REPLY]!r}")
+            raise _Unanswered(f"the reply contains no grade: {reply[:LONGEST_REPLY]!r}")
         return Fraction(found["grade"]) / best
 
     def _failure(self, text: str) -> RewardValue:
@@ -158,7 +158,7 @@ class JudgeReward:
                 trouble = str(error)
                 continue
             except WrongAnswer as error:
-                raise _Unanswered(f"the reply is no chat completion: {error}") from error
+                raise _Unanswered(f"the reply is not a chat completion: {error}") from error
             if reply.status == 200:
                 return _text_of(reply)
             trouble = f"status {reply.status}: {reply.text()}"
@@ -179,7 +179,7 @@ def _text_of(reply: HttpReply) -> str:
     try:
         return redact_answer(reply.read(ChatReply).choices[0].message.content)
     except (NoAnswer, WrongAnswer) as error:
-        raise _Unanswered(f"the reply is no chat completion: {error}") from error
+        raise _Unanswered(f"the reply is not a chat completion: {error}") from error
 
 
 def _read_question(file: str) -> str:
@@ -190,12 +190,10 @@ def _read_question(file: str) -> str:
         if names <= set(PLACES):
             text.format(**dict.fromkeys(PLACES, ""))
     except (OSError, ValueError, LookupError) as error:
-        raise RecipeError(
-            [f"judge.prompt: {file} cannot be read: {error}; a brace of the text is written twice"]
-        ) from error
+        raise RecipeError([f"judge.prompt: {file} cannot be read: {error}; write each literal brace twice"]) from error
     if odd := sorted(names - set(PLACES)):
         places = ", ".join(f"{{{place}}}" for place in PLACES)
-        raise RecipeError([f"judge.prompt: {file} has {{{odd[0]}}}; the places are {places}"])
+        raise RecipeError([f"judge.prompt: {file} has {{{odd[0]}}}; the placeholders are {places}"])
     if "completion" not in names:
         raise RecipeError([f"judge.prompt: {file} has no {{completion}}; the judge would not see what to grade"])
     return text

@@ -34,7 +34,7 @@ class FailureStats:
             return
         raise TrainingError(
             f"{self.failed} of {self.completions} completions have a failed reward, more than "
-            f"reliability.max_failed_reward_fraction = {max_fraction:g} allows. Mend the reward or the rows it reads, "
+            f"reliability.max_failed_reward_fraction = {max_fraction:g} allows. Fix the reward or the rows it reads, "
             f"or raise the limit. The first failure:\n{self.first_failure}"
         )
 

@@ -71,7 +71,7 @@ class LoadedRewardModel:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            elsewhere = "" if device.type == "cpu" else ", or write model.device: cpu"
+            elsewhere = "" if device.type == "cpu" else ", or set model.device: cpu"
             raise TrainingError(
                 f"reward model at {self.path}: out of memory: {first_line(error)}\nlower its model.batch_tokens (now "
                 f"{len(rows)} conversations of {longest} tokens){elsewhere}"
@@ -99,8 +99,8 @@ class ModelReward:
             return self.score(samples)
         if samples and samples[0].turns:
             raise TrainingError(
-                f"reward model at {self._options.path}: one of `tiercel reward` takes no turns with tools or an "
-                "environment; remove it, or rollout.tools and rollout.environment"
+                f"reward model at {self._options.path}: one from `tiercel reward` does not accept turns with tools "
+                "or an environment; remove it, or rollout.tools and rollout.environment"
             )
         answers = [
             AnsweredPrompt(text=each.completion, prompt=prompt) for each, prompt in zip(samples, prompts, strict=True)
@@ -181,9 +181,11 @@ def load_reward_model(options: RewardModel) -> LoadedRewardModel | ValueModel:
         return load_value_model(options, path)
     if options.min_pixels or options.max_pixels:
         key = "min_pixels" if options.max_pixels is None else "max_pixels"
-        raise ModelError(f"model.{key} given, but the sequence classifier {path} sees no pictures here; remove it")
+        raise ModelError(
+            f"model.{key} is set, but the sequence classifier {path} does not see pictures here; remove it"
+        )
     if (path / "adapter_config.json").is_file():
-        raise ModelError(f"{path} is an adapter; write the checkpoint that it is for as path, and this one as adapter")
+        raise ModelError(f"{path} is an adapter; set path to the checkpoint that it is for, and adapter to this one")
     require_safetensors(path)
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
@@ -195,7 +197,7 @@ def load_reward_model(options: RewardModel) -> LoadedRewardModel | ValueModel:
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     if positions is not None and options.max_tokens > positions:
         raise ModelError(
-            f"model.max_tokens: {options.max_tokens} given, but {path} reads {positions} tokens at most; write "
+            f"model.max_tokens: got {options.max_tokens}, but {path} reads at most {positions} tokens; use "
             f"{positions} or less"
         )
     with memory_to_load(path, "take a smaller reward model, or a machine with more memory"):
@@ -226,13 +228,13 @@ def _load_weights(path: Path, options: RewardModel) -> Any:
         raise ModelError(f"{path}: its weights cannot be read: {error}") from error
     if missing := found["missing_keys"]:
         raise ModelError(
-            f"{path} is no reward model: it has no weights for {named_few(missing)}, and random ones would make random "
-            "rewards; write a checkpoint that was trained as a sequence classifier"
+            f"{path} is not a reward model: it has no weights for {named_few(missing)}, and random ones would make "
+            "random rewards; use a checkpoint that was trained as a sequence classifier"
         )
     if left := [name for name in found["unexpected_keys"] if not name.startswith(LEFT_BY_TRAINING)]:
         raise ModelError(
             f"{path}: transformers' {type(model).__name__} has no place for its {named_few(left)}, and would score "
-            "without; write a checkpoint in transformers' own format"
+            "without them; use a checkpoint in transformers' own format"
         )
     model.requires_grad_(False)
     model.config.get_text_config().use_cache = False  # no token follows
@@ -241,8 +243,8 @@ def _load_weights(path: Path, options: RewardModel) -> Any:
         return model.to(device).eval()
     except torch.OutOfMemoryError as error:
         raise ModelError(
-            f"{path} does not fit into the GPU's memory beside what is there: {first_line(error)}; write "
-            "model.device: cpu, or a smaller model"
+            f"{path} does not fit into the GPU's memory beside what is already there: {first_line(error)}; set "
+            "model.device: cpu, or use a smaller model"
         ) from error
 
 
@@ -254,8 +256,8 @@ def _chat_template(path: Path, tokenizer: Any, options: RewardModel) -> str:
             raise ModelError(f"model.template: {options.template} cannot be read: {error}") from error
     if not isinstance(tokenizer.chat_template, str):
         raise ModelError(
-            f"{path}: its tokenizer has no chat template, so how it wants a conversation is not known; give "
-            "model.template a file with the one that it was trained with"
+            f"{path}: its tokenizer has no chat template, so the format of a conversation is unknown; set "
+            "model.template to a file with the one that it was trained with"
         )
     return tokenizer.chat_template
 
@@ -263,7 +265,7 @@ def _chat_template(path: Path, tokenizer: Any, options: RewardModel) -> str:
 def _label(path: Path, count: int, given: int | None) -> int:
     """Choose the score. Raises ModelError unless the model has one, or the recipe names one of several."""
     if given is None and count > 1:
-        raise ModelError(f"{path} gives {count} scores; write which one is the reward: model.label: 0 to {count - 1}")
+        raise ModelError(f"{path} gives {count} scores; say which one is the reward with model.label: 0 to {count - 1}")
     if given is not None and given >= count:
-        raise ModelError(f"model.label: {given} given, but {path} gives {count}, counted from 0")
+        raise ModelError(f"model.label: got {given}, but {path} gives {count}, counted from 0")
     return given or 0

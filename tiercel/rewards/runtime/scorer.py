@@ -143,8 +143,8 @@ class _ReadyReward:
 def require_coordinates(rewards: Sequence[RewardEntry], coordinate_space: CoordinateSpace | None) -> None:
     """Raise RecipeError where a reward reads boxes and it is not known how the model's family writes them."""
     problems = [
-        f"rewards.{index}.name: {reward.title} reads boxes, and this model's family does not document how it "
-        "writes them; set data.coordinates, or take a reward without boxes"
+        f"rewards.{index}.name: {reward.title} reads boxes, and this model's family does not document how it writes "
+        "them; set data.coordinates, or use a reward without boxes"
         for index, reward in enumerate(rewards)
         if coordinate_space is None and isinstance(reward, GROUNDING)
     ]
@@ -260,7 +260,7 @@ def _ask_itself(reward: RewardEntry) -> Ask:
         except (ArithmeticError, ValueError, RecursionError) as error:  # of what a model may write
             return RewardValue(value=None, failure=f"reward {reward.name}, row {sample.id}: {error!r}")
         if value is not None and not abs(value) <= LARGEST_VALUE:
-            return RewardValue(value=None, failure=f"reward {reward.name}, row {sample.id}: {value} is no reward")
+            return RewardValue(value=None, failure=f"reward {reward.name}, row {sample.id}: {value} is not a reward")
         return RewardValue(value=value)
 
     return lambda samples, right, prompts: tuple(map(ask_one, samples, right))

@@ -118,7 +118,7 @@ class UserReward:
         self.hear(f"{self.call} printed{more}:\n  " + text.replace("\n", "\n  "))
         self._heard += len(lines)
         if self._heard >= MOST_HEARD:
-            self.hear(f"{self.call}: what it prints from here on is left out of this log")
+            self.hear(f"{self.call}: its further output is left out of this log")
 
 
 def checked_reply(reply: Mapping[str, Any]) -> tuple[float | None, str | None]:

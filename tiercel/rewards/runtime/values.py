@@ -77,7 +77,7 @@ class ValueModel:
         found = []
         for source, image in zip(row.visuals, prompt.images, strict=False):  # the row may have pictures of later turns
             if isinstance(source, VideoSource):
-                raise DataError("a reward model of `tiercel reward` takes no videos as a reward", field="videos")
+                raise DataError("a reward model of `tiercel reward` does not accept videos as a reward", field="videos")
             width, height = image.plan.original_size
             found.append(self._family.encode_image(decode(source, row.image_roots, width * height), row.pixels))
         return tuple(found)
@@ -87,7 +87,7 @@ class ValueModel:
         row, first = answer.prompt.row, answer.prompt.messages[0]
         turns = prompt_messages(row.messages)
         if row.boxes and "<bbox>" in answer.text:
-            raise DataError("the completion has a mark of rows, <bbox>", field="messages")
+            raise DataError("the completion contains <bbox>, a mark of rows", field="messages")
         boxes = sum(message.content.count("<bbox>") for message in turns)
         answered = replace(
             row,
@@ -139,7 +139,7 @@ def load_value_model(options: RewardModel, path: Path) -> ValueModel:
     """Load a reward model of `tiercel reward` from its directory, or from its base's with `options.adapter`. Raises
     ModelError."""
     if options.label:
-        raise ModelError(f"model.label: {options.label} given, but {path} gives 1, counted from 0")
+        raise ModelError(f"model.label: got {options.label}, but {path} gives 1, counted from 0")
     on_gpu = options.device == "auto" and torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")
     model = Model(path=str(path), min_pixels=options.min_pixels, max_pixels=options.max_pixels)
@@ -156,4 +156,4 @@ def load_value_model(options: RewardModel, path: Path) -> ValueModel:
 def _require_value_head(directory: Path) -> None:
     file = directory / WHOLE_FILE
     if not file.is_file() or not any(name.startswith(f"{NAME}.") for name in read_tensors(file)):
-        raise ModelError(f"{directory} has no value head; write what `tiercel reward` trained")
+        raise ModelError(f"{directory} has no value head; use a model that `tiercel reward` trained")

@@ -28,7 +28,7 @@ def as_line(fields: Mapping[str, Any], row_id: str, columns: Mapping[str, Any]) 
         for column, value in columns.items():
             if not _is_json(value):
                 raise NotJson(
-                    f"row {row_id}, column {column}: a {type(value).__name__} cannot be handed to your code as JSON "
+                    f"row {row_id}, column {column}: a {type(value).__name__} cannot be passed to your code as JSON "
                     f"({error}); store it as text, a number or a list"
                 ) from error
         raise

@@ -104,7 +104,7 @@ def load_function(call: str) -> Callable[..., Any]:
     except forms.NoReward as error:
         raise CannotLoad(f"{source}: {name} {error}") from error
     except BaseException as error:  # of the constructor of a class
-        raise CannotLoad(f"{source}: {name} cannot be made:\n{failure_text(error)}") from error
+        raise CannotLoad(f"{source}: {name} cannot be created:\n{failure_text(error)}") from error
 
 
 def load_named(call: str, load: Callable[[str], ModuleType]) -> tuple[str, str, Callable[..., Any]]:
@@ -112,7 +112,7 @@ def load_named(call: str, load: Callable[[str], ModuleType]) -> tuple[str, str, 
     CannotLoad."""
     source, _, name = call.rpartition(":")
     if not source or not name.isidentifier():
-        raise CannotLoad(f"{call!r} given; write {CALL_FORM}")
+        raise CannotLoad(f"got {call!r}; use {CALL_FORM}")
     try:
         module = load(source)
     except CannotLoad:
@@ -124,7 +124,7 @@ def load_named(call: str, load: Callable[[str], ModuleType]) -> tuple[str, str, 
         there = ", ".join(dict.fromkeys([*functions_of(module), *_registrations(module)])) or "none"
         if found is None:
             raise CannotLoad(f"{source} has no function {name}; its functions are: {there}")
-        raise CannotLoad(f"{source} has no function, but something else, called {name}; its functions are: {there}")
+        raise CannotLoad(f"{source} has a {name} that is not a function; its functions are: {there}")
     return source, name, found
 
 
@@ -155,7 +155,7 @@ def _load_with_stand_in(source: str) -> ModuleType:
         if not forms.is_swifts(error):
             raise
         raise CannotLoad(
-            f"{source} imports more of ms-swift, which is not installed, than {', '.join(forms.STOOD_IN)} of "
+            f"{source} imports more from ms-swift, which is not installed, than {', '.join(forms.STOOD_IN)} of "
             f"swift.plugin or swift.rewards ({error}); remove that import, or install ms-swift"
         ) from error
 
@@ -204,9 +204,9 @@ def _as_list(values: Any, expected: int) -> list[Any]:
     if hasattr(values, "tolist"):  # arrays and tensors
         values = values.tolist()
     if not isinstance(values, list | tuple):
-        raise TypeError(f"a batched reward answers a list, not a {type(values).__name__}")
+        raise TypeError(f"a batched reward must return a list, not a {type(values).__name__}")
     if len(values) != expected:
-        raise ValueError(f"{len(values)} answers for {expected} samples; a batched reward answers one per sample")
+        raise ValueError(f"{len(values)} answers for {expected} samples; a batched reward must return one per sample")
     return list(values)
 
 
@@ -217,14 +217,14 @@ def checked_value(value: Any) -> dict[str, Any]:
     if not isinstance(value, numbers.Real) and getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()  # a number in an array's or a tensor's clothes
     if not isinstance(value, numbers.Real):
-        return {"failure": f"answered {_brief(value)}, a {type(value).__name__}; a reward answers a number or None"}
+        return {"failure": f"returned {_brief(value)}, a {type(value).__name__}; a reward must return a number or None"}
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not abs(number) <= LARGEST_VALUE:  # NaN fails this too
         return {
-            "failure": f"answered {_brief(number)}; a reward answers a finite number, or None where it does not apply"
+            "failure": f"returned {_brief(number)}; a reward must return a finite number, or None if it does not apply"
         }
     return {"value": number}
 

@@ -37,8 +37,8 @@ class CheckpointForm:
         engine has read, or if shapes differ."""
         if mixtures(model):
             raise EnvironmentProblem(
-                f"rollout.engine: vLLM given without lora, but {family.name} has experts, whose weights a checkpoint "
-                "holds in another form; add the section lora, or write rollout.engine: local"
+                f"rollout.engine: vLLM needs lora here, because {family.name} has experts, whose weights a "
+                "checkpoint holds in another form; add the section lora, or set rollout.engine: local"
             )
         names = saved_names(family, model)
         tensors = saved_tensors(model)
@@ -95,14 +95,14 @@ def require_same(given: Shapes, wanted: Shapes, left_out: str) -> None:
     unknown = sorted(set(given) - set(wanted))
     other = sorted(name for name in set(given) & set(wanted) if given[name] != wanted[name])
     for names, fault in (
-        (missing, "is missing among the trainer's weights"),
+        (missing, "is missing from the trainer's weights"),
         (unknown, "is not in the checkpoint"),
-        (other, "has another shape than in the checkpoint"),
+        (other, "has a different shape in the checkpoint"),
     ):
         if names:
             raise EnvironmentProblem(
                 f"rollout.engine: vLLM: {names[0]} {fault}, and {len(names) - 1} more; the engine would keep old "
-                "weights; save the checkpoint again by this transformers, or write rollout.engine: local"
+                "weights; save the checkpoint again with this transformers, or set rollout.engine: local"
             )
 
 
@@ -119,7 +119,7 @@ def reload(engine: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
     engine.apply_model(_pack_head_again)
     engine.llm_engine.reset_encoder_cache()  # reload_weights empties the worker's part of it, not the scheduler's
     if not engine.reset_prefix_cache():
-        raise RuntimeError("its prefix cache, which the old weights computed, cannot be emptied")
+        raise RuntimeError("its prefix cache, computed with the old weights, cannot be emptied")
 
 
 def _pack_head_again(model: nn.Module) -> None:

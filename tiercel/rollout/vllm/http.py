@@ -90,7 +90,7 @@ class VllmServer:
         base = (await self.models())[0]
         if base.max_model_len is not None and base.max_model_len < needs.row_tokens:
             raise EnvironmentProblem(
-                f"{self.url}: takes {base.max_model_len} tokens, but a prompt and its completion have up to "
+                f"{self.url}: accepts {base.max_model_len} tokens, but a prompt and its completion have up to "
                 f"{needs.row_tokens}; start it with --max-model-len {needs.row_tokens}"
             )
         if base.root and Path(base.root).name not in {Path(name).name for name in needs.model_names}:
@@ -119,14 +119,14 @@ class VllmServer:
             reply = await self._request("POST", path, given, WEIGHTS_SECONDS)
             if reply.status in (404, 405):
                 raise EnvironmentProblem(
-                    f"{self.url}: has no {path}, by which all weights are replaced; start it with "
-                    f"{DEV_MODE}=1 in its environment, where only the trainer reaches its port: this path "
-                    "asks for no key; or add the section lora"
+                    f"{self.url}: has no {path}, which replaces all weights; start it with {DEV_MODE}=1 in its "
+                    "environment, where only the trainer can reach its port, because this path asks for no key; or "
+                    "add the section lora"
                 )
             if reply.status >= 400:
                 raise EnvironmentProblem(f"{self.url}: refuses the weights {directory}: {_message(reply)}")
             if path in RESETS and "false" in reply.text():  # {"success": false}
-                raise ServerFault(f"{path}: it has other requests, which hold what the old weights computed")
+                raise ServerFault(f"{path}: it has other requests, which hold results of the old weights")
 
     async def unload(self, name: str) -> None:
         """Unload an adapter, if it is loaded."""
@@ -139,8 +139,8 @@ class VllmServer:
             raise AdapterMissing(f"it does not know {body['model']}")
         if reply.status in (403, 404) and path == GENERATE:
             raise EnvironmentProblem(
-                f"{self.url}: has no {GENERATE}, by which several turns are sampled and teachers asked; start vLLM "
-                "0.32 or newer with --enable-scale-out"
+                f"{self.url}: has no {GENERATE}, which is needed to sample several turns and to ask teachers; start "
+                "vLLM 0.32 or newer with --enable-scale-out"
             )
         if reply.status >= 400:
             raise EnvironmentProblem(f"{self.url}: {_completion_advice(_message(reply))}")

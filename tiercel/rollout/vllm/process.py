@@ -82,8 +82,8 @@ class ProcessSampler:
             )
         if adapts_vision and not all(self.engine.apply_model(_adapts_vision)):
             raise EnvironmentProblem(
-                f"rollout.engine: vllm: this vLLM leaves out adapters on vision layers of {family.name}; update vLLM, "
-                "or write lora.targets: language, or rollout.engine: local"
+                f"rollout.engine: vllm: this vLLM ignores adapters on vision layers of {family.name}; update vLLM, "
+                "or set lora.targets: language, or rollout.engine: local"
             )
         self.adapter: Any = None
         self.version = 0
@@ -254,7 +254,7 @@ class ProcessSampler:
         except ImpossibleCompletion as error:
             raise TrainingError(
                 f"rollout.engine: vllm: row {prompt.row.id}: its answer cannot be right: {error}; update vLLM, or "
-                "write rollout.engine: local"
+                "set rollout.engine: local"
             ) from error
 
 
@@ -315,10 +315,10 @@ def _build_engine(options: dict[str, Any], sleep_level: int) -> Any:
         return LLM(**options)
     except Exception as error:  # any kind, for models that vLLM supports only in part
         remedy = (
-            f"`tiercel plan` says how much memory vLLM needs; it has rollout.vllm.gpu_memory_utilization "
-            f"({options['gpu_memory_utilization']:g}) of it"
+            "`tiercel plan` says how much memory vLLM needs; its share is rollout.vllm.gpu_memory_utilization "
+            f"({options['gpu_memory_utilization']:g})"
             if "memory" in str(error).lower()
-            else "docs/vllm.md has the models that were tried; rollout.engine: local needs no vLLM"
+            else "docs/vllm.md lists the models that were tried; rollout.engine: local does not need vLLM"
         )
         raise EnvironmentProblem(
             f"rollout.engine: vllm does not start: {type(error).__name__}: {error}; {remedy}"
@@ -329,8 +329,9 @@ def _require_reload(installed: Version, sleep_level: int) -> None:
     """Raise EnvironmentProblem if this vLLM cannot read its weights again with an adapter loaded."""
     if sleep_level == 2 and installed < RELOADS_WITH_LORA:
         raise EnvironmentProblem(
-            f"rollout.vllm.sleep_level: 2 given, but vLLM {installed} fails to read weights again beside an adapter "
-            f"(KeyError in reload_weights); write sleep_level: 1, or install vLLM {RELOADS_WITH_LORA} or newer"
+            f"rollout.vllm.sleep_level: 2 does not work with vLLM {installed}, which cannot read weights again "
+            "beside an adapter (KeyError in reload_weights); set sleep_level: 1, or install vLLM "
+            f"{RELOADS_WITH_LORA} or newer"
         )
 
 
@@ -341,7 +342,7 @@ def _tensor_parallel_group(ranks: Ranks, size: int) -> Any:
         return None
     if ranks.world_size % size:
         raise EnvironmentProblem(
-            f"rollout.vllm.tensor_parallel: {size} given with {ranks.world_size} ranks, which are not a multiple of it"
+            f"rollout.vllm.tensor_parallel: got {size}, but {ranks.world_size} ranks are not a multiple of it"
         )
     mine, _ = dist.new_subgroups(size, backend="gloo")
     return mine

@@ -78,7 +78,8 @@ def require_served(family: Family, engine: str) -> None:
     """Raise EnvironmentProblem if vLLM does not compute this family as the trainer does."""
     if family.name in NOT_SERVED:
         raise EnvironmentProblem(
-            f"rollout.engine: {engine} given with {family.name}, {NOT_SERVED[family.name]}; write rollout.engine: local"
+            f"rollout.engine: {engine} does not support {family.name}, {NOT_SERVED[family.name]}; set "
+            "rollout.engine: local"
         )
 
 
@@ -86,8 +87,8 @@ def require_vision_adapters(family: Family, engine: str) -> None:
     """Raise EnvironmentProblem if vLLM leaves out adapters on vision layers of this family, or refuses them."""
     if family.name not in VISION_ADAPTERS:
         raise EnvironmentProblem(
-            f"rollout.engine: {engine} given with an adapter on vision layers of {family.name}, which vLLM does not "
-            f"apply; it does for {', '.join(VISION_ADAPTERS)}; write lora.targets: language, or rollout.engine: local"
+            f"rollout.engine: {engine} does not apply an adapter on vision layers of {family.name}; it does for "
+            f"{', '.join(VISION_ADAPTERS)}; set lora.targets: language, or rollout.engine: local"
         )
 
 
@@ -102,9 +103,9 @@ def make_completion(
     """Make a Completion from an engine's answer. The text is decoded here, so that it is the same from every engine.
     Raises ImpossibleCompletion."""
     if not token_ids or len(token_ids) > params.max_new_tokens:
-        raise ImpossibleCompletion(f"token_ids: {len(token_ids)} came; 1 to {params.max_new_tokens} are possible")
+        raise ImpossibleCompletion(f"token_ids: got {len(token_ids)}; expected 1 to {params.max_new_tokens}")
     if len(logprobs) != len(token_ids):
-        raise ImpossibleCompletion(f"logprobs: {len(logprobs)} came for {len(token_ids)} token_ids")
+        raise ImpossibleCompletion(f"logprobs: got {len(logprobs)} for {len(token_ids)} token_ids")
     ids_L = torch.tensor(list(token_ids), dtype=torch.int64)
     logprobs_L = torch.tensor(list(logprobs), dtype=torch.float32)
     _require_possible(family, ids_L, logprobs_L)
@@ -112,7 +113,7 @@ def make_completion(
     has_end = token_ids[-1] in family.checkpoint.end_token_ids
     if finish_reason == "stop" and not has_end and not params.stop:
         raise ImpossibleCompletion(
-            f"finish_reason: 'stop' came; token_ids ends with {token_ids[-1]}, which is not an end token"
+            f"finish_reason: got 'stop', but token_ids ends with {token_ids[-1]}, which is not an end token"
         )
     said = list(token_ids[:-1] if has_end else token_ids)
     return Completion(
@@ -139,7 +140,7 @@ def _require_possible(family: Family, ids_L: Tensor, logprobs_L: Tensor) -> None
     for field, values_L, is_wrong_L, reason in faults:
         if bool(is_wrong_L.any()):
             place = int(is_wrong_L.nonzero()[0])
-            raise ImpossibleCompletion(f"{field}[{place}]: {brief(values_L[place].item())} came; {reason}")
+            raise ImpossibleCompletion(f"{field}[{place}]: got {brief(values_L[place].item())}; {reason}")
 
 
 def require_same_prompt(family: Family, prompt: EncodedPrompt, token_ids: Sequence[int], source: str) -> None:
@@ -159,7 +160,7 @@ def require_same_prompt(family: Family, prompt: EncodedPrompt, token_ids: Sequen
     texts = [family.tokenizer.decode(list(ids[max(0, place - 4) : place + 8])) for ids in (here, token_ids)]
     raise EnvironmentProblem(
         f"{start} from token {place} on: {texts[1]!r} there, {texts[0]!r} here; its chat template or tokenizer "
-        "differs: start vLLM with the same checkpoint, and with --chat-template and the trainer's own"
+        "differs: start vLLM with the same checkpoint, and pass the trainer's own template with --chat-template"
     )
 
 

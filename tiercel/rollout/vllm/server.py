@@ -303,20 +303,20 @@ class ServerSampler:
         if answer.model != name:
             raise AdapterMissing(f"it answered with {brief(answer.model)}; {name} was requested")
         if answer.prompt_token_ids is None:
-            raise EnvironmentProblem(f"{url}: gives no token ids (return_token_ids); update vLLM to 0.11 or newer")
+            raise EnvironmentProblem(f"{url}: returns no token ids (return_token_ids); update vLLM to 0.11 or newer")
         require_same_prompt(self.family, asked.prompt, answer.prompt_token_ids, url)
         choices = sorted(answer.choices, key=lambda choice: choice.index)
         if (numbers := [choice.index for choice in choices]) != list(range(asked.params.group_size)):
             raise InvalidAnswer(
-                f"{self.pool.route.path}: choices: {brief(numbers)} came as indices; {asked.params.group_size} were "
-                "asked for"
+                f"{self.pool.route.path}: choices: got {brief(numbers)} as indices; {asked.params.group_size} were "
+                "requested"
             )
         return tuple(self._completion(choice, asked.seed + choice.index, asked.params) for choice in choices)
 
     def _completion(self, choice: CompletionChoice, seed: int, params: SamplingParams) -> Completion:
         field = f"{self.pool.route.path}: choices[{choice.index}]"
         if choice.finish_reason not in ("stop", "length"):
-            raise ServerFault(f"{field}.finish_reason: {brief(choice.finish_reason)} came")
+            raise ServerFault(f"{field}.finish_reason: got {brief(choice.finish_reason)}")
         token_ids = choice.token_ids or ()
         entries = (choice.logprobs and choice.logprobs.content) or ()
         logprobs = [entry.logprob for entry in entries]
@@ -327,7 +327,7 @@ class ServerSampler:
         for place, (token, entry) in enumerate(zip(token_ids, entries, strict=True)):
             if entry.named_id not in (None, str(token)):
                 raise InvalidAnswer(
-                    f"{field}.logprobs[{place}]: {brief(entry.named_id)} came; token_ids has {token} there"
+                    f"{field}.logprobs[{place}]: got {brief(entry.named_id)}, but token_ids has {token} there"
                 )
         return completion
 
@@ -456,11 +456,11 @@ class ServerSampler:
         answer = await state.server.complete(self.pool.route.path, body)
         entries = [entry for choice in answer.choices if choice.logprobs for entry in choice.logprobs.content or ()]
         if not entries:
-            raise EnvironmentProblem(f"{state.server.url}: gives no logprobs; update vLLM")
+            raise EnvironmentProblem(f"{state.server.url}: returns no logprobs; update vLLM")
         if abs(entries[0].logprob) > ROUNDING:
             raise EnvironmentProblem(
-                f"{state.server.url}: gives logprobs of the raw logits; "
-                "start it with --logprobs-mode processed_logprobs"
+                f"{state.server.url}: returns logprobs of the raw logits; start it with --logprobs-mode "
+                "processed_logprobs"
             )
 
 

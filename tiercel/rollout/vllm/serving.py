@@ -172,7 +172,7 @@ def watch(process: "subprocess.Popen[bytes]", is_over: Callable[[], bool]) -> No
     """Wait until `is_over` returns true. Raises TrainingError if the server ends first."""
     while not is_over():
         if (code := process.poll()) is not None:
-            raise TrainingError(f"the vLLM server ended by itself with exit code {code}; its last lines are above")
+            raise TrainingError(f"the vLLM server ended on its own with exit code {code}; its last lines are above")
         time.sleep(HEALTH_POLL_SECONDS)
 
 
@@ -201,7 +201,7 @@ def _require_free_port(port: int) -> None:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            raise EnvironmentProblem(f"127.0.0.1:{port} cannot be used: {error}; give another --port") from error
+            raise EnvironmentProblem(f"127.0.0.1:{port} cannot be used: {error}; use another --port") from error
 
 
 def _end_with_parent() -> None:

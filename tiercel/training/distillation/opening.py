@@ -38,7 +38,8 @@ def open_teacher(recipe: GrpoRecipe, policy: Family, say: Say, ranks: Ranks) -> 
     encode = teacher_encoder(section, chosen.data, family, policy)
     if encode is not None and recipe.rollout.has_turns:
         raise ModelError(
-            f"{section.path}: this teacher makes other tokens or pixels of a row than the policy, but turns with tools "
-            "or an environment follow the policy's own prompt; take a teacher of the same family and processor"
+            f"{section.path}: this teacher makes different tokens or pixels from a row than the policy, but turns "
+            "with tools or an environment follow the policy's own prompt; use a teacher of the same family and "
+            "processor"
         )
     return Teaching(section=section, told_by=told_by, encode=encode, ranks=ranks)

@@ -107,8 +107,8 @@ class ServedTeacher:
                     none = f"no answer within rollout.patience ({self.rollout.patience:g} s)"
                     raise TrainingError(
                         f"{self.key}.url: row {whole.row.id} got {few if faults.are_too_wrong else none}: "
-                        f"{server.url}: {fault}; look into the server's log, start it again, and give the same "
-                        "command, which goes on from the newest checkpoint"
+                        f"{server.url}: {fault}; check the server's log, restart it, and run the same command again, "
+                        "which goes on from the newest checkpoint"
                     ) from fault
                 await asyncio.sleep(pause)
 
@@ -122,12 +122,12 @@ class ServedTeacher:
         most_bytes = SHORT_ANSWER + BYTES_PER_WORD * (told + 2) * len(whole.token_ids_P)
         answer = await server.complete(GENERATE, body, most_bytes)
         if answer.prompt_logprobs is None or answer.prompt_token_ids is None:
-            raise EnvironmentProblem(f"{server.url}: gives no logprobs of prompts; start vLLM 0.32 or newer")
+            raise EnvironmentProblem(f"{server.url}: returns no logprobs of prompts; start vLLM 0.32 or newer")
         require_same_prompt(self.family, whole, answer.prompt_token_ids, server.url)
         if answer.model != model or len(answer.prompt_logprobs) != len(whole.token_ids_P):
-            came = f"{len(answer.prompt_logprobs)} places of {brief(answer.model)} came"
+            came = f"got {len(answer.prompt_logprobs)} places of {brief(answer.model)}"
             raise InvalidAnswer(
-                f"{GENERATE}: prompt_logprobs: {came}; {len(whole.token_ids_P)} of {model} were asked for"
+                f"{GENERATE}: prompt_logprobs: {came}; {len(whole.token_ids_P)} of {model} were requested"
             )
         return self._read(answer.prompt_logprobs, told, whole, continuation)
 
@@ -147,9 +147,9 @@ class ServedTeacher:
             logprobs = {word: entry.logprob for word, entry in (answers[place] or {}).items()}
             sane = all(UNKNOWN < value <= ROUNDING for value in logprobs.values())
             if not sane or sum(map(math.exp, logprobs.values())) > 1 + ROUNDING or len(logprobs) < told:
-                raise InvalidAnswer(f"{GENERATE}: prompt_logprobs[{place}]: {brief(logprobs)} came, no {told} logprobs")
+                raise InvalidAnswer(f"{GENERATE}: prompt_logprobs[{place}]: got {brief(logprobs)}, not {told} logprobs")
             if token not in logprobs or max(logprobs) >= self.family.vocabulary_size:
-                raise InvalidAnswer(f"{GENERATE}: prompt_logprobs[{place}]: {brief(logprobs)} came for token {token}")
+                raise InvalidAnswer(f"{GENERATE}: prompt_logprobs[{place}]: got {brief(logprobs)} for token {token}")
             own = logprobs[token]
             lost = sum(math.exp(logprobs.pop(word)) for word in self._excluded if word in logprobs)
             shift = math.log1p(-min(lost, 1 - ROUNDING))

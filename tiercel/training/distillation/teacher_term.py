@@ -129,7 +129,9 @@ class Teaching:
         item = group.item
         prompt = self.encode(item.prompt.row, item.prompt.index)
         if any(each.images for each in item.continuations):
-            raise DataError("a teacher that is asked otherwise takes no pictures that tools hand back", field="images")
+            raise DataError(
+                ("a teacher with a prompt of its own does not accept pictures returned by tools"), field="images"
+            )
         continuations = [
             replace(each, positions_DL=completion_positions(prompt.positions_DP, len(each.token_ids_L)))
             for each in item.continuations
@@ -182,15 +184,15 @@ def require_same_words(teacher: Family, policy: Family) -> None:
     if words != others:
         different = sorted(word for word in words.keys() | others.keys() if words.get(word) != others.get(word))
         raise ModelError(
-            f"{teacher.checkpoint.path}: the teacher's tokenizer is another than that of {policy.checkpoint.path}; "
-            f"{len(different)} words have other ids, such as {', '.join(map(repr, different[:3]))}; take a teacher "
-            "with the same tokenizer"
+            f"{teacher.checkpoint.path}: the teacher's tokenizer differs from the one of {policy.checkpoint.path}; "
+            f"{len(different)} words have different ids, such as {', '.join(map(repr, different[:3]))}; use a "
+            "teacher with the same tokenizer"
         )
     if unlike := set(teacher.placeholder_ids) ^ set(policy.placeholder_ids):
         raise ModelError(
-            f"{teacher.checkpoint.path}: the teacher and {policy.checkpoint.path} do not keep the same words for "
+            f"{teacher.checkpoint.path}: the teacher and {policy.checkpoint.path} do not reserve the same words for "
             f"pictures; one of them may write {', '.join(teacher.tokenizer.convert_ids_to_tokens(sorted(unlike)))}; "
-            "take a teacher that sees pictures as the policy does"
+            "use a teacher that sees pictures as the policy does"
         )
 
 

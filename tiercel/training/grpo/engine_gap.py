@@ -86,8 +86,8 @@ def require_near(recipe: GrpoRecipe, step: int, sums: Mapping[str, float], large
     stop."""
     if recipe.rollout.parity_action == "stop" and (problem := gap_problem(recipe, sums, largest)) is not None:
         raise TrainingError(
-            f"step {step + 1}: {problem}; this update was not made; {recipe.rollout.engine_kind.remedy}, and give the "
-            "same command, which goes on from the newest checkpoint; rollout.parity_action: warn would go on"
+            f"step {step + 1}: {problem}; this update was not made; {recipe.rollout.engine_kind.remedy}, and run the "
+            "same command again, which goes on from the newest checkpoint; rollout.parity_action: warn would go on"
         )
 
 

@@ -122,14 +122,14 @@ def check_parity(
     if not limits.admit(gap):
         quantize = recipe.model.quantize
         own = (
-            f"the trainer's weights are in {quantize}, by model.quantize, and an engine's are not; or "
+            f"the trainer's weights are in {quantize} because of model.quantize, and an engine's are not; or "
             if quantize
             else ""
         )
         raise EnvironmentProblem(
-            f"{name}: its logprobs differ from the trainer's by {gap}, "
-            f"rollout.parity_tolerance is {tolerance:g}: {own}other weights, another dtype, raw logprobs or other "
-            "picture sizes; give the engine the recipe's model.path, model.dtype and pixel limits"
+            f"{name}: its logprobs differ from the trainer's by {gap}, but rollout.parity_tolerance is "
+            f"{tolerance:g}: {own}other weights, another dtype, raw logprobs or other picture sizes; give the engine "
+            "the recipe's model.path, model.dtype and pixel limits"
         )
     with _moved(trainer, recipe, groups, scores, say):
         sync.publish(PROBE)
@@ -139,7 +139,7 @@ def check_parity(
     what = "moved weights" if recipe.lora is None else "a moved adapter"
     if not limits.admit(moved):
         raise EnvironmentProblem(
-            f"{name}: with {what} its logprobs differ from the trainer's by {moved}, without by up to "
+            f"{name}: with {what} its logprobs differ from the trainer's by {moved}, otherwise by up to "
             f"{gap.largest:.2g}: {_likely_cause(trainer, recipe)}"
         )
     say(f"engine and trainer agree: logprobs within {gap.largest:.1g}, with {what} within {moved.largest:.1g}")
@@ -177,7 +177,7 @@ def _moved(
                 break
         scales[part] = max(shifts, key=lambda scale: shifts[scale])
         if (shift := shifts[scales[part]]) == 0.0 or (part == "language" and shift < wanted):
-            raise EnvironmentProblem(f"no noise on what is trained of {part} changes logprobs; is lora.alpha 0?")
+            raise EnvironmentProblem(f"no noise on the trained weights of {part} changes logprobs; is lora.alpha 0?")
         if shift < wanted:
             say(f"the {part} part shifts logprobs by at most {shift:.2g}; an engine without it may not be noticed")
     with trainer.strategy.moved(_noise(recipe.train.seed, [scales[part] for part in parts])):

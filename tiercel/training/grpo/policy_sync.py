@@ -218,6 +218,6 @@ def _require_reward(recipe: GrpoRecipe, toolbox: Toolbox, say: Callable[[str], N
     asked = next((i for i, reward in enumerate(recipe.rewards) if isinstance(reward, OfEnvironment)), None)
     name = recipe.rollout.environment
     if asked is not None and not toolbox.gives_reward:
-        raise RecipeError([f"rewards.{asked}.name: environment given, but {name} has no get_reward; add it"])
+        raise RecipeError([f"rewards.{asked}.name: got environment, but {name} has no get_reward; add it"])
     if asked is None and toolbox.gives_reward:
         say(f"{name} has a get_reward that nothing reads; add {{name: environment}} to rewards to learn from it")

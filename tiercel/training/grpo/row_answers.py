@@ -61,7 +61,7 @@ def _answer(recipe: DistillRecipe, family: Family, prompt: EncodedPrompt) -> Com
     token_ids_L = found.token_ids_L[found.is_scored_L]
     if len(token_ids_L) > recipe.rollout.max_new_tokens:
         raise DataError(
-            f"its answer has {len(token_ids_L)} tokens, above rollout.max_new_tokens "
+            f"its answer has {len(token_ids_L)} tokens, more than rollout.max_new_tokens "
             f"{recipe.rollout.max_new_tokens}; raise it",
             field="messages",
         )

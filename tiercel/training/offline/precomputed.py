@@ -65,7 +65,8 @@ def precomputed(recipe: OfflineRecipe, session: Session, trainer: Trainer) -> Pr
     if found is None:
         if session.start > 0 and whole_parts(recipe):
             raise RunError(
-                f"{file} is missing or of other rows or pictures, and its run has changed the weights; start it anew"
+                f"{file} is missing or belongs to other rows or pictures, and its run has changed the weights; start "
+                "the run over"
             )
         ranks.heartbeat.begin("reference", session.start)
         with waiting(session.say, "computing the reference of all pairs"), trainer.as_reference():
@@ -113,7 +114,7 @@ def _read(file: Path, identity: str) -> dict[str, dict[int, Tensor]] | None:
     try:
         return _found(file, identity)
     except (SafetensorError, LookupError) as error:
-        raise RunError(f"{file} does not have the reference of all pairs: {error}; {NOT_OURS}") from error
+        raise RunError(f"{file} does not contain the reference of all pairs: {error}; {NOT_OURS}") from error
 
 
 def _found(file: Path, identity: str) -> dict[str, dict[int, Tensor]] | None:

@@ -93,7 +93,7 @@ def listed(folders: list[Path]) -> list[ListedRun]:
     there."""
     for folder in folders:
         if not folder.is_dir():
-            raise RunError(f"{folder} is no folder; name one that holds runs, or a run")
+            raise RunError(f"{folder} is not a folder; name one that holds runs, or a run")
     paths = dict.fromkeys(path for folder in folders for path in runs_below(folder))
     return sorted(map(_entry, paths), key=lambda entry: entry.changed)
 

@@ -120,7 +120,9 @@ def opened(file: Path) -> Image.Image:
     try:
         image = Image.open(stream, formats=("PNG",))
         if image.width * image.height > MOST_PIXELS:
-            raise ValueError(f"{image.width} x {image.height} pixels are more than {MOST_PIXELS:,}, which a page takes")
+            raise ValueError(
+                f"{image.width} x {image.height} pixels are more than {MOST_PIXELS:,}, the most that a page shows"
+            )
     except UNREADABLE:
         stream.close()
         raise

@@ -103,7 +103,7 @@ def read_run(path: Path) -> Run:
     """
     config = path / "config.yaml"
     if not config.is_file():
-        raise RunError(f"{path} is no run: it has no config.yaml")
+        raise RunError(f"{path} is not a run: it has no config.yaml")
     problems: list[str] = []
     with reading(path):
         bad_rows = parsed_lines(noted("bad_rows.jsonl", lambda: _text(path / "bad_rows.jsonl"), "", problems))

@@ -31,7 +31,7 @@ class Runs:
         self.left_out = 0  # runs that are older than those of the page
         for path in self._given:
             if not may_come and not any(runs_below(path, _DEPTH)):
-                raise RunError(f"{path} is no run, and no run lies in it: no config.yaml was found")
+                raise RunError(f"{path} is not a run and contains none: no config.yaml was found")
         self.refresh()
 
     def refresh(self) -> bool:

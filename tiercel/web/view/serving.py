@@ -61,7 +61,7 @@ def bound(port: int | None) -> socket.socket:
         except OSError as error:
             listening.close()
             reason = error.strerror
-    raise EnvironmentProblem(f"--port: 127.0.0.1:{port} cannot be used: {reason}; name another port, or none")
+    raise EnvironmentProblem(f"--port: 127.0.0.1:{port} cannot be used: {reason}; use another port, or none")
 
 
 def kept_token(port: int) -> str:
