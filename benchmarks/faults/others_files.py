@@ -50,7 +50,7 @@ SOMEBODYS: dict[str, dict[str, str]] = {
     "a thesis": {"thesis.tex": "1"},
     "a repository": {".git/HEAD": "ref", "README.md": "1"},
     "a recipe by the name of ours": {"config.yaml": "model: {path: m}\n"},
-    "a run's config rounding": {"config.yaml": "# tiercel grpo\n", "rows.jsonl": "{}"},
+    "a run's config and nothing else": {"config.yaml": "# tiercel grpo\n", "rows.jsonl": "{}"},
     "a config of somebody, and a lock": {"config.yaml": "model: {path: m}\n", ".lock": ""},
     "a lock": {".lock": "", "data.bin": "1"},
     "env.json of somebody": {"env.json": "{}"},

@@ -76,7 +76,7 @@ MISBEHAVIOURS: dict[str, Misbehaviour] = {
         "for number in range(3, 300):\n"
         "    with contextlib.suppress(OSError): os.write(number, b'nonsense\\n')\n"
         "time.sleep(1e6)",
-        "answers",
+        "its connection",
     ),
     "allocates 10 GB": _ending("[b'x' * 10**7 for _ in range(1000)]", "reliability.reward_memory_gb = 0.4", timeout=10),
     "allocates 10 GB in children": _ending(

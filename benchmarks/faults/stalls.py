@@ -62,5 +62,5 @@ def _culprit_problem(run_directory: Path, said: str, rank: int) -> str | None:
     if "the ranks are at different places" in said:  # they met again, in another collective
         return None if f"rank {rank} skipped a collective" in said else f"names another rank: {said[-500:]}"
     if not any(line.strip().startswith(f"rank {rank} ") for line in said.splitlines()):
-        return f"does not start over with rank {rank}: {said[-500:]}"
+        return f"does not begin with rank {rank}: {said[-500:]}"
     return None if list((run_directory / "stall").glob("step-*/rank-*.txt")) else "no stacks were written"

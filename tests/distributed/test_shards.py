@@ -218,4 +218,4 @@ def test_a_shard_that_is_not_what_was_written_is_named(shared, tmp_path, harm):
     data[-1] ^= 1
     shard.write_bytes(bytes(data))
     found = problem_with(checkpoint)
-    assert found == "optimizer/rank-00001-00000.safetensors does not contain the sha256 of the manifest"
+    assert found == "optimizer/rank-00001-00000.safetensors does not have the sha256 of the manifest"
