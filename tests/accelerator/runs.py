@@ -154,7 +154,7 @@ def test_a_read_in_the_learner_is_refused(tiny_checkpoints, rows, monkeypatch):
         return scores(self, hidden_NH, *given, **named)
 
     monkeypatch.setattr(learner.TokenHead, "forward", reading)
-    with pytest.raises(WaitsForDevice, match=r"Learner\._scores: read"):
+    with pytest.raises(WaitsForDevice, match=r"PackedPolicy\._scores: read"):
         run_grpo(recipe_of(tiny_checkpoints["qwen2_vl"], rows))
 
 
