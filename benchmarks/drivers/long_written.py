@@ -69,7 +69,8 @@ def make_many(folder: Path, count: int, steps: int) -> Path:
 TREE = "TIERCEL_CONFIG_TREE"  # a variable: the checkout whose keys config.yaml has, so that older ones can read it
 _PRINT = """
 import sys
-print(render(load_recipe("grpo", sys.argv[1], (), check_paths=False).model_dump(mode="json")), end="")
+from tiercel.config import load_recipe, recipe_to_yaml
+print(recipe_to_yaml(load_recipe("grpo", sys.argv[1], (), check_paths=False)), end="")
 """
 
 
