@@ -71,9 +71,22 @@ class Nursery:
         self._process = subprocess.Popen(words, env=self.environment, pass_fds=[theirs.fileno()])
         theirs.close()
 
-    def start(self, words: Sequence[str], out: BinaryIO, err: BinaryIO | None = None) -> Command:
-        """Start `python -m tiercel WORDS`, whose output goes to files."""
-        request = json.dumps({"words": list(words), "folder": os.getcwd(), "environment": self.environment})
+    def start(
+        self,
+        words: Sequence[str],
+        out: BinaryIO,
+        err: BinaryIO | None = None,
+        module: str = "tiercel",
+        environment: Mapping[str, str] | None = None,
+    ) -> Command:
+        """Start `python -m MODULE WORDS`, whose output goes to files. `environment` is added to the nursery's own."""
+        asked = {
+            "module": module,
+            "words": list(words),
+            "folder": os.getcwd(),
+            "environment": {**self.environment, **(environment or {})},
+        }
+        request = json.dumps(asked)
         reading, writing = os.pipe()
         try:
             files = [out.fileno(), (err or out).fileno(), writing]
@@ -97,6 +110,36 @@ class Nursery:
     def close(self) -> None:
         self._requests.close()
         self._process.wait()
+
+
+def run_ranks(nursery: Nursery, count: int, module: str, words: Sequence[str], timeout: float) -> str:
+    """Run `python -m MODULE WORDS` as `count` ranks on this machine, as a launcher starts them, and return what they
+    print. Once a rank has failed, the others are killed."""
+    world = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
+    world["MASTER_PORT"] = str(free_port())
+    with tempfile.TemporaryFile() as out:
+        ranks = [
+            nursery.start(words, out, module=module, environment={**world, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank in range(count)
+        ]
+        deadline = time.monotonic() + timeout
+        while any(rank.poll() is None for rank in ranks):
+            if time.monotonic() > deadline or any(rank.poll() for rank in ranks):
+                break
+            time.sleep(0.02)
+        codes = [rank.poll() for rank in ranks]
+        for rank in ranks:
+            rank.kill()
+            rank.wait(30)
+        said = _text_of(out)
+    assert codes == [0] * count, f"the ranks ended with {codes}:\n{said[-8000:]}"
+    return said
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
 
 
 def _text_of(file: BinaryIO) -> str:
@@ -145,8 +188,8 @@ def main() -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    sys.argv[:] = ["tiercel", *request["words"]]
-    runpy.run_module("tiercel", run_name="__main__", alter_sys=True)
+    sys.argv[:] = [request["module"], *request["words"]]
+    runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

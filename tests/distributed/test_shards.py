@@ -16,6 +16,8 @@ from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from tests.distributed.test_launch import ENVIRONMENT, rank_process
+from tests.distributed.test_strategies import nursery
+from tests.forked import run_ranks
 from tests.training.test_loops import run_offline, sft_recipe, write_rows
 from tests.training.test_resume import write_recipe
 from tiercel.config import SftRecipe
@@ -78,11 +80,8 @@ def start(place: Path, name: str, *arguments: str) -> subprocess.Popen:
 def watched(place: Path, name: str, count: int, *changes: str) -> str:
     """What ranks with small files say."""
     recipe = write_recipe(place / f"{name}.yaml", make_recipe(place, name))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    words = ["-m", "tests.distributed.shards_worker", str(SMALL), "sft", str(recipe), *changes]
-    done = subprocess.run([*launch, *words], env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    words = [str(SMALL), "sft", str(recipe), *changes]
+    return run_ranks(nursery(), count, "tests.distributed.shards_worker", words, timeout=300)
 
 
 def branch(place: Path, run: Path, name: str, step: int) -> None:

@@ -1,14 +1,14 @@
 """Every strategy makes the same updates as one process, and none hangs, whatever lies on which rank."""
 
-import os
-import subprocess
-import sys
+from functools import cache
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests import forked
 from tests.distributed.worker import STEPS, kinds_of
+from tests.forked import Nursery
 from tests.tiny_models import FAMILY_NAMES
 from tests.training.test_loops import write_rows
 
@@ -18,20 +18,19 @@ WORLDS = (("ddp", 2), ("ddp", 4), ("fsdp2", 2), ("hsdp", 4), ("zero3", 2), ("zer
 WORLDS += (("context 2", 2), ("context 4", 4))
 
 
+RANKS = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "TOKENIZERS_PARALLELISM": "false"}
+
+
+@cache
+def nursery() -> Nursery:
+    """Return what ranks are forked from, for as long as the tests run."""
+    return Nursery(["tests.distributed.worker", "tests.distributed.shards_worker", "deepspeed"], RANKS)
+
+
 def run_ranks(count: int, *arguments: str, timeout: float = 400) -> str:
-    """What the workers print. They end by themselves: their collectives wait three minutes at most."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(
-        [*command, "-m", "tests.distributed.worker", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
-    return done.stdout
+    """Run the worker on ranks, and return what they print. They end by themselves: their collectives wait three minutes
+    at most."""
+    return forked.run_ranks(nursery(), count, "tests.distributed.worker", arguments, timeout)
 
 
 @pytest.fixture(scope="module")
