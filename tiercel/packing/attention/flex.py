@@ -20,7 +20,7 @@ from tiercel.models.layers.sight import Sight, Span
 from tiercel.models.weights.memory_errors import is_out_of_memory
 from tiercel.packing.attention.block_mask import BLOCK, block_mask
 from tiercel.packing.compiling import default_backend, few_graphs
-from tiercel.packing.layout import BySight, GroupSpans, PrefixLayout
+from tiercel.packing.tree import BySight, Node, PrefixTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +117,14 @@ class FlexAttention:
 
     def __init__(
         self,
-        layout: PrefixLayout,
+        tree: PrefixTree,
         device: torch.device,
         queries: Sequence[Span] | None = None,
         attend: Attend | None = None,
     ):
-        queries = queries or layout.after(0)
+        queries = queries or tree.after(0)
         self.padding = Padding.of(queries)
-        padded, filled = layout.padded(self.padding.front, self.padding.back), self.padding.filled(queries)
+        padded, filled = tree.padded(self.padding.front, self.padding.back), self.padding.filled(queries)
         assert padded.length % BLOCK == 0, padded.length  # the kernels rely on it: flex_kernels.py
         self.masks = BySight(padded, lambda sight: block_mask(padded, device, filled, sight))
         self.attend = attend or compiled_flex(default_backend(device))
@@ -195,14 +195,14 @@ def flex_obstacle(config: Any, dtype: torch.dtype, device: torch.device, *, lear
 @cache
 def _obstacle(query_heads: int, heads: Heads, dtype: torch.dtype, device: torch.device, learns: bool) -> str | None:
     length = 2 * BLOCK
-    layout = PrefixLayout(groups=(GroupSpans(prompt=(0, BLOCK), completions=((BLOCK, length),)),), length=length)
+    tree = PrefixTree(nodes=(Node((0, BLOCK)), Node((BLOCK, length), 0)))
     query, key, value = (
         torch.zeros(1, count, length, heads.size, device=device, dtype=dtype, requires_grad=learns)
         for count in (query_heads, heads.keys, heads.keys)
     )
     try:
         with torch.set_grad_enabled(learns):
-            output = FlexAttention(layout, device)(Layer(index=0, scale=heads.size**-0.5), query, key, value)
+            output = FlexAttention(tree, device)(Layer(index=0, scale=heads.size**-0.5), query, key, value)
         if learns:
             output.sum().backward()
     except RuntimeError as error:  # from the compiler, whose own error classes differ by version

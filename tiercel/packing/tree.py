@@ -1,0 +1,175 @@
+"""Prefix trees: packed tokens in which each beginning that sequences share stands once. Shape suffixes: docs/shapes.md.
+
+The spans of the nodes follow each other in the order of a depth-first walk, `[picture | question 1 | c11 .. c1G |
+question 2 | ..]`, so that all descendants of a node stand between its end and the place where its subtree stops. A token
+sees the earlier tokens of its node and all tokens of the node's ancestors, as far as the layer sees.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from tiercel.devices import moved
+from tiercel.models.layers.sight import FULL, Sight, Span, seen_spans
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Tokens that stand next to each other and have the same beginning."""
+
+    span: Span
+    parent: int | None = None  # its number among the nodes, which is smaller; None: a root
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Visibility:
+    """What the tokens of a tree see: the token at place q sees the one at place k if k < until[q], q < stop[k] and
+    first[q] <= depth[k]. All are int64."""
+
+    until_T: Tensor  # one more than the place of a token, or the end of its picture if pictures see themselves
+    first_T: Tensor  # the least depth that the window reaches
+    stop_T: Tensor  # where the subtree of a token's node stops
+    depth_T: Tensor  # how many tokens stand before a token in its sequence
+
+    def of_queries(self, queries: Sequence[Span]) -> Tensor:
+        """Return place, until and first of the tokens in `queries`: (3, S)."""
+        every_3T = torch.stack([torch.arange(len(self.until_T)), self.until_T, self.first_T])
+        return torch.cat([every_3T[:, start:stop] for start, stop in queries], dim=1)
+
+    def of_keys(self) -> Tensor:
+        """Return stop and depth of all tokens: (2, T)."""
+        return torch.stack([self.stop_T, self.depth_T])
+
+    def mask(self, queries: Sequence[Span]) -> Tensor:
+        """Return the mask, bool (S, T), whose rows are the tokens in `queries`: true where the token of the row sees
+        the token of the column."""
+        place, until, first = self.of_queries(queries)[..., None]
+        return (torch.arange(len(self.stop_T)) < until) & (place < self.stop_T) & (first <= self.depth_T)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefixTree:
+    """The tree of a pack. Its nodes have at least one token each, and their spans lie end to end."""
+
+    nodes: tuple[Node, ...]
+    picture_spans: tuple[Span, ...] = ()  # each in one node; their tokens see each other if the layer sees so
+
+    @property
+    def length(self) -> int:
+        """Count the tokens, T."""
+        return self.nodes[-1].span[1] if self.nodes else 0
+
+    @cached_property
+    def stops(self) -> tuple[int, ...]:
+        """The places where the subtrees of the nodes stop."""
+        stops = [node.span[1] for node in self.nodes]
+        for number in reversed(range(len(self.nodes))):
+            if (parent := self.nodes[number].parent) is not None:
+                stops[parent] = max(stops[parent], stops[number])
+        return tuple(stops)
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """The depths of the nodes' first tokens: how many tokens their ancestors have."""
+        depths: list[int] = []
+        for node in self.nodes:
+            before = node.parent
+            depths.append(0 if before is None else depths[before] + _size(self.nodes[before].span))
+        return tuple(depths)
+
+    @cached_property
+    def levels(self) -> tuple[int, ...]:
+        """How many ancestors each node has."""
+        levels: list[int] = []
+        for node in self.nodes:
+            levels.append(0 if node.parent is None else levels[node.parent] + 1)
+        return tuple(levels)
+
+    @property
+    def roots(self) -> list[Span]:
+        """Return the span of each root's whole subtree."""
+        return [
+            (node.span[0], stop) for node, stop in zip(self.nodes, self.stops, strict=True) if node.parent is None
+        ]
+
+    def path(self, number: int) -> list[int]:
+        """Return the numbers of the nodes from a root down to this one."""
+        path = [number]
+        while (parent := self.nodes[path[-1]].parent) is not None:
+            path.append(parent)
+        return path[::-1]
+
+    def places(self, number: int) -> Tensor:
+        """Return the places of the tokens on the path down to the end of a node."""
+        return torch.cat([torch.arange(*self.nodes[each].span) for each in self.path(number)])
+
+    def picture_spans_in(self, own: Span) -> list[Span]:
+        """Return the spans of the pictures in a node, relative to its start."""
+        begin, end = own
+        return [(start - begin, stop - begin) for start, stop in self.picture_spans if begin <= start < end]
+
+    def simplest(self, sight: Sight) -> Sight:
+        """Return the simplest sight that is equivalent for this tree."""
+        ends = [depth + _size(node.span) for depth, node in zip(self.depths, self.nodes, strict=True)]
+        return sight.within(max(ends, default=0), self.picture_spans)
+
+    def visibility(self, sight: Sight) -> Visibility:
+        """Compute what each token sees."""
+        until_T, first_T, stop_T, depth_T = torch.zeros(4, self.length, dtype=torch.int64)
+        for node, depth, subtree_stop in zip(self.nodes, self.depths, self.stops, strict=True):
+            start, stop = node.span
+            _, own_until = seen_spans(sight, stop - start, self.picture_spans_in(node.span))
+            until_T[start:stop] = own_until + start
+            stop_T[start:stop] = subtree_stop
+            depth_T[start:stop] = depth + torch.arange(stop - start)
+        if sight.window is not None:
+            first_T = (depth_T - sight.window + 1).clamp_min(0)
+        return Visibility(until_T=until_T, first_T=first_T, stop_T=stop_T, depth_T=depth_T)
+
+    def padded(self, front: int, back: int) -> "PrefixTree":
+        """Return the tree with `front` more tokens at the start and `back` more at the end. Padding tokens see only
+        padding, and no other token sees them."""
+        before = [Node((0, front))] if front else []
+        moved_nodes = [
+            Node(_moved(node.span, front), None if node.parent is None else node.parent + len(before))
+            for node in self.nodes
+        ]
+        end = front + self.length
+        after = [Node((end, end + back))] if back else []
+        pictures = tuple(_moved(span, front) for span in self.picture_spans)
+        return PrefixTree(nodes=(*before, *moved_nodes, *after), picture_spans=pictures)
+
+    def after(self, first: int) -> tuple[Span, ...]:
+        """Return the spans of the tokens from `first` on."""
+        return ((first, self.length),)
+
+    def dense_mask(self, device: torch.device, sight: Sight = FULL, queries: Sequence[Span] | None = None) -> Tensor:
+        """Return the mask, bool (1, 1, S, T): true where the token of the row attends to the token of the column.
+        `queries` are the spans of the rows' tokens; None means all tokens."""
+        mask_ST = self.visibility(sight).mask(queries or self.after(0))
+        return moved(mask_ST[None, None], device)
+
+
+class BySight(Generic[Made]):
+    """A cache of what a form derives from a tree, built once for each sight that differs there."""
+
+    def __init__(self, tree: PrefixTree, make: Callable[[Sight], Made]):
+        self.tree = tree
+        self.make = cache(make)
+
+    def of(self, sight: Sight) -> Made:
+        return self.make(self.tree.simplest(sight))
+
+
+def _size(span: Span) -> int:
+    return span[1] - span[0]
+
+
+def _moved(span: Span, by: int) -> Span:
+    return span[0] + by, span[1] + by
