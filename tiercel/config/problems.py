@@ -63,7 +63,8 @@ def _translate(details: ErrorDetails, kind: Kind) -> Problems:
 
 
 def _given(value: Any, key: str) -> str:
-    """Quote the value that was given. `key` is passed on to `harmless`, which hides secrets."""
+    """Return the value that was given as the beginning of a message. `key` is as for `harmless`, which hides
+    secrets."""
     return f"{shown(value, key=key)} given; " if value is not None else "nothing given; "
 
 

@@ -140,8 +140,7 @@ def _described(draft: RecipeDraft, name: str, label: str) -> NamedRows:
 
 
 def _tell_limit(draft: RecipeDraft, name: str) -> None:
-    """Add a note that a limit of rows is an exact number here, for use if it cannot be compared with the number of
-    rows."""
+    """Add a note that a limit of rows is an exact number here; used if the number of rows is not known."""
     text = f"at most so many there, exactly so many here; where {name} has fewer, take away the # and the number"
     draft.note(text, "--max_samples")
 

@@ -329,7 +329,8 @@ def _fix_line(found: dict[str, object], record: object) -> str:
 
 
 def _json(value: object) -> str:
-    """Write text unchanged, except halves of surrogate pairs, which UTF-8 cannot encode: these are escaped."""
+    """Return a value as JSON, with text unchanged except halves of surrogate pairs, which UTF-8 cannot encode: these
+    are escaped."""
     text = json.dumps(value, ensure_ascii=False, default=_shown)
     return text.encode("utf-8", errors="backslashreplace").decode("utf-8")
 

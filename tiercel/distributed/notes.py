@@ -65,7 +65,7 @@ def told_file(notes: Path, process: int) -> Path:
 
 
 def stack_file(notes: Path, process: int) -> Path:
-    """Return the file that faulthandler writes the signal that ends a rank into, and its stack."""
+    """Return the file into which faulthandler writes which signal ended a rank, with the stack."""
     return notes / f"{process}.stack"
 
 
@@ -94,8 +94,8 @@ def final_code(notes: Path) -> int | None:
 
 
 def final_faults(notes: Path) -> dict[int, tuple[int, int]]:
-    """Return the ranks that a signal ended which would come again: by rank, its process id and minus the signal. A rank
-    that has printed why it ends is left out, because its file is from a child process."""
+    """Return the ranks that were ended by a signal that would come again: by rank, its process id and minus the signal.
+    A rank that has printed why it ends is left out, because its file is from a child process."""
     return {
         int(file.with_suffix(".pid").read_text(encoding="utf-8")): (int(file.stem), -number)
         for file in notes.glob("*.stack")

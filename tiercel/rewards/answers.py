@@ -85,5 +85,5 @@ def _box_of(found: re.Match[str]) -> Box | None:
 
 
 def _are_coordinates(numbers: Sequence[float]) -> bool:
-    """Return whether arithmetic on the numbers stays finite; coordinates in a picture always are small enough."""
+    """Return whether arithmetic on the numbers stays finite; coordinates in a picture are never too large for it."""
     return all(abs(number) <= LARGEST_COORDINATE for number in numbers)

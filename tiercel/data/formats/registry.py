@@ -202,7 +202,8 @@ def split_shared_turns(chosen: RowDraft, rejected: RowDraft) -> tuple[RowDraft, 
         return chosen, rejected
 
     def parts(mark: str, listed: int) -> tuple[slice, slice] | None:
-        """Return two slices of a list for both sides: up to the start of the rejected answer's part, and that part."""
+        """Return the slices of a list for both sides that belong to the question and to the rejected answer; None if
+        its length does not fit the marks."""
         of_question = count_marks(chosen.messages[: asked[0]], mark)
         first, second = (count_marks(side.messages, mark) - of_question for side in (chosen, rejected))
         if listed != of_question + first + second:

@@ -24,8 +24,8 @@ class UserReward:
     """
 
     def __init__(self, call: str, limits: Reliability, *, variables: Collection[str] = ()):
-        """Describe the function; `call` is file.py:function or package.module:function. The function sees `variables`
-        of the environment although they look like secrets."""
+        """Prepare to call the function that `call` names, as file.py:function or package.module:function. It sees
+        `variables` of the environment although they look like secrets."""
         self.call = call
         self._limits = limits
         self._variables = tuple(variables)
