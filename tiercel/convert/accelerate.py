@@ -1,4 +1,4 @@
-"""Settings of accelerate: the number of processes, and how they shard the model."""
+"""Read the settings of accelerate: the number of processes, and how they shard the model."""
 
 import re
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from tiercel.config.yaml_text import parse
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sharding:
-    """How ranks shard a model: ZeRO's stage (0 is none) or FSDP, and what is offloaded to the CPU."""
+    """How ranks shard a model: by ZeRO's stage (0 shards nothing) or by FSDP, and what is offloaded to the CPU."""
 
     stage: int | None = None
     is_fsdp: bool = False
@@ -21,7 +21,7 @@ class Sharding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accelerate:
-    """The content of a file of accelerate."""
+    """The content of accelerate's config file."""
 
     processes: int | None
     sharding: Sharding
@@ -29,7 +29,8 @@ class Accelerate:
 
 
 def mapping_in(file: Path | None, read: Callable[[str], Any] = lambda text: parse(text)[0]) -> dict[Any, Any] | None:
-    """Read a file that holds a mapping, as YAML if not told otherwise; None where it is not there or holds none."""
+    """Read a file that contains a mapping, as YAML unless `read` is given; None if there is no such file or no mapping
+    in it."""
     try:
         tree = None if file is None else read(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -38,7 +39,7 @@ def mapping_in(file: Path | None, read: Callable[[str], Any] = lambda text: pars
 
 
 def accelerate_of(file: Path) -> Accelerate | None:
-    """Read a file of accelerate; None where it is not one."""
+    """Read accelerate's config file; None if the file is not one."""
     tree = mapping_in(file)
     if tree is None:
         return None
@@ -61,7 +62,7 @@ def _zero(zero: dict[str, Any]) -> Sharding:
 
 
 def sharding_of_json(tree: object) -> Sharding | None:
-    """Read a DeepSpeed config; None where it has no stage."""
+    """Read a DeepSpeed config; None if it has no stage."""
     zero = tree.get("zero_optimization") if isinstance(tree, dict) else None
     if not isinstance(zero, dict) or not isinstance(zero.get("stage"), int):
         return None
@@ -70,7 +71,8 @@ def sharding_of_json(tree: object) -> Sharding | None:
 
 
 def sharding_by_name(name: str) -> Sharding | None:
-    """Read names such as zero3_offload, deepspeed_zero2.yaml or ds_z3_config.json, as the peers use them."""
+    """Guess the sharding from names such as zero3_offload, deepspeed_zero2.yaml or ds_z3_config.json, as the peers use
+    them."""
     if "fsdp" in name:
         return Sharding(is_fsdp=True)
     found = re.search(r"(?:zero|stage|ds_z)[_-]?([0-3])", name)

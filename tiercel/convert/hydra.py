@@ -1,4 +1,4 @@
-"""Converting commands of EasyR1 and verl: sizes, the loss, adapters, the engine; rows are in hydra_rows.py."""
+"""Convert commands of EasyR1 and verl: sizes, the loss, adapters, the engine. hydra_rows.py converts the rows."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from tiercel.convert.preferences import needs_reference
 from tiercel.convert.tuning import tuner_of
 from tiercel.wording import counted
 
-_LEAST = 1e-6  # of clip_low, which must be above 0
+_LEAST = 1e-6  # the smallest clip_low, which must be above 0
 ACTOR = {"verl": "actor_rollout_ref.actor", "EasyR1": "worker.actor"}
 ROLLOUT = {"verl": "actor_rollout_ref.rollout", "EasyR1": "worker.rollout"}
 ADVANTAGES = {
@@ -56,18 +56,19 @@ def set_hydra(draft: RecipeDraft) -> None:
 
 
 def said(draft: RecipeDraft, *names: str) -> tuple[str, ...]:
-    """Return the remark that a value is the peer's default, where the command gives none of the keys."""
+    """Return the remark that a value is the peer's default, if the command gives none of the keys; otherwise
+    nothing."""
     return tuple(filter(None, [draft.launch.default_remark(*names, of=names[0])]))
 
 
 def put(draft: RecipeDraft, key: str, value: object, *names: str, remark: str = "") -> None:
-    """Set a key from keys of the peer, with their defaults as the remark where none is given."""
+    """Set a key from keys of the peer; if none of them is given, the remark says that the value is their default."""
     remarks = "; ".join(filter(None, (*said(draft, *names), remark)))
     draft.set(key, value, *(f"--{name}" for name in names), remark=remarks)
 
 
 def _sizes(draft: RecipeDraft) -> None:
-    """Set the prompts of a step and of an update, which are counted in prompts there too."""
+    """Set the number of prompts in a step and in an update; the peers count in prompts, too."""
     launch, actor = draft.launch, ACTOR[draft.launch.framework]
     is_verl = launch.framework == "verl"
     whole = "data.train_batch_size" if is_verl else "data.rollout_batch_size"
@@ -89,7 +90,7 @@ def _sizes(draft: RecipeDraft) -> None:
 
 
 def _length(draft: RecipeDraft) -> None:
-    """Set the length of the run and its intervals, which are counted in rollouts there, as a step is here."""
+    """Set the length of the run and its intervals. The peers count them in rollouts, and a step is a rollout here."""
     launch = draft.launch
     steps = "trainer.total_training_steps" if launch.framework == "verl" else "trainer.max_steps"
     if (most := launch.number(steps)) is not None:
@@ -151,7 +152,7 @@ def _loss(draft: RecipeDraft) -> None:
 
 
 def _clips(draft: RecipeDraft) -> None:
-    """Set bounds of the ratio. verl's clip_ratio counts where one of its two others is null."""
+    """Set the bounds of the ratio. verl's clip_ratio counts if one of the other two is null."""
     launch, actor = draft.launch, ACTOR[draft.launch.framework]
     loss = draft.values.get("algorithm.loss", "grpo")
     if loss == "sapo":
@@ -209,7 +210,7 @@ def _penalty(draft: RecipeDraft) -> None:
     if not is_in_loss:
         draft.set("algorithm.kl.place", "reward", f"--{switch}", remark="the penalty is in the reward there")
     asked = launch.text(kind) or "kl"
-    estimator = ESTIMATORS.get(asked) if is_in_loss or launch.framework == "verl" else "k1"  # EasyR1: always p - q
+    estimator = ESTIMATORS.get(asked) if is_in_loss or launch.framework == "verl" else "k1"  # EasyR1 always takes p - q
     if estimator is None or (is_in_loss and estimator == "k1"):
         estimator = "k2"
         draft.note(
@@ -310,7 +311,7 @@ def _resampling(draft: RecipeDraft) -> None:
 
 
 def _run(draft: RecipeDraft) -> None:
-    """Set where the run is kept, its trackers, and tell what it goes on from."""
+    """Set where the run is kept and its trackers, and add a note on what it continues from."""
     launch = draft.launch
     kept = "trainer.default_local_dir" if launch.framework == "verl" else "trainer.save_checkpoint_path"
     if folder := launch.text(kept):

@@ -1,11 +1,11 @@
-"""Converting the rows and the rewards of EasyR1 and verl."""
+"""Convert the rows and the rewards of EasyR1 and verl."""
 
 import re
 from typing import Any
 
 from tiercel.convert.draft import RecipeDraft
 
-_READ = {  # columns that are read by their own names
+_READ = {  # columns that are read under their own names
     "prompt": ("prompt",), "problem": ("problem", "question", "prompt"), "answer": ("answer", "solution"),
     "images": ("images", "image"), "videos": ("videos", "video"),
 }  # fmt: skip
@@ -38,7 +38,7 @@ def set_hydra_rows(draft: RecipeDraft) -> None:
 
 
 def _columns(draft: RecipeDraft) -> None:
-    """Set the names of columns that no format reads. verl's question is a list of turns, EasyR1's a text."""
+    """Set the names of columns that no format reads. verl's question is a list of turns, EasyR1's is text."""
     named = {"prompt_key": "prompt" if draft.launch.framework == "verl" else "problem", "answer_key": "answer",
              "image_key": "images", "video_key": "videos"}  # fmt: skip
     columns, labels = {}, []
@@ -55,7 +55,7 @@ def _columns(draft: RecipeDraft) -> None:
 
 
 def _source(word: str) -> str:
-    """Write a data set of the hub as tiercel does; `@split` is EasyR1's. Files stay."""
+    """Return a data set of the hub as tiercel names it; `@split` is EasyR1's notation. Files stay as they are."""
     path, _, split = word.partition("@")
     if re.search(r"\.(json|jsonl|parquet|arrow)$", path) or path.startswith((".", "/", "~", "$")) or "/" not in path:
         return path if not split else f"{path}@{split}"
@@ -74,13 +74,13 @@ def _template(draft: RecipeDraft) -> None:
     elif re.search(r"\{\{|\{%", asked) or "{prompt}" not in asked:
         draft.note("is more than a text around the question; write data.prompt, with {prompt} in it", f"--{name}")
     else:
-        # Brackets of the text itself are doubled, since data.prompt reads {name} as a column.
+        # Braces of the text itself are doubled, because data.prompt reads {name} as a column.
         parts = [part.replace("{", "{{").replace("}", "}}") for part in asked.split("{prompt}")]
         draft.set("data.prompt", "{prompt}".join(parts), f"--{name}", remark="its text")
 
 
 def set_hydra_rewards(draft: RecipeDraft) -> None:
-    """Set the rewards: a function of the user's, a reward model, and a penalty on long completions."""
+    """Set the rewards: a function of the user, a reward model, and a penalty on long completions."""
     launch = draft.launch
     entries = [_verl_function(draft)] if launch.framework == "verl" else [_easyr1_function(draft)]
     if launch.is_true("reward_model.enable"):

@@ -1,7 +1,7 @@
-"""Converting where the images of rows are looked for.
+"""Convert where the images of rows are looked for.
 
-ms-swift starts relative paths in the working directory, then in ROOT_IMAGE_DIR, and opens any absolute path and URL.
-tiercel starts them in data.image_root, or else beside the rows, and opens nothing elsewhere.
+ms-swift resolves relative paths in the working directory, then in ROOT_IMAGE_DIR, and opens any absolute path and URL.
+tiercel resolves them in data.image_root, or else beside the rows, and opens nothing elsewhere.
 """
 
 import os
@@ -19,14 +19,15 @@ from tiercel.wording import LONGEST_PATH
 
 _COLUMNS = ("images", "image", "rejected_images", "videos", "video", "image_url")
 _PATHS = ("path", "url")  # keys of an object in such a column
-_ROWS = 100  # of a file, that are looked at
-_MOST_BYTES = 100_000_000  # of a .json file, which is read whole
-_SHOWN = 5  # directories in a note
+_ROWS = 100  # the most rows of a file that are looked at
+_MOST_BYTES = 100_000_000  # the largest .json file, which is read whole
+_SHOWN = 5  # the most directories in a note
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Looked:
-    """A file of rows: its directory, and the paths of images and videos in its first rows, where it can be read."""
+    """A file of rows: its directory, and the paths of images and videos in its first rows; None if it cannot be
+    read."""
 
     folder: str
     paths: tuple[str, ...] | None
@@ -41,7 +42,7 @@ class _Looked:
 
 
 def set_image_root(draft: RecipeDraft) -> None:
-    """Set the directory in which relative paths start, and note what tiercel would not open."""
+    """Set the directory that relative paths start in, and add notes on what tiercel would not open."""
     if draft.launch.framework != "ms-swift":
         return
     root = draft.launch.environment.get("ROOT_IMAGE_DIR")
@@ -55,7 +56,7 @@ def set_image_root(draft: RecipeDraft) -> None:
 
 
 def _files(draft: RecipeDraft) -> Iterator[str]:
-    """Name the files of rows that the recipe has."""
+    """Yield the files of rows that the recipe has."""
     more = [entry["path"] for entry in draft.values.get("data.mix", [])]
     for name in (draft.values.get("data.train"), *more, draft.values.get("data.eval")):
         if isinstance(name, str) and not name.startswith("hf:"):
@@ -78,7 +79,7 @@ def _looked(draft: RecipeDraft, path: str) -> _Looked:
 
 
 def _paths_in(value: Any, is_named: bool = False) -> Iterator[str]:
-    """Find the texts in columns of images and videos; an image that is in the row itself has no path."""
+    """Yield the texts in columns of images and videos; an image that is embedded in the row has no path."""
     if isinstance(value, str) and is_named:
         if value and len(value) <= LONGEST_PATH and value.isprintable() and not value.startswith("data:"):
             yield value
@@ -102,7 +103,7 @@ def _searched_first(draft: RecipeDraft, root: str, looked: Sequence[_Looked]) ->
 
 
 def _working_directory(draft: RecipeDraft, looked: Sequence[_Looked]) -> None:
-    """Let relative paths start in the working directory where the rows are in another one."""
+    """Let relative paths start in the working directory if the rows are in another one."""
     away = [each for each in looked if realpath(each.folder) != os.getcwd()]
     relative = [(each.folder, path) for each in away for path in each.relative]
     if any(exists(path) or not exists(join(folder, path)) for folder, path in relative):
@@ -113,7 +114,7 @@ def _working_directory(draft: RecipeDraft, looked: Sequence[_Looked]) -> None:
 
 
 def _not_opened(draft: RecipeDraft, looked: Sequence[_Looked]) -> None:
-    """Note absolute paths outside of the directories that tiercel opens, and addresses."""
+    """Add notes on absolute paths outside the directories that tiercel opens, and on addresses."""
     given = draft.values.get("data.image_root")
     strange: set[str] = set()
     for each in looked:

@@ -1,9 +1,9 @@
-"""Converting sampling and the loss: engines, correction, clipping, advantages, the reference."""
+"""Convert sampling and the loss: engines, correction, clipping, advantages, the reference."""
 
 from tiercel.algorithms.losses import LOSSES
 from tiercel.convert.draft import RecipeDraft, whole_number_of
 
-_LEAST_DISTANCE = 1e-6  # of cispo's bound from 1
+_LEAST_DISTANCE = 1e-6  # the least distance of cispo's bound from 1
 
 
 def set_sampling(draft: RecipeDraft) -> None:
@@ -98,7 +98,8 @@ def _correction(draft: RecipeDraft) -> None:
 
 
 def _loss(draft: RecipeDraft) -> None:
-    """Set the loss. The level of the ratio is in the name of a clipped loss in tiercel, and a key beside others."""
+    """Set the loss. The level of the ratio is part of the name of a clipped loss in tiercel, and a key for other
+    losses."""
     launch = draft.launch
     level, loss = launch.text("importance_sampling_level") or "token", launch.text("loss_type") or "grpo"
     labels = ("--importance_sampling_level", "--loss_type")
@@ -122,7 +123,7 @@ def _loss(draft: RecipeDraft) -> None:
 
 
 def _of_sequences(draft: RecipeDraft, loss: str, level: str, labels: tuple[str, str]) -> None:
-    """Set a loss whose own ratio is that of a completion; the peer's level replaces that of luspo alone."""
+    """Set a loss whose own ratio is that of a completion; the peer's level only replaces that of luspo."""
     draft.set("algorithm.loss", loss, *labels)
     by_token = level == "sequence_token" or (level == "sequence" and draft.values.get("algorithm.top_entropy", 1) < 1)
     ratio = "token" if level == "token" else "sequence_at_token" if by_token else None
@@ -159,7 +160,7 @@ def _clips(draft: RecipeDraft) -> None:
 
 
 def _largest_weight(draft: RecipeDraft, bound: float | None) -> None:
-    """Set cispo's largest weight, which the peers name itself and tiercel by its distance from 1."""
+    """Set cispo's largest weight, which the peers give directly and tiercel gives as its distance from 1."""
     if not bound:
         return
     labels, remark = ("--epsilon", "--epsilon_high"), "the largest weight itself there"
@@ -191,7 +192,7 @@ def _advantage(draft: RecipeDraft) -> None:
 
 
 def _reference(draft: RecipeDraft) -> None:
-    """Set the reference. Its steps and its mix count only where --sync_ref_model is on."""
+    """Set the reference. Its steps and its mix only count if --sync_ref_model is on."""
     launch = draft.launch
     if launch.is_true("sync_ref_model"):
         every = max(1, round((launch.number("ref_model_sync_steps") or 512) / draft.updates_per_step))
@@ -217,7 +218,7 @@ def _penalty(draft: RecipeDraft) -> None:
 
 
 def _weighted_penalty(draft: RecipeDraft) -> None:
-    """Set a penalty in the loss that TRL multiplies by the ratio; here that is the token's."""
+    """Set a penalty in the loss that TRL multiplies by the ratio; here it is multiplied by the token's ratio."""
     launch, name = draft.launch, "use_bias_correction_kl"
     if (launch.text("importance_sampling_level") or "token") == "token":
         draft.set("algorithm.kl.by_ratio", True, f"--{name}", remark=launch.default_remark(name))
@@ -249,7 +250,8 @@ def _length(draft: RecipeDraft) -> None:
 
 
 def _rloo(draft: RecipeDraft) -> None:
-    """Set what TRL's RLOO trainer does: leave-one-out advantages, and one ratio of a completion's whole probability."""
+    """Set what TRL's RLOO trainer does: leave-one-out advantages, and a single ratio for a completion's whole
+    probability."""
     is_normalised = draft.launch.is_true("normalize_advantages")
     advantage = "reinforce_pp_baseline" if is_normalised else "rloo"
     draft.set("algorithm.advantage", advantage, "--normalize_advantages", remark="what its RLOO trainer does")

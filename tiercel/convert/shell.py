@@ -1,4 +1,4 @@
-"""Reading the commands of a shell script that launches training: comments, continued lines, quotes, variables, arrays,
+"""Read the commands of a shell script that launches training: comments, continued lines, quotes, variables, arrays,
 arithmetic, and the few substitutions that only compute or handle paths. Nothing is executed, and no other file is read.
 
 What only a shell could know, such as `$(nproc)`, stays as written, with its dollar sign.
@@ -23,24 +23,24 @@ _PARAMETER = re.compile(
 _VARIABLE = re.compile(r"\$([A-Za-z_]\w*)")
 _HEREDOC = re.compile(r"<<-?\s*(?P<quote>['\"]?)(?P<word>\w+)(?P=quote)")
 _REDIRECTED = re.compile(r"(?:\d?>>?|&>>?|<)(?P<stream>&\d)?[ \t]*")
-_PLACEHOLDER = re.compile(r"<[A-Za-z][\w.-]*>")  # of documentation, such as <your_image_root>
+_PLACEHOLDER = re.compile(r"<[A-Za-z][\w.-]*>")  # in documentation, such as <your_image_root>
 _END = re.compile(r"&&|\|\||;;|[;|&\n]")
 _GAP = re.compile(r"[ \t]+|#[^\n]*")
 _GAP_OF_ARRAY = re.compile(r"[ \t\n;|&(<>]+|#[^\n]*")
-# Brackets by the one that opens, and what quotes hold inside of ( ).
+# Brackets, by the one that opens, and what quotes contain inside ( ).
 _NESTED = {"(": re.compile(r"(['\"])(?:.*?(?<!\\)\1|.*)|[()]", re.DOTALL), "{": re.compile(r"[{}]")}
 _BRACKET = re.compile(r"[()]")
 _CLOSED = re.compile(r"\)")
 _QUOTE = re.compile('"')
-# Text that stands for itself, which is the last group: outside of double quotes and inside.
+# Text that stands for itself, which is the last group: outside double quotes, and inside them.
 _LITERAL = re.compile(rf"({_PLACEHOLDER.pattern})|\$?'([^']*)'|\\(.)|([^ \t\n;|&()<>'\"\\$`]+|\\\Z)", re.DOTALL)
 _QUOTED_LITERAL = re.compile(r'\\(["\\$`])|([^"\\$`]+|\\)')
 BLOCKS = ("if", "then", "elif", "else", "while", "until", "do", "{", "}", "(", ")")
-PREFIXES = ("time", "!", "exec", "nohup", "sudo")  # what follows is the command
+PREFIXES = ("time", "!", "exec", "nohup", "sudo")  # the command follows these
 DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
-MOST_TEXT = 4_000_000  # characters that the variables of a script give; they could double with each line
+MOST_TEXT = 4_000_000  # characters that the variables of a script may produce; they could double with each line
 MOST_WORDS, LONGEST_COMMAND = 2_000, 100_000  # words and characters of a command
-DEEPEST = 50  # substitutions in substitutions
+DEEPEST = 50  # the most levels of substitutions inside substitutions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,13 +53,13 @@ class ShellCommand:
 
 
 class _TextLimit:
-    """Counts the text that variables give, in a script and in its substitutions."""
+    """Counts the text that variables produce, in a script and in its substitutions."""
 
     def __init__(self) -> None:
         self.left = MOST_TEXT
 
     def take(self, values: Iterable[str]) -> None:
-        """Raise ValueError where a script gives more than any that launches training."""
+        """Raise ValueError if a script produces more text than any script that launches training."""
         self.left -= sum(len(value) + 1 for value in values)
         if self.left < 0:
             raise ValueError(f"its variables grow to more than {MOST_TEXT} characters")
@@ -67,8 +67,8 @@ class _TextLimit:
 
 def commands(script: str, file: Path | None = None) -> list[ShellCommand]:
     """Return every command of a script, in order. `file` is the script's file; YAML files of LLaMA-Factory and EasyR1
-    stand for the command that takes them. Raises ValueError where a quote or a bracket is not closed, or substitutions
-    are nested too deeply."""
+    are converted to the command that takes them. Raises ValueError if a quote or a bracket is not closed, or if
+    substitutions are nested too deeply."""
     if file is not None and file.suffix in (".yaml", ".yml") and re.search(r"^stage *:", script, re.MULTILINE):
         return [ShellCommand(words=("llamafactory-cli", "train", str(file)), environment={})]
     if file is not None and file.suffix in (".yaml", ".yml") and re.search(r"^worker *:", script, re.MULTILINE):
@@ -85,7 +85,7 @@ def commands(script: str, file: Path | None = None) -> list[ShellCommand]:
 
 
 def _require_short(command: ShellCommand) -> None:
-    """Raise ValueError for a command that is longer than any that launches training."""
+    """Raise ValueError if a command is longer than any that launches training."""
     words, characters = len(command.words), sum(map(len, command.words))
     if words > MOST_WORDS:
         raise ValueError(f"a command has {words:,} words; one that starts training has at most {MOST_WORDS:,}")
@@ -96,12 +96,12 @@ def _require_short(command: ShellCommand) -> None:
 
 
 class _Script:
-    """Read a script from left to right. Variables get the values that they have at that place."""
+    """Reads a script from left to right. Variables have the values that they have at that place."""
 
     def __init__(self, text: str, arrays: Mapping[str, list[str]], folder: Path, room: _TextLimit, depth: int = 0):
         self.text = re.sub(r"\\\r?\n", " ", text.replace("\r\n", "\n"))
         self.at = 0
-        self.arrays = dict(arrays)  # every variable; a plain one is a list of one value
+        self.arrays = dict(arrays)  # every variable; a plain variable is a list of one value
         self.exported: set[str] = set()
         self.folder = folder
         self.room = room
@@ -142,7 +142,7 @@ class _Script:
         return ShellCommand(words=tuple(words), environment={**exported, **own})
 
     def _assigned(self, word: str) -> str:
-        """Return the variable that a word names, after giving it its value where the word has one."""
+        """Return the variable that a word names; if the word is an assignment, set the variable first."""
         match = _ASSIGNMENT.fullmatch(word)
         if match is None:
             return word
@@ -151,7 +151,7 @@ class _Script:
         return match["name"]
 
     def _taken(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """Match the text at this place, and go on after it."""
+        """Match the text at the current position, and move behind it."""
         match = pattern.match(self.text, self.at)
         self.at = match.end() if match else self.at
         return match
@@ -190,7 +190,7 @@ class _Script:
         return words
 
     def _word(self) -> list[str]:
-        """Read one word. An array, or a variable without quotes, may make it several words or none."""
+        """Read one word. An array, or a variable without quotes, may turn it into several words or none."""
         fields, is_any = [""], False
         while self.at < len(self.text):
             if literal := self._taken(_LITERAL):
@@ -221,7 +221,8 @@ class _Script:
                 raise ValueError('a " is not closed')
 
     def _expanded(self) -> tuple[list[str], bool]:
-        """Return the value of the `$...` or backticks at this place and True, or the text as written and False."""
+        """Return the value of the `$...` or backticks at the current position and True, or the text as written and
+        False."""
         start, values = self.at, None
         if match := self._taken(_VARIABLE):
             values = self.arrays.get(match[1])
@@ -246,7 +247,7 @@ class _Script:
         return values, not any("$" in value for value in values)
 
     def _closing(self, opening: int) -> int:
-        """Return the place after the bracket that closes the one at `opening`; brackets in quotes do not count."""
+        """Return the position after the bracket that closes the one at `opening`; brackets in quotes do not count."""
         depth = 0
         for match in _NESTED[self.text[opening]].finditer(self.text, opening):
             depth += {"(": 1, "{": 1, ")": -1, "}": -1}.get(match[0], 0)
@@ -255,7 +256,8 @@ class _Script:
         raise ValueError(f"a {self.text[opening]} is not closed")
 
     def _parameter(self, inside: str) -> list[str] | None:
-        """Return the value of `${inside}`; None where the script does not give it, or it cuts or replaces text."""
+        """Return the value of `${inside}`; None if the script does not give it, or if the expression cuts or replaces
+        text."""
         match = _PARAMETER.fullmatch(inside)
         if match is None:
             return None
@@ -282,7 +284,7 @@ class _Script:
         return _Script(text, self.arrays, self.folder, self.room, self.depth + 1)
 
     def _substituted(self, inside: str) -> list[str] | None:
-        """Return what a command prints that only computes or handles paths; None for any other."""
+        """Return what a command prints if it only computes or handles paths; None for any other command."""
         inner = self._inner(inside)
         words = [list(command.words) for command in inner.commands()]
         if not words or any("$" in word or "`" in word for line in words for word in line):
@@ -319,5 +321,5 @@ PRINTED: dict[str, Callable[[list[str]], str | None]] = {
 
 
 def quoted(words: tuple[str, ...]) -> str:
-    """Join words in one line, quoted where they hold white space."""
+    """Join words in one line, quoting those that contain white space."""
     return " ".join(shlex.quote(word) if re.search(r"\s", word) or not word else word for word in words)

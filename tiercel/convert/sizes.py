@@ -1,4 +1,5 @@
-"""Converting sizes and lengths: per-device batches become prompts of a step, and counts of updates counts of steps."""
+"""Convert sizes and lengths: per-device batches become prompts of a step, and numbers of updates become numbers of
+steps."""
 
 import math
 
@@ -7,12 +8,12 @@ from tiercel.convert.draft import RecipeDraft
 from tiercel.wording import counted
 
 _BATCH = ("--per_device_train_batch_size", "--gradient_accumulation_steps")
-_LARGEST_PACK = 16384  # learner.max_tokens_per_microbatch as the recipe has it
+_LARGEST_PACK = 16384  # the recipe's own default of learner.max_tokens_per_microbatch
 
 
 def set_sizes(draft: RecipeDraft) -> None:
-    """Set the prompts of a step. The peers count completions; what one device computes at once is no part of a
-    recipe."""
+    """Set the number of prompts in a step. The peers count completions; how much one device computes at once is not
+    part of a recipe."""
     launch = draft.launch
     each = launch.number("per_device_train_batch_size") or 1
     processes = launch.processes
@@ -81,7 +82,7 @@ def _per(updates: int) -> str:
 
 
 def _interval(draft: RecipeDraft, key: str, flag: str, remark: str, *labels: str) -> None:
-    """Set an interval, which is given in updates; the remark counts where the command gives it."""
+    """Set an interval, which is given in updates; `remark` is used if the command gives the flag."""
     if every := draft.launch.real(flag):
         remark = draft.launch.default_remark(flag, of=f"--{flag}") or remark
         draft.set(key, _steps(every, draft.updates_per_step), f"--{flag}", *labels, remark=remark)
@@ -106,7 +107,7 @@ def _warmup(draft: RecipeDraft, updates: int) -> None:
 
 
 def _run_steps(draft: RecipeDraft) -> int | None:
-    """Return the steps of the run; None where neither its length in steps nor its number of rows (`path#N`) is
+    """Return the number of steps in the run; None if neither its length in steps nor its number of rows (`path#N`) is
     given."""
     if "train.steps" in draft.values:
         return int(draft.values["train.steps"])

@@ -1,4 +1,4 @@
-"""The meaning of the peers' flags: tables in peers/ with one line for each flag."""
+"""Read the meaning of the peers' flags: tables in peers/ with one line for each flag."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from typing import Literal
 from tiercel.config.schema import Kind
 
 Framework = Literal["ms-swift", "TRL", "VLM-R1", "LLaMA-Factory", "EasyR1", "verl"]
-OVERRIDING: tuple[Framework, ...] = ("EasyR1", "verl")  # whose settings are words KEY=VALUE
+OVERRIDING: tuple[Framework, ...] = ("EasyR1", "verl")  # their settings are words KEY=VALUE
 Method = Literal["grpo", "rloo", "sft", "dpo", "orpo", "simpo", "cpo", "kto", "rm", "gkd", "distillation"]
 KINDS: dict[Method, Kind] = {  # the recipe of each method
     "grpo": "grpo", "rloo": "grpo", "sft": "sft", "dpo": "dpo", "orpo": "dpo", "simpo": "dpo", "cpo": "dpo",
@@ -28,7 +28,7 @@ _TOLD: dict[Treatment, str] = {
     **dict.fromkeys(("set", "together"), "{row.meaning}; nothing depends on it in this command"),
 }
 
-# The sources that the tables were made from.
+# The versions of the peers that the tables were made from.
 VERSIONS: dict[Framework, str] = {
     "ms-swift": "4.6.0.dev0, commit 3602360",
     "TRL": "1.16.0",
@@ -41,10 +41,10 @@ VERSIONS: dict[Framework, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableRow:
-    """A flag, or a variable of the environment, of a peer."""
+    """A flag, or an environment variable, of a peer."""
 
     name: str
-    default: tuple[str, ...]  # its words; empty where the flag has no default
+    default: tuple[str, ...]  # its words; empty if the flag has no default
     treatment: Treatment
     key: str | None  # the key that takes the value, or is nearest
     meaning: str
@@ -59,7 +59,8 @@ class TableRow:
 @cache
 def rows_of(framework: Framework, method: Method) -> Mapping[str, TableRow]:
     """Return every known flag by its name, with its meaning in one method."""
-    ranks = {"": 1, method: 2, KINDS[method]: 2}  # an own row comes after a plain one, and that after those of others
+    # A row for the method itself overrides a general row, which overrides rows for other methods.
+    ranks = {"": 1, method: 2, KINDS[method]: 2}
 
     def rank(row: TableRow) -> int:
         return max(ranks.get(name, 0) for name in row.name.partition("@")[2].split(","))
@@ -76,17 +77,18 @@ def rows_of(framework: Framework, method: Method) -> Mapping[str, TableRow]:
 
 @cache
 def environment_rows() -> tuple[TableRow, ...]:
-    """Return variables, some of them patterns such as NCCL_*, and flags of launchers as `launcher NAME`."""
+    """Return the rows of variables, some of which are patterns such as NCCL_*, and of launchers' flags as `launcher
+    NAME`."""
     return _read("environment.txt")
 
 
 def environment_row(name: str) -> TableRow | None:
-    """Return the row of a variable, or of a launcher's flag; None where it is not known."""
+    """Return the row of a variable, or of a launcher's flag; None if it is not known."""
     return next((row for row in environment_rows() if fnmatchcase(name, row.name)), None)
 
 
 def columns_of(file: str) -> Iterator[list[str]]:
-    """Read the columns of each line of a table."""
+    """Yield the columns of each line of a table."""
     text = (files("tiercel.convert.peers") / file).read_text(encoding="utf-8")
     for line in text.splitlines():
         if line and not line.startswith("#"):

@@ -1,4 +1,4 @@
-"""Converting what is trained and how: adapters and parts, learning rates, precision, sharding, trackers."""
+"""Convert what is trained and how: adapters and parts, learning rates, precision, sharding, trackers."""
 
 import json
 import re
@@ -92,7 +92,7 @@ def _model(draft: RecipeDraft) -> None:
 
 
 def _quantised(draft: RecipeDraft) -> None:
-    """Set how the base is quantised, where bitsandbytes does it to 8 bits or to NF4."""
+    """Set how the base model is quantised, if bitsandbytes quantises it to 8 bits or to NF4."""
     launch = draft.launch
     by_switch = next((bits for bits in ("8", "4") if launch.is_true(f"load_in_{bits}bit")), None)
     bits = by_switch or launch.text("quant_bits", "quantization_bit")
@@ -145,7 +145,7 @@ def _adapters(draft: RecipeDraft) -> None:
 
 
 def _as_given(draft: RecipeDraft, adapter: str) -> None:
-    """Describe an adapter to go on from as its own config does, which the peers read instead of the flags."""
+    """Describe the adapter to continue from by its own config, which the peers read instead of the flags."""
     given = mapping_in(draft.launch.file(f"{adapter}/adapter_config.json"), json.loads)
     if given is None:
         keys = "lora.rank, alpha, kind and targets"
@@ -290,7 +290,7 @@ def _sharding(draft: RecipeDraft) -> None:
 
 
 def _asked(draft: RecipeDraft) -> tuple[Sharding | None, str]:
-    """Return how the command shards the model, and a remark where only a file's name says so."""
+    """Return how the command shards the model, and a remark if only a file's name says so."""
     launch = draft.launch
     if words := launch.words("deepspeed"):
         return _deepspeed(draft, words[0])
@@ -332,7 +332,7 @@ def _deepspeed(draft: RecipeDraft, value: str) -> tuple[Sharding | None, str]:
 
 
 def _kept_reference(draft: RecipeDraft) -> None:
-    """Set the place of the copy of the start that full fine-tuning with a reference keeps."""
+    """Set where full fine-tuning with a reference keeps its copy of the start."""
     if tuner_of(draft.launch) == "full" and needs_reference(draft):
         place = "cpu" if draft.values.get("train.deepspeed.offload_parameters") else "device"
         draft.set("model.reference", place, remark="the reference of full fine-tuning")
