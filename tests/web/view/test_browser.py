@@ -14,6 +14,7 @@ from tests.web.view.serving import Served, served
 from tests.web.view.test_filters import write_step
 from tiercel.runs.index import append_entry, cut_index, file_entry
 from tiercel.runs.records import groups_path
+from tiercel.web.report.charts import Chart, Series, chart_numbers
 
 pytestmark = pytest.mark.view
 
@@ -129,6 +130,43 @@ def test_the_page_opens_with_the_curves_of_the_first_run(opened, shown):
     page.page.locator(".chart svg").nth(1).hover()
     assert page.page.locator(".readout").nth(1).inner_text().startswith("step ")
     assert page.page.url.endswith(f"/{shown.token}/")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [
+        (0, 60, ["0", "20", "40", "60"]),
+        (0.03, 0.61, ["0", "0.2", "0.4", "0.6", "0.8"]),
+        (-0.02, 0.02, ["\u22120.02", "\u22120.01", "0", "0.01", "0.02"]),
+        (0, 1e-5, ["0", "5e\u22126", "1e\u22125"]),
+        (0, 20000, ["0", "5k", "10k", "15k", "20k"]),
+    ],
+)
+def test_ticks_are_round_numbers(opened, shown, low, high, labels):
+    assert opened(shown.address).page.evaluate(f"tickLabels(niceTicks({low}, {high}, 4))") == labels
+
+
+DRAWN = """chart => {
+  const figure = document.createElement("figure");
+  figure.innerHTML = '<figcaption><span class="title"></span><output class="readout"></output></figcaption>';
+  figure.dataset.chart = JSON.stringify(chart);
+  drawChart(figure);
+  return [...figure.querySelectorAll("path")].map(each => [each.getAttribute("class"), each.getAttribute("d")]);
+}"""
+
+
+def test_lines_whiskers_and_layers_are_drawn_where_they_belong(opened, shown):
+    page = opened(shown.address).page
+    line = Series(label="l", points=tuple((step, float(step)) for step in range(5)))
+    assert page.evaluate(DRAWN, chart_numbers(Chart(title="T", series=(line,))))[0][1].startswith("M46.0 176.0L")
+    held_out = Series(label="h", points=((0, 0.25), (10, 0.5)), style="points", whiskers=((0, 0.0, 0.5), (10, 0.25, 1)))
+    drawn = page.evaluate(DRAWN, chart_numbers(Chart(title="T", series=(held_out,), from_zero=True)))
+    assert [style for style, _ in drawn] == ["thin c0", "whisker c0", "whisker c0"]
+    assert drawn[1][1].startswith("M46 176V92M") and drawn[2][1].startswith("M370 134V8M")
+    layers = tuple(Series(label="l", points=((1, 1.0), (2, top)), colour=at) for at, top in enumerate((1.0, 3.0)))
+    upper, lower = page.evaluate(DRAWN, chart_numbers(Chart(title="T", series=layers, is_layered=True)))
+    assert lower == ["area c0", "M46.0 134.0L370.0 134.0L370 176L46 176Z"]
+    assert upper == ["area c1", "M46.0 92.0L370.0 8.0L370 176L46 176Z"]
 
 
 def test_cards_have_pictures_boxes_completions_rewards_and_advantages(opened, shown):

@@ -1,4 +1,4 @@
-"""report.html: one file that opens offline and reads without JavaScript."""
+"""report.html: one file that opens offline; without JavaScript it lacks the curves alone."""
 
 import base64
 import hashlib
@@ -131,7 +131,7 @@ def _tile(label: str, number: str, remark: str) -> Html:
 
 def document(title: str, origin: str, body: Html) -> str:
     """Make a whole page that opens offline and runs only its own script. `origin`: what the page was made from."""
-    style, script = _asset("report.css"), _asset("report.js")
+    style, script = _asset("report/report.css"), _asset("static/charts.js") + _asset("report/report.js")
     policy = f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
     policy += "base-uri 'none'; form-action 'none'"
     head = element(
@@ -152,7 +152,7 @@ def document(title: str, origin: str, body: Html) -> str:
 
 @cache
 def _asset(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return (Path(__file__).parent.parent / name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

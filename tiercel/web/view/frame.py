@@ -39,7 +39,7 @@ def page(runs: Sequence[str]) -> str:
         element("title", "tiercel view"),
         element("link", rel="icon", href="icon.svg"),
         [element("link", rel="stylesheet", href=name) for name in ("report.css", "view.css")],
-        [element("script", src=name, defer=True) for name in ("report.js", "view.js")],
+        [element("script", src=name, defer=True) for name in ("charts.js", "report.js", "view.js")],
     )
     body = element("body", _bar(runs), _filters(), element("main", _without_script(), id="view"), _help(), _pill())
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"

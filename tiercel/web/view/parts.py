@@ -6,6 +6,7 @@ from operator import itemgetter
 
 from tiercel.runs.records import finite
 from tiercel.web.report.cards import text_block
+from tiercel.web.report.charts import line_chart
 from tiercel.web.report.curves import PHASES, curves_section, time_chart
 from tiercel.web.report.details import (
     bad_rows_section,
@@ -81,12 +82,13 @@ def _time_section(run: Run) -> Html | None:
     newest = [run.metrics.of_step(step) for step, _ in taken[: -_STEPS_SHOWN - 1 : -1]]
     keys = [key for key in PHASES if any(finite(row.get(key)) for row in newest)]
     slowest = [run.metrics.of_step(step) for step, _ in nlargest(_STEPS_SHOWN // 2, taken, key=itemgetter(1))]
+    chart = time_chart(run)
     longest = max(row["time/step"] for row in [*newest, *slowest])
     names = [*(PHASES[key] for key in keys), _OTHER]
     return section(
         "time",
         "Where the time went",
-        element("div", time_chart(run), class_="charts"),
+        element("div", line_chart(chart) if chart is not None else None, class_="charts"),
         element("h3", "Newest steps"),
         _time_table(newest, keys, names, longest),
         element("h3", "Slowest steps"),

@@ -45,6 +45,7 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
 }
 _ASSETS = {
+    "charts.js": ("static", "text/javascript"),
     "report.css": ("report", "text/css"),
     "report.js": ("report", "text/javascript"),
     "view.css": ("view", "text/css"),
