@@ -14,6 +14,7 @@ from tests.web.view.serving import Served, served
 from tests.web.view.test_filters import write_step
 from tiercel.runs.index import append_entry, cut_index, file_entry
 from tiercel.runs.records import groups_path
+from tiercel.web.report import write_report
 from tiercel.web.report.charts import Chart, Series, chart_numbers
 
 pytestmark = pytest.mark.view
@@ -51,7 +52,7 @@ class Opened:
         self.page.on("console", lambda said: self.problems.append(said.text) if said.type == "error" else None)
         self.page.on("dialog", lambda dialog: self.problems.append(f"dialog {dialog.message}"))
         self.page.goto(address)
-        self.page.wait_for_selector("#connection.live")
+        self.page.wait_for_selector("#connection.live" if address.startswith("http") else "main")
 
     def go(self, hash: str, wait: str) -> None:
         """Show a part of the page, and wait for an element of it."""
@@ -515,3 +516,48 @@ def test_dark_and_light(opened, shown, scheme):
     shade = page.page.evaluate("getComputedStyle(document.body).backgroundColor")
     red = int(re.findall(r"\d+", shade)[0])
     assert red > 200 if scheme == "light" else red < 60
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_report_is_the_same_page_without_a_server(opened, root, width):
+    file = write_report(root / "grounding")
+    page = opened(file.as_uri(), width=width)
+    assert page.page.locator("#curves .chart svg").count() > 5 and page.page.locator(".whisker").count() > 0
+    waits = {
+        "rollouts": ".item .outline",
+        "heldout": ".fates",
+        "ranks": ".times",
+        "details": "#recipe",
+        "curves": ".tiles",
+    }
+    for tab, wait in waits.items():
+        page.page.click(f"nav [data-tab={tab}]")
+        page.page.wait_for_selector(wait)
+        assert page.page.locator(".tab:visible").count() == 1
+        assert page.page.evaluate("document.documentElement.scrollWidth") <= width
+    page.page.keyboard.press("/")
+    page.until("document.activeElement.name === 'text'")
+    page.page.keyboard.type("train-8-")
+    page.until("/^[1-9] of the [0-9]+ groups on this page$/.test(document.querySelector('#found').textContent)")
+    assert all("train-8-" in text for text in page.page.locator(".item:visible").all_inner_texts())
+
+
+def test_the_report_can_be_read_without_javascript(opened, root):
+    page = opened(write_report(root / "turns").as_uri(), java_script_enabled=False)
+    assert page.page.locator(".tab:visible").count() == 5 and page.page.locator(".came-back").count() > 0
+    assert "drawn by the page's own JavaScript" in page.page.locator("noscript").first.inner_text()
+
+
+def test_a_hostile_report_is_inert(opened, tmp_path):
+    run = make_grounding(tmp_path / "run", steps=2, rows=4)
+    write_step(run, 3, {f"row {HOSTILE}": [1.0, 0.0], "</script><script>alert(2)</script>": [0.0]}, text=HOSTILE)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 3, f"reward/{HOSTILE}</script>/mean": 0.5}) + "\n")
+    page = opened(write_report(run).as_uri())
+    assert page.page.locator("main img, main script, main iframe, #bar img").count() == 0
+    titles = page.page.locator(".chart .title").all_inner_texts()
+    assert any(title.startswith("Reward <script>document.title='owned'</script><img") for title in titles)
+    page.page.evaluate("document.querySelector('main').innerHTML = '<img src=x onerror=\"window.owned = 1\">'")
+    page.until_told("Content Security Policy")
+    assert page.page.evaluate("window.owned") is None and "owned" not in page.page.title()
+    page.problems.clear()

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tiercel.web.report.markup import Html, aside, element, legend
 from tiercel.web.report.numbers import Point, ends, short, thinned, trailing_means
 
 _MOST_POINTS = 300
@@ -45,21 +44,6 @@ class Chart:
         return tuple((column[0][0], sum(value for _, value in column)) for column in columns)
 
 
-def line_chart(chart: Chart) -> Html:
-    """Make the chart's <figure>: title, first and last value, legend, and the numbers for the script."""
-    marks = [(swatch(series, chart.is_layered), series.label) for series in chart.series]
-    title, readout = element("span", chart.title, class_="title"), element("output", class_="readout")
-    text, hint = first_and_last(chart)
-    return element(
-        "figure",
-        element("figcaption", title, element("span", text, class_="value", title=hint) if text else None, readout),
-        legend(marks) if len(marks) > 1 else None,
-        aside(beyond_note(chart)),
-        class_="chart",
-        data_chart=json.dumps(chart_numbers(chart), separators=(",", ":"), ensure_ascii=False),
-    )
-
-
 def first_and_last(chart: Chart) -> tuple[str, str]:
     """Return the text beside the title, and what its numbers are."""
     if not chart.has_ends:
@@ -82,6 +66,11 @@ def beyond_note(chart: Chart) -> str:
     values = _values(chart)
     _, _, beyond = _value_range(values, chart.from_zero)
     return f"{beyond} beyond the axis, up to {short(max(values))}" if beyond else ""
+
+
+def chart_json(chart: Chart) -> str:
+    """Return what the script draws, as JSON."""
+    return json.dumps(chart_numbers(chart), separators=(",", ":"), ensure_ascii=False)
 
 
 def chart_numbers(chart: Chart) -> dict[str, Any]:

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 
-from tiercel.web.report.charts import Chart, Series, line_chart, smoothing
-from tiercel.web.report.markup import Html, aside, element, section
+from tiercel.web.report.charts import Chart, Series, smoothing
 from tiercel.web.report.reading import Run
 
 PHASES = {"time/rollout": "rollout", "time/reward": "reward", "time/learn": "learn", "time/sync": "sync"}
@@ -19,16 +18,12 @@ _OF_TURNS = (
 )
 
 
-def curves_section(run: Run) -> Html:
-    """Draw every chart that has data, and explain its lines."""
-    charts = list(map(line_chart, chain(charts_of(run), filter(None, [time_chart(run)]))))
-    if not charts:
-        return section("curves", "Curves", element("p", "No step is recorded yet."))
+def curves_note(run: Run) -> str:
+    """Explain the lines of the charts."""
     size = smoothing(run.last_step)
     thick = f"thin: each step; thick: mean of it and the {size - 1} before" if size > 1 else "a point for each step"
     said = f"Over optimiser steps; {thick}. Dots: held-out rows; whiskers: 95 % interval."
-    turns = _OF_TURNS if run.series("turns/mean") else ""
-    return section("curves", "Curves", aside(said + turns), element("div", charts, class_="charts"))
+    return said + (_OF_TURNS if run.series("turns/mean") else "")
 
 
 def charts_of(run: Run) -> Iterator[Chart]:

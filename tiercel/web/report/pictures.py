@@ -15,11 +15,8 @@ from tiercel.geometry import to_pixels
 from tiercel.regular_files import LARGEST_FILE, open_regular
 from tiercel.rewards.answers import extract_answer, parse_box
 from tiercel.rewards.boxes import is_proper, to_original
-from tiercel.runs.records import CompletionRecord, GroupRecord, ImageRecord, finite
+from tiercel.runs.records import CompletionRecord, GroupRecord, finite
 from tiercel.samples import Box, Size
-from tiercel.web.report.markup import Html, aside, element
-from tiercel.web.report.numbers import TIMES
-from tiercel.wording import counted
 
 MOST_IMAGES = 60
 MOST_PIXELS = 1 << 25  # of a picture of a run, which has the size that the model got; a file of 170 kB may have 5 times
@@ -226,80 +223,43 @@ def box_text(box: Box) -> str:
     return ", ".join(f"{side:.0f}" if abs(side) < 1e7 else f"{side:.0e}" for side in box)
 
 
-def pictures(album: Album, group: GroupRecord, outlines: Sequence[Outline], most: int = 4) -> Html | None:
-    """Show the prompt's images, with boxes over them; None for a prompt without images."""
-    if not group.images:
-        return None
-    shown = [picture(album, image, on(outlines, number)) for number, image in enumerate(group.images[:most])]
-    more = len(group.images) - most
-    rest = aside(f"and {counted(more, 'more image')}" if more > 0 else None)
-    return element("div", shown, rest, class_="pictures")
-
-
 def on(outlines: Sequence[Outline], image: int) -> list[Outline]:
     """Choose the boxes that lie on one image."""
     return [outline for outline in outlines if outline.image == image]
 
 
-def picture(album: Album, image: ImageRecord, outlines: Sequence[Outline], number: int | None = None) -> Html:
-    """Show an image with boxes over it. `number`: of one that came back, counted from 1 with the prompt's."""
-    name = f"image {number}" if number is not None else image.path or f"{image.sha256[:12]}.png"
-    caption = f"{name}, {image.original_size[0]} {TIMES} {image.original_size[1]}"
-    taken = album.take(image.sha256, came_back=number is not None)
-    if taken is None:
-        is_lost = f"{image.sha256}.png" in album.missing
-        reason = "images/ has no readable file for it" if is_lost else "left out: the page's share of images is used up"
-        empty = element("p", reason, class_="no-picture")
-        return element("figure", empty, element("figcaption", caption), class_="picture")
-    return figure(taken, name, caption, image.original_size, outlines)
-
-
-def figure(taken: Embedded, name: str, caption: str, original: Size, outlines: Sequence[Outline]) -> Html:
-    """Show an embedded picture with boxes over it; boxes are in pixels of the original."""
-    size = _shown_size(original)
-    boxes = ", ".join(f"{outline.label} [{box_text(outline.box)}]" for outline in outlines)
-    return element(
-        "figure",
-        element(
-            "svg",
-            _pixels(taken),
-            [_drawn(outline, original, size) for outline in outlines],
-            viewBox=f"0 0 {size[0]} {size[1]}",
-            width=size[0],
-            height=size[1],
-            role="img",
-            aria_label=f"{name}; boxes: {boxes}" if boxes else name,
-        ),
-        element("figcaption", caption),
-        class_="picture",
-    )
-
-
-def _pixels(taken: Embedded) -> Html:
-    if taken.href.startswith("#"):
-        return element("use", href=taken.href)
-    style = "squares" if taken.is_small else None
-    # Of the <svg> around it, so that another one can use it too.
-    whole = {"width": "100%", "height": "100%", "preserveAspectRatio": "none"}
-    return element("image", href=taken.href, id=taken.id, class_=style, **whole)
-
-
-def _shown_size(original: Size) -> Size:
+def shown_size(original: Size) -> Size:
+    """Return the size of a picture on the page, in pixels."""
     zoom = min(_SHOWN[0] / original[0], _SHOWN[1] / original[1], _LARGEST_ZOOM)
     return max(8, round(original[0] * zoom)), max(8, round(original[1] * zoom))
 
 
-def _drawn(outline: Outline, original: Size, shown: Size) -> Html:
-    """Draw a box. Corners are sorted and kept close to the picture, because a completion may write any number."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawn:
+    """A box as drawn on the page, and where its tag stands."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    tag_x: float
+    tag_y: float
+
+
+def drawn_box(outline: Outline, original: Size) -> Drawn:
+    """Place a box on the page. Corners are sorted and kept close to the picture, because a completion may write any
+    number."""
+    shown = shown_size(original)
     x1, x2 = sorted(_placed(side, original[0], shown[0]) for side in (outline.box[0], outline.box[2]))
     y1, y2 = sorted(_placed(side, original[1], shown[1]) for side in (outline.box[1], outline.box[3]))
-    frame = {"x": x1, "y": y1, "width": max(1.0, x2 - x1), "height": max(1.0, y2 - y1)}
-    tag = None
-    if outline.tag:
-        place = {"x": min(max(x1 + 3, 2.0), shown[0] - 14.0), "y": min(max(y1 + 12, 12.0), shown[1] - 3.0)}
-        tag = element("text", outline.tag, **place)
-    halo, edge = (element("rect", class_=part, **frame) for part in ("halo", "edge"))
-    return element("g", halo, edge, tag, class_=f"outline {outline.style}", data_box=outline.tag or None)
+    return Drawn(
+        x=x1,
+        y=y1,
+        width=max(1.0, x2 - x1),
+        height=max(1.0, y2 - y1),
+        tag_x=min(max(x1 + 3, 2.0), shown[0] - 14.0),
+        tag_y=min(max(y1 + 12, 12.0), shown[1] - 3.0),
+    )
 
 
 def _placed(side: float, original: int, shown: int) -> float:

@@ -18,6 +18,7 @@ from tiercel.runs.records import Folder, GroupRecord, groups_path
 from tiercel.web.report.reading import parsed_lines
 from tiercel.web.view.groups import FOLDERS, Columns
 
+FOLDER_TITLES: Mapping[str, str] = {"rollouts": "sampled", "evaluations": "held out"}
 ORDERS: Mapping[str, str] = {
     "newest": "newest first",
     "oldest": "oldest first",

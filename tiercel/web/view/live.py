@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from tiercel.regular_files import LARGEST_FILE, open_regular
 from tiercel.reliability.diagnosis import Diagnosis, Symptom
 from tiercel.reliability.heartbeat import HEARTBEATS
 from tiercel.reliability.redaction import redact
 from tiercel.runs.index import FILE as INDEX
 from tiercel.runs.json_lines import blocks_of_lines
-from tiercel.web.report.markup import Html
 from tiercel.web.report.metrics import GrowingMetrics
 from tiercel.web.report.reading import Run, add_lines, assembled, noted, parsed_lines
 from tiercel.web.view.groups import Groups
@@ -94,7 +95,7 @@ class LiveRun:
         self._lock, self._drawing, self._diagnosing = threading.Lock(), threading.Lock(), threading.Lock()
         self._signs: Mapping[str, Any] = {}
         self._run: Run | None = None
-        self._drawn: tuple[Run, Html] | None = None
+        self._drawn: tuple[Run, Markup] | None = None
         self._cuts = self._diagnosed_cuts = 0  # how often lines of metrics were dropped
         self._diagnosis, self._diagnosed, self._symptoms = Diagnosis(), 0, list[Symptom]()
 
@@ -125,7 +126,7 @@ class LiveRun:
                 self._signs = signs
             return self._run
 
-    def drawn(self, draw: Callable[[Run], Html]) -> Html:
+    def drawn(self, draw: Callable[[Run], Markup]) -> Markup:
         """Return the part that takes longest to draw, drawn again only where the run has changed. Raises OSError."""
         run = self.read()
         with self._drawing:
