@@ -154,7 +154,7 @@ class StepFiles:
             assert self._stream is not None
             size = min(int(columns.bytes[position]), LONGEST_LINE)
             return os.pread(self._stream.fileno(), size, int(columns.starts[position]))
-        except (OSError, ValueError):  # a number of the index may be any
+        except (OSError, ValueError, OverflowError):  # a number of the index may be any
             return b""
 
 
