@@ -4,7 +4,6 @@ It takes what training writes: a line for each step, in their order, without a b
 only be a key of the row. What has another form is left to `read_run`, which reads everything.
 """
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,11 +13,11 @@ from typing import Any
 
 from tiercel.regular_files import LARGEST_FILE, open_regular, read_text
 from tiercel.runs.json_lines import blocks_of_lines
+from tiercel.web.report.files import end_of_log, mapping_of, yaml_value
 from tiercel.web.report.metrics import Metrics
-from tiercel.web.report.reading import Run, recipe_of
+from tiercel.web.report.reading import Run
 
 _LONGEST_CONFIG, _LONGEST_SECTIONS = 1 << 18, 1 << 13  # characters
-_LOG_BYTES = 1 << 16  # of the end of log.txt
 _LARGEST_STEP = 1 << 53  # that a column holds
 _SECTIONS = re.compile(r"^(?:train|optim):[^\n]*\n(?:[ -][^\n]*\n)*", re.MULTILINE)
 _KIND = re.compile(r"# tiercel ([a-z]+)\s")
@@ -41,7 +40,7 @@ def read_briefly(path: Path, keys: Sequence[Sequence[str]]) -> Run | None:
         environment={},
         metrics=metrics,
         bad_rows=(),
-        log=() if isinstance(recipe["train"].get("steps"), int) else _end_of_log(path / "log.txt"),
+        log=() if isinstance(recipe["train"].get("steps"), int) else end_of_log(path / "log.txt"),
         rollout_steps=(),
         evaluation_steps=(),
         unreadable={},
@@ -53,18 +52,8 @@ def _recipe(text: str) -> Mapping[str, Any] | None:
     found = "".join(_SECTIONS.findall(text))
     if len(found) > _LONGEST_SECTIONS or any(mark in found for mark in "&*[{"):
         return None
-    recipe = recipe_of(found)
+    recipe = mapping_of(yaml_value, found) or {}
     return recipe if all(isinstance(recipe.get(name), dict) for name in ("train", "optim")) else None
-
-
-def _end_of_log(file: Path) -> tuple[str, ...]:
-    if not file.exists():
-        return ()
-    with open_regular(file) as stream:
-        size = stream.seek(0, os.SEEK_END)
-        stream.seek(max(0, size - _LOG_BYTES))
-        lines = stream.read(_LOG_BYTES).decode("utf-8", errors="replace").splitlines()
-    return tuple(lines[1:] if size > _LOG_BYTES else lines)
 
 
 def _metrics(file: Path, keys: Sequence[Sequence[str]]) -> Metrics | None:

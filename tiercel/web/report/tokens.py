@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tiercel.regular_files import read_text
 from tiercel.runs.records import CompletionRecord, GroupRecord, GroupTokens, TokenRecord, tokens_path
-from tiercel.web.report.reading import parsed_lines
+from tiercel.web.report.files import parsed_lines
 
 CHOICES: Mapping[str, str] = {
     "plain": "no colours",

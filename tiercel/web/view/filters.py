@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from tiercel.regular_files import LONGEST_LINE, open_regular
 from tiercel.runs.records import Folder, GroupRecord, groups_path
-from tiercel.web.report.reading import parsed_lines
+from tiercel.web.report.files import parsed_lines
 from tiercel.web.view.groups import FOLDERS, Columns
 
 FOLDER_TITLES: Mapping[str, str] = {"rollouts": "sampled", "evaluations": "held out"}

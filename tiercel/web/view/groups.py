@@ -16,7 +16,7 @@ from tiercel.regular_files import LARGEST_FILE, open_regular
 from tiercel.runs.index import FILE, file_entry
 from tiercel.runs.json_lines import blocks_of_lines
 from tiercel.runs.records import Folder, groups_path
-from tiercel.web.report.reading import steps_of
+from tiercel.web.report.files import steps_of
 
 FOLDERS: tuple[Folder, ...] = get_args(Folder)
 # Of a line that is no entry.
