@@ -44,13 +44,14 @@ def curves_part(run: Run, said: Sequence[Notice], findings: Markup | str = "") -
     by now."""
     return drawn(
         "curves.html",
+        run=run,
         headline=headline(run).replace("->", "→"),
         tiles=tiles(run),
         said=said,
         findings=findings,
         begun="" if run.metrics else "\n".join(run.log[-_LINES_AT_START:]),
         note=curves_note(run),
-        shown=list(chain(charts_of(run), filter(None, [time_chart(run)]))),
+        shown=chain(charts_of(run), filter(None, [time_chart(run)])),  # one by one: each has all its points
     )
 
 
