@@ -11,7 +11,7 @@ from tiercel.web.report import listing
 from tiercel.web.report.brief import read_briefly
 
 CONFIG = "# tiercel {}\nmodel:\n  path: x\noptim:\n  lr: 1.0e-05\n  betas:\n  - 0.9\ntrain:\n  steps: {}\noutput: y\n"
-KEYS = (tuple(listing.HELD_OUT), tuple(listing.TRAINED))
+KEYS = (*listing.HELD_OUT, *listing.TRAINED)
 ROWS = (
     [
         {"step": 0, "eval/accuracy": 0.5},

@@ -24,9 +24,9 @@ _KIND = re.compile(r"# tiercel ([a-z]+)\s")
 _FIRST = b'{"step": '
 
 
-def read_briefly(path: Path, keys: Sequence[Sequence[str]]) -> Run | None:
-    """Read a run with two sections of its recipe, and its metrics: of each sequence of keys the first that it has. None
-    where one of its files is not as training writes it. Raises OSError where one cannot be read."""
+def read_briefly(path: Path, keys: Sequence[str]) -> Run | None:
+    """Read a run with two sections of its recipe, and the metrics of some keys. None where one of its files is not as
+    training writes it. Raises OSError where one cannot be read."""
     text = read_text(path / "config.yaml", _LONGEST_CONFIG)
     kind, recipe = _KIND.match(text), _recipe(text)
     metrics = _metrics(path / "metrics.jsonl", keys) if kind and recipe else None
@@ -56,21 +56,19 @@ def _recipe(text: str) -> Mapping[str, Any] | None:
     return recipe if all(isinstance(recipe.get(name), dict) for name in ("train", "optim")) else None
 
 
-def _metrics(file: Path, keys: Sequence[Sequence[str]]) -> Metrics | None:
-    """Return the numbers under the first of each of these keys that a run has; None where a line has another form."""
-    steps, numbers = list[int](), {key: dict[int, float]() for some in keys for key in some}
+def _metrics(file: Path, keys: Sequence[str]) -> Metrics | None:
+    """Return the numbers under these keys; None where a line has another form."""
+    steps, numbers = list[int](), {key: dict[int, float]() for key in keys}
     if file.exists():
         with open_regular(file, LARGEST_FILE) as stream:
             for block in blocks_of_lines(stream):
-                if not _add(block, steps, numbers, keys):
+                if not _add(block, steps, numbers):
                     return None
     is_ordered = all(before < after for before, after in pairwise(steps))
     return Metrics.of_numbers(steps, numbers) if is_ordered and steps[-1:] < [_LARGEST_STEP] else None
 
 
-def _add(
-    block: bytes, steps: list[int], numbers: Mapping[str, dict[int, float]], keys: Sequence[Sequence[str]]
-) -> bool:
+def _add(block: bytes, steps: list[int], numbers: Mapping[str, dict[int, float]]) -> bool:
     """Add steps, and numbers by place; say whether the lines have the known form."""
     lines, before = block.split(b"\n"), len(steps)
     is_whole = lines.pop() == b"" and len(lines) == block.count(b"{") == block.count(b"}\n")
@@ -80,14 +78,10 @@ def _add(
         steps += [int(line[len(_FIRST) : line.find(b",", len(_FIRST))]) for line in lines]
     except ValueError:
         return False
-    for key in (key for some in keys for key in some):
-        if (name := b'"%b": ' % key.encode()) in block and not any(numbers[other] for other in _better(key, keys)):
-            numbers[key].update((before + place, value) for place, value in _numbers(lines, name))
+    for key, found in numbers.items():
+        if (name := b'"%b": ' % key.encode()) in block:
+            found.update((before + place, value) for place, value in _numbers(lines, name))
     return True
-
-
-def _better(key: str, keys: Sequence[Sequence[str]]) -> Sequence[str]:
-    return next(some[: some.index(key)] for some in keys if key in some)
 
 
 def _numbers(lines: Sequence[bytes], name: bytes) -> Iterator[tuple[int, float]]:

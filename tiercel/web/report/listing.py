@@ -134,7 +134,7 @@ def _entry(path: Path) -> ListedRun:
 
 def _read(path: Path) -> Run:
     with suppress(OSError):
-        if (run := read_briefly(path, (tuple(HELD_OUT), tuple(TRAINED)))) is not None:
+        if (run := read_briefly(path, (*HELD_OUT, *TRAINED))) is not None:
             return run
     return read_run(path)
 

@@ -124,7 +124,7 @@ class RunReader:
         path, problems = self.path, list[str]()
         self.cuts += self._metrics.refresh()
         noted("bad_rows.jsonl", self._bad_rows.refresh, False, problems)
-        log = noted("log.txt", lambda: end_of_log(path / "log.txt"), (), problems)
+        log = noted("log.txt", lambda: end_of_log(path / "log.txt"), tuple[str, ...](), problems)
         config_text = text_of(path / "config.yaml", LARGEST_TEXT)
         environment_text = noted("env.json", lambda: text_of(path / "env.json", LARGEST_JSON), "", problems)
         recipe, environment = mapping_of(yaml_value, config_text), mapping_of(json.loads, environment_text)

@@ -4,6 +4,7 @@ import html
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -39,6 +40,11 @@ def drawn(template: str, **values: Any) -> Markup:
     return Markup(ENVIRONMENT.get_template(template).render(**values))
 
 
+def _encoded(id: str) -> str:
+    """Encode an id for the script: what is escaped for the eye would no longer be the id."""
+    return quote(id, safe="", errors="replace")
+
+
 def _tenth(value: float) -> str:
     """Format a coordinate to a tenth of a pixel."""
     return f"{value:.1f}".removesuffix(".0")
@@ -52,7 +58,7 @@ ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-ENVIRONMENT.filters |= {"clipped": cards.clipped, "tenth": _tenth, "thousands": "{:,}".format}
+ENVIRONMENT.filters |= {"clipped": cards.clipped, "encoded": _encoded, "tenth": _tenth, "thousands": "{:,}".format}
 ENVIRONMENT.globals |= {
     "version": __version__,
     "TIMES": numbers.TIMES,

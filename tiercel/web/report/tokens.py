@@ -77,15 +77,12 @@ def tokens_of(completion: CompletionRecord, record: TokenRecord | None) -> list[
     """Return the tokens of a completion, the first MOST_TOKENS; none where the run knows none."""
     told = [gap for _, gap in completion.teacher]
     texts = record.texts if record is not None else tuple(text for text, _ in completion.teacher)
-    columns = {
-        "logprob": record and record.logprobs,
-        "entropy": record and record.entropies,
-        "gap": record and record.gaps,
-        "teacher": told if len(told) == len(texts) else None,
-    }
-    known = {name: values for name, values in columns.items() if values is not None}
-    rows = list(zip(texts, *known.values(), strict=True))[:MOST_TOKENS]
-    return [_token(text, dict(zip(known, values, strict=True))) for text, *values in rows]
+    columns: dict[str, Sequence[float | None] | None] = {"teacher": told if len(told) == len(texts) else None}
+    if record is not None:
+        columns |= {"logprob": record.logprobs, "entropy": record.entropies, "gap": record.gaps}
+    known = {name: values for name in _LIMITS if (values := columns.get(name)) is not None}
+    rows = enumerate(texts[:MOST_TOKENS])
+    return [_token(text, {name: values[at] for name, values in known.items()}) for at, text in rows]
 
 
 def left_out(completion: CompletionRecord, record: TokenRecord | None) -> int:

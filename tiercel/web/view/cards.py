@@ -59,11 +59,6 @@ class Item:
     card: GroupCard
 
     @property
-    def encoded_id(self) -> str:
-        """Return the id for the script: what is escaped for the eye would no longer be the id."""
-        return quote(self.card.group.id, safe="", errors="replace")
-
-    @property
     def numbers(self) -> str:
         """Return its rewards in words."""
         totals, judged = totals_of(self.card.group), judged_of(self.card.group)
@@ -80,7 +75,6 @@ class AnswersOfStep:
     """What was answered to a row at a step: a style, an answer and how often, the most frequent first."""
 
     step: int
-    encoded_id: str
     mean: str
     right: str
     tally: Sequence[tuple[str, str, int]]
@@ -179,7 +173,6 @@ def _answers(step: int, group: GroupRecord) -> AnswersOfStep:
     judged = judged_of(group)
     return AnswersOfStep(
         step=step,
-        encoded_id=quote(group.id, safe="", errors="replace"),
         mean=mean_text(totals_of(group)),
         right=f"{sum(judged)} of {len(judged)}" if judged else NOTHING,
         tally=[(_STYLES[verdicts[answer]], clipped(answer, 160), n) for answer, n in counts[:_ANSWERS_SHOWN]],
