@@ -24,10 +24,11 @@ TABS = {
     "details": "Data and recipe",
     "compare": "Compare",
 }
+LIVE_KEYS = (("Enter", "all steps of the card's row"),)  # of the page that follows runs
 KEYS = (
     ("j, k", "next and previous card"),
     ("n, p", "first card of the next step, and of the one before"),
-    ("Enter", "all steps of the card's row"),
+    *LIVE_KEYS,
     ("c", "next way to colour tokens"),
     ("/", "search in the texts"),
     ("1 to 6", "the parts of the page"),

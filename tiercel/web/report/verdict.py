@@ -194,7 +194,7 @@ def _learning_notices(run: Run) -> Iterator[Notice]:
     if failed > _MANY_FAILED_CALLS:
         yield warning(
             f"{over} {share(failed)} of the tool calls failed: the policy writes them wrongly, or the tools raise "
-            "errors. The rollouts below have the reasons."
+            "errors. The rollouts have the reasons."
         )
     gap, _ = _recent(run, "sampler/logprob_gap_mean")
     if gap > _LARGE_LOGPROB_GAP:
