@@ -57,6 +57,7 @@ ENVIRONMENT = Environment(
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
+    auto_reload=False,
 )
 ENVIRONMENT.filters |= {"clipped": cards.clipped, "encoded": _encoded, "tenth": _tenth, "thousands": "{:,}".format}
 ENVIRONMENT.globals |= {

@@ -98,25 +98,29 @@ function highlight() {
 }
 
 // Colours of tokens: one choice for all cards, kept for the next visit where the browser allows that.
-let chosenColour = "";
+let chosenColour = view.dataset.colour;
 try {
-  chosenColour = localStorage.getItem("colour") || "";
+  chosenColour = localStorage.getItem("colour") || chosenColour;
 } catch {} // of a file, some browsers keep nothing
 
 function colour(chosen = chosenColour) {
   chosenColour = chosen;
-  try {
-    if (chosen) localStorage.setItem("colour", chosen);
-  } catch {}
-  view.dataset.colour = chosen || "teacher";
+  view.dataset.colour = chosen;
   for (const select of view.querySelectorAll("select.colours")) {
-    select.value = [...select.options].some((option) => option.value === view.dataset.colour) ? view.dataset.colour : "plain";
+    select.value = [...select.options].some((option) => option.value === chosen) ? chosen : "plain";
   }
+}
+
+function chooseColour(chosen) {
+  colour(chosen);
+  try {
+    localStorage.setItem("colour", chosen);
+  } catch {}
 }
 
 function nextColour() {
   const select = view.querySelector("select.colours");
-  if (select) colour(select.options[(select.selectedIndex + 1) % select.options.length].value);
+  if (select) chooseColour(select.options[(select.selectedIndex + 1) % select.options.length].value);
 }
 
 // What the reader does
@@ -202,7 +206,7 @@ form.addEventListener("input", (event) => {
   form.timer = setTimeout(filtered, event.target.tagName === "SELECT" ? 0 : SEARCH_WAIT);
 });
 view.addEventListener("change", (event) => {
-  if (event.target.matches("select.colours")) colour(event.target.value);
+  if (event.target.matches("select.colours")) chooseColour(event.target.value);
 });
 addEventListener("beforeprint", () => {
   for (const step of document.querySelectorAll("details.step")) step.open = true;

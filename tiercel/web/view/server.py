@@ -3,7 +3,7 @@
 import hmac
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from anyio.to_thread import current_default_thread_limiter
@@ -113,20 +113,19 @@ def make_app(runs: Runs, token: str) -> tuple[Guard, Following]:
     def shell(request: Request) -> Response:
         return HTMLResponse(page([run.name for run in runs.all()]))
 
-    routes: list[tuple[str, Callable[[Request], Response] | Callable[[Request], Awaitable[Response]]]] = [
-        ("/", shell),
-        ("/events", events),
-        ("/icon.svg", lambda request: Response(_ICON, media_type="image/svg+xml")),
-        ("/runs", lambda request: _part(drawn("runs.html", runs=[run.name for run in runs.all()]))),
-        ("/compare", pages.compare),
-        ("/cards", pages.cards),
-        ("/row", pages.row),
-        ("/images/{sha256}", pages.picture),
-        *((f"/{name}", _asset) for name in _ASSETS),
-        *((f"/{name}", pages.part) for name in PARTS),
-    ]
     app = Starlette(
-        routes=[Route(path, call) for path, call in routes],
+        routes=[
+            Route("/", shell),
+            Route("/events", events),
+            Route("/icon.svg", lambda request: Response(_ICON, media_type="image/svg+xml")),
+            Route("/runs", lambda request: _part(drawn("runs.html", runs=[run.name for run in runs.all()]))),
+            Route("/compare", pages.compare),
+            Route("/cards", pages.cards),
+            Route("/row", pages.row),
+            Route("/images/{sha256}", pages.picture),
+            *(Route(f"/{name}", _asset) for name in _ASSETS),
+            *(Route(f"/{name}", pages.part) for name in PARTS),
+        ],
         exception_handlers={OSError: _unreadable, RunError: _unreadable},
         lifespan=lifespan,
     )
