@@ -4,8 +4,9 @@ from PIL import Image
 from tests.web.report.fake_runs import completion, group, make_empty, write_lines
 from tiercel.runs.records import GroupRecord
 from tiercel.web.report import pictures as report_pictures
+from tiercel.web.report.boxes import Outline, box_of, predicted_box, true_box
 from tiercel.web.report.cards import box_cell, overlap
-from tiercel.web.report.pictures import Album, Outline, box_of, predicted_box, true_box
+from tiercel.web.report.pictures import Album
 from tiercel.web.report.reading import read_groups, read_run
 from tiercel.web.report.templates import ENVIRONMENT
 

@@ -6,8 +6,8 @@ from typing import Any
 from tiercel.rewards.boxes import iou, is_proper
 from tiercel.runs.records import CompletionRecord, GroupRecord
 from tiercel.samples import ToolCall
+from tiercel.web.report.boxes import box_text, predicted_box, true_box
 from tiercel.web.report.numbers import NOTHING, short
-from tiercel.web.report.pictures import box_text, predicted_box, true_box
 
 LONGEST_TEXT = 1500  # characters of one text on the page
 _KEPT_TAIL = 400

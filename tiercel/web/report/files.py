@@ -60,17 +60,17 @@ class Tail:
     def __init__(self, file: Path, is_over: bool) -> None:
         """`is_over`: nobody writes the file, so a last line without a newline counts as well."""
         self.file = file
-        self.values: list[Any] = []
         self._is_over = is_over
-        self._inode = self._read = 0
+        self._inode, self._read = -1, 0
+        self.drop()
 
     def refresh(self) -> bool:
         """Read what is new. Returns whether the lines that were there before were dropped. Raises OSError."""
         inode, size, _ = sign_of(self.file) or (0, 0, 0)
-        is_new = inode == 0 or inode != self._inode or size < self._read
+        is_new = inode != self._inode or size < self._read
         if is_new:
             self.drop()
-            self._inode = self._read = 0
+            self._inode, self._read = -1, 0
         if (is_new and os.path.lexists(self.file)) or size > self._read:
             with open_regular(self.file, LARGEST_FILE) as file:
                 file.seek(self._read)
@@ -78,12 +78,12 @@ class Tail:
                     if self._is_over or block.endswith(b"\n"):
                         self._read += len(block)
                         self.add(block)
-            self._inode = inode
+        self._inode = inode
         return is_new
 
     def drop(self) -> None:
         """Forget all lines."""
-        self.values = []
+        self.values: list[Any] = []
 
     def add(self, block: bytes) -> None:
         """Take whole lines that are new."""

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from tiercel.runs.records import CompletionRecord, GroupRecord
+from tiercel.web.report.boxes import Outline, has_boxes, predicted_outlines, true_outlines
 from tiercel.web.report.cards import box_cell, overlap, value_text
 from tiercel.web.report.numbers import evenly_spaced, share, sign_test
-from tiercel.web.report.pictures import Outline, has_boxes, predicted_outlines, true_outlines
 from tiercel.web.report.reading import GroupFile
 from tiercel.web.report.rollouts import ASKED
 from tiercel.web.report.turns import drawn_outlines, is_asked

@@ -12,8 +12,9 @@ from markupsafe import Markup
 from tiercel.reliability.diagnosis import symptoms
 from tiercel.runs.files import write_atomically
 from tiercel.web.report import parts
+from tiercel.web.report.boxes import has_boxes
 from tiercel.web.report.numbers import evenly_spaced
-from tiercel.web.report.pictures import Album, has_boxes
+from tiercel.web.report.pictures import Album
 from tiercel.web.report.reading import GroupFile, Run, read_groups, read_run
 from tiercel.web.report.rollouts import MOST_STEPS
 from tiercel.web.report.templates import drawn

@@ -7,9 +7,9 @@ from typing import Literal
 from PIL import Image
 
 from tiercel.samples import Size
+from tiercel.web.report.boxes import Outline
 from tiercel.web.report.numbers import TIMES
 from tiercel.web.report.page import offline
-from tiercel.web.report.pictures import Outline
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tiercel.runs.records import CompletionRecord, GroupRecord, GroupTokens, TokenRecord
+from tiercel.web.report.boxes import Outline, has_boxes, true_outlines
 from tiercel.web.report.cards import box_cell, judged_of, totals_of, value_text
 from tiercel.web.report.numbers import evenly_spaced, share
-from tiercel.web.report.pictures import Outline, has_boxes, true_outlines
 from tiercel.web.report.reading import GroupFile
 from tiercel.web.report.tokens import choices_of, records_of
 from tiercel.web.report.turns import drawn_outlines, is_asked

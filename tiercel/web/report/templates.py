@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from tiercel import __version__
-from tiercel.web.report import cards, charts, heldout, numbers, pictures, tokens, turns
+from tiercel.web.report import boxes, cards, charts, heldout, numbers, pictures, tokens, turns
 from tiercel.wording import counted
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f]")
@@ -66,6 +66,7 @@ ENVIRONMENT.globals |= {
     "NOTHING": numbers.NOTHING,
     "counted": counted,
     "duration": numbers.duration,
+    "boxes": boxes,
     "cards": cards,
     "charts": charts,
     "heldout": heldout,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tiercel.rewards.boxes import to_original
 from tiercel.runs.records import CompletionRecord, GroupRecord, ImageRecord, TurnRecord, finite
-from tiercel.web.report.pictures import Outline, box_of, predicted_outlines
+from tiercel.web.report.boxes import Outline, box_of, predicted_outlines
 
 MOST_TURNS = 12  # of a completion
 _POINT_SHARE = 0.03  # radius around a point, of the longer side

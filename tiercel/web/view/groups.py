@@ -12,11 +12,9 @@ from typing import Any, get_args
 
 import numpy as np
 
-from tiercel.regular_files import LARGEST_FILE, open_regular
 from tiercel.runs.index import FILE, file_entry
-from tiercel.runs.json_lines import blocks_of_lines
 from tiercel.runs.records import Folder, groups_path
-from tiercel.web.report.files import steps_of
+from tiercel.web.report.files import Tail, steps_of
 
 FOLDERS: tuple[Folder, ...] = get_args(Folder)
 # Of a line that is no entry.
@@ -96,38 +94,50 @@ def _of_reward(name: str, rewards: tuple[str, ...], numbers: np.ndarray) -> np.n
     return np.full(numbers.shape[1], np.nan)
 
 
+class _Index(Tail):
+    """The lines of index.jsonl, by folder in `steps`."""
+
+    def drop(self) -> None:
+        self.steps = {folder: _Steps() for folder in FOLDERS}
+
+    def add(self, block: bytes) -> None:
+        for line in block.split(b"\n"):
+            with suppress(*MALFORMED):
+                entry = json.loads(line)
+                self.steps[entry["folder"]].add(entry)
+
+
 class Groups:
     """Where each group of a run is, and its numbers. `refresh` may be called by any thread."""
 
     def __init__(self, run: Path) -> None:
         self._run = run
         self._lock = threading.Lock()
+        self._index = _Index(run / FILE, is_over=False)
         self._there: dict[Folder, set[int]] = {folder: set() for folder in FOLDERS}  # steps that have a file
-        self._reset()
-
-    def _reset(self) -> None:
-        self._steps = {folder: _Steps() for folder in FOLDERS}
         self._columns: dict[Folder, Columns] = {}
-        self._inode = self._read = 0
         self.unread: list[tuple[Folder, int]] = []  # files that the index does not know, newest first
 
     def columns(self, folder: Folder) -> Columns:
         """Return the groups that are known by now."""
         with self._lock:
             if folder not in self._columns:
-                self._columns[folder] = self._steps[folder].columns(self._there[folder])
+                self._columns[folder] = self._index.steps[folder].columns(self._there[folder])
             return self._columns[folder]
 
     def refresh(self) -> None:
         """Read the new lines of the index, and note the files that it does not know. Raises OSError."""
         with self._lock:
-            self._read_index()
+            self._index.refresh()
             there = {folder: set(steps_of(self._run / folder)) for folder in FOLDERS}
-            if there != self._there:
-                self._there = there
-                self._columns.clear()
+            if not (self._run / FILE).exists() and any(self._there[folder] - there[folder] for folder in FOLDERS):
+                self._index.drop()  # the run was cut, and its files may be others when they come again
+            self._there = there
+            self._columns.clear()
             missing = [
-                (folder, step) for folder in FOLDERS for step in there[folder] - self._steps[folder].entries.keys()
+                (folder, step)
+                for folder in FOLDERS
+                for step in there[folder] - self._index.steps[folder].entries.keys()
             ]
             self.unread = sorted(filter(self._is_due, missing), key=lambda each: -each[1])
 
@@ -142,9 +152,9 @@ class Groups:
             with self._lock:
                 if self.unread and self.unread[0] == (folder, step):
                     del self.unread[0]
-                    if entry and step not in self._steps[folder].entries:
+                    if entry and step not in self._index.steps[folder].entries:
                         with suppress(*MALFORMED):
-                            self._steps[folder].add(entry)
+                            self._index.steps[folder].add(entry)
                         self._columns.pop(folder, None)
 
     def _is_due(self, file: tuple[Folder, int]) -> bool:
@@ -154,29 +164,3 @@ class Groups:
         except OSError:
             return False
         return not (self._run / FILE).exists() or time.time() - changed > _PATIENCE_SECONDS
-
-    def _read_index(self) -> None:
-        try:
-            found = os.stat(self._run / FILE)
-        except OSError:
-            return
-        if found.st_ino != self._inode or found.st_size < self._read:
-            self._reset()
-            self._inode = found.st_ino
-        if found.st_size <= self._read:
-            return
-        with open_regular(self._run / FILE, LARGEST_FILE) as file:
-            file.seek(self._read)
-            for block in blocks_of_lines(file, found.st_size):
-                if block.endswith(b"\n"):
-                    self._read += len(block)
-                    self._add_lines(block)
-        self._columns.clear()
-
-    def _add_lines(self, block: bytes) -> None:
-        for line in block.split(b"\n"):
-            try:
-                entry = json.loads(line)
-                self._steps[entry["folder"]].add(entry)
-            except MALFORMED:
-                continue
