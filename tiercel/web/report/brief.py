@@ -4,9 +4,9 @@ It takes what training writes: a line for each step, in their order, without a b
 only be a key of the row. What has another form is left to `read_run`, which reads everything.
 """
 
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -58,35 +58,31 @@ def _recipe(text: str) -> Mapping[str, Any] | None:
 
 def _metrics(file: Path, keys: Sequence[str]) -> Metrics | None:
     """Return the numbers under these keys; None where a line has another form."""
-    steps, numbers = list[int](), {key: dict[int, float]() for key in keys}
+    steps, numbers = list[int](), {key.encode(): dict[int, float]() for key in keys}
+    pairs = re.compile(rb'"(step|%b)": ([^,}]+)' % b"|".join(map(re.escape, numbers)))
     if file.exists():
         with open_regular(file, LARGEST_FILE) as stream:
             for block in blocks_of_lines(stream):
-                if not _add(block, steps, numbers):
+                if not _add(block, pairs, steps, numbers):
                     return None
     is_ordered = all(before < after for before, after in pairwise(steps))
-    return Metrics.of_numbers(steps, numbers) if is_ordered and steps[-1:] < [_LARGEST_STEP] else None
+    found = {key.decode(): values for key, values in numbers.items()}
+    return Metrics.of_numbers(steps, found) if is_ordered and steps[-1:] < [_LARGEST_STEP] else None
 
 
-def _add(block: bytes, steps: list[int], numbers: Mapping[str, dict[int, float]]) -> bool:
+def _add(block: bytes, pairs: re.Pattern, steps: list[int], numbers: Mapping[bytes, dict[int, float]]) -> bool:
     """Add steps, and numbers by place; say whether the lines have the known form."""
     lines, before = block.split(b"\n"), len(steps)
     is_whole = lines.pop() == b"" and len(lines) == block.count(b"{") == block.count(b"}\n")
     if not is_whole or b"\\" in block or b"[" in block or not all(line.startswith(_FIRST) for line in lines):
         return False
-    try:
-        steps += [int(line[len(_FIRST) : line.find(b",", len(_FIRST))]) for line in lines]
-    except ValueError:
-        return False
-    for key, found in numbers.items():
-        if (name := b'"%b": ' % key.encode()) in block:
-            found.update((before + place, value) for place, value in _numbers(lines, name))
-    return True
-
-
-def _numbers(lines: Sequence[bytes], name: bytes) -> Iterator[tuple[int, float]]:
-    size = len(name)
-    for place, line in enumerate(lines):
-        if (at := line.find(name)) >= 0:
-            with suppress(ValueError):  # null
-                yield place, float(line[at + size : line.find(b",", at + size)])
+    for key, value in pairs.findall(block):
+        try:
+            if key == b"step":
+                steps.append(int(value))
+            elif math.isfinite(number := float(value)):
+                numbers[key][len(steps) - 1] = number
+        except ValueError:
+            if key == b"step" or value != b"null":
+                return False
+    return len(steps) - before == len(lines)
