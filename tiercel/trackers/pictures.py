@@ -9,8 +9,9 @@ from tiercel.reliability.redaction import redact
 from tiercel.runs.records import CompletionRecord, GroupRecord, ImageRecord, groups_path
 from tiercel.samples import Box
 from tiercel.trackers.tracker import TrackedPicture
+from tiercel.web.report.boxes import answer_image, has_boxes, predicted_box, true_box
 from tiercel.web.report.numbers import evenly_spaced
-from tiercel.web.report.pictures import answer_image, has_boxes, opened, predicted_box, true_box
+from tiercel.web.report.pictures import opened
 from tiercel.web.report.reading import group_file
 
 MOST = 4

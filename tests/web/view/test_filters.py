@@ -176,6 +176,19 @@ def test_files_without_an_index_are_read_in_the_background(run):
     assert columns.starts.tolist() == complete.starts.tolist()
 
 
+def test_a_run_without_an_index_that_was_cut_and_went_on(run):
+    (run / "index.jsonl").unlink()
+    groups = known(run)
+    groups.read_unread(9.0)
+    for step in (2, 3):
+        groups_path(run, "rollouts", step).unlink()
+    groups.refresh()
+    write_step(run, 2, {"z": [0.5]}, indexed=False)
+    groups.refresh()
+    groups.read_unread(9.0)
+    assert names(groups.columns("rollouts")) == ["1a", "1b", "2z"]
+
+
 def test_a_file_that_has_just_been_written_waits_for_its_line(run):
     write_step(run, 4, {"f": [1.0]}, indexed=False)
     assert known(run).unread == []
