@@ -1,5 +1,5 @@
-"""The functions that train. Each takes the keys of its recipe (docs/recipe.md), does what the command of its name does,
-and gives the run that it made."""
+"""The functions that train. Each takes the keys of its recipe (docs/recipe.md), does the same as the command of its
+name, and returns the run that it made."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -162,7 +162,7 @@ def _train(kind: Kind, recipe: FileOrRecipe, keys: dict[str, Any]) -> Run | Step
 
 
 def _complete(function: Callable[..., Any], keys: type) -> None:
-    """Give a function a signature with its keys by name, which notebooks show and complete."""
+    """Give a function a signature that lists its keys, which notebooks show and complete."""
     names = list(keys.__annotations__)
     own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in (*names, *OPTIONS)]
     recipe = inspect.Parameter("recipe", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
