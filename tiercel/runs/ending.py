@@ -24,7 +24,7 @@ from tiercel.writing import GO_ON, writing
 FILE, LOCK = "end.json", ".lock"
 LARGEST_MESSAGE = 1 << 20  # bytes
 SILENT_SECONDS = 15.0  # without a heartbeat of a rank; one is written every two seconds
-NO_LOCKS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS)  # errors of a file system that does not support locks
+NO_LOCKS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS)  # errors of a file system without locks
 EXIT_BUG = 1  # Python's own code, after an error that nobody foresaw
 State = Literal["running", "done", "stopped", "stalled", "failed", "killed"]
 
