@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of architectures that have no family of their own, saved in the real format."""
+"""Tiny random checkpoints of architectures without their own family, saved in the real format."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -46,8 +46,8 @@ class Tiny:
     processor: str | None = None  # None: text only
     images: str | None = None
     tokens: tuple[str, ...] = ()
-    names: Mapping[str, str] = field(default_factory=dict)  # by which its processor asks the tokenizer for them
-    marker: str = "<image>"  # what the template writes at the place of an image
+    names: Mapping[str, str] = field(default_factory=dict)  # names by which its processor asks the tokenizer for them
+    marker: str = "<image>"  # what the template writes in place of an image
     keys: Mapping[str, Any] = field(default_factory=dict)  # of the config
     image_keys: Mapping[str, Any] = field(default_factory=dict)
     processor_keys: Mapping[str, Any] = field(default_factory=dict)
@@ -155,7 +155,7 @@ GLM = {
 }
 
 
-NAMED = ("glm46v", "smolvlm", "idefics3", "mistral3", "pixtral", "llava")  # that must be admitted
+NAMED = ("glm46v", "smolvlm", "idefics3", "mistral3", "pixtral", "llava")  # these must be accepted
 
 GENERIC = {
     "llava": Tiny(

@@ -1,4 +1,4 @@
-"""Where a verb writes for its user: what cannot be written ends with its path, the reason and exit code 2."""
+"""Where commands write for their user: a file that cannot be written ends with its path, the reason and exit code 2."""
 
 import errno
 import json

@@ -71,7 +71,7 @@ QWEN_TEMPLATE = CHAT_TEMPLATE.replace(
     "{% elif part['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>{% elif part",
 )
 INTERNVL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<IMG_CONTEXT>", "<img>", "</img>", "<video>")
-INTERNVL_NAMES = {  # by which its processor asks the tokenizer for them
+INTERNVL_NAMES = {  # names by which its processor asks the tokenizer for them
     "context_image_token": "<IMG_CONTEXT>",
     "start_image_token": "<img>",
     "end_image_token": "</img>",
@@ -84,12 +84,12 @@ GEMMA3_TOKENS = (
     "<image_soft_token>",
     "<start_of_image>",
     "<end_of_image>",
-    "\n\n\n\n",  # vLLM asks for these as single tokens
+    "\n\n\n\n",  # vLLM requires these as single tokens
     "\n\n\n",
     "\n\n",
     "\n",
 )
-GEMMA3_NAMES = {  # by which its processor asks the tokenizer for them
+GEMMA3_NAMES = {  # names by which its processor asks the tokenizer for them
     "image_token": "<image_soft_token>",
     "boi_token": "<start_of_image>",
     "eoi_token": "<end_of_image>",
@@ -184,7 +184,7 @@ def _qwen(name: str, heads: int):
         if name == "qwen3_vl":
             model = Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision, **shared))
         else:
-            text |= EXPERTS | {"norm_topk_prob": True}  # vLLM asks for it
+            text |= EXPERTS | {"norm_topk_prob": True}  # vLLM requires it
             config = Qwen3VLMoeConfig(text_config=text, vision_config=vision, **shared)
             model = Qwen3VLMoeForConditionalGeneration(config)
     elif name.startswith("qwen3_5"):

@@ -88,7 +88,7 @@ def test_predict_with_an_image(run, capsys):
 
 def test_merged_export_has_the_adapters_logits_in_plain_transformers(run, tmp_path):
     assert main(["export", str(run), "--merge", "--output", str(tmp_path / "model")]) == 0
-    assert main(["export", str(run), "--merge", "--output", str(tmp_path / "model")]) == 2  # never written over
+    assert main(["export", str(run), "--merge", "--output", str(tmp_path / "model")]) == 2  # never overwritten
     assert main(["export", str(run), "--adapter", "--output", str(tmp_path / "adapter")]) == 0
     merged = AutoModelForImageTextToText.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
     from peft import PeftModel

@@ -1,4 +1,4 @@
-"""Files, overrides, kinds; writing recipes and comparing them."""
+"""Files, overrides and kinds of recipes; writing recipes and comparing them."""
 
 import subprocess
 import sys

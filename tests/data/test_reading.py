@@ -236,7 +236,7 @@ def test_the_fraction_of_bad_rows():
     assert "and 24 more" in text
 
 
-SAVED = Path(__file__).parent / "saved_dataset"  # two rows with pictures, by save_to_disk of datasets 5.2.0
+SAVED = Path(__file__).parent / "saved_dataset"  # two rows with pictures, saved with save_to_disk of datasets 5.2.0
 
 
 def test_a_data_set_that_save_to_disk_wrote():
@@ -340,7 +340,7 @@ def test_rows_without_pictures_are_no_block_of_an_order_by_prefix(tmp_path):
     for rows in epochs:
         assert sorted(rows) == list(range(24))
         places = [rows.index(number) for number in range(4)]
-        assert max(places) - min(places) == 3  # those of one picture are neighbours
+        assert max(places) - min(places) == 3  # the rows of one picture are neighbours
     text = [[number for number in rows if number >= 4] for rows in epochs]
     assert all(each != sorted(each) for each in text) and text[0] != text[1] != text[2]
     assert all(min(rows[0], rows[-1]) >= 4 for rows in epochs)  # text on both sides of the pictures

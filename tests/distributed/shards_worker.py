@@ -18,7 +18,7 @@ from tiercel.distributed.strategies.shard_files import SavedTensors
 from tiercel.distributed.strategies.sharded import Sharded
 from tiercel.training import checkpoints
 
-WHOLE: weakref.WeakSet[Tensor] = weakref.WeakSet()  # gathered, and not yet dropped
+WHOLE: weakref.WeakSet[Tensor] = weakref.WeakSet()  # gathered and not dropped yet
 
 
 def say(text: str) -> None:

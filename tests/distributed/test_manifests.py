@@ -1,4 +1,5 @@
-"""The files for SkyPilot and Kubernetes have what either needs; torch's launcher and tiercel read their commands."""
+"""The files for SkyPilot and Kubernetes contain what these need, and torch's launcher and tiercel can read their
+commands."""
 
 import re
 import subprocess

@@ -71,7 +71,7 @@ def places(code: str) -> dict[str, set[str]]:
         if isinstance(node, ast.Call) and changes_files(node):
             found[".".join(inside)].add(name_of(node))
         if isinstance(node, ast.Attribute) and node.attr in DELETES and ast.unparse(node.value) in ("os", "shutil"):
-            found[".".join(inside)].add(node.attr)  # also one that is handed on
+            found[".".join(inside)].add(node.attr)  # also one that is passed on
         for child in ast.iter_child_nodes(node):
             visit(child, inside)
 

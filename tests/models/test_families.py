@@ -103,7 +103,7 @@ def huggingface_inputs(family, prompt, token_ids_T, pictures=None):
     processor = family.checkpoint.image_processor
     if prompt.images and not family.name.startswith("qwen"):
         pictures = pictures or (MIXED_PICTURES[:1] if len(prompt.images) == 1 else MIXED_PICTURES[1:])
-        more = {"crop_to_patches": True} if family.name == "internvl" else {}  # as its whole processor asks for
+        more = {"crop_to_patches": True} if family.name == "internvl" else {}  # as its whole processor requires
         with resizing_along_x_first():
             pixels = processor(images=pictures, return_tensors="pt", **more)
         inputs |= {key: pixels[key] for key in PIXELS if key in pixels}

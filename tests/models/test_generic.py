@@ -22,7 +22,7 @@ from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import SamplingParams
 
 WITHOUT = ("llava", "llava_next", "aya_vision")
-OF_TORCHVISION = ("idefics3", "mistral3", "pixtral", "lighton_ocr", "glm46v")  # whose processors need it
+OF_TORCHVISION = ("idefics3", "mistral3", "pixtral", "lighton_ocr", "glm46v")  # their processors need it
 NAMES = WITHOUT + tuple(
     pytest.param(name, marks=pytest.mark.skipif(not has_processor(name), reason="its processor needs torchvision"))
     for name in OF_TORCHVISION
@@ -252,7 +252,7 @@ def test_boxes_need_data_coordinates(checkpoints):
     path = str(checkpoints["llava"])
     assert load_family(Model(path=path)).coordinate_space is None
     assert load_family(Model(path=path), coordinates="unit").coordinate_space == "unit"
-    assert load_family(Model(path=path)).coordinate_space is None  # what one was given, another does not get
+    assert load_family(Model(path=path)).coordinate_space is None  # what one family was given, another does not get
 
 
 def test_a_family_that_documents_its_boxes_takes_no_other_space(tiny_checkpoints):

@@ -1,4 +1,4 @@
-"""What a run writes is what plain PEFT and plain transformers load."""
+"""Plain PEFT and plain transformers load what a run writes."""
 
 import json
 import shutil

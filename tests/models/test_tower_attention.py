@@ -1,4 +1,4 @@
-"""The attention of a vision tower in one call for all spans of a length, against transformers' `sdpa`, span by span."""
+"""The attention of a vision tower in one call for all spans of a length, against transformers' `sdpa` for each span."""
 
 import random
 from collections.abc import Callable, Iterator

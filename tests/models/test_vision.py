@@ -1,4 +1,5 @@
-"""Vision features: each picture once, kept within a budget of bytes, never those of another policy."""
+"""Vision features: each picture is computed once, kept within a budget of bytes, and never taken from another
+policy."""
 
 import pytest
 import torch
@@ -137,7 +138,7 @@ def test_the_reference_sees_through_its_own_tower(trained, pictures):
     store = counting_store(trained, 0)
     with torch.no_grad(), trained.as_reference():
         expected = torch.cat(trained.vision_features(pictures))
-    own = store.features(pictures)  # the sampler has been here first
+    own = store.features(pictures)  # the sampler has computed them already
     assert float((own - expected).abs().max()) > 1e-3
     with trained.as_reference():
         torch.testing.assert_close(store.features(pictures, of_reference=True), expected)

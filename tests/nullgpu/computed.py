@@ -1,4 +1,4 @@
-"""What kernels would have computed, where a run needs its numbers to go on: drawn tokens, sizes, stop strings."""
+"""What kernels would have computed, if a run needs the numbers to continue: sampled tokens, sizes, stop strings."""
 
 import warnings
 from dataclasses import replace

@@ -1,4 +1,5 @@
-"""The vision tower in the plan, against the peak of its real code with other pictures than the plan's, and videos."""
+"""The vision tower in the plan, against the peak of its real code with other pictures than the plan's, and with
+videos."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Answers that no sound vLLM server gives, and what the client makes of each."""
+"""Answers that no correct vLLM server gives, and how the client treats each."""
 
 import json
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""The decoder of an accelerator: memory and captured steps that outlast a batch, rows that have ended and stay."""
+"""The decoder of an accelerator: memory and captured steps that outlast a batch, and rows that have ended but stay."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A small run directory to track, and what is opened for it."""
+"""A small run directory to track, and the trackers that are opened for it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from tiercel.runs.directory import read_metrics
 from tiercel.trackers.opening import open_trackers
 
 STEPS = 4
-PICTURES_AT = (2, 4)  # of the evaluations at 0, 2 and 4 those with rollouts
+PICTURES_AT = (2, 4)  # the evaluations with rollouts, among those at 0, 2 and 4
 
 
 def grounding(path: Path) -> tuple[Path, list[dict[str, Any]]]:

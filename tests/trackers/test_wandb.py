@@ -44,7 +44,7 @@ def written(file: Path) -> Iterator[Any]:
             continue
         _, length, kind = HEADER.unpack_from(data, at)
         part = data[at + HEADER.size : at + HEADER.size + length]
-        if len(part) < length:  # being written
+        if len(part) < length:  # still being written
             return
         at += HEADER.size + length
         parts = part if kind in (WHOLE, FIRST) else parts + part

@@ -1,4 +1,4 @@
-"""What the verbs that learn from rows compute of a step, on a tiny model."""
+"""What the commands that learn from rows compute in a step, on a tiny model."""
 
 import math
 from dataclasses import replace

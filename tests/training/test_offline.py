@@ -1,4 +1,5 @@
-"""Whole runs that learn from pairs and labels: killed and resumed, with the reference computed before, evaluated."""
+"""Whole runs that learn from pairs and labels: killed and resumed, with the reference computed in advance,
+evaluated."""
 
 import json
 import math

@@ -1,5 +1,5 @@
-"""A teacher that a server computes: what is asked, what is read of an answer, and faults that a real vLLM does not show
-when a test wants them. tests/vllm/test_teacher.py compares a real one with the same teacher in process."""
+"""A teacher on a server: what is requested, what is read from an answer, and faults that a real vLLM does not show on
+demand. tests/vllm/test_teacher.py compares a real one with the same teacher in process."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Distillation: what a teacher says against plain passes, and whole runs on and off policy."""
+"""Distillation: the teacher's values against plain passes, and whole runs on and off policy."""
 
 import json
 import re
@@ -61,7 +61,7 @@ def test_divergence_and_gradient_equal_plain_passes_of_student_and_teacher(tiny_
     for divergence in ("reverse_kl", "jsd", "token"):
         expected = 0.0
         for each, teacher_LV in zip(answers, taught_words, strict=True):
-            # Placeholders have a probability of 0 in both, whose product with an infinite logprob is not a number.
+            # Placeholders have a probability of 0 in both, whose product with an infinite logprob is NaN.
             policy_LV, teacher_LV = (words.clamp_min(-1e30) for words in (plain_words(student, each), teacher_LV))
             if divergence == "token":
                 gaps_L = (policy_LV - teacher_LV).gather(1, each.token_ids_L[:, None])

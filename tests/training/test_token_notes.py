@@ -1,4 +1,4 @@
-"""What is recorded of each token: the learner's numbers at the right tokens, from whole runs and by hand."""
+"""What is recorded for each token: the learner's numbers at the right tokens, from whole runs and by hand."""
 
 import json
 import statistics

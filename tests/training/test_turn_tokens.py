@@ -1,4 +1,4 @@
-"""How many tokens a step runs through the model, where trajectories have three turns."""
+"""How many tokens a step computes if trajectories have three turns."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

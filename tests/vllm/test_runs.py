@@ -1,4 +1,4 @@
-"""Whole runs whose completions a real vLLM samples: by server, in process, tensor-parallel over two ranks."""
+"""Whole runs whose completions a real vLLM samples: by server, in process, and tensor-parallel over two ranks."""
 
 import json
 import signal

@@ -89,7 +89,7 @@ def test_it_says_what_the_same_teacher_says_in_process(server, recipe_of, prompt
     gaps = [largest(ours, theirs, of) for of in ("drawn_N", "logprobs_NK")]
     print(f"largest differences: drawn tokens {gaps[0]:.1e}, words {gaps[1]:.1e}")
     assert max(gaps) < NEAR
-    for one, other in zip(ours, theirs, strict=True):  # likelier words first; of equal ones any may be
+    for one, other in zip(ours, theirs, strict=True):  # likelier words first; equal ones may be in any order
         ours_NK, theirs_NK = (each.logprobs_NK.gather(1, each.words_NK.argsort(1)) for each in (one, other))
         assert float((ours_NK - theirs_NK).abs().max()) < NEAR
         assert torch.equal(one.words_NK.sort(1).values, other.words_NK.sort(1).values)

@@ -1,5 +1,5 @@
-"""Trajectories that a real vLLM samples, about a hundred of each family: pictures come back between the turns, and the
-trainer's logprobs agree."""
+"""Trajectories that a real vLLM samples, about a hundred for each family: pictures are returned between the turns, and
+the trainer's logprobs agree."""
 
 import json
 from pathlib import Path

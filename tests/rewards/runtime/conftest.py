@@ -1,4 +1,4 @@
-"""Files with rewards of the user's, and a look at the processes that are left."""
+"""Files with the user's rewards, and checks of the processes that are left."""
 
 import contextlib
 import os

@@ -214,7 +214,7 @@ def test_a_hostile_reply_costs_one_grade_and_says_the_field(server, name, caplog
     assert found.failure.startswith(f"reward judge at {server.url}: row row-1: the reply is not a chat completion: ")
     assert HOSTILE[name][2] in found.failure and len(found.failure) < 1000
     assert "status 400: " in refused.failure or name == "long"
-    gc.collect()  # what a task raised and nobody asked for is said when it is collected
+    gc.collect()  # an error that a task raised and nobody requested is reported when it is collected
     assert "never retrieved" not in caplog.text
 
 

@@ -41,7 +41,7 @@ def is_running(pid: int) -> bool:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
         return any((thread / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX" for thread in threads)
     except (FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{pid}").exists()  # a thread ended meanwhile: ask again
+        return Path(f"/proc/{pid}").exists()  # a thread ended meanwhile, so ask again
 
 
 def gone(pid: int) -> bool:
@@ -267,7 +267,7 @@ def test_async_calls_run_side_by_side(reward_file):
         """)
     start = time.monotonic()
     *good, bad = score(call, *(sample("x" * count) for count in range(60)), sample("bad"))
-    assert time.monotonic() - start < 30  # one after the other they take 61
+    assert time.monotonic() - start < 30  # one after the other they would take 61
     assert numbers(good) == [float(count) for count in range(60)]
     assert "ValueError: boom" in bad.failure
 

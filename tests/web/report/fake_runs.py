@@ -1,4 +1,4 @@
-"""Run directories as training writes them, made up from a seed: what the report is tested and looked at with."""
+"""Made-up run directories from a seed, as training writes them: for tests of the report, and for looking at it."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Rows kept as columns, against the same rows in a dict."""
+"""Rows stored as columns, against the same rows in a dict."""
 
 import random
 

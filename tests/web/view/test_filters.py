@@ -154,7 +154,7 @@ def test_a_run_that_was_cut_and_went_on(run):
     groups = known(run)
     for step in (2, 3):
         groups_path(run, "rollouts", step).unlink()
-    groups.refresh()  # files are gone, their lines are not yet: no group is shown that cannot be read
+    groups.refresh()  # files are gone, but their lines are not yet: no group is shown that cannot be read
     cut_index(run, 1)
     groups.refresh()
     assert len(groups.columns("rollouts")) == 2
