@@ -526,7 +526,7 @@ def test_only_the_last_turn_where_the_recipe_says_so():
     assert refused({"messages": turns}, purpose="sft", last_turn_only=True).field == "messages"
 
 
-# The recipe's own prompt
+# The recipe's wording of the last user turn
 
 
 def test_the_last_user_turn_as_the_recipe_words_it():
