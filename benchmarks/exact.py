@@ -3,14 +3,14 @@
     make bench-exact
     python -m benchmarks.exact --families qwen2_5_vl --seeds 5
 
-Tiny random checkpoints, a fresh one for every seed; three groups of ragged completions on a prompt without an image,
-with one and with two. The reference repeats the prompt: one sample per row, vision tower included, in float64 on CPU
-(transformers' norms, rotary embeddings and some softmaxes are float32 in any case; its delta rule too, which is
-replaced here). Exits with 1 where a limit is exceeded. No float32 gradient is asked to be nearer to float64 than that
-of transformers' own pass over the same checkpoints.
+Each seed has a new tiny random checkpoint, with three groups of ragged completions on a prompt without an image, with
+one and with two. The reference repeats the prompt: one sample per row, vision tower included, in float64 on the CPU
+(transformers' norms, rotary embeddings and some softmaxes are float32 in any case; so is its delta rule, which is
+replaced here). The exit code is 1 if a limit is exceeded. No float32 gradient has to be closer to float64 than that of
+transformers' own pass over the same checkpoints.
 
-The bfloat16 reference has the same bfloat16 weights, in float64, so that what is compared is the computation's error
-alone. Which form errs most in bfloat16 is luck in a single draw: hence a median over seeds.
+The bfloat16 reference has the same bfloat16 weights, in float64, so that only the computation's error is compared.
+Which form errs most in bfloat16 is luck in a single draw, hence a median over seeds.
 
 Shape suffixes: N scored tokens of all completions, T tokens of one sample, V vocabulary.
 """

@@ -34,7 +34,7 @@ class Command:
         os.set_blocking(answers, False)
 
     def poll(self) -> int | None:
-        """Return the exit code, the negative number of the signal that killed it, or None where it still runs."""
+        """Return the exit code, the negative number of the signal that killed it, or None if it is still running."""
         if self.returncode is None:
             with suppress(BlockingIOError):
                 self.returncode = int(os.read(self._answers, 32))

@@ -39,7 +39,7 @@ CROP = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
 
 @dataclass(frozen=True, kw_only=True)
 class Tiny:
-    """Describes a tiny checkpoint. Values that begin with `id:` stand for the id of a token."""
+    """A tiny checkpoint. Values that begin with `id:` represent the id of a token."""
 
     model: str  # classes of transformers
     config: str
@@ -64,7 +64,8 @@ def _with_ids(value: Any, tokenizer: Any) -> Any:
 
 
 def has_processor(name: str) -> bool:
-    """Whether the processor can be made: transformers has stand-ins for parts whose packages are missing."""
+    """Return whether the processor can be made, because transformers has stand-ins for parts whose packages are
+    missing."""
     tiny = GENERIC[name]
     parts = [getattr(transformers, part) for part in (tiny.images, tiny.videos, tiny.processor) if part is not None]
     return not any(getattr(part, "is_dummy", False) for part in parts)

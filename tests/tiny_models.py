@@ -133,7 +133,7 @@ def save_tiny_checkpoint(name: str, directory: Path, seed: int = 0, *, heads: in
 
 
 def _publish(name: str, file: Path) -> None:
-    """Give the weights names and layout of published checkpoints, where transformers saves new models otherwise."""
+    """Give the weights the names and layout of published checkpoints, if transformers saves new models differently."""
     weights = load_file(file)
     if name == "gemma3":
         weights = {key.replace("vision_tower.", "vision_tower.vision_model."): each for key, each in weights.items()}
@@ -392,7 +392,7 @@ def mixed_rows(family: Family) -> list[tuple[Row, list[EncodedImage]]]:
 
 
 def make_row(identity: str, content: str, image_count: int, answer: str | None = "[1, 20, 30, 40]") -> Row:
-    """A user turn, and an assistant turn where an answer is given."""
+    """Return a row with a user turn, and with an assistant turn if an answer is given."""
     messages = [Message(role="user", content=content)]
     if answer is not None:
         messages.append(Message(role="assistant", content=answer))

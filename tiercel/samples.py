@@ -66,7 +66,7 @@ class RewardValue:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolCall:
-    """One tool call of the policy. `failure` says why it has no result, as the policy was told."""
+    """One tool call of the policy. `failure` says why it has no result; the policy was told so."""
 
     name: str
     arguments: Mapping[str, Any]

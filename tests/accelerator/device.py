@@ -62,7 +62,7 @@ class Waits:
 
     @contextmanager
     def counted(self) -> Iterator[Counter[str]]:
-        """Count anew inside."""
+        """Start counting again inside."""
         before, self.places = self.places, Counter()
         try:
             yield self.places
@@ -71,7 +71,7 @@ class Waits:
             self.places = before
 
     def note(self, kind: str) -> None:
-        """Count a wait. Raises WaitsForDevice where it is not allowed."""
+        """Count a wait. Raises WaitsForDevice if it is not allowed."""
         place = f"{_place()}: {kind}"
         if place not in ALLOWED:
             self.refuse(WaitsForDevice(f"{place}; mend it, or give its reason in tests/accelerator/waits.py"))
@@ -96,7 +96,8 @@ WAITS = Waits()
 
 
 def _place() -> str:
-    """Name the innermost function of the product. A backward pass has a thread of its own, where there is none."""
+    """Return the name of the innermost function of the product. A backward pass has its own thread, in which there is
+    none."""
     frame = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")

@@ -11,7 +11,7 @@ NAN = math.nan
 
 
 def table(*groups: list[float], rewards: list[list[float]] | None = None, weights: list[float] | None = None):
-    """Groups by their totals; a completion is right where its total is 1. `rewards` by completion."""
+    """Return groups by their totals. A completion is right if its total is 1. `rewards` are listed by completion."""
     totals = [total for group in groups for total in group]
     return RewardTable(
         totals_C=torch.tensor(totals),

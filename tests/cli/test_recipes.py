@@ -30,7 +30,8 @@ SHOWN_AS_IT_IS = ("report", "runs")  # a run is shown whatever has become of its
 
 
 def cases() -> list[tuple[str, ...]]:
-    """The words of a command on a wrong recipe file and on a run with a wrong recipe: FILE and RUN stand for both."""
+    """Yield the words of a command on a wrong recipe file and on a run with a wrong recipe. FILE and RUN are
+    placeholders for both."""
     found = []
     for words, parser in leaves(build_parser()):
         names = positionals(parser)

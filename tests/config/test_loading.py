@@ -21,7 +21,7 @@ def problems(kind: Kind, path: str, overrides: tuple[str, ...] = ()) -> tuple[st
 
 
 def test_all_problems_are_told_at_once(workplace: Path):
-    """Of the overrides, the schema, the rules and the paths; the rules judge what the schema admits."""
+    """Problems of the overrides, the schema, the rules and the paths. The rules judge what the schema accepts."""
     found = problems(
         "grpo",
         "grpo.yaml",

@@ -699,7 +699,7 @@ def test_words_are_plain(workplace: Path, wrong: Wrong):
 
 @pytest.mark.parametrize("wrong", [wrong for wrong in WRONG if wrong.text is None], ids=identifier)
 def test_a_recipe_made_in_python_is_judged_alike(workplace: Path, wrong: Wrong, monkeypatch):
-    """What the schema admits and rules or paths refuse of a file is refused of an object, with the same lines."""
+    """What the schema accepts but rules or paths refuse in a file is refused in an object too, with the same lines."""
     with monkeypatch.context() as patch, pytest.raises(RecipeError) as caught:
         patch.setattr(BaseRecipe, "judge", lambda recipe: [])
         recipe = admitted(wrong)  # None if the schema itself refuses

@@ -414,7 +414,7 @@ def test_absolute_paths_are_judged_as_the_rows_are_read(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join(line(str(number), images=[path]) for number, path in enumerate(paths)))
     table = read(file, image_root=str(tmp_path / "in"))
-    assert [row.id for row in table.rows] == ["0", "2"]  # whether the link leads out is asked when it is opened
+    assert [row.id for row in table.rows] == ["0", "2"]  # whether the link leads out is checked on opening
     (rejected,) = table.rejected
     assert (rejected.id, rejected.field) == ("1", "images[0]")
     assert "add its directory to data.image_roots" in rejected.reason
@@ -422,7 +422,7 @@ def test_absolute_paths_are_judged_as_the_rows_are_read(tmp_path):
 
 
 def test_rows_that_share_ids_are_read_by_their_lines(tmp_path):
-    """As in LLaVA's sets, where all rows of a picture have its id."""
+    """As in LLaVA's data sets, all rows of a picture have its id."""
     turns = [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "A wall."}]
     file = tmp_path / "llava.json"
     file.write_text(json.dumps([{"id": f"0{number // 2}", "conversations": turns} for number in range(6)]))

@@ -173,7 +173,7 @@ def _held(weight: torch.Tensor) -> int:
 
 
 def kinds_of(family_name: str, trained: str) -> tuple[str, ...]:
-    """What is learnt: from pairs, labels and a teacher too, for one family, where the reference can be computed."""
+    """Return what is learnt: for one family also from pairs, labels and a teacher, if the reference can be computed."""
     more = (*OFFLINE, "taught") if family_name == "qwen2_5_vl" and trained in ("adapter", "all") else ()
     return ("grpo", "sft", *more)
 

@@ -40,7 +40,7 @@ def owner_of(call: ast.Call) -> str:
 
 
 def is_for_writing(call: ast.Call) -> bool:
-    """Whether a call of `open` may change a file; one of `os.open` is, unless it only reads."""
+    """Return whether a call of `open` may change a file. A call of `os.open` may, unless it only reads."""
     if owner_of(call) == "os":
         return "O_RDONLY" not in ast.unparse(call)
     given = [*call.args, *(word.value for word in call.keywords if word.arg == "mode")]

@@ -23,7 +23,7 @@ def run_of(tiny_checkpoints, directory: Path, calls: list[str], **changes) -> tu
 
 
 def by_hand(game: trl_examples.WordGame, made: dict) -> tuple[str, str | None]:
-    """What a call gives and why it fails, where nobody but the test makes it."""
+    """Return what a call gives and why it fails, with the call made by the test itself."""
     tools = {"guess": game.guess, "multiply": trl_examples.multiply, "async_add": trl_examples.async_add}
     try:
         value = tools[made["name"]](**made["arguments"])

@@ -60,7 +60,7 @@ def old_name(name: str, family: str) -> str:
 
 
 def change_weights(directory: Path, change) -> None:
-    """Write the adapter's weights anew: `change` from their dict to another."""
+    """Rewrite the adapter's weights: `change` maps their dict to another."""
     save_file(change(load_file(directory / WEIGHTS)), directory / WEIGHTS, metadata={"format": "pt"})
 
 

@@ -97,8 +97,8 @@ def resizing_along_x_first():
 
 
 def huggingface_inputs(family, prompt, token_ids_T, pictures=None):
-    """What the model's own forward takes for one sample, pixels by its own image processor; those of `mixed_rows` where
-    no pictures are given."""
+    """Return the inputs of the model's own forward pass for one sample, with pixels from its own image processor. The
+    pictures are those of `mixed_rows` if none are given."""
     inputs = {"input_ids": token_ids_T[None], "attention_mask": torch.ones_like(token_ids_T)[None]}
     processor = family.checkpoint.image_processor
     if prompt.images and not family.name.startswith("qwen"):

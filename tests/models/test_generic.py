@@ -211,7 +211,7 @@ def test_without_a_count_by_size_a_blank_picture_counts(checkpoints, monkeypatch
 
 
 def test_the_token_at_the_start_of_a_text_comes_once(checkpoints, tmp_path):
-    """The whole processor puts it there, where the template does not."""
+    """The whole processor adds the token if the template does not."""
     copy = Path(shutil.copytree(checkpoints["llava"], tmp_path / "copy"))
     file = copy / "tokenizer.json"
     content = json.loads(file.read_text())

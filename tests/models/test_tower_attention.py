@@ -31,7 +31,7 @@ def visuals(family, seed: int, count: int) -> list[EncodedImage]:
 
 @contextmanager
 def span_by_span(policy) -> Iterator[None]:
-    """Let transformers compute the tower as it does without tiercel."""
+    """Let transformers compute the tower in its own way, without tiercel."""
     config = policy.model.model.visual.config
     config._attn_implementation = "sdpa"
     try:

@@ -17,7 +17,7 @@ from tiercel.types import ImageSource, PixelLimits, VideoSource
 
 LIMITS = PixelLimits(least=28 * 28, most=112 * 112)
 FRAMES = [noise_image(84, 56, seed) for seed in range(5)]
-FPS = 1.0  # so that Qwen2.5-VL's layers lie several positions apart, and whole seconds, which transformers 5.17 cuts
+FPS = 1.0  # so that Qwen2.5-VL's layers are several positions apart; whole seconds, because transformers 5.17 cuts
 
 
 def encoded(family, frame_count=5):

@@ -94,7 +94,7 @@ def test_a_step_may_hold_more_than_the_budget(frozen, pictures):
 
 
 def test_kept_features_have_the_same_bytes_whatever_was_kept_before(frozen, pictures):
-    """A resumed run starts with an empty store and must go on with the same numbers."""
+    """A resumed run starts with an empty store and must continue with the same numbers."""
     a, b, c = pictures
     warm, cold = counting_store(frozen, 10**6), counting_store(frozen, 10**6)
     warm.features([a, b])

@@ -10,7 +10,7 @@ from tiercel.rollout.local.engine import LocalSampler
 
 
 def stand_in() -> None:
-    """Put plausible values where kernels would have put theirs. The copies from and to the device stay real."""
+    """Write plausible values where kernels would have written theirs. The copies from and to the device stay real."""
     warnings.simplefilter("ignore")
     torch.backends.cudnn.enabled = False  # there is no null cuDNN
     completions = LocalSampler._completions

@@ -64,7 +64,7 @@ def gradient(policy: Policy, learner: PackedPolicy, seed: int) -> Tensor:
 
 
 def gradient_after_a_prefix(policy: Policy, learner: PackedPolicy, seed: int) -> Tensor:
-    """The same where the prompt of a group is run by itself, and each completion after it."""
+    """Compute the same with the prompt of a group run by itself, and each completion after it."""
     item = ragged_items(policy, seed)[0]
     prompt = pack([replace(item, continuations=())])
     policy.model.zero_grad(set_to_none=True)

@@ -104,7 +104,7 @@ def test_other_weights_are_captured_anew(policy):
 
 
 def replace_weights(policy: Policy) -> None:
-    """Let the head's weights lie elsewhere."""
+    """Move the head's weights to another place in memory."""
     head = policy.model.get_output_embeddings()
     head.weight.data = head.weight.data.flip(0).contiguous()
 

@@ -40,7 +40,8 @@ def slow_flash(
 
 
 def filled(kernel, *, heads: int, queries: int, rows: list[int], tokens: int) -> tuple[FixedMemory, Tensor, Tensor]:
-    """Memory of which `tokens` of each row are in use, and random keys (J), with garbage where nothing is in use."""
+    """Return memory of which `tokens` of each row are in use, and random keys (J), with garbage in the unused
+    places."""
     generator = torch.Generator().manual_seed(0)
     memory = FixedMemory(BatchSize(prompts=4, prompt_tokens=12, group_size=3, new_tokens=7), torch.device("cpu"))
     memory.begin(LENGTHS, 3)

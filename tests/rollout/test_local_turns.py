@@ -51,7 +51,7 @@ def policy(policies) -> Policy:
 
 
 class Repeating:
-    """A decoder of which rows cannot come back, so that all tokens of a row are run again before each turn."""
+    """A decoder whose rows cannot come back, so that all tokens of a row are computed again before each turn."""
 
     def __init__(self, policy: Policy, vision: VisionStore | None = None):
         self.decoder = SharedDecoder(policy, vision or VisionStore(policy, 0))
@@ -77,7 +77,7 @@ def fixed(policy: Policy, capture=RecordedStep) -> FixedDecoder:
 
 
 def sampled(policy: Policy, sampler: LocalSampler, params=TURNS, dialogues=None, end_bias: float = 3.5):
-    """The groups of the tiny prompts, with pictures in the answers where `dialogues` are not given."""
+    """Return the groups of the tiny prompts, with pictures in the answers unless `dialogues` are given."""
     dialogues = dialogues or ScriptedDialogues(with_pictures(policy.family))
     with likelier_end(policy, end_bias):
         return sampler.sample(tiny_prompts(policy.family), params, SEEDS, dialogues)

@@ -148,7 +148,7 @@ def test_what_is_left_alone(policy):
 
 
 def test_an_adapter_that_is_more_than_a_product_keeps_its_forward_pass():
-    """DoRA scales what it adds by a norm: its base layer alone is prepacked."""
+    """DoRA scales what it adds by a norm, so only its base layer is prepacked."""
 
     class Decoder(nn.Module):
         def __init__(self):

@@ -34,7 +34,7 @@ def recipe_of(run: Path, names: Sequence[str], **changes: Any) -> GrpoRecipe:
 def track(
     run: Path, names: Sequence[str], rows: Sequence[dict], kept: Sequence[dict] = (), **changes: Any
 ) -> list[str]:
-    """Open the trackers where the run goes on from `kept`, and give them `rows`; what was said."""
+    """Open the trackers of a run that resumes from `kept`, give them `rows`, and return what was reported."""
     said: list[str] = []
     recipe = recipe_of(run, names, **changes)
     with open_trackers(recipe.trackers, recipe, run, kept, STEPS, said.append) as trackers:

@@ -20,7 +20,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs/trackers.md"
 
 
 class Recorder:
-    """Keeps what it is given; raises, or sleeps, where it is told to."""
+    """Keeps what it is given, and raises an error or sleeps if it is told to."""
 
     needs_earlier = False
     made: ClassVar[list["Recorder"]] = []

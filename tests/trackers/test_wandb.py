@@ -25,7 +25,8 @@ def offline(monkeypatch):
 
 
 def records(file: Path) -> list[Any]:
-    """Once the last is there: wandb's own process writes them, and may go on after `finish` has returned."""
+    """Return the records once the last one is there, because wandb's own process writes them and may continue after
+    `finish` has returned."""
     deadline = time.monotonic() + 200
     while True:
         found = list(written(file))

@@ -33,7 +33,7 @@ def rows(tmp_path) -> Path:
 
 
 def short_run(checkpoints, rows: Path, name: str, **changes) -> list[dict]:
-    """Metrics of three steps of four prompts, with two epochs of two minibatches each where nothing else is said."""
+    """Return the metrics of three steps of four prompts, with two epochs of two minibatches each unless changed."""
     output = rows.parent / name.replace("/", "_")
     changes = {"optim": {"minibatches": 2, "rollout_epochs": 2}, "data": {"eval": None, "workers": 0}} | changes
     recipe = grpo_recipe(checkpoints["qwen2_5_vl"], rows, output, **changes)

@@ -138,7 +138,7 @@ def test_a_replay_names_row_and_layer_of_weights_gone_wild(tiny_checkpoints, row
 
 
 def test_a_checkpoint_whose_outputs_are_nan_ends_the_run_in_its_first_step(tiny_checkpoints, rows, tmp_path):
-    """All rewards are equal, and groups without an advantage are left out: but not what was drawn from NaN."""
+    """All rewards are equal, and groups without an advantage are left out, but not those that were sampled from NaN."""
     (rows.parent / "mine.py").write_text("def variety(sample):\n    return 0.5\n")
     checkpoint = tmp_path / "nan"
     shutil.copytree(tiny_checkpoints[FAMILY], checkpoint)
@@ -215,7 +215,7 @@ def replayed(recipe, capsys):
 
 
 def test_a_kept_microbatch_is_what_was_computed(tiny_checkpoints, rows, monkeypatch):
-    """Everything that a pass takes comes back equal; cut into rows it has the same tokens."""
+    """Everything that a pass takes is read back equal. Cut into rows, it has the same tokens."""
     recipe = recipe_of(
         tiny_checkpoints[FAMILY], rows, learner={"max_tokens_per_microbatch": 2000, "skip_zero_advantage": False}
     )

@@ -17,7 +17,7 @@ from tiercel.types import Completion, Group
 
 
 class Counting(ServerSampler):
-    """Answers at once, and remembers what it was asked."""
+    """Answers at once, and remembers the requests."""
 
     def __init__(self):
         self.asked: list[list[int]] = []

@@ -81,7 +81,7 @@ def test_the_only_group_of_four_ranks_is_cut_in_four():
 
 
 class LastOfTwo(Ranks):
-    """The rank that holds the only prompt; the other one draws what it is sent."""
+    """The rank that has the only prompt. The other one samples what it is sent."""
 
     def gather(self, value):
         return [0, value]

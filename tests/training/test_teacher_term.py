@@ -152,7 +152,7 @@ def test_each_drawn_token_is_recorded_with_its_gap(write, divergence):
         lines = (run_grpo(recipe) / "rollouts/step-000001.jsonl").read_text().splitlines()
         completions = [each for line in lines for each in json.loads(line)["completions"]]
         assert all(len(each["teacher"]) == len(each["token_ids"]) for each in completions)
-        for each in completions:  # random bytes are no characters; how many signs stand for them may differ
+        for each in completions:  # random bytes are not characters; the number of signs for them may differ
             text = "".join(text for text, _ in each["teacher"]).replace("\ufffd", "")
             assert text.startswith(each["text"].replace("\ufffd", ""))
         largest = max(abs(gap) for each in completions for _, gap in each["teacher"])

@@ -52,7 +52,7 @@ def run_tiercel(*words: object, timeout: float = 400.0) -> "subprocess.Completed
 
 
 def start_tiercel(*words: object, output: Path) -> Command:
-    """Start a command that goes on while the test does; its output goes to a file."""
+    """Start a command that continues while the test does. Its output goes to a file."""
     with output.open("wb") as file:
         return nursery().start([*map(str, words)], file)
 

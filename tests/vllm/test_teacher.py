@@ -124,7 +124,7 @@ def test_a_run_learns_the_same(server, recipe_of):
 
 
 def test_pictures_that_came_between_turns_are_sent(server, recipe_of):
-    """A trajectory whose observation has a picture: its tokens are given, not drawn."""
+    """The trajectory has an observation with a picture, whose tokens are given, not sampled."""
     found = []
     for url in (None, server.url):
         recipe = recipe_of(url, model={"path": recipe_of(None).teacher.path})

@@ -85,11 +85,11 @@ def grpo(
     recipe: FileOrRecipe = None, *, on_step: OnStep | None = None, nproc: int = 1, **keys: Unpack[GrpoKeys]
 ) -> Run: ...
 def grpo(recipe: FileOrRecipe = None, **keys: Any) -> Run | StepIterator:
-    """Train by group-relative policy optimisation, or go on with the run at `output`.
+    """Train by group-relative policy optimisation, or resume the run at `output`.
 
-    `recipe` is a file or a Recipe; the other arguments are its keys, and change it. Rows and functions that are in
-    memory are written into the run directory. `on_step` is called with each finished step, and may end the run by
-    `step.stop()`. `nproc` starts that many ranks. With `iterate=True` you get an iterator of the steps in place of the
+    `recipe` is a file or a Recipe; the other arguments are keys that change it. Rows and functions that are in memory
+    are written into the run directory. `on_step` is called with each finished step, and may end the run with
+    `step.stop()`. `nproc` starts that many ranks. With `iterate=True` you get an iterator over the steps instead of the
     Run.
 
     Raises RecipeError, with every problem, before anything is loaded.
@@ -107,7 +107,7 @@ def distill(
     recipe: FileOrRecipe = None, *, on_step: OnStep | None = None, nproc: int = 1, **keys: Unpack[DistillKeys]
 ) -> Run: ...
 def distill(recipe: FileOrRecipe = None, **keys: Any) -> Run | StepIterator:
-    """Train on completions of the policy by what a teacher says of them; as `grpo`."""
+    """Train on completions of the policy with a teacher's distributions. All else is as for `grpo`."""
     return _train("distill", recipe, keys)
 
 
@@ -118,7 +118,7 @@ def sft(
     recipe: FileOrRecipe = None, *, on_step: OnStep | None = None, nproc: int = 1, **keys: Unpack[SftKeys]
 ) -> Run: ...
 def sft(recipe: FileOrRecipe = None, **keys: Any) -> Run | StepIterator:
-    """Train on the assistant turns of the rows; as `grpo`."""
+    """Train on the assistant turns of the rows. All else is as for `grpo`."""
     return _train("sft", recipe, keys)
 
 
@@ -129,7 +129,7 @@ def dpo(
     recipe: FileOrRecipe = None, *, on_step: OnStep | None = None, nproc: int = 1, **keys: Unpack[DpoKeys]
 ) -> Run: ...
 def dpo(recipe: FileOrRecipe = None, **keys: Any) -> Run | StepIterator:
-    """Train on pairs of a chosen and a rejected answer; as `grpo`."""
+    """Train on pairs of a chosen and a rejected answer. All else is as for `grpo`."""
     return _train("dpo", recipe, keys)
 
 
@@ -140,7 +140,7 @@ def kto(
     recipe: FileOrRecipe = None, *, on_step: OnStep | None = None, nproc: int = 1, **keys: Unpack[KtoKeys]
 ) -> Run: ...
 def kto(recipe: FileOrRecipe = None, **keys: Any) -> Run | StepIterator:
-    """Train on answers that are labelled good or bad; as `grpo`."""
+    """Train on answers that are labelled good or bad. All else is as for `grpo`."""
     return _train("kto", recipe, keys)
 
 
@@ -151,7 +151,7 @@ def reward(
     recipe: FileOrRecipe = None, *, on_step: OnStep | None = None, nproc: int = 1, **keys: Unpack[RewardKeys]
 ) -> Run: ...
 def reward(recipe: FileOrRecipe = None, **keys: Any) -> Run | StepIterator:
-    """Train a reward model on pairs; as `grpo`."""
+    """Train a reward model on pairs. All else is as for `grpo`."""
     return _train("reward", recipe, keys)
 
 

@@ -1,9 +1,10 @@
-"""Check the links of the built site, and of the documents beside it:
+"""Check the links of the built site, and of the documents next to it.
 
     python -m tools.docs.links site README.md CONTRIBUTING.md
 
-A link within the project must lead to a file, and its anchor to a heading or an id there. Of a link to the network only
-the form is checked. Nothing that a page loads may come from the network."""
+A link within the project must lead to a file, and its anchor to a heading or an id there. For a link to the network,
+only the form is checked. Nothing that a page loads may come from the network.
+"""
 
 import argparse
 import re

@@ -47,7 +47,7 @@ HOSTILE: dict[str, tuple[bytes, dict[str, str], str]] = {
 
 
 class Script(ThreadingHTTPServer):
-    """Answers each request by the first line of its completion; keeps what it was asked."""
+    """Answers each request by the first line of its completion, and keeps the requests."""
 
     daemon_threads = True
     block_on_close = False

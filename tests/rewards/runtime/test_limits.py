@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("no_child_left", "nothing_left")
 
 @pytest.fixture
 def nothing_left(tmp_path, monkeypatch):
-    """Fails where a process that has the test's environment outlives it, or a file in the temporary directory."""
+    """Fail if a process with the test's environment outlives it, or if a file is left in the temporary directory."""
     directory = tmp_path / "temporary"
     directory.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(directory))

@@ -23,7 +23,7 @@ TEXTS = ("7", "", "the seven is here, and so is the eight", "7 " * 30, "no", "<a
 
 
 def save_reward_model(directory: Path, kind: type = Qwen2ForSequenceClassification, **changes) -> Path:
-    """Weights drawn wide, so that every token moves the score."""
+    """Save weights with a wide spread, so that every token changes the score."""
     torch.manual_seed(0)
     tokenizer = make_tokenizer(("seven eight here",))
     config = {

@@ -15,7 +15,7 @@ from tiercel.web.view.groups import Groups
 
 
 def write_step(run, step: int, totals: dict[str, list[float | None]], *, indexed: bool = True, text: str = "") -> None:
-    """A step whose groups have these totals; right where the total is 1."""
+    """Write a step whose groups have these totals. A completion is right if its total is 1."""
     lines = []
     for id, values in totals.items():
         made = [
