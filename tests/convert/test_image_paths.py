@@ -1,4 +1,4 @@
-"""Where the images of rows are looked for, in ms-swift and here."""
+"""Where the images of rows are searched, in ms-swift and here."""
 
 import json
 
@@ -11,7 +11,7 @@ from tiercel.data.media.images import resolve
 from tiercel.data.reading import image_roots
 
 LINE = "swift sft --model ./m --dataset data/rows.jsonl"
-SUBJECT = "images in the rows"  # of every note of these
+SUBJECT = "images in the rows"  # of all these notes
 
 
 @pytest.fixture(autouse=True)

@@ -189,7 +189,7 @@ def test_a_script_of_another_framework_is_named_with_its_flags(line, named):
     "line",
     [
         "accelerate launch --num_processes 2 my_sft.py --model_name_or_path m --output_dir o --use_peft --my_rows r",
-        "trl sft --model_name_or_path m --lora_enable True",  # the program is TRL's whatever is given
+        "trl sft --model_name_or_path m --lora_enable True",  # the program is TRL's, whatever is given
         STRANGE,
     ],
 )

@@ -1,4 +1,4 @@
-"""Two real ranks that cannot meet, and what their words point to."""
+"""Two real ranks that cannot meet, and the cause that their output points to."""
 
 import socket
 

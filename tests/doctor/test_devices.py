@@ -1,4 +1,4 @@
-"""Children that die of real signals, answer wrongly or hang; the parent says which step it was and goes on."""
+"""Children that die of real signals, answer wrongly or hang. The parent says which step it was and continues."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""Extras: every one of pyproject.toml has an entry; what it says of packages that are there, missing, or too old."""
+"""Extras: every one of pyproject.toml has an entry, with the right verdict on packages that are present, missing, or
+too old."""
 
 import re
 from pathlib import Path

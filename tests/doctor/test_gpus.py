@@ -1,4 +1,4 @@
-"""Verdicts on GPUs from what a child would say of them."""
+"""Verdicts on GPUs from what a child process would report about them."""
 
 import pytest
 

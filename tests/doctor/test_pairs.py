@@ -1,4 +1,4 @@
-"""Every entry of the table, by versions that meet it and by their mended ones."""
+"""Every entry of the table, with versions that match it and with their corrected ones."""
 
 import pytest
 from packaging.version import Version
@@ -7,7 +7,7 @@ from tests.doctor.distributions import install
 from tiercel.doctor.packages import version_of
 from tiercel.doctor.pairs import KNOWN_BAD_PAIRS, judge_pairs
 
-CASES = [  # bad, mended
+CASES = [  # bad, corrected
     ({"torch": "2.6.0", "torchvision": "0.20.1"}, {"torch": "2.6.0", "torchvision": "0.21.0"}),
     ({"torch": "2.13.0", "torchvision": "0.27.0"}, {"torch": "2.13.0", "torchvision": "0.28.0"}),
     ({"torch": "2.13.0+cpu", "torchvision": "0.28.0"}, {"torch": "2.13.0+cpu", "torchvision": "0.28.0+cpu"}),

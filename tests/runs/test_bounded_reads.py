@@ -1,6 +1,6 @@
-"""Every read of a file of a run goes through regular_files.py, which bounds it: held by a look at the whole source.
+"""Every read of a file of a run goes through regular_files.py, which bounds it. This is checked in the whole source.
 
-A run directory may hold pipes, devices, links and files without end. No module opens a file by itself, but for those
+A run directory may contain pipes, devices, links and endless files. No module opens a file by itself, except those
 listed here: modules that read no file of a run, and calls that are safe for another reason.
 """
 

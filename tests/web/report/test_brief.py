@@ -1,4 +1,4 @@
-"""The list of runs reads little of each run, and says the same as where it reads everything."""
+"""The list of runs reads little of each run, and shows the same as if it read everything."""
 
 import json
 import math

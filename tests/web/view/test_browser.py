@@ -104,7 +104,7 @@ def root(tmp_path_factory) -> Path:
     with_index(make_grounding(made / "other", seed=5, steps=12, rows=8))
     config = made / "other" / "config.yaml"
     config.write_text(config.read_text().replace("lr: 1.0e-05", "lr: 3.0e-05").replace("rank: 64", "rank: 16"))
-    make_turns(made / "turns", steps=4)  # without an index, as runs of older versions
+    make_turns(made / "turns", steps=4)  # without an index, like runs of older versions
     make_sft(made / "sft", steps=30)
     return made
 
@@ -221,7 +221,7 @@ def test_filters(opened, shown, root):
     page.until("document.querySelector('#found').textContent !== '32 groups'")
     for text in field(".item-numbers").all_inner_texts():
         assert re.search(r"\b1 of \d right", text)
-    assert page.page.evaluate("location.hash").count("order=lucky") == 1  # the address can be passed on
+    assert page.page.evaluate("location.hash").count("order=lucky") == 1  # the address can be shared
 
 
 def read(run: Path, step: int) -> list[dict]:
@@ -276,7 +276,7 @@ def test_one_row_through_all_its_steps(opened, shown):
     assert page.cards() == ["4 val-3"]
     page.page.go_back()
     page.page.wait_for_selector(".answers-by-step")
-    page.page.locator(".to-step").first.click()  # of its newest group: all held-out rows of that step
+    page.page.locator(".to-step").first.click()  # for its newest group: all held-out rows of that step
     page.until("document.querySelector('#found').textContent === '16 groups'")
     assert {each.split()[0] for each in page.cards()} == {"8"}
 
@@ -346,7 +346,7 @@ def test_the_page_follows_a_run_that_writes(opened, tmp_path):
         page.until("[...document.querySelectorAll('.chart .title')].some(each => each.textContent === 'Reward')")
         other.until("document.querySelectorAll('.item.fresh').length === 4")
 
-        other.page.keyboard.press("j")  # who reads a card keeps it, and is told of news
+        other.page.keyboard.press("j")  # someone who reads a card keeps it, and is told about news
         shutil.copy(groups_path(source, "rollouts", 4), groups_path(run, "rollouts", 4))
         append_entry(run, file_entry(run, "rollouts", 4))
         other.page.wait_for_selector("#pill:not([hidden])")
@@ -487,7 +487,7 @@ def test_tokens_are_coloured_as_the_reader_chooses(opened, tmp_path):
         plain, weak, strong = marks.evaluate_all(colours)
         assert plain == clear[0] and len({plain, weak, strong}) == 3
         assert "logprob -5.000" in (marks.nth(2).get_attribute("title") or "")
-        page.page.locator("#found").click()  # keys are for the page where no field has the focus
+        page.page.locator("#found").click()  # keys are for the page if no field has the focus
         page.page.keyboard.press("c")
         assert card.locator(".colours").input_value() == "entropy"
         card.locator(".colours").select_option("gap")

@@ -15,7 +15,7 @@ from tiercel.web.view.groups import Groups
 
 
 def write_step(run, step: int, totals: dict[str, list[float | None]], *, indexed: bool = True, text: str = "") -> None:
-    """A step whose groups have these totals; right where the total is 1."""
+    """Write a step whose groups have these totals. A completion is right if its total is 1."""
     lines = []
     for id, values in totals.items():
         made = [
@@ -154,7 +154,7 @@ def test_a_run_that_was_cut_and_went_on(run):
     groups = known(run)
     for step in (2, 3):
         groups_path(run, "rollouts", step).unlink()
-    groups.refresh()  # files are gone, their lines are not yet: no group is shown that cannot be read
+    groups.refresh()  # files are gone, but their lines are not yet: no group is shown that cannot be read
     cut_index(run, 1)
     groups.refresh()
     assert len(groups.columns("rollouts")) == 2

@@ -1,4 +1,4 @@
-"""What is drawn: the state of a run and its ranks, tokens, comparisons, and reading a run that goes on."""
+"""What is drawn: the state of a run and its ranks, tokens, comparisons, and the reading of a run in progress."""
 
 import fcntl
 import json
@@ -25,7 +25,7 @@ def test_a_live_run_reads_what_the_report_reads(tmp_path):
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "loss": 1.0}\n{"step": 6, "lo')
-    assert live.read().last_step == 5  # the line that is being written waits
+    assert live.read().last_step == 5  # the line that is being written is not read yet
     with (run / "metrics.jsonl").open("a") as file:
         file.write('ss": 2.0}\n')
     assert live.read().series("loss")[-2:] == [(5, 1.0), (6, 2.0)]
@@ -62,7 +62,7 @@ def test_ranks_are_shown_with_their_phase_and_time_since_progress(tmp_path):
     run = make_sft(tmp_path / "run", steps=3)
     write_sign(run, 1, waits_in="sum of loss", phase="learn", rows=["a", "b", "c", "d", "e"])
     write_sign(run, 0)
-    (run / "pulse" / "rank-2.json").write_text('{"rank": 2, "pha')  # as none writes it
+    (run / "pulse" / "rank-2.json").write_text('{"rank": 2, "pha')  # not in a form that a rank writes
     assert [sign.rank for sign in rank_signs(run)] == [0, 1]
     assert state_of(read_run(run)) == ("running", "rollout, learn")
     text = ranks_part(read_run(run))
