@@ -244,8 +244,9 @@ def _switches(draft: RecipeDraft) -> None:
 
 
 def _length(draft: RecipeDraft) -> None:
-    if "max_completion_length" not in draft.launch.flags:
-        draft.carry("rollout.max_new_tokens", draft.launch.number("max_new_tokens"), "max_new_tokens")
+    most = draft.launch.number("max_new_tokens")
+    if most is not None and "max_completion_length" not in draft.launch.flags:
+        draft.carry("rollout.max_new_tokens", most, "max_new_tokens")
 
 
 def _rloo(draft: RecipeDraft) -> None:
