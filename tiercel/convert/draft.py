@@ -11,7 +11,7 @@ from tiercel.config.suggestions import nearest_key
 from tiercel.config.synonyms import word_synonyms
 from tiercel.config.yaml_text import YamlProblem, parse
 from tiercel.convert.launches import Launch
-from tiercel.convert.table import TableRow
+from tiercel.convert.table import TableRow, words_of
 from tiercel.reliability.redaction import redact
 from tiercel.secret_names import is_secret_name
 
@@ -74,7 +74,7 @@ class RecipeDraft:
     def default(self, key: str, value: Any, flag: str) -> None:
         """Set a key to the peer's default where the recipe's own default differs and the key is not set."""
         known = keys_of(self.launch.kind).get(key)
-        if key not in self.values and known is not None and known.field.default != value:
+        if key not in self.values and known is not None and value not in (None, known.field.default):
             self.set(key, value, remark=f"{self.launch.framework}'s default of {self.launch.spelt(flag)}")
 
     @property
@@ -178,7 +178,8 @@ def set_by_rows(draft: RecipeDraft) -> None:
 def defaults_by_rows(draft: RecipeDraft) -> None:
     """Set the peer's defaults of the keys that take a flag's value unchanged."""
     for name, row in draft.launch.rows.items():
-        if row.treatment == "set" and row.default and row.key is not None and row.key in keys_of(draft.launch.kind):
+        is_usual = row.treatment == "set" and row.default and row.key is not None
+        if is_usual and row.key in keys_of(draft.launch.kind):
             draft.default(row.key, _value(row.key, name, row.default), name)
 
 
@@ -191,9 +192,14 @@ def _set_by_row(draft: RecipeDraft, row: TableRow, label: str, words: tuple[str,
         return
     value = _value(key, label, words or ("true",))
     if value is None:
-        draft.note(f"its default there; {key} keeps its own", label, is_change=False)
+        if row.default:
+            draft.note(f"its default there; {key} keeps its own", label, is_change=False)
         return
-    word = word_synonyms().get(key, {}).get(value.lower(), value) if isinstance(value, str) else value
+    word: Any = value
+    if own := words_of(label.removeprefix("--")):
+        word = value if value in own.values() else None
+    elif isinstance(value, str):
+        word = word_synonyms().get(key, {}).get(value.lower(), value)
     draft.set(key, value if word is None else word, label, remark=row.remark)
     if word is None:
         draft.note(f"is not in this version; {key} is one of {', '.join(allowed_words(_annotation(key)))}", label)
@@ -215,8 +221,11 @@ def _value(key: str, label: str, words: tuple[str, ...]) -> Any:
     kind = _type(key)
     if len(words) == 1 and words[0].lower() in ("none", "null"):
         return None
+    if own := words_of(label.removeprefix("--")):
+        word = own.get(words[0].lower(), words[0])
+        return None if word == "-" else word
     if kind.startswith("tuple"):
-        return list(words)
+        return [number_of(label, word) if "float" in kind else word for word in words]
     if kind == "true or false":
         if words[0].lower() not in ("true", "false", "1", "0"):
             raise ValueError(f"{label} {words[0]} is neither true nor false; write one in its place")
