@@ -187,7 +187,7 @@ def _set_by_row(draft: RecipeDraft, row: TableRow, label: str, words: tuple[str,
     key = row.key
     if key is None or key not in keys_of(draft.launch.kind):
         return
-    if not words and "true or false" not in _type(key):
+    if not words and "true or false" not in _type(key) and "true" not in words_of(label.removeprefix("--")):
         draft.note("is given without a value", label)
         return
     value = _value(key, label, words or ("true",))
@@ -196,10 +196,9 @@ def _set_by_row(draft: RecipeDraft, row: TableRow, label: str, words: tuple[str,
             draft.note(f"its default there; {key} keeps its own", label, is_change=False)
         return
     word: Any = value
-    if own := words_of(label.removeprefix("--")):
-        word = value if value in own.values() else None
-    elif isinstance(value, str):
-        word = word_synonyms().get(key, {}).get(value.lower(), value)
+    if isinstance(value, str):
+        own = words_of(label.removeprefix("--"))
+        word = word_synonyms().get(key, {}).get(value.lower(), value) if not own or value in own.values() else None
     draft.set(key, value if word is None else word, label, remark=row.remark)
     if word is None:
         draft.note(f"is not in this version; {key} is one of {', '.join(allowed_words(_annotation(key)))}", label)
@@ -222,8 +221,9 @@ def _value(key: str, label: str, words: tuple[str, ...]) -> Any:
     if len(words) == 1 and words[0].lower() in ("none", "null"):
         return None
     if own := words_of(label.removeprefix("--")):
-        word = own.get(words[0].lower(), words[0])
-        return None if word == "-" else word
+        words = tuple(own.get(word.lower(), word) for word in words)
+        if words == ("-",):
+            return None
     if kind.startswith("tuple"):
         return [number_of(label, word) if "float" in kind else word for word in words]
     if kind == "true or false":

@@ -115,7 +115,6 @@ def _clips(draft: RecipeDraft) -> None:
     launch, loss = draft.launch, draft.values.get("algorithm.loss", "grpo")
     if loss == "sapo":
         return
-    draft.drop("algorithm.gate_positive", "algorithm.gate_negative")
     low, high, dual = (launch.flag_of(f"algorithm.{name}") for name in ("clip_low", "clip_high", "delta"))
     lowest, highest = launch.real(low) or 0.0, max(launch.real(high) or 0.0, _LEAST)
     put(draft, "algorithm.clip_low", None if lowest >= 1 else max(lowest, _LEAST), low)
@@ -163,7 +162,6 @@ def _tuning(draft: RecipeDraft) -> None:
     if tuner_of(launch) == "lora":
         _targets(draft)
         return
-    draft.drop(*[key for key in draft.values if key.startswith("lora.")])
     tower, offload = launch.flag_of("freeze"), launch.flag_of("model.reference")
     put(draft, "freeze", ["vision", "projector"] if launch.is_true(tower) else [], tower)
     if needs_reference(draft):
@@ -190,11 +188,8 @@ def _engine(draft: RecipeDraft) -> None:
     launch, name, top_k = draft.launch, draft.launch.flag_of("rollout.engine"), draft.launch.flag_of("rollout.top_k")
     engine = launch.text(name) or "vllm"
     draft.set("rollout.top_k", max(0, int(launch.real(top_k) or 0)), f"--{top_k}")
-    if engine == "hf" or "algorithm.correction.level" not in draft.values:
-        draft.drop("algorithm.correction.level", "algorithm.correction.cap")
     if engine == "hf":
         draft.set("rollout.engine", "local", f"--{name}")
-        draft.drop("rollout.vllm.gpu_memory_utilization")
         return
     put(draft, "rollout.engine", "vllm", name)
     if engine != "vllm":

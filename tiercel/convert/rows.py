@@ -353,8 +353,6 @@ def _turns(draft: RecipeDraft) -> None:
             draft.note("weights of tokens are 0 or 1: data.train_turns all or last", "--loss_scale")
     elif "loss_scale" in launch.flags:
         draft.note("what is sampled, or the last answer, is learnt", "--loss_scale", is_change=False)
-    if launch.is_true("mask_history"):
-        draft.set("data.train_turns", "last", "--mask_history")
     if launch.framework == "TRL" and launch.kind == "sft":
         names = ("assistant_only_loss", "completion_only_loss")
         asked = any(map(launch.is_true, names))

@@ -80,9 +80,6 @@ def _model(draft: RecipeDraft) -> None:
         for flag in ("max_pixels", "min_pixels"):
             draft.drop(f"model.{flag}")
             draft.note("is read for Qwen's models only", f"--{flag}", is_change=False)
-    for flag, key in (("gradient_checkpointing", "learner.gradient_checkpointing"), ("shuffling", "data.shuffle")):
-        if launch.is_true(f"disable_{flag}"):
-            draft.set(key, False, f"--disable_{flag}")
     side = 32 if re.search(r"qwen3", path or "", re.IGNORECASE) else 28
     for name in sorted(launch.environment):
         if found := _TOKENS.fullmatch(name):
@@ -119,14 +116,10 @@ def _adapters(draft: RecipeDraft) -> None:
     launch, tuner = draft.launch, tuner_of(draft.launch)
     rank = "lora_rank" if "lora_rank" in launch.rows else "lora_r"
     if tuner == "full":
-        draft.drop("lora.init")
         return
     alpha = launch.real("lora_alpha") or 2.0 * (launch.number(rank) or 1)
     for key, name, value in (("lora.rank", rank, launch.number(rank)), ("lora.alpha", "lora_alpha", alpha)):
         draft.set(key, value, f"--{name}", *_TUNER_LABELS, remark=launch.default_remark(name))
-    for kind in ("rslora", "dora"):
-        if launch.is_true(f"use_{kind}"):
-            draft.set("lora.kind", kind, f"--use_{kind}")
     dropout = 0.0 if tuner == "lora_llm" else launch.real("lora_dropout") or 0.0
     if tuner == "lora_llm":
         draft.note("lora_llm has no dropout there", "--lora_dropout", is_change=False)
@@ -236,10 +229,9 @@ def _rates(draft: RecipeDraft) -> None:
     if betas != [0.9, 0.999] or not remark:
         draft.set("optim.betas", betas, "--adam_beta1", "--adam_beta2", remark=remark)
     stays, targets = draft.values.get("freeze", ["vision", "projector"]), draft.values.get("lora.targets")
-    for part, flag in (("vision", "vit_lr"), ("projector", "aligner_lr")):
-        trains = targets in ("all", part) if tuner == "lora" else part not in stays
-        if (value := launch.real(flag)) is not None and trains:
-            draft.set(f"optim.part_lr.{part}", value, f"--{flag}")
+    for part in ("vision", "projector"):
+        if targets not in ("all", part) if tuner == "lora" else part in stays:
+            draft.drop(f"optim.part_lr.{part}")
     for name in ("optim", "optimizer"):
         given = launch.text(name) or ""
         if kind := _OPTIMIZERS.get(given):
