@@ -178,8 +178,7 @@ def set_by_rows(draft: RecipeDraft) -> None:
 def defaults_by_rows(draft: RecipeDraft) -> None:
     """Set the peer's defaults of the keys that take a flag's value unchanged."""
     for name, row in draft.launch.rows.items():
-        is_usual = row.treatment == "set" and row.default and row.key is not None
-        if is_usual and row.key in keys_of(draft.launch.kind):
+        if row.treatment == "set" and row.default and row.key is not None and row.key in keys_of(draft.launch.kind):
             draft.default(row.key, _value(row.key, name, row.default), name)
 
 

@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 from tiercel.config.keys import allowed_words, keys_of
 from tiercel.config.parts import PARTS
-from tiercel.convert.accelerate import Sharding, mapping_in, sharding_by_name, sharding_of_json
+from tiercel.convert.accelerate import FSDP, STAGE, Sharding, mapping_in, sharding_by_name, sharding_of_json
 from tiercel.convert.draft import RecipeDraft, whole_number_of
 from tiercel.convert.launches import Launch
 from tiercel.convert.preferences import needs_reference
@@ -264,21 +264,15 @@ def _sharding(draft: RecipeDraft) -> None:
     of_launcher = [f"launcher --{name}" for name in ("config_file", "accelerate_config", "zero_stage")]
     labels = ("--deepspeed", "--fsdp", *of_launcher)
     found, remark = _asked(draft)
-    if found is None:
-        return
-    if found.is_fsdp:
-        draft.set("train.strategy", "fsdp2", *labels, remark=remark)
-    elif found.stage == 0 and launch.processes == 1:
-        draft.note("divides nothing, as a single process here", *labels, is_change=False)
-    elif found.stage == 0:
-        draft.set("train.strategy", "ddp", *labels, remark="stage 0 divides nothing")
-    elif found.stage is not None:
-        draft.set("train.strategy", "deepspeed", *labels, remark=remark)
-        lower = "stage 1 divides the optimiser's state only; stages 2 and 3 are here" if found.stage == 1 else remark
-        draft.set("train.deepspeed.stage", max(2, found.stage), *labels, remark=lower)
-        offloads = {"parameters": found.offload_parameters and found.stage == 3, "optimizer": found.offload_optimizer}
-        for name in [name for name, is_on in offloads.items() if is_on]:
-            draft.set(f"train.deepspeed.offload_{name}", True, *labels)
+    if found and found["train.strategy"] == "ddp":
+        remark = "stage 0 divides nothing"
+        if launch.processes == 1:
+            draft.note("divides nothing, as a single process here", *labels, is_change=False)
+            return
+    for key, value in (found or {}).items():
+        if key == STAGE and value == 1:
+            value, remark = 2, "stage 1 divides the optimiser's state only; stages 2 and 3 are here"
+        draft.set(key, value, *labels, remark=remark)
 
 
 def _asked(draft: RecipeDraft) -> tuple[Sharding | None, str]:
@@ -287,7 +281,7 @@ def _asked(draft: RecipeDraft) -> tuple[Sharding | None, str]:
     if words := launch.words("deepspeed"):
         return _deepspeed(draft, words[0])
     if words := launch.words("fsdp"):
-        return (Sharding(is_fsdp=True) if words[0].strip("'\"") not in ("", "no", "false") else None), ""
+        return (FSDP if words[0].strip("'\"") not in ("", "no", "false") else None), ""
     if launch.accelerate is not None:
         return launch.accelerate.sharding, ""
     if stage := launch.launcher.get("zero_stage"):

@@ -33,7 +33,12 @@ HEADS, TOKENS, WIDTH = 4, 128, 64
 
 def main(arguments: list[str]) -> None:
     """Do what the first argument names with the other arguments."""
-    {"import": import_package, "steps": try_steps, "collectives": try_collectives}[arguments[0]](*arguments[1:])
+    tasks: dict[str, Callable[..., None]] = {
+        "import": import_package,
+        "steps": try_steps,
+        "collectives": try_collectives,
+    }
+    tasks[arguments[0]](*arguments[1:])
 
 
 def import_package(name: str) -> None:
