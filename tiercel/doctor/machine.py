@@ -49,11 +49,10 @@ def machine_verdicts(directory: Path) -> Iterator[Verdict]:
 def disk(name: str, directory: Path, least_bytes: int, remedy: str) -> Verdict:
     """Judge the free space on the disk of `directory`, and whether it can be written."""
     free = shutil.disk_usage(directory).free
-    found = f"{_gigabytes(free)} free in {directory}"
     if not os.access(directory, os.W_OK):
         return Verdict(name=name, status="broken", found=f"{directory} is not writable", remedy=remedy)
-    status: Status = "broken" if free == 0 else "warning" if free < least_bytes else "ok"
-    return _verdict(name, status, found, remedy)
+    status: Status = "broken" if free == 0 else "warning"
+    return _verdict(name, free >= max(1, least_bytes), f"{_gigabytes(free)} free in {directory}", remedy, status)
 
 
 def shared_memory(mount: Path) -> Verdict:
@@ -63,17 +62,14 @@ def shared_memory(mount: Path) -> Verdict:
         return Verdict(name=name, status="absent", found=f"no {mount}; NCCL uses it between the GPUs of a machine")
     size = shutil.disk_usage(mount)
     found = f"{_gigabytes(size.total)} at {mount}, {_gigabytes(size.free)} free"
-    status: Status = "warning" if min(size.free, size.total) < LEAST_SHARED_MEMORY else "ok"
-    return _verdict(
-        name, status, found, (f"free some space in {mount}, or give the container more: docker run --shm-size=8g")
-    )
+    remedy = f"free some space in {mount}, or give the container more: docker run --shm-size=8g"
+    return _verdict(name, min(size.free, size.total) >= LEAST_SHARED_MEMORY, found, remedy)
 
 
 def open_files(limit: int) -> Verdict:
     """Judge the number of open files of a process. `limit` is as `resource` gives it."""
-    is_few = limit != resource.RLIM_INFINITY and limit < LEAST_OPEN_FILES
-    found = f"{_count(limit)} per process"
-    return _verdict("open files", "warning" if is_few else "ok", found, f"ulimit -n {LEAST_OPEN_FILES} or more")
+    is_enough = limit == resource.RLIM_INFINITY or limit >= LEAST_OPEN_FILES
+    return _verdict("open files", is_enough, f"{_count(limit)} per process", f"ulimit -n {LEAST_OPEN_FILES} or more")
 
 
 def processes(limit: int, cgroup_limits: list[int]) -> Verdict:
@@ -86,7 +82,7 @@ def processes(limit: int, cgroup_limits: list[int]) -> Verdict:
     remedy = (
         f"ulimit -u {LEAST_PROCESSES} or more (in a container, --pids-limit): each rank and worker has many threads"
     )
-    return _verdict("processes", "warning" if lowest < LEAST_PROCESSES else "ok", found, remedy)
+    return _verdict("processes", lowest >= LEAST_PROCESSES, found, remedy)
 
 
 def memory(total: int, cgroup_limits: list[int]) -> Verdict:
@@ -95,8 +91,8 @@ def memory(total: int, cgroup_limits: list[int]) -> Verdict:
     found = f"{_gigabytes(total)}"
     if limit < total:
         found = f"{_gigabytes(limit)} for this container, out of the machine's {_gigabytes(total)}"
-    status: Status = "warning" if min(limit, total) < LEAST_MEMORY else "ok"
-    return _verdict("memory", status, found, "use a larger machine, or raise the container's limit (--memory)")
+    remedy = "use a larger machine, or raise the container's limit (--memory)"
+    return _verdict("memory", min(limit, total) >= LEAST_MEMORY, found, remedy)
 
 
 def processors(cores: int, quota: float | None) -> Verdict:
@@ -170,8 +166,10 @@ def _groups(controller: str, root: Path, membership: Path) -> Iterator[Path]:
             yield mount / group
 
 
-def _verdict(name: str, status: Status, found: str, remedy: str) -> Verdict:
-    return Verdict(name=name, status=status, found=found, remedy="" if status == "ok" else remedy)
+def _verdict(name: str, is_enough: bool, found: str, remedy: str, otherwise: Status = "warning") -> Verdict:
+    if is_enough:
+        return Verdict(name=name, status="ok", found=found)
+    return Verdict(name=name, status=otherwise, found=found, remedy=remedy)
 
 
 def _count(limit: int) -> str:

@@ -2,11 +2,9 @@
 the extras of tiercel, and against the versions that are known to fail together (pairs.json)."""
 
 import platform
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
-from typing import Literal
+from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
@@ -68,27 +66,6 @@ def judge_package(name: str, needs: Mapping[str, SpecifierSet]) -> Verdict:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BadPair:
-    """Versions that fail together: what happens, and the remedy. `versions`: ranges in the order of `packages`, one
-    list for each way to fail; or `is_bad` names a rule in RULES."""
-
-    packages: tuple[str, ...]
-    status: Literal["warning", "broken"]
-    happens: str
-    remedy: str
-    sources: tuple[str, ...]
-    versions: tuple[tuple[str, ...], ...] = ()
-    is_bad: str = ""
-
-    def is_met_by(self, *versions: Version) -> bool:
-        """Return whether these versions fail together."""
-        if self.is_bad:
-            return RULES[self.is_bad](*versions)
-        ways = [zip(map(SpecifierSet, ranges), versions, strict=True) for ranges in self.versions]
-        return any(all(each.contains(version, prereleases=True) for each, version in way) for way in ways)
-
-
 def _is_other_release(torch: Version, torchvision: Version) -> bool:
     """Whether the two are of different releases: torch 2.N needs torchvision 0.(N + 15). Pre-releases, which containers
     have, are built for each other."""
@@ -103,22 +80,27 @@ RULES: dict[str, Callable[..., bool]] = {
 }
 
 
-@cache
-def known_bad_pairs() -> tuple[BadPair, ...]:
-    """Read the versions that are known to fail together."""
-    return tuple(BadPair(**entry) for entry in texts("pairs"))
+def is_bad(pair: Mapping[str, Any], versions: Sequence[Version]) -> bool:
+    """Return whether these versions of a pair's packages fail together. An entry of pairs.json has ranges in the order
+    of its packages, one list for each way to fail, or names a rule."""
+    if "is_bad" in pair:
+        return RULES[pair["is_bad"]](*versions)
+    ways = [zip(map(SpecifierSet, ranges), versions, strict=True) for ranges in pair["versions"]]
+    return any(all(each.contains(version, prereleases=True) for each, version in way) for way in ways)
 
 
 def judge_pairs(version_of: Callable[[str], Version | None]) -> list[Verdict]:
     """Return a verdict for each pair that the installed versions match, or one that says that none does."""
     verdicts = []
-    for pair in known_bad_pairs():
-        versions = [version for name in pair.packages if (version := version_of(name)) is not None]
-        if len(versions) == len(pair.packages) and pair.is_met_by(*versions):
-            installed = ", ".join(f"{name} {version}" for name, version in zip(pair.packages, versions, strict=True))
-            name, found = " and ".join(pair.packages), f"{installed}: {pair.happens}"
-            verdicts.append(Verdict(name=name, status=pair.status, found=found, remedy=pair.remedy))
-    return verdicts or [Verdict(name="known bad pairs", status="ok", found=f"none of {len(known_bad_pairs())}")]
+    for pair in texts("pairs"):
+        names = pair["packages"]
+        versions = [version for name in names if (version := version_of(name)) is not None]
+        if len(versions) == len(names) and is_bad(pair, versions):
+            installed = ", ".join(f"{name} {version}" for name, version in zip(names, versions, strict=True))
+            found = f"{installed}: {pair['happens']}"
+            name, status, remedy = " and ".join(names), pair["status"], pair["remedy"]
+            verdicts.append(Verdict(name=name, status=status, found=found, remedy=remedy))
+    return verdicts or [Verdict(name="known bad pairs", status="ok", found=f"none of {len(texts('pairs'))}")]
 
 
 def extra_verdicts() -> Iterator[Verdict]:
