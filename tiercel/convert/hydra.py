@@ -9,7 +9,7 @@ from tiercel.convert.draft import RecipeDraft
 from tiercel.convert.launches import MACHINES, Launch
 from tiercel.convert.preferences import needs_reference
 from tiercel.convert.table import words_of
-from tiercel.convert.tuning import tuner_of
+from tiercel.convert.tuning import set_trackers, tuner_of
 from tiercel.wording import counted
 
 _LEAST = 1e-6  # of clip_low, which must be above 0
@@ -19,7 +19,6 @@ _ESTIMATORS = {
     **{"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"},
     **{"k1+": "k2", "k3+": "k2"},
 }
-_TRACKERS = ("tensorboard", "wandb", "trackio", "swanlab")
 
 
 def refusals_of_overrides(launch: Launch) -> list[str]:
@@ -220,14 +219,7 @@ def _run(draft: RecipeDraft) -> None:
         names = ("trainer.project_name", "trainer.experiment_name")
         place = "/".join(("checkpoints", *(launch.text(name) or "" for name in names)))
         draft.set("output", place, *(f"--{name}" for name in names), remark="as there")
-    if "trainer.logger" in launch.flags:
-        loggers = launch.words("trainer.logger")
-        draft.set("trackers", [word for word in loggers if word in _TRACKERS], "--trainer.logger")
-        if others := [word for word in loggers if word not in (*_TRACKERS, "console", "file")]:
-            text = f"trackers are {', '.join(_TRACKERS)}"
-            draft.note(text, "--trainer.logger", subject=f"logger {' '.join(others)}")
-    else:
-        draft.note("trackers: [wandb] writes the same", subject="trainer.logger is console and wandb by default")
+    set_trackers(draft, "trainer.logger")
     if launch.text(resumed := launch.flag_of("resumed")):
         text = "no checkpoint of tiercel; for its weights write lora.init or model.path, and the run begins at step 0"
         draft.note(text, f"--{resumed}")

@@ -45,7 +45,7 @@ def set_tuning(draft: RecipeDraft) -> None:
         _precision,
         _sharding,
         _kept_reference,
-        _trackers,
+        set_trackers,
         _thinking,
     ):
         step(draft)
@@ -324,17 +324,17 @@ def _kept_reference(draft: RecipeDraft) -> None:
         draft.set("model.reference", place, remark="the reference of full fine-tuning")
 
 
-def _trackers(draft: RecipeDraft) -> None:
+def set_trackers(draft: RecipeDraft, flag: str = "report_to") -> None:
+    """Set where metrics go beside the run directory."""
+    launch, name = draft.launch, draft.launch.spelt(flag)
     known = allowed_words(keys_of("grpo")["trackers"].field.annotation)
-    words = draft.launch.words("report_to")
-    given = [word for value in words for word in re.split(r"[\s,'\"]+", value.strip("[]")) if word not in ("", "none")]
-    if "report_to" not in draft.launch.flags:
+    words = [word for value in launch.words(flag) for word in re.split(r"[\s,'\"]+", value.strip("[]"))]
+    given = [word for word in dict.fromkeys(words) if word not in ("", "none", "console", "file")]
+    if flag not in launch.flags:
         if given:
-            text = f"trackers: [{', '.join(given)}] writes the same"
-            draft.note(text, subject=f"--report_to is {given[0]} by default")
+            draft.note(f"trackers: [{', '.join(given)}] writes the same", subject=f"{name} is {given[0]} by default")
         return
-    draft.set("trackers", [name for name in dict.fromkeys(given) if name in known], "--report_to")
-    others = [name for name in given if name not in known]
-    if others:
+    draft.set("trackers", [word for word in given if word in known], f"--{flag}")
+    if others := [word for word in given if word not in known]:
         text = f"{', '.join(others)} has no equivalent; trackers are {', '.join(known)}"
-        draft.note(text, "--report_to", subject=f"--report_to {' '.join(others)}")
+        draft.note(text, f"--{flag}", subject=f"{name} {' '.join(others)}")
