@@ -8,6 +8,7 @@ import math
 from tiercel.convert.draft import RecipeDraft
 from tiercel.convert.launches import MACHINES, Launch
 from tiercel.convert.preferences import needs_reference
+from tiercel.convert.sizes import set_warmup
 from tiercel.convert.table import words_of
 from tiercel.convert.tuning import set_trackers, tuner_of
 from tiercel.wording import counted
@@ -78,15 +79,7 @@ def _length(draft: RecipeDraft) -> None:
 
 def _warmup(draft: RecipeDraft) -> None:
     launch = draft.launch
-    names = [launch.flag_of("optim.warmup_steps"), launch.flag_of("warmup_share")]
-    given, share = (launch.real(name) or 0 for name in names)
-    labels = [f"--{name}" for name in names]
-    if given > 0:
-        draft.set("optim.warmup_steps", int(given), *labels)
-    elif share > 0 and "train.steps" in draft.values:
-        draft.set("optim.warmup_steps", math.ceil(share * draft.values["train.steps"]), *labels)
-    elif share > 0:
-        draft.note("write optim.warmup_steps: this share of the run's steps, which tiercel check prints", *labels)
+    set_warmup(draft, 1, *map(launch.flag_of, ("optim.warmup_steps", "warmup_share")))
     strategy = "worker.actor.optim.strategy"
     if launch.framework == "EasyR1" and launch.text(strategy) != "adamw":
         draft.note("moments in bfloat16 there; here in float32: the section optim", f"--{strategy}")
