@@ -80,6 +80,7 @@ MODULES = (
 ERRORS_OF = ("algorithms", "api", "cli", "convert", "demo", "distributed", "http_json.py", "models", "packing",
              "planning", "rewards/runtime", "rollout", "runs", "sandbox", "trained", "training", "web/report",
              "web/view/beside.py", "web/view/runs.py", "web/view/serving.py")  # fmt: skip
+DOCTORS = (PACKAGE / "doctor" / "advice.json", PACKAGE / "doctor" / "pairs.json")
 WORD = re.compile(r"[A-Za-z]{2,}")
 KEPT = Path(__file__).with_name("kept_messages.json")  # commands, keys, patterns: the same in every language
 
@@ -157,9 +158,21 @@ def messages() -> list[Message]:
     found += [message for module in ERRORS_OF for file in files_of(module) for message in errors_of(file)]
     found += [Message(text=text, place="tools/messages.py") for text in PUT_TOGETHER]
     found += [Message(text=text, place="tiercel/config/problems.py") for text in _missing_keys()]
+    found += [
+        message for table in DOCTORS for message in _strings(json.loads(table.read_text(encoding="utf-8")), table)
+    ]
     hints = [each.hint for each in key_synonyms().values()]
     found += [Message(text=hint, place="tiercel/config/synonyms/keys.txt") for hint in hints if " " in hint]
     return list({message.text: message for message in reversed(found)}.values())[::-1]
+
+
+def _strings(tree: object, file: Path) -> Iterator[Message]:
+    """Collect the texts of a table in JSON."""
+    inner = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+    for each in inner:
+        yield from _strings(each, file)
+    if isinstance(tree, str) and " " in tree:
+        yield Message(text=tree, place=str(_short(file)))
 
 
 def _missing_keys() -> Iterator[str]:

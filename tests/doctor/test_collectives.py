@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from tiercel.doctor.collectives import collective_verdict, host_name, likely_cause
+from tiercel.doctor.trials import collective_verdict, host_name, likely_cause
 
 
 def test_an_interface_that_is_not_there_is_named_with_those_that_are():

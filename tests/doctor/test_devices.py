@@ -2,7 +2,8 @@
 
 import pytest
 
-from tiercel.doctor.devices import GPUS, TOLERANCES, Outcome, judge, try_steps
+from tiercel.doctor.trials import TOLERANCES, Outcome, judge, try_steps
+from tiercel.doctor.worker import GPUS
 
 
 def test_a_dtype_that_kills_or_answers_wrongly_is_named_and_the_rest_is_tried():

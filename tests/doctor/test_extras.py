@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.doctor.distributions import install
-from tiercel.doctor.extras import PURPOSES, extra_verdicts
+from tiercel.doctor.packages import extra_verdicts
+from tiercel.doctor.verdict import texts
 
+PURPOSES = texts("advice")["extras"]
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 

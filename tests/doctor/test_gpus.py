@@ -2,7 +2,7 @@
 
 import pytest
 
-from tiercel.doctor.gpus import gpu_verdicts, has_code_for
+from tiercel.doctor.machine import gpu_verdicts, has_code_for
 
 H100 = {"name": "NVIDIA H100", "memory": 85_000_000_000, "capability": [9, 0]}
 FACTS = {

@@ -21,7 +21,10 @@ NO_FILE_OF_A_RUN = {
     **dict.fromkeys(("rollout/vllm/full_weights.py", "distributed/agreement.py"), "weights"),
     **dict.fromkeys(("cli/import_command.py", "config/deepspeed.py", "config/loading.py"), "a recipe, a script"),
     **dict.fromkeys((f"convert/{name}.py" for name in ("accelerate", "hydra_rows", "rewards", "rows")), "a script"),
-    **dict.fromkeys(("convert/tuning.py", "convert/table.py", "config/synonyms/__init__.py"), "a script, our own"),
+    **dict.fromkeys(
+        ("convert/tuning.py", "convert/table.py", "doctor/verdict.py", "config/synonyms/__init__.py"),
+        "a script, our own",
+    ),
     **dict.fromkeys(("messages/__init__.py", "demo/command.py", "demo/pairs.py", "demo/running.py"), "our own files"),
     **dict.fromkeys(
         ("data/media/images.py", "data/readers.py", "data/media/videos.py", "image_decoding.py"),

@@ -8,7 +8,7 @@ from posixpath import normpath
 from tiercel.config.suggestions import nearest_key
 from tiercel.config.synonyms import word_synonyms
 from tiercel.convert.draft import RecipeDraft, defaults_by_rows, set_by_rows
-from tiercel.convert.fitting import fit
+from tiercel.convert.fitting import drop_unused, fit
 from tiercel.convert.hydra import refusals_of_overrides, set_hydra
 from tiercel.convert.hydra_rows import set_hydra_rewards, set_hydra_rows
 from tiercel.convert.image_paths import set_image_root
@@ -56,10 +56,19 @@ _LEFT_OUT = ("...", "\u2026")
 
 # Each step may use the values that the steps before it have set.
 STEPS = (
-    set_resumed, set_sizes, set_sampling, set_preferences, set_tuning, set_package_needed, fit, set_rows,
+    set_resumed, set_sizes, set_sampling, set_preferences, set_tuning, set_package_needed, drop_unused, fit, set_rows,
     set_image_root, set_rewards, set_lengths, set_pack, tell_packages,
 )  # fmt: skip
-OVERRIDE_STEPS = (set_hydra, fit, set_hydra_rows, set_image_root, set_hydra_rewards, set_pack, tell_packages)
+OVERRIDE_STEPS = (
+    set_hydra,
+    drop_unused,
+    fit,
+    set_hydra_rows,
+    set_image_root,
+    set_hydra_rewards,
+    set_pack,
+    tell_packages,
+)
 
 
 def draft_of(launch: Launch) -> RecipeDraft:

@@ -11,7 +11,7 @@ from tiercel.config.suggestions import nearest_key
 from tiercel.config.synonyms import word_synonyms
 from tiercel.config.yaml_text import YamlProblem, parse
 from tiercel.convert.launches import Launch
-from tiercel.convert.table import TableRow
+from tiercel.convert.table import TableRow, words_of
 from tiercel.reliability.redaction import redact
 from tiercel.secret_names import is_secret_name
 
@@ -75,7 +75,7 @@ class RecipeDraft:
     def default(self, key: str, value: Any, flag: str) -> None:
         """Set a key to the peer's default if the recipe's own default differs and the key is not set."""
         known = keys_of(self.launch.kind).get(key)
-        if key not in self.values and known is not None and known.field.default != value:
+        if key not in self.values and known is not None and value not in (None, known.field.default):
             self.set(key, value, remark=f"{self.launch.framework}'s default of {self.launch.spelt(flag)}")
 
     @property
@@ -190,14 +190,18 @@ def _set_by_row(draft: RecipeDraft, row: TableRow, label: str, words: tuple[str,
     key = row.key
     if key is None or key not in keys_of(draft.launch.kind):
         return
-    if not words and "true or false" not in _type(key):
+    if not words and "true or false" not in _type(key) and "true" not in words_of(label.removeprefix("--")):
         draft.note("is given without a value", label)
         return
     value = _value(key, label, words or ("true",))
     if value is None:
-        draft.note(f"its default there; {key} keeps its own", label, is_change=False)
+        if row.default:
+            draft.note(f"its default there; {key} keeps its own", label, is_change=False)
         return
-    word = word_synonyms().get(key, {}).get(value.lower(), value) if isinstance(value, str) else value
+    word: Any = value
+    if isinstance(value, str):
+        own = words_of(label.removeprefix("--"))
+        word = word_synonyms().get(key, {}).get(value.lower(), value) if not own or value in own.values() else None
     draft.set(key, value if word is None else word, label, remark=row.remark)
     if word is None:
         draft.note(f"is not in this version; {key} is one of {', '.join(allowed_words(_annotation(key)))}", label)
@@ -219,8 +223,12 @@ def _value(key: str, label: str, words: tuple[str, ...]) -> Any:
     kind = _type(key)
     if len(words) == 1 and words[0].lower() in ("none", "null"):
         return None
+    if own := words_of(label.removeprefix("--")):
+        words = tuple(own.get(word.lower(), word) for word in words)
+        if words == ("-",):
+            return None
     if kind.startswith("tuple"):
-        return list(words)
+        return [number_of(label, word) if "float" in kind else word for word in words]
     if kind == "true or false":
         if words[0].lower() not in ("true", "false", "1", "0"):
             raise ValueError(f"{label} {words[0]} is neither true nor false; write one in its place")

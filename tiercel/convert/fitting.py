@@ -8,6 +8,7 @@ from tiercel.config.loading import problems_of_tree
 from tiercel.config.strategies import STRATEGY_KINDS
 from tiercel.convert.draft import RecipeDraft
 from tiercel.convert.preferences import needs_reference
+from tiercel.convert.tuning import tuner_of
 from tiercel.sections import Problem
 
 _ENGINE_LABELS = (
@@ -23,6 +24,23 @@ def fit(draft: RecipeDraft) -> None:
     """Replace combinations that tiercel does not allow, each with a note."""
     for step in (_reference, _sharding, _sleep, _engine, _sampling):
         step(draft)
+
+
+def drop_unused(draft: RecipeDraft) -> None:
+    """Drop keys that nothing in this recipe reads: the peers' tables set them whatever else is given."""
+    values, engine = draft.values, draft.values.get("rollout.engine", "local")
+    loss = values.get("algorithm.loss")
+    is_read = {
+        "lora.": tuner_of(draft.launch) != "full",
+        "algorithm.gate_": loss == "sapo",
+        "algorithm.gamma_": loss == "vespo",
+        "algorithm.correction.": "algorithm.correction.level" in values and engine != "local",
+        "rollout.vllm.": engine == "vllm",
+        "rollout.patience": engine == "vllm-server",
+    }
+    draft.drop(
+        *[key for key in values for start, is_there in is_read.items() if key.startswith(start) and not is_there]
+    )
 
 
 def _trains_whole(draft: RecipeDraft) -> bool:

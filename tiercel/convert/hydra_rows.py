@@ -1,11 +1,12 @@
-"""Convert the rows and the rewards of EasyR1 and verl."""
+"""Converting the rows and the rewards of EasyR1 and verl."""
 
 import re
 from typing import Any
 
 from tiercel.convert.draft import RecipeDraft
+from tiercel.convert.rows import NamedRows, end_to_end
 
-_READ = {  # columns that are read under their own names
+_READ = {  # columns that are read by their own names
     "prompt": ("prompt",), "problem": ("problem", "question", "prompt"), "answer": ("answer", "solution"),
     "images": ("images", "image"), "videos": ("videos", "video"),
 }  # fmt: skip
@@ -14,18 +15,9 @@ _CONTENT = re.compile(r"\{\{\s*content\s*(\|\s*trim\s*)?\}\}")
 
 def set_hydra_rows(draft: RecipeDraft) -> None:
     """Set training rows, held-out rows, and the template of a question."""
-    launch = draft.launch
-    files = [_source(word) for word in launch.words("data.train_files")]
-    if files:
-        draft.set("data.train", files[0], "--data.train_files")
-    if files[1:]:
-        draft.set("data.mix", [{"path": path, "weight": 1.0} for path in files[1:]], "--data.train_files")
-        text = (
-            f"{launch.framework} puts the files end to end; tiercel takes equal parts until data.mix.N.weight is set: "
-            "each file's number of rows / that of the first"
-        )
-        draft.note(text, "--data.train_files")
-    held = [_source(word) for word in launch.words("data.val_files")]
+    sources = [NamedRows(path=_source(word)) for word in draft.launch.words("data.train_files")]
+    end_to_end(draft, sources, "--data.train_files")
+    held = [_source(word) for word in draft.launch.words("data.val_files")]
     if held:
         draft.set("data.eval", held[0], "--data.val_files")
     if held[1:]:
@@ -38,7 +30,7 @@ def set_hydra_rows(draft: RecipeDraft) -> None:
 
 
 def _columns(draft: RecipeDraft) -> None:
-    """Set the names of columns that no format reads. verl's question is a list of turns, EasyR1's is text."""
+    """Set the names of columns that no format reads. verl's question is a list of turns, EasyR1's a text."""
     named = {"prompt_key": "prompt" if draft.launch.framework == "verl" else "problem", "answer_key": "answer",
              "image_key": "images", "video_key": "videos"}  # fmt: skip
     columns, labels = {}, []
@@ -55,7 +47,7 @@ def _columns(draft: RecipeDraft) -> None:
 
 
 def _source(word: str) -> str:
-    """Return a data set of the hub as tiercel names it; `@split` is EasyR1's notation. Files stay as they are."""
+    """Write a data set of the hub as tiercel does; `@split` is EasyR1's. Files stay."""
     path, _, split = word.partition("@")
     if re.search(r"\.(json|jsonl|parquet|arrow)$", path) or path.startswith((".", "/", "~", "$")) or "/" not in path:
         return path if not split else f"{path}@{split}"
@@ -74,58 +66,42 @@ def _template(draft: RecipeDraft) -> None:
     elif re.search(r"\{\{|\{%", asked) or "{prompt}" not in asked:
         draft.note("is more than a text around the question; write data.prompt, with {prompt} in it", f"--{name}")
     else:
-        # Braces of the text itself are doubled, because data.prompt reads {name} as a column.
+        # Brackets of the text itself are doubled, since data.prompt reads {name} as a column.
         parts = [part.replace("{", "{{").replace("}", "}}") for part in asked.split("{prompt}")]
         draft.set("data.prompt", "{prompt}".join(parts), f"--{name}", remark="its text")
 
 
 def set_hydra_rewards(draft: RecipeDraft) -> None:
-    """Set the rewards: a function of the user, a reward model, and a penalty on long completions."""
-    launch = draft.launch
-    entries = [_verl_function(draft)] if launch.framework == "verl" else [_easyr1_function(draft)]
+    """Set the rewards: a function of the user's, a reward model, and a penalty on long completions."""
+    launch, kwargs = draft.launch, "reward_model.reward_kwargs"
+    entries = [_function(draft)]
     if launch.is_true("reward_model.enable"):
-        path = launch.text("reward_model.model.path") or ""
-        entries = [{"name": "model", "model": {"path": path}}]
+        entries = [{"name": "model", "model": {"path": launch.text("reward_model.model.path") or ""}}]
         draft.note("a reward model scores there; rewards by rules may be added", "--reward_model.enable")
-    overlong = "reward_model.reward_kwargs.overlong_buffer_cfg"
-    if launch.is_true(f"{overlong}.enable"):
-        longest = launch.number("reward_model.reward_kwargs.max_resp_len") or draft.values.get(
-            "rollout.max_new_tokens", 256
-        )
-        weight = launch.real(f"{overlong}.penalty_factor") or 1.0
-        entry = {
-            "name": "soft_overlong",
-            "max_tokens": longest,
-            "buffer": launch.number(f"{overlong}.len"),
-            "weight": weight,
-        }
-        entries.append(entry)
+    enable, length, factor = (f"{kwargs}.overlong_buffer_cfg.{name}" for name in ("enable", "len", "penalty_factor"))
+    if launch.is_true(enable):
+        longest = launch.number(f"{kwargs}.max_resp_len") or draft.values.get("rollout.max_new_tokens", 256)
+        own = {"max_tokens": longest, "buffer": launch.number(length), "weight": launch.real(factor) or 1.0}
+        entries.append({"name": "soft_overlong", **own})
     names = ("worker.reward.reward_function", "custom_reward_function.path", "custom_reward_function.name",
-             "reward_model.model.path", f"{overlong}.enable", f"{overlong}.len", f"{overlong}.penalty_factor",
-             "reward_model.reward_kwargs.max_resp_len")  # fmt: skip
+             "reward_model.model.path", enable, length, factor, f"{kwargs}.max_resp_len")  # fmt: skip
     draft.set("rewards", entries, *(f"--{name}" for name in names), remark=" ")
     if launch.text("reward_model.reward_manager") not in (None, "naive", "dapo"):
         draft.note("docs/rewards.md says how rewards are called", "--reward_model.reward_manager")
 
 
-def _verl_function(draft: RecipeDraft) -> dict[str, Any]:
-    launch, name = draft.launch, "custom_reward_function.path"
+def _function(draft: RecipeDraft) -> dict[str, Any]:
+    """Return the user's own reward, or the nearest built-in one."""
+    launch, is_verl = draft.launch, draft.launch.framework == "verl"
+    name = "custom_reward_function.path" if is_verl else "worker.reward.reward_function"
     if path := launch.text(name):
-        function = launch.text("custom_reward_function.name") or "compute_score"
-        draft.note("is called with other arguments here: docs/rewards.md", f"--{name}", subject=f"{path}:{function}")
-        return {"call": f"{path}:{function}"}
-    text = (
-        "verl chooses the reward by each row's data_source; here math, which compares by its own rules: docs/rewards.md"
-    )
-    draft.note(text, subject=f"no {name}")
-    return {"name": "math"}
-
-
-def _easyr1_function(draft: RecipeDraft) -> dict[str, Any]:
-    launch, name = draft.launch, "worker.reward.reward_function"
-    if path := launch.text(name):
-        call = path if ":" in path else f"{path}:main"
+        function = (launch.text("custom_reward_function.name") or "compute_score") if is_verl else "main"
+        call = path if ":" in path and not is_verl else f"{path}:{function}"
         draft.note("is called with other arguments here: docs/rewards.md", f"--{name}", subject=call)
         return {"call": call}
-    draft.note("name the rewards: rewards: [{name: math}]", subject=f"no {name}")
+    text = "name the rewards: rewards: [{name: math}]"
+    if is_verl:
+        text = "verl chooses the reward by each row's data_source; here math, which compares by its own rules"
+        text += ": docs/rewards.md"
+    draft.note(text, subject=f"no {name}")
     return {"name": "math"}

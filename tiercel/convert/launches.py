@@ -58,6 +58,10 @@ class Launch:
             return self.rows.get(name) or next(pattern, None)
         return environment_row(label.replace("launcher --", "launcher "))
 
+    def flag_of(self, key: str) -> str:
+        """Return the peer's own flag for a key."""
+        return next(row.name for row in self.rows.values() if row.key == key and row.treatment in ("set", "together"))
+
     def spelt(self, name: str) -> str:
         """Return a flag's name as the command writes it."""
         return name if self.framework in OVERRIDING else f"--{name}"

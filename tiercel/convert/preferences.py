@@ -120,12 +120,11 @@ def _pairs(draft: RecipeDraft) -> None:
 def _tokens(draft: RecipeDraft) -> None:
     """Set the loss of SFT's tokens."""
     launch = draft.launch
-    labels = [flag for flag in ("enable_dft_loss", "use_dft_loss") if launch.is_true(flag)]
-    if labels or token_loss(launch) == "dft":
-        draft.set("sft.loss", "dft", *(f"--{flag}" for flag in (*labels, "loss_type")))
-        if "sft.label_smoothing" in draft.values:
-            draft.drop("sft.label_smoothing")
-            draft.note("dft does not read it there either", "--label_smoothing_factor", is_change=False)
+    if token_loss(launch) == "dft":
+        draft.set("sft.loss", "dft", "--loss_type")
+    if draft.values.get("sft.loss") == "dft" and "sft.label_smoothing" in draft.values:
+        draft.drop("sft.label_smoothing")
+        draft.note("dft does not read it there either", "--label_smoothing_factor", is_change=False)
     for key in ("sft.neftune_alpha", "sft.label_smoothing"):
         if draft.values.get(key) == 0:
             draft.drop(key)

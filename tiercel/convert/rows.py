@@ -1,4 +1,4 @@
-"""Convert what concerns rows: data sets, held-out rows, system messages, question templates, limits of length."""
+"""Converting what concerns rows: data sets, held-out rows, system messages, question templates, limits of length."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from tiercel.wording import counted
 _FILES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet", ".arrow", ".yaml")
 _NO_ROWS = "is no file of rows here; write .jsonl, .json or .parquet"
 _READ = (".json", ".jsonl", ".parquet")
-# Names of columns and tags in LLaMA-Factory's data sets that data.format reads.
+# What columns and tags of LLaMA-Factory's data sets are called, as data.format reads them.
 _COLUMNS = re.compile(
     "instruction|input|output|history|conversations|messages|system|images|videos|chosen|rejected|kto_tag|label|from|"
     "value|role|content|human|user|gpt|assistant|observation|function_call"
@@ -38,7 +38,7 @@ class NamedRows:
     """The rows of one file or data set, as data.train names them."""
 
     path: str
-    rows: int | None = None  # the number that is taken; None for all
+    rows: int | None = None  # how many are taken
     image_root: str = ""
 
     @property
@@ -60,7 +60,7 @@ def set_rows(draft: RecipeDraft) -> None:
 
 
 def _joined(draft: RecipeDraft) -> None:
-    """Set files that are mixed by the shares that a flag gives, or else are concatenated."""
+    """Set files that are mixed by the shares of a flag, or else put end to end."""
     launch = draft.launch
     if launch.framework == "ms-swift":
         flag, sources = "interleave_prob", [_swift_source(draft, word, "--dataset") for word in launch.words("dataset")]
@@ -74,7 +74,7 @@ def _joined(draft: RecipeDraft) -> None:
         note = "an epoch there ends with the first file that is exhausted; here it has the rows of all files together"
         draft.note(note, f"--{flag}")
     else:
-        _end_to_end(draft, sources, "--dataset", "--max_samples", "--dataset_dir")
+        end_to_end(draft, sources, "--dataset", "--max_samples", "--dataset_dir")
 
 
 def _columns(draft: RecipeDraft) -> None:
@@ -96,12 +96,12 @@ def _columns(draft: RecipeDraft) -> None:
 
 
 def _listed_words(launch: Launch, flag: str) -> list[str]:
-    """Return a flag's words; in LLaMA-Factory they are separated by commas."""
+    """Return a flag's words; in LLaMA-Factory they have commas between."""
     return launch.parts(r"[,\s\[\]]+" if launch.framework == "LLaMA-Factory" else "$", flag)
 
 
 def _described(draft: RecipeDraft, name: str, label: str) -> NamedRows:
-    """Look up a data set in dataset_info.json."""
+    """Look a data set up in dataset_info.json."""
     launch, limit = draft.launch, draft.launch.number("max_samples")
     folder = launch.text("dataset_dir") or "data"
     subject = f"{label} {name}"
@@ -140,13 +140,13 @@ def _described(draft: RecipeDraft, name: str, label: str) -> NamedRows:
 
 
 def _tell_limit(draft: RecipeDraft, name: str) -> None:
-    """Add a note that a limit of rows is an exact number here; used if the number of rows is not known."""
+    """Tell that a limit of rows is an exact number here, where it cannot be compared with their number."""
     text = f"at most so many there, exactly so many here; where {name} has fewer, take away the # and the number"
     draft.note(text, "--max_samples")
 
 
 def _swift_source(draft: RecipeDraft, word: str, label: str) -> NamedRows:
-    """Parse a source of the form `path#N` or `id:subset#N`, which may begin with HF:: or MS::."""
+    """Read a source of the form `path#N` or `id:subset#N`, perhaps with HF:: or MS:: before it."""
     text, mark, count = word.rpartition("#")
     text, rows = (text, int(count)) if mark and count.isdigit() else (word, None)
     hub, mark, rest = text.partition("::")
@@ -199,7 +199,7 @@ def _vlm_r1(draft: RecipeDraft) -> None:
             roots = [""] * len(files)
             draft.note("not one folder for each file; write data.image_root", "--image_folders")
         sources = [NamedRows(path=path, image_root=root) for path, root in zip(files, roots, strict=True)]
-        _end_to_end(draft, sources, "--data_file_paths", "--image_folders")
+        end_to_end(draft, sources, "--data_file_paths", "--image_folders")
         draft.note("is not read: --data_file_paths names the rows", "--dataset_name", is_change=False)
     elif name := launch.text("dataset_name"):
         _listed(draft, name)
@@ -214,7 +214,7 @@ def _listed(draft: RecipeDraft, name: str) -> None:
     entries = (mapping_in(draft.launch.file(name)) or {}).get("datasets") or []
     files = [entry["json_path"] for entry in entries if isinstance(entry, dict) and "json_path" in entry]
     if files:
-        _end_to_end(draft, [NamedRows(path=str(path)) for path in files], "--dataset_name")
+        end_to_end(draft, [NamedRows(path=str(path)) for path in files], "--dataset_name")
         if any("sampling_strategy" in entry for entry in entries):
             draft.note("its sampling_strategy is not taken over; write path#N in data.train", "--dataset_name")
     elif name.endswith(".yaml"):
@@ -224,9 +224,9 @@ def _listed(draft: RecipeDraft, name: str) -> None:
         draft.set("data.train", f"hf:{name}", "--dataset_name")
 
 
-def _end_to_end(draft: RecipeDraft, sources: list[NamedRows], *labels: str) -> None:
-    """Set files that the peer concatenates. The weight of a file is its number of rows divided by that of the first, if
-    these numbers are known."""
+def end_to_end(draft: RecipeDraft, sources: list[NamedRows], *labels: str) -> None:
+    """Set files that the peer puts end to end. The weight of a file is its number of rows divided by that of the first,
+    where these are known."""
     known = [count for source in sources if (count := source.rows or _counted(draft, source.path))]
     is_known = len(known) == len(sources)
     weights = [round(count / known[0], 6) for count in known] if is_known else [1.0] * len(sources)
@@ -240,7 +240,7 @@ def _end_to_end(draft: RecipeDraft, sources: list[NamedRows], *labels: str) -> N
 
 
 def _counted(draft: RecipeDraft, path: str) -> int | None:
-    """Count the rows of a .jsonl file or a .json list; None if it cannot be found or read."""
+    """Count the rows of a .jsonl file or a .json list; None where it cannot be found or read."""
     file = draft.launch.file(path) if path.endswith((".jsonl", ".json")) else None
     if file is None:
         return None
@@ -297,7 +297,7 @@ def _subset(launch: Launch) -> str:
 
 
 def _intervals(draft: RecipeDraft) -> None:
-    """Set when held-out rows are evaluated, if there are any."""
+    """Set when held-out rows are evaluated, where there are any."""
     launch = draft.launch
     labels = ("--eval_strategy", "--evaluation_strategy", "--eval_steps")
     asked = (launch.text("eval_strategy", "evaluation_strategy") or "").lower()
@@ -353,8 +353,6 @@ def _turns(draft: RecipeDraft) -> None:
             draft.note("weights of tokens are 0 or 1: data.train_turns all or last", "--loss_scale")
     elif "loss_scale" in launch.flags:
         draft.note("what is sampled, or the last answer, is learnt", "--loss_scale", is_change=False)
-    if launch.is_true("mask_history"):
-        draft.set("data.train_turns", "last", "--mask_history")
     if launch.framework == "TRL" and launch.kind == "sft":
         names = ("assistant_only_loss", "completion_only_loss")
         asked = any(map(launch.is_true, names))

@@ -16,13 +16,8 @@ def set_sampling(draft: RecipeDraft) -> None:
 
 
 def _top_k(draft: RecipeDraft) -> None:
-    launch = draft.launch
-    if launch.framework == "VLM-R1":
+    if draft.launch.framework == "VLM-R1":
         draft.set("rollout.top_k", 50, "--top_k", remark="transformers' default, with which VLM-R1 samples")
-        return
-    value = int(launch.real("top_k") or 0)
-    if value > 0 or "top_k" in launch.flags:
-        draft.set("rollout.top_k", max(0, value), "--top_k")
 
 
 def _engine(draft: RecipeDraft) -> None:
@@ -35,11 +30,7 @@ def _engine(draft: RecipeDraft) -> None:
         _servers(draft)
         return
     draft.set("rollout.engine", "vllm", "--use_vllm", "--vllm_mode")
-    level, name = launch.text("sleep_level"), "vllm_gpu_memory_utilization"
-    if share := launch.real(name):
-        draft.set("rollout.vllm.gpu_memory_utilization", share, f"--{name}", remark=launch.default_remark(name))
-    if size := launch.number("vllm_tensor_parallel_size"):
-        draft.carry("rollout.vllm.tensor_parallel", size, "vllm_tensor_parallel_size")
+    level = launch.text("sleep_level")
     if level and "sleep_level" in launch.flags:
         draft.set("rollout.vllm.sleep_level", whole_number_of("--sleep_level", level), "--sleep_level")
     elif launch.is_true("vllm_enable_sleep_mode"):
@@ -57,8 +48,6 @@ def _servers(draft: RecipeDraft) -> None:
         addresses = [f"http://{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
     draft.set("rollout.engine", "vllm-server", "--use_vllm", "--vllm_mode")
     draft.set("rollout.urls", addresses, *labels)
-    if patience := launch.real("vllm_server_timeout"):
-        draft.set("rollout.patience", patience, "--vllm_server_timeout", remark="seconds without an answer")
     if launch.is_true("async_generate"):
         draft.set("rollout.lookahead", 1, "--async_generate")
 
@@ -136,18 +125,7 @@ def _of_sequences(draft: RecipeDraft, loss: str, level: str, labels: tuple[str, 
 def _clips(draft: RecipeDraft) -> None:
     launch = draft.launch
     loss = launch.text("loss_type")
-    if loss == "sapo":
-        for sign, end in (("positive", "pos"), ("negative", "neg")):
-            short, long = f"tau_{end}", f"sapo_temperature_{end}"
-            if (value := launch.real(short if short in launch.rows else long)) is not None:
-                draft.set(f"algorithm.gate_{sign}", value, f"--{short}", f"--{long}")
-        return
-    if loss == "vespo":
-        for sign, end in (("positive", "pos"), ("negative", "neg")):
-            for name, short in (("power", "k"), ("rate", "lambda")):
-                draft.carry(
-                    f"algorithm.gamma_{name}_{sign}", launch.real(f"vespo_{short}_{end}"), f"vespo_{short}_{end}"
-                )
+    if loss in ("sapo", "vespo"):
         return
     low, high = launch.real("epsilon"), launch.real("epsilon_high")
     if loss == "cispo":
@@ -229,8 +207,6 @@ def _weighted_penalty(draft: RecipeDraft) -> None:
 
 def _switches(draft: RecipeDraft) -> None:
     launch = draft.launch
-    for name in ("overlong_filter", "mask_truncated_completions"):
-        draft.carry("algorithm.overlong", "mask" if launch.is_true(name) else "keep", name)
     if launch.framework == "TRL" and draft.values.get("algorithm.entropy_coef"):
         draft.set("algorithm.entropy_mean", "token", "--entropy_coef", remark="the mean there, whatever the loss")
     if launch.framework == "TRL" and draft.values.get("algorithm.top_entropy", 1) < 1:
@@ -245,8 +221,9 @@ def _switches(draft: RecipeDraft) -> None:
 
 
 def _length(draft: RecipeDraft) -> None:
-    if "max_completion_length" not in draft.launch.flags:
-        draft.carry("rollout.max_new_tokens", draft.launch.number("max_new_tokens"), "max_new_tokens")
+    most = draft.launch.number("max_new_tokens")
+    if most is not None and "max_completion_length" not in draft.launch.flags:
+        draft.carry("rollout.max_new_tokens", most, "max_new_tokens")
 
 
 def _rloo(draft: RecipeDraft) -> None:

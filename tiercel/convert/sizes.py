@@ -62,7 +62,7 @@ def set_lengths(draft: RecipeDraft) -> None:
         epochs = launch.real("num_train_epochs") or 1.0
         remark = launch.default_remark("num_train_epochs", of="--num_train_epochs")
         draft.set("train.epochs", int(epochs) if epochs == int(epochs) else epochs, "--num_train_epochs", remark=remark)
-    _warmup(draft, updates)
+    set_warmup(draft, updates)
     _interval(draft, "train.log_every", "logging_steps", "")
     strategy = (launch.text("save_strategy") or "steps").lower()
     if strategy == "steps":
@@ -90,17 +90,18 @@ def _interval(draft: RecipeDraft, key: str, flag: str, remark: str, *labels: str
             draft.note("a share of the run there; write a number of steps", f"--{flag}")
 
 
-def _warmup(draft: RecipeDraft, updates: int) -> None:
-    launch = draft.launch
-    labels = ("--warmup_ratio", "--warmup_steps")
-    given, ratio = launch.real("warmup_steps") or 0.0, launch.real("warmup_ratio") or 0.0
+def set_warmup(
+    draft: RecipeDraft, updates: int, steps_flag: str = "warmup_steps", share_flag: str = "warmup_ratio"
+) -> None:
+    """Set the steps in which the rate rises, from a number of updates or a share of the run."""
+    launch, labels = draft.launch, (f"--{share_flag}", f"--{steps_flag}")
+    given, ratio = launch.real(steps_flag) or 0.0, launch.real(share_flag) or 0.0
     ratio = given if 0 < given < 1 else ratio
     steps = _run_steps(draft)
     if given >= 1:
         draft.set("optim.warmup_steps", _steps(given, updates), *labels, remark=_per(updates))
     elif ratio > 0 and steps is not None:
-        warm = math.ceil(ratio * steps)
-        draft.set("optim.warmup_steps", warm, *labels, remark=f"of {steps} steps")
+        draft.set("optim.warmup_steps", math.ceil(ratio * steps), *labels, remark=f"of {steps} steps")
     elif ratio > 0:
         share = "tiercel check prints the share of an epoch that a step takes"
         draft.note(f"write optim.warmup_steps: this share of the run's steps; {share}", *labels)

@@ -17,7 +17,7 @@ KINDS: dict[Method, Kind] = {  # the recipe of each method
     "kto": "kto", "rm": "reward", "gkd": "distill", "distillation": "distill",
 }  # fmt: skip
 Treatment = Literal["set", "nearest", "together", "none", "nothing to do", "refused"]
-_MARKS: dict[str, Treatment] = {"=": "together", "-": "none", "0": "nothing to do", "!": "refused"}
+_MARKS: dict[str, Treatment] = {"~": "nearest", "=": "together", "-": "none", "0": "nothing to do", "!": "refused"}
 
 # The note on a flag that sets no key.
 _TOLD: dict[Treatment, str] = {
@@ -46,7 +46,7 @@ class TableRow:
     name: str
     default: tuple[str, ...]  # its words; empty if the flag has no default
     treatment: Treatment
-    key: str | None  # the key that takes the value, or is nearest
+    key: str | None  # the key that takes the value, or is nearest; of `together` also a name that functions ask by
     meaning: str
     remark: str
 
@@ -87,6 +87,13 @@ def environment_row(name: str) -> TableRow | None:
     return next((row for row in environment_rows() if fnmatchcase(name, row.name)), None)
 
 
+@cache
+def words_of(flag: str) -> Mapping[str, str]:
+    """Return the words of keys by those that a flag takes, where the table of words has the flag."""
+    lines = [(there, word) for name, there, word in columns_of("words.txt") if name == flag]
+    return {name: word for there, word in lines for name in there.split(", ")}
+
+
 def columns_of(file: str) -> Iterator[list[str]]:
     """Yield the columns of each line of a table."""
     text = (files("tiercel.convert.peers") / file).read_text(encoding="utf-8")
@@ -99,8 +106,8 @@ def columns_of(file: str) -> Iterator[list[str]]:
 def _read(file: str) -> tuple[TableRow, ...]:
     rows = []
     for name, default, key, meaning, remark in columns_of(file):
-        treatment = _MARKS.get(key, "nearest" if key.startswith("~") else "set")
-        own = None if key in _MARKS else key.removeprefix("~")
+        treatment = _MARKS.get(key[:1], "set")
+        own = key.lstrip("".join(_MARKS)) or None
         words = tuple(default.split())
         rows.append(TableRow(name=name, default=words, treatment=treatment, key=own, meaning=meaning, remark=remark))
     return tuple(rows)
