@@ -18,7 +18,7 @@ FAULTS = {  # what the policy calls, and what is reported for its trajectory
     "leave": ("os._exit(7)", "its process ended with exit code 7"),
     "corrupt": ("return b'\\x89PNG nonsense'", "is not a PNG, JPEG or WEBP image"),
     "gigabyte": ("return 'x' * 10**9", "more than reliability.reward_memory_gb|answered a text of"),
-    "nan": ("self.reward = float('nan')", "get_reward: answered nan"),
+    "nan": ("self.reward = float('nan')", "get_reward: returned nan"),
     "fork": ("os.fork() or time.sleep(600)", None),  # the child ends with the run, and costs nothing
     "fail": ("1 / 0", None),  # the policy is told
 }
