@@ -1,8 +1,9 @@
-"""Try `tiercel import-command` on the peers' own example commands, and count what comes of it.
+"""Try `tiercel import-command` on the peers' own example commands, and count the outcomes.
 
-python -m benchmarks.coming_from --swift DIR --vlm-r1 DIR --trl DIR --llama-factory DIR --easyr1 DIR --verl DIR
+    python -m benchmarks.coming_from --swift DIR --vlm-r1 DIR --trl DIR --llama-factory DIR --easyr1 DIR --verl DIR
 
-Each DIR is a checkout. Writes benchmarks/results/coming_from.json and the table in docs/coming-from.md: counts only.
+Each DIR is a checkout. Writes benchmarks/results/coming_from.json and the table in docs/coming-from.md, which have only
+counts.
 """
 
 import argparse
@@ -49,8 +50,8 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What came of one. `problems` are those of the recipe that are no path and no reward; `silent` what was given and
-    is neither a value, nor in a comment, nor told."""
+    """The outcome of one command. `problems` are those of the recipe that are neither about a path nor about a reward.
+    `silent` is what was given and is neither a value of the recipe, nor in a comment, nor reported."""
 
     peer: str
     name: str
@@ -61,7 +62,7 @@ class Outcome:
 
 
 def swift_examples(root: Path) -> Iterator[Example]:
-    """Scripts of reinforcement learning, preferences and teachers, and SFT scripts of models that see."""
+    """Yield the scripts of reinforcement learning, preferences and teachers, and the SFT scripts of models that see."""
     for file in sorted((root / "examples").rglob("*.sh")):
         text = file.read_text(encoding="utf-8")
         code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
@@ -82,7 +83,8 @@ def vlm_r1_examples(root: Path) -> Iterator[Example]:
 
 
 def trl_examples(root: Path) -> Iterator[Example]:
-    """The commands in the docstrings of its scripts for models that see, and of those for preferences and teachers."""
+    """Yield the commands in the docstrings of TRL's scripts for models that see, and of those for preferences and
+    teachers."""
     scripts = root / "examples" / "scripts"
     others = ("dpo", "kto", "orpo", "cpo", "gkd", "reward", "reward_modeling", "bco", "online_dpo", "prm")
     more = [
@@ -97,7 +99,7 @@ def trl_examples(root: Path) -> Iterator[Example]:
 
 
 def llama_factory_examples(root: Path) -> Iterator[Example]:
-    """Its YAML files that name a stage, and its scripts."""
+    """Yield LLaMA-Factory's YAML files that name a stage, and its scripts."""
     for file in sorted([*(root / "examples").rglob("*.yaml"), *(root / "examples").rglob("*.sh")]):
         text = file.read_text(encoding="utf-8")
         if re.search(r"^stage:|llamafactory-cli train|src/train\.py", text, re.MULTILINE):
@@ -105,7 +107,7 @@ def llama_factory_examples(root: Path) -> Iterator[Example]:
 
 
 def overriding_examples(root: Path, peer: str, module: str) -> Iterator[Example]:
-    """Scripts, and files of settings, that start a module with KEY=VALUE."""
+    """Yield scripts, and files of settings, that start a module with KEY=VALUE."""
     for file in sorted([*(root / "examples").rglob("*.sh"), *(root / "examples").rglob("config.yaml")]):
         text = file.read_text(encoding="utf-8")
         if re.search(module, text, re.MULTILINE):
@@ -113,7 +115,7 @@ def overriding_examples(root: Path, peer: str, module: str) -> Iterator[Example]
 
 
 def _texts(file: Path) -> str:
-    """All top-level strings of a script: its licence comes before its docstring in some."""
+    """Return all top-level strings of a script, because in some the licence comes before the docstring."""
     nodes = ast.parse(file.read_text(encoding="utf-8")).body
     strings = [
         node.value.value for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
@@ -150,7 +152,7 @@ def outcome_of(example: Example) -> Outcome:
 
 
 def unspoken(draft: RecipeDraft, text: str) -> tuple[str, ...]:
-    """Flags, variables and their words that do not stand in the recipe's text."""
+    """Return the flags, variables and their words that do not occur in the recipe's text."""
     flat = " ".join((text + " ".join(map(str, draft.values.values()))).split())
     numbers = {float(word) for word in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", text)}
     missing = []
@@ -172,7 +174,7 @@ def _is_number(word: str, numbers: set[float]) -> bool:
 
 
 def _same_number(flag: str, key: str) -> Callable[[Launch, RecipeDraft], bool]:
-    """Where the flag is given the key has its number."""
+    """Return a check that the key has the flag's number if the flag is given."""
     return lambda launch, draft: flag not in launch.flags or draft.values.get(key) == launch.real(flag)
 
 
@@ -192,10 +194,10 @@ def _tower_stays(launch: Launch, draft: RecipeDraft) -> bool:
 
 
 def _rollout_is_whole(launch: Launch, draft: RecipeDraft) -> bool:
-    """Prompts x completions is at least what a rollout, and an update, has there."""
+    """Return whether prompts x completions is at least what a rollout, and an update, has in the command."""
     if launch.kind != "grpo":
         return True
-    if launch.framework in OVERRIDING:  # prompts are counted there
+    if launch.framework in OVERRIDING:  # there, prompts are counted
         asked = launch.number("data.train_batch_size") or launch.number("data.rollout_batch_size")
         return draft.values.get("optim.prompts_per_step", 16) == asked
     each = (launch.number("per_device_train_batch_size") or 1) * launch.processes
@@ -224,7 +226,7 @@ def _recomputes(launch: Launch) -> bool:
 
 
 def _overrides_are_there(launch: Launch, draft: RecipeDraft) -> bool:
-    """The numbers that decide most, given or by default, are those of the recipe."""
+    """Return whether the most important numbers, given or by default, are those of the recipe."""
     if launch.framework not in OVERRIDING:
         return True
     actor, rollout = ACTOR[launch.framework], ROLLOUT[launch.framework]
@@ -234,7 +236,7 @@ def _overrides_are_there(launch: Launch, draft: RecipeDraft) -> bool:
     return all(draft.values.get(key, usual) == launch.real(name) for name, (key, usual) in pairs.items())
 
 
-# What was found wrong at least once, as predicates; True is as it should be.
+# Mistakes that were found at least once, as predicates; True means correct.
 KNOWN: dict[str, Callable[[Launch, RecipeDraft], bool]] = {
     "the learning rate": _same_number("learning_rate", "optim.lr"),
     "the temperature": _same_number("temperature", "rollout.temperature"),
@@ -256,7 +258,7 @@ KNOWN: dict[str, Callable[[Launch, RecipeDraft], bool]] = {
         or draft.values.get("model.max_pixels") == int(launch.environment["MAX_PIXELS"])
     ),
     "held-out rows": lambda launch, draft: (
-        launch.kind == "distill"  # without rewards, which score them; told in a note
+        launch.kind == "distill"  # without rewards, which score them; a note reports it
         or not (share := launch.real("split_dataset_ratio"))
         or draft.values.get("data.eval") == {"fraction": share}
     ),
@@ -277,7 +279,7 @@ KNOWN: dict[str, Callable[[Launch, RecipeDraft], bool]] = {
 
 
 def wrong(draft: RecipeDraft) -> tuple[str, ...]:
-    """Names of the checks that a recipe fails."""
+    """Return the names of the checks that a recipe fails."""
     launch = draft.launch
     own = {name: holds for name, holds in KNOWN.items() if launch.kind == "grpo" or name not in _OF_GRPO}
     return tuple(f"check: {name}" for name, holds in own.items() if not holds(launch, draft))
@@ -293,7 +295,7 @@ _OF_GRPO = (
 
 
 def commit_of(root: Path) -> str:
-    """Of a checkout; empty where it is none."""
+    """Return the commit of a checkout, or an empty string if it is not one."""
     asked = ["git", "-C", str(root), "rev-parse", "HEAD"]
     return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
 
@@ -321,7 +323,7 @@ def table_of(outcomes: Sequence[Outcome]) -> str:
 
 
 def quoted(outcomes: Sequence[Outcome], commits: Mapping[str, str]) -> str:
-    """What stands in the document."""
+    """Return the text for the document."""
     named = ", ".join(f"{name} at {commit[:7]}" for name, commit in commits.items())
     return f"{table_of(outcomes)}\nTried on {named}.\n"
 

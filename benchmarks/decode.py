@@ -1,8 +1,8 @@
-"""Tokens per second of the local engine against the floor that reading the weights sets, on CPU.
+"""Tokens per second of the local engine on a CPU, compared with the limit that reading the weights sets.
 
     python -m benchmarks.decode
 
-One prompt with one 448-pixel picture, eight completions, vocabulary 152k, 8 layers of 512, fp32. A decode step reads
+One prompt with one 448-pixel picture, eight completions, vocabulary 152k, 8 layers of 512, fp32. A decoding step reads
 every weight of the decoder and the head once; the bandwidth is that of summing the head's weight.
 """
 
@@ -24,7 +24,7 @@ REPETITIONS, TOKENS, GROUP = 5, 64, 8
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Median over the repetitions, after one that does not count."""
+    """Return the median over the repetitions, after one that does not count."""
     taken = []
     for _ in range(REPETITIONS + 1):
         start = time.perf_counter()
@@ -34,7 +34,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def params(tokens: int) -> SamplingParams:
-    """Completions of exactly this length."""
+    """Return the parameters for completions of exactly this length."""
     return SamplingParams(
         group_size=GROUP,
         min_new_tokens=tokens,

@@ -23,18 +23,18 @@ CHUNKED_RULE = "torch_chunk_gated_delta_rule"  # the name by which transformers'
 
 
 def in_float64(policy: Policy, checkpoint: Path) -> Policy:
-    """Return a policy with the same weights in float64. `checkpoint`: of the base model."""
+    """Return a policy with the same weights in float64. `checkpoint` is that of the base model."""
     double = tiny_policy(checkpoint, dtype="float32")
     double = replace(double, model=double.model.double(), compute_dtype=torch.float64)
     if mixtures(double.model):
-        double.model.set_experts_implementation("eager")  # grouped products know no float64
+        double.model.set_experts_implementation("eager")  # grouped products do not support float64
     double.model.load_state_dict(policy.model.state_dict())
     return double
 
 
 @contextmanager
 def rule_in_float64(model: nn.Module) -> Iterator[None]:
-    """Make the delta nets of a model compute their recurrence in float64; nothing changes in a model without one."""
+    """Make a model's delta nets compute their recurrence in float64. Nothing changes in a model without one."""
     homes = {import_module(type(module).__module__) for module in model.modules() if hasattr(module, "A_log")}
     rules = {home: getattr(home, CHUNKED_RULE) for home in homes}
     for home in rules:
@@ -49,7 +49,8 @@ def rule_in_float64(model: nn.Module) -> Iterator[None]:
 def _float64_rule(
     query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """Take and return what transformers' rule does: `g` is the logarithm of the decay, `beta` the rate."""
+    """Compute the rule with the arguments and results of transformers' rule. `g` is the logarithm of the decay and
+    `beta` the rate."""
     repeats = value.shape[2] // key.shape[2]
     query_RTAE, key_RTAE = (_unit(each.double()).repeat_interleave(repeats, dim=2) for each in (query, key))
     query_RTAE = query_RTAE / query.shape[-1] ** 0.5

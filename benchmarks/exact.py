@@ -3,14 +3,14 @@
     make bench-exact
     python -m benchmarks.exact --families qwen2_5_vl --seeds 5
 
-Tiny random checkpoints, a fresh one for every seed; three groups of ragged completions on a prompt without an image,
-with one and with two. The reference repeats the prompt: one sample per row, vision tower included, in float64 on CPU
-(transformers' norms, rotary embeddings and some softmaxes are float32 in any case; its delta rule too, which is
-replaced here). Exits with 1 where a limit is exceeded. No float32 gradient is asked to be nearer to float64 than that
-of transformers' own pass over the same checkpoints.
+Each seed has a new tiny random checkpoint, with three groups of ragged completions on a prompt without an image, with
+one and with two. The reference repeats the prompt: one sample per row, vision tower included, in float64 on the CPU
+(transformers' norms, rotary embeddings and some softmaxes are float32 in any case; so is its delta rule, which is
+replaced here). The exit code is 1 if a limit is exceeded. No float32 gradient has to be closer to float64 than that of
+transformers' own pass over the same checkpoints.
 
-The bfloat16 reference has the same bfloat16 weights, in float64, so that what is compared is the computation's error
-alone. Which form errs most in bfloat16 is luck in a single draw: hence a median over seeds.
+The bfloat16 reference has the same bfloat16 weights, in float64, so that only the computation's error is compared.
+Which form errs most in bfloat16 is luck in a single draw, hence a median over seeds.
 
 Shape suffixes: N scored tokens of all completions, T tokens of one sample, V vocabulary.
 """
@@ -42,20 +42,20 @@ from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import Continuation, PackItem, pack
 from tiercel.types import EncodedPrompt
 
-COMPLETION_LENGTHS = ((9, 1, 14, 10), (6, 21, 7), (12, 3, 11, 11, 30))  # by group
+COMPLETION_LENGTHS = ((9, 1, 14, 10), (6, 21, 7), (12, 3, 11, 11, 30))  # for each group
 LORA_NOISE = 0.1  # standard deviation of the adapters' B matrices
 TEMPERATURE = 0.7
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 PLAIN = "transformers' own"
 REPEATED = "repeated"
-FLOAT32_GRADIENT_LIMIT = 1e-5  # relative; where transformers' own pass errs more, its error
+FLOAT32_GRADIENT_LIMIT = 1e-5  # relative; the error of transformers' own pass if that is larger
 FLOAT32_LOGPROB_LIMIT = 1e-4  # nats
 BFLOAT16_RATIO_LIMIT = 1.2  # of the repeated form's own error, median over seeds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Computation:
-    """A way to compute the same log-probabilities. `form`: None for transformers' own forward pass."""
+    """A way to compute the same log-probabilities. `form` is None for transformers' own forward pass."""
 
     label: str
     form: str | None
@@ -66,7 +66,7 @@ class Computation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """Groups and the weight of each scored token in the loss, which is the weighted sum of logprobs."""
+    """Groups, and the weight of each scored token in the loss, which is the weighted sum of logprobs."""
 
     items: tuple[PackItem, ...]
     weights_N: Tensor
@@ -74,15 +74,15 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a computation found; float64 on CPU."""
+    """The results of a computation, float64 on the CPU."""
 
     logprobs_N: Tensor
-    gradient: Tensor | None  # of all LoRA weights, flat; None where the computation has no backward pass
+    gradient: Tensor | None  # of all LoRA weights, flat; None if the computation has no backward pass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Errors:
-    """One computation in one precision on one checkpoint."""
+    """The errors of one computation in one precision on one checkpoint."""
 
     family: str
     label: str
@@ -93,7 +93,8 @@ class Errors:
 
 
 def computations(device: torch.device) -> tuple[Computation, ...]:
-    """What this device can run. `split` sums in float32 and refuses float64, as compiled `flex` does."""
+    """Return the computations that this device can run. `split` sums in float32 and refuses float64, like compiled
+    `flex`."""
     common = (
         Computation(label=PLAIN, form=None),
         Computation(label=REPEATED, form="repeated"),
@@ -131,7 +132,7 @@ def make_case(policy: Policy, seed: int) -> Case:
 
 
 def outcome(policy: Policy, case: Case, computation: Computation) -> Outcome:
-    """Run forward and, where there is one, backward."""
+    """Run the forward pass and, if there is one, the backward pass."""
     policy.model.zero_grad()
     with torch.set_grad_enabled(computation.has_backward):
         if computation.form is None:
@@ -148,7 +149,7 @@ def outcome(policy: Policy, case: Case, computation: Computation) -> Outcome:
 
 
 def _plain_logprobs(policy: Policy, case: Case) -> Tensor:
-    """One forward pass of the Hugging Face model for each sample."""
+    """Compute logprobs with one forward pass of the Hugging Face model for each sample."""
     excluded = torch.tensor(policy.family.placeholder_ids, device=policy.device)
     pieces = []
     for item in case.items:
@@ -166,7 +167,7 @@ def _plain_logprobs(policy: Policy, case: Case) -> Tensor:
 
 
 def _model_inputs(policy: Policy, prompt: EncodedPrompt, token_ids_T: Tensor) -> dict[str, Any]:
-    """What the model's own forward takes for one sample; pixels by its own image processor."""
+    """Return the inputs of the model's own forward pass for one sample, with pixels from its own image processor."""
     inputs = huggingface_inputs(policy.family, prompt, token_ids_T)
     if "pixel_values" in inputs:
         inputs["pixel_values"] = inputs["pixel_values"].to(policy.compute_dtype)
@@ -174,7 +175,7 @@ def _model_inputs(policy: Policy, prompt: EncodedPrompt, token_ids_T: Tensor) ->
 
 
 def _form_logprobs(policy: Policy, case: Case, computation: Computation) -> Tensor:
-    """Logprobs by the learner; gradients are left in the parameters."""
+    """Compute logprobs with the learner. Gradients are left in the parameters."""
     assert computation.form is not None
     learner = PackedPolicy(policy, computation.form, checkpointing=False)
     vision = VisionStore(policy, cache_bytes=0)
@@ -188,8 +189,8 @@ def _form_logprobs(policy: Policy, case: Case, computation: Computation) -> Tens
 
 
 def _logprobs_after_prompts(learner: PackedPolicy, vision: VisionStore, case: Case) -> Iterator[Tensor]:
-    """Each group's prompt in a pass of its own, its completions in microbatches of about one, as for a group larger
-    than `learner.max_tokens_per_microbatch`."""
+    """Yield logprobs with each group's prompt in its own pass and its completions in microbatches of about one, as for
+    a group larger than `learner.max_tokens_per_microbatch`."""
     weights = case.weights_N.split([sum(lengths) for lengths in COMPLETION_LENGTHS])
     for item, group_weights_N in zip(case.items, weights, strict=True):
         lengths = [len(continuation.token_ids_L) for continuation in item.continuations]
@@ -213,7 +214,7 @@ def _logprobs_after_prompts(learner: PackedPolicy, vision: VisionStore, case: Ca
 
 
 def compare(family: str, seed: int, device: torch.device, directory: Path) -> list[Errors]:
-    """All computations of a family on one random checkpoint, which is left in `directory`."""
+    """Return the errors of all computations of a family on one random checkpoint, which is left in `directory`."""
     checkpoint = save_tiny_checkpoint(family, directory / f"{family}-{seed}", seed)
     single, half = (tiny_policy(checkpoint, noise=LORA_NOISE, dtype=dtype) for dtype in ("float32", "bfloat16"))
     case = make_case(single, seed)
@@ -249,7 +250,7 @@ def _errors(result: Outcome, reference: Outcome, family: str, label: str, precis
 
 
 def measure(families: Sequence[str], seeds: Sequence[int], device: torch.device) -> list[Errors]:
-    """Errors of every computation for every family and seed."""
+    """Return the errors of every computation for every family and seed."""
     with TemporaryDirectory() as directory:
         return [
             errors for family in families for seed in seeds for errors in compare(family, seed, device, Path(directory))
@@ -257,10 +258,10 @@ def measure(families: Sequence[str], seeds: Sequence[int], device: torch.device)
 
 
 def summarise(found: Sequence[Errors]) -> list[dict[str, Any]]:
-    """One row for each family and computation: the largest errors over seeds in float64 and float32; in bfloat16 all
-    seeds' relative gradient errors, and their ratios to the repeated form's."""
+    """Return one row for each family and computation: the largest errors over seeds in float64 and float32; in bfloat16
+    all seeds' relative gradient errors, and their ratios to the repeated form's."""
     rows = []
-    # Every computation has float32, so that is where they come in their order.
+    # Every computation has float32, so its results give the order.
     for family, label in dict.fromkeys((e.family, e.label) for e in found if e.precision == "float32"):
         row: dict[str, Any] = {"family": family, "computation": label}
         mine = [errors for errors in found if (errors.family, errors.label) == (family, label)]
@@ -282,12 +283,12 @@ def summarise(found: Sequence[Errors]) -> list[dict[str, Any]]:
 
 
 def _largest(values: Sequence[float]) -> float | None:
-    """None without values; not a number where any is."""
+    """Return the largest value, None without values, or NaN if any value is NaN."""
     return None if not values else math.nan if any(map(math.isnan, values)) else max(values)
 
 
 def failures(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """One line for each limit that is exceeded."""
+    """Return one line for each limit that is exceeded."""
     own = {row["family"]: row["float32_gradient_error"] for row in rows if row["computation"] == PLAIN}
     lines = []
     for row in rows:
@@ -310,7 +311,7 @@ def failures(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def markdown(rows: Sequence[dict[str, Any]], seeds: int) -> str:
-    """Two tables: float64 and float32, then bfloat16."""
+    """Return two tables: float64 and float32, then bfloat16."""
     exact = markdown_table(
         ("family, computation", "dlogp, float64", "dgrad, float64", "dlogp, float32", "dgrad, float32"),
         [

@@ -1,8 +1,8 @@
 """Floating-point operations that a learner's update executes, counted by hand from shapes.
 
-A product and a sum are two operations. Only matrix products count. What an update skips is credited to nobody: the
-weight gradients of frozen layers; the activation gradients before the first adapters, which nothing needs; attention
-between tokens that do not see each other, though a kernel may compute a part of it.
+A product and a sum are two operations. Only matrix products count. What an update skips is not counted: the weight
+gradients of frozen layers; the activation gradients before the first adapters, which nothing needs; attention between
+tokens that do not see each other, even if a kernel computes a part of it.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ BACKWARD_PRODUCTS = 5  # scores again, then the gradients of probabilities, quer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flops:
-    """Operations by where they are spent."""
+    """Operations by where they are executed."""
 
     linear: float = 0.0  # frozen linear layers of the decoder
     lora: float = 0.0
@@ -34,7 +34,7 @@ class Flops:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Linear:
-    """A linear layer of every decoder layer. `is_first`: in the first decoder layer its input needs no gradient."""
+    """A linear layer of every decoder layer. `is_first`: in the first decoder layer, its input needs no gradient."""
 
     inputs: int
     outputs: int
@@ -59,7 +59,7 @@ class DecoderShape:
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        """q, k, v, o, gate, up, down."""
+        """Return q, k, v, o, gate, up, down."""
         keys = self.key_heads * self.head_size
         return (
             Linear(inputs=self.hidden, outputs=self.hidden, is_first=True),
@@ -73,7 +73,7 @@ class DecoderShape:
 
 
 def decoder_shape(text_config: Any, lora_rank: int) -> DecoderShape:
-    """From a Hugging Face text config."""
+    """Return the shape of a Hugging Face text config."""
     return DecoderShape(
         layers=text_config.num_hidden_layers,
         hidden=text_config.hidden_size,
@@ -86,10 +86,10 @@ def decoder_shape(text_config: Any, lora_rank: int) -> DecoderShape:
 
 
 def linear_update(tokens: int, layer: Linear, rank: int, *, needs_input_gradient: bool, forwards: int = 1) -> Flops:
-    """A frozen linear layer with an adapter: `forwards` passes forward and one backward."""
+    """Count a frozen linear layer with an adapter: `forwards` passes forward and one backward."""
     base = 2.0 * tokens * layer.inputs * layer.outputs
     lora_a, lora_b = 2.0 * tokens * layer.inputs * rank, 2.0 * tokens * rank * layer.outputs
-    gradients = 2 * lora_b + lora_a  # of B's weight and input, of A's weight
+    gradients = 2 * lora_b + lora_a  # of B's weight and input, and of A's weight
     if needs_input_gradient:
         gradients += lora_a
     return Flops(
@@ -99,9 +99,9 @@ def linear_update(tokens: int, layer: Linear, rank: int, *, needs_input_gradient
 
 
 def decoder_update(shape: DecoderShape, tokens: int, pairs: int, *, is_checkpointed: bool = False) -> Flops:
-    """All decoder layers over `tokens`, forward and backward. `pairs`: of a token with one it sees, itself included.
-    Activation checkpointing runs each layer forward twice, but for its very last product, whose result nothing needs.
-    """
+    """Count all decoder layers over `tokens`, forward and backward. `pairs` is the number of pairs of a token and one
+    it sees, including itself. Activation checkpointing runs each layer forward twice, except for its very last product,
+    whose result nothing needs."""
     forwards = 2 if is_checkpointed else 1
     total = Flops()
     for number in range(shape.layers):
@@ -117,13 +117,13 @@ def decoder_update(shape: DecoderShape, tokens: int, pairs: int, *, is_checkpoin
 
 
 def head_update(shape: DecoderShape, scored_tokens: int) -> Flops:
-    """A frozen head: the logits, and one product more with its weight, for the gradient of the hidden states. That is
-    so for the plain computation and for a head that keeps d logp / d h."""
+    """Count a frozen head: the logits, and one more product with its weight for the gradient of the hidden states. This
+    holds for the plain computation and for a head that keeps d logp / d h."""
     return Flops(head=4.0 * scored_tokens * shape.vocabulary * shape.hidden)
 
 
 def vision_forward(vision_config: Any, grid: Sequence[int]) -> Flops:
-    """Qwen2.5-VL's vision tower over one image; `grid`: its patches (time, height, width)."""
+    """Count Qwen2.5-VL's vision tower over one image. `grid` has its patches (time, height, width)."""
     _, height, width = grid
     patches = height * width
     hidden, merged = vision_config.hidden_size, vision_config.spatial_merge_size**2
@@ -140,5 +140,5 @@ def vision_forward(vision_config: Any, grid: Sequence[int]) -> Flops:
 
 
 def _window_squares(length: int, side: int) -> int:
-    """Sum of the squared widths of windows along one edge."""
+    """Return the sum of the squared widths of windows along one edge."""
     return length // side * side**2 + (length % side) ** 2

@@ -1,10 +1,10 @@
-"""Which architectures of transformers are admitted without a family of their own, and in which form.
+"""Which architectures of transformers are accepted without their own family, and in which form.
 
     make test-generic
     python -m benchmarks.generic llava qwen3
 
-Each is a tiny random checkpoint in the real format; its proof is that of a run's start (packing/proof.py). One more
-checkpoint is made inconsistent on purpose. Exits with 1 where that is admitted, or where one that must be admitted is
+Each is a tiny random checkpoint in the real format, and its proof is that of a run's start (packing/proof.py). One more
+checkpoint is made inconsistent on purpose. The exit code is 1 if that is accepted, or if one that must be accepted is
 not.
 """
 
@@ -22,7 +22,7 @@ import torch
 from transformers.utils import logging
 
 from benchmarks.tables import RESULTS, markdown_table, versions, write_results
-from tests import conftest as conftest  # declares torchvision's operators beside a CPU build of torch
+from tests import conftest as conftest  # declares torchvision's operators next to a CPU build of torch
 from tests.generic_models import GENERIC, NAMED, save_generic_checkpoint
 from tests.tiny_models import tiny_policy
 from tiercel.errors import TiercelError
@@ -33,7 +33,7 @@ INCONSISTENT = "llava, its processor with another patch size"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """Says what became of one architecture."""
+    """The result of one architecture."""
 
     architecture: str
     reads: str
@@ -55,7 +55,7 @@ def verdict(name: str, checkpoint: Path, *, reads_pictures: bool) -> Verdict:
 
 
 def inconsistent(directory: Path) -> Path:
-    """Make a checkpoint whose processor cuts pictures into other patches than its tower."""
+    """Make a checkpoint whose processor cuts pictures into patches of another size than its tower."""
     place = save_generic_checkpoint(GENERIC["llava"], directory / "consistent")
     copy = Path(shutil.copytree(place, directory / "inconsistent"))
     file = copy / "processor_config.json"
@@ -64,7 +64,7 @@ def inconsistent(directory: Path) -> Path:
 
 
 def main(names: Sequence[str]) -> int:
-    """Prove the architectures and write the results. Returns the exit status."""
+    """Prove the architectures and write the results. Returns the exit code."""
     verdicts = []
     with TemporaryDirectory() as place:
         for name in names:

@@ -1,8 +1,8 @@
-"""Compile the attention of learner and decoder for every card, size of heads and dtype, on null GPUs.
+"""Compile the attention of learner and decoder for every card, head size and dtype, on null GPUs.
 
-python -m benchmarks.kernels [--cards h100,4090] [--sizes 64,128] [--dtypes bfloat16]
+    python -m benchmarks.kernels [--cards h100,4090] [--sizes 64,128] [--dtypes bfloat16]
 
-Rows are written as they come. A row that is there is not made again, unless torch, Triton or the tiles are others now.
+Rows are written as they come. An existing row is not made again, unless torch, Triton or the tiles have changed.
 """
 
 import argparse
@@ -28,7 +28,7 @@ Row = Mapping[str, Any]
 
 
 def tiles() -> dict[str, Any]:
-    """Return the options of the kernels by bytes of a number and size of heads, as JSON gives them back."""
+    """Return the options of the kernels by bytes of a number and head size, in the form that JSON gives back."""
     return {str(width): {str(size): each.options for size, each in of.items()} for width, of in KERNELS.items()}
 
 
@@ -47,7 +47,7 @@ class Table:
 
     @classmethod
     def read(cls, file: Path, stamp: Row) -> "Table":
-        """Read a file; its rows are dropped if they were made with something else."""
+        """Read a file. Its rows are dropped if they were made with something else."""
         content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         rows = content["rows"] if content.get("made_with") == stamp else []
         return cls(file, stamp, {(row["card"], row["head_size"], row["dtype"]): row for row in rows})
@@ -66,7 +66,8 @@ def _place(row: Row) -> tuple[int, int, int]:
 
 
 def markdown(fits: Sequence[Fit]) -> str:
-    """Show the bytes a thread spills in the forward and the backward pass, or that a card refuses the kernels."""
+    """Return the bytes that a thread spills in the forward and the backward pass, or that a card refuses the
+    kernels."""
     cards = [card for card in CARDS if any(fit.card == card for fit in fits)]
     cells = {(fit.card, fit.head_size, fit.dtype): _cell(fit) for fit in fits}
     rows = [

@@ -2,10 +2,10 @@
 
     python -m benchmarks.learner --shapes qwen2_5_vl qwen3_5 gemma3 --cells 280,64,8 1180,128,8
 
-Each round starts one process per side, one after the other, on the same random weights, picture and tokens (fp32,
-16 layers, vocabulary 32k, LoRA 16, the vision pass counted); a cell's ratio is that of the medians, its spread the
+Each round starts one process per side, one after the other, on the same random weights, picture and tokens (fp32, 16
+layers, vocabulary 32k, LoRA 16, the vision pass counted). A cell's ratio is that of the medians, and its spread the
 ratios of the rounds. Operations are modelled for Qwen2.5-VL's shape. Writes benchmarks/results/learner.json and
-learner.md, where cells of shapes that are not measured now stay. P prompt tokens, C tokens of a completion, G
+learner.md, where cells of shapes that are not measured this time stay. P prompt tokens, C tokens of a completion, G
 completions.
 """
 
@@ -38,7 +38,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """One shape and size, and what both sides saw."""
+    """One shape and size, and the measurements of both sides."""
 
     shape: str
     P: int
@@ -54,11 +54,11 @@ class Cell:
     tiercel_peak_bytes: int
     plain_peak_bytes: int
     peak_memory_ratio: float  # tiercel's over the other's, whole processes
-    peak_growth_ratio: float  # the same without what was there when the model was loaded
+    peak_growth_ratio: float  # the same without the memory at the time the model was loaded
 
 
 def modelled_ratio(config: Any, P: int, C: int, G: int, grid: Sequence[int]) -> float:
-    """Operations of the repeated computation over those of the shared one, vision and head included."""
+    """Return the operations of the repeated computation over those of the shared one, vision and head included."""
     shape = decoder_shape(config.text_config, LORA_RANK)
     vision = vision_forward(config.vision_config, grid).total
     shared = decoder_update(shape, P + G * C, group_pairs(P, [C] * G)) + head_update(shape, G * C)
@@ -67,7 +67,7 @@ def modelled_ratio(config: Any, P: int, C: int, G: int, grid: Sequence[int]) -> 
 
 
 def run_side(by: str, prompt: Sequence[str], size: Sequence[int], warmup: int, steps: int) -> dict[str, Any]:
-    """One process of one side; `prompt`: the words of the command that say model and prompt."""
+    """Run one process of one side. `prompt` has the words of the command that describe model and prompt."""
     _, completion_tokens, group_size = size
     command = [sys.executable, "-m", "benchmarks.drivers.learner_step", "--by", by, *prompt]
     command += ["--completion-tokens", str(completion_tokens), "--group-size", str(group_size)]
@@ -80,7 +80,7 @@ def run_side(by: str, prompt: Sequence[str], size: Sequence[int], warmup: int, s
 
 
 def measure(name: str, size: Sequence[int], options: argparse.Namespace) -> Cell:
-    """Rounds of both sides, alternately."""
+    """Run rounds of both sides alternately."""
     shape = SHAPES[name]
     asked = shape.prompts[size[0]]
     directory = options.scratch / f"{name}-{options.vocabulary}-{options.layers}"
@@ -107,7 +107,7 @@ def measure(name: str, size: Sequence[int], options: argparse.Namespace) -> Cell
 
 
 def modelled(name: str, directory: Path, size: Sequence[int], seen: Mapping[str, Any]) -> float | None:
-    """The ratio of the operations where they are modelled."""
+    """Return the ratio of the operations if they are modelled."""
     if name != "qwen2_5_vl":
         return None
     config = AutoConfig.from_pretrained(directory, local_files_only=True)
@@ -121,7 +121,7 @@ def summary(
     seen: Mapping[str, Sequence[Mapping[str, Any]]],
     options: argparse.Namespace,
 ) -> Cell:
-    """Medians and ratios of a cell."""
+    """Return the medians and ratios of a cell."""
     _, C, G = size
     seconds = {by: [value for answer in answers for value in answer["seconds"]] for by, answers in seen.items()}
     medians = {by: [statistics.median(answer["seconds"]) for answer in answers] for by, answers in seen.items()}
@@ -147,7 +147,7 @@ def summary(
 
 
 def table(cells: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown."""
+    """Return the cells as Markdown."""
     lines = [
         "| shape | P, C, G | plain transformers | tiercel | times as fast (rounds) | modelled by FLOPs | peak memory |",
         "|---|---|---|---|---|---|---|",
@@ -165,7 +165,7 @@ def table(cells: Sequence[Mapping[str, Any]]) -> str:
 
 
 def kept(file: Path, measured: Sequence[str]) -> list[Mapping[str, Any]]:
-    """The cells of an earlier run with other shapes."""
+    """Return the cells of an earlier run with other shapes."""
     titles = [SHAPES[name].title for name in measured]
     cells = json.loads(file.read_text(encoding="utf-8"))["cells"] if file.is_file() else []
     return [cell for cell in cells if cell["shape"] not in titles]

@@ -4,9 +4,9 @@
 
 A group of two completions of 256 tokens answers a prompt with a video and four pictures. The model has Qwen2.5-VL's
 shape (512 wide, 8 layers, vocabulary 32k, random weights, float32, LoRA 16, a frozen tower). Each arrangement makes the
-same update in processes of its own, on CPUs by gloo, one thread each, after one of two words. Memory is what a rank's
-process grows by in it, from before to its peak; the largest of the ranks counts. Freed memory goes back to the system
-at once, so that the peak is of what is in use. Seconds of ranks that share two cores say little of GPUs. Writes
+same update in its own processes, on CPUs by gloo, one thread each, after one of two words. Memory is the growth of a
+rank's process during it, from before to its peak, for the rank with the most. Freed memory goes back to the system at
+once, so that the peak is that of memory in use. Seconds of ranks that share two cores say little about GPUs. Writes
 benchmarks/results/long_rows.json and long_rows.md.
 """
 
@@ -48,7 +48,7 @@ TIMEOUT_SECONDS = 600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arrangement:
-    """Ranks that compute the row together, and the form they compute it in."""
+    """Ranks that compute the row together, and the form that they compute it in."""
 
     ranks: int
     form: str
@@ -58,14 +58,14 @@ class Arrangement:
         return f"{self.ranks} rank{'s' if self.ranks > 1 else ''}, {self.form}"
 
 
-# One rank has two forms: the one that it takes by itself, and the one that ranks on CPUs can compute together.
+# One rank has two forms: the one that it chooses by itself, and the one that ranks on CPUs can compute together.
 ARRANGEMENTS = tuple(
     Arrangement(ranks=ranks, form=form) for ranks, form in ((1, "split"), (1, "dense"), (2, "dense"), (4, "dense"))
 )
 
 
 def recipe_of(work: Path, arrangement: Arrangement, checkpointing: bool) -> GrpoRecipe:
-    """The recipe of an arrangement; its recorded rollout has random logprobs."""
+    """Return the recipe of an arrangement. Its recorded rollout has random logprobs."""
     return GrpoRecipe(
         model=Model(path=str(work / "model"), dtype="float32"),
         lora=Lora(rank=16, alpha=32),
@@ -99,7 +99,7 @@ def prepare(work: Path) -> None:
 
 
 def recorded(prompt: EncodedPrompt, vocabulary: int) -> AdvantageGroup:
-    """A group of random words, whose advantages are -1 and 1."""
+    """Return a group of random words with the advantages -1 and 1."""
     draws = random.Random(0)
     completions = [
         Completion(
@@ -115,13 +115,13 @@ def recorded(prompt: EncodedPrompt, vocabulary: int) -> AdvantageGroup:
 
 
 def memory(field: str) -> int:
-    """Bytes of this process: VmRSS, or its peak VmHWM."""
+    """Return the bytes of this process: VmRSS, or its peak VmHWM."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines())
     return 1024 * int(lines[field].split()[0])
 
 
 def measure_rank(recipe: GrpoRecipe, ranks: Ranks, gradient_file: Path) -> dict[str, Any]:
-    """Make the updates on this rank; the first rank keeps the gradient and returns the figures."""
+    """Make the updates on this rank. The first rank keeps the gradient and returns the figures."""
     trainer = build_trainer(recipe, ranks=ranks)
     rows = read_rows(recipe.data.train, recipe.data, "grpo").rows
     prompt = prompt_encoder(trainer.policy.family, recipe.data)(rows[0], 0)
@@ -132,12 +132,12 @@ def measure_rank(recipe: GrpoRecipe, ranks: Ranks, gradient_file: Path) -> dict[
 
     def keeping(norm: float, max_norm: float) -> bool:
         kept.append({name: each.clone() for name, each in trainer.strategy.gradients().items()})
-        return update(norm, 0.0)  # so that both updates are of the same weights
+        return update(norm, 0.0)  # so that both updates have the same weights
 
     trainer.strategy.update = keeping  # type: ignore[method-assign]
     for each in prompts:
         groups = [recorded(each, 30_000)] if ranks.is_first else []
-        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak begins anew
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts again
         before, started = memory("VmRSS"), time.perf_counter()
         learn(trainer, groups, recipe)
         seconds, grown = time.perf_counter() - started, memory("VmHWM") - before
@@ -166,7 +166,7 @@ def run(work: Path, arrangement: Arrangement, checkpointing: bool) -> dict[str, 
 
 
 def distance(work: Path, arrangement: Arrangement, checkpointing: bool) -> float:
-    """The relative distance of a gradient from that of one rank in its own form."""
+    """Return the relative distance of a gradient from that of one rank in its own form."""
     first = ARRANGEMENTS[0]
     own, right = (
         load_file(work / f"{each.ranks}-{each.form}-{checkpointing}.safetensors") for each in (arrangement, first)
@@ -176,7 +176,7 @@ def distance(work: Path, arrangement: Arrangement, checkpointing: bool) -> float
 
 
 def tables(found: Mapping[str, Any]) -> str:
-    """The results as Markdown."""
+    """Return the results as Markdown."""
     tokens = found["arrangements"][0]["tokens"]
     text = f"# Long rows over several ranks\n\nA row of {tokens:,} tokens, {found['machine']}.\n"
     for checkpointing in (False, True):

@@ -2,12 +2,11 @@
 
     python -m benchmarks.pairs
 
-A DPO pair has a prompt of about 1,180 tokens, most of them a picture, and two answers of 128 tokens; ten questions have
-one such picture, and answers of 128 tokens each; eight unlike rows have pictures and answers of all sizes, which the
-plain side pads to the longest. All sides get the same rows, the same random weights (Qwen2.5-VL's
-shape, 16 layers, vocabulary 32k, float32, LoRA 16) and two cores. Each round starts one process per side, one after the
-other; a ratio is that of the medians, its spread the ratios of the rounds. Writes benchmarks/results/pairs.json and
-pairs.md.
+A DPO pair has a prompt of about 1,180 tokens, most of them from a picture, and two answers of 128 tokens. Ten questions
+share one such picture and have answers of 128 tokens each. Eight unlike rows have pictures and answers of all sizes,
+which the plain side pads to the longest. All sides get the same rows, the same random weights (Qwen2.5-VL's shape, 16
+layers, vocabulary 32k, float32, LoRA 16) and two cores. Each round starts one process per side, one after the other; a
+ratio is that of the medians, its spread the ratios of the rounds. Writes benchmarks/results/pairs.json and pairs.md.
 """
 
 import argparse
@@ -39,7 +38,7 @@ SIDES = {"pair": ("tiercel", "plain", "trl"), "questions": ("tiercel", "plain"),
 
 
 def write_rows(directory: Path, steps: int) -> None:
-    """Write pair.jsonl, questions.jsonl and ragged.jsonl for so many steps, each step with pictures of its own."""
+    """Write pair.jsonl, questions.jsonl and ragged.jsonl for this number of steps, each step with its own pictures."""
     save_images(directory, ASKED.side, steps)
     generator = Random(0)
     pairs, questions, ragged = [], [], []
@@ -70,12 +69,12 @@ def turns(question: str, answered: str) -> list[dict[str, str]]:
 
 
 def answer(generator: Random, tokens: int = ANSWER_TOKENS) -> str:
-    """Digits, each of which is a token; the turn's end is the last one."""
+    """Return an answer of digits, each of which is a token. The turn's end is the last one."""
     return "".join(generator.choice("0123456789") for _ in range(tokens - 1))
 
 
 def run_side(what: str, by: str, directory: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """One process of one side."""
+    """Run one process of one side."""
     words = ["--model", str(options.scratch / "model"), "--rows", str(directory / f"{what}.jsonl")]
     words += ["--scratch", str(options.scratch), "--warmup", str(options.warmup), "--steps", str(options.steps)]
     if by == "trl":
@@ -92,7 +91,7 @@ def run_side(what: str, by: str, directory: Path, options: argparse.Namespace) -
 
 
 def measure(what: str, directory: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Rounds of all sides, alternately."""
+    """Run rounds of all sides alternately."""
     seen: dict[str, list[dict[str, Any]]] = {by: [] for by in SIDES[what]}
     for number in range(options.rounds):
         for by in sorted(seen, reverse=number % 2 == 1):
@@ -100,7 +99,7 @@ def measure(what: str, directory: Path, options: argparse.Namespace) -> dict[str
             seen[by].append(found)
             print(f"{what} round {number + 1} {by}: {statistics.median(found['seconds']):.2f} s a step", flush=True)
     mine = seen["tiercel"][0]["losses"]
-    for by, found in seen.items():  # TRL takes the rows in another order, and before an update a pair's loss is ln 2
+    for by, found in seen.items():  # TRL reads the rows in another order, and before an update a pair's loss is ln 2
         both = list(zip(mine, found[0]["losses"], strict=True))[: 1 if by == "trl" else None]
         if any(abs(one - other) > 1e-3 for one, other in both):
             raise SystemExit(f"the losses of tiercel and {by} differ: {both}")
@@ -108,7 +107,7 @@ def measure(what: str, directory: Path, options: argparse.Namespace) -> dict[str
 
 
 def compared(seen: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Seconds and peak memory of each side, and how many times as fast tiercel is."""
+    """Return the seconds and peak memory of each side, and how many times as fast tiercel is."""
     medians = {by: [statistics.median(each["seconds"]) for each in found] for by, found in seen.items()}
     peaks = {by: max(each["peak_bytes"] for each in found) for by, found in seen.items()}
     others = [by for by in seen if by != "tiercel"]
@@ -125,7 +124,7 @@ def compared(seen: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
 
 
 def table(cells: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown."""
+    """Return the cells as Markdown."""
     lines = ["| an update from | against | it takes | tiercel | times as fast (rounds) | peak memory |"]
     lines.append("|---|---|---|---|---|---|")
     for cell in cells:

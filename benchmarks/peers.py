@@ -3,11 +3,11 @@
     make bench-peers
     python -m benchmarks.peers --cells short large-image-32k --peers trl --rounds 3
 
-Same random weights, images, prompt, LoRA layers and lengths for all. In each round every framework runs in a process
-and an environment of its own, one after the other; the first step of a process does not count. Cells that the results
-file has already are not run again. The machine should have nothing else to do.
+All have the same random weights, images, prompt, LoRA layers and lengths. In each round, every framework runs in its
+own process and environment, one after the other; the first step of a process does not count. Cells that the results
+file already has are not run again. The machine should be otherwise idle.
 
-The peer trl_compact is TRL with its head as on a GPU: on CPU, TRL puts the prompt's tokens through the head as well.
+The peer trl_compact is TRL with its head as on a GPU: on a CPU, TRL puts the prompt's tokens through the head as well.
 """
 
 import argparse
@@ -38,7 +38,7 @@ SIDES = {"short": 448, "large-image": 952, "long-completion": 448}  # pixels; mu
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """One shape of a step. P, the prompt's tokens, follows from the image's side: 256 or 1156 and 30 of text."""
+    """One shape of a step. P, the prompt's tokens, follows from the image's side: 256 or 1156, and 30 of text."""
 
     name: str
     side: int  # pixels
@@ -50,7 +50,7 @@ class Cell:
     peers: tuple[str, ...]
 
     def shape(self) -> dict[str, Any]:
-        """What the results file says of it."""
+        """Return what the results file says about it."""
         return {
             "name": self.name,
             "C": self.completion_tokens,
@@ -61,7 +61,8 @@ class Cell:
 
 
 def make_cells(layers: int) -> dict[str, Cell]:
-    """All cells by name. ms-swift has Qwen's special ids in its source, so only the full vocabulary fits it."""
+    """Return all cells by name. ms-swift has Qwen's special ids in its source, so it can use only the full
+    vocabulary."""
     cells = {}
     for suffix, vocabulary, peers in (("", 152_064, PEERS), ("-32k", 32_768, ("trl", "trl_compact"))):
         for shape, completion_tokens, steps in (("short", 64, 3), ("large-image", 128, 2), ("long-completion", 512, 2)):
@@ -80,7 +81,7 @@ def make_cells(layers: int) -> dict[str, Cell]:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """Return what the numbers were measured on."""
     processors = [
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -100,7 +101,8 @@ def say(text: str) -> None:
 
 
 def run_module(framework: str, module: str, arguments: Sequence[str], work: Path, threads: int) -> str:
-    """Standard output of a module run in a framework's environment; standard error goes to a file in `work`."""
+    """Return the standard output of a module run in a framework's environment. Standard error goes to a file in
+    `work`."""
     python = ROOT / PYTHONS[framework]
     if not python.exists():
         raise SystemExit(f"{PYTHONS[framework]} is missing; make bench-peers builds the environments")
@@ -123,7 +125,7 @@ def run_module(framework: str, module: str, arguments: Sequence[str], work: Path
 
 
 def prepare(cell: Cell, steps: int, work: Path) -> tuple[Path, Path]:
-    """The cell's checkpoint and its images, made where they are not there yet."""
+    """Return the cell's checkpoint and its images, which are made if they do not exist yet."""
     model = work / f"model-{cell.vocabulary}-{cell.layers}"
     if not (model / "preprocessor_config.json").exists():  # the last file to be written
         say(f"writing {model.name}")
@@ -138,7 +140,7 @@ def prepare(cell: Cell, steps: int, work: Path) -> tuple[Path, Path]:
 
 
 def run_driver(framework: str, cell: Cell, steps: int, options: argparse.Namespace) -> dict[str, Any]:
-    """One process of one framework: its measurement."""
+    """Run one process of one framework, and return its measurement."""
     model, images = prepare(cell, steps, options.work)
     scratch = options.work / "scratch"
     scratch.mkdir(exist_ok=True)
@@ -164,7 +166,7 @@ def run_driver(framework: str, cell: Cell, steps: int, options: argparse.Namespa
 
 
 def run_cell(cell: Cell, peers: Sequence[str], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """All rounds of a cell, frameworks in turn; one row of results for each peer."""
+    """Run all rounds of a cell, with frameworks in turn, and return one row of results for each peer."""
     steps = options.steps or cell.steps
     frameworks = ("tiercel", *peers)
     answers: dict[str, list[dict[str, Any]]] = {framework: [] for framework in frameworks}
@@ -204,7 +206,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def earlier_cells(file: Path, here: dict[str, Any]) -> list[Any]:
-    """Cells of the results file. One of another machine is not mixed with this one's."""
+    """Return the cells of the results file. One from another machine is not mixed with this one's."""
     if not file.exists():
         return []
     results = json.loads(file.read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
-"""From measurements to results/peers.json and results/peers.md. Imports no framework.
+"""Conversion of measurements to results/peers.json and results/peers.md. Imports no framework.
 
-Ratios are peer / tiercel, of medians: above 1 tiercel takes less.
+Ratios are peer / tiercel, of medians: above 1, tiercel takes less.
 """
 
 import json
@@ -12,8 +12,8 @@ from typing import Any
 
 NAMES = {"trl": "TRL {}", "trl_compact": "TRL {}, head as on a GPU", "swift": "ms-swift {}"}  # with the version
 DISTRIBUTIONS = {"trl": "trl", "trl_compact": "trl", "swift": "ms-swift"}
-# What the learner is charged with. tiercel computes vision features once, for sampling and learning together; the
-# peers compute them again in their policy pass, so tiercel's learner is charged with all of its own.
+# The phases that count for the learner. tiercel computes vision features once, for sampling and learning together. The
+# peers compute them again in their policy pass, so all of tiercel's vision counts for its learner.
 LEARNER_PHASES = {
     "tiercel": ("learn", "vision"),
     "trl": ("learn",),
@@ -24,7 +24,7 @@ LEARNER_PHASES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Runs:
-    """The measurements of one framework in one cell, a driver's JSON each."""
+    """The measurements of one framework in one cell, each from a driver's JSON."""
 
     framework: str
     answers: Sequence[Mapping[str, Any]]
@@ -34,16 +34,16 @@ class Runs:
         return [second for answer in self.answers for second in answer["step_seconds"]]
 
     def phase_seconds(self, name: str) -> list[float]:
-        """Per counted step; empty where the framework has no such phase."""
+        """Return the seconds per counted step, or nothing if the framework has no such phase."""
         return [second for answer in self.answers for second in answer["phase_seconds"].get(name, [])]
 
     def learner_seconds(self) -> list[float]:
-        """Per counted step: forward and backward of the policy pass."""
+        """Return the seconds of the policy pass, forward and backward, per counted step."""
         phases = [self.phase_seconds(name) for name in LEARNER_PHASES[self.framework]]
         return [sum(parts) for parts in zip(*phases, strict=True)]
 
     def summary(self) -> dict[str, Any]:
-        """Medians, spreads, and the largest peak."""
+        """Return medians, spreads, and the largest peak."""
         names = sorted({name for answer in self.answers for name in answer["phase_seconds"]})
         return {
             "versions": dict(self.answers[0]["versions"]),
@@ -55,12 +55,12 @@ class Runs:
 
 
 def rounded(value: float) -> float:
-    """Four significant digits."""
+    """Round to four significant digits."""
     return float(f"{value:.4g}")
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Median, extremes and count."""
+    """Return median, extremes and count."""
     return {
         "median": rounded(median(values)),
         "min": rounded(min(values)),
@@ -70,7 +70,7 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def problems(runs: Runs, completion_tokens: int, count: int, prompt_tokens: int) -> list[str]:
-    """What would make a comparison worthless: lengths that were not forced, another prompt, no gradient."""
+    """Return what would make a comparison worthless: lengths that were not forced, another prompt, no gradient."""
     found = []
     for answer in runs.answers:
         if answer["completion_tokens"] != [completion_tokens] * count:
@@ -84,7 +84,7 @@ def problems(runs: Runs, completion_tokens: int, count: int, prompt_tokens: int)
 
 
 def make_cell(shape: Mapping[str, Any], tiercel: Runs, peer: Runs) -> dict[str, Any]:
-    """One row of the results. `shape`: name, C, G, vocabulary, layers."""
+    """Return one row of the results. `shape` has name, C, G, vocabulary and layers."""
     ours, theirs = tiercel.summary(), peer.summary()
     both = [tiercel.learner_seconds(), peer.learner_seconds()]
     old_pass = peer.phase_seconds("old")
@@ -104,18 +104,18 @@ def make_cell(shape: Mapping[str, Any], tiercel: Runs, peer: Runs) -> dict[str, 
 
 
 def cell_key(cell: Mapping[str, Any]) -> tuple[Any, ...]:
-    """By what a finished cell is recognised."""
+    """Return the key that identifies a finished cell."""
     return cell["cell"], cell["peer"], cell["layers"]
 
 
 def with_cell(cells: Sequence[Mapping[str, Any]], new: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The cells, the new one in place of its predecessor or at the end."""
+    """Return the cells with the new one in place of its predecessor or at the end."""
     replaced = [new if cell_key(cell) == cell_key(new) else cell for cell in cells]
     return replaced if new in replaced else [*replaced, new]
 
 
 def markdown_table(results: Mapping[str, Any]) -> str:
-    """The results as a Markdown table, a row per cell: seconds are medians with (min to max)."""
+    """Return the results as a Markdown table with a row per cell. Seconds are medians with (min to max)."""
     lines = [
         "| peer | P, C, G | vocabulary | layers | step, tiercel | step, peer | step | learner | peak memory |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|",
@@ -146,7 +146,7 @@ def _seconds(value: Mapping[str, Any]) -> str:
 
 
 def write_results(file: Path, results: Mapping[str, Any]) -> None:
-    """The JSON file, and beside it the table under the same name."""
+    """Write the JSON file, and next to it the table under the same name."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     file.with_suffix(".md").write_text(markdown_table(results), encoding="utf-8")

@@ -1,17 +1,17 @@
-"""What one more completion costs the learner, against the length of the prompt and the size of the group.
+"""The cost of one more completion for the learner, depending on the length of the prompt and the size of the group.
 
     make bench-scaling
     python -m benchmarks.prompt_scaling --layers 2 --prompts 100 1000 4000 --repetitions 3
 
-A random Qwen2.5-VL-shaped decoder (512 wide, vocabulary 32,768, LoRA 16) in float32 on CPU; a step is the Learner's
-forward and backward over one group of text. All steps take turns within a repetition, so that a busy machine slows
-them alike; a completion's cost is the difference of two steps of one repetition, by the completions between them. The
-repeated form's cost is linear in its rows, so where a step would exceed --repeated-tokens it takes smaller groups; it
-runs in the first --repeated-repetitions alone, for it is slow.
+The model is a random Qwen2.5-VL-shaped decoder (512 wide, vocabulary 32,768, LoRA 16) in float32 on a CPU; a step is
+the Learner's forward and backward pass over one group of text. All steps take turns within a repetition, so that a busy
+machine slows them alike. A completion's cost is the difference between two steps of one repetition, divided by the
+completions between them. The repeated form's cost is linear in its rows, so if a step would exceed --repeated-tokens,
+it takes smaller groups. It runs only in the first --repeated-repetitions, because it is slow.
 
-The cost of the shared form may grow with the prompt by the attention to it and by nothing else. That shows in the
-ratio of measured to modelled operations, and in the straight line through the costs: its intercept is a completion's
-cost without its prompt, its slope what attention to a prompt's token costs.
+The cost of the shared form may grow with the prompt only through the attention to it. That shows in the ratio of
+measured to modelled operations, and in the straight line through the costs: its intercept is a completion's cost
+without its prompt, and its slope is the cost of attention to one token of the prompt.
 
 P prompt tokens, C tokens of a completion, G completions of a group.
 """
@@ -43,13 +43,13 @@ from tiercel.training.metrics import group_pairs
 
 VOCABULARY = 32_768
 LORA_RANK = 16
-PAIR = (8, 16)  # group sizes whose difference makes a completion's cost
+PAIR = (8, 16)  # group sizes whose difference gives a completion's cost
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """What to measure; lengths in tokens."""
+    """What to measure. Lengths are in tokens."""
 
     prompts: tuple[int, ...]
     group_sizes: tuple[int, ...]  # at `prompt`
@@ -76,18 +76,18 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timings:
-    """Seconds of every step, one number for each repetition."""
+    """The seconds of every step, one number for each repetition."""
 
     seconds: dict[Step, list[float]]
 
     def added(self, form: str, prompt: int, pair: tuple[int, int]) -> list[float]:
-        """Seconds of one more completion, for each repetition."""
+        """Return the seconds of one more completion for each repetition."""
         less, more = (self.seconds[Step(form=form, prompt=prompt, group_size=size)] for size in pair)
         return [(b - a) / (pair[1] - pair[0]) for a, b in zip(less, more, strict=True)]
 
 
 def load_policy(checkpoint: Path) -> Policy:
-    """The policy as a recipe asks for it, float32."""
+    """Return the policy that a float32 recipe asks for."""
     recipe = SftRecipe(
         model=Model(path=str(checkpoint), dtype="float32"),
         lora=Lora(rank=LORA_RANK, alpha=2 * LORA_RANK),
@@ -99,7 +99,7 @@ def load_policy(checkpoint: Path) -> Policy:
 
 
 def repeated_pair(prompt: int, options: Options) -> tuple[int, int] | None:
-    """The largest group sizes G / 2 and G, at most PAIR, whose steps are not too large for the repeated form."""
+    """Return the largest group sizes G / 2 and G, at most PAIR, whose steps are not too large for the repeated form."""
     less, more = PAIR
     while less >= 1:
         if more * (prompt + options.completion) <= options.repeated_tokens:
@@ -109,7 +109,7 @@ def repeated_pair(prompt: int, options: Options) -> tuple[int, int] | None:
 
 
 def steps_of(options: Options) -> list[Step]:
-    """Every step once."""
+    """Return every step once."""
     steps = [Step(form="split", prompt=prompt, group_size=size) for prompt, sizes in _cells(options) for size in sizes]
     for prompt in options.prompts:
         pair = repeated_pair(prompt, options)
@@ -159,14 +159,14 @@ def _seconds(policy: Policy, learner: PackedPolicy, batch: PackedTokens, clock: 
 
 
 def modelled(shape: DecoderShape, prompt: int, completion: int, group_size: int) -> Flops:
-    """Operations of a step of the shared form."""
+    """Return the operations of a step of the shared form."""
     lengths = [completion] * group_size
     tokens = prompt + sum(lengths)
     return decoder_update(shape, tokens, group_pairs(prompt, lengths)) + head_update(shape, sum(lengths))
 
 
 def added_flops(shape: DecoderShape, prompt: int, completion: int) -> Flops:
-    """Operations of one more completion in the shared form."""
+    """Return the operations of one more completion in the shared form."""
     one, two = (modelled(shape, prompt, completion, size) for size in (1, 2))
     return Flops(
         linear=two.linear - one.linear,
@@ -177,8 +177,8 @@ def added_flops(shape: DecoderShape, prompt: int, completion: int) -> Flops:
 
 
 def prompt_rows(timings: Timings, shape: DecoderShape, options: Options) -> list[dict[str, Any]]:
-    """A completion's cost at each length of the prompt. `normalised`: seconds by modelled operations, over the same at
-    the shortest prompt."""
+    """Return a completion's cost at each length of the prompt. `normalised` is seconds per modelled operation, relative
+    to the shortest prompt."""
     rows: list[dict[str, Any]] = []
     for prompt in options.prompts:
         seconds = timings.added("split", prompt, PAIR)
@@ -201,8 +201,8 @@ def prompt_rows(timings: Timings, shape: DecoderShape, options: Options) -> list
 
 
 def straight_line(timings: Timings, shape: DecoderShape, options: Options) -> dict[str, float] | None:
-    """Median cost against P, least squares; None with fewer than three prompts, through which a line says nothing.
-    `largest_deviation`: of a measured cost from the line, relative."""
+    """Fit the median cost against P by least squares. Returns None with fewer than three prompts, through which a line
+    says nothing. `largest_deviation` is that of a measured cost from the line, relative."""
     if len(options.prompts) < 3:
         return None
     costs = [median(timings.added("split", prompt, PAIR)) for prompt in options.prompts]
@@ -220,7 +220,7 @@ def straight_line(timings: Timings, shape: DecoderShape, options: Options) -> di
 
 
 def group_rows(timings: Timings, shape: DecoderShape, options: Options) -> list[dict[str, Any]]:
-    """Step seconds against G, and what is modelled."""
+    """Return the seconds of a step against G, and what is modelled."""
     rows = []
     for size in options.group_sizes:
         split = timings.seconds[Step(form="split", prompt=options.prompt, group_size=size)]
@@ -240,7 +240,7 @@ def group_rows(timings: Timings, shape: DecoderShape, options: Options) -> list[
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """Costs against P, the line through them, step times against G."""
+    """Return costs against P, the line through them, and step times against G."""
     shape = results["shape"]
     by_prompt = markdown_table(
         (

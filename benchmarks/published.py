@@ -1,4 +1,4 @@
-"""Configs of published checkpoints, as their config.json says it, for plans, which need nothing else of them."""
+"""Configs of published checkpoints with the values of their config.json, for plans, which need nothing else of them."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ ROPE = {"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1e6
 
 
 def save_config(family: str, size: str, directory: Path) -> Path:
-    """A directory with this config.json and nothing else."""
+    """Create a directory with this config.json and nothing else, and return it."""
     hidden, intermediate, layers, heads, key_heads, vocabulary, tied = SIZES[size]
     text: dict[str, Any] = {
         "hidden_size": hidden,

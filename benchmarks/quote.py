@@ -1,4 +1,4 @@
-"""Put the measured tables into docs/benchmarks.md and docs/gpu.md, between the comments that name their files.
+"""Insert the measured tables into docs/benchmarks.md and docs/gpu.md, between the comments that name their files.
 
 python -m benchmarks.quote
 """
@@ -12,7 +12,7 @@ QUOTED = re.compile(r"(<!-- (benchmarks/results/\w+\.md) -->\n).*?(<!-- end -->)
 
 
 def quoted(text: str) -> str:
-    """The text with every table as its file has it now."""
+    """Return the text with every table in the current form of its file."""
     return QUOTED.sub(lambda match: match[1] + (ROOT / match[2]).read_text(encoding="utf-8") + match[3], text)
 
 

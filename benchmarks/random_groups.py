@@ -1,4 +1,4 @@
-"""Prompts and completions of random tokens, in lengths that are asked for.
+"""Prompts and completions of random tokens in given lengths.
 
 Shape suffixes: P prompt tokens, C completion tokens, G completions of a group.
 """
@@ -15,8 +15,8 @@ from tiercel.types import EncodedImage, EncodedPrompt, Message, Row
 def random_prompt(
     family: Family, length: int, index: int, generator: torch.Generator, image: EncodedImage | None = None
 ) -> EncodedPrompt:
-    """`length` tokens in all, the image's included, which come first after one token of text. Raises ValueError where
-    the image leaves no room."""
+    """Return a prompt of `length` tokens in total, including the image's, which come first after one token of text.
+    Raises ValueError if the image leaves no room."""
     images = () if image is None else (image,)
     vision = [token for picture in images for token in family.image_token_ids(picture.plan)]
     if length < len(vision) + 2:
@@ -43,7 +43,7 @@ def random_prompt(
 def random_group(
     family: Family, prompt: EncodedPrompt, completion_tokens: int, group_size: int, generator: torch.Generator
 ) -> AdvantageGroup:
-    """Completions of one length with normal advantages."""
+    """Return completions of one length with normally distributed advantages."""
     continuations = tuple(
         Continuation(
             token_ids_L=torch.randint(min(family.placeholder_ids), (completion_tokens,), generator=generator),

@@ -1,11 +1,11 @@
-"""What the process of a reward of one's own costs a completion, beside the reward itself.
+"""The cost of a user reward's process per completion, in addition to the reward itself.
 
     python -m benchmarks.reward_overhead --completions 16 128 1024 --rounds 30
 
-A reward that does next to nothing, called for each sample, async, and for the whole batch, by way of its own process;
-and the same function called in this process. All take turns within a round; the first round does not count. A batch's
-time over its completions; the start of a process by itself. Completions of 500 characters, rows with three columns.
-Writes benchmarks/results/reward_overhead.json and .md.
+Measured are a reward that does next to nothing, called for each sample, async, and for the whole batch, in its own
+process, and the same function called in this process. All take turns within a round, and the first round does not
+count. A cost is a batch's time divided by its completions; the start of a process is measured separately. Completions
+have 500 characters, and rows have three columns. Writes benchmarks/results/reward_overhead.json and .md.
 """
 
 import argparse
@@ -47,7 +47,7 @@ IN_PROCESS = "in this process"
 
 
 def sample(number: int, characters: int = 500) -> Sample:
-    """A completion as a step has it."""
+    """Return a completion as a step has it."""
     return Sample(
         id=f"rows:{number}",
         prompt="<image>Where is the 7? " * 5,
@@ -62,12 +62,13 @@ def sample(number: int, characters: int = 500) -> Sample:
 
 
 def in_process(samples: Sequence[Sample]) -> tuple[RewardValue, ...]:
-    """What the process's answers are worth, without the process."""
+    """Return what the process would answer, without the process."""
     return tuple(RewardValue(value=float(len(each.completion))) for each in samples)
 
 
 def measure(counts: Sequence[int], rounds: int) -> tuple[list[dict[str, Any]], list[float]]:
-    """Microseconds per completion for each way and number of completions; seconds to start a process."""
+    """Return the microseconds per completion for each way and number of completions, and the seconds to start a
+    process."""
     starts: list[float] = []
     ways: dict[str, Callable[[Sequence[Sample]], tuple[RewardValue, ...]]] = {IN_PROCESS: in_process}
     with TemporaryDirectory() as directory, ExitStack() as stack:
@@ -104,7 +105,7 @@ def _microseconds(
 
 
 def markdown(results: Mapping[str, Any]) -> str:
-    """A row for each number of completions, a column for each way."""
+    """Return a table with a row for each number of completions and a column for each way."""
     ways = [IN_PROCESS, *FUNCTIONS.values()]
     cells = {(row["completions"], row["way"]): row["microseconds"] for row in results["rows"]}
     counts = sorted({count for count, _ in cells})

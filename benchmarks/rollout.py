@@ -1,13 +1,13 @@
-"""Tokens a second and step time by engine, and what it costs to bring a new version of the policy to an engine.
+"""Tokens per second and step time by engine, and the cost of bringing a new version of the policy to an engine.
 
     make bench-rollout
     python -m benchmarks.rollout --rounds 1 --steps 2 --ranks 8
 
-The same checkpoint (Qwen2.5-VL-shaped with random weights, 512 wide, 8 layers, vocabulary 32,768, float32), the same
-prompts with a picture each and completions of 64 tokens for `local`, `vllm` and `vllm-server`; engines take turns in
-every round, and the first step of a process does not count. On a CPU all three share its cores, so the ratios say
-what the ways to an engine cost, and little of what a GPU's kernels gain. The table of syncs has `time/sync`: gather,
-write, load in the engine, and let go of the version before.
+`local`, `vllm` and `vllm-server` get the same checkpoint (Qwen2.5-VL-shaped with random weights, 512 wide, 8 layers,
+vocabulary 32,768, float32), the same prompts with a picture each, and completions of 64 tokens. Engines take turns in
+every round, and the first step of a process does not count. On a CPU all three share its cores, so the ratios say what
+the ways to an engine cost, and little about the gain from a GPU's kernels. The table of syncs has `time/sync`: gather,
+write, load in the engine, and release the previous version.
 """
 
 import argparse
@@ -45,7 +45,7 @@ ENVIRONMENT = {
 
 
 def recipe_of(work: Path, engine: str, name: str, *, steps: int, rank: int = 16, prompts: int = 4, tokens: int = 64):
-    """Prompts with a picture each, eight completions of them."""
+    """Return a recipe with prompts that have a picture each, and eight completions for each."""
     urls = (f"http://127.0.0.1:{PORT}",) if engine == "vllm-server" else ()
     return GrpoRecipe(
         model=Model(path=str(work / "model"), dtype="float32"),
@@ -62,7 +62,7 @@ def recipe_of(work: Path, engine: str, name: str, *, steps: int, rank: int = 16,
 
 @contextmanager
 def server_for(recipe: GrpoRecipe, key: str) -> Iterator[None]:
-    """A server as the recipe needs it, where it asks for one."""
+    """Start a server for the recipe if it needs one."""
     with ExitStack() as stack:
         if recipe.rollout.engine == "vllm-server":
             arguments = arguments_here(recipe, load_family(recipe.model), 1)
@@ -71,7 +71,7 @@ def server_for(recipe: GrpoRecipe, key: str) -> Iterator[None]:
 
 
 def run(work: Path, recipe: GrpoRecipe, key: str) -> list[dict[str, Any]]:
-    """Metrics of every step but the first."""
+    """Return the metrics of every step but the first."""
     name = Path(recipe.output).name
     file = work / f"{name}.yaml"
     file.write_text(recipe_to_yaml(recipe), encoding="utf-8")
@@ -89,7 +89,8 @@ def run(work: Path, recipe: GrpoRecipe, key: str) -> list[dict[str, Any]]:
 
 
 def measured_engines(work: Path, rounds: int, steps: int, key: str, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Seconds and tokens a second of each engine, over all steps of all rounds; ratios of rounds."""
+    """Return the seconds and tokens per second of each engine, over all steps of all rounds, with the ratios of
+    rounds."""
     found: dict[str, list[list[dict[str, Any]]]] = {engine: [] for engine in ENGINES}
     for number in range(rounds):
         for engine in ENGINES if number % 2 == 0 else reversed(ENGINES):
@@ -113,7 +114,7 @@ def engine_row(engine: str, rounds: list[list[dict[str, Any]]]) -> dict[str, Any
 
 
 def measured_syncs(work: Path, ranks: list[int], key: str, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Seconds of bringing an adapter of each rank to both engines."""
+    """Return the seconds of bringing an adapter of each rank to both engines."""
     rows = []
     for engine in ENGINES[1:]:
         for rank in ranks:
@@ -134,7 +135,7 @@ def measured_syncs(work: Path, ranks: list[int], key: str, say: Callable[[str], 
 
 
 def markdown(results: Mapping[str, Any]) -> str:
-    """Both tables."""
+    """Return both tables."""
     text = (
         f"{results['machine']['cores']} cores ({results['machine']['processor']}), vLLM {results['versions']['vllm']}; "
         f"medians (min to max) of {results['rounds']} rounds of {results['steps']} steps, 4 prompts of 8 completions "

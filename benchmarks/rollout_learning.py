@@ -4,7 +4,7 @@
     python -m benchmarks.rollout_learning --steps 150
 
 Both runs start from the same warm-up on real handwriting (recipes/demo-pointing-sft.yaml) and have the same rows, seeds
-and rates; the completions differ, for each engine has dice of its own.
+and rates. The completions differ, because each engine has its own random numbers.
 """
 
 import argparse
@@ -30,7 +30,7 @@ RECIPES = ROOT / "recipes"
 
 
 def tiercel(*words: str, key: str = "") -> None:
-    """One of the product's commands."""
+    """Run one of tiercel's commands."""
     environment = {**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": "1", **server_environment(key)}
     done = subprocess.run(
         [sys.executable, "-m", "tiercel", *words], cwd=ROOT, env=environment, capture_output=True, text=True
@@ -40,7 +40,7 @@ def tiercel(*words: str, key: str = "") -> None:
 
 
 def prepare(work: Path) -> None:
-    """Scenes and the warmed-up model."""
+    """Create the scenes and the warmed-up model."""
     data = work / "data"
     write_scenes(data, WARMUP)
     write_scenes(data, PRACTICE)
@@ -56,7 +56,7 @@ def prepare(work: Path) -> None:
 
 
 def run(work: Path, engine: str, steps: int) -> dict[str, Any]:
-    """The sampled rewards of a run."""
+    """Return the sampled rewards of a run."""
     words = [
         f"model.path={work / 'sft' / 'model'}",
         f"data.train={work / 'data' / 'practice.jsonl'}",

@@ -1,14 +1,14 @@
-"""How the time of a step falls with more ranks: measured on this machine's cores, foretold for GPUs.
+"""How the time of a step falls with more ranks: measured on this machine's cores, predicted for GPUs.
 
     make bench-scaling
     python -m benchmarks.scaling --rounds 1 --steps 2
     python -m benchmarks.scaling --only gpus
 
-Measured is `tiercel grpo` on a random Qwen2.5-VL-shaped checkpoint (512 wide, 8 layers, vocabulary 32,768, float32),
-one thread for each rank, the same prompts in a step whatever their number. All arrangements take turns in every round,
-and the first step of a process does not count. Efficiency is seconds of one rank by N times the seconds of N ranks.
-
-Foretold is what `tiercel plan` says of 8 to 1,024 H100: figures of a data sheet, no measurement.
+The measurements run `tiercel grpo` on a random Qwen2.5-VL-shaped checkpoint (512 wide, 8 layers, vocabulary 32,768,
+float32), with one thread for each rank and the same prompts in a step for any number of ranks. All arrangements take
+turns in every round, and the first step of a process does not count. Efficiency is the seconds of one rank divided by N
+times the seconds of N ranks. The predictions are those of `tiercel plan` for 8 to 1,024 H100: they rest on a data
+sheet, not on a measurement.
 """
 
 import argparse
@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[1]
 REWARDS = (ByCall(call="benchmarks.scaling_reward:score"),)
 PHASES = ("time/step", "time/rollout", "time/learn")
 GPUS = (8, 16, 32, 64, 128, 256, 512, 1024)
-PROMPTS_PER_STEP = 1024  # on GPUs: one for each of the most
+PROMPTS_PER_STEP = 1024  # on GPUs: one for each GPU of the largest number
 GPU_MEMORY = 80 * 10**9
 
 
@@ -58,7 +58,7 @@ ARRANGEMENTS = tuple(
 
 
 def measured_recipe(work: Path, arrangement: Arrangement, output: Path, steps: int) -> GrpoRecipe:
-    """Four prompts with a picture each, eight completions of 64 tokens."""
+    """Return a recipe with four prompts that have a picture each, and eight completions of 64 tokens."""
     return GrpoRecipe(
         model=Model(path=str(work / "model"), dtype="float32"),
         lora=Lora(rank=16, alpha=32),
@@ -73,7 +73,7 @@ def measured_recipe(work: Path, arrangement: Arrangement, output: Path, steps: i
 
 
 def prepare(work: Path) -> None:
-    """The checkpoint, pictures and rows."""
+    """Create the checkpoint, pictures and rows."""
     save_checkpoint(work / "model", 32_768, 8)
     save_images(work / "images", 448, 8)
     rows = [
@@ -84,7 +84,7 @@ def prepare(work: Path) -> None:
 
 
 def run(work: Path, arrangement: Arrangement, number: int, steps: int) -> list[dict[str, float]]:
-    """The phases' seconds of every step but the first."""
+    """Return the phases' seconds of every step but the first."""
     name = f"{arrangement.strategy}-{arrangement.ranks}-{number}"
     file = work / f"{name}.yaml"
     recipe = measured_recipe(work, arrangement, work / name, 1 + steps)
@@ -102,7 +102,7 @@ def run(work: Path, arrangement: Arrangement, number: int, steps: int) -> list[d
 
 
 def measured(rounds: int, steps: int, say: Callable[[str], None] = print) -> list[dict[str, Any]]:
-    """Every arrangement's seconds and efficiency; the efficiency is of each round by itself."""
+    """Return every arrangement's seconds and efficiency. The efficiency is computed for each round separately."""
     found: dict[Arrangement, list[list[dict[str, float]]]] = {arrangement: [] for arrangement in ARRANGEMENTS}
     with TemporaryDirectory() as directory:
         prepare(Path(directory))
@@ -116,7 +116,7 @@ def measured(rounds: int, steps: int, say: Callable[[str], None] = print) -> lis
 def measured_row(
     arrangement: Arrangement, mine: list[list[dict[str, float]]], alone: list[list[dict[str, float]]]
 ) -> dict[str, Any]:
-    """Spread over all steps of all rounds, and the efficiency against one rank."""
+    """Return the spread over all steps of all rounds, and the efficiency relative to one rank."""
 
     def of_round(steps: Iterable[Mapping[str, float]]) -> float:
         return median(step["time/step"] for step in steps)
@@ -131,7 +131,8 @@ def measured_row(
 
 
 def gpu_recipe(size: str, directory: Path) -> GrpoRecipe:
-    """LoRA with one long prompt for each of the most GPUs. What is too large for the local engine samples by vLLM."""
+    """Return a LoRA recipe with one long prompt for each of the most GPUs. A model that is too large for the local
+    engine samples with vLLM."""
     is_large = size == "72b"
     vllm = Vllm(tensor_parallel=8, gpu_memory_utilization=0.3) if is_large else Vllm()
     return GrpoRecipe(
@@ -148,7 +149,7 @@ def gpu_recipe(size: str, directory: Path) -> GrpoRecipe:
 
 
 def foretold(sizes: Iterable[str]) -> list[dict[str, Any]]:
-    """For each size of model and number of GPUs the first strategy that fits, and its seconds."""
+    """Return, for each size of model and number of GPUs, the first strategy that fits and its seconds."""
     rows: list[dict[str, Any]] = []
     for size in sizes:
         with TemporaryDirectory() as directory:
@@ -178,7 +179,7 @@ def foretold(sizes: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def markdown(results: Mapping[str, Any]) -> str:
-    """Both tables."""
+    """Return both tables."""
     text = ""
     if rows := results.get("measured"):
         text += (

@@ -6,5 +6,6 @@ from tiercel.samples import Sample
 
 
 def score(sample: Sample) -> float:
-    """From 0 to 1, by the completion's text alone, so that any number of ranks gives the same."""
+    """Return a value from 0 to 1 that depends only on the completion's text, so that it is the same for any number of
+    ranks."""
     return sha256(sample.completion.encode()).digest()[0] / 255

@@ -3,8 +3,9 @@
     python -m benchmarks.shapes DIRECTORY --vocabulary 152064 --layers 8
     python -m benchmarks.shapes DIRECTORY --side 448 --count 4
 
-Runs in tiercel's own environment, without torchvision; the processor's files are those of a published checkpoint, so
-that AutoProcessor of the peers' environments reads them. Weights, tokenizer and images depend on the arguments alone.
+This runs in tiercel's own environment, without torchvision. The processor's files are those of a published checkpoint,
+so that AutoProcessor can read them in the peers' environments. Weights, tokenizer and images depend only on the
+arguments.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from transformers import (
 from benchmarks.drivers.measuring import QUESTION, SYSTEM
 
 HIDDEN_SIZE = 512
-SPECIAL_TOKENS = (  # in a published checkpoint 151643 to 151656
+SPECIAL_TOKENS = (  # in a published checkpoint, 151643 to 151656
     "<|endoftext|>",
     "<|im_start|>",
     "<|im_end|>",
@@ -58,7 +59,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-GEMMA_NAMES = {  # by which its processor asks the tokenizer for them; each takes the place of one of Qwen's
+GEMMA_NAMES = {  # names by which its processor asks the tokenizer for them; each replaces one of Qwen's
     "boi_token": ("<start_of_image>", "<|vision_start|>"),
     "eoi_token": ("<end_of_image>", "<|vision_end|>"),
     "image_token": ("<image_soft_token>", "<|image_pad|>"),
@@ -76,7 +77,8 @@ PATCHES = {
 
 
 def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE that knows the prompt's words; fillers take the ids up to the first special token."""
+    """Return a byte-level BPE tokenizer that knows the prompt's words. Fillers take the ids up to the first special
+    token."""
     return PreTrainedTokenizerFast(
         tokenizer_object=_bpe(vocabulary, SPECIAL_TOKENS),
         eos_token="<|im_end|>",
@@ -86,7 +88,7 @@ def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
 
 
 def make_gemma_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
-    """The same with Gemma's names for the tokens around a picture."""
+    """Return the same with Gemma's names for the tokens around a picture."""
     names = {old: new for new, old in GEMMA_NAMES.values()}
     template = CHAT_TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "<start_of_image>")
     return PreTrainedTokenizerFast(
@@ -115,7 +117,7 @@ def _bpe(vocabulary: int, special_tokens: Sequence[str]) -> Tokenizer:
 
 
 def text_config(vocabulary: int, layers: int, ids: dict[str, int]) -> dict[str, Any]:
-    """A decoder 512 wide with 8 heads of 64 and a tied head. `ids`: of the special tokens."""
+    """Return a decoder 512 wide with 8 heads of 64 and a tied head. `ids` are those of the special tokens."""
     return {
         "vocab_size": vocabulary,
         "hidden_size": HIDDEN_SIZE,
@@ -132,7 +134,7 @@ def text_config(vocabulary: int, layers: int, ids: dict[str, int]) -> dict[str, 
 
 
 def qwen_ids(ids: dict[str, int]) -> dict[str, Any]:
-    """What the configs of Qwen's models say beside their parts."""
+    """Return what the configs of Qwen's models contain besides their parts."""
     return {
         "tie_word_embeddings": True,
         "vision_start_token_id": ids["<|vision_start|>"],
@@ -143,7 +145,7 @@ def qwen_ids(ids: dict[str, int]) -> dict[str, Any]:
 
 
 def make_config(vocabulary: int, layers: int, ids: dict[str, int]) -> Qwen2_5_VLConfig:
-    """Qwen2.5-VL's architecture, small."""
+    """Return a small config of Qwen2.5-VL's architecture."""
     rope = {"rope_type": "default", "mrope_section": [8, 12, 12], "rope_theta": 1e6}
     return Qwen2_5_VLConfig(
         text_config=text_config(vocabulary, layers, ids) | {"rope_parameters": rope},
@@ -164,7 +166,7 @@ def make_config(vocabulary: int, layers: int, ids: dict[str, int]) -> Qwen2_5_VL
 
 
 def make_qwen3_5_config(vocabulary: int, layers: int, ids: dict[str, int]) -> Qwen3_5Config:
-    """Qwen3.5's architecture, small: three layers with a delta net, then one with attention."""
+    """Return a small config of Qwen3.5's architecture: three layers with a delta net, then one with attention."""
     rope = {"rope_type": "default", "mrope_section": [3, 3, 2], "rope_theta": 1e7}
     rope |= {"mrope_interleaved": True, "partial_rotary_factor": 0.25}
     delta = {"linear_conv_kernel_dim": 4, "linear_num_key_heads": 4, "linear_num_value_heads": 8}
@@ -186,9 +188,9 @@ def make_qwen3_5_config(vocabulary: int, layers: int, ids: dict[str, int]) -> Qw
 
 
 def make_gemma3_config(vocabulary: int, layers: int, ids: dict[str, int]) -> Gemma3Config:
-    """Gemma 3's architecture, small: five layers with a window of 1,024 tokens, then one without; a picture of 896 x
-    896 pixels becomes 256 tokens. As in Gemma 3 4B its tower takes about half as many operations for a picture as all
-    of 16 decoder layers for an update on 800 tokens (0.50; there 0.54)."""
+    """Return a small config of Gemma 3's architecture: five layers with a window of 1,024 tokens, then one without; a
+    picture of 896 x 896 pixels becomes 256 tokens. As in Gemma 3 4B, its tower takes about half as many operations for
+    a picture as all of 16 decoder layers for an update on 800 tokens (0.50; there 0.54)."""
     kinds = (["sliding_attention"] * 5 + ["full_attention"]) * layers
     text = {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 1024, "layer_types": kinds[:layers]}
     return Gemma3Config(
@@ -219,7 +221,7 @@ def save_checkpoint(directory: Path, vocabulary: int, layers: int) -> None:
 
 
 def save_qwen3_5(directory: Path, vocabulary: int, layers: int) -> None:
-    """Write the same of Qwen3.5's shape."""
+    """Write the same for Qwen3.5's shape."""
     tokenizer, ids = _tokenizer_and_ids(vocabulary)
     model = Qwen3_5ForConditionalGeneration(make_qwen3_5_config(vocabulary, layers, ids)).float()
     model.save_pretrained(directory)
@@ -228,7 +230,7 @@ def save_qwen3_5(directory: Path, vocabulary: int, layers: int) -> None:
 
 
 def save_gemma3(directory: Path, vocabulary: int, layers: int) -> None:
-    """Write the same of Gemma 3's shape, without the files of generation."""
+    """Write the same for Gemma 3's shape, without the files of generation."""
     tokenizer = make_gemma_tokenizer(vocabulary)
     torch.manual_seed(0)
     model = Gemma3ForConditionalGeneration(make_gemma3_config(vocabulary, layers, tokenizer.vocab)).float()
@@ -245,7 +247,7 @@ class Asked:
 
     pictures: int
     side: int  # of each picture, in pixels
-    questions: int = 1  # how often the question stands there
+    questions: int = 1  # how often the question occurs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -254,7 +256,7 @@ class Shape:
 
     title: str
     save: Callable[[Path, int, int], None]  # directory, vocabulary, layers
-    prompts: Mapping[int, Asked]  # by about how many tokens they have
+    prompts: Mapping[int, Asked]  # by their approximate number of tokens
 
 
 SHAPES = {
@@ -277,19 +279,19 @@ SHAPES = {
 
 
 def save_processor(directory: Path, tokenizer: PreTrainedTokenizerFast, patches: dict[str, Any] = PATCHES) -> None:
-    """Write the files of tokenizer, processor and generation of a model of Qwen's."""
+    """Write the files of tokenizer, processor and generation of one of Qwen's models."""
     ids = {token: tokenizer.vocab[token] for token in SPECIAL_TOKENS}
     tokenizer.save_pretrained(directory)
     generation = {
         "eos_token_id": [ids["<|im_end|>"], ids["<|endoftext|>"]],
         "pad_token_id": ids["<|endoftext|>"],
         "do_sample": True,
-        # Plain sampling: where a peer leaves top-k open, transformers would take 50.
+        # Plain sampling: if a peer leaves top-k open, transformers would take 50.
         "temperature": 1.0,
         "top_k": 0,
         "top_p": 1.0,
-        # Without end tokens every completion has the length asked for, and without image pads the peers' next
-        # forward pass does not fail.
+        # Without end tokens every completion has the requested length, and without image pads the peers' next forward
+        # pass does not fail.
         "suppress_tokens": list(ids.values()),
     }
     _write(directory / "generation_config.json", generation)
@@ -298,14 +300,15 @@ def save_processor(directory: Path, tokenizer: PreTrainedTokenizerFast, patches:
 
 
 def _tokenizer_and_ids(vocabulary: int) -> tuple[PreTrainedTokenizerFast, dict[str, int]]:
-    """The tokenizer with the ids of its special tokens; seeds the weights that come next."""
+    """Return the tokenizer with the ids of its special tokens, and seed the weights that come next."""
     tokenizer = make_tokenizer(vocabulary)
     torch.manual_seed(0)
     return tokenizer, {token: tokenizer.vocab[token] for token in SPECIAL_TOKENS}
 
 
 def save_images(directory: Path, side: int, count: int) -> None:
-    """`count` different square PNG files, 00.png and so on: soft random colours, as compressible as a photograph."""
+    """Write `count` different square PNG files, 00.png and so on: soft random colours, as compressible as a
+    photograph."""
     directory.mkdir(parents=True, exist_ok=True)
     for number in range(count):
         colours = np.random.default_rng([side, number]).integers(0, 256, (16, 16, 3), dtype=np.uint8)

@@ -2,10 +2,10 @@
 
     DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 sharded_learner.py --strategy zero3 [--mistake "no padding"]
 
-A tiny random Qwen2.5-VL with LoRA on its language model trains on two gloo ranks which hold different
-kinds of rows and different numbers of microbatches. The flat LoRA gradient before clipping, and the
-LoRA weights after three clipped AdamW steps, are compared with the repeated-prompt computation over
-all rows by transformers' own forward in one process (fp32).
+A tiny random Qwen2.5-VL with LoRA on its language model trains on two gloo ranks, which hold different kinds of rows
+and different numbers of microbatches. The flat LoRA gradient before clipping, and the LoRA weights after three clipped
+AdamW steps, are compared with the repeated-prompt computation over all rows by transformers' own forward pass in one
+process (fp32).
 
 T packed tokens, N scored tokens, F image tokens, H hidden size, V vocabulary.
 """
@@ -68,7 +68,7 @@ class Row:
 
 
 class TokenLogprobs(torch.autograd.Function):
-    """logp_N of y_N under softmax(h W^T), keeping d logp/d h (N x H); the weight is frozen."""
+    """Computes logp_N of y_N under softmax(h W^T), and keeps d logp/d h (N x H). The weight is frozen."""
 
     @staticmethod
     def forward(ctx, h_NH, W_VH, y_N, chunk=4):
@@ -87,7 +87,7 @@ class TokenLogprobs(torch.autograd.Function):
 
 
 class Head(nn.Module):
-    """Owns the output weight, so that a strategy's hooks gather it around this forward."""
+    """Owns the output weight, so that a strategy's hooks gather it around this forward pass."""
 
     def __init__(self, weight: nn.Parameter, form: str):
         super().__init__()
@@ -100,7 +100,7 @@ class Head(nn.Module):
 
 
 class Learner(nn.Module):
-    """Everything sharded, and nothing else: embedding, decoder layers, norm, head."""
+    """Everything that is sharded, and nothing else: embedding, decoder layers, norm, head."""
 
     def __init__(self, language_model: nn.Module, head: Head):
         super().__init__()
@@ -159,7 +159,7 @@ def build_model(tied: bool) -> Qwen2_5_VLForConditionalGeneration:
 
 
 def lora_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """A list in module order: the same on every rank, which a set of parameters is not."""
+    """Return a list in module order, which is the same on every rank; the order of a set of parameters is not."""
     return [p for n, p in module.named_parameters() if "lora_" in n]
 
 
@@ -203,7 +203,7 @@ def make_rows(step: int, rank: int, kinds: tuple[str, str], model: nn.Module) ->
 
 
 def empty_row(form: str, length: int = 1) -> Row:
-    """Scored once with weight zero, or not scored at all (N = 0)."""
+    """Return a row that is scored once with weight zero, or not scored at all (N = 0)."""
     scored_N = torch.zeros(int(form == "weightless"), dtype=torch.long)
     return Row(
         token_ids_T=torch.zeros(length, dtype=torch.long),
@@ -216,7 +216,7 @@ def empty_row(form: str, length: int = 1) -> Row:
 
 
 def image_features(visual: nn.Module, row: Row) -> Tensor:
-    """A frozen, replicated tower: only a rank that holds an image calls it."""
+    """Compute features with a frozen, replicated tower, which only a rank that holds an image calls."""
     if row.pixels is None:
         return torch.empty(0, HIDDEN)
     with torch.no_grad():
@@ -228,7 +228,7 @@ def flat(tensors) -> Tensor:
 
 
 def oracle(case: Case, kinds: tuple[str, str]) -> tuple[list[Tensor], Tensor]:
-    """The gradient of every step and the final weights: whole model, repeated prompts, one process."""
+    """Return the gradient of every step and the final weights: whole model, repeated prompts, one process."""
     model = build_model(case.tied)
     lora = lora_parameters(model)
     optimizer = torch.optim.AdamW(lora, lr=LEARNING_RATE, weight_decay=0.0)
@@ -258,7 +258,7 @@ def oracle(case: Case, kinds: tuple[str, str]) -> tuple[list[Tensor], Tensor]:
 
 
 class Replicated:
-    """LoRA replicated, its gradients summed by one all_reduce; `shard` shards the frozen base (FSDP2)."""
+    """LoRA replicated, with its gradients summed by one all_reduce. `shard` shards the frozen base (FSDP2)."""
 
     loss_scale = 1.0
 
@@ -288,7 +288,7 @@ class Replicated:
 
 
 class Zero3:
-    """DeepSpeed ZeRO-3, parameters and optimiser offloaded. Gradients are averaged over ranks."""
+    """DeepSpeed ZeRO-3 with parameters and optimiser offloaded. Gradients are averaged over ranks."""
 
     def __init__(self, learner: Learner, case: Case):
         self.lora = lora_parameters(learner)
@@ -303,7 +303,7 @@ class Zero3:
                 "stage": 3,
                 "offload_param": {"device": "cpu"},
                 "offload_optimizer": {"device": "cpu"},
-                # The default, 1e5, leaves every parameter of a tiny model whole: nothing would be tested.
+                # The default, 1e5, leaves every parameter of a tiny model whole, so nothing would be tested.
                 "stage3_param_persistence_threshold": 0,
             },
         }
@@ -327,7 +327,7 @@ def agreed(value: int, op: dist.ReduceOp) -> int:
 
 
 def run_case(strategy: str, case: Case, kinds: tuple[str, str]) -> tuple[float, float]:
-    """Relative error of the worst step's gradient and of the weights' movement over all steps."""
+    """Return the relative error of the worst step's gradient and of the weights' movement over all steps."""
     expected, final = oracle(case, kinds)
     model = build_model(case.tied)
     start = flat(lora_parameters(model))
@@ -355,7 +355,7 @@ def run_case(strategy: str, case: Case, kinds: tuple[str, str]) -> tuple[float, 
             wrapped.backward(loss, last=i + 1 == count)
         errors.append(float((wrapped.gradient() - want).norm() / want.norm()))
         wrapped.step()
-        if case.evaluate:  # like generation: the same number of forwards without gradients on each rank
+        if case.evaluate:  # like generation: the same number of forward passes without gradients on each rank
             wrapped.module.eval()
             with torch.no_grad():
                 for length in (4, 5, 6):

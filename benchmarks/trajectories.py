@@ -1,14 +1,14 @@
 """How exact trajectories are: completions of three turns, with pictures in the prompt and between the turns.
 
 Every form of the learner in float32, and transformers' own forward pass, are compared with transformers' forward pass
-of each whole sequence in float64. The rule of delta nets rounds in float32, so where
-transformers' own gradient errs by more than the limit, that of a form may err by a tenth more than it.
+of each whole sequence in float64. The rule of delta nets rounds in float32, so if transformers' own gradient errs by
+more than the limit, that of a form may err by a tenth more than it.
 
     make bench-exact
     python -m benchmarks.trajectories --families qwen2_5_vl --seeds 2
 
-A seed is six trajectories on a fresh random checkpoint, of ragged lengths and with pictures of random sizes. Exits with
-1 where a limit is exceeded.
+A seed is six trajectories on a new random checkpoint, of ragged lengths and with pictures of random sizes. The exit
+code is 1 if a limit is exceeded.
 """
 
 import argparse
@@ -26,11 +26,11 @@ from tests.tiny_models import FAMILY_NAMES, save_tiny_checkpoint, tiny_policy
 PER_SEED = 6  # trajectories
 LOGPROB_LIMIT = 1e-4  # nats
 GRADIENT_LIMIT = 1e-5  # relative
-BESIDE_PLAIN = 1.1  # times the error of transformers' own gradient, where that is larger
+BESIDE_PLAIN = 1.1  # times the error of transformers' own gradient, if that is larger
 
 
 def main() -> int:
-    """Measure, write results, and tell whether all limits hold."""
+    """Measure, write results, and return whether all limits hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--families", nargs="+", choices=FAMILY_NAMES, default=FAMILY_NAMES)
     parser.add_argument("--seeds", type=int, default=17)

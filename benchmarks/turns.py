@@ -1,13 +1,13 @@
-"""A step on trajectories of three turns: each token run once, against the history run again before each turn.
+"""A step on trajectories of three turns: each token computed once, against the history computed again before each turn.
 
     python -m benchmarks.turns
     python -m benchmarks.turns --group 16 --tokens 64 --layers 16
 
-A step samples a group, whose answers bring a picture each, and computes the gradient of its sampled tokens. The other
-way runs all of a row again before each of its turns, and learns from each turn as a completion of all that is before
+A step samples a group, whose answers contain a picture each, and computes the gradient of its sampled tokens. The other
+way computes all of a row again before each of its turns, and learns from each turn as a completion of everything before
 it. The first turns share the prompt there too, and pictures are computed once in both ways, so the ratio is that of the
-tokens alone. Same random weights (512 wide, float32), same tokens; the ways take turns, and their gradients must be
-equal. Seconds are those of the processor, which other programs of the machine disturb little.
+tokens alone. Both ways have the same random weights (512 wide, float32) and the same tokens; they take turns, and their
+gradients must be equal. Seconds are processor time, which other programs on the machine disturb little.
 """
 
 import argparse
@@ -44,13 +44,13 @@ from tiercel.rollout.sampler import SamplingParams
 from tiercel.types import Completion, EncodedPrompt, Group, Message, Observation
 
 TURNS = 3
-SHOWN = 224  # pixels: side of a picture that comes back
+SHOWN = 224  # pixels: side of a picture in an answer
 CACHE = 10**9
 PARTS = ("rollout_seconds", "learn_seconds", "seconds")
 
 
 def answers(policy: Policy) -> ScriptedDialogues:
-    """A picture after each turn, another for each text."""
+    """Return dialogues that answer each turn with a picture, a different one for each text."""
 
     def answer(number: int, text: str) -> Observation:
         image = policy.family.encode_image(noise_image(SHOWN, SHOWN, crc32(f"{number} {text}".encode())))
@@ -60,12 +60,12 @@ def answers(policy: Policy) -> ScriptedDialogues:
 
 
 def items_once(group: Group) -> list[PackItem]:
-    """The prompt with all trajectories."""
+    """Return the prompt with all trajectories."""
     return [group_item(group.prompt, group.completions)]
 
 
 def items_again(group: Group) -> list[PackItem]:
-    """The prompt with all first turns, and each further turn after all that is before it."""
+    """Return the prompt with all first turns, and each further turn after everything before it."""
     first = PackItem(
         prompt=group.prompt, continuations=tuple(_turn(each, *each.trajectory.spans[0]) for each in group.completions)
     )
@@ -86,7 +86,7 @@ def _turn(completion: Completion, start: int, stop: int) -> Continuation:
 
 
 def _history(prompt: EncodedPrompt, completion: Completion, stop: int, pictures: int) -> EncodedPrompt:
-    """All before a turn, as a prompt."""
+    """Return everything before a turn as a prompt."""
     return replace(
         prompt,
         token_ids_P=torch.cat([prompt.token_ids_P, completion.token_ids_L[:stop]]),
@@ -160,7 +160,7 @@ def step(policy: Policy, prompt: EncodedPrompt, way: Way, size: int, tokens: int
 
 
 def measure(policy: Policy, prompt: EncodedPrompt, options: argparse.Namespace) -> dict[str, Any]:
-    """Rounds of both ways, after one that does not count. Raises SystemExit where they compute something else."""
+    """Run rounds of both ways, after one that does not count. Raises SystemExit if they compute different things."""
     steps: dict[str, list[Step]] = {name: [] for name in WAYS}
     for number in range(1 + options.rounds):
         for name in sorted(WAYS, reverse=number % 2 == 1):
@@ -183,7 +183,7 @@ def measure(policy: Policy, prompt: EncodedPrompt, options: argparse.Namespace) 
 
 
 def table(found: dict[str, Any]) -> str:
-    """Markdown."""
+    """Return the results as Markdown."""
     rows = []
     for title, part in zip(("rollout", "learn", "both"), PARTS, strict=True):
         ratio = found["ratio"][part]

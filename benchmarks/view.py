@@ -4,9 +4,10 @@
     .venv-view/bin/python -m benchmarks.view --steps 2000 --bytes 200000000
 
 A made-up run of 10,000 steps has 80,000 groups of 8 completions, and 1 GB of rollouts. Chromium opens the page five
-times, each time with a new server. Then one page asks for what readers ask for, five times each: from the change of a
-field to the new cards on the page. The rollouts lie in the file cache, as they do while a run writes them. Last, the
-run's index is removed and the server reads all files itself. Writes benchmarks/results/view.json and view.md.
+times, each time with a new server. Then one page requests what readers request, five times each, measured from the
+change of a field to the new cards on the page. The rollouts are in the file cache, as they are while a run writes them.
+Finally, the run's index is removed and the server itself reads all files. Writes benchmarks/results/view.json and
+view.md.
 """
 
 import argparse
@@ -71,7 +72,8 @@ def main() -> None:
 
 
 def _opening(browser, run: Path, state: Path) -> dict[str, float]:
-    """Open the page of a new server: seconds from the start of its process, and from the request of the page."""
+    """Open the page of a new server, and return the seconds from the start of its process and from the request of the
+    page."""
     started = time.monotonic()
     with served(run, state=state) as found:
         page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
@@ -116,7 +118,7 @@ def _filters(browser, run: Path, state: Path, steps: int) -> tuple[dict[str, lis
 
 
 def _asked(page: Page, query: str) -> float:
-    """Ask for cards, and return the seconds until they are there."""
+    """Request cards, and return the seconds until they are there."""
     page.evaluate("location.hash = '#details'")
     page.wait_for_selector("#recipe")
     begun = time.monotonic()
@@ -128,7 +130,8 @@ def _asked(page: Page, query: str) -> float:
 
 
 def _without_index(browser, run: Path, state: Path) -> dict[str, Any]:
-    """Open a run whose index is gone: first cards, all groups, and the longest that another part took meanwhile."""
+    """Open a run whose index is gone, and return the times of the first cards, of all groups, and the longest that
+    another part took meanwhile."""
     (run / "index.jsonl").unlink()
     with served(run, state=state) as found:
         page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
@@ -154,7 +157,7 @@ def _without_index(browser, run: Path, state: Path) -> dict[str, Any]:
 
 
 def _until(page: Page, condition: str) -> None:
-    """Wait, as closely as one can ask: Playwright's own waiting looks again only after up to half a second."""
+    """Wait with short pauses, because Playwright's own waiting looks again only after up to half a second."""
     while not page.evaluate(condition):
         time.sleep(0.005)
 

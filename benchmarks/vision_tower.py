@@ -1,11 +1,11 @@
-"""The vision tower of Qwen2.5-VL: attention in one call for the windows of a size, against transformers' `sdpa`.
+"""The vision tower of Qwen2.5-VL: attention in one call for all windows of a size, against transformers' `sdpa`.
 
     python -m benchmarks.vision_tower --side 952 --pictures 1 --layers 8 --rounds 5
     python -m benchmarks.vision_tower --pictures 8 --layers 32 --device cuda --dtype bfloat16
 
 The tower has the published shapes (width 1280, 16 heads, every 8th layer over the whole picture) and random weights;
 the real one has 32 layers. Before: patches by transformers' image processor, one call of attention for each window.
-Now: `Family.vision_features`. Both take turns within a round; the first round does not count. The features must be
+Now: `Family.vision_features`. Both take turns within a round, and the first round does not count. The features must be
 equal. Writes benchmarks/results/vision_tower.json and .md.
 """
 
@@ -35,13 +35,13 @@ from tiercel.models.layers.tower_attention import IMPLEMENTATION, tower_inputs
 from tiercel.models.weights.loading import DTYPES
 from tiercel.types import EncodedImage
 
-WHOLE_EVERY = 8  # layers of which the last attends over the whole picture
-TOLERANCE = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.01}  # of the largest feature
+WHOLE_EVERY = 8  # layers, the last of which attends over the whole picture
+TOLERANCE = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.01}  # relative to the largest feature
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """A family, a model of which only the tower is there, and pictures."""
+    """A family, a model that has only the tower, and pictures."""
 
     family: Qwen25VL
     model: Any
@@ -69,7 +69,7 @@ class Subject:
 
 
 def build(options: argparse.Namespace) -> Subject:
-    """The tower on its device, and pictures of random pixels."""
+    """Return the tower on its device, and pictures of random pixels."""
     config = Qwen2_5_VLConfig(
         vision_config={
             "depth": options.layers,
@@ -98,7 +98,7 @@ def build(options: argparse.Namespace) -> Subject:
 
 
 def measure(subject: Subject, rounds: int, tolerance: float) -> dict[str, dict[str, Any]]:
-    """Seconds before and now, and their ratio, for each part."""
+    """Return the seconds before and now, and their ratio, for each part."""
     tower = subject.tower
     grids = torch.tensor([image.plan.grid for image in subject.images])
     inputs = tower_inputs(subject.family.grid_inputs(tower, grids), tower.device)
@@ -150,7 +150,7 @@ def _timed(tower: Any, implementation: str, way: Callable[[], Tensor]) -> tuple[
 
 
 def markdown(results: Mapping[str, Any]) -> str:
-    """A row for each part."""
+    """Return a row for each part."""
     rows = [
         (
             name,

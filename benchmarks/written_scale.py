@@ -1,10 +1,10 @@
-"""What reading a long run costs: resume, the report, the page, a list of many runs; and writing a picture.
+"""The cost of reading a long run: resume, the report, the page, a list of many runs; and of writing a picture.
 
     python -m benchmarks.written_scale --tree /path/of/another/commit
 
-Makes a run of 100,000 steps and a folder of 1,000 runs, and measures this tree and, before it, the other trees named,
-one after the other on the same files. Each figure is of a process of its own: seconds, seconds of processor time (which
-a busy machine changes less), and the most memory. Writes benchmarks/results/written_scale.json and .md.
+This makes a run of 100,000 steps and a folder of 1,000 runs, and measures this tree and, before it, the other trees
+named, one after the other on the same files. Each figure comes from its own process: seconds, seconds of processor time
+(which a busy machine changes less), and the peak memory. Writes benchmarks/results/written_scale.json and .md.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def _commit(tree: Path) -> str:
 
 
 def _measured(tree: Path, run: Path, many: Path) -> dict[str, Any]:
-    """Measure a checkout. `load`: the load average at its beginning and its end."""
+    """Measure a checkout. `load` is the load average at its start and its end."""
     load = [os.getloadavg()[0]]
     found: dict[str, Any] = {"resume": _printed(tree, "resume", run)}
     found["report"] = _command(tree, "report", run)
@@ -86,7 +86,8 @@ def _printed(tree: Path, *words: Any) -> dict[str, Any]:
 
 
 def _command(tree: Path, *words: Any) -> dict[str, Any]:
-    """Run a command of tiercel: seconds, processor time and the most memory of its process, with its start."""
+    """Run a command of tiercel, and return the seconds, processor time and peak memory of its process, including its
+    start."""
     begun = time.perf_counter()
     command = [sys.executable, "-m", "tiercel", *map(str, words)]
     process = subprocess.Popen(command, env=_environment(tree), cwd=run_folder(), stdout=subprocess.DEVNULL)
@@ -103,7 +104,8 @@ def run_folder() -> str:
 
 
 def _page(tree: Path, run: Path) -> dict[str, Any]:
-    """Ask a server for each part of the page: seconds, processor time and bytes of the answer; then its most memory."""
+    """Request each part of the page from a server: seconds, processor time and bytes of the answer; then its peak
+    memory."""
     found: dict[str, Any] = {}
     with _served(tree, run) as (process, root), httpx.Client(timeout=600) as client:
         for name, part in PARTS.items():

@@ -1,11 +1,11 @@
-"""What a rank holds while DeepSpeed's ZeRO-3 takes a model over.
+"""What a rank holds in memory while DeepSpeed's ZeRO-3 takes over a model.
 
     python -m benchmarks.zero_loading --layers 84
 
-A checkpoint in Qwen2.5-VL's format with random weights in float32 is loaded by CPU ranks as a training run loads it,
-with an adapter. `whole`: DeepSpeed is given the whole model, as tiercel did before it partitioned the parameters one
-by one. A process's file memory is pages of the checkpoint, which all ranks share and the system may take back; its own
-memory is what counts on a machine, and what the device would hold. The peak of the own memory is polled.
+CPU ranks load a checkpoint in Qwen2.5-VL's format with random weights in float32 as a training run loads it, with an
+adapter. `whole`: DeepSpeed is given the whole model, as tiercel did before it partitioned the parameters one by one. A
+process's file memory is pages of the checkpoint, which all ranks share and the system may take back. Its own memory is
+what counts on a machine, and what the device would hold. The peak of the own memory is polled.
 """
 
 import argparse
@@ -27,7 +27,7 @@ FIELDS = {"RssAnon": "own", "RssFile": "file", "VmHWM": "peak"}
 
 
 def memory() -> dict[str, int]:
-    """Bytes of this process: its own, of mapped files, and the peak of both together."""
+    """Return the bytes of this process: its own, those of mapped files, and the peak of both together."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     pairs = (line.split(":") for line in lines)
     return {FIELDS[name]: 1024 * int(value.split()[0]) for name, value in pairs if name in FIELDS}
@@ -93,7 +93,7 @@ def rank_main(checkpoint: Path, strategy: str, variant: str, out: Path) -> None:
 
 
 def measure(checkpoint: Path, strategy: str, variant: str, count: int) -> list[dict[str, Any]]:
-    """What each rank took, by rank."""
+    """Return what each rank took, by rank."""
     with TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
         command += ["-m", "benchmarks.zero_loading", "--rank-of", str(checkpoint), "--strategy", strategy]
@@ -103,7 +103,7 @@ def measure(checkpoint: Path, strategy: str, variant: str, count: int) -> list[d
 
 
 def table(found: dict[str, list[dict[str, Any]]]) -> str:
-    """One row for each rank of each variant, in GB."""
+    """Return a table with one row for each rank of each variant, in GB."""
     header = ("", "rank", "own peak", "own after", "of files", "peak of both", "seconds")
     rows = []
     for name, ranks in found.items():

@@ -1,4 +1,4 @@
-"""Fixtures that several packages' tests share."""
+"""Fixtures that the tests of several packages share."""
 
 import os
 import zlib
@@ -10,15 +10,16 @@ import torch
 
 ARE_DECLARED = find_spec("declared_torchvision_operators") is not None  # by the environment itself
 if not ARE_DECLARED and find_spec("torchvision") is not None and torch.version.cuda is None:
-    # torchvision is built against CUDA; its Python part imports beside a CPU build of torch if these are declared.
+    # torchvision is built against CUDA. Its Python part can be imported next to a CPU build of torch if these are
+    # declared.
     torch.library.define("torchvision::nms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     torch.library.define("torchvision::qnms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 from tests.tiny_models import FAMILY_NAMES, save_tiny_checkpoint
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ["TIERCEL_LANG"] = "en"  # whatever the locale of the machine
-torch.set_num_threads(1)  # two contend for the cores with the processes that tests start
+os.environ["TIERCEL_LANG"] = "en"  # whatever the machine's locale
+torch.set_num_threads(1)  # two would compete for the cores with the processes that tests start
 
 
 CORE_CASES = tuple(

@@ -1,9 +1,9 @@
-"""Commands of tiercel in processes that begin with its heavy imports done.
+"""Commands of tiercel in processes that start with its heavy imports done.
 
 A nursery is a process that has imported what commands need and does nothing else. It forks for each command, so a
-command starts in milliseconds where it takes half a minute to import vLLM. The command's process has its own folder,
-environment, session and output, and ends as any other; it can be killed by its pid. What is chosen while modules are
-imported, such as a log level, is as the nursery was started.
+command starts in milliseconds although importing vLLM takes half a minute. The command's process has its own folder,
+environment, session and output, and ends like any other; it can be killed by its pid. Settings that are chosen while
+modules are imported, such as a log level, are those from the nursery's start.
 """
 
 import json
@@ -29,12 +29,12 @@ class Command:
     def __init__(self, words: Sequence[str], answers: int):
         self.args = words
         self.returncode: int | None = None
-        self._answers = answers  # a pipe from its keeper: the pid, and once it has ended its exit code
+        self._answers = answers  # a pipe from its keeper: the pid, and the exit code once it has ended
         self.pid = int(os.read(answers, 32))
         os.set_blocking(answers, False)
 
     def poll(self) -> int | None:
-        """Return the exit code, the negative number of the signal that killed it, or None where it still runs."""
+        """Return the exit code, the negative number of the signal that killed it, or None if it is still running."""
         if self.returncode is None:
             with suppress(BlockingIOError):
                 self.returncode = int(os.read(self._answers, 32))
@@ -157,7 +157,7 @@ def _next_command(requests: socket.socket) -> dict[str, Any] | None:
         if keeper:
             for file in files:
                 os.close(file)
-            os.waitpid(keeper, 0)  # which leaves another behind, so that the nursery is free
+            os.waitpid(keeper, 0)  # this leaves another process behind, so that the nursery is free
             continue
         if os.fork():
             os._exit(0)

@@ -1,4 +1,4 @@
-"""Hugging Face's whole processors of the tiny checkpoints, which need torchvision where one is made."""
+"""Hugging Face's whole processors of the tiny checkpoints, some of which need torchvision."""
 
 import transformers
 

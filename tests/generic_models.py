@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of architectures that have no family of their own, saved in the real format."""
+"""Tiny random checkpoints of architectures without their own family, saved in the real format."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -39,15 +39,15 @@ CROP = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
 
 @dataclass(frozen=True, kw_only=True)
 class Tiny:
-    """Describes a tiny checkpoint. Values that begin with `id:` stand for the id of a token."""
+    """A tiny checkpoint. Values that begin with `id:` represent the id of a token."""
 
     model: str  # classes of transformers
     config: str
     processor: str | None = None  # None: text only
     images: str | None = None
     tokens: tuple[str, ...] = ()
-    names: Mapping[str, str] = field(default_factory=dict)  # by which its processor asks the tokenizer for them
-    marker: str = "<image>"  # what the template writes at the place of an image
+    names: Mapping[str, str] = field(default_factory=dict)  # names by which its processor asks the tokenizer for them
+    marker: str = "<image>"  # what the template writes in place of an image
     keys: Mapping[str, Any] = field(default_factory=dict)  # of the config
     image_keys: Mapping[str, Any] = field(default_factory=dict)
     processor_keys: Mapping[str, Any] = field(default_factory=dict)
@@ -64,7 +64,8 @@ def _with_ids(value: Any, tokenizer: Any) -> Any:
 
 
 def has_processor(name: str) -> bool:
-    """Whether the processor can be made: transformers has stand-ins for parts whose packages are missing."""
+    """Return whether the processor can be made, because transformers has stand-ins for parts whose packages are
+    missing."""
     tiny = GENERIC[name]
     parts = [getattr(transformers, part) for part in (tiny.images, tiny.videos, tiny.processor) if part is not None]
     return not any(getattr(part, "is_dummy", False) for part in parts)
@@ -155,7 +156,7 @@ GLM = {
 }
 
 
-NAMED = ("glm46v", "smolvlm", "idefics3", "mistral3", "pixtral", "llava")  # that must be admitted
+NAMED = ("glm46v", "smolvlm", "idefics3", "mistral3", "pixtral", "llava")  # these must be accepted
 
 GENERIC = {
     "llava": Tiny(

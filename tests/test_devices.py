@@ -1,4 +1,4 @@
-"""Where models run, on a machine without a GPU."""
+"""Where models run on a machine without a GPU."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""Imports run one way, and what must start at once loads nothing heavy."""
+"""Imports run one way, and modules that must start at once load nothing heavy."""
 
 import ast
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "tiercel"
 
-# A module imports from the layers before its own, and from its own package; never from beside it or from above.
+# A module imports from the layers before its own and from its own package, never from one next to it or above it.
 LAYERS = (
     {"wording", "secret_names", "messages", "regular_files", "image_decoding", "devices"},
     {"__init__", "errors", "samples"},
@@ -105,7 +105,7 @@ def test_no_modules_import_each_other_in_a_circle():
     imports = imports_of_modules()
     while free := {name for name, others in imports.items() if not others & imports.keys()}:
         imports = {name: others for name, others in imports.items() if name not in free}
-    assert imports == {}  # modules of a circle, and those that import one
+    assert imports == {}  # modules of a cycle, and those that import one
 
 
 def test_the_report_knows_run_directories_and_the_parser_only():
@@ -149,7 +149,7 @@ for command in ([], ["grpo"], ["check"], ["doctor"]):
 
 def test_types_recipes_and_algorithms_need_no_model_library():
     loaded = loaded_by("import tiercel.types, tiercel.config, tiercel.algorithms")
-    assert "torch" in loaded  # of tiercel.types
+    assert "torch" in loaded  # because of tiercel.types
     assert not loaded & MODELS
 
 
@@ -170,7 +170,7 @@ def test_what_must_start_at_once_loads_nothing_heavy(program):
 
 def test_a_report_is_written_without_torch():
     loaded = loaded_by("import tiercel.web.report")
-    assert not loaded & (HEAVY - {"PIL"})  # pictures are made smaller for the page
+    assert not loaded & (HEAVY - {"PIL"})  # pictures are reduced for the page
 
 
 def test_a_wrong_recipe_is_refused_without_torch(tmp_path):

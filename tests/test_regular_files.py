@@ -1,4 +1,4 @@
-"""Files of a run directory in which somebody has put something else."""
+"""Files of a run directory that somebody has replaced with something else."""
 
 import os
 

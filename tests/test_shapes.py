@@ -1,4 +1,4 @@
-"""docs/shapes.md has each letter that a name of the package ends with to tell a tensor's shape, and no other."""
+"""docs/shapes.md has each letter that a name of the package uses as a suffix for a tensor's shape, and no other."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Where a verb writes for its user: what cannot be written ends with its path, the reason and exit code 2."""
+"""Where commands write for their user: a file that cannot be written ends with its path, the reason and exit code 2."""
 
 import errno
 import json
@@ -41,7 +41,7 @@ def test_what_cannot_be_written_is_told_in_one_way(error, words):
 
 @pytest.fixture(scope="module")
 def run(tiny_checkpoints, tmp_path_factory) -> Path:
-    """A run of one step, with its recipe beside it."""
+    """Create a run of one step, with its recipe next to it."""
     work = tmp_path_factory.mktemp("writing")
     changes = {"data": {"eval": None, "workers": 0}, "train": {"steps": 1}}
     recipe = sft_recipe(tiny_checkpoints["qwen2_vl"], write_rows(work), work / "run", **changes)

@@ -71,7 +71,7 @@ QWEN_TEMPLATE = CHAT_TEMPLATE.replace(
     "{% elif part['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>{% elif part",
 )
 INTERNVL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<IMG_CONTEXT>", "<img>", "</img>", "<video>")
-INTERNVL_NAMES = {  # by which its processor asks the tokenizer for them
+INTERNVL_NAMES = {  # names by which its processor asks the tokenizer for them
     "context_image_token": "<IMG_CONTEXT>",
     "start_image_token": "<img>",
     "end_image_token": "</img>",
@@ -84,12 +84,12 @@ GEMMA3_TOKENS = (
     "<image_soft_token>",
     "<start_of_image>",
     "<end_of_image>",
-    "\n\n\n\n",  # vLLM asks for these as single tokens
+    "\n\n\n\n",  # vLLM requires these as single tokens
     "\n\n\n",
     "\n\n",
     "\n",
 )
-GEMMA3_NAMES = {  # by which its processor asks the tokenizer for them
+GEMMA3_NAMES = {  # names by which its processor asks the tokenizer for them
     "image_token": "<image_soft_token>",
     "boi_token": "<start_of_image>",
     "eoi_token": "<end_of_image>",
@@ -133,7 +133,7 @@ def save_tiny_checkpoint(name: str, directory: Path, seed: int = 0, *, heads: in
 
 
 def _publish(name: str, file: Path) -> None:
-    """Give the weights names and layout of published checkpoints, where transformers saves new models otherwise."""
+    """Give the weights the names and layout of published checkpoints, if transformers saves new models differently."""
     weights = load_file(file)
     if name == "gemma3":
         weights = {key.replace("vision_tower.", "vision_tower.vision_model."): each for key, each in weights.items()}
@@ -184,7 +184,7 @@ def _qwen(name: str, heads: int):
         if name == "qwen3_vl":
             model = Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision, **shared))
         else:
-            text |= EXPERTS | {"norm_topk_prob": True}  # vLLM asks for it
+            text |= EXPERTS | {"norm_topk_prob": True}  # vLLM requires it
             config = Qwen3VLMoeConfig(text_config=text, vision_config=vision, **shared)
             model = Qwen3VLMoeForConditionalGeneration(config)
     elif name.startswith("qwen3_5"):
@@ -392,7 +392,7 @@ def mixed_rows(family: Family) -> list[tuple[Row, list[EncodedImage]]]:
 
 
 def make_row(identity: str, content: str, image_count: int, answer: str | None = "[1, 20, 30, 40]") -> Row:
-    """A user turn, and an assistant turn where an answer is given."""
+    """Return a row with a user turn, and with an assistant turn if an answer is given."""
     messages = [Message(role="user", content=content)]
     if answer is not None:
         messages.append(Message(role="assistant", content=answer))

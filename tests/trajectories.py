@@ -30,7 +30,7 @@ def picture() -> EncodedImage:
 
 
 def trajectory_group(outcome: RewardValue | None = None, failure: str | None = None) -> Group:
-    """Two turns of 2 and 3 tokens, and 4 tokens that came back between them."""
+    """Return a group with two turns of 2 and 3 tokens, and 4 observed tokens between them."""
     trajectory = Trajectory(
         is_sampled_L=torch.tensor([True] * 2 + [False] * 4 + [True] * 3),
         positions_DL=torch.arange(9)[None] + 5,

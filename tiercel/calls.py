@@ -1,4 +1,4 @@
-"""Functions of the user's own that a recipe names, as `file.py:function` or `package.module:function`."""
+"""The user's own functions that a recipe names, as `file.py:function` or `package.module:function`."""
 
 import importlib
 import importlib.util
@@ -16,24 +16,24 @@ _MODULE_CALL = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 class CannotLoad(ValueError):
-    """The user's file, module or function cannot be loaded; the message says why and what there is."""
+    """Raised if the user's file, module or function cannot be loaded. The message says why and what exists."""
 
 
 def is_call(call: str) -> bool:
-    """Tell whether a text has one of the two forms."""
+    """Return whether a text has one of the two forms."""
     return bool(_FILE_CALL.fullmatch(call) or _MODULE_CALL.fullmatch(call))
 
 
 def call_file(call: str) -> str | None:
-    """Give the file of `file.py:function`; None for `package.module:function` and for what is neither."""
+    """Return the file of `file.py:function`, or None for `package.module:function` and for any other text."""
     match = _FILE_CALL.fullmatch(call)
     return match["file"] if match else None
 
 
 def load_module(source: str, prefix: str, *, is_own_process: bool = True) -> ModuleType:
     """Import a file, under its name after `prefix`, or a module. The file's directory, or for a module the working
-    directory, comes first on the import path of a process of its own, and last elsewhere, where a file of the user's
-    must not hide a package. Raises CannotLoad where there is no such file, and whatever the user's code raises."""
+    directory, goes first on the import path in a process of its own. Elsewhere it goes last, so that a user's file
+    cannot hide a package. Raises CannotLoad if the file does not exist, and any error that the user's code raises."""
     place = 0 if is_own_process else len(sys.path)
     if not source.endswith(".py"):
         sys.path.insert(place, os.getcwd())
@@ -42,7 +42,7 @@ def load_module(source: str, prefix: str, *, is_own_process: bool = True) -> Mod
     if not path.is_file():
         raise CannotLoad(f"{path} is no file; paths start at the working directory")
     sys.path.insert(place, str(path.parent))
-    module_name = f"{prefix}_{path.stem}"  # a file called json.py must not hide json
+    module_name = f"{prefix}_{path.stem}"  # with the prefix, a file called json.py does not hide json
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -52,8 +52,8 @@ def load_module(source: str, prefix: str, *, is_own_process: bool = True) -> Mod
 
 
 def functions_of(module: ModuleType) -> Iterator[str]:
-    """Name the public functions that a module defines itself, with classes that can be called once made, and
-    environments."""
+    """Yield the names of the public functions that a module itself defines, of its classes whose objects can be called,
+    and of its environments."""
     for name, value in vars(module).items():
         is_meant = inspect.isfunction(value) or (inspect.isclass(value) and {"__call__", "reset"} & vars(value).keys())
         if is_meant and value.__module__ == module.__name__ and not name.startswith("_"):

@@ -10,20 +10,21 @@ def training_device() -> torch.device:
     """Choose the GPU if there is one."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    # On Hopper and Blackwell PyTorch prefers cuDNN's attention, which plans each new shape anew, a part of a second
-    # each; pictures of many sizes make many shapes. FlashAttention and the memory-efficient kernel plan nothing.
+    # On Hopper and Blackwell, PyTorch prefers cuDNN's attention, which makes a plan for each new shape. That takes a
+    # part of a second each time, and pictures of many sizes make many shapes. FlashAttention and the memory-efficient
+    # kernel make no plan.
     torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device("cuda")
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to the device. The host does not wait for a GPU, which it may if the memory is not pinned."""
+    """Copy a tensor to the device. The host does not wait for a GPU, as it might if the memory were not pinned."""
     pinned = tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
     return pinned.to(device, non_blocking=True)
 
 
 def driver_version() -> int:
-    """Return the CUDA version that the driver knows, such as 13000 for 13.0; 0 if it is unknown."""
+    """Return the CUDA version that the driver supports, such as 13000 for 13.0, or 0 if it is unknown."""
     found = ctypes.c_int(0)
     try:
         ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(found))

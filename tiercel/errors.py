@@ -1,4 +1,4 @@
-"""Errors that a user can act on. Each names the field, row or file and the remedy, and has an exit code."""
+"""Errors that you can act on. Each names the field, row or file and the remedy, and has an exit code."""
 
 from tiercel.wording import counted
 
@@ -11,12 +11,12 @@ EXIT_TERMINATED = 75
 
 
 class TiercelError(ValueError):
-    """Is the base of every error for the user. The command line prints it without a traceback."""
+    """The base of every error for the user. The command line prints it without a traceback."""
 
     exit_code = EXIT_USER
 
     def _render_traceback_(self) -> list[str]:
-        """Show the message alone in a notebook, which asks for this."""
+        """Return only the message for a notebook, which calls this method."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -24,7 +24,7 @@ ANY_RECIPE = "recipe"
 
 
 class RecipeError(TiercelError):
-    """Raised where the recipe is wrong. `problems` has one line for each problem. `source`: its file, where known."""
+    """Raised if the recipe is wrong. `problems` has one line for each problem. `source` is its file, if known."""
 
     def __init__(self, problems: list[str], source: str = ANY_RECIPE):
         self.problems = tuple(problems)
@@ -35,7 +35,7 @@ class RecipeError(TiercelError):
 
 
 class DataError(TiercelError):
-    """Raised where rows or images of the user's data cannot be used. `field` names the wrong field of the row."""
+    """Raised if rows or images of the user's data cannot be used. `field` names the wrong field of the row."""
 
     def __init__(self, message: str, *, field: str = "row"):
         self.field = field
@@ -43,27 +43,27 @@ class DataError(TiercelError):
 
 
 class ModelError(TiercelError):
-    """Raised where the checkpoint cannot be loaded or does not fit the recipe."""
+    """Raised if the checkpoint cannot be loaded or does not fit the recipe."""
 
 
 class EnvironmentProblem(TiercelError):
-    """Raised where a package, device or file of the machine is missing or has a wrong version."""
+    """Raised if a package, device or file of the machine is missing or has a wrong version."""
 
 
 class RunError(TiercelError):
-    """Raised where the run directory cannot be written, read or resumed."""
+    """Raised if the run directory cannot be written, read or resumed."""
 
 
 class TrainingError(TiercelError):
-    """Raised where the training itself fails: numbers that are not finite, too many failed rewards, a lost engine."""
+    """Raised if the training itself fails: numbers that are not finite, too many failed rewards, a lost engine."""
 
     exit_code = EXIT_TRAINING
 
 
 class NonFiniteError(TrainingError):
-    """Raised on all ranks where a loss, a gradient or an advantage is not finite on one of them. No parameter was
-    changed. `rows`: for each rank, the ids of its rows that are not finite. `places`: those microbatches of the update
-    on this rank, by number; None: all."""
+    """Raised on all ranks if a loss, a gradient or an advantage is not finite on one of them. No parameter was changed.
+    `rows` has, for each rank, the ids of its rows that are not finite. `places` has the numbers of this rank's
+    microbatches of the update that are not finite; None means all."""
 
     def __init__(
         self, what: str, rows: list[list[str]], advice: str | None = None, places: tuple[int, ...] | None = None
@@ -79,25 +79,25 @@ class NonFiniteError(TrainingError):
 
 
 class StallError(TiercelError):
-    """Raised where the run stands still: ranks wait for each other and would never go on."""
+    """Raised if the run makes no progress because ranks wait for each other and would never continue."""
 
     exit_code = EXIT_STALL
 
 
 class TakenError(RunError):
-    """Raised where another process has taken the run directory that this one was writing."""
+    """Raised if another process has taken over the run directory that this one was writing."""
 
     exit_code = EXIT_TAKEN
 
 
 class Terminated(TiercelError):
-    """Raised after SIGTERM or SIGINT, once the run was saved."""
+    """Raised after SIGTERM or SIGINT, once the run has been saved."""
 
     exit_code = EXIT_TERMINATED
 
 
 class ElsewhereError(TiercelError):
-    """Raised where another rank failed and prints the reason. This rank ends with the same exit code."""
+    """Raised if another rank failed and prints the reason. This rank ends with the same exit code."""
 
     def __init__(self, rank: int, exit_code: int, reason: str = ""):
         self.exit_code = exit_code

@@ -1,4 +1,5 @@
-"""Boxes in the spaces of models and rows. Boxes are (x1, y1, x2, y2), sizes are (width, height) in pixels."""
+"""Boxes in the coordinate spaces of models and rows. Boxes are (x1, y1, x2, y2), sizes are (width, height) in
+pixels."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -6,7 +7,7 @@ from typing import TypeVar
 from tiercel.samples import Box, BoxSpace, CoordinateSpace, Point, Size
 
 Shape = TypeVar("Shape", bound=Box | Point)
-ROUNDING = 1.0  # pixels by which a box may leave its picture
+ROUNDING = 1.0  # pixels by which a box may extend beyond its picture
 
 
 def _extent(space: CoordinateSpace, processed_size: Size) -> tuple[float, float]:
@@ -35,8 +36,8 @@ def to_pixels(box: Shape, space: BoxSpace, size: Size) -> Shape:
 
 
 def misfit(box: Sequence[float], space: BoxSpace, size: Size) -> str | None:
-    """Say why a box or a point in pixels, which a row gave in `space`, cannot lie on a picture of `size`, and what it
-    may be instead; None where it lies on it, but for a pixel of rounding."""
+    """Return why a box or a point in pixels, which a row gave in `space`, cannot be on a picture of `size`, and what it
+    may be instead. Returns None if it is on the picture, up to a pixel of rounding."""
     x, y = box[::2], box[1::2]
     inside = min(box) >= -ROUNDING and max(x) <= size[0] + ROUNDING and max(y) <= size[1] + ROUNDING
     may_be_small = len(box) == 2 and all(side.is_integer() for side in box)  # a point at the corner
@@ -53,12 +54,12 @@ def misfit(box: Sequence[float], space: BoxSpace, size: Size) -> str | None:
 
 
 def outline_of(box: Box | Point) -> Box:
-    """Return a point as a box without an area, to be drawn."""
+    """Return a point as a box without an area, for drawing."""
     return box if len(box) == 4 else (*box, *box)
 
 
 def clipped(box: Shape, size: Size) -> Shape:
-    """Leave out what of a box in pixels lies beyond its picture of `size`."""
+    """Clip a box or a point in pixels to its picture of `size`."""
     return tuple(min(max(side, 0.0), float(size[place % 2])) for place, side in enumerate(box))  # type: ignore[return-value]
 
 

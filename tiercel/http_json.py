@@ -1,8 +1,8 @@
-"""Read answers over HTTP from a server that is not trusted: a vLLM server, or a judge.
+"""Reading of answers over HTTP from a server that is not trusted: a vLLM server, or a judge.
 
 An answer has a limit of seconds and of bytes. It must be UTF-8 and not compressed. It is read into a strict, frozen
-model: a number must be finite, and neither text nor a boolean is taken for a number. Pydantic's parser limits the depth
-of nesting. No part of an answer is decoded before these checks.
+model: a number must be finite, and neither text nor a boolean is accepted as a number. Pydantic's parser limits the
+depth of nesting. No part of an answer is decoded before these checks.
 """
 
 import asyncio
@@ -19,21 +19,21 @@ from tiercel.reliability.redaction import redact, redact_values
 
 CONNECT_SECONDS = 10.0
 LONGEST_SHOWN = 300  # characters of an answer in a message
-_SEARCHED = 1 << 16  # bytes, for secrets: what is shown must not end inside one
+_SEARCHED = 1 << 16  # bytes searched for secrets, because the shown part must not end inside one
 _CHARSET = re.compile(r"charset\*?\s*=\s*[\"']?([^\s;\"']+)", re.IGNORECASE)
 _UTF_8 = ("utf-8", "utf8", "us-ascii", "ascii")
 
 
 class NoAnswer(Exception):
-    """Raised where no complete answer came in time, or the answer is not JSON, such as the error page of a proxy."""
+    """Raised if no complete answer came in time, or if the answer is not JSON, such as the error page of a proxy."""
 
 
 class WrongAnswer(Exception):
-    """Raised where a complete answer breaks the protocol. The text names the field and its value."""
+    """Raised if a complete answer breaks the protocol. The text names the field and its value."""
 
 
 class ServerAnswer(BaseModel):
-    """Is the base of models of answers. Fields that a model does not name are ignored."""
+    """The base of models of answers. Fields that a model does not name are ignored."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -43,15 +43,15 @@ AnswerType = TypeVar("AnswerType", bound=ServerAnswer)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HttpReply:
-    """Holds a complete answer, in bytes."""
+    """A complete answer in bytes."""
 
     status: int
     body: bytes
-    obstacle: str | None  # why the body cannot be read as JSON, from its headers; None: it can
+    obstacle: str | None  # why the body cannot be read as JSON, according to its headers; None: it can
 
     def read(self, form: type[AnswerType]) -> AnswerType:
-        """Read the body as JSON into `form`. Raises WrongAnswer where a field has the wrong type or is out of range,
-        and NoAnswer where the body is not JSON."""
+        """Read the body as JSON into `form`. Raises WrongAnswer if a field has the wrong type or is out of range, and
+        NoAnswer if the body is not JSON."""
         if self.obstacle is not None:
             raise WrongAnswer(self.obstacle)
         try:
@@ -68,8 +68,8 @@ class HttpReply:
 
 
 def key_of(variable: str) -> str | None:
-    """Read a key from the environment; None where the variable is unset or empty. Raises ValueError where the key
-    cannot be part of a header. The message does not show the key."""
+    """Return the key in an environment variable, or None if the variable is unset or empty. Raises ValueError if the
+    key cannot be part of a header. The message does not show the key."""
     key = os.environ.get(variable, "").strip()
     if not (key.isascii() and key.isprintable()):
         raise ValueError(f"{variable} has characters that are not allowed in a key; export it again")
@@ -77,15 +77,15 @@ def key_of(variable: str) -> str | None:
 
 
 def new_client(**options: Any) -> httpx.AsyncClient:
-    """Make a client for `ask`, which limits the seconds of an answer itself. Proxies of the environment are ignored:
-    the server is on this machine or in its network."""
+    """Return a client for `ask`, which itself limits the seconds of an answer. The environment's proxies are ignored,
+    because the server is on this machine or in its network."""
     timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
     return httpx.AsyncClient(timeout=timeout, trust_env=False, follow_redirects=False, **options)
 
 
 async def ask(client: httpx.AsyncClient, request: httpx.Request, *, seconds: float, most_bytes: int) -> HttpReply:
-    """Send a request and return the answer, with any status. Raises NoAnswer where none came in time, and WrongAnswer
-    where the answer is longer than `most_bytes`."""
+    """Send a request and return the answer, whatever its status. Raises NoAnswer if none came in time, and WrongAnswer
+    if the answer is longer than `most_bytes`."""
     request.headers["Accept-Encoding"] = "identity"
     try:
         return await asyncio.wait_for(_answer(client, request, most_bytes), seconds)
@@ -120,11 +120,12 @@ def _obstacle(headers: httpx.Headers) -> str | None:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """Write a location as in choices[0].logprobs."""
+    """Format a location, as in choices[0].logprobs."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
     return text.removeprefix(".") or "answer"
 
 
 def brief(value: object) -> str:
-    """Shorten a value for a message, without secrets. They go first: a value is cut in the middle, too."""
+    """Shorten a value for a message, without secrets. These are removed first, because a value may be cut inside
+    one."""
     return redact(reprlib.repr(redact_values(value)))

@@ -1,4 +1,4 @@
-"""Decode pictures to plain RGB. Imports no torch, so that a reward's process opens pictures as training does."""
+"""Decoding of pictures to plain RGB. Imports no torch, so that a reward's process opens pictures as training does."""
 
 import numpy as np
 from PIL import Image
@@ -38,7 +38,7 @@ def orientation(image: Image.Image) -> int:
 def upright_rgb(image: Image.Image) -> Image.Image:
     """Decode an open image to an upright picture in 8-bit RGB, without metadata. Transparent pixels are drawn on white,
     16-bit greyscale keeps its high byte, and CMYK is converted without a colour profile."""
-    # Read before load(), as for the size in the header, because load() also reads metadata after the pixels.
+    # Read before load(), like the size in the header, because load() also reads metadata after the pixels.
     transposition = _UPRIGHT.get(orientation(image))
     image.load()
     picture = _to_rgb(image)
@@ -50,11 +50,11 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if is_16_bit or image.has_transparency_data:
         (width, height), convert = image.size, _from_16_bit if is_16_bit else _on_white
         picture, rows = Image.new("RGB", image.size), max(1, _STRIP_PIXELS // width)
-        for top in range(0, height, rows):  # by strips: a large picture costs its own memory, not several times that
+        for top in range(0, height, rows):  # in strips, or a large picture would take several times its own memory
             picture.paste(convert(image.crop((0, top, width, min(height, top + rows)))), (0, top))
     else:
         picture = image.convert("RGB")
-    picture.info = {}  # otherwise profiles and EXIF would be written wherever the picture is saved
+    picture.info = {}  # otherwise profiles and EXIF would be written whenever the picture is saved
     return picture
 
 

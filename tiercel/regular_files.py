@@ -1,6 +1,7 @@
-"""Open the files of a run, whose directory may hold what no run wrote: links, pipes, devices, files without end.
+"""Access to the files of a run, whose directory may contain what no run wrote: links, pipes, devices, endless files.
 
-Links are not followed, in the place of a file or of a run's folder: a run reads and writes inside its directory only.
+Links are not followed, neither in place of a file nor of a run's folder, because a run reads and writes only inside its
+directory.
 """
 
 import errno
@@ -13,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-LARGEST_FILE = 1 << 30  # bytes, that are read whole
+LARGEST_FILE = 1 << 30  # bytes of a file that is read whole
 LARGEST_JSON = 1 << 24  # bytes of a file that is one value
 LONGEST_LINE = 1 << 27  # bytes
 _IN_WORDS = {errno.ELOOP: "is a link, which is not followed", errno.ENXIO: "is not a regular file"}
@@ -21,19 +22,19 @@ FOLDERS = {  # of a run
     *("rollouts", "evaluations", "tokens", "images", "checkpoints", "journal"),
     *("policies", "nonfinite", "profiles", "trackers", "stall", "pulse"),
 }
-_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe is not waited for
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # without waiting for a pipe
 
 
 class OddFile(OSError):
-    """Raised where a file is there that no run wrote so; `strerror` says what it is."""
+    """Raised if a file is not one that a run writes. `strerror` says what it is."""
 
     def __str__(self) -> str:
         return f"{self.filename} {self.strerror}"
 
 
 def open_regular(file: Path | str, largest: int | None = None) -> IO[bytes]:
-    """Open a file for reading. Raises OSError: OddFile if it is a link, no regular file, or larger than `largest`
-    bytes."""
+    """Open a file for reading. Raises OSError; it is OddFile if the file is a link, not a regular file, or larger than
+    `largest` bytes."""
     stream = _file(_opened(file, os.O_RDONLY), file, "rb")
     size = os.fstat(stream.fileno()).st_size
     if largest is not None and size > largest:
@@ -43,19 +44,19 @@ def open_regular(file: Path | str, largest: int | None = None) -> IO[bytes]:
 
 
 def read_regular(file: Path | str, largest: int = LARGEST_FILE) -> bytes:
-    """Read a file whole. Raises OSError as `open_regular` does."""
+    """Read a whole file. Raises OSError like `open_regular`."""
     with open_regular(file, largest) as stream:
         return stream.read(largest)
 
 
 def read_text(file: Path | str, largest: int = LARGEST_FILE) -> str:
-    """Read a file as UTF-8, what is not UTF-8 as replacement characters. Raises OSError as `open_regular` does."""
+    """Read a file as UTF-8, with replacement characters for anything else. Raises OSError like `open_regular`."""
     return read_regular(file, largest).decode("utf-8", errors="replace")
 
 
 def read_json(file: Path | str, largest: int = LARGEST_JSON) -> Any:
-    """Read a file that is one value. Raises OSError as `open_regular` does, and where it is no JSON or nested too
-    deeply."""
+    """Read a file that contains one JSON value. Raises OSError like `open_regular`, and if the file is not JSON or is
+    nested too deeply."""
     data = read_regular(file, largest)
     try:
         return json.loads(data)
@@ -66,13 +67,13 @@ def read_json(file: Path | str, largest: int = LARGEST_JSON) -> Any:
 
 
 def require_regular(file: Path | str) -> None:
-    """Require a file that a library is to open by its name, which waits at a pipe. Raises OSError as `open_regular`
-    does."""
+    """Require a regular file before a library opens it by its name, because that would wait for a pipe. Raises OSError
+    like `open_regular`."""
     open_regular(file).close()
 
 
 def lines_of(file: Path | str) -> Iterator[bytes]:
-    """Yield the lines of a file. Raises OSError as `open_regular` does, and where one is longer than LONGEST_LINE."""
+    """Yield the lines of a file. Raises OSError like `open_regular`, and if a line is longer than LONGEST_LINE."""
     with open_regular(file) as stream:
         while line := stream.readline(LONGEST_LINE + 1):
             if len(line) > LONGEST_LINE:
@@ -81,19 +82,19 @@ def lines_of(file: Path | str) -> Iterator[bytes]:
 
 
 def too_long(file: Path | str) -> OddFile:
-    """Make the error of a line that is too long, as a file with a hole has."""
+    """Return the error for a line that is too long, as in a sparse file."""
     return OddFile(errno.EFBIG, f"has a line of more than {LONGEST_LINE:,} bytes", str(file))
 
 
 def open_to_append(file: Path | str) -> IO[str]:
-    """Open a text file to write at its end, and make it if it is not there. Raises OSError if it is a link or no
+    """Open a text file to append to it, and create it if it does not exist. Raises OSError if it is a link or not a
     regular file."""
     return _file(_opened(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT), file, "a")
 
 
 def open_new(file: Path | str, mode: str = "w") -> IO[Any]:
-    """Make a file, for writing, in place of what has its name: what a process that was killed left, or a link, which is
-    removed and not followed. Raises OSError."""
+    """Create a file for writing in place of anything that has its name: a file left by a killed process, or a link,
+    which is removed and not followed. Raises OSError."""
     _require_inside(file)
     with suppress(FileNotFoundError):
         os.unlink(file)
@@ -101,7 +102,7 @@ def open_new(file: Path | str, mode: str = "w") -> IO[Any]:
 
 
 def is_linked(folder: str) -> bool:
-    """Tell whether a link stands in the place of a folder of a run."""
+    """Return whether a link is in the place of a run's folder."""
     is_link = os.path.basename(folder) in FOLDERS and os.path.islink(folder)
     return is_link and os.path.lexists(os.path.join(os.path.dirname(folder), "config.yaml"))
 
@@ -122,21 +123,22 @@ def _opened(file: Path | str, flags: int) -> int:
 
 
 def write_new(file: Path | str, text: str) -> None:
-    """Write a text file in place of what has its name, as `open_new` does. Raises OSError."""
+    """Write a text file in place of anything that has its name, like `open_new`. Raises OSError."""
     with open_new(file) as stream:
         stream.write(text)
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory if it is not there. Raises OSError if it is a link: what is written would lie elsewhere."""
+    """Create a directory if it does not exist. Raises OSError if it is a link, because files would be written
+    elsewhere."""
     path.mkdir(parents=True, exist_ok=True)
     if path.is_symlink():
         raise OSError(errno.ELOOP, "is a link; move what it leads to here", str(path))
 
 
 def remove(path: Path) -> None:
-    """Remove what has this name, if there is anything: a directory with all that is in it, a file, or a link, which is
-    not followed. Raises OSError."""
+    """Remove whatever has this name, if anything does: a directory with its contents, a file, or a link, which is not
+    followed. Raises OSError."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

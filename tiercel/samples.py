@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 Size = tuple[int, int]
 Box = tuple[float, float, float, float]
 Point = tuple[float, float]
-CoordinateSpace = Literal["resized_pixels", "thousandths", "unit"]  # that a model writes
-BoxSpace = Literal["pixels", "thousandths", "unit"]  # that rows have: pixels of the original image
+CoordinateSpace = Literal["resized_pixels", "thousandths", "unit"]  # the spaces that a model may write
+BoxSpace = Literal["pixels", "thousandths", "unit"]  # of rows; pixels are of the original image
 
 
 def column(columns: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a row's column, None where it has none. `reward_model.ground_truth` is a value within the
-    column `reward_model`, unless a column has that name."""
+    """Return the value of a row's column, or None if the row does not have it. `reward_model.ground_truth` is a value
+    within the column `reward_model`, unless a column has that whole name."""
     value: Any = columns
     for key in (name,) if name in columns else name.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -28,7 +28,7 @@ def column(columns: Mapping[str, Any], name: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """Holds one turn of the prompt. `<image>` marks the place of an image."""
+    """One turn of the prompt. `<image>` marks the place of an image."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
@@ -36,19 +36,19 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleImage:
-    """Describes an image for a reward: its path as in the row and its sizes. `open` reads the picture."""
+    """An image for a reward: its path as in the row and its sizes. `open` reads the picture."""
 
     path: str | None
     original_size: Size
     processed_size: Size
-    # Where it can be opened while the reward runs, also if it is in the row itself.
+    # Where it can be opened while the reward runs, even if it is in the row itself.
     file: str | None = field(default=None, compare=False)
     grid_thw: tuple[int, int, int] | None = field(default=None, compare=False)  # of its patches, for families of Qwen
 
     def open(self) -> "Image":
-        """Open the picture as the model saw it, before it was resized: upright, in RGB. Raises FileNotFoundError where
-        there is no file: for a video, and for a picture that an environment added."""
-        from tiercel.image_decoding import open_picture  # most rewards look at no picture
+        """Open the picture as the model saw it, but before it was resized: upright, in RGB. Raises FileNotFoundError if
+        there is no file, as for a video and for a picture that an environment added."""
+        from tiercel.image_decoding import open_picture  # imported here because most rewards do not open pictures
 
         if self.file is None:
             raise FileNotFoundError(f"{self.path or 'this picture'} has no file here: a video, or an environment's")
@@ -57,7 +57,7 @@ class SampleImage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardValue:
-    """Holds one reward of one completion. None without a failure: the reward does not apply. None with a failure: the
+    """One reward of one completion. None without a failure: the reward does not apply. None with a failure: the
     completion could not be scored."""
 
     value: float | None
@@ -66,7 +66,7 @@ class RewardValue:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolCall:
-    """Holds one tool call of the policy. `failure`: why it has no result; the policy was told."""
+    """One tool call of the policy. `failure` says why it has no result; the policy was told so."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -76,18 +76,18 @@ class ToolCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyTurn:
-    """Holds what the policy wrote in one turn, and what came back."""
+    """What the policy wrote in one turn, and the answer to it."""
 
     text: str
     token_count: int
     calls: tuple[ToolCall, ...] = ()
-    answer: str | None = None  # `<image>` marks each picture; None: nothing came back, the trajectory ended
-    images: tuple[SampleImage, ...] = ()  # that came back
+    answer: str | None = None  # `<image>` marks each picture; None: there was no answer, and the trajectory ended
+    images: tuple[SampleImage, ...] = ()  # of the answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """Holds what a reward function gets. All of it is plain JSON data."""
+    """What a reward function gets. All of it is plain JSON data."""
 
     id: str
     prompt: str  # text of the last user turn, as in the row
@@ -97,26 +97,26 @@ class Sample:
     answer: Any
     columns: Mapping[str, Any]
     images: tuple[SampleImage, ...]
-    coordinate_space: CoordinateSpace | None  # of boxes that the model writes; None: not known
+    coordinate_space: CoordinateSpace | None  # of boxes that the model writes; None: unknown
     messages: tuple[Turn, ...] = ()  # all turns of the prompt, as the model saw them
     turns: tuple[
         PolicyTurn, ...
     ] = ()  # with tools or an environment: what the policy did; `completion` is the last text
-    answer_image: int | None = 0  # on which of `images` the boxes of the right answer lie; None: on several
+    answer_image: int | None = 0  # which of `images` has the boxes of the right answer; None: several
     answer_space: BoxSpace = "pixels"  # of boxes in the right answer
-    outcome: RewardValue | None = None  # what the environment's get_reward answered; None where it has none
+    outcome: RewardValue | None = None  # what the environment's get_reward returned; None if it has none
     named: Mapping[str, Any] = field(default_factory=dict)  # what the row's own framework gives its rewards, by name
     opened: str = ""  # what the chat template wrote of this turn before the completion, such as "<think>\n"
 
 
 def decode_turn(fields: Mapping[str, Any]) -> PolicyTurn:
-    """Read a turn that `dataclasses.asdict` wrote and JSON carried."""
+    """Read a turn that `dataclasses.asdict` wrote and that was sent as JSON."""
     calls = tuple(ToolCall(**call) for call in fields["calls"])
     return PolicyTurn(**{**fields, "calls": calls, "images": images_of(fields["images"])})
 
 
 def images_of(listed: Sequence[Mapping[str, Any]]) -> tuple[SampleImage, ...]:
-    """Read images in the same way; their lists of sizes are tuples again."""
+    """Read images that were sent in the same way, with lists of sizes as tuples again."""
     return tuple(
         SampleImage(
             path=image["path"],

@@ -1,4 +1,4 @@
-"""Names of secrets, and values as a message may show them: without what is given under such a name."""
+"""Names of secrets, and values as a message may show them: without what was given under such a name."""
 
 import fnmatch
 import re
@@ -21,12 +21,12 @@ _FLAG = re.compile(r"--?(?P<name>[\w.-]+)")
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable, key or URL parameter of this name holds a secret."""
+    """Return whether a variable, key or URL parameter of this name contains a secret."""
     return _SECRET_NAMES.match(name.upper().replace("-", "_")) is not None
 
 
 def without_credentials(text: str) -> str:
-    """Take users and passwords out of the addresses in a text, and the values of their parameters named like
+    """Remove users and passwords from the addresses in a text, and the values of parameters that are named like
     secrets."""
     if "://" not in text:
         return text
@@ -35,9 +35,9 @@ def without_credentials(text: str) -> str:
 
 
 def harmless(value: Any, key: str = "") -> Any:
-    """Copy what a user gave, for a message: without the values of keys named like secrets, inside it too, without what
-    follows such a name in a text, and without the credentials of an address. `key`: the dotted name that it is given
-    for; leave it out where that holds no secret, such as a number of tokens."""
+    """Copy what a user gave, for a message. The copy, at every depth, has no values of keys named like secrets, nothing
+    that follows such a name in a text, and no credentials of addresses. `key` is the dotted name that the value was
+    given for; leave it out if that cannot name a secret, such as a number of tokens."""
     if isinstance(value, dict):
         return {name: harmless(inner, f"{key}.{name}") for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -50,7 +50,7 @@ def harmless(value: Any, key: str = "") -> Any:
 
 
 def harmless_words(words: Sequence[str]) -> list[str]:
-    """Copy words of a command line, without the value in `--hf_token VALUE` or `hf_token=VALUE`."""
+    """Copy the words of a command line, without the value in `--hf_token VALUE` or `hf_token=VALUE`."""
     flags = [_FLAG.fullmatch(word) for word in words]
     before = ["", *(flag["name"] if flag else "" for flag in flags)]
     return [word if flag else harmless(word, name) for word, flag, name in zip(words, flags, before, strict=False)]

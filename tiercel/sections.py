@@ -1,4 +1,4 @@
-"""What the recipe's sections are made of: a frozen base, types of numbers, and how a problem is written down."""
+"""The base of the recipe's sections: a frozen class, types of numbers, and the form of a problem."""
 
 import ast
 import inspect
@@ -22,17 +22,17 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-TEXT_FORM, SECTION_FORM = "(text)", "(section)"  # of a key that may be either; pydantic puts them into its locations
+TEXT_FORM, SECTION_FORM = "(text)", "(section)"  # of a key that may be either; pydantic puts these into its locations
 
 
 class Section(BaseModel):
-    """A frozen section of the recipe; a key it does not know is an error."""
+    """A frozen section of the recipe. A key that it does not know is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, hide_input_in_errors=True)
 
     @classmethod
     def meanings(cls) -> Mapping[str, str]:
-        """Read the docstrings that follow the keys. They are read on demand, because reading takes longer than most
+        """Read the docstrings that follow the keys. This is done on demand, because it takes longer than most
         commands."""
         found: dict[str, str] = {}
         for base in reversed(cls.__mro__):
@@ -66,7 +66,7 @@ class Source(Section):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """One line for the user. `also` names further keys that the judgement looked at."""
+    """One line for the user. `also` names further keys that the check read."""
 
     key: str
     text: str
@@ -77,13 +77,13 @@ class Problem:
         return f"{self.key}: {self.text}"
 
     def touches(self, path: str) -> bool:
-        """Say whether the judgement rests on `path`, on a key inside it, or on a section that holds it."""
+        """Return whether the check read `path`, a key inside it, or a section that contains it."""
         return any(
             key == path or key.startswith(path + ".") or path.startswith(key + ".") for key in (self.key, *self.also)
         )
 
     def below(self, section: str) -> "Problem":
-        """Return the same problem with the keys of an entry or section written in full."""
+        """Return the same problem, with its keys extended by the section or entry that they are in."""
         return replace(
             self,
             key=f"{section}.{self.key}" if self.key else section,
@@ -95,7 +95,7 @@ Problems = Iterator[Problem]
 
 
 class RuleError(ValueError):
-    """Raised in validation where rules between keys refuse a recipe. Pydantic makes its ValidationError of it."""
+    """Raised in validation if rules between keys refuse a recipe. Pydantic turns it into its ValidationError."""
 
     def __init__(self, problems: list[Problem]):
         self.problems = problems
@@ -103,19 +103,20 @@ class RuleError(ValueError):
 
 
 class Keys:
-    """The key that a problem is told at, and further keys that the judgement looked at."""
+    """The key at which a problem is reported, and further keys that the check read."""
 
     def __init__(self, key: str, *also: str):
         self.key, self.also = key, also
 
     def problem(self, text: str) -> Problem:
-        """Make a problem of these keys. `text`: the value given, what is wrong with it, and what to write instead."""
+        """Return a problem of these keys. `text` has the given value, what is wrong with it, and what to write
+        instead."""
         return Problem(key=self.key, text=text, also=self.also)
 
 
 def shown(value: Any, limit: int = 60, *, key: str = "") -> str:
-    """Write a value as YAML has it, on one line, shortened to about `limit` characters, without secrets. `key`: as for
-    `harmless`."""
+    """Format a value as in YAML, on one line, shortened to about `limit` characters, without secrets. `key` has the
+    same meaning as in `harmless`."""
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
     told = harmless(value, key)
@@ -123,7 +124,7 @@ def shown(value: Any, limit: int = 60, *, key: str = "") -> str:
 
 
 def address_fault(url: str) -> str | None:
-    """Say what is wrong with a server's address. One with a name and password is not shown."""
+    """Return what is wrong with a server's address, or None. An address with a name and password is not shown."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
@@ -137,7 +138,7 @@ def address_fault(url: str) -> str | None:
 
 
 def regex_fault(pattern: str) -> str | None:
-    """Say why a text is no regular expression."""
+    """Return why a text is not a regular expression, or None if it is one."""
     try:
         re.compile(pattern)
     except re.error as error:
@@ -146,5 +147,5 @@ def regex_fault(pattern: str) -> str | None:
 
 
 def form_of(value: Any) -> str:
-    """Tell which form a value has whose key takes a text or a section: the tag for pydantic."""
+    """Return the form of a value whose key accepts a text or a section, as the tag for pydantic."""
     return SECTION_FORM if isinstance(value, dict | Section) else TEXT_FORM

@@ -4,7 +4,8 @@ import re
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return a count with its noun, as in "1 row" and "1,024 rows". `plural`: where it is not the noun with an s."""
+    """Return a count with its noun, as in "1 row" and "1,024 rows". `plural` is needed if it is not the noun with an
+    s."""
     return f"{count:,} " + (noun if count == 1 else plural or f"{noun}s")
 
 
@@ -12,12 +13,13 @@ CUT = "..."  # marks the place where a message shows only part of a long value
 LONGEST_PATH = 4096  # characters, which is the system's limit
 
 _SPACE = re.compile(r"\s")
-_NO_PATH = re.compile(r"^[\"']?data:|[\uff0c\u3002\uff1b\uff1a\uff01\uff1f]")  # of a word with a slash; Chinese marks
+_NO_PATH = re.compile(r"^[\"']?data:|[\uff0c\u3002\uff1b\uff1a\uff01\uff1f]")  # in a word with a slash; Chinese marks
 _QUOTATION = re.compile(r"(?<!\w)(?P<quote>[\"'])(?:\\.|(?!(?P=quote))[^\\])*(?P<end>(?P=quote)?)", re.DOTALL)
 
 
 def brief(text: str, limit: int) -> str:
-    """Cut a text after `limit` characters. A path is not cut, so that text may become longer; a quotation is closed."""
+    """Cut a text after `limit` characters. A path is not cut, so the text may become longer, and a quotation is
+    closed."""
     if len(text) <= limit:
         return text
     end = limit - len(CUT)
@@ -29,7 +31,7 @@ def brief(text: str, limit: int) -> str:
 
 
 def _word_end(text: str, place: int) -> int | None:
-    """Return the end of the word that goes on at a place, where it may be a path; else None."""
+    """Return the end of the word that continues at a place, if it may be a path, else None."""
     start = next((at + 1 for at in range(place - 1, max(-1, place - LONGEST_PATH), -1) if text[at].isspace()), 0)
     match = _SPACE.search(text, place, start + LONGEST_PATH)
     end = match.start() if match else len(text)

@@ -1,4 +1,4 @@
-"""Write files for the user. Where a file cannot be written, the error has its path, the reason and the remedy."""
+"""Writing of files for the user. If a file cannot be written, the error has its path, the reason and the remedy."""
 
 import os
 import shutil
@@ -20,10 +20,10 @@ GO_ON = "free some space there and make it writable; then run the same command a
 
 @contextmanager
 def writing(path: Path | str, remedy: str = ELSEWHERE) -> Iterator[None]:
-    """Wrap code that writes `path`. Raises RunError, which names `path`, where the system does not allow it."""
+    """Wrap code that writes `path`. Raises RunError, which names `path`, if the system does not allow it."""
     try:
         yield
-    except OddFile as error:  # that it would have read, or written over
+    except OddFile as error:  # a file that the code would have read or overwritten
         raise RunError(f"{error}; {NOT_OURS}") from error
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path} cannot be written: {_reason(error, path)}; {remedy}") from error
@@ -31,7 +31,7 @@ def writing(path: Path | str, remedy: str = ELSEWHERE) -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path | str) -> Iterator[None]:
-    """Wrap code that reads a file of a run. Raises RunError, which names it, where it cannot be read."""
+    """Wrap code that reads a file of a run. Raises RunError, which names the file, if it cannot be read."""
     try:
         yield
     except OSError as error:
@@ -41,14 +41,14 @@ def reading(path: Path | str) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file in UTF-8. Raises RunError where it cannot be written."""
+    """Write a file in UTF-8. Raises RunError if it cannot be written."""
     with writing(path):
         path.write_text(text, encoding="utf-8")
 
 
 def let_others_read(directory: Path) -> None:
-    """Give all files the mode of new ones: safetensors writes its own for their owner alone, and a server may run as
-    another user."""
+    """Give all files the mode of new ones: safetensors makes its files readable only for their owner, and a server may
+    run as another user."""
     for path in directory.rglob("*"):
         if path.is_file() and not path.is_symlink():
             path.chmod(0o666 & ~_UMASK)

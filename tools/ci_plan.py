@@ -1,6 +1,6 @@
-"""What .ci/run runs for a commit: every suite's core cases, a third of the rest by the commit's hash, and whole suites
-where the change touches what they protect, the quickest first, as long as the run stays within its time. Standard
-library only: it runs before any environment is made.
+"""The steps that .ci/run runs for a commit: every suite's core cases, a third of the rest, which the commit's hash
+chooses, and whole suites if the change touches what they protect, the quickest first, for as long as the run stays
+within its time. It uses only the standard library, because it runs before any environment exists.
 
     python3 -m tools.ci_plan                  the steps for HEAD, a line each: `test-scale THIRD=1`
     python3 -m tools.ci_plan --all            every step, whole
@@ -26,8 +26,8 @@ DIVIDED = (
 )
 STEPS = ALWAYS_WHOLE + DIVIDED
 
-# Seconds on two quiet cores, environments included, of a plan in which every divided suite runs a third; and what the
-# rest of a suite adds. A change that forces more than fits takes the quickest suites whole.
+# Seconds on two quiet cores, environments included, of a plan in which every divided suite runs a third, and what the
+# rest of each suite adds. If a change forces more than fits, the quickest suites run whole.
 SECONDS_OF_THIRDS = 2200
 SECONDS_OF_THE_REST = {
     "test-generic": 0,
@@ -40,9 +40,9 @@ SECONDS_OF_THE_REST = {
 }
 SECONDS_OF_A_RUN = 2400  # of the 45 minutes; the rest is for a slow machine
 
-# A changed path that begins with the left side runs the suites on the right side whole.
+# A changed path that begins with the left side makes the suites on the right side run whole.
 FORCED = {
-    "Makefile": (),  # a changed recipe of a step is run by its core cases
+    "Makefile": (),  # a changed recipe of a step is run by the step's core cases
     "constraints.txt": ("test-families", "test-quantized"),
     "pyproject.toml": ("test-lowest",),
     "benchmarks/environments/vllm.txt": ("test-vllm",),
@@ -70,7 +70,7 @@ FORCED = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A make target, and the third of its cases that runs beside its core cases (None: all of them)."""
+    """A make target, and the third of its cases that runs in addition to its core cases (None: all of them)."""
 
     target: str
     third: int | None
@@ -82,7 +82,7 @@ class Step:
 
 
 def plan_steps(commit: str, changed: Iterable[str]) -> list[Step]:
-    """Choose the steps for a commit (its full hash) that changes these paths."""
+    """Choose the steps for a commit, given by its full hash, that changes these paths."""
     third = int(commit[:8], 16) % THIRDS
     forced = {
         suite: (path, start)
@@ -105,7 +105,7 @@ def plan_steps(commit: str, changed: Iterable[str]) -> list[Step]:
 
 
 def _fitting(forced: Iterable[str]) -> set[str]:
-    """Choose the suites that run whole: the quickest one whatever it takes, then those that fit into a run's time."""
+    """Choose the suites that run whole: the quickest one in any case, then those that fit into a run's time."""
     whole: set[str] = set()
     seconds = SECONDS_OF_THIRDS
     for target in sorted(forced, key=SECONDS_OF_THE_REST.__getitem__):
@@ -116,18 +116,18 @@ def _fitting(forced: Iterable[str]) -> set[str]:
 
 
 def plan_everything() -> list[Step]:
-    """Choose every step, whole."""
+    """Return every step, whole."""
     return [Step(target, None, "everything was asked for") for target in STEPS]
 
 
 def changed_paths(commit: str, base: str | None, hours: int = 4) -> list[str]:
-    """List the paths that differ between a base and a commit. Without a base, it is the newest ancestor that is at
-    least `hours` older than the commit (a working session), or the commit's parent where that is older."""
+    """Return the paths that differ between a base and a commit. The default base is the newest ancestor that is at
+    least `hours` older than the commit (a working session)."""
     if base is None:
         committed_at = int(_git("show", "-s", "--format=%ct", commit))
         before = committed_at - hours * 3600
         base = _git("rev-list", "-1", f"--before={before}", commit)
-    if not base:  # the whole history is younger: everything is new
+    if not base:  # the whole history is younger, so everything is new
         return _git("ls-tree", "-r", "--name-only", commit).splitlines()
     return _git("diff", "--name-only", "--no-renames", base, commit).splitlines()
 

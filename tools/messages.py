@@ -1,7 +1,7 @@
-"""What tiercel says to a user, collected from its code: `python -m tools.messages` prints what has no Chinese yet.
+"""The messages of tiercel to a user, collected from its code: `python -m tools.messages` prints those without Chinese.
 
 A message is a text with a space and a word in one of MODULES. The fields of an f-string are numbered: "{0} given". A
-count with its noun (`counted`) gives two, "{0} row" and "{0} rows".
+count with its noun (`counted`) gives two messages, "{0} row" and "{0} rows".
 """
 
 import ast
@@ -20,8 +20,8 @@ from tiercel.rewards.all import BY_NAME, lowered
 
 PACKAGE = Path(__file__).parents[1] / "tiercel"
 
-# What `check` and `doctor` print and refuse, the stall report, and the modules of the errors that a user meets most;
-# folders stand for all their modules.
+# Modules with what `check` and `doctor` print and refuse, the stall report, and the errors that a user meets most. A
+# folder means all its modules.
 MODULES = (
     "errors.py",
     "sections.py",
@@ -76,14 +76,15 @@ MODULES = (
     "training/rows.py",
     "writing.py",
 )
-# Of these only what they raise: the rest is for files, pages and the log.
+# Only the errors of these are collected: their other texts are for files, pages and the log.
 ERRORS_OF = ("algorithms", "api", "cli", "convert", "demo", "distributed", "http_json.py", "models", "packing",
              "planning", "rewards/runtime", "rollout", "runs", "sandbox", "trained", "training", "web/report",
              "web/view/beside.py", "web/view/runs.py", "web/view/serving.py")  # fmt: skip
+DOCTORS = (PACKAGE / "doctor" / "advice.json", PACKAGE / "doctor" / "pairs.json")
 WORD = re.compile(r"[A-Za-z]{2,}")
 KEPT = Path(__file__).with_name("kept_messages.json")  # commands, keys, patterns: the same in every language
 
-# Texts that the code puts together from pieces, so that no string of it shows them whole.
+# Texts that the code puts together from pieces, so that none of its strings contains them whole.
 PUT_TOGETHER = (
     "above {0}",
     "below {0}",
@@ -145,7 +146,7 @@ PUT_TOGETHER = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """A text of the code, with `{0}`, `{1}` for what is put in."""
+    """A text of the code, with `{0}`, `{1}` for what is filled in."""
 
     text: str
     place: str  # file and line
@@ -157,13 +158,25 @@ def messages() -> list[Message]:
     found += [message for module in ERRORS_OF for file in files_of(module) for message in errors_of(file)]
     found += [Message(text=text, place="tools/messages.py") for text in PUT_TOGETHER]
     found += [Message(text=text, place="tiercel/config/problems.py") for text in _missing_keys()]
+    found += [
+        message for table in DOCTORS for message in _strings(json.loads(table.read_text(encoding="utf-8")), table)
+    ]
     hints = [each.hint for each in key_synonyms().values()]
     found += [Message(text=hint, place="tiercel/config/synonyms/keys.txt") for hint in hints if " " in hint]
     return list({message.text: message for message in reversed(found)}.values())[::-1]
 
 
+def _strings(tree: object, file: Path) -> Iterator[Message]:
+    """Collect the texts of a table in JSON."""
+    inner = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+    for each in inner:
+        yield from _strings(each, file)
+    if isinstance(tree, str) and " " in tree:
+        yield Message(text=tree, place=str(_short(file)))
+
+
 def _missing_keys() -> Iterator[str]:
-    """Write what is said of a required key that is missing: the beginning of its description."""
+    """Yield what is said about a required key that is missing: the beginning of its description."""
     required = [key.meaning for key in every_key() if key.section is None and key.field.is_required()]
     for reward in BY_NAME.values():
         fields = reward.model_fields.items()
@@ -175,19 +188,19 @@ def _missing_keys() -> Iterator[str]:
 
 
 def files_of(module: str) -> list[Path]:
-    """List the files of one of MODULES."""
+    """Return the files of one of MODULES."""
     path = PACKAGE / module
     return sorted(path.rglob("*.py") if path.is_dir() else PACKAGE.glob(module))
 
 
 def messages_of(file: Path) -> Iterator[Message]:
-    """Collect the messages of a file of code."""
+    """Collect the messages in a file of code."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     yield from _messages_in(tree, set(_no_messages(tree)), file)
 
 
 def errors_of(file: Path) -> Iterator[Message]:
-    """Collect the messages of what a file of code raises, and of what its functions put into them."""
+    """Collect the messages of the errors that a file of code raises, and of what its functions put into them."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     parts = set(_no_messages(tree))
     for function in ast.walk(tree):
@@ -200,7 +213,7 @@ def errors_of(file: Path) -> Iterator[Message]:
 
 
 def _constants(tree: ast.Module, names: set[str]) -> Iterator[ast.AST]:
-    """Find the module's constants of these names."""
+    """Yield the values of the module's constants with these names."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and names & {each.id for each in node.targets if isinstance(each, ast.Name)}:
             yield node.value
@@ -213,7 +226,7 @@ def _is_error(node: ast.AST) -> bool:
 
 
 def _assigned(function: ast.FunctionDef | ast.AsyncFunctionDef, names: set[str]) -> Iterator[ast.AST]:
-    """Find what a function assigns to these names."""
+    """Yield the values that a function assigns to these names."""
     for node in ast.walk(function):
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         given = {
@@ -224,7 +237,7 @@ def _assigned(function: ast.FunctionDef | ast.AsyncFunctionDef, names: set[str])
 
 
 def _messages_in(within: ast.AST, parts: set[ast.AST], file: Path) -> Iterator[Message]:
-    """Collect the messages of a node, but for `parts` of its tree, which hold none."""
+    """Collect the messages of a node, except for `parts` of its tree, which contain none."""
     for node in ast.walk(within):
         if node in parts:
             continue
@@ -261,7 +274,8 @@ def _template(node: ast.JoinedStr) -> str:
 
 
 def _no_messages(tree: ast.Module) -> Iterator[ast.AST]:
-    """Walk over what holds text but says nothing: docstrings, annotations, patterns, and the pieces of f-strings."""
+    """Yield the nodes that contain text but no message: docstrings, annotations, patterns, and the pieces of
+    f-strings."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield node.value
@@ -278,18 +292,18 @@ def _no_messages(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def missing(language: str) -> list[Message]:
-    """List the messages that have no counterpart."""
+    """Return the messages that have no translation."""
     known = {text.strip() for text in table(language)} | set(kept())
     return [message for message in messages() if message.text.strip() not in known]
 
 
 def kept() -> list[str]:
-    """List the texts that are the same in every language."""
+    """Return the texts that are the same in every language."""
     return json.loads(KEPT.read_text(encoding="utf-8"))
 
 
 def main(languages: Iterable[str] = LANGUAGES) -> None:
-    """Print what is missing as JSON, to be filled in."""
+    """Print the missing messages as JSON, to be filled in."""
     for language in languages:
         json.dump({message.text: message.place for message in missing(language)}, sys.stdout, indent=1)
 

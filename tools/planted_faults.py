@@ -1,10 +1,10 @@
-"""Plant a fault in each part of tiercel, and show that what .ci/run chooses for its commit goes red, by which test.
+"""Plant a fault in each part of tiercel, and show that what .ci/run chooses for its commit fails, and by which test.
 
     .venv/bin/python -m tools.planted_faults             every fault; minutes
     .venv/bin/python -m tools.planted_faults view data   some of them
 
-Each fault is committed in a worktree of its own, the plan of tools/ci_plan.py is made for that commit, and of the
-planned step the tests beside the fault are run until the first that fails. Exits with 1 where none fails.
+Each fault is committed in its own worktree, and tools/ci_plan.py plans the steps for that commit. Of the planned step,
+the tests closest to the fault are run until the first that fails. The exit code is 1 if none fails.
 """
 
 import argparse
@@ -20,19 +20,19 @@ from tempfile import TemporaryDirectory
 from tools.ci_plan import plan_steps
 
 ROOT = Path(__file__).parents[1]
-SECONDS = 1200  # for the tests beside one fault
+SECONDS = 1200  # for the tests of one fault
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One wrong line, and where it should be seen."""
+    """One wrong line, and where it should be noticed."""
 
     part: str
-    says: str  # what is wrong then
+    says: str  # the resulting mistake
     file: str
     right: str  # a text that occurs once in the file
     wrong: str
-    beside: str  # tests to begin with; the step runs more than these
+    beside: str  # the tests to start with; the step runs more than these
     step: str = "test"
 
 
@@ -141,7 +141,7 @@ MARKS = {"test-scale": "scale", "test-vllm": "vllm"}
 
 
 def seen_by(fault: Fault, worktree: Path) -> tuple[str, str | None]:
-    """Plant a fault in a worktree and commit it. Return the planned step, and the test that failed or None."""
+    """Plant a fault in a worktree and commit it. Returns the planned step, and the test that failed or None."""
     file = worktree / fault.file
     text = file.read_text(encoding="utf-8")
     if text.count(fault.right) != 1:

@@ -31,7 +31,7 @@ TEXT_IDS = 200  # completions take their ids from the first ones, none of which 
 
 
 def make_policy(model: Path) -> Policy:
-    """The checkpoint with an adapter that is not zero."""
+    """Return the checkpoint's policy with an adapter that is not zero."""
     recipe = SftRecipe(
         model=Model(path=str(model), dtype="float32"),
         lora=Lora(rank=LORA_RANK, alpha=LORA_ALPHA),
@@ -47,7 +47,7 @@ def make_policy(model: Path) -> Policy:
 
 
 def make_prompt(policy: Policy, images: Sequence[Path], questions: int) -> EncodedPrompt:
-    """A question about the images, `questions` times."""
+    """Return a prompt that asks `questions` times about the images."""
     row = Row(
         id="row",
         messages=(Message(role="user", content="<image>" * len(images) + " ".join([QUESTION] * questions)),),
@@ -64,7 +64,7 @@ def make_prompt(policy: Policy, images: Sequence[Path], questions: int) -> Encod
 
 
 def tiercel_logprobs(policy: Policy, prompt: EncodedPrompt, ids_GC: Tensor) -> Callable[[], Tensor]:
-    """Logprobs (G, C) with the prompt and the picture once."""
+    """Return a function that computes logprobs (G, C) with the prompt and the picture once."""
     learner = PackedPolicy(policy, "split", False)
     continuations = tuple(
         Continuation(
@@ -84,7 +84,8 @@ def tiercel_logprobs(policy: Policy, prompt: EncodedPrompt, ids_GC: Tensor) -> C
 
 
 def plain_logprobs(policy: Policy, prompt: EncodedPrompt, ids_GC: Tensor) -> Callable[[], Tensor]:
-    """Logprobs (G, C) by transformers' own forward, prompt and picture repeated for each completion."""
+    """Return a function that computes logprobs (G, C) by transformers' own forward pass, with prompt and picture
+    repeated for each completion."""
     groups, length = ids_GC.shape
     ids_GL = torch.cat([prompt.token_ids_P.expand(groups, -1), ids_GC], dim=1)
     pictures = [image.views[0].permute(2, 0, 1) for image in prompt.images]

@@ -1,4 +1,4 @@
-"""A made-up run of many steps with rollouts of many bytes: what `tiercel view` is measured with."""
+"""A made-up run of many steps with large rollouts, for measurements of `tiercel view`."""
 
 import json
 import random
@@ -16,7 +16,7 @@ NEEDLE = "a heron among reeds"  # in one completion of every 400th step
 
 
 def make_long_run(path: Path, steps: int, total_bytes: int, seed: int = 0) -> Path:
-    """Write a run of `steps` steps whose rollouts have about `total_bytes`, with its index."""
+    """Write a run of `steps` steps whose rollouts have about `total_bytes` bytes, with its index."""
     dice = random.Random(seed)
     run = new_run(path, CONFIG.replace("STEPS", str(steps)))
     write_lines(run / "metrics.jsonl", grpo_metrics(dice, steps, steps, {0: (300, 1024, 0.3), steps: (700, 1024, 0.7)}))
@@ -38,7 +38,7 @@ def make_long_run(path: Path, steps: int, total_bytes: int, seed: int = 0) -> Pa
 
 
 def add_step(run: Path, step: int) -> None:
-    """Write one more step as a run does, from the groups of the step before."""
+    """Write one more step like a run does, from the groups of the previous step."""
     lines = groups_path(run, "rollouts", step - 1).read_text(encoding="utf-8").splitlines(keepends=True)
     groups_path(run, "rollouts", step).write_text("".join(lines), encoding="utf-8")
     append_entry(run, written_entry("rollouts", step, lines, [json.loads(line) for line in lines]))

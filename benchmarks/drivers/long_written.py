@@ -1,4 +1,4 @@
-"""What a long run leaves on the disk, made up: lines as training writes them. Step files are links to a few."""
+"""Made-up files of a long run, with lines as training writes them. The files of steps are links to a few."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tiercel.runs.index import written_entry
 from tiercel.runs.records import groups_path
 
 GROUPS, COMPLETIONS, TEMPLATES, ROWS = 4, 8, 48, 96
-EVERY_STEP = "row-0"  # the id of the one row that each step samples
+EVERY_STEP = "row-0"  # the id of the only row that each step samples
 EVAL_EVERY, HELD_OUT = 200, 8
 RECIPE = """model: {path: Qwen/Qwen2.5-VL-3B-Instruct}
 lora: {rank: 64}
@@ -29,7 +29,7 @@ rollout: {group_size: 8, max_new_tokens: 64}
 
 
 def make_written(path: Path, steps: int, seed: int = 0) -> Path:
-    """Write a run of `steps` steps that is at its end, with one checkpoint."""
+    """Write a run of `steps` steps that has ended, with one checkpoint."""
     dice = random.Random(seed)
     run = new_run(path, _config(path, steps))
     evaluated = {step: (dice.randint(300, 700), 1024, dice.random()) for step in range(0, steps + 1, EVAL_EVERY)}
@@ -55,7 +55,7 @@ def make_written(path: Path, steps: int, seed: int = 0) -> Path:
 
 
 def make_many(folder: Path, count: int, steps: int) -> Path:
-    """Write many short runs, whose files are links to those of one."""
+    """Write many short runs whose files are links to those of one."""
     first = make_written(folder / "run-0", steps)
     for number in range(1, count):
         run = folder / f"run-{number}"
@@ -75,7 +75,7 @@ print(recipe_to_yaml(load_recipe("grpo", sys.argv[1], (), check_paths=False)), e
 
 
 def _config(path: Path, steps: int) -> str:
-    """Return config.yaml as a run writes it, with every key."""
+    """Return a config.yaml with every key, as a run writes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     given = path.with_name(f"{path.name}.yaml")
     given.write_text(RECIPE.replace("STEPS", str(steps)).replace("OUTPUT", str(path)), encoding="utf-8")
@@ -107,7 +107,7 @@ def _groups(scenes: list[Scene], dice: random.Random, groups: int, completions: 
 
 
 class _Template:
-    """A step's file that several steps are links to."""
+    """A step's file to which the files of several steps are links."""
 
     number = 0
 
@@ -120,6 +120,6 @@ class _Template:
         self._entry = json.dumps(written_entry(folder, -1, lines, records)) + "\n"
 
     def at(self, step: int) -> str:
-        """Make the file of a step, and return its line of the index."""
+        """Create the file of a step, and return its line of the index."""
         os.link(self.first, groups_path(self._run, self._folder, step))
         return self._entry.replace('"step": -1', f'"step": {step}', 1)

@@ -1,6 +1,6 @@
-"""What the three drivers share: what is asked of them, a clock, and the one line of JSON that they answer.
+"""The common parts of the three drivers: the task, a clock, and the line of JSON that is the answer.
 
-Imported in every framework's environment, so it needs nothing beyond Python's own library.
+This is imported in every framework's environment, so it needs only Python's standard library.
 """
 
 import argparse
@@ -21,18 +21,18 @@ SYSTEM = "You are a helpful assistant."
 QUESTION = "Where is the red circle?"
 LORA_RANK = 16
 LORA_ALPHA = 32
-# The linear layers of the decoder; the vision tower has layers of the same names.
+# The linear layers of the decoder; the vision tower has layers with the same names.
 LORA_TARGETS = r".*language_model\..*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
 LEARNING_RATE = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """One driver's run: a prompt with one image per step, `group_size` completions of one length, one update."""
+    """The task of one driver: a prompt with one image per step, `group_size` completions of one length, one update."""
 
     model: Path
     images: Path  # directory of PNG files, one for each step
-    scratch: Path  # where the framework may leave files
+    scratch: Path  # where the framework may write files
     completion_tokens: int
     group_size: int
     warmup: int  # steps before the counted ones
@@ -43,7 +43,7 @@ class Task:
         return self.warmup + self.steps
 
     def image_files(self) -> list[Path]:
-        """The first `all_steps` images. Raises ValueError where there are fewer."""
+        """Return the first `all_steps` images. Raises ValueError if there are fewer."""
         files = sorted(self.images.glob("*.png"))[: self.all_steps]
         if len(files) < self.all_steps:
             raise ValueError(f"--images: {len(files)} images for {self.all_steps} steps; write more")
@@ -52,7 +52,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
-    """What a driver saw; lists have one entry per counted step, times are in seconds."""
+    """What a driver measured. Lists have one entry per counted step, and times are in seconds."""
 
     versions: dict[str, str]
     threads: int
@@ -60,13 +60,13 @@ class Measurement:
     prompt_tokens: int
     completion_tokens: list[int]  # of every completion of every counted step
     step_seconds: list[float]
-    phase_seconds: dict[str, list[float]]  # what no phase covers belongs to the step alone
+    phase_seconds: dict[str, list[float]]  # time outside all phases counts only for the step
     gradient_norms: list[float]  # before clipping
     peak_bytes: int  # largest resident size of the process
 
 
 def parse_task(description: str | None) -> Task:
-    """The task from the command line."""
+    """Read the task from the command line."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("model", "images", "scratch"):
         parser.add_argument(f"--{name}", type=Path, required=True)
@@ -80,7 +80,7 @@ def parse_task(description: str | None) -> Task:
 
 @contextmanager
 def answer_stream() -> Iterator[TextIO]:
-    """The real standard output; what the libraries print inside goes to standard error."""
+    """Yield the real standard output. What libraries print inside goes to standard error."""
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as stream:
         sys.stdout.flush()
         os.dup2(2, 1)
@@ -88,29 +88,30 @@ def answer_stream() -> Iterator[TextIO]:
 
 
 def write_answer(stream: TextIO, measurement: Measurement) -> None:
-    """One line of JSON."""
+    """Write the measurement as one line of JSON."""
     stream.write(json.dumps(asdict(measurement)) + "\n")
 
 
 def installed(names: Sequence[str]) -> dict[str, str]:
-    """Versions of installed distributions, without a local part such as +cpu."""
+    """Return the versions of installed distributions, without a local part such as +cpu."""
     return {name: version(name).partition("+")[0] for name in names}
 
 
 def peak_bytes() -> int:
-    """Largest resident size of this process so far (Linux counts in KiB)."""
+    """Return the largest resident size of this process so far (Linux counts in KiB)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def random_rewards(step: int, count: int) -> list[float]:
-    """Rewards that no completion influences, alike in every framework."""
+    """Return rewards that do not depend on the completions and are the same in every framework."""
     generator = Random(step)
     return [generator.random() for _ in range(count)]
 
 
 @dataclass(kw_only=True, slots=True)
 class StepClock:
-    """Seconds of each step, end to end, and of phases within it. A phase stops while one inside it runs."""
+    """Measures the seconds of each step, end to end, and of phases within it. A phase pauses while a phase inside it
+    runs."""
 
     steps: list[float] = field(default_factory=list)
     phases: list[dict[str, float]] = field(default_factory=list)
@@ -121,7 +122,7 @@ class StepClock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What runs inside counts for this phase, less the phases inside it."""
+        """Count what runs inside for this phase, except for phases inside it."""
         self._book()
         self._open.append(name)
         try:
@@ -131,7 +132,7 @@ class StepClock:
             self._open.pop()
 
     def end_step(self) -> None:
-        """What comes after belongs to the next step."""
+        """End the step. What comes after belongs to the next one."""
         now = time.perf_counter()
         self.steps.append(now - self._step_start)
         self._step_start = now
@@ -146,7 +147,7 @@ class StepClock:
         self._last = now
 
     def phase_seconds(self, skip: int) -> dict[str, list[float]]:
-        """Seconds per phase of every step but the first `skip`; 0 where a step did not enter it."""
+        """Return the seconds per phase for every step but the first `skip`, with 0 for a step without that phase."""
         counted = self.phases[skip:]
         names = sorted({name for phases in counted for name in phases})
         return {name: [phases.get(name, 0.0) for phases in counted] for name in names}

@@ -3,9 +3,9 @@
     python -m benchmarks.drivers.rows_step --by tiercel --what pair --model DIR --rows F.jsonl --scratch DIR \\
         --warmup 1 --steps 3
 
-tiercel runs what `tiercel dpo` or `tiercel sft` runs: decoding, tokenising and packing are on the clock. The plain side
-has its inputs ready before; a pair, all questions of a picture, or eight unlike rows padded to the longest are a batch.
-Both compute the same loss and update.
+tiercel runs what `tiercel dpo` or `tiercel sft` runs: decoding, tokenising and packing are timed. The plain side
+prepares its inputs in advance. A pair, all questions of a picture, or eight unlike rows padded to the longest make a
+batch. Both sides compute the same loss and update.
 """
 
 import argparse
@@ -32,14 +32,14 @@ from tiercel.training.offline import loop as offline
 from tiercel.training.session import set_up_numerics
 from tiercel.types import EncodedConversation
 
-ROWS = {"pair": 1, "questions": 10, "ragged": 8}  # of a step
+ROWS = {"pair": 1, "questions": 10, "ragged": 8}  # in each step
 
 
 PADDED = ("input_ids", "attention_mask", "mm_token_type_ids")  # one entry for each token
 
 
 def make_recipe(task: argparse.Namespace) -> OfflineRecipe:
-    """A run of as many steps as are asked for, and one more, whose checkpoint is on nobody's clock."""
+    """Return the recipe of a run with one step more than asked for, because the last step's checkpoint is not timed."""
     tree: dict[str, Any] = {
         "model": {"path": str(task.model), "dtype": "float32"},
         "lora": {"rank": LORA_RANK, "alpha": LORA_ALPHA},
@@ -56,7 +56,7 @@ def make_recipe(task: argparse.Namespace) -> OfflineRecipe:
 
 
 def tiercel_steps(recipe: OfflineRecipe, count: int) -> tuple[list[float], list[float]]:
-    """Seconds from the end of one step to that of the next, and the steps' losses."""
+    """Return the seconds from the end of one step to that of the next, and the steps' losses."""
     ends, honest = [time.perf_counter()], offline.one_step
 
     def clocked(*inputs: Any) -> None:
@@ -71,7 +71,7 @@ def tiercel_steps(recipe: OfflineRecipe, count: int) -> tuple[list[float], list[
 
 
 def plain_steps(recipe: OfflineRecipe, count: int) -> tuple[list[float], list[float]]:
-    """The same by transformers' own forward, with the prompt and the picture once for each answer."""
+    """Return the same for transformers' own forward pass, with the prompt and the picture once for each answer."""
     set_up_numerics(recipe)
     policy = build_policy(recipe, torch.device("cpu"))
     rows = read_training_rows(recipe.data, recipe.purpose).rows
@@ -98,7 +98,7 @@ def plain_steps(recipe: OfflineRecipe, count: int) -> tuple[list[float], list[fl
 
 
 def inputs_of(policy: Policy, answers: Sequence[EncodedConversation]) -> dict[str, Tensor]:
-    """A batch of conversations, padded on the right. `is_answer` marks the answers' tokens."""
+    """Return a batch of conversations, padded on the right. `is_answer` marks the answers' tokens."""
     made, marks = [], []
     for each in answers:
         ids_L = torch.cat([each.prompt.token_ids_P, each.token_ids_L])
@@ -111,7 +111,8 @@ def inputs_of(policy: Policy, answers: Sequence[EncodedConversation]) -> dict[st
 
 
 def logprobs(policy: Policy, batch: dict[str, Tensor]) -> Tensor:
-    """Of the answers' tokens, (B, L), 0 elsewhere; logits of nothing before the first answer are made."""
+    """Return the logprobs of the answers' tokens, (B, L), 0 elsewhere. No logits are computed before the first
+    answer."""
     is_answer_BT = batch["is_answer"]
     first = int(is_answer_BT.any(0).nonzero()[0])
     inputs = {name: value for name, value in batch.items() if name != "is_answer"}

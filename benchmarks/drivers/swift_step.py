@@ -1,9 +1,9 @@
-"""GRPO steps of ms-swift, one after the other: a fresh image, a rollout by transformers' generation, an update.
+"""GRPO steps of ms-swift, one after the other: a new image, a rollout by transformers' generation, an update.
 
     python -m benchmarks.drivers.swift_step --model DIR --images DIR --scratch DIR \\
         --completion-tokens 64 --group-size 8 --warmup 1 --steps 5
 
-The checkpoint needs Qwen's own special ids, for ms-swift has them in its source; suppressed tokens and open sampling
+The checkpoint needs Qwen's own special ids, because they are in ms-swift's source. Suppressed tokens and open sampling
 are read from its generation_config.json.
 """
 
@@ -37,11 +37,12 @@ from benchmarks.drivers.measuring import (
     write_answer,
 )
 
-CLOCK = StepClock()  # ms-swift makes trainer, callback and reward itself, from classes
+CLOCK = StepClock()  # ms-swift itself makes the trainer, the callback and the reward from their classes
 
 
 class ClockedTrainer(GRPOTrainer):
-    """ms-swift's trainer with rollout, old-policy pass and policy pass on the clock, and the lengths it trained on."""
+    """ms-swift's trainer with rollout, old-policy pass and policy pass timed, which remembers the lengths it trained
+    on."""
 
     def __init__(self, *arguments: Any, **options: Any):
         self.completion_tokens: list[int] = []  # of every completion so far
@@ -69,10 +70,10 @@ class ClockedTrainer(GRPOTrainer):
 
 
 class StepEnds(TrainerCallback):
-    """Tells the clock where a step ends, and keeps the gradient's norms."""
+    """Tells the clock when a step ends, and keeps the norms of the gradient."""
 
     def on_train_begin(self, *arguments: Any, **options: Any) -> None:
-        CLOCK.end_step()  # loading is no step
+        CLOCK.end_step()  # loading is not a step
 
     def on_step_end(self, *arguments: Any, **options: Any) -> None:
         CLOCK.end_step()
@@ -83,14 +84,14 @@ class StepEnds(TrainerCallback):
 
 
 class RandomReward(ORM):
-    """Numbers that no completion influences."""
+    """Returns numbers that do not depend on the completion."""
 
     def __call__(self, completions: list[Any], **columns: Any) -> list[float]:
         return random_rewards(len(CLOCK.steps), len(completions))
 
 
 class Pipeline(SwiftRLHF):
-    """ms-swift's own, keeping the trainer."""
+    """ms-swift's own pipeline, which keeps the trainer."""
 
     trainer: ClockedTrainer
 
@@ -100,7 +101,7 @@ class Pipeline(SwiftRLHF):
 
 
 def write_rows(task: Task) -> Path:
-    """ms-swift's JSONL: one row per step."""
+    """Write ms-swift's JSONL, with one row per step."""
     rows = [
         {
             "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"<image>{QUESTION}"}],
@@ -114,7 +115,7 @@ def write_rows(task: Task) -> Path:
 
 
 def make_arguments(task: Task) -> RLHFArguments:
-    """One prompt per step, one update per rollout, float32, no checkpointing, no KL penalty."""
+    """Return the arguments: one prompt per step, one update per rollout, float32, no checkpointing, no KL penalty."""
     return RLHFArguments(
         rlhf_type="grpo",
         model=str(task.model),
@@ -163,7 +164,7 @@ def make_arguments(task: Task) -> RLHFArguments:
 
 
 def measure(task: Task) -> Measurement:
-    """Take the steps that the task asks for."""
+    """Run the task's steps and measure them."""
     TrainerFactory.TRAINER_MAPPING["grpo"] = f"{__name__}.{ClockedTrainer.__name__}"
     callbacks_map["step_ends"] = StepEnds
     orms["random"] = RandomReward

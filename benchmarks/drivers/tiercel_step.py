@@ -1,9 +1,9 @@
-"""GRPO steps of tiercel, one after the other: a fresh image, a rollout, an update.
+"""GRPO steps of tiercel, one after the other: a new image, a rollout, an update.
 
     python -m benchmarks.drivers.tiercel_step --model DIR --images DIR --scratch DIR \\
         --completion-tokens 64 --group-size 8 --warmup 1 --steps 5
 
-Runs what `tiercel grpo` runs, without its loader's worker processes: decoding and resizing are on the clock.
+Runs what `tiercel grpo` runs, without its loader's worker processes, so decoding and resizing are timed.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ from tiercel.types import Group, ImageRoots, ImageSource, Message, Row, ScoredCo
 
 
 class TimedSampler(LocalSampler):
-    """The local engine with prefill and decoding on the clock."""
+    """The local engine with prefill and decoding timed."""
 
     clock: StepClock
 
@@ -58,13 +58,13 @@ class TimedSampler(LocalSampler):
 
 
 def make_recipe(task: Task) -> GrpoRecipe:
-    """One prompt per step, one update per rollout, float32, no checkpointing, no KL penalty."""
+    """Return the recipe: one prompt per step, one update per rollout, float32, no checkpointing, no KL penalty."""
     switches = {"skip_zero_advantage": False} if "skip_zero_advantage" in Learner.model_fields else {}
     return GrpoRecipe(
         model=Model(path=str(task.model), dtype="float32"),
         lora=Lora(rank=LORA_RANK, alpha=LORA_ALPHA, targets="language"),
         data=Data(train=str(task.images / "rows.jsonl"), image_root=str(task.images), system=SYSTEM),
-        rewards=(Format(),),  # asked for by the recipe; the driver gives its own numbers
+        rewards=(Format(),),  # required by the recipe; the driver uses its own numbers
         rollout=Rollout(
             group_size=task.group_size,
             min_new_tokens=task.completion_tokens,
@@ -78,7 +78,7 @@ def make_recipe(task: Task) -> GrpoRecipe:
 
 
 def make_row(file: Path) -> Row:
-    """A question about one image."""
+    """Return a row with a question about one image."""
     return Row(
         id=file.stem,
         messages=(Message(role="user", content=f"<image>{QUESTION}"),),
@@ -91,7 +91,7 @@ def make_row(file: Path) -> Row:
 
 
 def scored(groups: tuple[Group, ...], step: int) -> list[ScoredGroup]:
-    """Random rewards for every completion."""
+    """Return the groups with random rewards for every completion."""
     return [
         ScoredGroup(
             group=group,
@@ -107,7 +107,7 @@ def scored(groups: tuple[Group, ...], step: int) -> list[ScoredGroup]:
 
 
 def timed(clock: StepClock, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as a phase of the clock."""
+    """Return the function as a phase of the clock."""
 
     def call(*arguments: Any, **options: Any) -> Any:
         with clock.phase(name):
@@ -117,7 +117,7 @@ def timed(clock: StepClock, name: str, function: Callable[..., Any]) -> Callable
 
 
 def measure(task: Task) -> Measurement:
-    """Take the steps that the task asks for."""
+    """Run the task's steps and measure them."""
     recipe = make_recipe(task)
     set_up_numerics(recipe)
     trainer = build_trainer(recipe)
@@ -130,7 +130,7 @@ def measure(task: Task) -> Measurement:
     gradient_norms: list[float] = []
     lengths: list[int] = []
     prompt_tokens = 0
-    clock.end_step()  # loading is no step
+    clock.end_step()  # loading is not a step
     for step, row in enumerate(rows):
         with clock.phase("preprocess"):
             prompt = encode(row, step)

@@ -1,7 +1,7 @@
-"""GRPO steps of TRL with its head as on a GPU. Arguments as for trl_step.
+"""GRPO steps of TRL with its head as on a GPU. The arguments are those of trl_step.
 
-TRL 1.16 puts completion tokens alone through the head where it has Triton, and every token of the prompt as well
-where it has not. On CPU that is work which no GPU run of TRL does, so this takes the former way there, too.
+If Triton is installed, TRL 1.16 puts only completion tokens through the head, and otherwise every token of the prompt
+as well. No GPU run of TRL does that extra work, so this driver makes TRL leave it out on a CPU too.
 """
 
 import torch

@@ -2,8 +2,8 @@
 
     python -m benchmarks.drivers.trl_pairs_step --model DIR --rows F.jsonl --scratch DIR --warmup 1 --steps 3
 
-The rows are tiercel's; a step is a batch of one pair. What the trainer does to the data before its first step is on
-nobody's clock.
+The rows are tiercel's, and a step is a batch of one pair. The trainer's work on the data before its first step is not
+timed.
 """
 
 import argparse
@@ -30,14 +30,14 @@ from benchmarks.drivers.measuring import (
 
 
 class StepEnds(TrainerCallback):
-    """Tells the clock where a step ends, and keeps the losses."""
+    """Tells the clock when a step ends, and keeps the losses."""
 
     def __init__(self, clock: StepClock):
         self.clock = clock
         self.losses: list[float] = []
 
     def on_train_begin(self, *arguments: Any, **options: Any) -> None:
-        self.clock.end_step()  # loading is no step
+        self.clock.end_step()  # loading is not a step
 
     def on_step_end(self, *arguments: Any, **options: Any) -> None:
         self.clock.end_step()
@@ -48,7 +48,7 @@ class StepEnds(TrainerCallback):
 
 
 def make_dataset(rows: Path) -> Dataset:
-    """Conversations; images are files that are decoded when a row is read."""
+    """Return conversations, with images as files that are decoded when a row is read."""
     records = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
     made = []
     for record in records:

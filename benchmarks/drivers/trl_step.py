@@ -1,4 +1,4 @@
-"""GRPO steps of TRL, one after the other: a fresh image, a rollout by transformers' generation, an update.
+"""GRPO steps of TRL, one after the other: a new image, a rollout by transformers' generation, an update.
 
     python -m benchmarks.drivers.trl_step --model DIR --images DIR --scratch DIR \\
         --completion-tokens 64 --group-size 8 --warmup 1 --steps 5
@@ -32,7 +32,7 @@ from benchmarks.drivers.measuring import (
 
 
 class ClockedTrainer(GRPOTrainer):
-    """TRL's trainer with the rollout and the policy pass on the clock; remembers the lengths of what it trained on."""
+    """TRL's trainer with the rollout and the policy pass timed. It remembers the lengths of what it trained on."""
 
     def __init__(self, clock: StepClock, **options: Any):
         self.clock = clock
@@ -53,14 +53,14 @@ class ClockedTrainer(GRPOTrainer):
 
 
 class StepEnds(TrainerCallback):
-    """Tells the clock where a step ends, and keeps the gradient's norms."""
+    """Tells the clock when a step ends, and keeps the norms of the gradient."""
 
     def __init__(self, clock: StepClock):
         self.clock = clock
         self.gradient_norms: list[float] = []
 
     def on_train_begin(self, *arguments: Any, **options: Any) -> None:
-        self.clock.end_step()  # loading is no step
+        self.clock.end_step()  # loading is not a step
 
     def on_step_end(self, *arguments: Any, **options: Any) -> None:
         self.clock.end_step()
@@ -71,7 +71,8 @@ class StepEnds(TrainerCallback):
 
 
 def make_config(task: Task) -> GRPOConfig:
-    """One prompt per step, one update per rollout, float32, no checkpointing, no KL penalty, no old-policy pass."""
+    """Return the config: one prompt per step, one update per rollout, float32, no checkpointing, no KL penalty, no
+    old-policy pass."""
     suppressed = GenerationConfig.from_pretrained(task.model).suppress_tokens
     return GRPOConfig(
         output_dir=str(task.scratch / "trl"),
@@ -100,14 +101,14 @@ def make_config(task: Task) -> GRPOConfig:
 
 
 def make_dataset(task: Task) -> Dataset:
-    """One row per step; images are files that are decoded when a row is read."""
+    """Return one row per step, with images as files that are decoded when a row is read."""
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
     rows = [{"prompt": messages, "image": str(file)} for file in task.image_files()]
     return Dataset.from_list(rows).cast_column("image", Image())
 
 
 def measure(task: Task) -> Measurement:
-    """Take the steps that the task asks for."""
+    """Run the task's steps and measure them."""
     clock = StepClock()
     ends = StepEnds(clock)
 

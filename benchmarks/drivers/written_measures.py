@@ -1,6 +1,6 @@
-"""One measurement of what a run has written, in a process of its own: `written_measures.py resume RUN`. Prints JSON.
+"""One measurement of what a run has written, in its own process: `written_measures.py resume RUN`. Prints JSON.
 
-It is run by its path, so that `tiercel` is that of PYTHONPATH: an older commit can be measured too.
+It is run by its path, so that `tiercel` is found on PYTHONPATH and an older commit can be measured too.
 """
 
 import json
@@ -21,7 +21,7 @@ PICTURES, SIZE = 16, (1288, 980)
 
 
 def resume(run: Path) -> dict[str, Any]:
-    """Open a run that has nothing to cut, as the same command does: lock, find the checkpoint, look at the metrics."""
+    """Open a run that has nothing to cut, as the same command does: lock it, find the checkpoint, read the metrics."""
     from tiercel.reliability.diagnosis import Diagnosis
     from tiercel.runs import directory
     from tiercel.runs.directory import open_run, resume_point
@@ -41,7 +41,7 @@ def resume(run: Path) -> dict[str, Any]:
 
 
 def _rows(directory: Any, run: Path) -> Any:
-    """Return the rows of metrics as a resume takes them; older commits read all of them."""
+    """Return the rows of metrics as a resume reads them. Older commits read all of them."""
     try:
         from tiercel.runs.json_lines import Rows
     except ImportError:
@@ -50,7 +50,7 @@ def _rows(directory: Any, run: Path) -> Any:
 
 
 def picture(folder: Path) -> dict[str, Any]:
-    """Save pictures as a step does, and say what the step waits, and what it takes in all."""
+    """Save pictures as a step does, and return how long the step waits and how long it takes in all."""
     import torch
 
     from tiercel.distributed.ranks import ALONE
@@ -89,7 +89,7 @@ def picture(folder: Path) -> dict[str, Any]:
 
 
 def _photograph(number: int) -> Image.Image:
-    """Make a picture with the noise and the edges of a photograph."""
+    """Return a picture with the noise and the edges of a photograph."""
     dice = np.random.default_rng(number)
     small = Image.fromarray(dice.integers(0, 256, (49, 64, 3), dtype=np.uint8)).resize(SIZE, Image.Resampling.BICUBIC)
     pixels = np.asarray(small.filter(ImageFilter.GaussianBlur(2)), dtype=np.float32)

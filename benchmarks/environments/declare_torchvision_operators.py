@@ -1,10 +1,10 @@
-"""Let torchvision's Python part import beside a CPU build of torch, in one virtual environment.
+"""Make torchvision's Python part importable next to a CPU build of torch, in one virtual environment.
 
     ENVIRONMENT/bin/python benchmarks/environments/declare_torchvision_operators.py
 
 torchvision's wheel is built against CUDA. Without its compiled part, its Python part fails at import because two
-operators are unknown; the peers import it and call neither. This writes a module into the environment that
-declares both when torchvision is first imported, and a .pth file that loads the module at start.
+operators are unknown. The peers import it but call neither. This writes a module into the environment that declares
+both when torchvision is first imported, and a .pth file that loads the module at start.
 """
 
 import sysconfig

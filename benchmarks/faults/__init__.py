@@ -1,1 +1,1 @@
-"""Faults made on purpose, and whether tiercel does what it promises under them."""
+"""Faults made on purpose, and whether tiercel keeps its promises under them."""

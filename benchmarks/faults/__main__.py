@@ -1,11 +1,11 @@
-"""What goes wrong on purpose: crashes, full disks, damaged files, hostile input; how many cases end as they must.
+"""Faults on purpose: crashes, full disks, damaged files, hostile input; and how many cases end as they must.
 
     make faults
     python -m benchmarks.faults --only "hostile images" "wrong recipes" --seed 1
     python -m benchmarks.faults --short
 
 Writes benchmarks/results/faults.json, fault by fault, and faults.md; a short run writes nothing unless --results is
-given. Ends with 1 where a case failed.
+given. The exit code is 1 if a case failed.
 """
 
 import argparse
@@ -30,12 +30,12 @@ from benchmarks.tables import RESULTS, markdown_table, versions, write_results
 
 
 def attempt(name: str, size: Size, seed: int) -> Figure:
-    """The fault's figure; a harness that breaks is a failure too."""
+    """Return the fault's figure. A harness that breaks counts as a failure too."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="tiercel-fault-", ignore_cleanup_errors=True) as work_dir:
         try:
             return FAULTS[name](size, seed, Path(work_dir))
-        except Exception as error:  # the other faults are worth their figures
+        except Exception as error:  # the other faults should still give their figures
             traceback.print_exc()
             return Figure(
                 fault=name,
@@ -49,7 +49,7 @@ def attempt(name: str, size: Size, seed: int) -> Figure:
 
 
 def merged(before: Mapping[str, Any], figures: Sequence[Figure]) -> dict[str, Any]:
-    """The results file with these figures in place of those of the same faults, in the catalogue's order."""
+    """Return the results file with these figures in place of those of the same faults, in the catalogue's order."""
     known = {row["fault"]: row for row in before.get("faults", [])} | {each.fault: rounded(each) for each in figures}
     order = [*(name for name in FAULTS if name in known), *(name for name in known if name not in FAULTS)]
     return {"machine": machine(), "versions": versions(), "faults": [known[name] for name in order]}
@@ -61,7 +61,7 @@ def rounded(figure: Figure) -> dict[str, Any]:
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table, and under it what failed."""
+    """Return the table, followed by what failed."""
     table = markdown_table(
         ("fault", "passed/attempted", "seed", "seconds", "further figures"),
         [

@@ -1,7 +1,9 @@
-"""The same command after an accident in the run's directory: it goes on as if nothing had been, or says what is odd.
+"""The same command after an accident in the run's directory: it continues as if nothing had happened, or says what is
+wrong.
 
-A run of two steps is to make a third. Whatever lies in place of one of its files, it ends with the weights of a run
-that nothing befell, or names the file and changes nothing; never begins anew, never a traceback, a wait, or gigabytes.
+A run of two steps is to make a third. Whatever is in place of one of its files, it ends with the weights of an
+undisturbed run, or names the file and changes nothing. It never starts over, and never ends in a traceback, waits, or
+takes gigabytes.
 """
 
 import time
@@ -26,7 +28,7 @@ Case = tuple[str, str]
 
 
 def accident_resumes(size: Size, seed: int, work: Path) -> Figure:
-    """As many cases as fit, spread over all. `seed` shifts which."""
+    """Run as many cases as fit, spread over all. `seed` shifts the choice."""
     started = time.perf_counter()
     recipe = made_run(work)
     run, kept = recipe.with_suffix(""), work / "kept"
@@ -45,13 +47,13 @@ def accident_resumes(size: Size, seed: int, work: Path) -> Figure:
 
 
 def _weights(run: Path) -> str | None:
-    """What the third step's weights are; None where the run did not come so far."""
+    """Return the hash of the third step's weights, or None if the run did not get that far."""
     file = directory_of(run / "checkpoints", STEPS + 1) / "adapter/adapter_model.safetensors"
     return file_sha256(file) if file.is_file() else None
 
 
 def _resumed(recipe: Path, kept: Path, case: Case | None) -> str | None:
-    """Let the run go on after an accident; what is wrong with how it ends."""
+    """Resume the run after an accident, and return what is wrong with how it ends."""
     run, log = recipe.with_suffix(""), recipe.with_suffix(".log")
     mended(run, kept)
     if case is not None:

@@ -1,4 +1,4 @@
-"""What may lie in a run directory by accident, in place of a file that the run wrote or beside it."""
+"""Accidents in a run directory, in place of a file that the run wrote or next to it."""
 
 import ctypes
 import json
@@ -15,7 +15,7 @@ from benchmarks.faults.processes import TinyRuns
 from tiercel.reliability.heartbeat import HEARTBEATS
 
 STEPS = 2  # of the run; a checkpoint after each
-MOST_MEMORY = 2 << 30  # bytes of addresses that a process may add to those of its start
+MOST_MEMORY = 2 << 30  # bytes of address space that a process may use beyond those at its start
 SPARSE_BYTES = 6 << 30
 DEEP = 200_000  # brackets
 _CAPABILITIES = 0x20080522  # the version of the system call
@@ -27,7 +27,7 @@ def _written(data: bytes) -> Callable[[Path], None]:
 
 
 def _line(data: bytes) -> Callable[[Path], None]:
-    """A line in the midst of the file's own."""
+    """Return an accident that puts a line into the middle of a file."""
 
     def put(file: Path) -> None:
         first, *others = file.read_bytes().splitlines(keepends=True)
@@ -47,7 +47,7 @@ def _sparse(file: Path) -> None:
 
 
 def _socket(file: Path) -> None:
-    """A socket in place of the file; its name may be longer than a socket's address."""
+    """Put a socket in place of the file. The name may be longer than a socket's address."""
     file.unlink()
     before = os.open(".", os.O_RDONLY)
     try:
@@ -109,7 +109,7 @@ ACCIDENTS: Mapping[str, Callable[[Path], None]] = {**LINES, **IN_PLACE}
 
 
 def made_run(work: Path) -> Path:
-    """A real run that came to its end, and what one leaves that was killed or stalled; returns its recipe."""
+    """Make a real run that has ended, with the files of one that was killed or stalled, and return its recipe."""
     runs = TinyRuns(work)
     recipe = runs.recipe(
         "grpo",
@@ -136,7 +136,7 @@ def made_run(work: Path) -> Path:
 
 
 def mended(run: Path, kept: Path) -> None:
-    """Put a run back as it was kept."""
+    """Restore a run from its copy."""
     if run.is_dir():
         for path in run.rglob("*"):
             if not path.is_symlink():
@@ -147,7 +147,7 @@ def mended(run: Path, kept: Path) -> None:
 
 
 def take_limits() -> None:
-    """Limit the memory of this process, and let files that nobody may read be unreadable for root too."""
+    """Limit the memory of this process, and make files that nobody may read unreadable for root too."""
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MOST_MEMORY, resource.RLIM_INFINITY))
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,5 +1,5 @@
 """Secrets that tools, an environment, a reward and a judge return, raise and print: none is in any file of the run, not
-as token ids either; and the user's code finds none in its environment, or in that of the trainer.
+even as token ids; and the user's code finds none in its environment, or in that of the trainer.
 
     python -m benchmarks.faults --only "secrets in answers"
 """
@@ -31,7 +31,7 @@ from tests.training.turn_recipes import turn_recipe
 from tiercel.config import recipe_to_yaml
 from tiercel.errors import EXIT_DONE, EXIT_TRAINING
 
-PROXY = f"http://service:{MARK}%2Fproxy{os.getpid()}@127.0.0.1:9"  # no other process has it
+PROXY = f"http://service:{MARK}%2Fproxy{os.getpid()}@127.0.0.1:9"  # no other process has this value
 SECRETS = {**OF_REWARDS, "HTTPS_PROXY": PROXY, "VENDOR_KEY": "0123456789" * 12 + MARK}
 FORMS = 5  # in which a secret is returned
 CALLS = [
@@ -130,7 +130,7 @@ MOST_SECONDS = 300
 
 
 def answered_secrets(size: Size, seed: int, work: Path) -> Figure:
-    """Train with all of them, go on, and give up; search what was written after each."""
+    """Train with all of them, resume, and give up, and search what was written after each."""
     started = time.perf_counter()
     tiny = save_tiny_checkpoint(FAMILY, work / "tiny")
     tokenizer = AutoTokenizer.from_pretrained(save_calling_checkpoint(tiny, work / "model", CALLS))
@@ -179,7 +179,7 @@ def write_code(work: Path) -> None:
 
 
 def recipe_file(work: Path, judge: str) -> Path:
-    """Write a recipe with tools, an environment, a reward and a judge that all tell secrets."""
+    """Write a recipe with tools, an environment, a reward and a judge that all leak secrets."""
     recipe = turn_recipe(
         work / "model",
         work,
@@ -206,7 +206,7 @@ def recipe_file(work: Path, judge: str) -> Path:
 
 @contextmanager
 def judging() -> Iterator[str]:
-    """Serve a judge whose replies hold secrets: a grade, none, no chat completion, an error. Gives its address."""
+    """Serve a judge whose replies contain secrets: a grade, none, no chat completion, an error. Yields its address."""
     known = " ".join(SECRETS.values())
     chats = (f"<answer>5</answer>{known}", f"No grade: {known}", "7")
     bodies: list[tuple[int, Any]] = [(200, {"choices": [{"message": {"content": chat}}]}) for chat in chats]
@@ -223,7 +223,7 @@ def judging() -> Iterator[str]:
             self.wfile.write(text)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Print nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Judge)
     Thread(target=server.serve_forever, daemon=True).start()

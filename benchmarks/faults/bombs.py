@@ -1,4 +1,4 @@
-"""Small texts that would cost much: YAML aliases, brackets, arithmetic, variables that double, lines of user code. Each
+"""Small texts that could cost much: YAML aliases, brackets, arithmetic, variables that double, lines of user code. Each
 is refused, or costs nothing, within seconds and a limit of memory, and without a traceback.
 
     python -m benchmarks.faults --only "bombs"
@@ -19,12 +19,12 @@ from tiercel.errors import EXIT_DONE, EXIT_USER
 from tiercel.rewards.runtime.user import UserReward
 
 MOST_SECONDS = 60.0
-MOST_MEMORY = 4 << 30  # bytes of addresses, of a process that imports no torch
+MOST_MEMORY = 4 << 30  # bytes of address space of a process that imports no torch
 SHORT = 2
 
 
 def _levels(count: int, level: str, first: str) -> str:
-    """Ten aliases of each level in the next."""
+    """Return a text with ten aliases of each level in the next."""
     lines = [first, *(level.format(n=n, all=",".join([f"*a{n - 1}"] * 10)) for n in range(1, count))]
     return "\n".join(lines) + "\n"
 
@@ -129,7 +129,7 @@ def _first_of_each(names: list[str]) -> list[str]:
 
 
 def _command(words: list[str], *codes: int) -> str | None:
-    """Run a command; return what is wrong with its end."""
+    """Run a command, and return what is wrong with its end."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "tiercel", *words],
@@ -149,7 +149,7 @@ def _command(words: list[str], *codes: int) -> str | None:
 
 
 def _line(line: bytes, file: Path) -> str | None:
-    """Let a reward write a line to its connection; the next batch is scored."""
+    """Let a reward write a line to its connection. The next batch must be scored."""
     file.write_text(WRITING.format(line=line), encoding="utf-8")
     mine = UserReward(f"{file}:score", limits())
     try:

@@ -1,10 +1,10 @@
-"""A vLLM server that goes wrong in the fifth rollout: no traceback, nothing wrong learnt from, the server named.
+"""A vLLM server that fails in the fifth rollout: no traceback, no learning from wrong data, and the server is named.
 
     python -m benchmarks.faults --only "a broken vLLM server"
 
 Each case is a run of the command line, in a process that was forked after torch was imported, against a server that
-samples in earnest, passes the gate, and answers four rollouts well. Then it gives one of the hostile answers of
-tests/rollout/hostile_answers.py, or answers that could be but for their numbers.
+really samples, passes the gate, and answers four rollouts well. Then it gives one of the hostile answers of
+tests/rollout/hostile_answers.py, or answers that are plausible except for their numbers.
 """
 
 import json
@@ -32,10 +32,10 @@ from tiercel.config.schema import GrpoRecipe
 from tiercel.training import run as training_run
 from tiercel.training.grpo import loop as grpo
 
-IMPORTED = (training_run, grpo)  # here, so that forked runs need not
+IMPORTED = (training_run, grpo)  # imported here, so that forked runs need not import it
 GOOD_ROLLOUTS = 4
 STEPS = 6
-QUICK = ("rollout.patience=3", "rollout.request_timeout=2")  # for what is tried again until the patience is over
+QUICK = ("rollout.patience=3", "rollout.request_timeout=2")  # for requests that are retried until the patience is over
 SHORT = 2
 SECONDS = 240.0
 EXIT_CODES = {"left out": 3, "patience": 3, "at once": 2}
@@ -43,7 +43,7 @@ EXIT_CODES = {"left out": 3, "patience": 3, "at once": 2}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Gap:
-    """Answers of the right form and with wrong numbers."""
+    """Answers of the right form with wrong numbers."""
 
     make: Callable[[Answer], Answer]
     code: int
@@ -53,7 +53,7 @@ class _Gap:
 
 
 def broken_servers(size: Size, seed: int, work: Path) -> Figure:
-    """Every hostile answer, or a few drawn; then the gaps."""
+    """Run every hostile answer, or a few drawn ones, then the gaps."""
     started = time.perf_counter()
     runs = TinyRuns(work)
     file = runs.recipe("grpo", "model", train={"steps": STEPS, "save_every": 2})
@@ -115,7 +115,7 @@ def _gap_problem(runs: TinyRuns, recipe: GrpoRecipe, gap: _Gap, number: int) -> 
 
 
 def _command(recipe: Path, *arguments: str) -> Ended:
-    """`tiercel grpo` to its end."""
+    """Run `tiercel grpo` to its end."""
     said = recipe.with_suffix(".said")
     process = get_context("fork").Process(target=_main, args=(["grpo", str(recipe), *arguments], said))
     process.start()
@@ -135,7 +135,7 @@ def _command(recipe: Path, *arguments: str) -> Ended:
 def _main(words: list[str], said: Path) -> None:
     for descriptor, file in ((1, os.devnull), (2, said)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), descriptor)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)  # pytest's goes elsewhere
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)  # pytest's stderr goes elsewhere
     code = 1
     try:
         take_own_locks()
@@ -174,7 +174,7 @@ def _gaps() -> dict[str, _Gap]:
                 choice["token_ids"][-1]
             ]
             for entry in choice["logprobs"]["content"]:
-                entry["token"] = "x"  # as a server writes it that does not know what was asked for
+                entry["token"] = "x"  # as from a server that does not know the option
         return answer
 
     low = shifted(-5.0)
@@ -198,7 +198,7 @@ def _gaps() -> dict[str, _Gap]:
 
 
 def _lose_once(server: SamplingServer, make: Callable[[Answer], Raw]) -> None:
-    """The server fails once, late, and is asked what it serves before it is used again."""
+    """Let the server fail once, late. It must be asked what it serves before it is used again."""
 
     def tamper(answer: Answer) -> Raw:
         if not _is_late(answer):

@@ -1,4 +1,4 @@
-"""Canaries in every slot that something could be loaded from: none fires, each is refused or never opened."""
+"""Canaries in every slot that something could be loaded from: none fires, and each is refused or never opened."""
 
 import sys
 import time
@@ -13,12 +13,12 @@ from benchmarks.faults.figure import Figure, Outcome, Size, figure_of
 from tiercel.errors import TiercelError
 
 SECONDS = 200.0
-# What a payload would do first; an audit hook counts them.
+# What a payload would do first, counted by an audit hook.
 EVENTS = frozenset({"pickle.find_class", "os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen"})
 
 
 def canaries(size: Size, seed: int, work_dir: Path) -> Figure:
-    """Every slot in one child; a short run leaves out every second case, by the seed."""
+    """Try every slot in one child process. A short run leaves out every second case, depending on the seed."""
     started = time.perf_counter()
     place = make_workplace(work_dir)
 
@@ -47,13 +47,13 @@ def canaries(size: Size, seed: int, work_dir: Path) -> Figure:
 
 
 def _count(events: Counter[str], event: str) -> None:
-    """An audit hook; it cannot be removed, and ends with its process."""
+    """Count an event in an audit hook, which cannot be removed and ends with its process."""
     if event in EVENTS:
         events[event] += 1
 
 
 def _problem(attempt: Callable[[], Any], place: Workplace, events: Counter[str]) -> str | None:
-    """`attempt` must raise a TiercelError, or return what shows that the canary was never opened."""
+    """Require that `attempt` raises a TiercelError, or returns what shows that the canary was never opened."""
     try:
         problem = attempt()
     except TiercelError as error:

@@ -1,7 +1,7 @@
 """The slots: files of an adapter, of a checkpoint, of a model, of the data, and the recipe.
 
-A slot yields cases; a case is an attempt that ends in a TiercelError, or returns None where tiercel goes on without
-having opened the canary, or says what is wrong.
+A slot yields cases. A case is an attempt that ends in a TiercelError, returns None if tiercel continues without having
+opened the canary, or returns what is wrong.
 """
 
 import json
@@ -44,7 +44,7 @@ Case = tuple[str, Attempt]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workplace:
-    """A good run, whose parts the slots copy and spoil."""
+    """A good run whose parts the slots copy and spoil."""
 
     canary: Canary
     run: TinyRun
@@ -64,7 +64,7 @@ def make_workplace(work_dir: Path) -> Workplace:
 
 
 def copied(source: Path, place: Path, files: Mapping[str, bytes | None]) -> Path:
-    """A copy with some files replaced, added or (None) removed."""
+    """Return a copy with some files replaced, added or (None) removed."""
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(source, place)
     for name, content in files.items():
@@ -76,13 +76,13 @@ def copied(source: Path, place: Path, files: Mapping[str, bytes | None]) -> Path
 
 
 def edited(file: Path, **changes: object) -> bytes:
-    """A JSON file with other values."""
+    """Return the text of a JSON file with other values."""
     return json.dumps(json.loads(file.read_text(encoding="utf-8")) | changes).encode()
 
 
 def adapter_files(place: Workplace, root: Path) -> Iterator[Case]:
     canary, adapter = place.canary, place.checkpoint / "adapter"
-    sys.path.insert(0, str(root / "adapter"))  # where a config's module would be looked for at the worst
+    sys.path.insert(0, str(root / "adapter"))  # where a config's module would be looked for at worst
     weights, config = "adapter_model.safetensors", "adapter_config.json"
     megatron = edited(adapter / config, megatron_config={"a": 1}, megatron_core="canary_module")
     spoilt: dict[str, dict[str, bytes | None]] = {
@@ -118,7 +118,8 @@ def checkpoint_files(place: Workplace, root: Path) -> Iterator[Case]:
 
 
 def _passed_over(place: Workplace, root: Path, files: Mapping[str, bytes], *, is_forged: bool) -> Attempt:
-    """The checkpoint is passed over; with a manifest that fits the files it is refused when it is loaded, or before."""
+    """Return an attempt in which the checkpoint must be skipped. With a manifest that fits the files, it must be
+    refused when it is loaded, or before."""
 
     def attempt() -> str | None:
         path = copied(place.checkpoint, root / "step-000001", files)
@@ -133,14 +134,14 @@ def _passed_over(place: Workplace, root: Path, files: Mapping[str, bytes], *, is
             return "it was found valid"
         build_trainer(place.run.recipe, found)
         pending_of(found)
-        # The adapter's config is for other readers: a run goes on by its recipe.
+        # The adapter's config is for other readers; a run resumes by its recipe.
         return None if set(files) == {"adapter/adapter_config.json"} else "it was loaded"
 
     return attempt
 
 
 def _left_alone(place: Workplace, root: Path, files: Mapping[str, bytes]) -> Attempt:
-    """The checkpoint is loaded, and the files that its manifest does not list are not opened."""
+    """Return an attempt in which the checkpoint is loaded, and files that its manifest does not list are not opened."""
 
     def attempt() -> str | None:
         copied(place.checkpoint, root / "step-000001", files)
@@ -183,7 +184,8 @@ def model_files(place: Workplace, root: Path) -> Iterator[Case]:
 
 
 def _loading(place: Workplace, root: Path, files: Mapping[str, bytes | None], *, is_good: bool = False) -> Attempt:
-    """The model is refused. `is_good`: or loaded by what is good in it, the canary unopened."""
+    """Return an attempt in which the model must be refused. With `is_good`, it may be loaded from its good parts
+    without opening the canary."""
 
     def attempt() -> str | None:
         directory = copied(place.model, root / "model", files)
@@ -246,7 +248,7 @@ def _read(file: Path) -> object:
 
 
 def _read_parquet(file: Path, column: pyarrow.Array, canary: Canary) -> None:
-    """A row with the column; its field says that it is of the type that older pyarrow unpickled."""
+    """Read a row with the column, whose field claims the type that older pyarrow unpickled."""
     pickled = {b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": canary.pickled()}
     turn = pyarrow.struct([("role", pyarrow.string()), ("content", pyarrow.string())])
     messages = pyarrow.array([[{"role": "user", "content": "What?"}]], pyarrow.list_(turn))
@@ -256,7 +258,7 @@ def _read_parquet(file: Path, column: pyarrow.Array, canary: Canary) -> None:
 
 
 def data_sets(place: Workplace, root: Path) -> Iterator[Case]:
-    """Directories as Hugging Face's datasets save them, and videos."""
+    """Yield directories as saved by Hugging Face's datasets, and videos."""
     canary, good = place.canary, root / "good"
     good.mkdir(parents=True)
     table = pyarrow.table({"problem": ["7"], "solution": ["7"]})

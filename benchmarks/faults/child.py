@@ -1,4 +1,4 @@
-"""Work in a forked process, which may take limits and hooks upon itself, and may die of them."""
+"""Work in a forked process, which may take limits and hooks upon itself, and may die from them."""
 
 import multiprocessing
 import threading
@@ -13,7 +13,7 @@ Send = Callable[[Any], None]
 
 
 def collect(work: Callable[[Send], None], seconds: float) -> tuple[list[Any], str | None]:
-    """What `work` sent, and how it ended: None where it returned, else what it died of."""
+    """Return what `work` sent, and how it ended: None if it returned, else what it died from."""
     context = multiprocessing.get_context("fork")
     receiving, sending = context.Pipe(duplex=False)
     process = context.Process(target=_run, args=(work, sending), daemon=True)
@@ -35,8 +35,8 @@ def collect(work: Callable[[Send], None], seconds: float) -> tuple[list[Any], st
 
 
 def take_own_locks() -> None:
-    """Leave the lock of progress bars to the process that was forked: it is one for both, and a fork that is killed
-    while it has the lock never gives it back."""
+    """Give this process its own lock of progress bars. The lock is shared with the parent, and a fork that is killed
+    while it holds it never releases it."""
     tqdm.set_lock(threading.RLock())
 
 

@@ -1,4 +1,4 @@
-"""A save that crashes at each of its file operations leaves the checkpoint before it, or its own, whole."""
+"""A save that crashes at each of its file operations leaves either the previous checkpoint or its own, whole."""
 
 import shutil
 import time
@@ -17,7 +17,7 @@ SHORT_STRIDE = 6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
-    """What lies in the run directory before `step` is saved, and which steps may be found after a crash."""
+    """What is in the run directory before `step` is saved, and which steps may be found after a crash."""
 
     name: str
     prepare: Callable[[TinyRun, Path], None]
@@ -56,7 +56,7 @@ SCENARIOS = (
 
 
 def crashes(size: Size, seed: int, work_dir: Path) -> Figure:
-    """Every operation of every scenario's save, by every ending. `seed` shifts what a short run leaves out."""
+    """Run every operation of every scenario's save with every ending. `seed` shifts what a short run leaves out."""
     started = time.perf_counter()
     run = make_tiny_run(work_dir)
     outcomes: list[Outcome] = []
@@ -82,14 +82,14 @@ def crashes(size: Size, seed: int, work_dir: Path) -> Figure:
 
 
 def _differs(operation: str, ending: Ending) -> bool:
-    """Only writes can be done by half."""
+    """Return whether the ending makes a difference, because only writes can be done by half."""
     return ending != "half" or operation == "write"
 
 
 def _undisturbed(
     run: TinyRun, scenario: Scenario, before: Path, place: Path
 ) -> tuple[list[str], dict[int, dict[str, str]]]:
-    """The operations of the save, and the files of each checkpoint as they are where nothing crashes."""
+    """Return the operations of the save, and the files of each checkpoint as they are without a crash."""
     after = place / "undisturbed"
     shutil.copytree(before, after)
     disk = CrashingDisk(after, place / "undisturbed-aside")
@@ -109,7 +109,7 @@ def _crashed(
     ending: Ending,
     whole: dict[int, dict[str, str]],
 ) -> str | None:
-    """What is wrong with the directory after a crash, or with the save that follows it."""
+    """Return what is wrong with the directory after a crash, or with the save that follows it."""
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(before, place / "run")
     disk = CrashingDisk(place / "run", place / "aside", at, ending)

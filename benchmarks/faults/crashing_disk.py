@@ -1,8 +1,8 @@
-"""A disk that crashes at its k-th operation, and what is left on it then.
+"""A disk that crashes at its k-th operation, and what is left on it.
 
-Operations are what changes a directory: opening to write, each write, mkdir, rename, unlink, rmdir, fsync. They are
-patched in this process, so that one run of a save stops at any of them; safetensors' own writing counts as an open and
-a write. Removed files are kept aside, so that no inode number is given twice.
+Operations are everything that changes a directory: opening to write, each write, mkdir, rename, unlink, rmdir, fsync.
+They are patched in this process, so that one run of a save stops at any of them. The writing of safetensors counts as
+an open and a write. Removed files are kept elsewhere, so that no inode number is used twice.
 """
 
 import builtins
@@ -27,11 +27,11 @@ ENDINGS: tuple[Ending, ...] = get_args(Ending)
 
 
 class Crash(BaseException):
-    """The machine is gone; nobody may handle this."""
+    """The machine is gone. No code may handle this."""
 
 
 class CrashingDisk:
-    """Watches `root`. `crash_at` None counts operations only."""
+    """Watches `root`. Without `crash_at`, it only counts operations."""
 
     def __init__(self, root: Path, aside: Path, crash_at: int | None = None, ending: Ending = "stopped"):
         self.root = root
@@ -52,7 +52,7 @@ class CrashingDisk:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Inside, operations are counted and the crash happens."""
+        """Count the operations inside, and crash."""
         replaced: list[tuple[Any, str, Callable]] = [
             (os, "mkdir", self._mkdir),
             (os, "rename", self._renaming("rename")),
@@ -75,7 +75,7 @@ class CrashingDisk:
                 each.stop()
 
     def remains(self, destination: Path) -> Path:
-        """The directory as it is found after the crash, as a copy."""
+        """Return a copy of the directory as it is found after the crash."""
         if self.ending == "undone":
             self._restore(self.root.stat().st_ino, destination)
             return destination
@@ -104,7 +104,7 @@ class CrashingDisk:
                 (destination / name).write_bytes(self._durable_bytes.get(child, b""))
 
     def _step(self, operation: str) -> None:
-        """Counts an operation that is about to happen."""
+        """Count an operation that is about to happen."""
         if self.has_crashed or len(self.operations) == self.crash_at:
             self.has_crashed = True
             raise Crash(operation)
@@ -158,7 +158,7 @@ class CrashingDisk:
         return _WrittenFile(self, raw)
 
     def write(self, raw: io.FileIO, data: bytes) -> None:
-        """One write of a file that is open."""
+        """Perform one write to an open file."""
         try:
             self._step("write")
         except Crash:
@@ -176,7 +176,7 @@ class CrashingDisk:
 
 
 class _WrittenFile:
-    """A file open for writing, without a buffer: each write is an operation."""
+    """A file open for writing without a buffer, so that each write is an operation."""
 
     def __init__(self, disk: CrashingDisk, raw: io.FileIO):
         self.disk = disk

@@ -1,4 +1,5 @@
-"""Every file of a checkpoint cut, flipped, swapped or removed: always noticed, and the checkpoint before it wins."""
+"""Every file of a checkpoint cut, flipped, swapped or removed: this is always noticed, and the previous checkpoint is
+used."""
 
 import random
 import shutil
@@ -10,13 +11,13 @@ from benchmarks.faults.figure import Figure, Outcome, Size, figure_of
 from benchmarks.faults.tiny_run import hashes, make_tiny_run
 from tiercel.runs.checkpoints import MANIFEST, STATE, directory_of, newest_valid
 
-FLIPPED_BITS = {"short": 8, "full": 200}  # of each file, at random
-SMALL_FILES = (MANIFEST, STATE)  # every bit of these in a full run
+FLIPPED_BITS = {"short": 8, "full": 200}  # in each file, at random
+SMALL_FILES = (MANIFEST, STATE)  # all bits of these are flipped in a full run
 Damage = tuple[str, Callable[[], None]]
 
 
 def damage(size: Size, seed: int, work_dir: Path) -> Figure:
-    """Two checkpoints; the newer one is damaged, looked for, and mended again."""
+    """Save two checkpoints. The newer one is damaged, looked for, and restored, again and again."""
     started = time.perf_counter()
     run = make_tiny_run(work_dir)
     for step in (1, 2):
@@ -68,7 +69,7 @@ def _changes(file: Path, other: Path) -> Iterator[Damage]:
 
 
 def _flips(file: Path, size: Size, generator: random.Random) -> Iterator[Damage]:
-    """Single bits: the first and last of the file, and others at random or all."""
+    """Yield single bits: the first and last of the file, and others at random, or all."""
     data = file.read_bytes()
     bits = range(8 * len(data))
     if size == "full" and file.name in SMALL_FILES:
@@ -95,7 +96,7 @@ def _write(file: Path, data: bytes) -> None:
 
 
 def _replace(path: Path, make: Callable[[], None], aside: Path | None = None) -> None:
-    """Remove a file or directory, or move it aside, and make something in its place."""
+    """Remove a file or directory, or move it elsewhere, and create something in its place."""
     if aside is not None:
         path.rename(aside)
     elif path.is_dir():
@@ -114,7 +115,8 @@ def _mend(file: Path, kept: Path) -> None:
 
 
 def _problem(root: Path, newer: Path, file: str, older: dict[str, str]) -> str | None:
-    """The older checkpoint must be found, and what is said must name the newer one and what is wrong with it."""
+    """Return what is wrong: the older checkpoint must be found, and the message must name the newer one and its
+    damage."""
     said: list[str] = []
     found = newest_valid(root, said.append)
     if found is None or found.step != 1:

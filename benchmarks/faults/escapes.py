@@ -1,7 +1,8 @@
-"""Image paths that point elsewhere: no file outside the roots is opened, no socket made, each row refused by its field.
+"""Image paths that point elsewhere: no file outside the roots is opened, no socket is made, and each row is refused by
+its field.
 
-Every path stands in rows of all three formats, read and decoded in a process whose every open and socket is counted.
-Beside them stand the absolute paths that lead under a root, which are taken.
+Every path is in rows of all three formats, which are read and decoded in a process that counts every open and socket.
+Absolute paths that lead under a root are next to them, and are accepted.
 """
 
 import json
@@ -146,7 +147,7 @@ TAKEN = (
 
 
 def escapes(size: Size, seed: int, work_dir: Path) -> Figure:
-    """Every path in every format. `seed` shifts what a short run leaves out."""
+    """Try every path in every format. `seed` shifts what a short run leaves out."""
     started = time.perf_counter()
     roots, outside = make_places(work_dir)
     paths = [*TRAVERSALS, *(_placed(path, work_dir) for path in (*URLS, *ABSOLUTE)), *LINKS]
@@ -185,7 +186,7 @@ def escapes(size: Size, seed: int, work_dir: Path) -> Figure:
 
 
 def make_places(work_dir: Path) -> tuple[ImageRoots, Path]:
-    """Roots with an image and links that lead out of them, and the directory outside, with a good image."""
+    """Create roots with an image and links that lead out of them, and a directory outside with a good image."""
     root, more, outside = work_dir / "root", work_dir / "more", work_dir / "outside"
     (root / "sub").mkdir(parents=True)
     more.mkdir()
@@ -213,7 +214,7 @@ def _placed(path: str, work_dir: Path) -> str:
 
 
 def _count(events: Counter[str], outside: Path, event: str, arguments: tuple[Any, ...]) -> None:
-    """An audit hook; it cannot be removed, and ends with its process."""
+    """Count an event in an audit hook, which cannot be removed and ends with its process."""
     if event.startswith("socket."):
         events[event] += 1
     elif event == "open" and isinstance(arguments[0], str | bytes | os.PathLike):
@@ -223,7 +224,7 @@ def _count(events: Counter[str], outside: Path, event: str, arguments: tuple[Any
 
 
 def _problem(roots: ImageRoots, file: Path, format: FormatName, images: Any) -> str | None:
-    """What is wrong with how the row ended; a good row beside it keeps the file readable."""
+    """Return what is wrong with how the row ended. A good row next to it keeps the file readable."""
     records = [ROWS[format]("inside.png"), ROWS[format](images)]
     file.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     config = Data(
@@ -240,7 +241,7 @@ def _problem(roots: ImageRoots, file: Path, format: FormatName, images: Any) -> 
 
 
 def _decoding_problem(row: Row) -> str | None:
-    """The last reader that took an image, or how its refusal was wrong."""
+    """Return the last reader that accepted an image, or how its refusal was wrong."""
     took = None
     for read in (open_header, decode):
         for source in row.images:

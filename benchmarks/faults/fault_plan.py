@@ -1,8 +1,8 @@
 """A plan of faults: which kind, at which site, in which step, on which rank.
 
-`TIERCEL_FAULT_PLAN` holds a JSON list such as [{"step": 3, "site": "learn", "rank": 1, "kind": "sleep"}]. A process
-with CUSTOMIZE on its PYTHONPATH takes the plan up as it starts, and so do its children. Sites are the phases of a step
-and the names in the calls of `Pulse.strike` and `Pulse.spoil`. Each fault happens once in a process.
+`TIERCEL_FAULT_PLAN` contains a JSON list such as [{"step": 3, "site": "learn", "rank": 1, "kind": "sleep"}]. A process
+with CUSTOMIZE on its PYTHONPATH reads the plan at its start, and so do its children. Sites are the phases of a step and
+the names in the calls of `Heartbeat.maybe_fail` and `Heartbeat.maybe_corrupt`. Each fault happens once in a process.
 """
 
 import json
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """`step`: updates done before; None is any."""
+    """A planned fault. `step` is the number of updates done before; None means any."""
 
     site: str
     kind: Kind
@@ -69,7 +69,7 @@ class FaultPlan:
 
 @contextmanager
 def planning(planned: Sequence[Fault]) -> Iterator[None]:
-    """Inside, these are the faults of this process."""
+    """Use these faults in this process inside the context."""
     before = faults.put(FaultPlan(planned))
     try:
         yield
@@ -78,13 +78,13 @@ def planning(planned: Sequence[Fault]) -> Iterator[None]:
 
 
 def put_planned() -> None:
-    """Take up the plan of the environment."""
+    """Read the plan from the environment."""
     if text := os.environ.get(VARIABLE):
         faults.put(FaultPlan([Fault(**entry) for entry in json.loads(text)]))
 
 
 def with_plan(plan: str) -> dict[str, str]:
-    """Give the variables of a process that is to have a plan."""
+    """Return the variables of a process that is to have a plan."""
     root = CUSTOMIZE.parents[2]
     paths = [str(CUSTOMIZE), str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {VARIABLE: plan, "PYTHONPATH": os.pathsep.join(paths)}

@@ -1,4 +1,4 @@
-"""What a fault comes to: how many of its cases ended as they must."""
+"""The figure of a fault: how many of its cases ended as they must."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ def figure_of(
     seconds: float,
     figures: Mapping[str, float] | None = None,
 ) -> Figure:
-    """Outcomes counted."""
+    """Count the outcomes."""
     failures = [f"{case}: {problem}" for case, problem in outcomes if problem is not None]
     return Figure(
         fault=fault,

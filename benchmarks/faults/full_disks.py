@@ -1,7 +1,7 @@
-"""A disk that is full at any byte of a save: a plain error that names the directory, and the last checkpoint stays.
+"""A disk that is full at any byte of a save: a plain error names the directory, and the last checkpoint stays.
 
-A limit on the size of a file stands for the full disk: the system refuses the byte past it as it would there. Where a
-small memory disk may be mounted, that is filled for real too.
+A limit on the size of a file represents the full disk, because the system refuses the byte beyond it in the same way.
+If a small memory disk can be mounted, that is really filled too.
 """
 
 import resource
@@ -21,14 +21,14 @@ from tiercel.errors import RunError
 from tiercel.runs.checkpoints import directory_of, newest_valid
 
 SECONDS = 120.0
-STEPS_BETWEEN = 30  # limits between two bytes and the largest file
+STEPS_BETWEEN = 30  # number of limits between two bytes and the largest file
 SHORT_STRIDE = 6
 TMPFS_BYTES = 1 << 20
 Usage = namedtuple("Usage", "total used free")
 
 
 def full_disks(size: Size, seed: int, work_dir: Path) -> Figure:
-    """Every limit in a child of its own making; the estimate before the save; a real small disk."""
+    """Try every limit in its own child process, the estimate before the save, and a real small disk."""
     started = time.perf_counter()
     run = make_tiny_run(work_dir)
     path = work_dir / "run"
@@ -58,7 +58,7 @@ def full_disks(size: Size, seed: int, work_dir: Path) -> Figure:
 
 
 def _limited(run: TinyRun, path: Path, limit: int, *, fits: bool) -> str | None:
-    """What is wrong with a save under the limit."""
+    """Return what is wrong with a save under the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))  # SIGXFSZ is ignored by Python from its start
     try:
@@ -89,7 +89,7 @@ def _save_problem(run: TinyRun, path: Path, *, fits: bool) -> str | None:
 
 
 def _aftermath(run: TinyRun, path: Path) -> str | None:
-    """The same save once there is room; then as before."""
+    """Return what is wrong with the same save once there is room. Afterwards, everything is as before."""
     run.save(path, 2)
     found = newest_valid(path / "checkpoints", lambda text: None)
     shutil.rmtree(directory_of(path / "checkpoints", 2))
@@ -97,7 +97,7 @@ def _aftermath(run: TinyRun, path: Path) -> str | None:
 
 
 def _foretold(run: TinyRun, path: Path) -> Iterator[Outcome]:
-    """The disk says how much is free; too little is refused before a byte is written."""
+    """Test the estimate: the disk reports how much is free, and too little is refused before a byte is written."""
     strategy = run.trainer.strategy
     tensors = [*strategy.trained_weights().values(), *strategy.optimizer_tensors().values()]
     needed = sum(tensor.nbytes for tensor in tensors)
@@ -122,7 +122,7 @@ def _refusal_problem(run: TinyRun, path: Path, needed: int, free: int) -> str | 
 
 
 def _on_a_small_disk(run: TinyRun, disk: Path, size: Size) -> list[Outcome]:
-    """Saves on a memory disk with ever less room; none where it may not be mounted."""
+    """Return the outcomes of saves on a memory disk with less and less room, or none if it cannot be mounted."""
     outcomes: list[Outcome] = []
     with _mounted(disk) as is_mounted:
         if not is_mounted:

@@ -1,7 +1,7 @@
-"""Row files made by Hypothesis: any JSON in any field of every format, and lines that are no JSON at all.
+"""Row files made by Hypothesis: any JSON in any field of every format, and lines that are not JSON at all.
 
-Every row must end as read or as rejected, with its field and a reason that can be printed and written; what is read
-must be fit to be written again.
+Every row must be read or rejected, with its field and a reason that can be printed and written. Rows that are read must
+be fit to be written again.
 """
 
 import json
@@ -139,7 +139,7 @@ images = some.one_of(texts, some.lists(texts, max_size=3), some.builds(lambda pa
 
 
 def turns(role_key: str, content_key: str) -> some.SearchStrategy:
-    """Conversations, some of them good."""
+    """Return a strategy for conversations, some of them good."""
     urls = some.one_of(
         texts, some.sampled_from(("data:image/png;base64,AA=A", "data:image/png;base64,", "data:,")), values
     )
@@ -217,7 +217,7 @@ records = some.one_of(
 
 
 def nested(opening: str, closing: str) -> some.SearchStrategy:
-    """A value of a field, nested around the depths at which parsers and printers give up."""
+    """Return a strategy for values of a field, nested around the depths at which parsers and printers give up."""
     depths = some.one_of(some.integers(1, 1100), some.just(100_000))
     keys = some.sampled_from(("messages", "images", "id", "answer", "objects", "boxes"))
     return some.builds(lambda key, depth: f'{{"{key}": {opening * depth}1{closing * depth}}}'.encode(), keys, depths)
@@ -266,7 +266,8 @@ odd_lines = some.one_of(
 
 
 def files_of(purpose: Purpose, format: FormatName) -> some.SearchStrategy:
-    """Files that claim a format: good rows with a few fields replaced, any others, and what is no row."""
+    """Return a strategy for files that claim a format: good rows with a few fields replaced, any other rows, and lines
+    that are not rows."""
     change = some.one_of([some.tuples(some.just(key), field) for key, field in FIELDS.items()])
     good = some.sampled_from(ROWS[purpose][format])
     spoilt = some.builds(lambda good, changes: good | dict(changes), good, some.lists(change, max_size=2))
@@ -284,7 +285,7 @@ files = some.one_of([files_of(purpose, format) for purpose in ROWS for format in
 
 
 def fuzzed_rows(size: Size, seed: int, work_dir: Path) -> Figure:
-    """As many files as hold so many rows; the same ones for the same seed."""
+    """Try as many files as contain the wanted number of rows. The same seed gives the same files."""
     started = time.perf_counter()
     Image.new("RGB", (8, 8)).save(work_dir / "a.png")
     outcomes: list[Outcome] = []
@@ -302,7 +303,7 @@ def fuzzed_rows(size: Size, seed: int, work_dir: Path) -> Figure:
 
 
 def _run(judge: Callable[[tuple[Any, ...]], None], examples: int, seed: int) -> None:
-    """Hypothesis as a generator alone: it keeps nothing, and what fails is counted by `judge`."""
+    """Use Hypothesis only as a generator: it stores nothing, and `judge` counts what fails."""
     plain = settings(
         max_examples=examples,
         database=None,
@@ -316,8 +317,8 @@ def _run(judge: Callable[[tuple[Any, ...]], None], examples: int, seed: int) -> 
 def _judged(
     path: Path, format: FormatName, purpose: Purpose, ending: bytes, mark: bytes, content: list[bytes]
 ) -> tuple[list[str | None], int, int]:
-    """For each row what is wrong with how it ended, in no order; how many were read and how many rejected. A good row
-    comes first: a file without any is refused as a whole."""
+    """Return what is wrong with how each row ended, in no particular order, and how many rows were read and rejected. A
+    good row comes first, because a file without any is refused as a whole."""
     good = json.dumps(ROWS[purpose][format][0] | {"id": "good"}).encode()
     path.write_bytes(mark + ending.join([good, *content]) + ending)
     config = Data(train=str(path), format=format, prompt="{prompt}" if format == "refcoco" else None)
@@ -325,7 +326,7 @@ def _judged(
         table = read_rows(path, config, purpose)
         write_bad_rows(table.rejected, path.with_suffix(".bad"))
         first_reasons(table.rejected).encode()
-    except Exception as error:  # any error at all is what the fault looks for
+    except Exception as error:  # the fault looks for any error at all
         return [f"{type(error).__name__}: {error}"] * ROWS_A_FILE, 0, 0
     finally:
         path.unlink()
@@ -339,7 +340,7 @@ def _judged(
 
 
 def _row_problem(row: Row) -> str | None:
-    """What a row that was read is needed for later: it is written to rollouts/ and sent to rewards."""
+    """Return what is wrong with a row that was read, which later is written to rollouts/ and sent to rewards."""
     try:
         json_line(
             {

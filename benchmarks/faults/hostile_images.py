@@ -1,4 +1,4 @@
-"""Hostile images: each is a picture within the limits, or refused with its path and the reason; memory stays bounded.
+"""Hostile images: each is a picture within the limits, or is refused with its path and the reason, in bounded memory.
 
 Each goes through the header, the decoder and a family's resizing, in a process with a limit on its memory.
 """
@@ -26,18 +26,19 @@ COUNTS = {"short": 200, "full": 500}
 SECONDS = 300.0
 SECONDS_EACH = 10.0
 MAX_PIXELS = 10_000_000
-# Of a picture at the limit: 4 of RGB, thrice as much while transparency is laid on white, and what decoders keep.
+# For a picture at the limit: 4 for RGB, three times as much while transparency is drawn on white, and the memory of
+# decoders.
 BYTES_OF_A_PIXEL = 24
 BYTES_BESIDE = 128 << 20  # Pillow's own limit for the texts of a PNG is 64 MiB
 ROOM = 2 << 30  # address space beyond what the process has at its start
 
 
 class Hung(BaseException):
-    """An image took too long; nothing that handles errors may catch this."""
+    """An image took too long. No code that handles errors may catch this."""
 
 
 def hostile_images(size: Size, seed: int, work_dir: Path) -> Figure:
-    """One child for all; an image that kills it is the one after the last answer."""
+    """Try all images in one child process. An image that kills it is the one after the last answer."""
     started = time.perf_counter()
     root = work_dir / "images"
     root.mkdir()
@@ -74,7 +75,7 @@ def hostile_images(size: Size, seed: int, work_dir: Path) -> Figure:
 
 
 def _judged(name: str, root: Path, family: Family) -> tuple[str | None, bool, float]:
-    """What is wrong with how an image ended, whether it is a picture, and the seconds it took."""
+    """Return what is wrong with how an image ended, whether it is a picture, and the seconds it took."""
     started = time.perf_counter()
     signal.setitimer(signal.ITIMER_REAL, SECONDS_EACH)
     try:
@@ -83,7 +84,7 @@ def _judged(name: str, root: Path, family: Family) -> tuple[str | None, bool, fl
     except DataError as error:
         problem = _refusal_problem(error, name)
         is_picture = False
-    except (Exception, Hung) as error:  # any other end is what the fault looks for
+    except (Exception, Hung) as error:  # the fault looks for any other end
         problem = f"{type(error).__name__}: {error}"
         is_picture = False
     finally:
@@ -92,7 +93,7 @@ def _judged(name: str, root: Path, family: Family) -> tuple[str | None, bool, fl
 
 
 def _taken(name: str, root: Path, family: Family) -> str | None:
-    """Raises DataError where the image is refused."""
+    """Return what is wrong with an accepted image. Raises DataError if it is refused."""
     source = ImageSource(path=name)
     roots = ImageRoots(base=str(root))
     size = open_header(source, roots, MAX_PIXELS)
@@ -122,7 +123,7 @@ def _ring(number: int, frame: FrameType | None) -> Any:
 
 
 def _limit_memory() -> int:
-    """Bytes that the process has now. Its peak counts from here, and it gets little more address space."""
+    """Return the bytes that the process has now. Its peak counts from here, and it gets little more address space."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (_memory("VmSize") + ROOM, hard))
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
@@ -130,7 +131,7 @@ def _limit_memory() -> int:
 
 
 def _memory(key: str) -> int:
-    """Bytes of this process, as Linux states them."""
+    """Return a number of bytes of this process, as Linux reports it."""
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(f"{key}:"):
             return int(line.split()[1]) * 1024

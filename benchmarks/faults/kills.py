@@ -1,5 +1,5 @@
-"""SIGKILL at random moments, many of them inside a save: every run goes on, and ends in the bytes of one that nothing
-interrupted.
+"""SIGKILL at random moments, many of them inside a save: every run resumes, and ends with the same bytes as an
+uninterrupted run.
 
 The runs are forks of this process, which has imported everything, so that the moments fall into the run itself.
 """
@@ -29,10 +29,10 @@ from tiercel.runs.files import file_sha256
 
 STEPS = 6
 SAVE_EVERY = 2
-KILLS = {"short": 2, "full": 40}  # of each kind of run; every second one inside a save
+KILLS = {"short": 2, "full": 40}  # for each kind of run; every second one inside a save
 LONGEST_RUN_SECONDS = 120.0
-VARYING = ("time/", "memory/")  # metrics that no two runs have alike
-SAVE_SECONDS = 0.03  # about what a save takes; the moments inside it are drawn from this
+VARYING = ("time/", "memory/")  # metrics that differ between any two runs
+SAVE_SECONDS = 0.03  # approximate duration of a save, from which the moments inside it are drawn
 
 
 @dataclass(slots=True)
@@ -42,19 +42,19 @@ class Victim:
     kind: str
     recipe: Path
     directory: Path
-    expected: dict[str, str]  # sha256 by file, of a run that nothing interrupted
+    expected: dict[str, str]  # sha256 by file, of an uninterrupted run
     kills: list[Outcome] = field(default_factory=list)
     inside_a_save: int = 0
     most_steps_lost: int = 0
-    unproven: list[str] = field(default_factory=list)  # kills since the run last came to its end
+    unproven: list[str] = field(default_factory=list)  # kills since the run last ended by itself
 
     def settle(self, problem: str | None) -> None:
-        """What the run's end says of the kills before it."""
+        """Record what the run's end says about the previous kills."""
         self.kills += [(case, problem) for case in self.unproven]
         self.unproven.clear()
 
 
-Moment = Callable[[Victim, int, random.Random], bool]  # waits in a run's process; False where the run ended before
+Moment = Callable[[Victim, int, random.Random], bool]  # waits in a run's process; False if the run ended before
 
 
 def kills(size: Size, seed: int, work: Path) -> Figure:
@@ -81,7 +81,7 @@ def kills(size: Size, seed: int, work: Path) -> Figure:
 
 
 def victim_of(kind: str, recipe_of: Callable[[str], Path]) -> Victim:
-    """A run to kill, and the bytes of one that nothing interrupts. `recipe_of` writes the recipe of a run by name."""
+    """Return a run to kill, with the bytes of an uninterrupted one. `recipe_of` writes the recipe of a run by name."""
     whole = recipe_of(f"{kind}-whole")
     log = whole.with_suffix(".log")
     code = waited(forked(kind, whole, log), LONGEST_RUN_SECONDS)
@@ -92,7 +92,7 @@ def victim_of(kind: str, recipe_of: Callable[[str], Path]) -> Victim:
 
 
 def kill_again_and_again(victim: Victim, count: int, draw: random.Random, moments: Sequence[Moment]) -> None:
-    """Kill the run at these kinds of moments in turn, and let it go on each time."""
+    """Kill the run at these kinds of moments in turn, and let it resume each time."""
     log = victim.directory.with_suffix(".log")
     done = 0
     while done < count:
@@ -117,7 +117,7 @@ def kill_again_and_again(victim: Victim, count: int, draw: random.Random, moment
 
 
 def _come_to_an_end(victim: Victim, process: int, log: Path) -> None:
-    """Wait for a run that nobody kills any more, compare, and clear its directory for the next."""
+    """Wait for a run that is no longer killed, compare it, and clear its directory for the next."""
     code = waited(process, LONGEST_RUN_SECONDS)
     problem = None
     if code != 0:
@@ -132,7 +132,8 @@ def _come_to_an_end(victim: Victim, process: int, log: Path) -> None:
 
 
 def _bytes(run_directory: Path) -> dict[str, str]:
-    """Weights and moments of the last checkpoint, all rollouts, and metrics but for times and memory."""
+    """Return the hashes of the last checkpoint's weights and moments, of all rollouts, and of the metrics except times
+    and memory."""
     last = run_directory / f"checkpoints/step-{STEPS:06d}"
     files = [*last.rglob("*.safetensors"), *run_directory.glob("rollouts/*.jsonl")]
     rows = [json.loads(line) for line in (run_directory / "metrics.jsonl").read_text().splitlines()]
@@ -142,7 +143,7 @@ def _bytes(run_directory: Path) -> dict[str, str]:
 
 
 def _steps_lost(victim: Victim) -> int:
-    """Steps on record beyond the newest checkpoint, which the next start makes again."""
+    """Return the recorded steps beyond the newest checkpoint, which the next start makes again."""
     found = newest_valid(victim.directory / "checkpoints", lambda text: None)
     return max(steps_recorded(victim.directory), default=0) - (found.step if found else 0)
 
@@ -154,12 +155,12 @@ def _seconds_of_a_run(victim: Victim) -> float:
 
 
 def _at_any_time(seconds: float, victim: Victim, process: int, draw: random.Random) -> bool:
-    """Wait for a random part of the seconds that a whole run takes. False where the run ended before."""
+    """Wait for a random part of the seconds that a whole run takes. Returns False if the run ended before."""
     return not until(lambda: False, process, seconds * draw.random())
 
 
 def _inside_a_save(victim: Victim, process: int, draw: random.Random) -> bool:
-    """Wait for one of the run's saves, and a random part of it. False where the run ended before."""
+    """Wait for one of the run's saves, and a random part of it. Returns False if the run ended before."""
     root = victim.directory / "checkpoints"
     found = newest_valid(root, lambda text: None)
     saves_left = (STEPS - (found.step if found else 0)) // SAVE_EVERY
@@ -178,7 +179,7 @@ def _inside_a_save(victim: Victim, process: int, draw: random.Random) -> bool:
 
 
 def until(is_time: Callable[[], bool], process: int, seconds: float, pause: float = 0.005) -> bool:
-    """Whether the process ended before it was time, or before so many seconds."""
+    """Return whether the process ended before `is_time` was true and before the seconds were over."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not is_time():
         if not _lives(process):
@@ -188,7 +189,7 @@ def until(is_time: Callable[[], bool], process: int, seconds: float, pause: floa
 
 
 def forked(kind: str, recipe: Path, log: Path, *overrides: str, before: Callable[[], object] = lambda: None) -> int:
-    """The command in a fork of this process; its id. `before`: what the fork does first."""
+    """Run the command in a fork of this process, and return its id. `before` is what the fork does first."""
     sys.stdout.flush()
     sys.stderr.flush()
     process = os.fork()
@@ -222,7 +223,7 @@ def _lives(process: int) -> bool:
 
 
 def waited(process: int, seconds: float) -> int:
-    """The exit code; a fork that takes longer is killed."""
+    """Return the exit code. A fork that takes longer is killed."""
     deadline = time.monotonic() + seconds
     while _lives(process):
         if time.monotonic() > deadline:

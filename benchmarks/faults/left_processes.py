@@ -3,7 +3,7 @@
     python -m benchmarks.faults --only "processes that rewards leave"
 
 Each case is a real reward that starts a real process, which would live for ten minutes, and then answers, fails, dies,
-turns against the process that watches over it, or loses its trainer to SIGKILL.
+attacks the process that watches over it, or loses its trainer to SIGKILL.
 """
 
 import os
@@ -23,11 +23,11 @@ from benchmarks.faults.rewards import Watched, sample_of, watched
 from tiercel.config.schema import Reliability
 from tiercel.rewards.runtime.user import UserReward
 
-TIMEOUT = 5.0  # seconds of a batch; fifty processes take a tenth of it to start on a quiet machine
+TIMEOUT = 5.0  # seconds for a batch; fifty processes take a tenth of it to start on a quiet machine
 SECONDS_TO_START = 60.0
 SECONDS_TO_BE_GONE = 6.0  # after the end
-LOOKS = 5  # that find nothing
-SHORT = 12  # cases
+LOOKS = 5  # looks that must find nothing
+SHORT = 12  # number of cases
 
 FORK = "if os.fork() == 0:\n    "
 SLEEP = "os.execve('/bin/sleep', COMMAND, {})"
@@ -100,7 +100,7 @@ class Case:
 
 
 def cases_of(size: Size, seed: int) -> Sequence[Case]:
-    """All of them, or a few drawn."""
+    """Return all cases, or a few drawn at random."""
     every = [Case(hiding=hiding, ending=ending) for hiding in HIDINGS for ending in ENDINGS]
     return every if size == "full" else random.Random(seed).sample(every, SHORT)
 
@@ -123,7 +123,7 @@ def left_processes(size: Size, seed: int, work: Path) -> Figure:
 
 
 def attempt(case: Case, work: Path) -> tuple[str | None, float]:
-    """What is left, and the seconds from the reward's end until nothing was."""
+    """Return what is left, and the seconds from the reward's end until nothing was."""
     with TemporaryDirectory(dir=work) as directory, watched(Path(directory)) as traces:
         started = Path(directory) / "started"
         source = SOURCE.format(
@@ -159,7 +159,7 @@ def _told(ending: str) -> str:
 
 
 def _train(call: str) -> None:
-    """What a run does with a reward, in a process that may be killed."""
+    """Do what a run does with a reward, in a process that may be killed."""
     reward = UserReward(call, Reliability(reward_timeout=TIMEOUT))
     reward.start()
     try:
@@ -169,7 +169,8 @@ def _train(call: str) -> None:
 
 
 def _until_nothing_is_left(traces: Watched) -> list[str]:
-    """What is left after a while. One that forks and ends at once is easily overlooked, so look several times."""
+    """Return what is left after a while. A process that forks and ends at once is easily missed, so look several
+    times."""
     deadline, left, empty_looks = time.monotonic() + SECONDS_TO_BE_GONE, [], 0
     while empty_looks < LOOKS and time.monotonic() < deadline:
         left = list(traces.left())
@@ -188,7 +189,7 @@ def _until(is_so: Callable[[], bool], seconds: float) -> bool:
 
 
 def _kill(traces: Watched) -> None:
-    """What a failed case has left."""
+    """Kill what a failed case has left."""
     for pid in traces.processes():
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Thousands of tiny steps: after the first hundreds the process's memory does not grow."""
+"""Thousands of tiny steps: after the first hundreds, the process's memory does not grow."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from benchmarks.faults.processes import TinyRuns, environment, steps_recorded
 
 STEPS = {"short": 200, "full": 2000}
 WARM_UP = 0.25  # of the steps
-LARGEST_SLOPE = 2048.0  # bytes a step: 4 MB in 2,000 steps, less than one of their thousand tensors
+LARGEST_SLOPE = 2048.0  # bytes per step: 4 MB in 2,000 steps, less than one of their thousand tensors
 LARGEST_SLOPE_OF_A_SHORT_RUN = 65536.0
 SECONDS_BETWEEN_LOOKS = 0.2
 
@@ -41,7 +41,7 @@ def long_runs(size: Size, seed: int, work: Path) -> Figure:
 
 
 def _watch(kind: str, recipe: Path, run_directory: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Steps on record and resident bytes of the run's process, looked at again and again until it ends."""
+    """Return the recorded steps and the resident bytes of the run's process, sampled repeatedly until it ends."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tiercel", kind, str(recipe)],
         env=environment(),

@@ -1,5 +1,5 @@
-"""NaN and infinity in advantage, loss, gradient and weights, on one rank alone: all stop at the same step, nothing is
-changed, the row is named."""
+"""NaN and infinity in advantage, loss, gradient and weights, on one rank only: all ranks stop at the same step, nothing
+is changed, and the row is named."""
 
 import json
 import re
@@ -46,7 +46,7 @@ def _problem(ended: Ended, site: str, world_size: int, run_directory: Path) -> s
         return f"names no rank: {ended.said[-500:]}"
     if (steps := steps_recorded(run_directory)) != list(range(1, STEP + 1)):
         return f"steps {steps} were recorded, not {STEP}"
-    if site in ("advantage", "weights"):  # found before anything is kept; spoilt on purpose
+    if site in ("advantage", "weights"):  # found before anything is stored; spoilt on purpose
         return None
     before, after = (load_file(run_directory / folder / ADAPTER) for folder in ("checkpoints", "nonfinite"))
     changed = [name for name in before if not torch.equal(before[name], after[name])]

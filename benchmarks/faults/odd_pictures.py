@@ -1,4 +1,4 @@
-"""Hostile and odd image files, made by hand and by chance from a seed."""
+"""Hostile and odd image files, made by hand and at random from a seed."""
 
 import io
 import os
@@ -20,7 +20,8 @@ Named = tuple[str, bytes]
 
 
 def write_pictures(root: Path, count: int, seed: int) -> list[str]:
-    """Names of `count` files under `root`: all those made by hand, the others valid pictures spoilt at random."""
+    """Write `count` files under `root` and return their names: all those made by hand, then valid pictures spoilt at
+    random."""
     generator = random.Random(seed)
     names = []
     for name, data in crafted(generator):
@@ -35,7 +36,7 @@ def write_pictures(root: Path, count: int, seed: int) -> list[str]:
 
 
 def noise(generator: random.Random, width: int, height: int, mode: str = "RGB") -> Image.Image:
-    """Random pixels."""
+    """Return a picture of random pixels."""
     pixels = np.frombuffer(generator.randbytes(width * height * 3), np.uint8).reshape(height, width, 3)
     return Image.fromarray(pixels).convert(mode)
 
@@ -47,7 +48,7 @@ def encoded(image: Image.Image, format: str = "PNG", **options: object) -> bytes
 
 
 def spoilt(generator: random.Random) -> bytes:
-    """A valid picture after a few blows."""
+    """Return a valid picture after a few random changes."""
     width, height = generator.choice(SIDES), generator.choice(SIDES)
     mode = generator.choice(("RGB", "L", "RGB", "CMYK"))
     format = "JPEG" if mode == "CMYK" else generator.choice(FORMATS)
@@ -104,7 +105,7 @@ BLOWS: tuple[Callable[[bytearray, random.Random], None], ...] = (
 
 
 def crafted(generator: random.Random) -> Iterator[Named]:
-    """Files made by hand, by name."""
+    """Yield the files made by hand, by name."""
     yield from _shapes(generator)
     yield from _colours(generator)
     yield from _claims(generator)
@@ -154,19 +155,19 @@ def _colours(generator: random.Random) -> Iterator[Named]:
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
-    """A PNG chunk."""
+    """Return a PNG chunk."""
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
 
 def png(width: int, height: int, depth: int = 8, colour: int = 2, *chunks: bytes, pixels: bytes = b"") -> bytes:
-    """A PNG that claims a size; further chunks stand before its pixels."""
+    """Return a PNG that claims a size. Further chunks come before its pixels."""
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
     body = chunk(b"IDAT", zlib.compress(pixels))
     return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunks) + body + chunk(b"IEND", b"")
 
 
 def _claims(generator: random.Random) -> Iterator[Named]:
-    """Headers that lie about the size."""
+    """Yield files whose headers lie about the size."""
     for width, height in ((50_000, 50_000), (2**31 - 1, 1), (1, 2**31 - 1), (2**31 - 1, 2**31 - 1), (0, 5), (5, 0)):
         yield f"claims-{width}x{height}.png", png(width, height, pixels=b"\0" * 100)
     yield "claims-3000x3000.png", png(3000, 3000, pixels=b"\0" * 100)
@@ -183,7 +184,7 @@ def _claims(generator: random.Random) -> Iterator[Named]:
 
 
 def _bombs(generator: random.Random) -> Iterator[Named]:
-    """A few kilobytes that unpack to megabytes."""
+    """Yield files of a few kilobytes that unpack to megabytes."""
     packed = zlib.compress(bytes(BOMB), 9)
     rows = bytes(20 * (1 + 60))
     yield "text-bomb.png", png(20, 20, 8, 2, chunk(b"zTXt", b"a\0\0" + packed), pixels=rows)
@@ -207,7 +208,7 @@ def _bombs(generator: random.Random) -> Iterator[Named]:
 
 
 def _strangers(generator: random.Random) -> Iterator[Named]:
-    """Other kinds of file with an image's name, and files that are two things at once."""
+    """Yield other kinds of files with an image's name, and files that are two things at once."""
     picture = noise(generator, 40, 40)
     for format in ("GIF", "BMP", "TIFF", "PPM", "PDF", "ICO", "TGA", "PCX", "SGI", "JPEG2000", "DDS", "EPS"):
         yield f"stranger-{format.lower()}.png", encoded(picture, format)
@@ -233,12 +234,12 @@ def _strangers(generator: random.Random) -> Iterator[Named]:
 
 
 def special_files(root: Path) -> list[str]:
-    """Names that are no regular files, or lead elsewhere."""
+    """Create names that are not regular files, or lead elsewhere, and return them."""
     (root / "directory.png").mkdir()
     os.mkfifo(root / "pipe.png")
     listening = socket.socket(socket.AF_UNIX)
     here = os.getcwd()
-    os.chdir(root)  # a socket's path is short
+    os.chdir(root)  # a socket's path must be short
     try:
         listening.bind("socket.png")
     finally:

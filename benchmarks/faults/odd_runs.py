@@ -1,7 +1,8 @@
-"""Run directories in which something else lies: every reader of runs says what is odd, and shows the others.
+"""Run directories that contain something else: every reader of runs says what is odd, and shows the other runs.
 
-Each accident is put into each file of a real run. Then `tiercel runs`, `runs --compare`, `report` and the page's server
-read it, beside a good run: no traceback, no wait, no gigabytes, the odd file named, the good run shown as ever.
+Each accident happens to each file of a real run. Then `tiercel runs`, `runs --compare`, `report` and the page's server
+read it next to a good run: no traceback, no wait, no gigabytes, the odd file is named, and the good run is shown as
+usual.
 """
 
 import asyncio
@@ -32,14 +33,14 @@ NOT_READ = ("checkpoints", ".lock")  # by these commands
 UNREADABLE = ("a pipe", "a device", "a socket", "a directory", "a link to nothing", "6 GB of nothing")
 UNREADABLE += ("a link to itself", "a file that may not be read")
 REPORTED = ("metrics.jsonl", "bad_rows.jsonl", "env.json", "log.txt", "rollouts", "evaluations", "images", "end.json")
-CASE_SECONDS = 5.0  # of the processor
-CASE_BYTES = 300 << 20  # that a case may take more than those before it
-Case = tuple[str, str]  # an accident, and the file that it befalls
+CASE_SECONDS = 5.0  # of processor time
+CASE_BYTES = 300 << 20  # bytes that a case may take beyond those of earlier cases
+Case = tuple[str, str]  # an accident, and the file that it happens to
 _HOST = "http://127.0.0.1:8420"
 
 
 def odd_runs(size: Size, seed: int, work: Path) -> Figure:
-    """Every accident in every file. `seed` shifts what a short run leaves out."""
+    """Try every accident in every file. `seed` shifts what a short run leaves out."""
     started = time.perf_counter()
     run, kept = work / "runs" / "odd", work / "kept"
     made_run(work).with_suffix("").rename(kept)
@@ -48,7 +49,7 @@ def odd_runs(size: Size, seed: int, work: Path) -> Figure:
     cases = list(cases_of(kept))
     cases = cases if size == "full" else cases[seed % SHORT_STRIDE :: SHORT_STRIDE]
     outcomes: list[Outcome] = []
-    while len(outcomes) < len(cases):  # in processes of their own, so that one that hangs is one case
+    while len(outcomes) < len(cases):  # in separate processes, so that one that hangs is one case
         part = cases[len(outcomes) : len(outcomes) + CASES_OF_A_PROCESS]
         received, end = collect(partial(_attempt, run, kept, part), PROCESS_SECONDS)
         outcomes += received
@@ -59,7 +60,7 @@ def odd_runs(size: Size, seed: int, work: Path) -> Figure:
 
 
 def cases_of(run: Path) -> Iterator[Case]:
-    """The accidents that may befall each file that readers of runs read; of many files of a kind those of one."""
+    """Yield the accidents for each file that readers of runs read, and for only one of many files of a kind."""
     seen = set[str]()
     for file in sorted(path.relative_to(run) for path in run.rglob("*") if path.is_file()):
         if file.parts[0] in NOT_READ or (len(file.parts) > 1 and file.parts[0] in seen):
@@ -113,7 +114,7 @@ def _shown(folder: Path) -> str | None:
 
 
 def _said(words: list[str]) -> tuple[int | None, str]:
-    """What a command says, and its exit code; None where it raised what no one foresaw."""
+    """Return a command's exit code and output. The code is None if it raised an unforeseen error."""
     out = io.StringIO()
     with redirect_stdout(out), redirect_stderr(out):
         try:

@@ -1,7 +1,7 @@
-"""One writer: two processes, one run, and somebody who removes, replaces, copies or moves what tells them apart.
+"""One writer: two processes, one run, and somebody who removes, replaces, copies or moves what distinguishes them.
 
-The second is refused, or has taken the directory, and then the first ends at its next row and writes no more. So it is
-on one host, between two whose locks do not reach each other, and on a file system without locks.
+The second process is refused, or it takes over the directory, and then the first ends at its next row and writes no
+more. This holds on one host, between two hosts whose locks do not reach each other, and on a file system without locks.
 """
 
 import errno
@@ -27,15 +27,15 @@ from tiercel.runs.directory import open_run
 from tiercel.runs.ending import LOCK
 
 SHORT_STRIDE = 5
-RACES = {"short": 1, "full": 10}  # of each pair of places
-SECONDS = 30.0  # in which a process answers
+RACES = {"short": 1, "full": 10}  # for each pair of places
+SECONDS = 30.0  # within which a process answers
 BEAT, PATIENCE, SILENCE = 0.2, 0.3, 1.0  # seconds, in place of 2, 5 and 30
 NO_LOCKS = ("ENOLCK", "ENOTSUP", "ENOSYS")
 PAIRS = (("here", "here"), ("elsewhere", "here"), *((each, each) for each in NO_LOCKS))
 
 
 class Holder:
-    """A fork that opens the run, writes a row whenever it is told to, and says how it went."""
+    """A fork that opens the run, writes a row whenever it is told to, and reports the result."""
 
     def __init__(self, run: Path, name: str, where: str):
         context = multiprocessing.get_context("fork")
@@ -45,7 +45,7 @@ class Holder:
         there.close()
 
     def hears(self) -> Any:
-        """Return "took", "wrote", the exit code of its end, or None where it was killed."""
+        """Return "took", "wrote", the exit code at its end, or None if it was killed."""
         if not self._here.poll(SECONDS):
             return "no answer"
         try:
@@ -152,11 +152,11 @@ EVENTS: dict[str, Callable[[Path, Holder], None]] = {
     "the first is stopped for a while": _stopped,
 }
 REFUSED = ("nothing happens", "rm .lock", "a copy in the place of .lock", "another text in .lock")  # always
-ENDS = (EXIT_TAKEN, EXIT_USER)  # of the one that has lost the directory; 2: it is not there any more
+ENDS = (EXIT_TAKEN, EXIT_USER)  # of the one that has lost the directory; 2: the directory no longer exists
 
 
 def one_writer(size: Size, seed: int, work: Path) -> Figure:
-    """Each event with each pair of places; then two that start at the same moment. `seed` shifts a short run."""
+    """Try each event with each pair of places, then two that start at the same moment. `seed` shifts a short run."""
     started = time.perf_counter()
     cases = [(event, pair) for pair in PAIRS for event in EVENTS]
     outcomes: list[Outcome] = []
@@ -218,7 +218,7 @@ def _race_problem(run: Path, pair: tuple[str, str]) -> str | None:
 
 
 def _two_problem(run: Path, holders: Sequence[Holder], second: Any) -> str | None:
-    """What is wrong with how two go on of which the second has taken the directory, or was refused."""
+    """Return what is wrong with how two continue after the second has taken over the directory, or was refused."""
     if second == "took":
         wrote = holders[1].told("write"), holders[0].told("write")
         if wrote[0] != "wrote" or wrote[1] not in ENDS:

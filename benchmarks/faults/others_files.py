@@ -1,7 +1,8 @@
-"""Only what is ours is removed or overwritten: what somebody has put into a run, or leads elsewhere, stays as it was.
+"""Only tiercel's own files are removed or overwritten: what somebody has put into a run, or what leads elsewhere, stays
+as it was.
 
-A run goes on (it is cut to its checkpoint, writes, saves, prunes, publishes, reports), or a start without a step is
-begun anew, with a file, folder or link of somebody in each place. And `output` names folders that are somebody's.
+A run resumes (it is cut to its checkpoint, writes, saves, prunes, publishes, reports), or a start without a step starts
+over, with somebody's file, folder or link in each place. And `output` names folders that belong to somebody.
 """
 
 import os
@@ -64,7 +65,7 @@ Tree = dict[str, str]
 
 
 def others_files(size: Size, seed: int, work: Path) -> Figure:
-    """All cases; of a short run every SHORT_STRIDE-th. `seed` shifts which."""
+    """Run all cases, or every SHORT_STRIDE-th in a short run. `seed` shifts the choice."""
     started = time.perf_counter()
     kept = {"goes on": _made(work / "going", 3), "begins anew": _made(work / "begun", 0)}
     cases = [(life, place, name, kind) for life in LIVES for place in PLACES for name in NAMES for kind in KINDS]
@@ -85,7 +86,7 @@ def others_files(size: Size, seed: int, work: Path) -> Figure:
 
 
 def _made(run: Path, steps: int) -> Path:
-    """A run of so many steps whose newest checkpoint is of the step before the last."""
+    """Make a run of `steps` steps whose newest checkpoint is from the step before the last."""
     with open_run(grpo_recipe(run)) as opened:
         for step in range(1, steps + 1):
             _step(opened, step)
@@ -136,7 +137,7 @@ def _problem(folder: Path, kept: Path, life: str, place: str, name: str, kind: s
     try:
         (_goes_on if life == "goes on" else _begins_anew)(run)
     except TiercelError as error:
-        if not is_ours and (life, place) != ("begins anew", "checkpoints/step-000001"):  # which had a step, then
+        if not is_ours and (life, place) != ("begins anew", "checkpoints/step-000001"):  # which then has a step
             return f"the run did not go on: {error}"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
@@ -166,7 +167,7 @@ def _written(file: Path) -> None:
 
 
 def _taken(folder: Path, files: Tree) -> str | None:
-    """What is wrong after a run was to begin in a folder of somebody's."""
+    """Return what is wrong after a run was to start in somebody's folder."""
     shutil.rmtree(folder, ignore_errors=True)
     for name, text in files.items():
         _written(folder / name)
@@ -181,7 +182,7 @@ def _taken(folder: Path, files: Tree) -> str | None:
 
 
 def _tree(path: Path) -> Tree:
-    """What lies at a place, links not followed: of each name its text, or where it leads."""
+    """Return what is at a place, without following links: for each name its text, or where it leads."""
     return {os.path.relpath(each, path): _content(each) for each in (path, *_below(path))}
 
 

@@ -1,4 +1,4 @@
-"""Files that would run a command if something unpickled, imported or evaluated them. The command makes one file."""
+"""Files that would run a command if something unpickled, imported or evaluated them. The command creates one file."""
 
 import io
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Canary:
-    """`file` is there once any of the payloads has run."""
+    """A canary: `file` exists once any of the payloads has run."""
 
     file: Path
 
@@ -18,16 +18,16 @@ class Canary:
         return f"touch {self.file}"
 
     def pickled(self) -> bytes:
-        """A pickle, written by hand: os.system(command)."""
+        """Return a pickle, written by hand: os.system(command)."""
         return f"cos\nsystem\n(S'{self.command}'\ntR.".encode()
 
     def pickled_binary(self) -> bytes:
-        """The same as protocol 2, which is no UTF-8."""
+        """Return the same in protocol 2, which is not UTF-8."""
         command = self.command.encode()
         return b"\x80\x02cos\nsystem\nX" + len(command).to_bytes(4, "little") + command + b"\x85R."
 
     def torch_file(self) -> bytes:
-        """What torch.save writes, with that pickle in it."""
+        """Return a file as torch.save writes it, with that pickle in it."""
         stream = io.BytesIO()
         with zipfile.ZipFile(stream, "w") as archive:
             archive.writestr("archive/data.pkl", self.pickled_binary())
@@ -35,17 +35,17 @@ class Canary:
         return stream.getvalue()
 
     def numpy_file(self) -> bytes:
-        """An .npy of one object."""
+        """Return an .npy file of one object."""
         header = b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }"
         header += b" " * (-(10 + len(header) + 1) % 64) + b"\n"
         return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + self.pickled_binary()
 
     def module(self) -> bytes:
-        """Python that runs the command when it is imported, whatever is asked of it."""
+        """Return Python code that runs the command when it is imported, whatever is requested from it."""
         return f"import os\nos.system({self.command!r})\n\n\ndef __getattr__(name):\n    return object\n".encode()
 
     def yaml(self) -> tuple[str, ...]:
-        """Values that a careless YAML reader would run."""
+        """Return values that a careless YAML reader would run."""
         command = json.dumps(self.command)
         return (
             f"!!python/object/apply:os.system [{command}]",
@@ -57,7 +57,7 @@ class Canary:
         )
 
     def templates(self) -> tuple[str, ...]:
-        """Chat templates that reach for the interpreter."""
+        """Return chat templates that try to reach the interpreter."""
         call = f"({self.command!r})"
         return (
             "{{ ''.__class__.__mro__[1].__subclasses__() }}",
@@ -83,5 +83,5 @@ class Canary:
         )
 
     def expression(self) -> str:
-        """For eval."""
+        """Return an expression for eval."""
         return f"__import__('os').system({self.command!r})"

@@ -1,4 +1,4 @@
-"""Real runs through the command line, each with a mark in its environment by which what it leaves behind is found."""
+"""Real runs through the command line, each with a mark in its environment that identifies what it leaves behind."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from tiercel.config.keys import RECIPES, Kind
 
 FAMILY = "qwen2_5_vl"
 MARK = "TIERCEL_FAULT_MARK"
-STRUCK = "fault plan:"  # begins the line that a planned fault says
+STRUCK = "fault plan:"  # begins the line that a planned fault prints
 STALLED = "stalled:"
 PREFERENCES: dict[str, dict[str, Any]] = {
     "dpo": {"dpo": {"loss": "mpo"}},
@@ -43,7 +43,8 @@ class Ended:
     left: tuple[str, ...]  # processes that outlived it
 
     def problem(self, code: int, *texts: str, within: float | None = None) -> str | None:
-        """What is wrong, or None: the exit code, a text that stderr lacks, too long an end, processes left."""
+        """Return what is wrong, or None: the exit code, a text that stderr lacks, an end that took too long, processes
+        left."""
         if self.code != code:
             return f"exit code {self.code}, not {code}: {self.said[-500:]}"
         if missing := [text for text in texts if text not in self.said]:
@@ -66,7 +67,7 @@ class TinyRuns:
         self.rows.write_text("".join(json.dumps(record) + "\n" for record in records))
 
     def recipe(self, kind: Kind, name: str, **changes: Any) -> Path:
-        """A recipe file whose run is in the directory `name`."""
+        """Write a recipe file whose run is in the directory `name`, and return it."""
         alone = {
             "data": {"eval": None, "workers": 1, "format": "tiercel"},
             "train": {"steps": 6, "save_every": 2, "threads": 1},
@@ -87,7 +88,7 @@ class TinyRuns:
 
 
 def environment(plan: str = "[]") -> dict[str, str]:
-    """This process's, with a fault plan and a mark of its own."""
+    """Return this process's environment with a fault plan and its own mark."""
     threads = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return {**os.environ, **threads, **with_plan(plan), MARK: uuid.uuid4().hex}
 
@@ -100,7 +101,7 @@ def run(
     variables: Mapping[str, str] = MappingProxyType({}),
     timeout: float = 240.0,
 ) -> Ended:
-    """Run the command to its end, with more variables in its environment; one that outlasts the timeout is killed with
+    """Run the command to its end, with more variables in its environment. If it outlasts the timeout, it is killed with
     all its processes."""
     marked = environment(plan) | dict(variables)
     process = subprocess.Popen(
@@ -141,7 +142,7 @@ def run(
 
 
 def left_behind(mark: str) -> list[str]:
-    """Processes with this mark that do not end by themselves; they are killed."""
+    """Return the processes with this mark that do not end by themselves. They are killed."""
     deadline = time.monotonic() + SECONDS_TO_BE_GONE
     while (found := marked_processes(mark)) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -151,7 +152,7 @@ def left_behind(mark: str) -> list[str]:
 
 
 def marked_processes(mark: str) -> list[int]:
-    """Ids of the processes, zombies left out, that have the mark in their environment."""
+    """Return the ids of the processes, without zombies, that have the mark in their environment."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal() or int(entry.name) == os.getpid():
@@ -167,6 +168,6 @@ def marked_processes(mark: str) -> list[int]:
 
 
 def steps_recorded(run_directory: Path) -> Sequence[int]:
-    """Of metrics.jsonl."""
+    """Return the steps in metrics.jsonl."""
     file = run_directory / "metrics.jsonl"
     return [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.exists() else []

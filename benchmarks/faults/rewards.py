@@ -2,9 +2,9 @@
 
     python -m benchmarks.faults.rewards --size full
 
-Each case is a batch of one reward in which one completion sets off the misbehaviour. Promised: the batch ends within
-its timeout and a second; the completions answered before keep their value, those concerned are unscorable with a text
-that says why; the next batch gets good values; and after the end no process and no file is left.
+Each case is a batch of one reward in which one completion triggers the misbehaviour. The promises: the batch ends
+within its timeout and a second; completions answered before keep their value, and those affected are unscorable with a
+text that says why; the next batch gets good values; and at the end no process and no file is left.
 """
 
 import argparse
@@ -37,10 +37,10 @@ Lost = Literal["none", "itself", "rest", "all"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Misbehaviour:
-    """One thing that a reward does, and what it costs."""
+    """One thing that a reward does, and its effects."""
 
     source: str  # the body of misbehave()
-    lost: Lost  # which completions become unscorable: itself and those after it are "rest"
+    lost: Lost  # which completions become unscorable: "rest" means this one and those after it
     says: str = ""  # part of their failure
     is_batched: bool = False
     timeout: float = 1.0  # seconds of a batch
@@ -55,7 +55,7 @@ def _ending(source: str, says: str, timeout: float = 1.0) -> Misbehaviour:
 
 
 def _forking(source: str) -> Misbehaviour:
-    """A child is made that goes on for long; then the worker ends at once."""
+    """Return a misbehaviour that starts a child that continues for long, after which the worker ends at once."""
     return _ending(f"if os.fork() == 0:\n    {source}time.sleep(600)\nos._exit(4)", f"{EXIT} 4")
 
 
@@ -115,9 +115,9 @@ MISBEHAVIOURS: dict[str, Misbehaviour] = {
     "raises an exception": _raising("1 / 0", "ZeroDivisionError"),
     "raises SystemExit": _raising("raise SystemExit(5)", "SystemExit: 5"),
     "raises KeyboardInterrupt": _raising("raise KeyboardInterrupt", "KeyboardInterrupt"),
-    "answers NaN": _raising("return float('nan')", "answered nan"),
-    "answers an infinity": _raising("return float('inf')", "answered inf"),
-    "answers text": _raising("return '1.0'", "answered '1.0', a str"),
+    "answers NaN": _raising("return float('nan')", "returned nan"),
+    "answers an infinity": _raising("return float('inf')", "returned inf"),
+    "answers text": _raising("return '1.0'", "returned '1.0', a str"),
     "answers one value for all": Misbehaviour(source="return [1.0]", lost="all", says="1 answers for", is_batched=True),
     "answers one number for all": Misbehaviour(source="return 1.0", lost="all", says="not a float", is_batched=True),
     "raises for a whole batch": Misbehaviour(source="1 / 0", lost="all", says="ZeroDivisionError", is_batched=True),
@@ -157,7 +157,7 @@ score.batched = True
 
 
 def hostile_rewards(size: Literal["short", "full"], seed: int, work: Path) -> Figure:
-    """Every misbehaviour, once (short) or with several sizes of batch and places of the bad completion (full)."""
+    """Try every misbehaviour, once (short) or with several batch sizes and places of the bad completion (full)."""
     start = time.perf_counter()
     generator = random.Random(seed)
     failures: list[str] = []
@@ -182,7 +182,7 @@ def hostile_rewards(size: Literal["short", "full"], seed: int, work: Path) -> Fi
 
 
 def attempt(misbehaviour: Misbehaviour, count: int, place: int, work: Path) -> tuple[list[str], float]:
-    """What was not as promised, and the seconds that the bad batch took."""
+    """Return what was not as promised, and the seconds that the bad batch took."""
     with TemporaryDirectory(dir=work) as directory, watched(Path(directory)) as traces:
         file = Path(directory) / "hostile.py"
         body = textwrap.indent(misbehaviour.source, "    ")
@@ -222,20 +222,20 @@ def _wrong_values(misbehaviour: Misbehaviour, place: int, values: Sequence[Rewar
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Watched:
-    """Where a reward's traces would be: processes that were there before are no part of them."""
+    """Where a reward's traces would be. Processes that existed before do not belong to it."""
 
     mark: str
     temporary: Path
     before: frozenset[int]
 
     def left(self) -> Iterator[str]:
-        """Processes of the reward's, and files below TMPDIR."""
+        """Yield the reward's processes, and files below TMPDIR."""
         yield from (f"process {pid} is left: {command}" for pid, command in self.processes().items())
         yield from (f"{path} is left" for path in self.temporary.iterdir())
 
     def processes(self) -> dict[int, str]:
-        """By id the command of those with the mark in their environment or their command, and of new ones without an
-        environment."""
+        """Return, by id, the commands of the processes with the mark in their environment or their command, and of new
+        ones without an environment."""
         found = {}
         for pid in sorted(_processes() - self.before):
             try:
@@ -255,7 +255,7 @@ def _processes() -> frozenset[int]:
 
 @contextmanager
 def watched(directory: Path) -> Iterator[Watched]:
-    """Processes started inside have a mark in their environment, and temporary files a directory of their own."""
+    """Give processes that are started inside a mark in their environment, and temporary files their own directory."""
     mark, temporary = str(uuid4().int), directory / "temporary"
     temporary.mkdir()
     before = tempfile.tempdir

@@ -31,7 +31,7 @@ SHORT = ("a wrong override",)
 def secrets(size: Size, seed: int, work: Path) -> Figure:
     started = time.perf_counter()
     recipe = write_recipe(save_tiny_checkpoint(FAMILY, work / "model"), work)
-    own = {name: value for name, value in os.environ.items() if MARK not in value}  # pytest's, say
+    own = {name: value for name, value in os.environ.items() if MARK not in value}  # such as pytest's
     environment = {**own, **SECRETS, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     outcomes: list[Outcome] = []
     files = 0

@@ -1,4 +1,5 @@
-"""A rank that sleeps, is stopped, dies, or leaves out a collective: said in time, with the rank at fault named."""
+"""A rank that sleeps, is stopped, dies, or skips a collective: this is reported in time, with the rank at fault
+named."""
 
 import json
 import time
@@ -13,7 +14,7 @@ LIMITS = {"reward": 2.0, "save": 3.0}  # of these phases, in timeouts: the rewar
 SECONDS_TO_SAY = 5.0
 SECONDS_TO_END = 35.0  # torch's launcher gives a stopped rank half a minute before it kills it
 STEP = 2  # its second update; the checkpoint after it makes "save" its last phase
-AMID_STEP = 3  # whose first collective is no save's
+AMID_STEP = 3  # its first collective is not a save's
 
 # kind, site, exit code, what the message says
 CASES = (
@@ -58,7 +59,8 @@ def stalls(size: Size, seed: int, work: Path) -> Figure:
 
 
 def _culprit_problem(run_directory: Path, said: str, rank: int) -> str | None:
-    """The message's first line about a rank is about the one at fault, and the stacks are there."""
+    """Return what is wrong: the message's first line about a rank must be about the one at fault, and the stacks must
+    exist."""
     if "the ranks are at different places" in said:  # they met again, in another collective
         return None if f"rank {rank} skipped a collective" in said else f"names another rank: {said[-500:]}"
     if not any(line.strip().startswith(f"rank {rank} ") for line in said.splitlines()):

@@ -1,4 +1,5 @@
-"""A rank that hangs or is stopped at a moment of its start, from Python's own to the first update: named in time."""
+"""A rank that hangs or is stopped at a moment of its start, from Python's own start to the first update: it is named in
+time."""
 
 import os
 import time
@@ -17,7 +18,8 @@ HANGING = Path(__file__).with_name("hanging")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """`at`: as `hanging/sitecustomize.py` reads it; `phase`: what the message must say of a rank that hangs."""
+    """A moment of the start. `at` is in the form that `hanging/sitecustomize.py` reads, and `phase` is what the message
+    must say about a rank that hangs."""
 
     name: str
     at: str
@@ -69,7 +71,7 @@ def start_hangs(size: Size, seed: int, work: Path) -> Figure:
 
 
 def hang(runs: TinyRuns, moment: Moment, kind: str, rank: int, timeout: float) -> Ended:
-    """A run of two ranks, one of which hangs at the moment."""
+    """Run two ranks, one of which hangs at the moment."""
     name = f"{moment.name} {kind} {rank}".replace(" ", "-").replace("'", "")
     recipe = runs.recipe("grpo", name, reliability={"stall_timeout": timeout, "reward_timeout": timeout})
     path = os.pathsep.join([str(HANGING), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -78,8 +80,8 @@ def hang(runs: TinyRuns, moment: Moment, kind: str, rank: int, timeout: float) -
 
 
 def problem(ended: Ended, moment: Moment, kind: str, rank: int, timeout: float) -> str | None:
-    """What is wrong, or None: it is named late, or another one, or another place, or the run ends late. The last sign
-    of a rank that is stopped may be of the phase before."""
+    """Return what is wrong, or None: it is named late, or another rank or place is named, or the run ends late. The
+    last signal of a rank that is stopped may be from the previous phase."""
     text = f"phase {moment.phase}" if kind == "sleep" else "a signal has stopped it"
     if (wrong := ended.problem(EXIT_STALL, text, within=timeout + SECONDS_TO_END)) is not None:
         return wrong

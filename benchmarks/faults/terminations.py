@@ -1,4 +1,4 @@
-"""SIGTERM in each phase: the run saves at the next boundary and ends with 75, nothing stays, and it can go on."""
+"""SIGTERM in each phase: the run saves at the next boundary and ends with 75, nothing is left, and it can resume."""
 
 import json
 import time
@@ -45,7 +45,7 @@ def terminations(size: Size, seed: int, work: Path) -> Figure:
 def _terminated(
     runs: TinyRuns, kind: str, phase: str, world_size: int, name: str, *, goes_on: bool
 ) -> tuple[float, str | None]:
-    """Seconds from the signal to the end, and what is wrong."""
+    """Return the seconds from the signal to the end, and what is wrong."""
     recipe = runs.recipe(kind, name, train={"steps": STEPS, "save_every": 2, "threads": 1})
     launcher = ("--nproc", str(world_size), "train.strategy=ddp") if world_size > 1 else ()
     plan = json.dumps([{"step": 2, "site": phase, "rank": 0, "kind": "term"}])

@@ -27,7 +27,7 @@ class TinyRun:
     pending: tuple[PendingGroup, ...]
 
     def save(self, path: Path, step: int, keep: int = 2) -> None:
-        """A checkpoint in the run directory `path`, of which as many as `keep` stay."""
+        """Save a checkpoint in the run directory `path`, and keep the last `keep`."""
         train = self.recipe.train.model_copy(update={"keep": keep})
         recipe = self.recipe.model_copy(update={"train": train})
         checkpoints = Checkpoints(run=RunDirectory(path=path), recipe=recipe, state={})
@@ -35,7 +35,7 @@ class TinyRun:
 
 
 def make_tiny_run(work_dir: Path) -> TinyRun:
-    """With moments, as after an update."""
+    """Build a trainer with moments, as after an update."""
     checkpoint = save_tiny_checkpoint(FAMILY, work_dir / "model")
     recipe = tiny_recipe(checkpoint, lora=TINY_LORA)
     trainer = build_trainer(recipe)
@@ -61,11 +61,11 @@ def pending_group(index: int) -> PendingGroup:
 
 
 def hashes(directory: Path) -> dict[str, str]:
-    """sha256 of every file."""
+    """Return the sha256 of every file."""
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     return {path.relative_to(directory).as_posix(): file_sha256(path) for path in files}
 
 
 def chosen(cases: list, size: Size, every: int) -> list:
-    """All cases, or for a short run each `every`-th."""
+    """Return all cases, or every `every`-th for a short run."""
     return cases if size == "full" else cases[::every]

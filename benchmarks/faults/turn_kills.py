@@ -1,5 +1,5 @@
-"""SIGKILL while the turns of trajectories are sampled and answered: the run goes on and ends in the bytes of one that
-nothing interrupted, and no process of an environment outlives it."""
+"""SIGKILL while the turns of trajectories are sampled and answered: the run resumes and ends with the same bytes as an
+uninterrupted run, and no process of an environment outlives it."""
 
 import os
 import random
@@ -36,11 +36,11 @@ class Watched:
     left: list[str] = field(default_factory=list)  # processes that outlived a kill
 
     def processes(self) -> list[str]:
-        """The process of each call, of all runs so far."""
+        """Return the process of each call, of all runs so far."""
         return self.log.read_text().split() if self.log.exists() else []
 
     def inside_a_rollout(self, victim: Victim, process: int, draw: random.Random) -> bool:
-        """Wait for a random number of calls, and a part of a call. False where the run ended before."""
+        """Wait for a random number of calls, and a part of a call. Returns False if the run ended before."""
         self.require_gone()
         wanted = len(self.processes()) + draw.randint(1, self.most)
         if until(lambda: len(self.processes()) >= wanted, process, LONGEST_RUN_SECONDS, pause=0.001):
@@ -48,7 +48,7 @@ class Watched:
         return not until(lambda: False, process, CALL_SECONDS * draw.random(), pause=0.001)
 
     def require_gone(self) -> None:
-        """Note the processes of earlier runs that still live."""
+        """Note the processes of earlier runs that are still alive."""
         deadline = time.monotonic() + SECONDS_TO_BE_GONE
         while (alive := {each for each in self.processes() if os.path.exists(f"/proc/{each}")}) and (
             time.monotonic() < deadline

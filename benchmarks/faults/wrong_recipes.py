@@ -1,4 +1,4 @@
-"""Wrong recipes at the command line: each refused within a second, without torch, with the key and what to write.
+"""Wrong recipes at the command line: each is refused within a second, without torch, with the key and what to write.
 
 The cases are those of tests/config/test_wrong_recipes.py.
 """
@@ -18,7 +18,7 @@ from tiercel.errors import EXIT_USER
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT_STRIDE = 25
-ATTEMPTS = 3  # the best counts: another process may have had the core
+ATTEMPTS = 3  # the best counts, because another process may have had the core
 LONGEST_SECONDS = 1.0
 COMMAND = """
 import sys
@@ -34,21 +34,21 @@ raise SystemExit(code)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What the command line said to a wrong recipe."""
+    """The command line's answer to a wrong recipe."""
 
     code: int
     text: str
     has_torch: bool
-    seconds: float  # on the clock
+    seconds: float  # wall time
     processor_seconds: float
 
 
 def wrong_recipes(size: Size, seed: int, work_dir: Path) -> Figure:
-    """One process each. `seed` shifts what a short run leaves out; that one counts processor seconds, for it runs
-    beside other work."""
+    """Run one process for each. `seed` shifts what a short run leaves out. A short run counts processor seconds,
+    because it runs next to other work."""
     started = time.perf_counter()
     write_files(work_dir)
-    # A flag is answered by the command line itself, before there is a recipe.
+    # The command line itself answers a flag, before there is a recipe.
     cases = [wrong for wrong in WRONG if not any(override.startswith("-") for override in wrong.overrides)]
     cases = cases if size == "full" else cases[seed % SHORT_STRIDE :: SHORT_STRIDE]
     answers = [answer_to(wrong, work_dir) for wrong in cases]
@@ -69,7 +69,7 @@ def wrong_recipes(size: Size, seed: int, work_dir: Path) -> Figure:
 
 
 def problem_of(wrong: Wrong, answer: Answer, size: Size) -> str | None:
-    """What the answer lacks."""
+    """Return what the answer lacks."""
     if answer.code != EXIT_USER:
         return f"ended with {answer.code}: {answer.text}"
     if answer.has_torch:
@@ -81,7 +81,7 @@ def problem_of(wrong: Wrong, answer: Answer, size: Size) -> str | None:
 
 
 def answer_to(wrong: Wrong, work_dir: Path) -> Answer:
-    """The quickest of a few attempts."""
+    """Return the quickest of a few attempts."""
     file = f"{wrong.kind}.yaml"
     if wrong.text is not None:
         file = "wrong.yaml"
@@ -110,6 +110,6 @@ def run(command: list[str], work_dir: Path) -> Answer:
 
 
 def processor_seconds() -> float:
-    """Of all children that have ended."""
+    """Return the processor seconds of all children that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime

@@ -1,13 +1,13 @@
-"""tiercel on one CUDA GPU, part by part; every cell's result is written as it is done.
+"""tiercel on one CUDA GPU, part by part. Every cell's result is written as soon as it is done.
 
     python -m benchmarks.gpu --list
     python -m benchmarks.gpu --part a --seconds 420
     python -m benchmarks.gpu --part c --only 7b
     python -m benchmarks.gpu --toy
 
-A cell that has a row of the same card and commit in the results is skipped, so the same command goes on where the last
-one ended. After --seconds no further cell begins. Exit code 0: all cells are done; 1: a check differs or a cell failed;
-3: cells are left. docs/benchmarks.md says what each part measures and which packages a machine needs.
+A cell that has a row of the same card and commit in the results is skipped, so the same command continues where the
+last one ended. After --seconds no further cell starts. Exit code 0: all cells are done; 1: a check differs or a cell
+failed; 3: cells are left. docs/benchmarks.md says what each part measures and which packages a machine needs.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def chosen(arguments: argparse.Namespace) -> list[Cell]:
-    """The cells that the arguments name, in order."""
+    """Return the cells that the arguments name, in order."""
     cells = all_cells(is_toy=arguments.toy)
     parts = arguments.part or [part.letter for part in PARTS]
     return [cell for cell in cells if cell.part in parts and re.search(arguments.only, cell.name)]

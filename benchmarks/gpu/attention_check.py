@@ -1,4 +1,4 @@
-"""FlexAttention as the learner calls it against one dense attention with a mask, forward and backward.
+"""FlexAttention as the learner calls it, compared with one dense attention with a mask, forward and backward.
 
 T tokens of a packed row.
 """
@@ -20,15 +20,16 @@ from tiercel.packing.attention.flex import FlexAttention
 from tiercel.packing.layout import GroupSpans, PrefixLayout
 
 LAYOUTS, TOY_LAYOUTS = 50, 3
-LONGEST = 150  # prompt or completion: rows have up to 4,200 tokens, whose scores the oracle holds in float64
+LONGEST = 150  # of a prompt or completion: rows have up to 4,200 tokens, whose scores the oracle holds in float64
 HEADS, KEY_HEADS, SIZE = 4, 2, 128
 FLOAT32_LIMIT = 1e-5  # norm of the difference over the norm of the float64 result
-BFLOAT16_LIMIT = 2.0  # of the dense computation's own error in bfloat16, in any single tensor
+BFLOAT16_LIMIT = 2.0  # times the dense computation's own error in bfloat16, in any single tensor
 WHAT = "output and gradients of query, key and value"
 
 
 def attention_cells(is_toy: bool) -> Iterator[Cell]:
-    """Both precisions; whole rows, and completions over the keys and values of an earlier pass."""
+    """Yield cells for both precisions, with whole rows, and with completions over the keys and values of an earlier
+    pass."""
     for dtype in (torch.float32, torch.bfloat16):
         for is_apart in (False, True):
             rows = "completions after their prompt" if is_apart else "whole rows"
@@ -37,7 +38,7 @@ def attention_cells(is_toy: bool) -> Iterator[Cell]:
 
 
 def attention_check(dtype: torch.dtype, is_apart: bool, setup: Setup) -> dict[str, Any]:
-    """The largest error over all layouts; its layout is named by its seed."""
+    """Return the largest error over all layouts. Its layout is named by its seed."""
     errors = [_error(seed, dtype, is_apart, setup) for seed in range(TOY_LAYOUTS if setup.is_toy else LAYOUTS)]
     worst = max(range(len(errors)), key=lambda seed: errors[seed] if errors[seed] == errors[seed] else float("inf"))
     if dtype == torch.float32:
@@ -48,7 +49,7 @@ def attention_check(dtype: torch.dtype, is_apart: bool, setup: Setup) -> dict[st
 
 
 def random_layout(seed: int, is_apart: bool, longest: int) -> PrefixLayout:
-    """Ragged groups; one group where completions come after their prompt."""
+    """Return ragged groups, or one group if completions come after their prompt."""
     random = Random(seed)
     spans, start = [], 0
     for _ in range(1 if is_apart else random.randint(1, 4)):
@@ -92,7 +93,7 @@ def _error(seed: int, dtype: torch.dtype, is_apart: bool, setup: Setup) -> float
 
 
 def _inputs(layout: PrefixLayout, dtype: torch.dtype, first: int, seed: int) -> list[Tensor]:
-    """Query (1, heads, T - first, size), key and value (1, key heads, T, size)."""
+    """Return query (1, heads, T - first, size), and key and value (1, key heads, T, size)."""
     generator = torch.Generator().manual_seed(seed)
     shapes = ((HEADS, layout.length - first), (KEY_HEADS, layout.length), (KEY_HEADS, layout.length))
     return [torch.randn(1, heads, length, SIZE, generator=generator).to(dtype) for heads, length in shapes]

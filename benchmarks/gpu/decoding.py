@@ -1,4 +1,4 @@
-"""Part d: the local engine's decoding against the least time in which a card can read what a token needs.
+"""Part d: the local engine's decoding, compared with the least time in which a card can read what a token needs.
 
 A token's step reads all weights of the decoder and the head once, each prompt's keys and values once for its whole
 group, and each row's own keys and values.
@@ -19,7 +19,7 @@ from tiercel.models.vision_cache import VisionStore
 from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import SamplingParams
 
-SHAPES = {  # new tokens as a run would allow them; all rows go on to the end
+SHAPES = {  # new tokens as a run would allow them; all rows continue to the end
     "8 prompts x 8": Shape(side=952, prompt_tokens=1180, completion_tokens=512, group_size=8),
     "1 prompt x 8": Shape(side=952, prompt_tokens=1180, completion_tokens=512, group_size=8, groups=1),
     "32 prompts x 8": Shape(side=448, prompt_tokens=280, completion_tokens=1024, group_size=8, groups=32),
@@ -28,14 +28,14 @@ TOY_SHAPES = {"2 prompts x 3": Shape(side=56, prompt_tokens=14, completion_token
 
 
 def decoding_cells(is_toy: bool) -> Iterator[Cell]:
-    """One for each model and number of rows."""
+    """Yield one cell for each model and number of rows."""
     for model in ["toy"] if is_toy else ["7b", "3b"]:
         for name, shape in (TOY_SHAPES if is_toy else SHAPES).items():
             yield Cell(part="d", name=f"{model}, {name}", run=partial(measured, model, shape))
 
 
 def params_of(group_size: int, new_tokens: int) -> SamplingParams:
-    """Sampling of exactly so many tokens: no end token before them."""
+    """Return parameters for exactly this number of tokens, with no end token before them."""
     return SamplingParams(
         group_size=group_size,
         min_new_tokens=new_tokens,
@@ -49,10 +49,10 @@ def params_of(group_size: int, new_tokens: int) -> SamplingParams:
 
 
 def measured(model: str, shape: Shape, setup: Setup) -> dict[str, Any]:
-    """Seconds of a token's step in the second half of the new tokens, and of what comes before the first one: prefill,
-    and on CUDA the capture of the decoder's graph."""
+    """Return the seconds of a token's step in the second half of the new tokens, and of what comes before the first
+    token: prefill, and on CUDA the capture of the decoder's graph."""
     policy = random_policy(MODELS[model], setup.device, setup.dtype)
-    sampler = LocalSampler(policy, VisionStore(policy, cache_bytes=0))  # features are there after the first run
+    sampler = LocalSampler(policy, VisionStore(policy, cache_bytes=0))  # features exist after the first run
     prompts, whole = make_prompts(policy, shape), shape.completion_tokens
     half = whole // 2
 
@@ -83,7 +83,7 @@ def measured(model: str, shape: Shape, setup: Setup) -> dict[str, Any]:
 
 
 def bytes_of_a_step(policy: Policy, shape: Shape) -> dict[str, int]:
-    """The fewest bytes that a token's step reads, where each row has `completion_tokens` of its own."""
+    """Return the fewest bytes that a token's step reads if each row has `completion_tokens` of its own."""
     config = policy.family.checkpoint.config.get_text_config()
     head_size = config.hidden_size // config.num_attention_heads
     width = policy.compute_dtype.itemsize

@@ -1,6 +1,7 @@
-"""Part a: what runs on a card against slow computations of the same, each check with its largest error and its limit.
+"""Part a: computations on a card, compared with slow computations of the same values, each with its largest error and
+its limit.
 
-Oracles are float64 on the CPU wherever that is possible; tiny random checkpoints of all families.
+Oracles are float64 on the CPU wherever that is possible, with tiny random checkpoints of all families.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +39,7 @@ CPU = torch.device("cpu")
 FLOAT32_LIMIT = 1e-5  # relative
 LOGPROB_LIMIT = 1e-4  # nats
 ATTENTION_LIMIT = 1e-2  # relative; an output in bfloat16 is rounded by up to 4e-3
-HEAD_LIMIT = 2e-3  # nats, of a head whose products come out in float32
+HEAD_LIMIT = 2e-3  # nats, of a head whose products are in float32
 TOWERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")  # those with patches of a picture's own size
 SETTINGS: tuple[dict[str, Any], ...] = (
     {"gradient_checkpointing": True},
@@ -50,7 +51,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 
 
 def exactness_cells(is_toy: bool) -> Iterator[Cell]:
-    """All checks; with toy shapes one family."""
+    """Yield all checks, or with toy shapes those of one family."""
     yield from attention_cells(is_toy)
     families = FAMILY_NAMES[1:2] if is_toy else FAMILY_NAMES
     for name in families:
@@ -69,14 +70,14 @@ def exactness_cells(is_toy: bool) -> Iterator[Cell]:
 
 
 def learner_check(name: str, setup: Setup) -> dict[str, Any]:
-    """Every form of the learner, in float32 and bfloat16, as `make bench-exact` does it."""
+    """Check every form of the learner, in float32 and bfloat16, as `make bench-exact` does."""
     torch.backends.cudnn.allow_tf32 = False
     with TemporaryDirectory() as directory:
         seeds = range(1 if setup.is_toy else 5)
         found = [errors for seed in seeds for errors in compare(name, seed, setup.device, Path(directory))]
     rows = summarise(found)
     wrong = failures(rows)
-    if setup.is_toy:  # one seed says nothing of bfloat16
+    if setup.is_toy:  # one seed says nothing about bfloat16
         wrong = [line for line in wrong if "float32" in line]
     gradients = [row["float32_gradient_error"] for row in rows if row["float32_gradient_error"] is not None]
     return {
@@ -88,7 +89,7 @@ def learner_check(name: str, setup: Setup) -> dict[str, Any]:
 
 
 def settings_check(name: str, settings: Mapping[str, Any], setup: Setup) -> dict[str, Any]:
-    """The gradient in float32 with these keys of the recipe against a dense mask without them."""
+    """Check the gradient in float32 with these keys of the recipe against a dense mask without them."""
     found, right = (_gradient(name, each, setup) for each in (settings, {"form": "dense"}))
     return verdict(_relative(found, right), FLOAT32_LIMIT, "LoRA gradient, relative")
 
@@ -105,7 +106,7 @@ def _gradient(name: str, settings: Mapping[str, Any], setup: Setup) -> Tensor:
 
 
 def tower_check(name: str, setup: Setup) -> dict[str, Any]:
-    """Features of pictures of two shapes in float32 against transformers' own tower in float64 on the CPU."""
+    """Check features of pictures of two shapes in float32 against transformers' own tower in float64 on the CPU."""
     torch.backends.cudnn.allow_tf32 = False
     with TemporaryDirectory() as directory:
         checkpoint = save_tiny_checkpoint(name, Path(directory) / name)
@@ -122,7 +123,7 @@ def tower_check(name: str, setup: Setup) -> dict[str, Any]:
 
 
 def decoding_check(name: str, setup: Setup) -> dict[str, Any]:
-    """Tokens and logprobs of the decoder that a card takes, which captures its step, against the eager one."""
+    """Check tokens and logprobs of the decoder that a card uses, which captures its step, against the eager one."""
     with _tiny(name, setup) as policy:
         prompts = tiny_prompts(policy.family)
         samplers = (LocalSampler(policy, VisionStore(policy, 0), weights_stay=stays) for stays in (True, False))
@@ -138,8 +139,8 @@ def decoding_check(name: str, setup: Setup) -> dict[str, Any]:
 
 
 def decoding_attention_check(setup: Setup) -> dict[str, Any]:
-    """The kernel that a card takes for a new token of every row, over ragged prompts of which some rows have left,
-    against the same numbers in float32 on the CPU."""
+    """Check the kernel that a card uses for a new token of every row, over ragged prompts from which some rows have
+    left, against the same numbers in float32 on the CPU."""
     found, right = (_decoding_attention(*place) for place in ((setup.device, setup.dtype), (CPU, torch.float32)))
     errors = [_relative(mine.cpu(), other) for mine, other in zip(found, right, strict=True)]
     return verdict(max(errors), ATTENTION_LIMIT, "outputs and log-sum-exps, relative")
@@ -147,7 +148,7 @@ def decoding_attention_check(setup: Setup) -> dict[str, Any]:
 
 def _decoding_attention(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Return outputs and log-sum-exps over the rows' own tokens and over their prompts, without a window and with one.
-    The numbers are those of bfloat16."""
+    The numbers can be represented in bfloat16."""
     heads, queries, size, scale = 4, 7, 128, 0.1
     room = BatchSize(prompts=3, prompt_tokens=1200, group_size=8, new_tokens=64)
     memory = FixedMemory(room, device)
@@ -177,7 +178,8 @@ def _normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 
 
 def head_check(setup: Setup) -> dict[str, Any]:
-    """Logprobs of a head in the card's dtype against float64 with the same weights and states; logits up to 30."""
+    """Check logprobs of a head in the card's dtype against float64 with the same weights and states, with logits up to
+    30."""
     tokens, hidden, vocabulary = (64, 128, 1000) if setup.is_toy else (256, 3584, 152_064)
     generator = torch.Generator().manual_seed(0)
     weight = (8 * torch.randn(vocabulary, hidden, generator=generator) / hidden**0.5).to(setup.dtype)
@@ -192,7 +194,7 @@ def head_check(setup: Setup) -> dict[str, Any]:
 
 
 def optimizer_check(setup: Setup) -> dict[str, Any]:
-    """Weights after five updates of the optimiser that a run builds, against AdamW one tensor after the other."""
+    """Check weights after five updates of the optimiser that a run builds against AdamW one tensor after the other."""
     with _tiny("qwen2_5_vl", setup) as policy, _tiny("qwen2_5_vl", setup) as other:
         optim = Optim(lr=1e-2, weight_decay=0.1)
         found = _updated(policy, build_optimizer(policy, optim))
@@ -220,7 +222,7 @@ def _updated(policy: Policy, optimizer: torch.optim.Optimizer) -> Tensor:
 
 @contextmanager
 def _tiny(name: str, setup: Setup) -> Iterator[Policy]:
-    """A tiny policy in float32 on the device, whose adapter is not zero, while its checkpoint is on disk."""
+    """Yield a tiny policy in float32 on the device, whose adapter is not zero, while its checkpoint is on disk."""
     torch.backends.cudnn.allow_tf32 = False
     with TemporaryDirectory() as directory:
         yield _on(tiny_policy(save_tiny_checkpoint(name, Path(directory) / name), noise=0.1), setup)

@@ -1,7 +1,8 @@
-"""Part b: the demo's SFT and GRPO on the card, killed by SIGKILL in the middle and run again, against unbroken runs.
+"""Part b: the demo's SFT and GRPO on the card, killed by SIGKILL in the middle and resumed, compared with unbroken
+runs.
 
-Both run with train.deterministic. Asked: every step once, and after the kill the same loss, gradient norm and reward to
-rounding. Whether the trained weights have the same bytes is told, not asked.
+Both run with train.deterministic. Required: every step once, and after the kill the same loss, gradient norm and reward
+to rounding. Whether the trained weights have the same bytes is reported, not required.
 """
 
 import hashlib
@@ -23,14 +24,14 @@ from tiercel.demo.pointing import PRACTICE, START, WARMUP
 from tiercel.demo.scenes import write_scenes
 from tiercel.runs.directory import read_metrics
 
-LIMIT = 1e-3  # of the difference, by 1 + the unbroken run's value
+LIMIT = 1e-3  # of the difference, divided by 1 + the unbroken run's value
 COMPARED = ("loss", "grad_norm", "reward/mean")
 PATIENCE_SECONDS = 400.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sizes:
-    """Steps of each run, the step after which it is killed, prompts of a step, and steps of the warm-up before GRPO."""
+    """Steps of each run, the step after which it is killed, prompts per step, and steps of the warm-up before GRPO."""
 
     steps: int
     killed_after: int
@@ -43,13 +44,13 @@ TOY_SIZES = Sizes(steps=4, killed_after=2, prompts=4, warmup=2)
 
 
 def killed_cells(is_toy: bool) -> Iterator[Cell]:
-    """One cell for each kind of run."""
+    """Yield one cell for each kind of run."""
     for kind in ("sft", "grpo"):
         yield Cell(part="b", name=f"{kind} of the demo, killed and resumed", run=partial(killed_check, kind))
 
 
 def killed_check(kind: str, setup: Setup) -> dict[str, Any]:
-    """Run once without a break, once with."""
+    """Run once without a break and once with one."""
     sizes = TOY_SIZES if setup.is_toy else SIZES
     with TemporaryDirectory() as folder:
         runs = DemoRuns(Path(folder), sizes)
@@ -79,7 +80,8 @@ class DemoRuns:
         write_scenes(folder, replace(PRACTICE, count=count))
 
     def words(self, kind: str, model: Path, output: str, **changes: object) -> list[str]:
-        """`tiercel sft` or `grpo` with the demo's recipe, but short, saved often, and without evaluation."""
+        """Return the words of `tiercel sft` or `grpo` with the demo's recipe, but short, saved often, and without
+        evaluation."""
         rows = {"sft": "warmup", "grpo": "practice"}[kind]
         keys = {
             "model.path": model,
@@ -101,7 +103,7 @@ class DemoRuns:
         ]
 
     def warmed_up(self) -> Path:
-        """The model that the demo's GRPO begins with."""
+        """Train the model that the demo's GRPO starts from, and return it."""
         run_to_end(
             self.words(
                 "sft",
@@ -128,7 +130,7 @@ def started(words: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def run_to_end(words: Sequence[str]) -> None:
-    """Raises RuntimeError with the end of the output where the command fails."""
+    """Run a command to its end. Raises RuntimeError with the end of its output if it fails."""
     process = started(words)
     output, _ = process.communicate(timeout=PATIENCE_SECONDS)
     if process.returncode != 0:
@@ -136,8 +138,8 @@ def run_to_end(words: Sequence[str]) -> None:
 
 
 def kill_after(words: Sequence[str], run: Path, step: int) -> None:
-    """Kill a run and its workers as soon as metrics.jsonl has so many steps. Raises RuntimeError where it ends before
-    or takes too long."""
+    """Kill a run and its workers as soon as metrics.jsonl has this step. Raises RuntimeError if it ends before or takes
+    too long."""
     process = started(words)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
@@ -153,7 +155,8 @@ def kill_after(words: Sequence[str], run: Path, step: int) -> None:
 
 
 def largest_difference(whole: Sequence[Mapping[str, Any]], broken: Sequence[Mapping[str, Any]]) -> float:
-    """Over all steps, relative to 1 + the first run's value; infinite where the steps are not the same."""
+    """Return the largest difference over all steps, relative to 1 + the first run's value, or infinity if the steps
+    differ."""
     if [row["step"] for row in whole] != [row["step"] for row in broken]:
         return float("inf")
     return max(
@@ -165,7 +168,7 @@ def largest_difference(whole: Sequence[Mapping[str, Any]], broken: Sequence[Mapp
 
 
 def weights_hash(run: Path) -> str:
-    """sha256 of the trained files of the newest checkpoint."""
+    """Return the sha256 of the trained files of the newest checkpoint."""
     newest = max((run / "checkpoints").iterdir())
     digest = hashlib.sha256()
     for file in sorted(newest.rglob("*.safetensors")):

@@ -1,8 +1,8 @@
 """Two learners: tiercel's, and the plain one that repeats the prompt for every completion.
 
-Both leave the LoRA gradient of the same loss, - sum over tokens of advantage times logprob / number of tokens.
-Shape suffixes: C completion tokens, R rows of a microbatch, L their length (prompt and completion), D position
-dimensions, N scored tokens of a microbatch, V vocabulary.
+Both leave the LoRA gradient of the same loss, - sum over tokens of advantage times logprob / number of tokens. Shape
+suffixes: C completion tokens, R rows of a microbatch, L their length (prompt and completion), D position dimensions, N
+scored tokens of a microbatch, V vocabulary.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,15 +34,15 @@ from tiercel.training.policy_passes import new_learner
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pixels:
-    """A picture as transformers' forward takes it, made beforehand."""
+    """A picture as transformers' forward pass takes it, made in advance."""
 
     values: Tensor
     grid: Tensor
 
 
 def recipe_with(settings: Mapping[str, Any]) -> SftRecipe:
-    """A recipe with these keys of `learner`. Raises NotHere where this version has no such key or value."""
-    data = {"train": ".", "max_prompt_tokens": 1}  # so that a microbatch may be of any size
+    """Return a recipe with these keys of `learner`. Raises NotHere if this version has no such key or value."""
+    data = {"train": ".", "max_prompt_tokens": 1}  # allows a microbatch of any size
     tree = {"model": {"path": "."}, "data": data, "train": {"steps": 1}, "output": ".", "learner": settings}
     try:
         return SftRecipe.model_validate(tree)
@@ -52,7 +52,7 @@ def recipe_with(settings: Mapping[str, Any]) -> SftRecipe:
 
 
 class SharedLearner:
-    """tiercel's: each picture once, each prompt once, no logits."""
+    """tiercel's learner: each picture once, each prompt once, no logits."""
 
     def __init__(
         self,
@@ -66,10 +66,10 @@ class SharedLearner:
         self.groups = groups
         self.budget = recipe.learner.max_tokens_per_microbatch
         self.learner = new_learner(policy, recipe, policy.device)
-        self.vision = vision  # None: each update computes the features anew
+        self.vision = vision  # None: each update computes the features again
 
     def update(self) -> None:
-        """Forward and backward over all groups. Vision features are part of it."""
+        """Run forward and backward over all groups, including vision features."""
         policy, learner = self.policy, self.learner
         totals = totals_of(self.groups)
         vision = VisionStore(policy, cache_bytes=0) if self.vision is None else self.vision
@@ -87,7 +87,8 @@ class SharedLearner:
                 prefix.backward()
 
     def flops(self, shape: DecoderShape, is_checkpointed: bool) -> Flops:
-        """What an update executes. A group that is cut between microbatches counts as one that is not."""
+        """Return the operations that an update executes. A group that is cut between microbatches counts as one that is
+        not."""
         return reduce(add, (self._group_flops(group, shape, is_checkpointed) for group in self.groups))
 
     def _group_flops(self, group: AdvantageGroup, shape: DecoderShape, is_checkpointed: bool) -> Flops:
@@ -118,7 +119,7 @@ class PlainRow:
 class PlainLearner:
     """transformers' own forward pass on rows of prompt and completion, logits of the completions, log-softmax.
 
-    All rows have one length, so that none is padded. Raises ValueError where they have not.
+    All rows have one length, so that none is padded. Raises ValueError if they have not.
     """
 
     def __init__(self, policy: Policy, groups: Sequence[AdvantageGroup], budget: int):
@@ -132,14 +133,14 @@ class PlainLearner:
         self.rows_at_a_time = max(1, budget // length)
 
     def update(self) -> None:
-        """Forward and backward over all groups, as many rows at a time as the budget of tokens holds."""
+        """Run forward and backward over all groups, with as many rows at a time as the budget of tokens allows."""
         self.policy.model.train()
         tokens = totals_of(self.groups).tokens
         for start in range(0, len(self.rows), self.rows_at_a_time):
             (-self._objective(self.rows[start : start + self.rows_at_a_time]) / tokens).backward()
 
     def _objective(self, rows: Sequence[PlainRow]) -> Tensor:
-        """Sum of advantage times logprob."""
+        """Return the sum of advantage times logprob."""
         device, completion_tokens = self.policy.device, self.completion_tokens
         ids_RL = torch.stack([row.token_ids_L for row in rows]).to(device)
         first = ids_RL.shape[1] - completion_tokens - 1  # the place that predicts a completion's first token
@@ -158,7 +159,7 @@ class PlainLearner:
         return (logprobs_RC * advantages_R[:, None]).sum()
 
     def flops(self, shape: DecoderShape, is_checkpointed: bool) -> Flops:
-        """What an update executes."""
+        """Return the operations that an update executes."""
         return reduce(add, (self._group_flops(group, shape, is_checkpointed) for group in self.groups))
 
     def _group_flops(self, group: AdvantageGroup, shape: DecoderShape, is_checkpointed: bool) -> Flops:
@@ -172,9 +173,10 @@ class PlainLearner:
 
 
 def set_checkpointing(policy: Policy, is_on: bool) -> None:
-    """Activation checkpointing of every layer, in training mode, for whichever learner runs next. Switching it on has
-    transformers ask for the gradient of all embeddings, pictures' patches included, and so for a backward pass through
-    the frozen vision tower; that is needless without reentrant checkpoints, and the plain learner is spared it."""
+    """Set activation checkpointing of every layer, in training mode, for whichever learner runs next. Switching it on
+    makes transformers request the gradient of all embeddings, including pictures' patches, and so a backward pass
+    through the frozen vision tower. That is unnecessary without reentrant checkpoints, so the plain learner is spared
+    it."""
     if is_on:
         policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     else:

@@ -1,8 +1,9 @@
 """Parts c and f: time, memory and MFU of an update without the optimiser, in the shapes of Qwen2.5-VL 3B and 7B.
 
-tiercel's learner and the plain one (transformers' own forward pass, the prompt repeated for every completion) compute
-the same loss of the same groups with the same weights and the same vision tower; patches are made beforehand. MFU
-counts the operations that a learner needs with the prompts that it computes, vision included, and no recomputed layer.
+tiercel's learner and the plain one (transformers' own forward pass, with the prompt repeated for every completion)
+compute the same loss of the same groups with the same weights and the same vision tower; patches are made in advance.
+MFU counts the operations that a learner needs with the prompts that it computes, vision included, without recomputed
+layers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ class Contender:
     """A learner and its settings."""
 
     name: str
-    settings: Mapping[str, Any]  # keys of the recipe's `learner`; of the plain one, checkpointing alone
+    settings: Mapping[str, Any]  # keys of the recipe's `learner`; for the plain one, only checkpointing
     is_plain: bool = False
 
     def made(self, policy: Policy, groups: Sequence[AdvantageGroup], budget: int) -> SharedLearner | PlainLearner:
@@ -71,7 +72,7 @@ class Place:
 
 
 def places(is_toy: bool) -> list[Place]:
-    """The larger model and image first."""
+    """Return the places, with the larger model and image first."""
     shapes, models, budget = (TOY_SHAPES, ["toy"], 64) if is_toy else (SHAPES, ["7b", "3b"], BUDGET)
     return [
         Place(model=model, shape_name=name, shape=shape, budget=budget)
@@ -81,7 +82,7 @@ def places(is_toy: bool) -> list[Place]:
 
 
 def learner_cells(is_toy: bool) -> Iterator[Cell]:
-    """Part c without TRL."""
+    """Yield the cells of part c without TRL."""
     for place in places(is_toy):
         for contender in CONTENDERS:
             yield Cell(part="c", name=f"{place.title}, {contender.name}", run=partial(measured, place, contender))
@@ -89,7 +90,7 @@ def learner_cells(is_toy: bool) -> Iterator[Cell]:
 
 
 def compile_cells(is_toy: bool) -> Iterator[Cell]:
-    """Part f: the first cell of the larger model, and on a card the smaller one's."""
+    """Yield the cells of part f: the first cell of the larger model, and on a card also the smaller one's."""
     first = [place for place in places(is_toy) if place.shape_name == places(is_toy)[0].shape_name]
     for place in first:
         for contender in COMPILED:
@@ -97,7 +98,7 @@ def compile_cells(is_toy: bool) -> Iterator[Cell]:
 
 
 def measured(place: Place, contender: Contender, setup: Setup) -> dict[str, Any]:
-    """Median seconds of an update after one that does not count, peak memory, MFU."""
+    """Return the median seconds of an update after one that does not count, peak memory, and MFU."""
     policy = random_policy(MODELS[place.model], setup.device, setup.dtype)
     learner = contender.made(policy, make_groups(policy, place.shape), place.budget)
     first, clock = Clock(setup), Clock(setup)
@@ -126,14 +127,14 @@ def measured(place: Place, contender: Contender, setup: Setup) -> dict[str, Any]
 
 
 def compared(place: Place, setup: Setup) -> dict[str, Any]:
-    """Gradients of tiercel's learner and of the plain one, each on weights of its own, which are equal."""
+    """Compare the gradients of tiercel's learner and of the plain one, each on its own equal weights."""
     found, right = (gradient_of(place, each, setup) for each in (CONTENDERS[0], CONTENDERS[-1]))
     error = float((found - right).norm() / right.norm())
     return verdict(error, GRADIENT_LIMIT, "LoRA gradient, relative")
 
 
 def gradient_of(place: Place, contender: Contender, setup: Setup) -> Tensor:
-    """The gradient of all LoRA weights, flat, float32 on the CPU."""
+    """Return the gradient of all LoRA weights, flat, float32 on the CPU."""
     policy = random_policy(MODELS[place.model], setup.device, setup.dtype)
     contender.made(policy, make_groups(policy, place.shape), place.budget).update()
     gradient = torch.cat([parameter.grad.flatten().cpu() for parameter in policy.trained_parameters().values()])

@@ -20,7 +20,7 @@ from tiercel.models.weights.targets import adapter_targets
 from tiercel.types import EncodedImage
 from tools.demo.tokenizer import make_tokenizer
 
-LORA_NOISE = 0.02  # standard deviation of the adapters' B matrices, so that all gradients are there
+LORA_NOISE = 0.02  # standard deviation of the adapters' B matrices, so that no gradient is zero
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,8 +141,7 @@ def make_config(shape: ModelShape) -> Qwen2_5_VLConfig:
 
 
 class KeepsPatches(Qwen25VL):
-    """Makes each picture's patches once and keeps them, so that no learner that is compared here has them made within
-    its time."""
+    """Makes each picture's patches once and keeps them, so that no compared learner makes them while it is timed."""
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
@@ -161,7 +160,8 @@ class KeepsPatches(Qwen25VL):
 
 
 def random_policy(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> Policy:
-    """Frozen weights in `dtype`, float32 LoRA on every linear layer of the decoder, as tiercel trains them."""
+    """Return a policy with frozen weights in `dtype`, and float32 LoRA on every linear layer of the decoder, as tiercel
+    trains them."""
     config = make_config(shape)
     family = KeepsPatches(
         Checkpoint(
@@ -198,7 +198,8 @@ def random_policy(shape: ModelShape, device: torch.device, dtype: torch.dtype) -
 
 
 def decode_weight_bytes(policy: Policy) -> int:
-    """Weights that a decode step reads, adapters and head included; of the embedding it reads but a few rows."""
+    """Return the bytes of the weights that a decoding step reads, adapters and head included. It reads only a few rows
+    of the embedding."""
     embedding = policy.model.get_input_embeddings().weight
     decoder = policy.family.language_model(policy.model).parameters()
     head = policy.model.get_output_embeddings().weight

@@ -14,7 +14,7 @@ from benchmarks.gpu.whole_steps import step_cells
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Cells that belong together. `cells` takes whether shapes are toys."""
+    """Cells that belong together. `cells` is called with whether shapes are toys."""
 
     letter: str
     title: str
@@ -37,5 +37,5 @@ PARTS = (
 
 
 def all_cells(is_toy: bool) -> list[Cell]:
-    """The cells of all parts, in order."""
+    """Return the cells of all parts, in order."""
     return [cell for part in PARTS for cell in part.cells(is_toy)]

@@ -11,7 +11,7 @@ STATES = {"begun": "did not end", "failed": "failed", "absent": "not here"}
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """A table for each part that has rows; a line with the card before them."""
+    """Return a table for each part that has rows, after a line with the card."""
     cards = sorted({f"{row['card']} (torch {row['versions']['torch']}, {row['commit']})" for row in rows})
     parts = [(part, [row for row in rows if row["part"] == part]) for part in TABLES]
     tables = [_table(part, mine) for part, mine in parts if mine]
@@ -19,7 +19,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """The README's table: what was asked of a card, and what it gave."""
+    """Return the README's table: what was measured on a card, and the result."""
     measured = [(what, _first(rows, *where)) for what, where in SUMMARY]
     return markdown_table(("on one GPU", "measured"), [("checks against slow computations", _checks(rows)), *measured])
 
@@ -100,7 +100,7 @@ SUMMARY = (
 
 
 def _checks(rows: Sequence[Row]) -> str:
-    """How many checks of part a are within their limits."""
+    """Return how many checks of part a are within their limits."""
     mine = [row for row in rows if row["part"] == "a" and row["state"] != "absent"]
     if not mine:
         return NOT_MEASURED
@@ -109,7 +109,7 @@ def _checks(rows: Sequence[Row]) -> str:
 
 
 def _first(rows: Sequence[Row], part: str, cell: str) -> str:
-    """What the row of a cell measured, in a line; on which card."""
+    """Return what the row of a cell measured, and on which card, in one line."""
     found = next((row for row in rows if (row["part"], row["cell"]) == (part, cell)), None)
     if found is None:
         return NOT_MEASURED

@@ -1,4 +1,4 @@
-"""The file of results: a row for each cell, written as soon as it is there."""
+"""The file of results: a row for each cell, written as soon as it is available."""
 
 import json
 from collections.abc import Mapping
@@ -14,20 +14,20 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Results:
-    """Rows by part and cell, and the file that has them."""
+    """Rows by part and cell, and the file that contains them."""
 
     file: Path
     rows: dict[tuple[str, str], Row] = field(default_factory=dict)
 
     @classmethod
     def read(cls, file: Path) -> "Results":
-        """The rows of a file; none where it does not exist yet."""
+        """Read the rows of a file. There are none if it does not exist yet."""
         rows = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.exists() else []
         return cls(file=file, rows={(row["part"], row["cell"]): row for row in rows})
 
     def is_there(self, part: str, cell: str, stamp: Row) -> bool:
-        """Whether a cell has a row of the same card and commit. One that was begun and did not end counts: it would not
-        end again."""
+        """Return whether a cell has a row of the same card and commit. One that was started and did not end counts,
+        because it would not end again."""
         row = self.rows.get((part, cell))
         return row is not None and all(row[key] == stamp[key] for key in ("card", "commit"))
 

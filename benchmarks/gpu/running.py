@@ -1,4 +1,4 @@
-"""Cells, one after the other, within a limit of time; what fails leaves a row as well."""
+"""Cells, run one after the other within a time limit. A failure leaves a row as well."""
 
 import time
 import traceback
@@ -17,7 +17,7 @@ TRACE_LINES = 25
 
 
 class NotHere(Exception):
-    """Raised where a cell needs a package or a recipe key that is not here."""
+    """Raised if a cell needs a package or a recipe key that is not available."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,14 +31,14 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """What a call did not get to, and whether something went wrong in it."""
+    """What a call did not get to, and what went wrong in it."""
 
     left: tuple[str, ...]
     wrong: tuple[str, ...]
 
 
 def verdict(error: float, limit: float, what: str) -> dict[str, Any]:
-    """The row of a check. Not a number never passes."""
+    """Return the row of a check. NaN never passes."""
     return {"what": what, "error": error, "limit": limit, "verdict": EQUAL if error <= limit else DIFFERS}
 
 

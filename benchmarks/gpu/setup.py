@@ -21,7 +21,7 @@ SOURCES = ("tiercel", "benchmarks")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """The device of the measurements. `card`: its peaks, None where they are not known."""
+    """The device of the measurements. `card` has its peaks, or is None if they are unknown."""
 
     device: torch.device
     dtype: torch.dtype
@@ -31,16 +31,16 @@ class Setup:
 
     @property
     def name(self) -> str:
-        """The card's name."""
+        """Return the card's name."""
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
 
     @property
     def peak_bytes(self) -> int | None:
-        """The most memory since `free`; None on a CPU."""
+        """Return the most memory since `free`, or None on a CPU."""
         return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
 
     def share_of_flops(self, operations: float, seconds: float) -> float | None:
-        """MFU; None where the card's peak is not known."""
+        """Return the MFU, or None if the card's peak is unknown."""
         return None if self.card is None else operations / seconds / self.card.flops
 
     def finish(self) -> None:
@@ -49,7 +49,7 @@ class Setup:
             torch.cuda.synchronize(self.device)
 
     def free(self) -> None:
-        """Give memory back, and begin to count its peak anew."""
+        """Release memory, and start counting its peak again."""
         if self.device.type == "cuda":
             gc.collect()
             torch.cuda.empty_cache()
@@ -57,7 +57,8 @@ class Setup:
             self.finish()
 
     def is_alive(self) -> bool:
-        """Whether the device still answers after a failure: some errors of CUDA end it for the whole process."""
+        """Return whether the device still answers after a failure, because some CUDA errors end it for the whole
+        process."""
         try:
             torch.zeros(1, device=self.device)
             self.finish()
@@ -67,7 +68,7 @@ class Setup:
 
 
 class Clock:
-    """Seconds of what ran inside `running`, the device's work included."""
+    """Measures the seconds of what ran inside `running`, including the device's work."""
 
     def __init__(self, setup: Setup):
         self.setup = setup
@@ -83,7 +84,7 @@ class Clock:
 
 
 def on_a_card() -> Setup:
-    """The first CUDA GPU in bfloat16. Raises SystemExit where there is none."""
+    """Return the first CUDA GPU in bfloat16. Raises SystemExit if there is none."""
     if not torch.cuda.is_available():
         raise SystemExit("there is no CUDA GPU here, so there is nothing to measure; --toy runs every part on a CPU")
     card = known_device(torch.cuda.get_device_name())
@@ -91,13 +92,13 @@ def on_a_card() -> Setup:
 
 
 def on_a_cpu() -> Setup:
-    """Toy shapes in float32, with peaks that are made up, so that every field is there."""
+    """Return toy shapes in float32, with made-up peaks, so that every field has a value."""
     card = replace(DEVICES["h100"], name="made up", flops=1e12, bandwidth=1e10)
     return Setup(device=torch.device("cpu"), dtype=torch.float32, card=card, is_toy=True, repetitions=1)
 
 
 def stamp(setup: Setup) -> dict[str, Any]:
-    """What a result is valid for, and where it came from."""
+    """Return what a result is valid for, and where it came from."""
     return {
         "card": setup.name,
         "commit": source_state(),
@@ -107,7 +108,7 @@ def stamp(setup: Setup) -> dict[str, Any]:
 
 
 def source_state() -> str:
-    """The commit, with `+` and a hash where files differ from it; the hash alone where there is no git."""
+    """Return the commit, with `+` and a hash if files differ from it, or only the hash without git."""
     digest = hashlib.sha256()
     for file in sorted(file for folder in SOURCES for file in (ROOT / folder).rglob("*.py")):
         digest.update(file.read_bytes())

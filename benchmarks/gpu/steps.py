@@ -13,7 +13,8 @@ from tiercel.types import EncodedPrompt
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """P prompt tokens, of which an image of side / 28 squared; C tokens of each of G completions; groups of a step."""
+    """P prompt tokens, of which an image has (side / 28) squared; C tokens for each of G completions; groups of a
+    step."""
 
     side: int  # pixels; 0: no picture
     prompt_tokens: int
@@ -27,7 +28,7 @@ class Shape:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all completions."""
+        """Return the number of tokens of all completions."""
         return self.rows * self.completion_tokens
 
 
@@ -44,7 +45,7 @@ TOY_SHAPES = {
 
 
 def make_prompts(policy: Policy, shape: Shape) -> list[EncodedPrompt]:
-    """Prompts of random tokens, each with a picture of its own."""
+    """Return prompts of random tokens, each with its own picture."""
     generator = torch.Generator().manual_seed(0)
     prompts = []
     for index in range(shape.groups):
@@ -54,7 +55,7 @@ def make_prompts(policy: Policy, shape: Shape) -> list[EncodedPrompt]:
 
 
 def make_groups(policy: Policy, shape: Shape) -> list[AdvantageGroup]:
-    """Groups of random tokens with normal advantages."""
+    """Return groups of random tokens with normally distributed advantages."""
     generator = torch.Generator().manual_seed(1)
     return [
         random_group(policy.family, prompt, shape.completion_tokens, shape.group_size, generator)

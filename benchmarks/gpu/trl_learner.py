@@ -1,7 +1,7 @@
-"""Part c's peer: TRL's own GRPO trainer with the same shape of weights, pictures, LoRA layers and lengths.
+"""Part c's peer: TRL's own GRPO trainer with the same shapes of weights, pictures, LoRA layers and lengths.
 
-A step of TRL has one prompt here; groups share nothing there, so a step of several groups takes as many times as long.
-Its rollout, by transformers' generation, is not in the learner's seconds.
+A step of TRL has one prompt here. Its groups share nothing, so a step of several groups takes that many times as long.
+Its rollout, by transformers' generation, is not counted for the learner.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from benchmarks.gpu.setup import Setup
 
 
 def trl_cells(is_toy: bool) -> Iterator[Cell]:
-    """With and without activation checkpointing, where prompts have a picture."""
+    """Yield cells with and without activation checkpointing, for prompts with a picture."""
     for place in places(is_toy):
         if place.shape.side:
             for is_checkpointed in (False, True):
@@ -23,7 +23,7 @@ def trl_cells(is_toy: bool) -> Iterator[Cell]:
 
 
 def measured(place: Place, is_checkpointed: bool, setup: Setup) -> dict[str, Any]:
-    """Seconds of TRL's learner. Raises NotHere where TRL cannot be imported."""
+    """Return the seconds of TRL's learner. Raises NotHere if TRL cannot be imported."""
     try:
         from benchmarks.gpu import trl_trainer
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""TRL's trainer on the clock. Needs TRL 1.16, so nothing but trl_learner.py imports this."""
+"""TRL's trainer, timed. This needs TRL 1.16, so only trl_learner.py imports it."""
 
 import json
 from dataclasses import asdict, replace
@@ -25,7 +25,7 @@ TOY_VOCABULARY = 3000  # its tokenizer knows a thousand pieces of words
 
 
 class TimedTrainer(GRPOTrainer):
-    """TRL's trainer with clocks on its steps and, inside them, its rollouts."""
+    """TRL's trainer with clocks for its steps and the rollouts inside them."""
 
     def __init__(self, setup: Setup, **options: Any):
         self.rollout, self.whole = Clock(setup), Clock(setup)
@@ -45,7 +45,7 @@ class TimedTrainer(GRPOTrainer):
 
 
 def measure(place: Place, is_checkpointed: bool, setup: Setup) -> dict[str, Any]:
-    """Median seconds of the learner over the counted steps, times the groups of a step."""
+    """Return the median seconds of the learner over the counted steps, times the groups of a step."""
     shape, model_shape = place.shape, _model_shape(place.model)
     with TemporaryDirectory() as folder:
         trainer = _trainer(place, model_shape, is_checkpointed, setup, Path(folder))

@@ -1,6 +1,6 @@
-"""Part e: whole GRPO steps of one card: vision, rollout by the local engine, learner, optimiser.
+"""Part e: whole GRPO steps on one card: vision, rollout by the local engine, learner, optimiser.
 
-Weights are random, so no completion ends by itself: each has exactly the tokens that its shape says.
+Weights are random, so no completion ends by itself: each has exactly the number of tokens of its shape.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ from tiercel.types import Group
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WholeStep:
-    """A step, and the part of its prompts that is run. What is not run is extrapolated by the number of prompts."""
+    """A step, and the part of its prompts that is run. The rest is extrapolated by the number of prompts."""
 
     model: str
     shape: Shape
@@ -61,13 +61,13 @@ TOY_STEPS = {
 
 
 def step_cells(is_toy: bool) -> Iterator[Cell]:
-    """The steps of part e."""
+    """Yield the steps of part e."""
     for name, step in (TOY_STEPS if is_toy else STEPS).items():
         yield Cell(part="e", name=name, run=partial(measured, step))
 
 
 def measured(step: WholeStep, setup: Setup) -> dict[str, Any]:
-    """Seconds by phase of the second step; the first captures, compiles and allocates."""
+    """Return the seconds by phase of the second step, because the first captures, compiles and allocates."""
     policy = random_policy(MODELS[step.model], setup.device, setup.dtype)
     vision = VisionStore(policy, cache_bytes=0)
     sampler, optimizer = LocalSampler(policy, vision), build_optimizer(policy, Optim())
@@ -92,7 +92,7 @@ def measured(step: WholeStep, setup: Setup) -> dict[str, Any]:
 def one_step(
     sampler: LocalSampler, vision: VisionStore, optimizer: torch.optim.Optimizer, step: WholeStep, setup: Setup
 ) -> dict[str, float]:
-    """Seconds by phase. Patches are made beforehand."""
+    """Run one step and return the seconds by phase. Patches are made in advance."""
     policy, shape, clock = sampler.policy, step.part, Clock(setup)
     prompts = make_prompts(policy, shape)
     assert isinstance(policy.family, KeepsPatches)
@@ -115,7 +115,7 @@ def one_step(
 
 
 def scored(group: Group) -> AdvantageGroup:
-    """A sampled group with normal advantages."""
+    """Return a sampled group with normally distributed advantages."""
     generator = torch.Generator().manual_seed(group.prompt.index)
     return AdvantageGroup(
         item=group_item(group.prompt, group.completions),

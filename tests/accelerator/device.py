@@ -1,12 +1,12 @@
 """A pretended accelerator: tensors of the device "pretended", whose numbers are in tensors of the CPU.
 
-It raises where a GPU would refuse: tensors of two devices in one operation. It raises too where the host would wait for
-the device, unless `ALLOWED` (waits.py) has the place: at reads of values, at operations whose result has a size that
-only the device knows, and at copies to the device without `non_blocking`. As the numbers are real, whole runs go
-through it, and what it computes can be compared with the CPU.
+It raises an error when a GPU would refuse: for tensors of two devices in one operation. It also raises one when the
+host would wait for the device, unless `ALLOWED` (waits.py) has the place: at reads of values, at operations whose
+result has a size that only the device knows, and at copies to the device without `non_blocking`. The numbers are real,
+so whole runs can use it, and its results can be compared with the CPU's.
 
-PyTorch registers a backend for the whole process, and then reports an accelerator to everyone. So what uses this module
-runs in a process of its own (test_accelerator.py).
+PyTorch registers a backend for the whole process, and then reports an accelerator to everyone. So whatever uses this
+module runs in its own process (test_accelerator.py).
 """
 
 import sys
@@ -62,7 +62,7 @@ class Waits:
 
     @contextmanager
     def counted(self) -> Iterator[Counter[str]]:
-        """Count anew inside."""
+        """Start counting again inside."""
         before, self.places = self.places, Counter()
         try:
             yield self.places
@@ -71,7 +71,7 @@ class Waits:
             self.places = before
 
     def note(self, kind: str) -> None:
-        """Count a wait. Raises WaitsForDevice where it is not allowed."""
+        """Count a wait. Raises WaitsForDevice if it is not allowed."""
         place = f"{_place()}: {kind}"
         if place not in ALLOWED:
             self.refuse(WaitsForDevice(f"{place}; mend it, or give its reason in tests/accelerator/waits.py"))
@@ -96,7 +96,8 @@ WAITS = Waits()
 
 
 def _place() -> str:
-    """Name the innermost function of the product. A backward pass has a thread of its own, where there is none."""
+    """Return the name of the innermost function of the product. A backward pass has its own thread, in which there is
+    none."""
     frame = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")

@@ -1,4 +1,4 @@
-"""Whole runs on the pretended accelerator; test_accelerator.py runs these tests in a process of their own."""
+"""Whole runs on the pretended accelerator. test_accelerator.py runs these tests in their own process."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ UPDATE = {
     "distributed.strategies.replicated.Replicated.reduce_gradients: read": 1,
 }
 SEVERAL = {"optim": {"minibatches": 2, "prompts_per_step": 4}}
-MIXED_ROWS = 4  # a step's: two without pictures, one with a picture, one with two
+MIXED_ROWS = 4  # in each step: two without pictures, one with a picture, one with two
 
 
 @pytest.fixture(autouse=True)
@@ -205,7 +205,7 @@ def test_tensors_of_two_devices_do_not_meet():
         with pytest.raises(MixedDevices):
             call()
     assert (tensor + torch.ones(2).to(DEVICE, non_blocking=True)).device.type == DEVICE.type
-    assert (tensor * torch.tensor(2.0)).device.type == DEVICE.type  # a number of the host is passed along
+    assert (tensor * torch.tensor(2.0)).device.type == DEVICE.type  # a number on the host is passed along
 
 
 def test_what_is_allowed_happens():

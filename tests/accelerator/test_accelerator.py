@@ -1,4 +1,4 @@
-"""Runs on a pretended accelerator, in a process of their own: a backend is registered for a whole process."""
+"""Runs on a pretended accelerator, in their own process because a backend is registered for a whole process."""
 
 import os
 import subprocess

@@ -11,7 +11,7 @@ NAN = math.nan
 
 
 def table(*groups: list[float], rewards: list[list[float]] | None = None, weights: list[float] | None = None):
-    """Groups by their totals; a completion is right where its total is 1. `rewards` by completion."""
+    """Return groups by their totals. A completion is right if its total is 1. `rewards` are listed by completion."""
     totals = [total for group in groups for total in group]
     return RewardTable(
         totals_C=torch.tensor(totals),
@@ -65,8 +65,8 @@ def test_leave_one_out_by_hand():
 
 
 def test_the_scales_by_hand():
-    # groups [0, 2] and [4, 8]: centred -1 1 -2 2; of the groups std sqrt 2 and 2 sqrt 2; of all four, mean 3.5:
-    # (12.25 + 2.25 + 0.25 + 20.25) / 3 = 35 / 3
+    # groups [0, 2] and [4, 8]: centred -1 1 -2 2; standard deviations of the groups sqrt 2 and 2 sqrt 2; of all four,
+    # with mean 3.5: (12.25 + 2.25 + 0.25 + 20.25) / 3 = 35 / 3
     groups, centred = ([0.0, 2.0], [4.0, 8.0]), torch.tensor([-1.0, 1.0, -2.0, 2.0])
     deviations = torch.tensor([2**0.5, 2**0.5, 2 * 2**0.5, 2 * 2**0.5])
     torch.testing.assert_close(found("group_centred", *groups, scale="group"), centred / (deviations + 1e-4))
@@ -76,7 +76,7 @@ def test_the_scales_by_hand():
 
 
 def test_the_whole_step_is_the_baseline_of_reinforce_pp():
-    # mean 3.5, as above; a group of one is as good as any
+    # mean 3.5, as above; a group of one is as good as any other
     expected = torch.tensor([-3.5, -1.5, 0.5, 4.5]) / (math.sqrt(35 / 3) + 1e-4)
     torch.testing.assert_close(found("reinforce_pp", [0.0], [2.0], [4.0], [8.0]), expected)
 
@@ -107,8 +107,8 @@ def test_a_reward_that_does_not_apply_adds_nothing():
 
 
 def test_pass_at_k_by_hand():
-    # 4 completions, 1 right, k 2: of 6 pairs 3 have no right one: P = 1/2, s = 1/2; the right one (1 - 1/2) / (1/2);
-    # a wrong one's 3 pairs fail twice: (1 - 1/2 - 2/3) / (1/2) = -1/3
+    # 4 completions, 1 right, k 2: of 6 pairs, 3 have no right one: P = 1/2, s = 1/2; the right one (1 - 1/2) / (1/2); a
+    # wrong one's 3 pairs fail twice: (1 - 1/2 - 2/3) / (1/2) = -1/3
     torch.testing.assert_close(
         found("pass_k", [0.0, 1.0, 0.0, 0.0], pass_k=2), torch.tensor([-1 / 3, 1.0, -1 / 3, -1 / 3])
     )

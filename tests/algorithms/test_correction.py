@@ -1,4 +1,4 @@
-"""Importance weights, by hand."""
+"""Importance weights, computed by hand."""
 
 import math
 
@@ -86,7 +86,7 @@ def test_punished_completions_that_the_policy_has_left_are_masked_whole():
 
 
 def test_drift_by_hand():
-    # ratios of the tokens 2, 3 and 1/4, and 1 where the engine does not know; of the completions 6 and 1/4
+    # ratios of the tokens 2, 3 and 1/4, and 1 if the engine does not know; of the completions 6 and 1/4
     sums = {name: float(value) for name, value in drift_sums(OLD, SAMPLER, COMPLETION, 2).items()}
     found = drift_metrics(sums)
     assert found["off_policy/kl"] == pytest.approx(-math.log(2 * 3 / 4) / 4)

@@ -1,4 +1,4 @@
-"""The losses, their gradients and sums against numbers worked by hand and formulas written out again."""
+"""The losses, their gradients and sums against numbers worked by hand and formulas written a second time."""
 
 import math
 from dataclasses import replace
@@ -63,10 +63,10 @@ def test_a_long_completion_weighs_as_much_as_a_short_one():
 @pytest.mark.parametrize(
     ("ratio", "advantage", "loss", "gradient"),
     [
-        (1.5, 2.0, -2.6, 0.0),  # rewarded and already likelier than 1.3 times: -1.3 * 2, flat
-        (1.5, -2.0, 3.0, 3.0),  # punished though likelier: never clipped
+        (1.5, 2.0, -2.6, 0.0),  # rewarded and already more than 1.3 times as likely: -1.3 * 2, flat
+        (1.5, -2.0, 3.0, 3.0),  # punished although likelier: never clipped
         (0.5, -2.0, 1.6, 0.0),  # punished and already less than 0.8 times as likely: 0.8 * 2, flat
-        (0.5, 2.0, -1.0, -1.0),  # rewarded though less likely: never clipped
+        (0.5, 2.0, -1.0, -1.0),  # rewarded although less likely: never clipped
         (1.25, 2.0, -2.5, -2.5),  # between 1 + clip_low and 1 + clip_high: inside
         (0.75, -2.0, 1.6, 0.0),  # between 1 - clip_high and 1 - clip_low: outside
         (1.0, 0.0, 0.0, 0.0),
@@ -149,7 +149,7 @@ def test_no_tokens_at_all_is_a_loss_of_zero():
     assert gradient.shape == (0,)
 
 
-# Each loss once more, one completion after the other, from its paper: lists of tokens, no masks, no normaliser shared.
+# Each loss once more, one completion after the other, from its paper: lists of tokens, no masks, no shared normaliser.
 
 
 def clipped_by_hand(ratio: Tensor, advantage: float, low: float, high: float) -> Tensor:
@@ -269,7 +269,7 @@ def test_luspo_weighs_a_completion_by_its_length():
 
 
 def test_the_product_of_ratios_is_that_of_rloo():
-    # A completion is one action of ratio 1.1 * 1.1; every token has its whole gradient.
+    # A completion is one action of ratio 1.1 * 1.1, and every token has its whole gradient.
     output, gradient = run([1.1, 1.1, 1.0], [1.0, -1.0], [0, 0, 1], ratio="product")
     assert float(output.loss) == pytest.approx((-1.21 + 1.0) / 2)
     torch.testing.assert_close(gradient, torch.tensor([-0.605, -0.605, 0.5], dtype=torch.float64))
@@ -363,7 +363,8 @@ def test_the_entropy_bonus_is_taken_off_the_loss(keys, weight):
 
 
 def test_each_part_can_be_named_by_itself():
-    # ratios 4 and 1/4 of a completion, whose geometric mean is 1: dapo clips the first token, the sequence's ratio none
+    # ratios 4 and 1/4 of a completion, whose geometric mean is 1: dapo clips the first token, the sequence's ratio
+    # clips none
     plain, _ = run([4.0, 0.25], [1.0], [0, 0], loss="dapo")
     assert float(plain.loss) == pytest.approx(-(1.3 + 0.25) / 2)
     sequence, gradient = run([4.0, 0.25], [1.0], [0, 0], loss="dapo", ratio="sequence")

@@ -1,4 +1,4 @@
-"""The names that a recipe may write are those of the tables."""
+"""The names that a recipe may contain are those of the tables."""
 
 from typing import get_args
 

@@ -1,4 +1,4 @@
-"""Losses and advantages of the user's own, from files outside the package."""
+"""User-defined losses and advantages, from files outside the package."""
 
 import importlib
 import math

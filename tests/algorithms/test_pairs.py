@@ -44,10 +44,10 @@ def pairs(policy, reference=None, lengths=(2.0, 4.0), shift=0.0):
         ({"loss": "hinge", "beta": 2.0}, 0.0),
         ({"loss": "robust"}, math.log(4 / 3)),
         ({"loss": "robust", "label_smoothing": 0.25}, (0.75 * math.log(4 / 3) - 0.25 * math.log(4)) / 0.5),
-        # s(m) = 3/4 is what labels of which a quarter is wrong say: no divergence.
+        # s(m) = 3/4 matches labels of which a quarter is wrong: no divergence.
         ({"loss": "exo_pair", "label_smoothing": 0.25}, 0.0),
         ({"loss": "exo_pair", "label_smoothing": 0.1}, 0.75 * math.log(0.75 / 0.9) + 0.25 * math.log(0.25 / 0.1)),
-        # Rewards ln 3 / 2 and its negative: -log s = log(1 + 1 / sqrt 3), and log(1 + sqrt 3) of the other sign.
+        # Rewards ln 3 / 2 and its negative: -log s = log(1 + 1 / sqrt 3), and log(1 + sqrt 3) for the other sign.
         ({"loss": "nca_pair"}, 1.5 * math.log(1 + 3**-0.5) + 0.5 * math.log(1 + 3**0.5)),
         ({"loss": "bco_pair"}, 2 * math.log(1 + 3**-0.5)),
         ({"loss": "sppo_hard", "beta": 0.5}, 0.0),
@@ -69,13 +69,13 @@ def test_losses_with_a_reference(keys, expected):
     ("keys", "policy", "lengths", "expected"),
     (
         ({"loss": "cpo", "beta": LN3 / 4}, (-1.0, -5.0), (1.0, 1.0), math.log(4 / 3)),
-        # Means -1 and -2; beta 1 less the margin 1 leaves 0.
+        # Means -1 and -2; beta 1 minus the margin 1 leaves 0.
         ({"loss": "simpo", "beta": 1.0, "gamma": 1.0}, (-2.0, -8.0), (2.0, 4.0), LN2),
         ({"loss": "simpo", "beta": 0.5}, (-2.0, -8.0), (2.0, 4.0), LN2),  # gamma is 0.5
         ({"loss": "cpo_ipo", "beta": 0.5}, (-2.0, -8.0), (2.0, 4.0), 0.0),
         ({"loss": "cpo_ipo", "beta": 1.0}, (-2.0, -8.0), (2.0, 4.0), 0.25),
         ({"loss": "cpo_hinge", "beta": 0.125}, (-1.0, -5.0), (2.0, 4.0), 0.5),
-        # Probabilities 1/2 and 1/4 have the odds 1 and 1/3: their log differs by ln 3.
+        # Probabilities 1/2 and 1/4 have the odds 1 and 1/3, whose logs differ by ln 3.
         ({"loss": "orpo", "beta": 2.0}, (-2 * LN2, -8 * LN2), (2.0, 4.0), 2 * math.log(4 / 3)),
     ),
 )
@@ -89,7 +89,7 @@ def test_losses_without_a_reference(keys, policy, lengths, expected):
 def test_the_shift_moves_both_answers_of_bco(loss, share):
     dpo = Dpo(loss=loss, beta=1.0)
     moved, still = (pairs((-1.0, -5.0), (-2.0, -4.0), shift=shift) for shift in (1.0, 0.0))
-    # Rewards 1 and -1: less 1 they are 0 and -2.
+    # Rewards 1 and -1; minus 1 they are 0 and -2.
     expected = LN2 + math.log1p(math.exp(-2)) - 2 * math.log1p(math.exp(-1))
     (difference,) = PAIR_LOSSES[loss].compute(moved, dpo) - PAIR_LOSSES[loss].compute(still, dpo)
     assert float(difference) == pytest.approx(share * expected, abs=1e-6)
@@ -166,7 +166,7 @@ def test_values_and_gradients_are_those_of_the_formulas(loss):
     found_B = PAIR_LOSSES[loss].compute(given, dpo)
     columns = [tensor[:, place] for tensor in (policy_B2, reference_B2, lengths_B2) for place in (0, 1)]
     expected_B = written_out(loss, *columns, 0.3, smoothing, 0.7, 0.4)
-    if loss == "aot_unpaired":  # whose comparisons are between answers of different pairs
+    if loss == "aot_unpaired":  # its comparisons are between answers of different pairs
         found_B, expected_B = found_B.sum()[None], expected_B.sum()[None]
     assert torch.allclose(found_B.double(), expected_B, rtol=1e-4, atol=1e-5)
     (found,) = torch.autograd.grad(found_B.sum(), policy_B2)
@@ -235,11 +235,11 @@ def test_answers_far_from_the_reference_have_finite_gradients(name):
 
 
 def test_aot_compares_margins_of_equal_place():
-    # Policy margins 4, 0, 2 of pairs 7, 3, 5: pair 3 has the lowest, 7 the highest; so have the references -1, 1, 5.
+    # Policy margins 4, 0, 2 of pairs 7, 3, 5: pair 3 has the lowest and 7 the highest; so have the references -1, 1, 5.
     margins = {7: (4.0, -1.0), 3: (0.0, 1.0), 5: (2.0, 5.0)}
     found = matched(margins)
     assert {index: values[0] for index, values in found.items()} == {3: -1.0, 5: 1.0, 7: 5.0}
-    # References -1, 1, 5 are of pairs 7, 3, 5: the policy margins of these places are 0, 2, 4.
+    # References -1, 1, 5 belong to pairs 7, 3, 5; the policy margins at these places are 0, 2, 4.
     assert {index: values[1] for index, values in found.items()} == {7: 0.0, 3: 2.0, 5: 4.0}
     assert matched({}) == {}
     equal = matched({1: (2.0, 3.0), 0: (2.0, 1.0)})  # equal ones by index
@@ -283,7 +283,7 @@ def test_kto_weighs_labels_against_the_divergence():
 
 
 def test_apo_zero_of_labels_compares_with_nothing():
-    # A divergence of 0: 1 - s(reward) of good answers, s(reward) of bad ones.
+    # A divergence of 0: 1 - s(reward) for good answers, s(reward) for bad ones.
     rewards_B = torch.tensor([LN3, LN3, -LN3, -LN3])
     kto = Kto(loss="apo_zero_unpaired", undesirable_weight=2.0)
     losses_B = kto_losses(rewards_B, torch.tensor([True, False, True, False]), 0.0, kto)

@@ -1,4 +1,4 @@
-"""Losses of an answer's tokens, by hand."""
+"""Losses of an answer's tokens, computed by hand."""
 
 import math
 
@@ -14,7 +14,7 @@ LOGPROBS = [math.log(0.5), math.log(0.25), 0.0]
     ("name", "losses", "slopes"),
     (
         ("nll", [math.log(2), math.log(4), 0.0], [-1.0, -1.0, -1.0]),
-        # The gradient is -p: that of p itself, since the weight is a constant.
+        # The gradient is -p, that of p itself, because the weight is a constant.
         ("dft", [math.log(2) / 2, math.log(4) / 4, 0.0], [-0.5, -0.25, -1.0]),
     ),
 )

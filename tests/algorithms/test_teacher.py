@@ -1,4 +1,4 @@
-"""Divergences from a teacher, by numbers worked by hand. p = (1/2, 1/4, 1/4), q = (1/4, 1/4, 1/2)."""
+"""Divergences from a teacher, with numbers worked by hand. p = (1/2, 1/4, 1/4), q = (1/4, 1/4, 1/2)."""
 
 import math
 

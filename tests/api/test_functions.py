@@ -1,4 +1,4 @@
-"""Functions of a session, as files that stand alone."""
+"""Functions of a session, as files that work on their own."""
 
 import json
 import re

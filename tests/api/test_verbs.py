@@ -1,4 +1,4 @@
-"""Whole runs from Python: the same run as the command's, followed, stopped and gone on with."""
+"""Whole runs from Python: the same run as the command's, followed, stopped and resumed."""
 
 import json
 import os

@@ -19,7 +19,7 @@ def test_every_form_is_exact_on_one_family():
         "split, prompt run apart",
         "flex, forward only",
     ]
-    exact = [line for line in failures(rows) if "float32" in line]  # one seed says nothing of bfloat16
+    exact = [line for line in failures(rows) if "float32" in line]  # one seed says nothing about bfloat16
     assert exact == []
     for row in rows:
         assert 0 < row["float32_logprob_error"] < 1e-4

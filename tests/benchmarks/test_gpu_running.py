@@ -1,4 +1,4 @@
-"""Cells that fail, that are absent, that no time is left for; runs that are compared."""
+"""Cells that fail, that are absent, or that no time is left for, and runs that are compared."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The GPU benchmark at toy size on CPU, and its count of operations against hand counts and torch's own counter."""
+"""The GPU benchmark at toy size on a CPU, and its count of operations against hand counts and torch's own counter."""
 
 import json
 from importlib.metadata import version
@@ -32,7 +32,7 @@ def test_operations_of_one_linear_layer_by_hand():
     layer = Linear(inputs=4, outputs=6)
     once = linear_update(10, layer, 2, needs_input_gradient=True)
     assert once.linear == 480 + 480  # 2 x 10 x 4 x 6: forward, and the gradient of the input
-    # Forward 2 x 10 x 2 x (4 + 6) = 400; backward as much for the two weights, and as much for the two inputs.
+    # Forward 2 x 10 x 2 x (4 + 6) = 400; backward the same for the two weights, and the same for the two inputs.
     assert once.lora == 3 * 400
     first = linear_update(10, layer, 2, needs_input_gradient=False)
     assert first.linear == 480
@@ -43,7 +43,7 @@ def test_operations_of_one_linear_layer_by_hand():
 
 def test_windows_at_the_edges_of_a_picture_are_smaller():
     config = make_config(MODELS["7b"]).vision_config
-    # 68 patches a side are 8 windows of 8 and one of 4; 4 blocks of 32 attend to the whole picture.
+    # 68 patches per side are 8 windows of 8 and one of 4; 4 blocks of 32 attend to the whole picture.
     pairs = 28 * (8 * 8**2 + 4**2) ** 2 + 4 * (68 * 68) ** 2
     attention = 4 * 1280 * pairs
     linear = 2 * 4624 * (1176 * 1280 + 32 * (4 * 1280**2 + 3 * 1280 * 3420)) + 2 * 1156 * 5120 * (5120 + 3584)
@@ -68,7 +68,8 @@ def test_operations_of_an_update_are_those_that_torch_counts(is_shared, is_check
     with FlopCounterMode(display=False) as counter:
         learner.update()
     flops = learner.flops(shape, is_checkpointed)
-    # torch counts no attention on CPU, and not the one of the head's two products that writes into its argument.
+    # torch counts no attention on a CPU, and only one of the head's two products, not the one that writes into its
+    # argument.
     images = 2 if is_shared else 6
     uncounted = flops.attention + images * 4 * 32 * (16**2 + 16**2)
     if is_shared:

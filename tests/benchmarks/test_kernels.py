@@ -1,4 +1,4 @@
-"""The table of kernels: made once, made with the tiles of now, and what it says."""
+"""The table of kernels: each row is made once, with the current tiles, and shows the right values."""
 
 import json
 

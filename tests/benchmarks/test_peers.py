@@ -1,4 +1,4 @@
-"""tiercel's own driver of the comparison with peers, at toy size; the peers' need environments of their own."""
+"""tiercel's own driver of the comparison with peers, at toy size. The peers' drivers need their own environments."""
 
 from benchmarks.drivers.measuring import Task
 from benchmarks.drivers.tiercel_step import measure

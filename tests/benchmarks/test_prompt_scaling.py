@@ -44,7 +44,7 @@ def test_only_attention_grows_with_the_prompt():
     shape = toy_shape(random_policy(MODELS["toy"], torch.device("cpu"), torch.float32))
     short, long = (added_flops(shape, prompt, 3) for prompt in (6, 12))
     assert (short.linear, short.lora, short.head) == (long.linear, long.lora, long.head)
-    # 3 tokens see 6 more, in 2 layers of 64, by 2 products forward and 5 backward.
+    # 3 tokens see 6 more, in 2 layers of 64, with 2 products forward and 5 backward.
     assert long.attention - short.attention == 3 * 6 * 2 * 64 * 7 * 2
     assert short.head == 4 * 3 * 320 * 64
 

@@ -1,4 +1,4 @@
-"""What documents quote is what was measured."""
+"""The documents quote what was measured."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_tables_are_made_from_the_results():
 def test_what_no_card_has_measured_is_said_so():
     rows = list(Results.read(RESULTS / "gpu.json").rows.values())
     assert (RESULTS / "gpu_summary.md").read_text(encoding="utf-8") == summary(rows)
-    assert "CPU" not in {row["card"] for row in rows}  # a toy run's numbers are no results
+    assert "CPU" not in {row["card"] for row in rows}  # a toy run's numbers are not results
     if rows:
         assert (RESULTS / "gpu.md").read_text(encoding="utf-8") == markdown(rows)
     else:

@@ -1,4 +1,4 @@
-"""The ranks' benchmark: its arithmetic, and that its recipes are recipes."""
+"""The ranks' benchmark: its arithmetic, and whether its recipes are valid."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The commands and their flags, found from the parser."""
+"""The commands and their flags, read from the parser."""
 
 import argparse
 from collections.abc import Iterator

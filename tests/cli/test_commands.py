@@ -55,7 +55,7 @@ def test_eval_of_a_recipe_takes_an_adapter(run, capsys):
 
 
 def test_eval_of_an_sft_run_says_its_loss_before_and_after(tiny_checkpoints, tmp_path, capsys):
-    """With a tower that was trained whole, whose weights lie beside the adapter."""
+    """The tower was trained whole, so its weights are next to the adapter."""
     rows = write_rows(tmp_path)
     recipe = sft_recipe(tiny_checkpoints["qwen2_5_vl"], rows, tmp_path / "run", freeze=[])
     (tmp_path / "sft.yaml").write_text(recipe_to_yaml(recipe))
@@ -88,7 +88,7 @@ def test_predict_with_an_image(run, capsys):
 
 def test_merged_export_has_the_adapters_logits_in_plain_transformers(run, tmp_path):
     assert main(["export", str(run), "--merge", "--output", str(tmp_path / "model")]) == 0
-    assert main(["export", str(run), "--merge", "--output", str(tmp_path / "model")]) == 2  # never written over
+    assert main(["export", str(run), "--merge", "--output", str(tmp_path / "model")]) == 2  # never overwritten
     assert main(["export", str(run), "--adapter", "--output", str(tmp_path / "adapter")]) == 0
     merged = AutoModelForImageTextToText.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
     from peft import PeftModel
@@ -116,7 +116,7 @@ def test_check_passes_and_counts_tokens(run, capsys):
 
 
 def test_check_reads_the_right_answer_of_every_row(tiny_checkpoints, tmp_path, capsys):
-    """An inverted box in the third row, where iou applies; the fourth is for no reward that reads boxes."""
+    """The third row has an inverted box, and iou applies to it. No reward that reads boxes applies to the fourth."""
     rows = write_rows(tmp_path)
     lines = [json.loads(line) for line in rows.read_text().splitlines() if json.loads(line)["images"]]
     for number, line in enumerate(lines):

@@ -1,4 +1,4 @@
-"""`tiercel runs --compare`: what differs between runs, and their newest numbers."""
+"""`tiercel runs --compare`: the differences between runs, and their newest numbers."""
 
 import json
 from pathlib import Path

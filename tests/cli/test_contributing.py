@@ -1,4 +1,4 @@
-"""The functions of CONTRIBUTING.md work as they stand there, in a folder outside the package."""
+"""The functions of CONTRIBUTING.md work as they are printed there, in a folder outside the package."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What `tiercel export` writes of a reward model, and of a run on quantised weights."""
+"""What `tiercel export` writes for a reward model, and for a run on quantised weights."""
 
 import re
 

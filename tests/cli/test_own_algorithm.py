@@ -63,7 +63,7 @@ def test_both_examples_are_checked_planned_and_train(tiny_checkpoints, folder, c
     assert main(["grpo", recipe, "algorithm.loss=grpo"]) == 2
     assert "algorithm.loss: None there, 'grpo' now" in capsys.readouterr().err
     (folder / "research.py").unlink()
-    assert main(["predict", str(folder / "run"), "Where?", "--max-new-tokens", "2"]) == 0  # which needs neither
+    assert main(["predict", str(folder / "run"), "Where?", "--max-new-tokens", "2"]) == 0  # this needs neither
 
 
 def test_a_replay_computes_the_loss_of_the_users_own(tiny_checkpoints, folder, capsys):

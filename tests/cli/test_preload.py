@@ -1,4 +1,4 @@
-"""Weights are read into the file cache while Python imports: once on a machine, and only where that helps."""
+"""Weights are read into the file cache while Python imports: once per machine, and only if that helps."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def checkpoint(tmp_path):
 
 def test_every_file_of_a_local_checkpoint_is_read(checkpoint, monkeypatch):
     monkeypatch.setattr(preload, "CHUNK_BYTES", 64)
-    (checkpoint / "b.safetensors").mkdir()  # cannot be read; who loads it says so
+    (checkpoint / "b.safetensors").mkdir()  # it cannot be read; whoever loads it reports that
     thread = preload.read_weights_ahead(recipe_of(checkpoint))
     assert thread is not None and thread.daemon
     thread.join(10)

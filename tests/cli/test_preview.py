@@ -85,7 +85,7 @@ def test_the_fix_report_is_written_though_the_check_fails(tiny_checkpoints, tmp_
     report = tmp_path / "bad.jsonl"
     assert main(["check", recipe, "--fix-report", "--report-file", str(report)]) == 2
     said, error = capsys.readouterr()
-    assert "data.max_bad_fraction" in error and "gone.png" not in error  # told before, once for each file
+    assert "data.max_bad_fraction" in error and "gone.png" not in error  # reported before, once for each file
     assert said.count("rejected ") == 5 and said.index("rows.jsonl:13") < said.index("rows.jsonl:14")
     found = [json.loads(line) for line in report.read_text().splitlines()]
     of_train = found[: len(found) // 2]  # the same file is data.eval

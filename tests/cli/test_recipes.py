@@ -1,4 +1,4 @@
-"""A wrong recipe is answered at once: by every command that reads one, before anything heavy is imported."""
+"""A wrong recipe is reported at once, by every command that reads one, before anything heavy is imported."""
 
 import ast
 import re
@@ -17,7 +17,7 @@ from tiercel.cli.main import COMMANDS, main
 
 WRONG = "model: {path: m}\nlearning_rate: 1\n"
 IMPORTED = re.compile(r"import time:[^|]*\|[^|]*\|\s*(\w+)")
-# What the commands' positional arguments may be; a new one is added here, so that its command is tried as well.
+# What the commands' positional arguments may be. A new one must be added here, so that its command is tried as well.
 RECIPE_FILES = {"recipe", "target"}
 RUNS = {"run", "target", "model", "folders"}
 NEITHER = {
@@ -26,11 +26,12 @@ NEITHER = {
     "given": ["swift sft"],
     "runs": [],
 }  # `runs` are served: tests/web/view
-SHOWN_AS_IT_IS = ("report", "runs")  # a run is shown whatever became of its recipe
+SHOWN_AS_IT_IS = ("report", "runs")  # a run is shown whatever has become of its recipe
 
 
 def cases() -> list[tuple[str, ...]]:
-    """The words of a command on a wrong recipe file and on a run with a wrong recipe: FILE and RUN stand for both."""
+    """Yield the words of a command on a wrong recipe file and on a run with a wrong recipe. FILE and RUN are
+    placeholders for both."""
     found = []
     for words, parser in leaves(build_parser()):
         names = positionals(parser)

@@ -1,4 +1,4 @@
-"""What `tiercel serve` prints once a server answers; the server itself is stood in for."""
+"""What `tiercel serve` prints once a server answers. The server itself is replaced by a stand-in."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""A working directory with good recipes and the files they name."""
+"""A working directory with good recipes and the files that they name."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Good recipes to spoil. They name files that `write_files` makes in the working directory."""
+"""Good recipes to spoil. They name files that `write_files` creates in the working directory."""
 
 from pathlib import Path
 

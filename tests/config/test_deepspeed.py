@@ -1,4 +1,4 @@
-"""DeepSpeed's config: made from the recipe, and a user's own judged against it."""
+"""DeepSpeed's config: made from the recipe, and a user's own checked against it."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What engines and strategies say of themselves fits the recipe's keys."""
+"""The descriptions of engines and strategies fit the recipe's keys."""
 
 from tiercel.config.engines import ENGINE_KINDS
 from tiercel.config.keys import allowed_words, keys_of

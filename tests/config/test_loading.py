@@ -1,4 +1,4 @@
-"""Files, overrides, kinds; writing recipes and comparing them."""
+"""Files, overrides and kinds of recipes; writing recipes and comparing them."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def problems(kind: Kind, path: str, overrides: tuple[str, ...] = ()) -> tuple[st
 
 
 def test_all_problems_are_told_at_once(workplace: Path):
-    """Of the overrides, the schema, the rules and the paths; the rules judge what the schema admits."""
+    """Problems of the overrides, the schema, the rules and the paths. The rules judge what the schema accepts."""
     found = problems(
         "grpo",
         "grpo.yaml",

@@ -1,4 +1,4 @@
-"""What data.train and its kin may name."""
+"""What data.train and the keys like it may name."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Judgements on several keys: what they admit. What they refuse is in test_wrong_recipes.py."""
+"""Rules on several keys: what they accept. What they refuse is in test_wrong_recipes.py."""
 
 from pathlib import Path
 

@@ -16,7 +16,7 @@ def test_every_synonym_leads_to_a_real_key_or_says_why_not():
 
 
 def test_no_synonym_hides_a_real_key():
-    # `beta` is one of DPO too, and `adapter` one of a teacher and of a reward model, where they are no synonyms
+    # `beta` is also a key of DPO, and `adapter` one of a teacher and of a reward model, where they are not synonyms
     real = {key.leaf for key in keys_of("grpo").values() if key.parent not in ("algorithm.teacher", "rewards.N.model")}
     assert not real & key_synonyms().keys()
 

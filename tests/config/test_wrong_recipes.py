@@ -1,4 +1,4 @@
-"""A museum of wrong recipes: each must name the key at fault and say what to write instead."""
+"""A museum of wrong recipes: each message must name the key at fault and say what to write instead."""
 
 import json
 import os
@@ -28,7 +28,7 @@ class Wrong:
     overrides: tuple[str, ...] = ()
     text: str | None = None
     kind: Kind = "grpo"
-    key: str  # the line's beginning
+    key: str  # the beginning of the line
     says: str  # what to write instead, or the reason
 
 
@@ -65,7 +65,7 @@ WRONG = [
     grpo("data.columns={question: 5}", "data.columns", "text"),
     sft("data.column_mapping=names", "data.column_mapping", "write data.columns"),
     grpo("data.image_key=picture", "data.image_key", "write data.columns"),
-    # what boxes of rows are in
+    # the space of the boxes in rows
     grpo("data.boxes=norm1000", "data.boxes", "write thousandths"),
     sft("data.bbox_type=norm1", "data.bbox_type", "write data.boxes"),
     grpo("data.mix=[{path: rows.jsonl, boxes: relative}]", "data.mix.0.boxes", "must be one of pixels"),
@@ -699,10 +699,10 @@ def test_words_are_plain(workplace: Path, wrong: Wrong):
 
 @pytest.mark.parametrize("wrong", [wrong for wrong in WRONG if wrong.text is None], ids=identifier)
 def test_a_recipe_made_in_python_is_judged_alike(workplace: Path, wrong: Wrong, monkeypatch):
-    """What the schema admits and rules or paths refuse of a file is refused of an object, with the same lines."""
+    """What the schema accepts but rules or paths refuse in a file is refused in an object too, with the same lines."""
     with monkeypatch.context() as patch, pytest.raises(RecipeError) as caught:
         patch.setattr(BaseRecipe, "judge", lambda recipe: [])
-        recipe = admitted(wrong)  # None where the schema itself refuses
+        recipe = admitted(wrong)  # None if the schema itself refuses
         patch.undo()
         load_recipe(wrong.kind, recipe_file(wrong), wrong.overrides)
     if recipe is None:
@@ -727,7 +727,7 @@ def test_rules_judge_what_python_makes_and_copies(workplace: Path):
     sections = {name: getattr(recipe, name) for name in recipe.model_fields_set}
     with pytest.raises(ValidationError, match=r"model\.quantize: nf4 given without lora") as caught:
         GrpoRecipe(**{**sections, "lora": None, "model": Model(path="a/b", quantize="nf4")})
-    assert "input_value" not in str(caught.value)  # a recipe may hold what no log may
+    assert "input_value" not in str(caught.value)  # a recipe may contain what no log may
     with pytest.raises(
         ValidationError, match=r"optim\.minibatches: 2 given; must divide optim\.prompts_per_step \(3\)"
     ):

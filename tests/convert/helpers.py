@@ -1,4 +1,4 @@
-"""From a script to a draft, and from a draft to the text of a recipe."""
+"""Conversion from a script to a draft, and from a draft to the text of a recipe."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Commands in the shapes that the peers' examples have."""
+"""Commands in the forms of the peers' examples."""
 
 SWIFT = """
 # colocated vLLM, LoRA, several updates of a rollout

@@ -1,4 +1,4 @@
-"""Nothing that a command gives vanishes: it is a value, or in a comment, or told."""
+"""Nothing that a command gives is lost: it becomes a value, or is in a comment, or is reported."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings

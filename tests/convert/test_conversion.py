@@ -39,14 +39,14 @@ def test_a_command_of_ms_swift():
         "algorithm.overlong": "mask",
         "optim.lr": 1e-5,
         "optim.schedule": "cosine",
-        # 4 x 8 x 4 = 128 completions a rollout, 4 x 8 x 2 = 64 an update
+        # 4 x 8 x 4 = 128 completions in a rollout, 4 x 8 x 2 = 64 in an update
         "optim.prompts_per_step": 16,
         "optim.minibatches": 2,
         "optim.warmup_steps": 4,  # 0.05 of 1000 rows / 16
         "train.epochs": 1,
         "train.strategy": "deepspeed",
         "train.deepspeed.stage": 3,
-        "train.save_every": 50,  # 100 updates, 2 a step
+        "train.save_every": 50,  # 100 updates, 2 in a step
         "train.keep": 2,
         "train.log_every": 2,
         "trackers": ["wandb"],

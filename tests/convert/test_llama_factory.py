@@ -73,7 +73,7 @@ def test_the_file_itself(home):
     assert "--resume_from_checkpoint null" in told(draft) and "--max_steps null" in told(draft)
     text, problems = imported(str(home / "train.yaml"))
     assert "# Made from a command of LLaMA-Factory" in text
-    told_packages = {"trackers"}  # where they are not installed
+    told_packages = {"trackers"}  # if they are not installed
     assert {problem.partition(":")[0] for problem in problems} <= {"data.train", "data.mix.0.path"} | told_packages
 
 

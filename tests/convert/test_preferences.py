@@ -1,4 +1,4 @@
-"""Pairs, labels, values and teachers."""
+"""Pairs, labels, their values, and teachers."""
 
 import pytest
 
@@ -197,7 +197,7 @@ def test_a_teacher_with_an_engine():
         "rollout.engine": "vllm",
         "rollout.group_size": 1,
         "rollout.max_new_tokens": 1024,
-        "optim.prompts_per_step": 16,  # 4 x 4, and no pass more
+        "optim.prompts_per_step": 16,  # 4 x 4, and no further pass
         "rewards": None,
     }
     assert {key: draft.values.get(key) for key in expected} == expected

@@ -1,4 +1,4 @@
-"""Python scripts that train by TRL."""
+"""Python scripts that train with TRL."""
 
 import pytest
 

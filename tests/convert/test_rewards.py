@@ -1,4 +1,4 @@
-"""Rewards of the peers."""
+"""Rewards of the peers' frameworks."""
 
 import re
 
@@ -111,7 +111,7 @@ def test_a_reward_of_a_plugin_is_looked_up_without_running_it(tmp_path, monkeypa
     assert f"rewards.2.call: plugin.py has no function other; its functions are: {there}" in draft.left
     absent = drafted(line.replace("plugin.py", "more.py"))
     assert "more.py is not here; write rewards.N.call" in told(absent)
-    assert not [left for left in absent.left if left.startswith("rewards")]  # the check of paths tells
+    assert not [left for left in absent.left if left.startswith("rewards")]  # the check of paths reports it
     (tmp_path / "plugin.py").write_text("not python at all (")
     assert registered(tmp_path / "plugin.py") == {}
     assert registered(tmp_path / "nowhere.py") == {}

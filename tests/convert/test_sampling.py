@@ -1,4 +1,4 @@
-"""Engines, the loss and what is around it."""
+"""Engines, the loss and the keys around it."""
 
 import pytest
 import torch
@@ -132,7 +132,7 @@ def test_normalised_advantages_of_trls_rloo_are_those_of_reinforce_pp_baseline()
     assert values["algorithm.advantage"] == "reinforce_pp_baseline" and "algorithm.scale" not in values
     rewards = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.5])  # two groups of three
     groups = rewards.view(2, 3)
-    left_out = (rewards - ((groups.sum(1, keepdim=True) - groups) / 2).flatten()) * 1e4  # so that 1e-4 does not count
+    left_out = (rewards - ((groups.sum(1, keepdim=True) - groups) / 2).flatten()) * 1e4  # so that 1e-4 does not matter
     theirs = (left_out - left_out.mean()) / (left_out.std() + 1e-4)
     own = (groups - groups.mean(1, keepdim=True)).flatten()
     torch.testing.assert_close(theirs, own / own.std(), rtol=1e-5, atol=1e-6)

@@ -10,14 +10,14 @@ EACH = "--per_device_train_batch_size"
 @pytest.mark.parametrize(
     ("flags", "prompts", "minibatches"),
     [
-        # 2 x 8 x 8 = 128 completions an update, 2 x 8 x 32 = 512 a rollout, 16 a group
+        # 2 x 8 x 8 = 128 completions in an update, 2 x 8 x 32 = 512 in a rollout, 16 in a group
         (f"{EACH} 2 --gradient_accumulation_steps 8 --steps_per_generation 32 --num_generations 16",
          32, 4),
-        # a rollout of 4 within an update of 16: four rollouts of one policy are one of 16
+        # a rollout of 4 within an update of 16: four rollouts of one policy count as one of 16
         (f"{EACH} 1 --gradient_accumulation_steps 2 --generation_batch_size 4 --num_generations 4",
          4, None),
         (f"{EACH} 1 --num_generations 8", 1, None),
-        # 2 x 8 x 8 = 128 completions an update, and as many a rollout, 4 a group
+        # 2 x 8 x 8 = 128 completions in an update, and the same number in a rollout, 4 in a group
         (f"{EACH} 2 --gradient_accumulation_steps 8 --num_generations 4", 32, None),
     ],
 )  # fmt: skip
@@ -38,7 +38,7 @@ def test_rows_of_an_sft_step():
 def test_updates_become_steps():
     flags = "--max_steps 600 --save_steps 100 --logging_steps 5 --warmup_ratio 0.1 --num_iterations 2"
     values = values_of(f"{GRPO} {flags} --per_device_train_batch_size 8 --steps_per_generation 2")
-    # 16 completions a rollout, 8 an update, twice: 4 updates a step
+    # 16 completions in a rollout, 8 in an update, twice: 4 updates in a step
     assert values["train.steps"] == 150 and values["train.save_every"] == 25
     assert values["optim.warmup_steps"] == 15 and values["train.log_every"] == 1
 

@@ -1,4 +1,4 @@
-"""The peers' tables."""
+"""The tables of the peers' flags."""
 
 import pytest
 
@@ -57,7 +57,7 @@ def test_a_row_of_one_kind_of_training_comes_before_the_plain_one():
     assert rows_of("TRL", "grpo")["learning_rate"].default == ("1e-6",)
     assert rows_of("ms-swift", "grpo")["weight_decay"].default == ("0.1",)  # its own, not transformers'
     assert environment_row("NCCL_SOCKET_IFNAME").name == "NCCL_*"
-    assert rows_of("ms-swift", "simpo")["beta"].default == ("2.0",)  # of the method, after that of all pairs
+    assert rows_of("ms-swift", "simpo")["beta"].default == ("2.0",)  # of the method, in addition to that of all pairs
     assert rows_of("ms-swift", "kto")["simpo_gamma"].told() == "wanted margin of rewards: another method reads it"
 
 

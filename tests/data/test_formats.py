@@ -1,4 +1,4 @@
-"""Every layout of rows by hand-made records, and what each of them must refuse."""
+"""Every layout of rows in hand-made records, and what each layout must refuse."""
 
 import base64
 import datetime
@@ -503,7 +503,7 @@ def test_unknown_and_ambiguous_rows_name_the_keys(records, words):
         assert word in str(error.value)
 
 
-# Turns that are not learnt
+# Turns that are not trained on
 
 
 def trained(row):
@@ -526,7 +526,7 @@ def test_only_the_last_turn_where_the_recipe_says_so():
     assert refused({"messages": turns}, purpose="sft", last_turn_only=True).field == "messages"
 
 
-# The recipe's wording
+# The recipe's wording of the last user turn
 
 
 def test_the_last_user_turn_as_the_recipe_words_it():
@@ -649,7 +649,7 @@ def test_several_expressions_are_several_rows():
     assert [(each["id"], each["expression"]) for each in found] == [("r1#1", "cup"), ("r1#2", "left cup")]
     assert expanded("tiercel", record) == [record]
     empty = {"image": "a.jpg", "bbox": [0, 0, 5, 5], "sentences": []}
-    assert expanded("refcoco", empty) == [empty]  # and so is rejected rather than lost
+    assert expanded("refcoco", empty) == [empty]  # and is therefore rejected, not lost
     assert refused(empty, format="refcoco").field == "expression"
 
 

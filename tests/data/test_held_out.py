@@ -1,4 +1,4 @@
-"""Rows held out of the training rows, and N rows of a file: which they are, and what cannot be."""
+"""Rows held out of the training rows, and N rows of a file: which ones they are, and what cannot be chosen."""
 
 import json
 from hashlib import sha256

@@ -1,4 +1,5 @@
-"""Data sets by name, through the package datasets: no network, so what is named is a folder, a cache, or not there."""
+"""Data sets by name, through the package datasets. There is no network, so a name means a folder, a cache, or
+nothing."""
 
 import importlib.util
 import io

@@ -1,4 +1,4 @@
-"""Hostile and odd images: every one is refused with its reason, or decoded to the picture a viewer shows."""
+"""Hostile and odd images: every one is refused with its reason, or decoded to the picture that a viewer shows."""
 
 import copy
 import io
@@ -18,7 +18,7 @@ from tiercel.image_decoding import upright_rgb
 from tiercel.types import ImageRoots, ImageSource
 
 LIMIT = 10_000
-ANYWHERE = ImageRoots()  # of pictures that have no file
+ANYWHERE = ImageRoots()  # for pictures that have no file
 
 
 def encoded(image, format="PNG", **options):
@@ -186,7 +186,7 @@ def test_claimed_size_is_refused_from_the_header():
     limited = ImageSource(data=png_header(101, 100))
     assert problem(limited, limit=10_000) == "101 x 100 pixels are more than data.max_image_pixels = 10000"
     assert open_header(ImageSource(data=png_header(1, 10_000)), None, 10_000) == (1, 10_000)
-    # What the recipe allows is the only limit: Pillow's own would be 179 million.
+    # The recipe's limit is the only one; Pillow's own would be 179 million.
     assert open_header(ImageSource(data=png_header(60_000, 60_000)), None, 10**12) == (60_000, 60_000)
     assert "more than data.max_image_pixels" in problem(ImageSource(data=png_header(60_000, 60_000)), limit=3 * 10**9)
 
@@ -305,7 +305,7 @@ def test_relative_paths_resolve_under_the_root_and_through_links_under_others(tm
     assert "no such file" in problem(ImageSource(path="only.png"), root, more=[more])
     (root / "link.png").symlink_to(more / "a.png")
     (root / "folder").symlink_to(more)
-    assert width("link.png", root, more) == width("folder/a.png", root, more) == 2  # as by its absolute path
+    assert width("link.png", root, more) == width("folder/a.png", root, more) == 2  # as through its absolute path
     assert "symbolic link" in problem(ImageSource(path="link.png"), root)
     (root / "out.png").symlink_to(outside / "a.png")
     assert "data.image_roots" in problem(ImageSource(path="out.png"), root, more=[more])
@@ -323,7 +323,7 @@ def test_links_of_absolute_paths_are_followed_before_they_are_judged(tmp_path):
     assert "contains '..'" in problem(ImageSource(path=f"{outside}/../more/a.png"), root, more=[more])
     assert width(outside / "in.png", root, more) == 2
     assert width(tmp_path / "alias" / "a.png", root, more) == 2
-    assert width(more / "a.png", root, tmp_path / "alias") == 2  # the root is a link itself
+    assert width(more / "a.png", root, tmp_path / "alias") == 2  # the root itself is a link
 
 
 def test_a_name_that_begins_as_a_root_is_not_under_it(tmp_path):
@@ -372,7 +372,7 @@ def test_a_neighbour_whose_name_begins_like_the_root(tmp_path):
 
 
 def test_a_problem_survives_the_way_between_processes():
-    error = copy.copy(ImageProblem("a.png", "why", "images[1]"))  # as multiprocessing does, by __reduce_ex__
+    error = copy.copy(ImageProblem("a.png", "why", "images[1]"))  # like multiprocessing, by __reduce_ex__
     assert (error.path, error.reason, error.field, str(error)) == ("a.png", "why", "images[1]", "a.png: why")
 
 

@@ -66,7 +66,7 @@ def test_the_same_steps_for_any_number_of_workers():
     assert [step for step, _, _ in inline] == list(range(7))
     assert summary(loaded(1)) == inline
     assert summary(loaded(3)) == inline
-    assert summary(loaded(6)) == inline  # more workers than rows of a step
+    assert summary(loaded(6)) == inline  # more workers than rows in a step
 
 
 def test_every_row_comes_once_an_epoch_in_the_global_order():
@@ -168,7 +168,7 @@ def test_a_worker_killed_while_it_sends_is_reported():
         return torch.zeros(10_000_000, dtype=torch.uint8)
 
     with StepLoader(ROWS, large, ORDER, start=0, stop=7, workers=1) as loader:
-        time.sleep(0.5)  # by now it waits in the midst of sending
+        time.sleep(0.5)  # by now it waits in the middle of sending
         os.kill(loader._workers[0][0].pid, signal.SIGKILL)
         with pytest.raises(TrainingError, match="killed by SIGKILL"):
             next(loader)

@@ -33,7 +33,7 @@ def test_the_order_does_not_depend_on_what_was_asked_before():
 
 
 def test_the_order_never_changes():
-    # Runs are resumed with it: a change would repeat some rows and leave out others.
+    # Runs are resumed with this order: a change would repeat some rows and leave out others.
     assert rows(range(10), seed=0) == [0, 2, 9, 1, 8, 5, 4, 3, 6, 7]
     assert rows(range(10, 20), seed=0) == [5, 3, 7, 8, 2, 4, 1, 0, 6, 9]
 
@@ -154,7 +154,7 @@ def test_rows_of_a_cluster_stay_together_in_an_order_of_the_epoch():
     ]
     assert len({tuple(each) for each in within}) == 3 and [0, 5, 10, 15] not in within
     firsts = [[keys[order.row(20 * epoch + 4 * place)] for place in range(5)] for epoch in range(3)]
-    assert len({tuple(each) for each in firsts}) == 3  # each epoch has an order of its own
+    assert len({tuple(each) for each in firsts}) == 3  # each epoch has its own order
 
 
 def test_the_order_of_clusters_never_changes_and_does_not_depend_on_what_was_asked_before():

@@ -1,4 +1,4 @@
-"""Pictures of the same names that are others: their sizes, beginnings and ends tell."""
+"""Pictures of the same names with other contents: their sizes, beginnings and ends reveal it."""
 
 from dataclasses import replace
 

@@ -181,7 +181,7 @@ def sides(record, format="tiercel"):
         ("<image><bbox>?", "<bbox>", "<bbox>", [CUP, PLATE, BOWL], [[CUP, PLATE], [CUP, BOWL]]),
         ("<image>Where?", "<bbox>", "nowhere", [CUP], [[CUP], []]),
         ("<image>Where?", "nowhere", "<bbox> and <bbox>", [CUP, PLATE], [[], [CUP, PLATE]]),
-        ("<image>Where?", "<bbox>", "no: <bbox>", [CUP], [[CUP], [CUP]]),  # one box, which both answers write
+        ("<image>Where?", "<bbox>", "no: <bbox>", [CUP], [[CUP], [CUP]]),  # one box, which both answers contain
         ("<image><bbox>?", "yes", "no", [CUP], [[CUP], [CUP]]),
         ("<image>Where?", "<bbox>", "<bbox>", [CUP], "both answers are equal, so there is nothing to prefer"),
         ("<image>Where?", "<bbox>", "<bbox>", [CUP, PLATE, BOWL], "3 boxes for 1 <bbox> marks"),

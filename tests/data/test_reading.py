@@ -236,7 +236,7 @@ def test_the_fraction_of_bad_rows():
     assert "and 24 more" in text
 
 
-SAVED = Path(__file__).parent / "saved_dataset"  # two rows with pictures, by save_to_disk of datasets 5.2.0
+SAVED = Path(__file__).parent / "saved_dataset"  # two rows with pictures, saved with save_to_disk of datasets 5.2.0
 
 
 def test_a_data_set_that_save_to_disk_wrote():
@@ -340,7 +340,7 @@ def test_rows_without_pictures_are_no_block_of_an_order_by_prefix(tmp_path):
     for rows in epochs:
         assert sorted(rows) == list(range(24))
         places = [rows.index(number) for number in range(4)]
-        assert max(places) - min(places) == 3  # those of one picture are neighbours
+        assert max(places) - min(places) == 3  # the rows of one picture are neighbours
     text = [[number for number in rows if number >= 4] for rows in epochs]
     assert all(each != sorted(each) for each in text) and text[0] != text[1] != text[2]
     assert all(min(rows[0], rows[-1]) >= 4 for rows in epochs)  # text on both sides of the pictures
@@ -414,7 +414,7 @@ def test_absolute_paths_are_judged_as_the_rows_are_read(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join(line(str(number), images=[path]) for number, path in enumerate(paths)))
     table = read(file, image_root=str(tmp_path / "in"))
-    assert [row.id for row in table.rows] == ["0", "2"]  # whether the link leads out is asked when it is opened
+    assert [row.id for row in table.rows] == ["0", "2"]  # whether the link leads out is checked on opening
     (rejected,) = table.rejected
     assert (rejected.id, rejected.field) == ("1", "images[0]")
     assert "add its directory to data.image_roots" in rejected.reason
@@ -422,7 +422,7 @@ def test_absolute_paths_are_judged_as_the_rows_are_read(tmp_path):
 
 
 def test_rows_that_share_ids_are_read_by_their_lines(tmp_path):
-    """As in LLaVA's sets, where all rows of a picture have its id."""
+    """As in LLaVA's data sets, all rows of a picture have its id."""
     turns = [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "A wall."}]
     file = tmp_path / "llava.json"
     file.write_text(json.dumps([{"id": f"0{number // 2}", "conversations": turns} for number in range(6)]))

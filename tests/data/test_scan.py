@@ -1,4 +1,4 @@
-"""`tiercel check` judges rows by headers and planned lengths alone."""
+"""`tiercel check` judges rows from headers and planned lengths alone."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Videos as lists of frames and as real files, which PyAV writes here and reads."""
+"""Videos as lists of frames and as real files, which PyAV writes and reads here."""
 
 import struct
 from fractions import Fraction
@@ -145,14 +145,14 @@ def test_a_portrait_that_lies_on_its_side_is_turned_upright(tmp_path):
     content = bytearray((tmp_path / "a.mp4").read_bytes())
     matrix = (
         content.index(b"tkhd") + 4 + 4 + 5 * 4 + 4 * 2 + 4 * 2
-    )  # of version 0: flags, 5 fields, 2 reserved, 4 of 16 bits
+    )  # for version 0: flags, 5 fields, 2 reserved, 4 of 16 bits
     turned = [0, 1 << 16, 0, -(1 << 16), 0, 0, 0, 0, 1 << 30]  # 90 degrees clockwise
     content[matrix : matrix + 36] = struct.pack(">9i", *turned)
     (tmp_path / "a.mp4").write_bytes(bytes(content))
     (frame,), _ = decoded(VideoSource(path="a.mp4"), ImageRoots(base=str(tmp_path)), data())
     picture = np.asarray(frame)
     assert picture.shape == (64, 48, 3)
-    assert picture[:32].mean() > 150 and picture[32:].mean() < 50  # what was left is above
+    assert picture[:32].mean() > 150 and picture[32:].mean() < 50  # what was on the left is above
 
 
 def test_a_path_that_leaves_the_root_is_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""The demo's pairs: what is written of a scene, and what is said of the runs."""
+"""The demo's pairs: what is written for a scene, and what is reported of the runs."""
 
 import json
 
@@ -37,7 +37,7 @@ def test_a_scene_gives_pairs_and_a_label(tmp_path):
         chosen, rejected = json.loads(pair["messages"][1]["content"]), json.loads(pair["rejected"])
         assert iou(tuple(chosen), tuple(row["answer"])) > iou(tuple(rejected), tuple(row["answer"]))
         assert pair["messages"][0] == asked and pair["images"] == ["a.png"]
-        if number % PAIRS_OF_A_SCENE == PAIRS_OF_A_SCENE - 1:  # the last of a scene
+        if number % PAIRS_OF_A_SCENE == PAIRS_OF_A_SCENE - 1:  # the last one of a scene
             assert json.loads(label["messages"][1]["content"]) == (chosen if label["label"] else rejected)
 
 

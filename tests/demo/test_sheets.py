@@ -1,4 +1,4 @@
-"""The demo in which the question decides: sheets, questions, rows."""
+"""The demo in which the question decides: sheets, questions and rows."""
 
 import json
 from collections import Counter

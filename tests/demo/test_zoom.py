@@ -126,7 +126,7 @@ def zoom(*box: int, **more):
     ("calls", "value"),
     (
         ((), 0.0),
-        ((zoom(18, 18, 20, 20),), 1.0),  # 126 to 140 of the original
+        ((zoom(18, 18, 20, 20),), 1.0),  # 126 to 140 in the original
         ((zoom(55, 18, 57, 20),), 0.0),
         ((zoom(55, 18, 57, 20), zoom(18, 18, 20, 20)), 1.0),
         ((zoom(19, 18, 20, 20),), 0.0),  # cuts the digit

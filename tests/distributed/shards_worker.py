@@ -18,7 +18,7 @@ from tiercel.distributed.strategies.shard_files import SavedTensors
 from tiercel.distributed.strategies.sharded import Sharded
 from tiercel.training import checkpoints
 
-WHOLE: weakref.WeakSet[Tensor] = weakref.WeakSet()  # gathered, and not yet dropped
+WHOLE: weakref.WeakSet[Tensor] = weakref.WeakSet()  # gathered and not dropped yet
 
 
 def say(text: str) -> None:
@@ -26,7 +26,7 @@ def say(text: str) -> None:
 
 
 def watch_saves() -> None:
-    """Say the largest number of bytes of gathered tensors that the rank had at once while it saved weights."""
+    """Print the largest number of bytes of gathered tensors that the rank had at once while it saved weights."""
     gather, parts = Sharded._whole, Sharded.model_parts
     held: list[int] = []
 
@@ -49,7 +49,7 @@ def watch_saves() -> None:
 
 
 def watch_restores() -> None:
-    """Say how many bytes of moments a rank has read, and whether all ranks together have what was saved."""
+    """Print how many bytes of moments a rank has read, and whether all ranks together have what was saved."""
     restore, read = Sharded.restore, SavedTensors._read
     bytes_read = 0
 

@@ -1,4 +1,4 @@
-"""Ranks that differ are refused by name."""
+"""Ranks that differ are refused, with the difference named."""
 
 from dataclasses import replace
 

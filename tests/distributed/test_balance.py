@@ -1,4 +1,4 @@
-"""Moves that even out the ranks' tokens."""
+"""Moves that balance the tokens of ranks."""
 
 import random
 
@@ -24,9 +24,9 @@ def after(costs: list[list[int]]) -> list[list[int]]:
         ([[], []], []),
         ([[10], [10]], []),
         ([[100], [103]], []),  # nearly equal
-        ([[6, 4], []], [Move(item=1, sender=0, receiver=1)]),  # the one nearer to half of the gap
+        ([[6, 4], []], [Move(item=1, sender=0, receiver=1)]),  # the one closer to half of the gap
         ([[9, 1], [2]], [Move(item=1, sender=0, receiver=1)]),
-        ([[10], []], []),  # one item fills one rank
+        ([[10], []], []),  # one item fills a rank
     ),
 )
 def test_moves_by_hand(costs, moves):

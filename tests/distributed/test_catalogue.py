@@ -1,4 +1,4 @@
-"""Paths of the catalogue that look at the whole step take the same steps on any number of ranks."""
+"""Parts of the catalogue that look at the whole step take the same steps on any number of ranks."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tiercel.runs.directory import read_metrics
 pytestmark = pytest.mark.scale
 
 STEPS = 4
-# Every second row's group is flat, so that a step looks for further rows, on whichever rank they are.
+# Every second row's group is flat, so that a step looks for further rows, whichever rank they are on.
 HALF_FLAT = "def variety(sample):\n    return 1.0 if int(sample.id[4:]) % 2 else len(set(sample.completion)) / 10\n"
 COMPARED = (
     "loss",

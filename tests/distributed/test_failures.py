@@ -1,4 +1,4 @@
-"""What the launcher tells of ranks that failed."""
+"""What the launcher reports about ranks that failed."""
 
 import signal
 from pathlib import Path

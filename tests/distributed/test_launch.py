@@ -18,7 +18,7 @@ from tests.training.test_resume import final_hashes, write_recipe
 pytestmark = pytest.mark.scale
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-STEPS = 6  # what `final_hashes` looks at
+STEPS = 6  # the steps that `final_hashes` reads
 
 
 def command(recipe: Path, *arguments: str) -> list[str]:

@@ -1,4 +1,5 @@
-"""The files for SkyPilot and Kubernetes have what either needs; torch's launcher and tiercel read their commands."""
+"""The files for SkyPilot and Kubernetes contain what these need, and torch's launcher and tiercel can read their
+commands."""
 
 import re
 import subprocess
@@ -38,7 +39,7 @@ def test_the_kubernetes_job_has_what_the_operator_needs():
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
     spec, elastic = job["spec"], job["spec"]["elasticPolicy"]
     assert set(spec) == {"nprocPerNode", "elasticPolicy", "runPolicy", "pytorchReplicaSpecs"}
-    assert list(spec["pytorchReplicaSpecs"]) == ["Worker"]  # with a Master it would set RANK, beside torch's launcher
+    assert list(spec["pytorchReplicaSpecs"]) == ["Worker"]  # a Master would make it set RANK, as torch's launcher does
     worker = spec["pytorchReplicaSpecs"]["Worker"]
     assert re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", job["metadata"]["name"])  # a part of the pods' host names
     assert elastic["minReplicas"] == elastic["maxReplicas"] == worker["replicas"]

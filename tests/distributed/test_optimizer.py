@@ -20,11 +20,11 @@ def test_each_part_moves_by_its_share_of_the_scheduled_rate(tiny_checkpoints):
     policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], Lora(rank=4, alpha=8), freeze=("projector",))
     optim = Optim(lr=1e-2, part_lr=PartRates(vision=1e-3))
     optimizer = build_optimizer(policy, optim)
-    set_learning_rate(optimizer, 5e-3)  # the schedule is half way down
+    set_learning_rate(optimizer, 5e-3)  # the schedule is halfway down
     before = {name: parameter.detach().clone() for name, parameter in policy.trained_parameters().items()}
     for parameter in policy.trained_parameters().values():
         parameter.grad = torch.ones_like(parameter)
-    optimizer.step()  # AdamW's first step is the rate itself, for m / sqrt(v) is 1
+    optimizer.step()  # AdamW's first step is the rate itself, because m / sqrt(v) is 1
     moved = {name: before[name] - parameter for name, parameter in policy.trained_parameters().items()}
     assert {policy.family.part_of(name) for name in policy.whole_parameters()} == {"vision"}
     for name, change in moved.items():
@@ -47,7 +47,7 @@ def test_one_kernel_updates_the_weights_on_a_gpu_and_the_cpu_keeps_its_bytes(tin
     gradients = {name: torch.randn_like(weight) for name, weight in policy.trained_parameters().items()}
     before = {name: weight.detach().clone() for name, weight in policy.trained_parameters().items()}
     updated = []
-    for optimizer in (on_gpu, on_cpu):  # the fused kernel has a CPU form
+    for optimizer in (on_gpu, on_cpu):  # the fused kernel has a CPU version
         with torch.no_grad():
             for name, weight in policy.trained_parameters().items():
                 weight.copy_(before[name])

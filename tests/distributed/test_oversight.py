@@ -1,4 +1,4 @@
-"""The launcher's own watch, over a real process that never begins."""
+"""The launcher's own watchdog, over a real process that never starts working."""
 
 import os
 import signal

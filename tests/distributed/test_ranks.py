@@ -1,4 +1,4 @@
-"""What ranks say to one another."""
+"""Communication between ranks."""
 
 from dataclasses import dataclass
 from typing import Any

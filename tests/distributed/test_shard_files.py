@@ -1,4 +1,4 @@
-"""Files of shards and of a model's parts: what is written, what is read of them, and what is refused."""
+"""Files of shards and of a model's parts: what is written, what is read from them, and what is refused."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Checkpoints of a model that ranks share: killed, resumed elsewhere, damaged, and what a rank holds for them."""
+"""Checkpoints of a model that ranks share: killed, resumed elsewhere, damaged, and the memory that a rank needs for
+them."""
 
 import os
 import re

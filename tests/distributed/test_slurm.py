@@ -1,4 +1,4 @@
-"""The Slurm template renders to a script that bash, torch's launcher and tiercel can read."""
+"""The Slurm template becomes a script that bash, torch's launcher and tiercel can read."""
 
 import re
 import shlex

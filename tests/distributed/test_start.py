@@ -1,4 +1,5 @@
-"""Real ranks that are stopped, killed or of different recipes before there is a step; what each launcher then says."""
+"""Real ranks that are stopped, killed or have different recipes before the first step, and what each launcher then
+reports."""
 
 import os
 import signal
@@ -100,7 +101,7 @@ def test_two_nodes_with_different_recipes_name_the_keys_and_values_on_both(tiny_
         message, _, trace = said.partition("Traceback")
         for part in ("0.001 on rank", "0.002 on rank", "(node 0, ", "(node 1, ", "data.system: "):
             assert part in message
-            assert part in trace[-1500:]  # torchrun's own words end with it
+            assert part in trace[-1500:]  # torchrun's own output ends with it
         assert "[redacted SOME_TOKEN]" in said and "canary" not in said
     assert not (tmp_path / "run").exists()
 

@@ -1,4 +1,4 @@
-"""Every strategy makes the same updates as one process, and none hangs, whatever lies on which rank."""
+"""Every strategy makes the same updates as one process, and none hangs, whatever is on which rank."""
 
 from functools import cache
 

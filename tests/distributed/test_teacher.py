@@ -1,4 +1,4 @@
-"""A teacher on a server, asked by two ranks, each for its own completions."""
+"""A teacher on a server that two ranks ask, each for its own completions."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from tiercel.runs.directory import read_metrics
 
 pytestmark = pytest.mark.scale
 FAMILY = "qwen2_5_vl"
-PROMPTS = 4  # of a step; each rank has one half
+PROMPTS = 4  # in each step; each rank has one half
 
 
 @pytest.fixture(scope="module")

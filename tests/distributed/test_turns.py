@@ -10,7 +10,7 @@ from tests.training.turn_recipes import CALLS, records, turn_recipe
 pytestmark = pytest.mark.scale
 
 
-@pytest.mark.parametrize("prompts", (4, 1))  # 1: the ranks share out the completions of the group
+@pytest.mark.parametrize("prompts", (4, 1))  # 1: the ranks share the completions of the group
 def test_two_ranks_sample_the_trajectories_of_one(tiny_checkpoints, tmp_path, prompts):
     checkpoint = save_calling_checkpoint(tiny_checkpoints["qwen2_5_vl"], tmp_path / "model", CALLS)
     for name, ranks in (("one", "1"), ("two", "2")):

@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 -m tests.distributed.worker arrangements --strategy fsdp2 --checkpoints DIR --rows FILE
 
-`equal` makes updates on recorded rollouts and keeps their gradients; `arrangements` samples and learns from every
-pair of kinds of rows on two ranks, and from ranks that have nothing.
+`equal` makes updates on recorded rollouts and keeps their gradients; `arrangements` samples and learns from every pair
+of kinds of rows on two ranks, and with ranks that have nothing.
 """
 
 import argparse
@@ -43,8 +43,8 @@ from tiercel.types import Completion, EncodedPrompt, Example, Group, Row, Scored
 
 STEPS = 3
 PROMPTS = 4
-TIMEOUT_SECONDS = 180.0  # a hang fails by this; a busy machine does not
-KINDS = {"text": 0, "image": 1, "images": 2}  # row numbers that `write_rows` makes so
+TIMEOUT_SECONDS = 180.0  # a hang fails after this time; a busy machine does not
+KINDS = {"text": 0, "image": 1, "images": 2}  # numbers of rows that `write_rows` makes of this kind
 STRATEGIES = {
     "single": {"strategy": "single"},
     "ddp": {"strategy": "ddp"},
@@ -88,7 +88,8 @@ TRAINED = {
     "language": {"lora": None, "freeze": ["vision", "projector"]},
     "all": {"lora": None, "freeze": []},
     "all, with a penalty": {"lora": None, "freeze": [], "algorithm": {"kl": {"coef": 0.5}}},
-    # Adam makes a gradient that is all rounding as large a step as any: at 1e-3 the weights part on some processors.
+    # Adam makes as large a step for a gradient that is all rounding as for any other: at 1e-3 the weights diverge on
+    # some processors.
     "adapter, tower whole": {"freeze": [], "algorithm": {"kl": {"coef": 0.5}}, "optim": {"lr": 1e-4}},
 }
 
@@ -134,7 +135,7 @@ def keep_gradients(trainer: Trainer) -> list[torch.Tensor]:
 def require_share(trainer: Trainer, ranks: Ranks) -> None:
     """A strategy that shards, does: what is called one is not whole everywhere."""
     with trainer.strategy.whole_policy():
-        pass  # and let go of again
+        pass  # and release it again
     weights = [
         p for p in trainer.policy.family.language_model(trainer.policy.model).parameters() if not p.requires_grad
     ]
@@ -172,7 +173,7 @@ def _held(weight: torch.Tensor) -> int:
 
 
 def kinds_of(family_name: str, trained: str) -> tuple[str, ...]:
-    """What is learnt: from pairs, labels and a teacher too, for one family, where the reference can be computed."""
+    """Return what is learnt: for one family also from pairs, labels and a teacher, if the reference can be computed."""
     more = (*OFFLINE, "taught") if family_name == "qwen2_5_vl" and trained in ("adapter", "all") else ()
     return ("grpo", "sft", *more)
 

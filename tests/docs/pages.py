@@ -1,4 +1,4 @@
-"""The pages of docs/, and what stands in their fenced blocks."""
+"""The pages of docs/, and the contents of their fenced blocks."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""Whoever does what docs/start.md says gets what it says: its files are written, its commands run on a tiny model."""
+"""Whoever follows docs/start.md gets what it says: its files are written, and its commands run on a tiny model."""
 
 import runpy
 from pathlib import Path
@@ -10,7 +10,7 @@ from tiercel.cli.main import main
 
 PAGE = DOCS / "start.md"
 MODEL = "Qwen/Qwen2.5-VL-3B-Instruct"
-# Each has a test of its own, or belongs to another program.
+# Each has its own test, or belongs to another program.
 NOT_RUN_HERE = {
     ("pip", "install", "tiercel[demo]"),
     ("tiercel", "--version"),

@@ -40,7 +40,7 @@ def owner_of(call: ast.Call) -> str:
 
 
 def is_for_writing(call: ast.Call) -> bool:
-    """Whether a call of `open` may change a file; one of `os.open` is, unless it only reads."""
+    """Return whether a call of `open` may change a file. A call of `os.open` may, unless it only reads."""
     if owner_of(call) == "os":
         return "O_RDONLY" not in ast.unparse(call)
     given = [*call.args, *(word.value for word in call.keywords if word.arg == "mode")]
@@ -71,7 +71,7 @@ def places(code: str) -> dict[str, set[str]]:
         if isinstance(node, ast.Call) and changes_files(node):
             found[".".join(inside)].add(name_of(node))
         if isinstance(node, ast.Attribute) and node.attr in DELETES and ast.unparse(node.value) in ("os", "shutil"):
-            found[".".join(inside)].add(node.attr)  # also one that is handed on
+            found[".".join(inside)].add(node.attr)  # also one that is passed on
         for child in ast.iter_child_nodes(node):
             visit(child, inside)
 

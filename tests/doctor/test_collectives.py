@@ -1,10 +1,10 @@
-"""Two real ranks that cannot meet, and what their words point to."""
+"""Two real ranks that cannot meet, and the cause that their output points to."""
 
 import socket
 
 import pytest
 
-from tiercel.doctor.collectives import collective_verdict, host_name, likely_cause
+from tiercel.doctor.trials import collective_verdict, host_name, likely_cause
 
 
 def test_an_interface_that_is_not_there_is_named_with_those_that_are():

@@ -1,8 +1,9 @@
-"""Children that die of real signals, answer wrongly or hang; the parent says which step it was and goes on."""
+"""Children that die of real signals, answer wrongly or hang. The parent says which step it was and continues."""
 
 import pytest
 
-from tiercel.doctor.devices import GPUS, TOLERANCES, Outcome, judge, try_steps
+from tiercel.doctor.trials import TOLERANCES, Outcome, judge, try_steps
+from tiercel.doctor.worker import GPUS
 
 
 def test_a_dtype_that_kills_or_answers_wrongly_is_named_and_the_rest_is_tried():

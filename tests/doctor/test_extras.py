@@ -1,4 +1,5 @@
-"""Extras: every one of pyproject.toml has an entry; what it says of packages that are there, missing, or too old."""
+"""Extras: every one of pyproject.toml has an entry, with the right verdict on packages that are present, missing, or
+too old."""
 
 import re
 from pathlib import Path
@@ -6,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.doctor.distributions import install
-from tiercel.doctor.extras import PURPOSES, extra_verdicts
+from tiercel.doctor.packages import extra_verdicts
+from tiercel.doctor.verdict import texts
 
+PURPOSES = texts("advice")["extras"]
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 

@@ -1,8 +1,8 @@
-"""Verdicts on GPUs from what a child would say of them."""
+"""Verdicts on GPUs from what a child process would report about them."""
 
 import pytest
 
-from tiercel.doctor.gpus import gpu_verdicts, has_code_for
+from tiercel.doctor.machine import gpu_verdicts, has_code_for
 
 H100 = {"name": "NVIDIA H100", "memory": 85_000_000_000, "capability": [9, 0]}
 FACTS = {

@@ -2,7 +2,10 @@
 
 import pytest
 
-from tiercel.doctor.extras import OPTIONALS, import_verdict
+from tiercel.doctor.trials import import_verdict
+from tiercel.doctor.verdict import texts
+
+VLLM = texts("advice")["packages"]["vllm"]
 
 
 @pytest.fixture
@@ -18,7 +21,7 @@ def package(tmp_path, monkeypatch):
 
 
 def verdict(seconds: float = 60.0):
-    return import_verdict("vllm", OPTIONALS["vllm"], seconds=seconds)
+    return import_verdict("vllm", VLLM, seconds=seconds)
 
 
 def test_a_package_that_fails_is_broken_with_the_last_line_of_its_error(package):
@@ -53,6 +56,6 @@ def test_a_package_that_is_not_there_is_absent(tmp_path, monkeypatch):
     (tmp_path / "nothing_of_that_name").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("nothing_of_that_name", "nor_of_this"):
-        found = import_verdict(name, OPTIONALS["vllm"])
+        found = import_verdict(name, VLLM)
         assert (found.status, found.remedy) == ("absent", "")
         assert "needed for rollout.engine: vllm" in found.found

@@ -1,4 +1,4 @@
-"""Limits, worked by hand; control groups of both versions as files."""
+"""Limits worked by hand, and control groups of both versions as files."""
 
 import resource
 

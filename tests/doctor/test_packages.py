@@ -1,4 +1,4 @@
-"""Installed versions against what packages ask of each other, on made-up metadata."""
+"""Installed versions against the requirements of packages, on made-up metadata."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tiercel.doctor.packages import judge_python, package_verdicts
 def environment(tmp_path, monkeypatch):
     """A directory whose distributions hide the real ones."""
     install(tmp_path, "tiercel", "0.1.0", "torch>=2.6", "transformers>=5.17,<6", 'vllm>=0.19; extra == "vllm"')
-    install(tmp_path, "torchvision", "0.1.0")  # without a word on torch
+    install(tmp_path, "torchvision", "0.1.0")  # without any requirement for torch
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 

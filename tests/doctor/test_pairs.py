@@ -1,13 +1,13 @@
-"""Every entry of the table, by versions that meet it and by their mended ones."""
+"""Every entry of the table, with versions that match it and with their corrected ones."""
 
 import pytest
 from packaging.version import Version
 
 from tests.doctor.distributions import install
-from tiercel.doctor.packages import version_of
-from tiercel.doctor.pairs import KNOWN_BAD_PAIRS, judge_pairs
+from tiercel.doctor.packages import is_bad, judge_pairs, version_of
+from tiercel.doctor.verdict import texts
 
-CASES = [  # bad, mended
+CASES = [  # bad, corrected
     ({"torch": "2.6.0", "torchvision": "0.20.1"}, {"torch": "2.6.0", "torchvision": "0.21.0"}),
     ({"torch": "2.13.0", "torchvision": "0.27.0"}, {"torch": "2.13.0", "torchvision": "0.28.0"}),
     ({"torch": "2.13.0+cpu", "torchvision": "0.28.0"}, {"torch": "2.13.0+cpu", "torchvision": "0.28.0+cpu"}),
@@ -44,10 +44,10 @@ def test_every_entry_is_met_by_a_case():
     met = {
         number
         for bad, _ in CASES
-        for number, pair in enumerate(KNOWN_BAD_PAIRS)
-        if set(pair.packages) <= set(bad) and pair.is_bad(*(Version(bad[name]) for name in pair.packages))
+        for number, pair in enumerate(texts("pairs"))
+        if set(pair["packages"]) <= set(bad) and is_bad(pair, [Version(bad[name]) for name in pair["packages"]])
     }
-    assert met == set(range(len(KNOWN_BAD_PAIRS)))
+    assert met == set(range(len(texts("pairs"))))
 
 
 def test_pre_releases_of_containers_are_taken_for_a_pair():

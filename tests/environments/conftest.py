@@ -1,4 +1,4 @@
-"""Environments of a user's in a file, and the dialogues that a policy has with them."""
+"""A user's environments in a file, and the dialogues that a policy has with them."""
 
 import textwrap
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Texts of the user's code cannot hold what is a mark or a special token to the model."""
+"""Texts of the user's code cannot contain what is a mark or a special token to the model."""
 
 from dataclasses import replace
 

@@ -74,7 +74,7 @@ def test_a_text_game_with_state(write, opened, prompt, tool_family):
         assert text_of(tool_family, first.observation) == (
             "<|im_end|>\n<|im_start|>user\n<tool_response>higher</tool_response><|im_end|>\n<|im_start|>assistant\n"
         )
-        assert second.observation is None and second.turn.answer == "right"  # done
+        assert second.observation is None and second.turn.answer == "right"  # the environment is done
         assert right.end().outcome == RewardValue(value=1.0)
         (last,) = play(wrong, "".join(call("guess", number=number) for number in (8, 9, 7)))
         assert last.turn.answer == "lower\nlower" and len(last.turn.calls) == 2  # it was done before the third

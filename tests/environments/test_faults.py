@@ -1,4 +1,5 @@
-"""Environments that misbehave: the trajectory is unscorable with a reason, nothing else is lost, no process is left."""
+"""Environments that misbehave: the trajectory is unscorable with a reason, nothing else is lost, and no process is
+left."""
 
 import os
 import time
@@ -147,7 +148,7 @@ def test_closing_ends_what_still_runs(write, opened, prompt, tmp_path):
         while not (tmp_path / "mine.py.called").exists():
             time.sleep(0.01)
         start = time.monotonic()
-    assert time.monotonic() - start < 60  # it would go on for 600
+    assert time.monotonic() - start < 60  # otherwise it would continue for 600
 
 
 def test_large_pictures_pass(write, opened, prompt):

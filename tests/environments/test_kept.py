@@ -1,4 +1,4 @@
-"""What is asked for again is not made again, within a bound."""
+"""What is requested again is not made again, within a bound of memory."""
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -23,7 +23,7 @@ def ask(texts: SharedCache[str], made: list[str], text: str) -> str:
 
 def test_the_least_recently_used_makes_room():
     texts, made = kept(limit=6)
-    for text in ("aa", "bb", "cc", "aa", "dd", "aa", "bb"):  # dd sends bb away, and bb then cc
+    for text in ("aa", "bb", "cc", "aa", "dd", "aa", "bb"):  # dd evicts bb, and bb then evicts cc
         assert ask(texts, made, text) == text
     assert made == ["aa", "bb", "cc", "dd", "bb"]
     ask(texts, made, "dd")

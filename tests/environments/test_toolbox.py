@@ -40,7 +40,7 @@ def test_schemas_of_the_users_tools(write):
 
             def get_reward(self): ...
         """)
-    toolbox = load_toolbox(f"{path}:Env", ["crop"], limits(0.01))  # describing has time of its own
+    toolbox = load_toolbox(f"{path}:Env", ["crop"], limits(0.01))  # describing has its own time limit
     assert toolbox.names == ("crop", "move") and (toolbox.responds, toolbox.gives_reward) == (False, True)
     parameters = toolbox.schemas[1]["function"]["parameters"]
     assert parameters["required"] == ["steps"]

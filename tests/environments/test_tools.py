@@ -42,7 +42,7 @@ def test_zoom_enlarges_to_the_size_in_which_the_picture_was_shown():
     picture = use("zoom", tools(), {"box": [10, 5, 20, 15], "label": "the seven"})  # 20 x 20 pixels of the original
     assert picture.size == (50, 50)  # shown as 100 x 50
     assert picture.getpixel((25, 25))[0] == pytest.approx(30, abs=1)
-    assert use("zoom", tools(), {"box": [0, 0, 100, 50]}).size == (200, 100)  # never made smaller
+    assert use("zoom", tools(), {"box": [0, 0, 100, 50]}).size == (200, 100)  # never reduced
     assert use("zoom", tools(), {"box": [0, 0, 100, 0.5]}).size == (200, 1)
     thin = use("zoom", tools(processed=(400, 200)), {"box": [0, 0, 400, 2]})  # 200 x 1 pixels
     assert thin.size == (400, 2)

@@ -1,4 +1,4 @@
-"""Environments and tools in the shapes that TRL documents go through runs, unchanged."""
+"""Environments and tools in the forms that TRL documents can be used in runs unchanged."""
 
 import asyncio
 from pathlib import Path
@@ -23,7 +23,7 @@ def run_of(tiny_checkpoints, directory: Path, calls: list[str], **changes) -> tu
 
 
 def by_hand(game: trl_examples.WordGame, made: dict) -> tuple[str, str | None]:
-    """What a call gives and why it fails, where nobody but the test makes it."""
+    """Return what a call gives and why it fails, with the call made by the test itself."""
     tools = {"guess": game.guess, "multiply": trl_examples.multiply, "async_add": trl_examples.async_add}
     try:
         value = tools[made["name"]](**made["arguments"])
@@ -58,7 +58,7 @@ def test_a_tool_that_returns_a_picture(tiny_checkpoints, tmp_path):
     rewards = [{"call": f"{tmp_path}/data/mine.py:variety"}]
     row, lines = run_of(tiny_checkpoints, tmp_path, calls, rewards=rewards, rollout={"environment": f"{FILE}:Camera"})
     for completion in (each for line in lines for each in line["completions"]):
-        for number, turn in enumerate(completion["turns"][:-1], 1):  # after the last, the policy saw no picture
+        for number, turn in enumerate(completion["turns"][:-1], 1):  # after the last one, the policy saw no picture
             assert turn["answer"] == f"<image>shot {number}"
             assert turn["images"][0]["original_size"] == [turn["calls"][0]["arguments"]["width"], 60]
     assert row["tools/shoot/calls"] > 5 and row["tools/failed_fraction"] == row["environment/failed"] == 0

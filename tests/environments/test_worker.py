@@ -1,4 +1,4 @@
-"""What the process of an environment answers, without the process."""
+"""What the process of an environment answers, tested without the process."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +56,7 @@ def test_reset_gets_what_it_names():
     row = {"id": "r", "answer": 7}
     ask = ask_of(Env())
     assert ask("reset", row=row, seed=5) == {"parts": None, "is_done": False}
-    assert ask.host.environment.row == row  # the seed only where it is named
+    assert ask.host.environment.row == row  # the seed only if the method names it
 
     class Named(Env):
         def reset(self, answer, seed):

@@ -1,4 +1,5 @@
-"""A text game, tools and a tool that returns a picture, in the shapes that TRL documents, without a word of tiercel."""
+"""A text game, tools and a tool that returns a picture, in the forms that TRL documents, without any mention of
+tiercel."""
 
 from PIL import Image
 

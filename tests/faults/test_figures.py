@@ -1,4 +1,4 @@
-"""Counting, and the results file."""
+"""Counting of outcomes, and the results file."""
 
 import json
 

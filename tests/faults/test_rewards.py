@@ -1,4 +1,4 @@
-"""Rewards that misbehave: what the fault measures, and that it would notice."""
+"""Rewards that misbehave: what the fault measures, and that it would notice failures."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Each message has its Chinese, and what is printed is made of it."""
+"""Each message has its Chinese, and what is printed uses it."""
 
 import json
 import re
@@ -115,7 +115,7 @@ def test_what_has_no_counterpart_stays_english():
     text = 'ValueError: my own reward says: row 7 is odd\n  File "mine.py", line 3'
     assert translated(text) == text
     text = "held out, step 0: accuracy 0.373 (95 % interval 0.344 to 0.403), mean reward 0.456 on 1024 held-out rows"
-    assert translated(text) == text  # and is no mixture of both, though it has parts that are known
+    assert translated(text) == text  # and is not a mixture of both, although it has known parts
 
 
 @pytest.mark.usefixtures("chinese")

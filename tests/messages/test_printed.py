@@ -1,4 +1,4 @@
-"""What the commands print in Chinese; what programs read does not change with the language."""
+"""What the commands print in Chinese. What programs read does not change with the language."""
 
 import json
 import re

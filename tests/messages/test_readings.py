@@ -1,4 +1,4 @@
-"""A message is read as the one that it is, as a whole sentence, and no part of it stays English."""
+"""A message is translated as the right one and as a whole sentence, and no part of it stays English."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Adapters that were made elsewhere: those that are put in whole, and those that are refused."""
+"""Adapters that were made elsewhere: those that are loaded whole, and those that are refused."""
 
 import json
 import re
@@ -30,7 +30,7 @@ from tiercel.rollout.sampler import greedy_params
 CPU = torch.device("cpu")
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 QKVO = r"model\.language_model\.layers\.\d+\.self_attn\.(q|k|v|o)_proj"
-# Module names before transformers 4.52, by family; the others had those of today.
+# Module names before transformers 4.52, by family. The others had today's names.
 OLD_NAMES = {
     "qwen2_vl": {"model.language_model.": "model.", "model.visual.": "visual."},
     "qwen2_5_vl": {"model.language_model.": "model.", "model.visual.": "visual."},
@@ -60,7 +60,7 @@ def old_name(name: str, family: str) -> str:
 
 
 def change_weights(directory: Path, change) -> None:
-    """Write the adapter's weights anew: `change` from their dict to another."""
+    """Rewrite the adapter's weights: `change` maps their dict to another."""
     save_file(change(load_file(directory / WEIGHTS)), directory / WEIGHTS, metadata={"format": "pt"})
 
 

@@ -1,4 +1,4 @@
-"""Kinds of adapters, and the start at what quantising rounded off."""
+"""Kinds of adapters, and the start from the rounding error of quantised weights."""
 
 import math
 
@@ -64,7 +64,7 @@ def test_a_packed_row_equals_plain_passes(tiny_checkpoints, name, kind):
         policy.model.zero_grad()
     tolerance = (
         5e-5 if name == "qwen3_5" else 1e-5
-    )  # float32 of a delta net itself errs so far (benchmarks/trajectories.py)
+    )  # the float32 of a delta net itself errs this much (benchmarks/trajectories.py)
     assert (gradients[0] - gradients[1]).norm() / gradients[1].norm() < tolerance
 
 
@@ -140,7 +140,7 @@ def test_loftq_starts_at_the_nearest_matrix_of_its_rank(tiny_checkpoints, kind):
     for name, layer in adapted:
         off_OI = exact.get_parameter(f"{name}.weight") - dequantize_module_weight(layer.get_base_layer()).float()
         if off_OI.abs().max() == 0:
-            continue  # not quantised: its rows are no whole blocks
+            continue  # not quantised, because its rows are not whole blocks
         values = torch.linalg.svdvals(off_OI)
         best = values[16:].norm()  # Eckart and Young
         rest = (off_OI - layer.get_delta_weight("default").float()).norm()
@@ -153,7 +153,7 @@ def test_loftq_starts_at_the_nearest_matrix_of_its_rank(tiny_checkpoints, kind):
 def test_the_reference_of_loftq_is_its_start_and_is_kept(tiny_checkpoints, tmp_path):
     pytest.importorskip("bitsandbytes")
     sections = loftq_recipe(tiny_checkpoints["qwen2_5_vl"], "nf4").model_dump(exclude={"sft"})
-    recipe = KtoRecipe(**sections, kto={"beta": 0.5})  # a verb that has a reference
+    recipe = KtoRecipe(**sections, kto={"beta": 0.5})  # a command that has a reference
     policy = build_policy(recipe, CPU)
     start = logprobs(policy)
     moved(policy)

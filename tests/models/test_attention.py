@@ -1,4 +1,4 @@
-"""What decoders ask of the routed attention that no form computes, and the kinds of their layers."""
+"""Arguments of decoders to the routed attention that no form computes, and the kinds of their layers."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Beside a saved model lie the template that was trained, the limits of its pictures, and the checkpoint's files."""
+"""A saved model comes with the template that was trained, the limits of its pictures, and the checkpoint's files."""
 
 import json
 import stat

@@ -1,4 +1,4 @@
-"""The end of a turn where it is not the tokenizer's own end token: base models, and any template of the user's."""
+"""The end of a turn if it is not the tokenizer's own end token: base models, and any template of the user."""
 
 import json
 import shutil
@@ -41,7 +41,7 @@ def family_with(folder: Path, end: str | None) -> Family:
     own = (folder / "chat_template.jinja").read_text()
     assert CHAT[0] in own
     file = folder.parent / "other.jinja"
-    # after the turns of an assistant alone, so that prompts have nothing of it
+    # only after the assistant's turns, so that prompts do not contain it
     file.write_text(own.replace(CHAT[0], f"{{{{ '{end}' if message['role'] == 'assistant' else '{CHAT[0]}' }}}}"))
     return load_family(Model(path=str(folder)), str(file))
 
@@ -166,7 +166,7 @@ def test_a_template_that_does_not_ask_the_policy_is_refused(base):
         ModelError, match=r"writes '<\|im_start\|>assistant' before an assistant's turn, but not before"
     ):
         with_template(base, "{% if add_generation_prompt %}", "{% if false %}")
-    # one without any words before an answer has nothing to ask with
+    # a template without any words before an answer has no generation prompt
     bare = "{% for message in messages %}{{ message['content'][0]['text'] }}<|im_end|>{% endfor %}"
     with_template(base, (base / "chat_template.jinja").read_text(), bare)
 

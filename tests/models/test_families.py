@@ -97,13 +97,13 @@ def resizing_along_x_first():
 
 
 def huggingface_inputs(family, prompt, token_ids_T, pictures=None):
-    """What the model's own forward takes for one sample, pixels by its own image processor; those of `mixed_rows` where
-    no pictures are given."""
+    """Return the inputs of the model's own forward pass for one sample, with pixels from its own image processor. The
+    pictures are those of `mixed_rows` if none are given."""
     inputs = {"input_ids": token_ids_T[None], "attention_mask": torch.ones_like(token_ids_T)[None]}
     processor = family.checkpoint.image_processor
     if prompt.images and not family.name.startswith("qwen"):
         pictures = pictures or (MIXED_PICTURES[:1] if len(prompt.images) == 1 else MIXED_PICTURES[1:])
-        more = {"crop_to_patches": True} if family.name == "internvl" else {}  # as its whole processor asks for
+        more = {"crop_to_patches": True} if family.name == "internvl" else {}  # as its whole processor requires
         with resizing_along_x_first():
             pixels = processor(images=pictures, return_tensors="pt", **more)
         inputs |= {key: pixels[key] for key in PIXELS if key in pixels}

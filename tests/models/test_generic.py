@@ -22,7 +22,7 @@ from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import SamplingParams
 
 WITHOUT = ("llava", "llava_next", "aya_vision")
-OF_TORCHVISION = ("idefics3", "mistral3", "pixtral", "lighton_ocr", "glm46v")  # whose processors need it
+OF_TORCHVISION = ("idefics3", "mistral3", "pixtral", "lighton_ocr", "glm46v")  # their processors need it
 NAMES = WITHOUT + tuple(
     pytest.param(name, marks=pytest.mark.skipif(not has_processor(name), reason="its processor needs torchvision"))
     for name in OF_TORCHVISION
@@ -211,7 +211,7 @@ def test_without_a_count_by_size_a_blank_picture_counts(checkpoints, monkeypatch
 
 
 def test_the_token_at_the_start_of_a_text_comes_once(checkpoints, tmp_path):
-    """The whole processor puts it there, where the template does not."""
+    """The whole processor adds the token if the template does not."""
     copy = Path(shutil.copytree(checkpoints["llava"], tmp_path / "copy"))
     file = copy / "tokenizer.json"
     content = json.loads(file.read_text())
@@ -252,7 +252,7 @@ def test_boxes_need_data_coordinates(checkpoints):
     path = str(checkpoints["llava"])
     assert load_family(Model(path=path)).coordinate_space is None
     assert load_family(Model(path=path), coordinates="unit").coordinate_space == "unit"
-    assert load_family(Model(path=path)).coordinate_space is None  # what one was given, another does not get
+    assert load_family(Model(path=path)).coordinate_space is None  # what one family was given, another does not get
 
 
 def test_a_family_that_documents_its_boxes_takes_no_other_space(tiny_checkpoints):

@@ -1,4 +1,4 @@
-"""Resizing gives the same pixels under every version of Pillow that tiercel admits."""
+"""Resizing gives the same pixels under every version of Pillow that tiercel accepts."""
 
 import hashlib
 
@@ -10,8 +10,8 @@ from tests.tiny_models import noise_image
 from tiercel.models.families.image_transforms import resized
 
 BICUBIC = Image.Resampling.BICUBIC
-# Hashes that Pillow 12.3 and 13.0 both give. By its own order 13.0 gives others for the first three: a quarter of the
-# values of a portrait differ where it becomes a square tile, and a fifth of a tall screenshot's.
+# Hashes that Pillow 12.3 and 13.0 both give. In its own order, 13.0 would give others for the first three: a quarter of
+# the values of a portrait differ when it becomes a square tile, and a fifth of a tall screenshot's.
 HASHES = {
     ((60, 80), (48, 48)): "057e7175ba6872d7",
     ((108, 240), (56, 112)): "1530e027cc036871",

@@ -1,4 +1,4 @@
-"""Checkpoints that are refused, and what is read of the others."""
+"""Checkpoints that are refused, and what is read from the others."""
 
 import json
 import re
@@ -152,7 +152,7 @@ def test_a_directory_is_taken_as_it_is(checkpoint):
 
 
 def test_a_name_that_cannot_be_fetched_says_so():
-    # offline, nothing of that name cached; a hub that is reached answers that there is no such model
+    # offline, with nothing of that name cached; a hub that can be reached answers that there is no such model
     with pytest.raises((ModelError, EnvironmentProblem), match=r"model\.path: no-such-owner/no-such-model"):
         resolve(Model(path="no-such-owner/no-such-model"))
     with pytest.raises(ModelError, match=r"teacher\.path: too/many/parts is neither a directory nor a model"):
@@ -170,7 +170,7 @@ ANSWER: Any = SimpleNamespace(headers={}, request=None, status_code=403)
             HfHubHTTPError("404 Client Error.\n\nRevision Not Found", response=ANSWER),
             "404 Client Error. Revision Not Found",
         ),
-        (Exception("407 Proxy Authentication Required"), "407 Proxy"),  # of no base that says what it is
+        (Exception("407 Proxy Authentication Required"), "407 Proxy"),  # of a class that does not say what it is
     ),
 )
 def test_each_fault_of_a_hub_is_told_as_what_it_is(monkeypatch, fault, said):

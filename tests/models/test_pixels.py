@@ -1,4 +1,4 @@
-"""Pixels as tiercel gives them to the vision tower, bit by bit against transformers' image processors."""
+"""Pixels as tiercel gives them to the vision tower, compared bit by bit with transformers' image processors."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Adapters, full fine-tuning, and the reference that a run is measured against."""
+"""Adapters, full fine-tuning, and the reference of a run."""
 
 import re
 from types import SimpleNamespace
@@ -153,7 +153,7 @@ def test_adapters_are_float32_on_a_bfloat16_model(tiny_checkpoints):
     found.sum().backward()
     assert found.dtype == torch.float32
     assert {parameter.grad.dtype for parameter in policy.trained_parameters().values()} == {torch.float32}
-    # nothing is lifted to float32 on the way in or out, which would cost time and memory
+    # nothing is converted to float32 on the way in or out, which would cost time and memory
     assert inputs and {given.dtype for (given,), _ in inputs} | {made.dtype for _, made in inputs} == {torch.bfloat16}
 
 

@@ -74,7 +74,7 @@ def test_videos_equal_the_full_processors(tiny_checkpoints, name, frame_count):
         family.patches(ours, torch.device("cpu"), torch.float32), theirs["pixel_values_videos"], rtol=0, atol=1e-5
     )
     text, expected = (family.tokenizer.decode(ids) for ids in (prompt.token_ids_P, theirs["input_ids"][0]))
-    if name == "qwen3_vl":  # whose processor in transformers 5 leaves the template's own vision tokens around the whole
+    if name == "qwen3_vl":  # in transformers 5, its processor leaves the template's own vision tokens around the whole
         expected = expected.replace("<|vision_start|><0.", "<0.").replace(
             "<|vision_end|><|vision_end|>", "<|vision_end|>"
         )

@@ -1,4 +1,4 @@
-"""Conversations to token ids: what is scored, what is refused, where boxes and images go."""
+"""Conversations to token ids: what is scored, what is refused, where boxes and images are placed."""
 
 from dataclasses import replace
 from itertools import groupby
@@ -254,12 +254,12 @@ def test_the_recipes_system_message_opens_rows_that_have_none(family):
     assert given.text == "<|im_start|>system\nis<|im_end|>\n<|im_start|>user\n?<|im_end|>\n<|im_start|>assistant\n"
     assert "system\nthe seven<" in encode_prompt(family, own, 0, [], system="is", max_prompt_tokens=99).text
     assert "system" not in encode_prompt(family, row, 0, [], system=None, max_prompt_tokens=99).text
-    assert given.row is row  # the record of a run shows the row as written
+    assert given.row is row  # the record of a run shows the row as it was written
     conversation = conversation_of(family, row_of(("user", "?"), ("assistant", "12")), system="is")
     assert conversation.prompt.text == given.text
 
 
-SIZES = ((84, 56), (112, 112))  # the second picture is reduced to 56 x 56 where the family does so
+SIZES = ((84, 56), (112, 112))  # the second picture is reduced to 56 x 56 if the family does so
 BOXES = ((21.0, 14.0, 42.0, 28.0), (0.0, 28.0, 112.0, 56.0), (0.0, 0.0, 84.0, 56.0))
 
 
@@ -299,7 +299,7 @@ def test_boxes_are_written_in_the_familys_space(tiny_checkpoints, name, space, w
 @pytest.mark.parametrize(
     ("box", "written"),
     [
-        ((-0.4, 0.0, 84.6, 56.9), "[0, 0, 1000, 1000]"),  # rounding of who made the row
+        ((-0.4, 0.0, 84.6, 56.9), "[0, 0, 1000, 1000]"),  # rounding by whoever made the row
         ((42.0, 14.0), "[500, 250]"),
         ((-14.0, 20.0, 42.0, 28.0), None),
         ((1.0, 64.0, 84.0, 200.0), None),

@@ -1,4 +1,4 @@
-"""Decoder layers in 4 and 8 bits: what is quantised, and that every form computes what the quantised model does."""
+"""Decoder layers in 4 and 8 bits: what is quantised, and that every form computes the same as the quantised model."""
 
 import json
 import re
@@ -45,7 +45,7 @@ def test_all_forms_equal_a_plain_forward_of_the_same_quantised_model(tiny_checkp
     items = items_of(family, torch.Generator().manual_seed(5))
     packed = pack(items)
     features = VisionStore(policy, 0).features(packed.images)
-    with torch.no_grad():  # first without a gradient: bitsandbytes would reorder the weights here
+    with torch.no_grad():  # first without a gradient, because bitsandbytes would reorder the weights here
         found = {form: PackedPolicy(policy, form, False)(packed, features, 0.7).logprobs_N for form in FORMS}
         plain = []
         for item in items:
@@ -86,7 +86,7 @@ def check_layer(layer, exact_OI, kind):
     else:
         weight_OI = layer.state.CB.float() * layer.state.SCB[:, None] / 127
     inputs_TI = torch.randn(7, weight_OI.shape[1], generator=torch.Generator().manual_seed(0), requires_grad=True)
-    inputs_TI.data[3] *= 50  # larger than bitsandbytes' own int8 product takes without a second product
+    inputs_TI.data[3] *= 50  # larger than bitsandbytes' own int8 product handles without a second product
     output_TO = layer(inputs_TI)
     torch.testing.assert_close(output_TO, linear(inputs_TI, weight_OI, layer.bias))
     (gradient_TI,) = torch.autograd.grad(output_TO.sum(), inputs_TI)
@@ -128,7 +128,7 @@ def test_what_is_sampled_has_the_learners_logprobs(tiny_checkpoints, kind):
             logits_TV[:, list(policy.family.placeholder_ids)] = -torch.inf
             logprobs_L = logits_TV[len(group.prompt.token_ids_P) - 1 : -1].log_softmax(-1)
             plain_L = logprobs_L.gather(1, completion.token_ids_L[:, None])[:, 0]
-            later = slice(2, None)  # before min_new_tokens the end of a turn is masked
+            later = slice(2, None)  # before min_new_tokens, the end of a turn is masked
             torch.testing.assert_close(completion.logprobs_L[later], plain_L[later], rtol=0, atol=1e-4)
 
 

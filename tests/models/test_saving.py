@@ -1,4 +1,4 @@
-"""What a run writes is what plain PEFT and plain transformers load."""
+"""Plain PEFT and plain transformers load what a run writes."""
 
 import json
 import shutil
@@ -29,7 +29,8 @@ def plain_logits(model, policy: Policy) -> torch.Tensor:
 
 
 def same(logits: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Equal to rounding: weights may lie in memory otherwise where another reader put them there."""
+    """Return whether two values are equal to rounding, because weights may have another layout in memory if another
+    reader put them there."""
     return bool((logits - expected).abs().max() < 1e-4)
 
 

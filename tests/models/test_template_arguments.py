@@ -1,4 +1,4 @@
-"""Variables of chat templates: in rows, in prompts, in an export; those that would change nothing are refused."""
+"""Variables of chat templates: in rows, in prompts, in an export. Those that would change nothing are refused."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The attention of a vision tower in one call for all spans of a length, against transformers' `sdpa`, span by span."""
+"""The attention of a vision tower in one call for all spans of a length, against transformers' `sdpa` for each span."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ def visuals(family, seed: int, count: int) -> list[EncodedImage]:
 
 @contextmanager
 def span_by_span(policy) -> Iterator[None]:
-    """Let transformers compute the tower as it does without tiercel."""
+    """Let transformers compute the tower in its own way, without tiercel."""
     config = policy.model.model.visual.config
     config._attn_implementation = "sdpa"
     try:

@@ -15,7 +15,7 @@ from tiercel.models.weights.loading import load_family
 from tiercel.types import Message
 
 SCHEMA = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}}}
-# Names the tools, writes calls and answers between tags, and pictures as the tiny checkpoints do.
+# Names the tools, writes calls and answers between tags, and pictures like the tiny checkpoints.
 WITH_TOOLS = (
     "{% if tools %}<|im_start|>system\n{{ tools | map(attribute='function') | map(attribute='name') | join }}"
     "<|im_end|>\n{% endif %}{% for m in messages %}<|im_start|>{{ 'user' if m.role == 'tool' else m.role }}\n"
@@ -26,14 +26,14 @@ WITH_TOOLS = (
     "{% if m.role == 'tool' %}</tool_response>{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# A thought is written in the newest turn only.
+# A thought is written only in the newest turn.
 FORGETS_THOUGHTS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}<think></think>"
     "{% endif %}{% for part in m.content %}{{ part.text }}{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think></think>{% endif %}"
 )
 
-# An answer is a part of the turn that asked for it, as Gemma 4 writes it; a token of its own ends the call.
+# An answer is a part of the turn that asked for it, as Gemma 4 writes it, and the call ends with its own token.
 INSIDE_THE_TURN = (
     "{% for m in messages %}{% if m.role != 'tool' %}<|im_start|>{{ m.role }}\n"
     "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function.name }}</tool_call>{% endfor %}"

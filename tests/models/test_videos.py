@@ -17,7 +17,7 @@ from tiercel.types import ImageSource, PixelLimits, VideoSource
 
 LIMITS = PixelLimits(least=28 * 28, most=112 * 112)
 FRAMES = [noise_image(84, 56, seed) for seed in range(5)]
-FPS = 1.0  # so that Qwen2.5-VL's layers lie several positions apart, and whole seconds, which transformers 5.17 cuts
+FPS = 1.0  # so that Qwen2.5-VL's layers are several positions apart; whole seconds, because transformers 5.17 cuts
 
 
 def encoded(family, frame_count=5):
@@ -82,7 +82,7 @@ def test_positions_equal_the_models_own(tiny_checkpoints, name, frame_count):
     expected = expected[:, 0]
     end = int((ids[0] == config.video_token_id).nonzero().max()) + 1
     assert torch.equal(prompt.positions_DP[:, :end], expected[:, :end])
-    # what follows starts one past the largest position so far, as it does where a model generates
+    # what follows starts one past the largest position so far, as when a model generates
     later = int(prompt.positions_DP[:, :end].max()) + 1 - int(expected[0, end])
     assert torch.equal(prompt.positions_DP[:, end:], expected[:, end:] + later)
     assert (later > 0) == (name == "qwen2_5_vl" and frame_count == 5)
@@ -137,7 +137,7 @@ def test_the_length_is_known_from_the_headers(tiny_checkpoints, name):
 def test_qwen3_says_when_a_layer_was(tiny_checkpoints):
     family = load_family(Model(path=str(tiny_checkpoints["qwen3_vl"])))
     text = family.tokenizer.decode(family.image_token_ids(family.plan_video((84, 56), 5, 0.8, LIMITS)))
-    # frames at 0, 1.25, 2.5, 3.75 and 5 seconds; a layer is at the middle of its two, the odd last one stands twice
+    # frames at 0, 1.25, 2.5, 3.75 and 5 seconds; a layer is at the middle of its two, and the odd last one occurs twice
     layer = "<|vision_start|>" + "<|video_pad|>" * 6 + "<|vision_end|>"
     assert text == f"<0.6 seconds>{layer}<3.1 seconds>{layer}<5.0 seconds>{layer}"
 

@@ -1,4 +1,5 @@
-"""Vision features: each picture once, kept within a budget of bytes, never those of another policy."""
+"""Vision features: each picture is computed once, kept within a budget of bytes, and never taken from another
+policy."""
 
 import pytest
 import torch
@@ -93,7 +94,7 @@ def test_a_step_may_hold_more_than_the_budget(frozen, pictures):
 
 
 def test_kept_features_have_the_same_bytes_whatever_was_kept_before(frozen, pictures):
-    """A resumed run starts with an empty store and must go on with the same numbers."""
+    """A resumed run starts with an empty store and must continue with the same numbers."""
     a, b, c = pictures
     warm, cold = counting_store(frozen, 10**6), counting_store(frozen, 10**6)
     warm.features([a, b])
@@ -137,7 +138,7 @@ def test_the_reference_sees_through_its_own_tower(trained, pictures):
     store = counting_store(trained, 0)
     with torch.no_grad(), trained.as_reference():
         expected = torch.cat(trained.vision_features(pictures))
-    own = store.features(pictures)  # the sampler has been here first
+    own = store.features(pictures)  # the sampler has computed them already
     assert float((own - expected).abs().max()) > 1e-3
     with trained.as_reference():
         torch.testing.assert_close(store.features(pictures, of_reference=True), expected)

@@ -1,5 +1,5 @@
-"""Run a Python program on a null GPU: a CUDA build of torch without a card. Kernels compute nothing; memory, captures,
-compilers and the choice of kernels are real. docs/gpu.md says what that can prove."""
+"""Run a Python program on a null GPU: a CUDA build of torch without a card. Kernels compute nothing, but memory,
+captures, compilers and the choice of kernels are real. docs/gpu.md says what that can prove."""
 
 import hashlib
 import json

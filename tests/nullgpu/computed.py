@@ -1,4 +1,4 @@
-"""What kernels would have computed, where a run needs its numbers to go on: drawn tokens, sizes, stop strings."""
+"""What kernels would have computed, if a run needs the numbers to continue: sampled tokens, sizes, stop strings."""
 
 import warnings
 from dataclasses import replace
@@ -10,7 +10,7 @@ from tiercel.rollout.local.engine import LocalSampler
 
 
 def stand_in() -> None:
-    """Put plausible values where kernels would have put theirs. The copies from and to the device stay real."""
+    """Write plausible values where kernels would have written theirs. The copies from and to the device stay real."""
     warnings.simplefilter("ignore")
     torch.backends.cudnn.enabled = False  # there is no null cuDNN
     completions = LocalSampler._completions

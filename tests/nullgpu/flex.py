@@ -71,7 +71,8 @@ def learner_for(heads: int, key_heads: int, size: int, dtype: torch.dtype) -> di
 
 
 def decoder_for(heads: int, key_heads: int, size: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Attend from one token of each row as the decoder does: which kernel is chosen, and the most that it asks for."""
+    """Attend from one token of each row as the decoder does, and return which kernel is chosen and the most that it
+    requires."""
     device, group_size, new_tokens = torch.device("cuda"), 4, 64
     memory = FixedMemory(BatchSize(prompts=2, prompt_tokens=256, group_size=group_size, new_tokens=new_tokens), device)
     memory.begin((256, 130), group_size)

@@ -1,4 +1,4 @@
-"""A run of two ranks on two null cards: `python -m tests.nullgpu.ranks CASE`. Collectives of NCCL move nothing there,
+"""A run of two ranks on two null cards: `python -m tests.nullgpu.ranks CASE`. Collectives of NCCL move nothing there;
 those of gloo are real."""
 
 import json

@@ -1,4 +1,4 @@
-"""Attention is compiled for the cards that people have: it fits, and spills no more than the table says."""
+"""Attention can be compiled for the cards that people have: it fits, and spills no more than the table says."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Whole runs on a null card: no call that CUDA refuses, no capture that breaks, graphs that are replayed."""
+"""Whole runs on a null card: no call that CUDA refuses, no capture that fails, and graphs that are replayed."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The archives that `make wheel` has built, and the wheel that it has installed beside this Python."""
+"""The archives that `make wheel` has built, and the wheel that it has installed next to this Python."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""The notebook: kept without outputs; run with the installed wheel, it shows its pictures, and its run learns."""
+"""The notebook: it is stored without outputs; run with the installed wheel, it shows its pictures, and its run
+learns."""
 
 import json
 import sys
@@ -9,7 +10,7 @@ import pytest
 from tests.packaging.conftest import ROOT
 
 NOTEBOOK = ROOT / "notebooks/demo.ipynb"
-LIMIT_SECONDS = 600  # of a cell; all take one minute where nothing else runs
+LIMIT_SECONDS = 600  # for a cell; all cells take one minute if nothing else runs
 
 
 def test_it_is_kept_without_outputs():

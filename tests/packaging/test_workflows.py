@@ -1,4 +1,4 @@
-"""Files that say the same thing twice, and must agree."""
+"""Files that say the same thing twice must agree."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Noise on embeddings: of a row, whatever lies beside it."""
+"""Noise on embeddings: a row's noise does not depend on what is next to it."""
 
 import math
 
@@ -24,7 +24,7 @@ def test_noise_is_even_within_its_bound():
     bound = ALPHA / math.sqrt(500 * WIDTH)
     assert 0.99 * bound < noise_TH.abs().max() <= bound
     assert abs(noise_TH.mean()) < 0.02 * bound
-    assert noise_TH.std() == pytest.approx(bound / math.sqrt(3), rel=0.02)  # of an even distribution
+    assert noise_TH.std() == pytest.approx(bound / math.sqrt(3), rel=0.02)  # of a uniform distribution
 
 
 def test_noise_of_a_row_does_not_depend_on_the_pack():

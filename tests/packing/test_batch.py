@@ -1,4 +1,4 @@
-"""Microbatches: who shares one, what is left out, and that the token budget never changes a gradient."""
+"""Microbatches: which groups share one, what is left out, and that the token budget never changes a gradient."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from tiercel.packing.layout import pack
 from tiercel.types import EncodedConversation
 
 HUGE = 10**6
-TOTALS = Totals(tokens=1, completions=1, groups=1)  # where the sizes do not matter
+TOTALS = Totals(tokens=1, completions=1, groups=1)  # for tests in which the sizes do not matter
 
 
 def test_bins_are_filled_in_order():

@@ -49,7 +49,7 @@ def test_attention_and_every_second_large_product_are_kept(tiny_checkpoints):
     assert again["full"]["attention"] == forward["attention"] > 0
     assert again["full"]["products"] == 3 * layers
     assert again["selective"]["attention"] == 0
-    assert again["selective"]["products"] == layers  # of gate, up and down the second
+    assert again["selective"]["products"] == layers  # the second of gate, up and down
 
 
 def test_true_reads_as_full():

@@ -64,7 +64,7 @@ def gradient(policy: Policy, learner: PackedPolicy, seed: int) -> Tensor:
 
 
 def gradient_after_a_prefix(policy: Policy, learner: PackedPolicy, seed: int) -> Tensor:
-    """The same where the prompt of a group is run by itself, and each completion after it."""
+    """Compute the same with the prompt of a group run by itself, and each completion after it."""
     item = ragged_items(policy, seed)[0]
     prompt = pack([replace(item, continuations=())])
     policy.model.zero_grad(set_to_none=True)
@@ -149,7 +149,7 @@ def test_a_graph_too_many_is_an_error_and_the_sampler_runs_uncompiled(tiny_check
     assert graphs() == LAYER_GRAPHS
     with pytest.raises(TrainingError, match=r"more than 1 graphs.*write learner\.compile: false"):
         gradient(policy, learner, 0)
-    assert torch.equal(logprobs(policy, learner, 0), first)  # what is compiled already goes on
+    assert torch.equal(logprobs(policy, learner, 0), first)  # what is already compiled continues to be used
     PackedPolicy(policy, "split", False)
     assert not any("forward" in vars(part) for layer in layers for part in layer.children())
 

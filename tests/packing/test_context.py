@@ -1,4 +1,5 @@
-"""Which tokens of a pack each rank computes. What ranks compute together is in tests/distributed/test_context.py."""
+"""Which tokens of a pack each rank computes. What ranks compute together is tested in
+tests/distributed/test_context.py."""
 
 import pytest
 import torch

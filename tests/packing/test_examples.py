@@ -20,7 +20,7 @@ from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import pack
 from tiercel.types import EncodedConversation, EncodedImage, Example, ImagePlan
 
-PICTURE = 9  # the token that stands for a picture
+PICTURE = 9  # the token that represents a picture
 
 
 def is_vision(ids):
@@ -64,7 +64,7 @@ def test_questions_of_one_picture_share_it_and_what_they_do_not_share_is_not_sco
     ("asked", "pictures"),
     (
         (([1, 9, 2], [1, 9, 2]), ("a", "b")),  # another picture
-        (([1, 2, 9], [1, 3, 9]), ("a", "a")),  # the picture comes after what differs
+        (([1, 2, 9], [1, 3, 9]), ("a", "a")),  # the picture comes after the difference
         (([1, 2], [3, 2]), ("", "")),  # nothing in common
         (([1, 9, 2], [1, 2]), ("a", "")),
     ),
@@ -96,7 +96,7 @@ def test_pairs_of_long_questions_are_not_grouped():
 
     short, long = [2], [2, 2, 2, 2]
     assert len(bundles([pair([3], 0), pair(short, 1)], is_vision, "dense", 99, share_rows=True)) == 2
-    # Apart 2 + 1 + 2 tokens each, together 2 + 4 * 2.
+    # Separately 2 + 1 + 2 tokens each, together 2 + 4 * 2.
     assert len(bundles([pair([3, *long], 0), pair(long, 1)], is_vision, "dense", 99, share_rows=True)) == 2
 
 

@@ -110,14 +110,14 @@ def test_a_graph_too_many_is_an_error_and_never_runs_uncompiled():
     flex(LAYER, *inputs)
     with torch.no_grad(), pytest.raises(TrainingError, match=r"flex would compile more than 1 graphs.*form: dense"):
         flex(LAYER, *inputs)
-    flex(LAYER, *inputs)  # what is compiled already goes on
+    flex(LAYER, *inputs)  # what is already compiled continues to be used
 
 
 def test_padding_by_hand():
     assert Padding.of(((0, 8),)) == Padding(front=0, back=248)
     assert Padding.of(((0, 384),)) == Padding(front=0, back=0)
     assert Padding.of(((0, 400),)) == Padding(front=0, back=112)
-    # The 300 keys of an earlier pass fill three blocks, the 100 queries two.
+    # The 300 keys of an earlier pass fill three blocks, and the 100 queries two.
     assert Padding.of(((300, 400),)) == Padding(front=84, back=156)
 
 

@@ -1,4 +1,4 @@
-"""Which form runs where."""
+"""Which form runs on which device."""
 
 import pytest
 import torch

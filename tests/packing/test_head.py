@@ -14,7 +14,7 @@ from tiercel.packing.logprobs import GPU_TILE, LogitsTile, TokenHead, _chunks
 from tiercel.packing.pass_options import PassOptions
 
 TOKENS, WIDTH, VOCABULARY = 11, 7, 23
-PLACEHOLDERS = (2, 5, 99)  # the last lies outside a padded head
+PLACEHOLDERS = (2, 5, 99)  # the last is outside a padded head
 
 
 def random_case(dtype: torch.dtype) -> tuple[Tensor, nn.Linear, Tensor]:
@@ -85,7 +85,7 @@ def test_without_gradient_nothing_is_kept(is_trained):
 @pytest.mark.parametrize("is_trained", (False, True), ids=("frozen", "trained"))
 def test_placeholders_have_no_probability(is_trained):
     hidden, linear, _ = random_case(torch.float32)
-    linear.weight.data[2] = 50 * hidden[0]  # likeliest by far, were it allowed
+    linear.weight.data[2] = 50 * hidden[0]  # by far the likeliest if it were allowed
     linear.requires_grad_(is_trained)
     head = TokenHead(linear, PLACEHOLDERS)
     everywhere = torch.arange(VOCABULARY)

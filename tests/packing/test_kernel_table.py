@@ -1,4 +1,4 @@
-"""The row of a card's capability, for heads of its size or the next larger one."""
+"""The row of a card's compute capability, for heads of its size or the next larger one."""
 
 import json
 

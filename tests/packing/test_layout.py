@@ -82,7 +82,7 @@ def test_pack_lays_groups_end_to_end():
         ),
         length=11,
     )
-    # a completion's first token is scored by the last state of its prompt, each other by the state before it
+    # a completion's first token is scored by the last state of its prompt, and each other one by the state before it
     assert packed.scoring_N.tolist() == [1, 2, 3, 1, 8, 9]
     assert packed.targets_N.tolist() == [12, 13, 14, 15, 23, 24]
     assert packed.continuation_of_N.tolist() == [0, 0, 0, 1, 2, 2]

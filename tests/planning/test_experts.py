@@ -1,4 +1,4 @@
-"""Weights that a token uses and weights that are held, for published configs, worked out by hand."""
+"""Weights that a token uses and weights that are stored, for published configs, worked out by hand."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""The nearest recipe that fits a memory: which keys change, that the plan of what is written fits, and what is told."""
+"""The nearest recipe that fits a memory: which keys change, that the plan of the written recipe fits, and what is
+reported."""
 
 import re
 

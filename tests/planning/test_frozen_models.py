@@ -1,4 +1,4 @@
-"""What a plan says of teachers and reward models, against a real one of the same shape."""
+"""The plan's numbers for teachers and reward models, against real ones of the same shape."""
 
 import json
 import shutil
@@ -82,7 +82,7 @@ def test_a_teacher_that_cannot_be_fetched_is_named_by_its_key(tiny_checkpoints, 
     )
     teacher = {"path": "no/such", "hub": "modelscope"}
     own = {"teacher": teacher} if kind == "distill" else {"algorithm": {"teacher": teacher}}
-    monkeypatch.setitem(sys.modules, "modelscope", None)  # importing it fails, so nothing is asked
+    monkeypatch.setitem(sys.modules, "modelscope", None)  # importing it fails, so nothing is requested
     with pytest.raises(EnvironmentProblem) as caught:
         teacher_size(RECIPES[kind].model_validate({**tree, **own}))
     assert str(caught.value).startswith(

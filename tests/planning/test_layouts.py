@@ -1,4 +1,5 @@
-"""The sampler beside the learner: what a vLLM engine takes of a rank, and layouts of models too large for one GPU."""
+"""The sampler next to the learner: what a vLLM engine takes from a rank, and layouts of models too large for one
+GPU."""
 
 import json
 from dataclasses import replace
@@ -80,7 +81,7 @@ def test_72b_with_vllm_over_eight_gpus_beside_the_learner_fits_and_neither_waits
     assert plan["chosen"] == "fsdp2"
     (layout,) = [option for option in plan["options"] if option["memory"]["strategy"] == "fsdp2"]
     components = layout["memory"]["components"]
-    # The engine sleeps while the learner works; of the learner nothing is offloaded.
+    # The engine sleeps while the learner works, and nothing of the learner is offloaded.
     assert (components["vLLM, awake"], components["vLLM, asleep"]) == (44 * 10**9, VLLM_WORKSPACE)
     assert layout["memory"]["host"].keys() == {"vLLM's weights, asleep"}
     assert layout["seconds"]["rollout"] == pytest.approx(layout["seconds"]["learn"], rel=0.1)
@@ -141,7 +142,7 @@ def test_servers_take_no_memory_of_the_ranks_and_sampling_ahead_hides_behind_lea
     ("dtype", "strategy", "on_gpu", "asked", "expected"),
     [
         ("float32", "single", False, 10**9, 10**9),
-        ("float32", "ddp", False, 10**12, None),  # all there is
+        ("float32", "ddp", False, 10**12, None),  # all the memory there is
         ("bfloat16", "single", False, 10**9, 0),
         ("float32", "single", True, 10**9, 0),
         ("float32", "fsdp2", False, 10**9, 0),

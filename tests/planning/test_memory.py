@@ -1,4 +1,4 @@
-"""The plan's bytes against the peak of live bytes of the real code, all layers of it, on fake tensors."""
+"""The plan's bytes against the peak of live bytes of the real code, with all its layers, on fake tensors."""
 
 import gc
 import statistics

@@ -1,4 +1,4 @@
-"""What `auto` takes for a microbatch holds every row that the recipe admits."""
+"""The microbatch that `auto` chooses holds every row that the recipe allows."""
 
 import pytest
 

@@ -65,7 +65,7 @@ def test_the_copy_of_the_start_is_counted_where_it_lies(recipe, capsys, place, s
     words = ["lora=null", "algorithm.kl.coef=0.1", f"model.reference={place}", "model.dtype=bfloat16"]
     assert main(["plan", str(recipe), *words, f"train.strategy={strategy}", "--gpus", "2", "--json"]) == 0
     (option,) = json.loads(capsys.readouterr().out)["options"]
-    moments = option["memory"]["components"]["optimizer moments"]  # 8 bytes a weight, and fsdp2 shares out both
+    moments = option["memory"]["components"]["optimizer moments"]  # 8 bytes per weight, and fsdp2 divides both
     on_device = option["memory"]["components"].get("copy of the start", 0)
     on_host = option["memory"]["host"].get("copy of the start", 0)
     assert (on_device, on_host) == ((moments // 4, 0) if place == "device" else (0, moments // 4))

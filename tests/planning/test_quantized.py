@@ -22,7 +22,7 @@ pytest.importorskip("bitsandbytes")
 
 
 def real_bytes(model, layers: set[str]) -> int:
-    """Of the language model: the parameters, and the scales beside those that are quantised."""
+    """Return the bytes of the language model: its parameters, and the scales of those that are quantised."""
     found = 0
     for name in layers:
         layer = model.get_submodule(name)

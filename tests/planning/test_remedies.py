@@ -1,4 +1,4 @@
-"""What a recipe that does not fit would have to change, and the tables that say so."""
+"""What would have to change in a recipe that does not fit, and the tables that say so."""
 
 import json
 from pathlib import Path
@@ -94,7 +94,7 @@ def test_a_machine_without_room_for_what_is_offloaded_is_told_otherwise(large):
 
 
 def test_the_least_change_is_taken(small):
-    # 15.2 GB of weights, and 9.8 GB for the passes of 16,384 tokens: on 24 GB a smaller microbatch is enough.
+    # 15.2 GB of weights, and 9.8 GB for the passes of 16,384 tokens: on 24 GB, a smaller microbatch is enough.
     found = remedy_of(small, per_token(600_000), machine(1, 24))
     assert found.changes.keys() == {"learner.max_tokens_per_microbatch"}
     # On 16 GB the weights must be elsewhere, and then 4.9 GB for all tokens fit.
@@ -109,11 +109,12 @@ def test_more_ranks_are_the_last_resort(large):
 
 
 def test_a_remedy_keeps_the_recipes_own_rules(large):
-    # Reward penalties read the whole step; vLLM in process would break the rule on sampling ahead, which servers keep.
+    # Reward penalties read the whole step. vLLM in process would break the rule on sampling ahead, which servers keep.
     served = {"rollout.engine": "vllm-server", "rollout.urls": ("http://a:1",), "rollout.vllm": Vllm()}
     found = remedy_of(changed(large, served), LEARNER_72B, machine(8, 40))
     assert not any(key.startswith("rollout") for key in found.changes)
-    # The weights of full fine-tuning reach vLLM, but not from ranks of DeepSpeed, nor an engine that drops its own.
+    # The weights of full fine-tuning can reach vLLM, but not from ranks of DeepSpeed, and not an engine that drops its
+    # own.
     whole = {"lora": None, "rollout.engine": "local", "rollout.vllm": Vllm()}
     subject = changed(large, whole)
     found = remedy_of(subject, per_token(0), machine(8, 400))

@@ -1,4 +1,5 @@
-"""The vision tower in the plan, against the peak of its real code with other pictures than the plan's, and videos."""
+"""The vision tower in the plan, against the peak of its real code with other pictures than the plan's, and with
+videos."""
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ def per_token(size: float) -> LinearBytes:
 
 
 def learn_bytes(subject: Subject, *, tokens: int, on_gpu: bool = False, **vision: LinearBytes) -> RankMemory:
-    """The plan where a token of the learner takes 100 bytes, and half of the tokens are of images."""
+    """Return the plan's bytes if a token of the learner takes 100 bytes, and half of the tokens are those of images."""
     measured = Measured(learn=per_token(100), step=NOTHING, vision=VisionBytes(**vision), vision_share=0.5)
     layout = Layout(strategy="single", ranks=1, tokens=tokens, on_gpu=on_gpu)
     return rank_memory(subject.recipe, subject.sizes, measured, None, layout)

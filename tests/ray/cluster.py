@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 LAUNCHER = ROOT / "docs/launch/tiercel_ray.py"
 VLLM = ROOT / ".venv-vllm/bin/python"
 MARK = "TIERCEL_TEST_CLUSTER"
-LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # or Ray takes the machine's address for 127.0.0.1
-OWN = {"WORLD_SIZE=2", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"}  # in the environment of what is not Ray's
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # otherwise Ray uses the machine's address for 127.0.0.1
+OWN = {"WORLD_SIZE=2", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"}  # in the environment of processes that are not Ray's
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_memory_monitor_refresh_ms": "0"}
 
 
@@ -57,8 +57,8 @@ class Cluster:
     """Two raylets on 127.0.0.1, each with room for one trainer and one server."""
 
     def __init__(self) -> None:
-        self.mark = uuid.uuid4().hex  # in the environment of all that the cluster starts
-        self.directory = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # sockets want a short path
+        self.mark = uuid.uuid4().hex  # in the environment of everything that the cluster starts
+        self.directory = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # sockets need a short path
         self.environment = {
             **os.environ,
             **ENVIRONMENT,

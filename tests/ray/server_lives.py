@@ -1,5 +1,5 @@
-"""Kill a server's process, then its actor, then its process again. Prints its address and process id after each: a
-program, because its modules come from docs/launch, where Ray's workers look too."""
+"""Kill a server's process, then its actor, then its process again. Prints its address and process id after each. This
+is a program because its modules come from docs/launch, where Ray's workers look too."""
 
 import os
 import signal

@@ -24,7 +24,7 @@ from tiercel.runs.directory import read_metrics
 
 pytestmark = pytest.mark.ray
 VLLM_STEPS = 6
-LONG = {"group_size": 4, "max_new_tokens": 250, "min_new_tokens": 250}  # time enough for a kill between two tokens
+LONG = {"group_size": 4, "max_new_tokens": 250, "min_new_tokens": 250}  # enough time for a kill between two tokens
 START_SECONDS = 300  # for vLLM on a busy machine
 
 
@@ -54,7 +54,7 @@ def write_recipe(checkpoint: Path, directory: Path, name: str, steps: int, rollo
         "rollout": rollout,
         "optim": {"lr": 1e-2, "prompts_per_step": 4},
         "train": {"steps": steps, "save_every": save_every, "threads": 1, "strategy": "ddp"},
-        "reliability": {"reward_timeout": START_SECONDS},  # a stopped rank's goes on
+        "reliability": {"reward_timeout": START_SECONDS},  # a stopped rank's continues
         "output": str(directory / name),
     }
     path = directory / f"{name}.yaml"
@@ -74,7 +74,7 @@ def test_one_of_two_servers_and_one_of_two_ranks_killed_lose_and_double_nothing(
         sessions = cluster.sessions()
         assert len(sessions) >= 4
         done, first = kill_while_sampling(servers[1], run, 1, process, log)
-        with stopped(cluster.ranks()) as ranks:  # or the run would be over before the server is back
+        with stopped(cluster.ranks()) as ranks:  # otherwise the run would be over before the server is back
             wait_until(lambda: answers(servers[1]), process, log, START_SECONDS)
         wait_until(lambda: rows_done(run) >= done + 2, process, log)
         sessions |= cluster.sessions()
@@ -164,7 +164,7 @@ def test_a_server_is_started_again_at_its_address_until_no_restart_is_left(clust
     done = subprocess.run(
         [sys.executable, program, tmp_path, str(port)],
         env=cluster.environment | {"PYTHONPATH": str(LAUNCHER.parent)},
-        cwd=LAUNCHER.parent,  # of which Ray tells its workers
+        cwd=LAUNCHER.parent,  # Ray tells its workers about this directory
         capture_output=True,
         text=True,
         timeout=120,

@@ -1,4 +1,4 @@
-"""Faults that hand-made rows show: when they are found, how often, and what is left alone."""
+"""Faults that hand-made rows show: when they are found, how often, and what is not reported."""
 
 import math
 

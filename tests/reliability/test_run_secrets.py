@@ -82,7 +82,7 @@ def write_rows(directory: Path) -> Path:
 
 
 def write_recipe(checkpoint: Path, directory: Path) -> Path:
-    """A recipe file, beside its rows and its reward."""
+    """Write a recipe file next to its rows and its reward."""
     recipe = grpo_recipe(
         checkpoint,
         write_rows(directory),

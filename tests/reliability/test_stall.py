@@ -1,4 +1,4 @@
-"""Whose fault is it: from the ranks' last signs alone."""
+"""Which rank is at fault, from nothing but the ranks' last signals."""
 
 import sys
 from dataclasses import replace

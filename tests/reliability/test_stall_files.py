@@ -1,4 +1,4 @@
-"""Stacks of all threads, with the main thread's where it is looked for."""
+"""Stacks of all threads, with the main thread's at the expected place."""
 
 import threading
 

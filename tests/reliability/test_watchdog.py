@@ -1,4 +1,5 @@
-"""The watchdog's own thread: it ends what stands still, leaves alone what does not, and says whose fault it is."""
+"""The watchdog's own thread: it ends a run without progress, leaves other runs alone, and says which rank is at
+fault."""
 
 import errno
 import json
@@ -164,7 +165,7 @@ def test_the_message_has_the_figures_of_the_judgement_whoever_speaks(tmp_path, c
     with watchdog(tmp_path, heartbeat, ends, 2) as dog:
         dog.files.write(other_sign(1))
         assert dog.files.call_out(judged) == judged
-        assert dog.files.call_out(judged[:1]) == judged  # the first judgement counts
+        assert dog.files.call_out(judged[:1]) == judged  # the first judgement is used
         assert ends.happened.wait(20 * LIMIT)
     assert "no progress for 1 s (the limit is 0.6 s" in capsys.readouterr().err
 
@@ -214,5 +215,5 @@ def test_an_open_run_shows_what_its_rank_does(tmp_path, monkeypatch):
         assert not file.exists()
         time.sleep(LIMIT / 4)
         heartbeat.beat()
-        assert not file.exists()  # the thread goes on, the file does not come back
+        assert not file.exists()  # the thread continues, and the file does not reappear
     assert not ends.codes

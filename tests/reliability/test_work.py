@@ -1,4 +1,4 @@
-"""Whether a process works: by its processor time, its reading, its imports."""
+"""Whether a process works: from its processor time, its reading, its imports."""
 
 import subprocess
 import sys
@@ -40,7 +40,7 @@ def test_a_process_that_sleeps_is_idle():
 
 
 def test_importing_is_progress_and_computing_alone_is_not(monkeypatch):
-    monkeypatch.setattr("tiercel.reliability.work.OWN_THREAD", None)  # else this thread's own work does not count
+    monkeypatch.setattr("tiercel.reliability.work.OWN_THREAD", None)  # otherwise this thread's own work does not count
     work = WorkMonitor()
     began = work.progress
     for _ in range(2):

@@ -4,7 +4,7 @@
 
 from typing import Any
 
-REFUSED = "refused"  # the right answer cannot be read for certain
+REFUSED = "refused"  # the right answer cannot be read with certainty
 
 # (reward, right answer of the row, completion, reward's value)
 TABLE: list[tuple[str, Any, str, float | str]] = [

@@ -1,4 +1,4 @@
-"""The table of right answers and completions, through the rewards, `check`, training and `eval`."""
+"""The table of right answers and completions, in the rewards, `check`, training and `eval`."""
 
 import json
 import types

@@ -126,7 +126,7 @@ def test_a_model_that_repeats_itself_without_end_is_read_at_once(beginning, fill
         ("It is a dog", None),
         ("the answer is a dog", None),
         ("DOG", None),
-        ("\u0131", None),  # a dotless i matches I in a pattern, and is not I
+        ("\u0131", None),  # a dotless i matches I in a pattern, but is not I
         ("", None),
     ],
 )

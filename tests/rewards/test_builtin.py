@@ -18,7 +18,7 @@ def value(name, row, **options):
 
 def test_every_name_of_the_schema_is_built_in_and_says_what_it_takes():
     assert set(BUILTIN) == set(allowed_words(keys_of("grpo")["rewards.N.name"].field.annotation))
-    assert len(BUILTIN) == len(KINDS) - 1  # each has a name of its own, but the user's by call
+    assert len(BUILTIN) == len(KINDS) - 1  # each has its own name, except the user's by call
     for name, kind in BUILTIN.items():
         is_scored = kind.score not in (RewardEntry.score, TruthReward.score)
         is_compared = getattr(kind, "compare", TruthReward.compare) is not TruthReward.compare
@@ -84,7 +84,7 @@ def test_format_counts_a_thought_that_the_template_opens(pattern, opened, comple
 def test_a_thought_that_the_template_opened_is_not_opened_again():
     asked = sample("<think>Two.</think><answer>2</answer>", opened="<think>\n")
     assert value("format", asked) == 0.0
-    assert value("format", asked, pattern=THINK_PATTERNS[1]) == 1.0  # which fits what was sampled
+    assert value("format", asked, pattern=THINK_PATTERNS[1]) == 1.0  # this fits what was sampled
 
 
 def test_a_pattern_for_what_is_sampled_fits_it_as_well():
@@ -132,8 +132,8 @@ def test_choice_takes_letters_or_the_recipes_own():
 
 
 def test_iou_maps_the_answer_to_original_pixels():
-    # [40, 5, 400, 50] in the 400 x 50 picture is [20, 10, 200, 100] in the 200 x 100 original: 180 * 90 pixels,
-    # of which 90 * 90 are right.
+    # [40, 5, 400, 50] in the 400 x 50 picture is [20, 10, 200, 100] in the 200 x 100 original: 180 * 90 pixels, of
+    # which 90 * 90 are right.
     row = sample("<answer>[40, 5, 400, 50]</answer>", [110, 10, 200, 100])
     assert value("iou", row) == pytest.approx(0.5)
     same_box = sample("<answer>(100,100),(1000,1000)</answer>", [20, 10, 200, 100], coordinate_space="thousandths")

@@ -91,7 +91,7 @@ def test_nothing_to_find_and_nothing_found_is_right():
 
 
 def test_the_pairs_are_as_many_as_possible():
-    # the first given box overlaps both wanted ones, the first a little better; the second only the first
+    # the first given box overlaps both wanted ones, the first slightly more; the second overlaps only the first
     given = [(0, 0, 10, 10), (0, 0, 10, 9)]
     wanted = [(0, 0, 10, 9.5), (0, 3.2, 10, 12)]
     assert iou(given[0], wanted[0]) > iou(given[0], wanted[1]) > 0.5 > iou(given[1], wanted[1])
@@ -121,7 +121,7 @@ def test_the_pairs_equal_those_of_all_assignments(seed):
 def test_average_precision_by_hand():
     wanted = [(0, 0, 10, 10), (20, 20, 30, 30)]
     right, wrong = wanted[0], (50, 50, 60, 60)
-    # right, wrong, right: precisions 1, 1/2, 2/3; the right ones' best from there on 1 and 2/3
+    # right, wrong, right: precisions 1, 1/2, 2/3; the right ones' best from there on are 1 and 2/3
     assert average_precision([right, wrong, wanted[1]], wanted, 0.5) == pytest.approx((1 + 2 / 3) / 2)
     # wrong first: 1/2 at the only right one
     assert average_precision([wrong, right], wanted, 0.5) == pytest.approx(0.25)
@@ -161,7 +161,7 @@ def test_vlm_r1s_reward_differs_from_iou_where_it_says():
     truth = [0, 0, 10, 10]
     # overlap of [5, 5, 15, 15]: far edge 9, so 5 .. 9 are 5 pixels a side: 25 / (100 + 100 - 25), as the plain one
     assert value("vlm_r1_rec", "<answer>[5, 5, 15, 15]</answer>", truth) == pytest.approx(25 / 175)
-    # one pixel of overlap: 9 < 9 is false, so 0 where the plain overlap is 1 / 199
+    # one pixel of overlap: 9 < 9 is false, so 0 although the plain overlap is 1 / 199
     assert value("vlm_r1_rec", "<answer>[9, 9, 19, 19]</answer>", truth) == 0.0
     assert value("iou", "<answer>[9, 9, 19, 19]</answer>", truth) == pytest.approx(1 / 199)
     two = "<answer>[5, 5, 15, 15]</answer> <answer>[0, 0, 10, 10]</answer>"

@@ -55,7 +55,7 @@ def test_relative_tolerance_by_hand():
     assert value("number", "104", 100, relative_tolerance=0.05) == 1.0
     assert value("number", "-96", -100, relative_tolerance=0.04) == 1.0
     assert value("number", "106", 100, relative_tolerance=0.05) == 0.0
-    assert value("number", "106", 100, relative_tolerance=0.05, tolerance=6) == 1.0  # the larger counts
+    assert value("number", "106", 100, relative_tolerance=0.05, tolerance=6) == 1.0  # the larger one counts
     assert value("number", "0.1", 0, relative_tolerance=0.5) == 0.0
 
 

@@ -1,4 +1,4 @@
-"""Answers that no sound vLLM server gives, and what the client makes of each."""
+"""Answers that no correct vLLM server gives, and how the client treats each."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -14,8 +14,9 @@ DEEP = 100_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostileAnswer:
-    """`left out`: tried again a few times, then the server is left out for good; `patience`: tried again until
-    rollout.patience is over; `at once`: the run ends, for only its user can mend it. `says`: part of the message."""
+    """A hostile answer and its effect. `left out`: it is retried a few times, then the server is left out for good;
+    `patience`: it is retried until rollout.patience is over; `at once`: the run ends, because only its user can correct
+    this. `says` is a part of the message."""
 
     make: Callable[[Answer], Raw]
     ending: Ending
@@ -270,7 +271,7 @@ def _at(answer: Any, path: Sequence[int | str]) -> Any:
 
 
 def _put(answer: Any, path: Sequence[int | str], value: Any) -> Any:
-    """The answer with a value in a place; the value itself where the path is empty."""
+    """Return the answer with a value in one place, or the value itself if the path is empty."""
     if not path:
         return value
     _at(answer, path[:-1])[path[-1]] = value

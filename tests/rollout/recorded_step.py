@@ -1,7 +1,7 @@
-"""A step that is recorded and repeated as a CUDA graph would: the same operations on the same memory.
+"""A step that is recorded and repeated like a CUDA graph: the same operations on the same memory.
 
 What Python computes happens once, at the recording. Operations that only make views are not repeated, because their
-memory is that of others; all others write where they wrote at first.
+memory belongs to other tensors; all others write where they wrote at first.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""A server that speaks vLLM's protocol and samples in earnest: with tiny weights, and the adapters that it is given."""
+"""A server that speaks vLLM's protocol and really samples, with tiny weights and the adapters that it is given."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from tiercel.rollout.sampler import SamplingParams
 from tiercel.rollout.vllm.routes import chat_messages
 from tiercel.types import EncodedPrompt
 
-FIRST_PROBE = 2**30  # numbers of weights from here on are no versions
+FIRST_PROBE = 2**30  # numbers of weights from here on are not versions
 
 
 class SamplingServer(ScriptedServer):

@@ -1,4 +1,4 @@
-"""Dialogues whose answers are a function of what the policy wrote, some with pictures, some after a delay."""
+"""Dialogues whose answers depend on what the policy wrote, some with pictures, some after a delay."""
 
 import threading
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""A small HTTP server that speaks as much of vLLM's protocol as the client uses, and fails as a test asks."""
+"""A small HTTP server that speaks as much of vLLM's protocol as the client uses, and fails as a test requires."""
 
 import json
 import socket
@@ -21,7 +21,7 @@ class Raw:
     body: bytes = b""
     status: int = 200
     headers: tuple[tuple[str, str], ...] = (("Content-Type", "application/json"),)
-    promised: int = 0  # bytes beyond the body that the header tells of
+    promised: int = 0  # bytes beyond the body that the header announces
     pause: float = 0.0  # seconds before each byte
     wire: bytes | None = None  # what is written in place of all this
 
@@ -68,7 +68,7 @@ class ScriptedServer:
 class _Handler(BaseHTTPRequestHandler):
     scripted: ScriptedServer
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # or a body waits 40 ms for the word that its headers have come
+    disable_nagle_algorithm = True  # otherwise a body waits 40 ms for the acknowledgement of its headers
 
     def log_message(self, format: str, *arguments: Any) -> None:
         pass

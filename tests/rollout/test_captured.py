@@ -1,4 +1,4 @@
-"""The decoder of an accelerator: memory and captured steps that outlast a batch, rows that have ended and stay."""
+"""The decoder of an accelerator: memory and captured steps that outlast a batch, and rows that have ended but stay."""
 
 from dataclasses import replace
 
@@ -104,7 +104,7 @@ def test_other_weights_are_captured_anew(policy):
 
 
 def replace_weights(policy: Policy) -> None:
-    """Let the head's weights lie elsewhere."""
+    """Move the head's weights to another place in memory."""
     head = policy.model.get_output_embeddings()
     head.weight.data = head.weight.data.flip(0).contiguous()
 

@@ -1,4 +1,4 @@
-"""The counter-based draws: what they depend on, that they follow the distribution, and the two filters by hand."""
+"""The counter-based draws: what they depend on, that they follow the distribution, and the two filters, by hand."""
 
 import math
 from itertools import pairwise
@@ -149,13 +149,13 @@ def test_top_k_by_hand():
     assert kept(logits, 1, 1.0) == [False, True, False, False]
     assert kept(logits, 2, 1.0) == [False, True, True, False]
     assert kept(logits, 4, 1.0) == kept(logits, 0, 1.0) == kept(logits, 9, 1.0) == [True] * 4
-    assert kept([1.0, 2.0, 2.0, 0.0], 1, 1.0) == [False, True, True, False]  # equal ones stand or fall together
+    assert kept([1.0, 2.0, 2.0, 0.0], 1, 1.0) == [False, True, True, False]  # equal ones are kept or dropped together
 
 
 def test_top_p_by_hand():
     logits = torch.tensor([0.15, 0.5, 0.05, 0.3]).log().tolist()
     assert kept(logits, 0, 0.45) == [False, True, False, False]
-    assert kept(logits, 0, 0.55) == [False, True, False, True]  # the token that crosses the bound is in
+    assert kept(logits, 0, 0.55) == [False, True, False, True]  # the token that crosses the bound is kept
     assert kept(logits, 0, 0.79) == [False, True, False, True]
     assert kept(logits, 0, 0.81) == [True, True, False, True]
     assert kept(logits, 0, 0.96) == kept(logits, 0, 1.0) == [True] * 4

@@ -1,4 +1,5 @@
-"""Answers of a broken vLLM server from the fifth rollout on: none is learnt from, and each ends with a message."""
+"""Answers of a broken vLLM server from the fifth rollout on: nothing is learnt from any, and each ends with a
+message."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from tiercel.rollout.vllm import http
 from tiercel.rollout.vllm import server as vllm_server
 from tiercel.rollout.vllm.routes import chat_messages
 
-TOKENS = Tokens(vocabulary=77, placeholder=5, end=2)  # for the names alone; the fixture has the checkpoint's
+TOKENS = Tokens(vocabulary=77, placeholder=5, end=2)  # used only for their names; the fixture has the checkpoint's
 GOOD_ROLLOUTS = 4
 
 
@@ -67,7 +68,7 @@ def test_a_hostile_answer_ends_with_a_message_and_is_never_accepted(name, answer
         server.tamper_models, server.faults = hostile.make, ["500"]
     else:
         server.tamper = hostile.make
-    if hostile.ending == "patience":  # of which the good answers may need all
+    if hostile.ending == "patience":  # the good answers may need all of it
         sampler.pool = replace(sampler.pool, patience_seconds=0.2)
     if "no complete answer" in hostile.says:  # the others answer, however late a busy machine lets them
         for client in sampler.pool.servers:

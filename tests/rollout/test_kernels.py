@@ -1,7 +1,7 @@
-"""Attention over memory of which tensors say how much is in use: the exact form by hand, and FlashAttention's calls.
+"""Attention over memory whose used part is given by tensors: the exact form by hand, and FlashAttention's calls.
 
-The CPU has no FlashAttention for sequences of different lengths. `slow_flash` computes what PyTorch documents of it,
-one sequence after the other. So the layouts of queries, keys and results are tested here; the kernel needs a GPU.
+The CPU has no FlashAttention for sequences of different lengths. `slow_flash` computes what PyTorch documents about it,
+one sequence after the other. So the layouts of queries, keys and results are tested here, but the kernel needs a GPU.
 """
 
 import pytest
@@ -34,13 +34,14 @@ def slow_flash(
         assert start + used <= len(key) and used <= longest and queries.stop - queries.start <= most
         keys, values = (each[start : start + used].repeat_interleave(repeats, 1) for each in (key, value))
         scores = torch.einsum("nae,tae->ant", query[queries], keys) * scale
-        lse[:, queries] = scores.logsumexp(-1) if used else torch.inf  # so says FlashAttention where there is no key
+        lse[:, queries] = scores.logsumexp(-1) if used else torch.inf  # FlashAttention returns this if there is no key
         output[queries] = torch.einsum("ant,tae->nae", scores.softmax(-1), values)
     return output, lse, None, None, None
 
 
 def filled(kernel, *, heads: int, queries: int, rows: list[int], tokens: int) -> tuple[FixedMemory, Tensor, Tensor]:
-    """Memory of which `tokens` of each row are in use, and random keys (J), with garbage where nothing is in use."""
+    """Return memory of which `tokens` of each row are in use, and random keys (J), with garbage in the unused
+    places."""
     generator = torch.Generator().manual_seed(0)
     memory = FixedMemory(BatchSize(prompts=4, prompt_tokens=12, group_size=3, new_tokens=7), torch.device("cpu"))
     memory.begin(LENGTHS, 3)

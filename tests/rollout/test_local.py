@@ -1,4 +1,4 @@
-"""The local engine on tiny models: what a sample depends on, how a completion ends, what is reported of it."""
+"""The local engine on tiny models: what a sample depends on, how a completion ends, and what is reported about it."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -287,11 +287,11 @@ def of_lengths(*lengths: int) -> list[EncodedPrompt]:
 
 def test_batches_by_hand(monkeypatch):
     monkeypatch.setattr(engine, "TOKENS_IN_FLIGHT", 100)
-    # two rows per prompt, each as wide as the longest prompt of its batch and 5 more
+    # two rows per prompt, each as wide as the longest prompt of its batch plus 5
     assert _batches(of_lengths(5, 5, 5, 5, 5, 5), 2, 5) == [[0, 1, 2, 3, 4], [5]]
     assert _batches(of_lengths(5, 20, 5, 5), 2, 5) == [[0, 1], [2, 3]]  # 6 rows of 25 would be too many
-    assert _batches(of_lengths(5, 5, 30, 5), 2, 5) == [[0, 1], [2], [3]]  # 4 rows of 35 as well
-    # a prompt too large goes alone, and its width does not weigh on those after it
+    assert _batches(of_lengths(5, 5, 30, 5), 2, 5) == [[0, 1], [2], [3]]  # and so would 4 rows of 35
+    # a prompt that is too large goes alone, and its width does not affect those after it
     assert _batches(of_lengths(200, 5, 5, 5), 2, 5) == [[0], [1, 2, 3]]
     assert _batches([], 2, 5) == []
 

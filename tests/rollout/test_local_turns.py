@@ -26,13 +26,13 @@ from tiercel.types import Completion, Group
 SEEDS = [100, 200, 300]
 TURNS = replace(PARAMS, group_size=3, max_new_tokens=60, temperature=1.3)
 WINDOW = 36
-CAPTURED = ("qwen2_5_vl", "qwen3_5", "gemma4")  # on memory of an accelerator too: plain attention, states, windows
+CAPTURED = ("qwen2_5_vl", "qwen3_5", "gemma4")  # also in an accelerator's memory: plain attention, states, windows
 
 
 @pytest.fixture(scope="module")
 def policies(tiny_checkpoints) -> dict[str, Policy]:
     policies = {name: tiny_policy(tiny_checkpoints[name], noise=0.1) for name in FAMILY_NAMES}
-    for name in ("gemma3", "gemma4"):  # some rows see a part of their prompt, others none, beside each other
+    for name in ("gemma3", "gemma4"):  # some rows see a part of their prompt, others none, next to each other
         widen_windows(policies[name])
     return policies
 
@@ -51,7 +51,7 @@ def policy(policies) -> Policy:
 
 
 class Repeating:
-    """A decoder of which rows cannot come back, so that all tokens of a row are run again before each turn."""
+    """A decoder whose rows cannot come back, so that all tokens of a row are computed again before each turn."""
 
     def __init__(self, policy: Policy, vision: VisionStore | None = None):
         self.decoder = SharedDecoder(policy, vision or VisionStore(policy, 0))
@@ -77,7 +77,7 @@ def fixed(policy: Policy, capture=RecordedStep) -> FixedDecoder:
 
 
 def sampled(policy: Policy, sampler: LocalSampler, params=TURNS, dialogues=None, end_bias: float = 3.5):
-    """The groups of the tiny prompts, with pictures in the answers where `dialogues` are not given."""
+    """Return the groups of the tiny prompts, with pictures in the answers unless `dialogues` are given."""
     dialogues = dialogues or ScriptedDialogues(with_pictures(policy.family))
     with likelier_end(policy, end_bias):
         return sampler.sample(tiny_prompts(policy.family), params, SEEDS, dialogues)
@@ -257,7 +257,7 @@ def test_rows_come_back_at_a_multiple_of_16_after_16_drawn_tokens(policy):
         patch.setattr(engine, "sample_turns", watched)
         patch.setattr("tiercel.rollout.drawing.TokenDraw.__call__", ends_of_the_first)
         sampler_of(policy).sample(tiny_prompts(policy.family)[:1], params, SEEDS[:1], dialogues)
-    # it leaves at the 1st drawn token and is back for the 33rd; it leaves again and would be back for the 65th
+    # it leaves at the 1st sampled token and is back for the 33rd; it leaves again and would be back for the 65th
     assert draws == [(100, 1, 0), (100, 1, 32), (101, 50, 49), (100, 1, 49)]
     assert sizes == [1] * 49
 
@@ -310,7 +310,7 @@ def test_memory_and_captured_steps_serve_turns_and_plain_sampling_in_turn(polici
     policy = policies[name]
     sampler, shared = sampler_of(policy, fixed(policy)), sampler_of(policy)
     prompts = tiny_prompts(policy.family)
-    long = replace(TURNS, max_new_tokens=400)  # memory that is not allocated anew
+    long = replace(TURNS, max_new_tokens=400)  # memory that is not allocated again
     for _ in range(2):
         with likelier_end(policy, 3.5):
             plain, same = (each.sample(prompts, long, SEEDS) for each in (sampler, shared))

@@ -1,4 +1,4 @@
-"""Copies of weights in autocast's dtype: autocast's numbers to the bit, present weights at addresses that stay."""
+"""Copies of weights in autocast's dtype: autocast's numbers to the bit, current weights at addresses that stay."""
 
 from dataclasses import replace
 
@@ -88,7 +88,7 @@ def test_what_is_left_alone(tiny_checkpoints):
     policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], noise=0.1)  # float32 computes in float32
     assert not NarrowLinears(policy).layers
     head = policy.model.get_output_embeddings()
-    head.forward = head.forward  # as a library does that moves weights in and out
+    head.forward = head.forward  # like a library that moves weights in and out
     whole = replace(policy, compute_dtype=torch.bfloat16)
     assert head not in NarrowLinears(whole).layers
     del head.forward

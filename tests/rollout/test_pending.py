@@ -1,4 +1,4 @@
-"""Groups that a checkpoint kept for the next step, where their files are not what was written."""
+"""Groups that a checkpoint kept for the next step, when their files are not what was written."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Prepacked layers against the plain ones: the same numbers, of the weights as they are, within their bytes."""
+"""Prepacked layers against the plain ones: the same numbers, with the current weights, within their bytes."""
 
 import runpy
 from dataclasses import replace
@@ -100,7 +100,7 @@ def test_trained_weights_are_copied_anew_and_frozen_ones_once(policy):
         assert set(linears.copies) == set(linears.copied)
     assert set(linears.copies) == {kept for kept in linears.copied if not isinstance(kept, LoraLinear)}
     before = outputs(layer, inputs)
-    layer.lora_B["default"].weight.data += 0.5  # not seen by the parameter's version counter
+    layer.lora_B["default"].weight.data += 0.5  # the parameter's version counter does not notice
     with linears.of_present_weights(), linears.in_place():
         found = outputs(layer, inputs)
         assert linears.copies[head] is of_head
@@ -135,20 +135,20 @@ def test_layers_are_their_own_again_after_an_error(policy):
     assert all(not isinstance(layer, LoraLinear) for layer in linears.copies)
 
 
-@pytest.mark.filterwarnings("ignore:TF32 acceleration")  # of switching oneDNN off
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")  # a warning from switching oneDNN off
 def test_what_is_left_alone(policy):
     assert not PrepackedLinears(policy, None).copied
     assert not PrepackedLinears(replace(policy, compute_dtype=torch.bfloat16), PLENTY).copied
     with torch.backends.mkldnn.flags(enabled=False):
         assert not PrepackedLinears(policy, PLENTY).copied
     head = policy.model.get_output_embeddings()
-    head.forward = head.forward  # as a library does that moves weights in and out
+    head.forward = head.forward  # like a library that moves weights in and out
     assert head not in PrepackedLinears(policy, PLENTY).copied
     del head.forward
 
 
 def test_an_adapter_that_is_more_than_a_product_keeps_its_forward_pass():
-    """DoRA scales what it adds by a norm: its base layer alone is prepacked."""
+    """DoRA scales what it adds by a norm, so only its base layer is prepacked."""
 
     class Decoder(nn.Module):
         def __init__(self):

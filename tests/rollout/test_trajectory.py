@@ -121,9 +121,9 @@ def test_an_observation_leaves_room_for_a_token_or_is_dropped(family):
 
 def test_the_budget_of_a_turn(family):
     builder = builder_of(family, [observation(family, " the" * 40)])
-    assert builder.budget == 20  # of a turn
+    assert builder.budget == 20  # for a turn
     assert write(builder, " the")
-    assert builder.budget == 60 - len(builder.token_ids) < 20  # of the trajectory
+    assert builder.budget == 60 - len(builder.token_ids) < 20  # for the trajectory
 
 
 def test_a_turn_without_an_end_token_is_closed_before_what_comes_back(family):

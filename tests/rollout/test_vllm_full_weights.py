@@ -1,4 +1,4 @@
-"""The names of all weights in a checkpoint, as an engine is given them in full fine-tuning."""
+"""The names of all weights in a checkpoint, as an engine gets them in full fine-tuning."""
 
 import pytest
 import torch

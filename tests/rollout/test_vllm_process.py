@@ -1,4 +1,4 @@
-"""What the engine in process needs of vLLM; vLLM itself is not imported."""
+"""What the engine in process needs from vLLM. vLLM itself is not imported."""
 
 import pytest
 from packaging.version import Version

@@ -1,4 +1,4 @@
-"""The client of vLLM servers: what it asks for, what it takes for an answer, and every way a server fails."""
+"""The client of vLLM servers: what it requests, what it accepts as an answer, and every way in which a server fails."""
 
 import time
 from collections.abc import Iterator
@@ -222,7 +222,7 @@ def test_a_server_with_another_model_or_too_short_a_context_is_refused(family, s
         sampler = sampler_of(family, server, needs=ServerRequirements(model_names=names, row_tokens=tokens))
         with pytest.raises(EnvironmentProblem, match=said):
             sampler.require_fit()
-    # A hub's model lies in a directory that has the name of its commit.
+    # A hub's model is in a directory that is named after its commit.
     sampler_of(
         family, server, needs=ServerRequirements(model_names=("hub/Name", "cache/base"), row_tokens=100)
     ).require_fit()

@@ -1,4 +1,4 @@
-"""`lora.init` may name a run: its newest adapter is taken once, and kept while the new run goes on."""
+"""`lora.init` may name a run: its newest adapter is chosen once, and kept while the new run continues."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""Every read of a file of a run goes through regular_files.py, which bounds it: held by a look at the whole source.
+"""Every read of a file of a run goes through regular_files.py, which bounds it. This is checked in the whole source.
 
-A run directory may hold pipes, devices, links and files without end. No module opens a file by itself, but for those
+A run directory may contain pipes, devices, links and endless files. No module opens a file by itself, except those
 listed here: modules that read no file of a run, and calls that are safe for another reason.
 """
 
@@ -21,7 +21,10 @@ NO_FILE_OF_A_RUN = {
     **dict.fromkeys(("rollout/vllm/full_weights.py", "distributed/agreement.py"), "weights"),
     **dict.fromkeys(("cli/import_command.py", "config/deepspeed.py", "config/loading.py"), "a recipe, a script"),
     **dict.fromkeys((f"convert/{name}.py" for name in ("accelerate", "hydra_rows", "rewards", "rows")), "a script"),
-    **dict.fromkeys(("convert/tuning.py", "convert/table.py", "config/synonyms/__init__.py"), "a script, our own"),
+    **dict.fromkeys(
+        ("convert/tuning.py", "convert/table.py", "doctor/verdict.py", "config/synonyms/__init__.py"),
+        "a script, our own",
+    ),
     **dict.fromkeys(("messages/__init__.py", "demo/command.py", "demo/pairs.py", "demo/running.py"), "our own files"),
     **dict.fromkeys(
         ("data/media/images.py", "data/readers.py", "data/media/videos.py", "image_decoding.py"),
@@ -50,7 +53,7 @@ SAFE = {
     ("distributed/strategies/shard_files.py", "safe_open(file, 'pt')"): "of a checkpoint whose manifest was compared",
     ("reliability/stall_files.py", "Path(f'/proc/{sign.process}/stat').read_text()"): "/proc",
     ("packing/kernel_table.py", "file.read_text(encoding='utf-8')"): "our own",
-    ("web/report/page.py", "Path(__file__).with_name(name).read_text(encoding='utf-8')"): "our own",
+    ("web/report/page.py", "(Path(__file__).parent.parent / 'static' / name).read_text(encoding='utf-8')"): "our own",
     ("web/report/pictures.py", "Image.open(stream, formats=('PNG',))"): "opened by the helper",
     ("runs/call_files.py", "path.read_bytes()"): "what the recipe names",
     ("runs/lock.py", "Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii')"): "/proc",
@@ -66,7 +69,6 @@ SAFE = {
     ("training/kept_batches.py", "safe_open(file, 'pt')"): "after require_regular",
     ("training/offline/precomputed.py", "safe_open(file, 'pt')"): "after require_regular",
     ("data/picture_files.py", "file.open('rb')"): "a picture of a row",
-    ("web/view/server.py", "(Path(__file__).parent.parent / folder / name).read_text(encoding='utf-8')"): "our own",
 }
 
 

@@ -1,4 +1,4 @@
-"""The files that a user's function is made of, found by their imports."""
+"""The files that a user's function consists of, found through their imports."""
 
 from pathlib import Path
 

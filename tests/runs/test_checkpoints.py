@@ -1,4 +1,4 @@
-"""Checkpoints: what makes one valid, which one wins, and what a crash leaves behind."""
+"""Checkpoints: what makes one valid, which one is used, and what a crash leaves behind."""
 
 import json
 import shutil
@@ -174,7 +174,7 @@ def test_a_crash_while_writing_leaves_no_checkpoint(tmp_path):
     assert found is not None and (found.step, said) == (10, [])
     assert (tmp_path / ".step-000020.tmp" / "half.bin").exists()
 
-    save(tmp_path, 20)  # the half-written file is not taken over
+    save(tmp_path, 20)  # the half-written file is not reused
     assert problem_with(directory_of(tmp_path, 20)) is None
     assert not (directory_of(tmp_path, 20) / "half.bin").exists()
 

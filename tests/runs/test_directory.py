@@ -168,7 +168,7 @@ def test_a_differing_recipe_names_every_key(tmp_path):
     assert "train.seed: 0 there, 1 now" in text
     assert "rewards.1.name: 'format' there, None now" in text
     assert "optim.betas" not in text and "train.steps" not in text
-    assert "lr: 1.0e-05" in (tmp_path / "config.yaml").read_text()  # the run's own recipe is untouched
+    assert "lr: 1.0e-05" in (tmp_path / "config.yaml").read_text()  # the run's own recipe is not changed
 
 
 def test_secrets_of_a_recipe_are_not_kept_and_it_opens_the_run_again(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""How a run ended, told by what its last process left behind; one process is killed by a real signal."""
+"""How a run ended, from what its last process left behind. One process is killed by a real signal."""
 
 import os
 import subprocess

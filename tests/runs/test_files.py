@@ -1,4 +1,4 @@
-"""Writing so that a reader sees the old file or the new one."""
+"""Writing so that a reader sees either the old file or the new one."""
 
 import hashlib
 import json

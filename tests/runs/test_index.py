@@ -1,4 +1,4 @@
-"""index.jsonl: what a run writes of each step, and the same from the files alone."""
+"""index.jsonl: what a run writes for each step, and the same made from the files alone."""
 
 import json
 from pathlib import Path

@@ -78,7 +78,7 @@ def test_rows_are_a_sequence_of_which_the_end_is_read_first(tmp_path, monkeypatc
 
 def test_a_long_file_from_which_nothing_goes_is_not_read_whole(tmp_path):
     file = tmp_path / "metrics.jsonl"
-    with file.open("wb") as sparse:  # a gigabyte of nothing, then a row
+    with file.open("wb") as sparse:  # a sparse gigabyte, then a row
         sparse.seek(1 << 30)
         sparse.write(b'\n{"step": 7}\n')
     assert not cut_lines(file, lambda row: row["step"] <= 7)

@@ -1,4 +1,4 @@
-"""Links, copies and folders of somebody in a run directory: nothing is written through them, and they stay."""
+"""Somebody's links, copies and folders in a run directory: nothing is written through them, and they stay."""
 
 import json
 import re

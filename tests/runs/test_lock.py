@@ -1,4 +1,5 @@
-"""A run directory has one writer, also where its lock was removed, replaced or is none. Others are real processes."""
+"""A run directory has one writer, even if its lock was removed, replaced or does not exist. Others are real
+processes."""
 
 import errno
 import fcntl
@@ -22,7 +23,7 @@ from tiercel.runs.directory import open_run
 from tiercel.runs.ending import FILE, ending_of
 from tiercel.runs.lock import WRITER, Hold
 
-# Holds a directory and does what it is told on standard input. "elsewhere": as on another host.
+# Holds a directory and follows commands on standard input. "elsewhere": as on another host.
 OTHER = """
 import os, platform, sys
 from pathlib import Path
@@ -124,7 +125,7 @@ def test_a_lock_that_was_removed_or_replaced_still_holds_and_is_made_again(run, 
 
 
 def test_a_run_whose_directory_another_has_taken_ends_and_leaves_it(run, others, monkeypatch):
-    monkeypatch.setattr(lock, "BEAT_SECONDS", 60.0)  # a beat would make the file again at once
+    monkeypatch.setattr(lock, "BEAT_SECONDS", 60.0)  # a heartbeat would create the file again at once
     with (
         pytest.raises(TakenError, match=r"has taken .*name another directory") as raised,
         open_run(grpo_recipe(run)) as opened,
@@ -153,7 +154,7 @@ def test_one_that_took_the_directory_and_has_ended_is_noticed(run, others, monke
             (run / FILE).write_text("{}")
         else:
             (run / FILE).unlink()
-            time.sleep(3 * lock.BEAT_SECONDS)  # a beat has seen it
+            time.sleep(3 * lock.BEAT_SECONDS)  # a heartbeat has seen it
         other.end()
         with pytest.raises(TakenError):
             hold.require()
@@ -209,7 +210,7 @@ def test_one_on_another_host_is_seen_by_its_beat(run, others, monkeypatch):
     others.append(Other(run, "elsewhere"))
     assert "on other-host is writing" in refused(run)
     assert others[0].told("require") == "holds"
-    others[0].process.send_signal(signal.SIGSTOP)  # as a host that is gone
+    others[0].process.send_signal(signal.SIGSTOP)  # like a host that is gone
     monkeypatch.setattr(lock, "SILENT_SECONDS", 1.0)
     hold = Hold(run)
     hold.take()
@@ -233,7 +234,7 @@ def test_a_file_system_without_locks_is_told_and_has_the_second_guard(run, other
         assert ending_of(run).state in ("killed", "running")
         others.append(Other(run))
         assert others[0].said.startswith("2 output: process")
-        shutil.rmtree(run / HEARTBEATS)  # both began at the same moment
+        shutil.rmtree(run / HEARTBEATS)  # both started at the same moment
         others.append(Other(run, "elsewhere"))
         assert others[1].said == "took"
         with pytest.raises(TakenError):

@@ -1,4 +1,4 @@
-"""Files that a recipe names, and that are others when a run goes on."""
+"""Files that a recipe names and that have changed when a run resumes."""
 
 import json
 from pathlib import Path

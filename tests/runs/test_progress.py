@@ -1,4 +1,4 @@
-"""What a person sees: plain lines where stderr is a file, a live line on a terminal, all of it in log.txt."""
+"""What a person sees: plain lines if stderr is a file, a live line in a terminal, and everything in log.txt."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""Which keys may change while a run goes on, and what is the same place."""
+"""Which keys may change between the starts of a run, and which spellings are the same place."""
 
 import re
 from pathlib import Path

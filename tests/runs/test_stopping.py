@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: the first is noted, the second ends the process, and the handlers go back."""
+"""SIGTERM and SIGINT: the first is noted, the second ends the process, and the earlier handlers are restored."""
 
 import signal
 import subprocess

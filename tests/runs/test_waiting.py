@@ -1,4 +1,4 @@
-"""What is waited for is said once it takes longer than a moment, and never afterwards."""
+"""What is waited for is reported once it takes longer than a moment, and never afterwards."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""What `make site` has built: the pages, the types, the search; and that a broken link ends the build."""
+"""What `make site` has built: the pages, the types, the search, and that a broken link ends the build."""
 
 import json
 import subprocess

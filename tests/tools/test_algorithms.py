@@ -1,4 +1,4 @@
-"""docs/algorithms.md says what the tables say."""
+"""docs/algorithms.md corresponds to the tables."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""docs/zh says what docs/ says: its tables are made from the same code, its pages have the same sections."""
+"""docs/zh corresponds to docs/: its tables are made from the same code, and its pages have the same sections."""
 
 import json
 import re
@@ -16,9 +16,9 @@ from tools.docs.tables import with_table
 ROOT = Path(__file__).parents[2]
 ENGLISH, CHINESE = ROOT / "docs", ROOT / "docs/zh"
 PAGES = sorted(CHINESE.glob("*.md"))
-# Of these the sections correspond one to one; of others the Chinese page is shorter.
+# The sections of these correspond one to one. Of the others, the Chinese page is shorter.
 SAME_SECTIONS = ("algorithms.md", "coming-from.md", "data.md", "recipe.md", "rewards.md", "troubleshooting.md")
-# Subsections of the Chinese page that are entries for errors of other frameworks, or of pages in docs/failures.
+# Subsections of the Chinese page that are entries for errors of other frameworks, or for pages in docs/failures.
 FENCE = re.compile(r"^```.*?^```\n", re.MULTILINE | re.DOTALL)
 
 
@@ -122,6 +122,6 @@ def test_the_figures_of_what_was_tried_are_those_of_the_english_page():
         text = (folder / "coming-from.md").read_text(encoding="utf-8")
         table = text.split("<!-- coverage -->\n")[1].split("<!-- end -->")[0]
         lines = [line for line in table.splitlines()[1:] if line.startswith("|")]
-        return [line.split(" | ", 1)[1] for line in lines]  # what stands before the figures is translated
+        return [line.split(" | ", 1)[1] for line in lines]  # what comes before the figures is translated
 
     assert rows(ENGLISH) == rows(CHINESE)

@@ -16,7 +16,7 @@ from tools.docs.data import TABLE, table
 from tools.docs.tables import with_table
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
-# The format is that of the nearest heading above, where that names one.
+# The format is that of the nearest heading above, if that names one.
 EXAMPLES = [
     (next(iter(re.findall(r"^### `(\w+)`$", section, re.MULTILINE)), "tiercel"), json.loads(block))
     for section in re.split(r"^(?=##)", DOCUMENT, flags=re.MULTILINE)
@@ -37,7 +37,7 @@ def test_every_format_has_a_row_and_an_example():
 
 @pytest.mark.parametrize(("name", "record"), EXAMPLES)
 def test_an_example_is_told_by_its_keys_and_accepted(name, record):
-    # Bare messages with a label may be either's, and read the same.
+    # Bare messages with a label may belong to either, and are read the same way.
     assert detect_format([record], "rows.jsonl") == ("swift" if "label" in record else name)
     kept = {"rejected": "pairs", "label": "labels"}
     own = next((purpose for key, purpose in kept.items() if key in record), None)

@@ -1,4 +1,4 @@
-"""docs/families.md lists every family, names tests that are there, and its example is as short as it says."""
+"""docs/families.md lists every family, names tests that exist, and its example is as short as it says."""
 
 import importlib
 import re

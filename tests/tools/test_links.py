@@ -1,4 +1,4 @@
-"""The link check finds files and headings that are not there, and what a page loads from elsewhere."""
+"""The link check finds missing files and headings, and what a page loads from elsewhere."""
 
 import pytest
 

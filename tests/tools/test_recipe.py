@@ -1,4 +1,4 @@
-"""docs/recipe.md is made from the schema."""
+"""docs/recipe.md is generated from the schema."""
 
 from pathlib import Path
 

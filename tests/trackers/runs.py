@@ -1,4 +1,4 @@
-"""A small run directory to track, and what is opened for it."""
+"""A small run directory to track, and the trackers that are opened for it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from tiercel.runs.directory import read_metrics
 from tiercel.trackers.opening import open_trackers
 
 STEPS = 4
-PICTURES_AT = (2, 4)  # of the evaluations at 0, 2 and 4 those with rollouts
+PICTURES_AT = (2, 4)  # the evaluations with rollouts, among those at 0, 2 and 4
 
 
 def grounding(path: Path) -> tuple[Path, list[dict[str, Any]]]:
@@ -34,7 +34,7 @@ def recipe_of(run: Path, names: Sequence[str], **changes: Any) -> GrpoRecipe:
 def track(
     run: Path, names: Sequence[str], rows: Sequence[dict], kept: Sequence[dict] = (), **changes: Any
 ) -> list[str]:
-    """Open the trackers where the run goes on from `kept`, and give them `rows`; what was said."""
+    """Open the trackers of a run that resumes from `kept`, give them `rows`, and return what was reported."""
     said: list[str] = []
     recipe = recipe_of(run, names, **changes)
     with open_trackers(recipe.trackers, recipe, run, kept, STEPS, said.append) as trackers:

@@ -1,4 +1,4 @@
-"""What becomes of a run when a tracker is missing, fails, is slow, or the run itself ends."""
+"""What happens to a run when a tracker is missing, fails, is slow, or the run itself ends."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs/trackers.md"
 
 
 class Recorder:
-    """Keeps what it is given; raises, or sleeps, where it is told to."""
+    """Keeps what it is given, and raises an error or sleeps if it is told to."""
 
     needs_earlier = False
     made: ClassVar[list["Recorder"]] = []
@@ -134,7 +134,7 @@ def test_a_picture_that_is_not_there_costs_no_row(tmp_path, recorder):
 def test_an_absent_package_is_named_with_what_installs_it(monkeypatch):
     absent = ("wandb", "swanlab")
     honest = tracker_packages.find_spec
-    # wandb's own folder of offline runs makes an empty package of that name where the run was started.
+    # wandb's own folder of offline runs makes an empty package of that name in the directory where the run was started.
     folder = ModuleSpec("wandb", None, is_package=True)
     found = {"wandb": folder, "swanlab": None}
     monkeypatch.setattr(tracker_packages, "find_spec", lambda name: found[name] if name in absent else honest(name))

@@ -1,4 +1,5 @@
-"""trackio's local database, read back by sqlite3. Its directory is fixed when it is imported: each run is a process."""
+"""trackio's local database, read back by sqlite3. Its directory is fixed when it is imported, so each run is a
+process."""
 
 import json
 import os
@@ -65,7 +66,7 @@ def test_a_shared_directory_keeps_another_run_of_the_same_name(tmp_path):
     one, rows = grounding(tmp_path / "a" / "study" / "run")
     other, _ = grounding(tmp_path / "b" / "study" / "run")
     track_in_a_process(one, kept=0, TRACKIO_DIR=shared)
-    track_in_a_process(other, kept=3, loss="99", TRACKIO_DIR=shared)  # would be told apart by nothing but its id
+    track_in_a_process(other, kept=3, loss="99", TRACKIO_DIR=shared)  # only its id distinguishes it
     first, second = (metrics for metrics, _ in tracked(tmp_path / "shared/study.db").values())
     assert first == {row["step"]: numbers(row) for row in rows}
     assert {step: row.get("loss") for step, row in second.items()}[3] == 99.0

@@ -25,7 +25,8 @@ def offline(monkeypatch):
 
 
 def records(file: Path) -> list[Any]:
-    """Once the last is there: wandb's own process writes them, and may go on after `finish` has returned."""
+    """Return the records once the last one is there, because wandb's own process writes them and may continue after
+    `finish` has returned."""
     deadline = time.monotonic() + 200
     while True:
         found = list(written(file))
@@ -44,7 +45,7 @@ def written(file: Path) -> Iterator[Any]:
             continue
         _, length, kind = HEADER.unpack_from(data, at)
         part = data[at + HEADER.size : at + HEADER.size + length]
-        if len(part) < length:  # being written
+        if len(part) < length:  # still being written
             return
         at += HEADER.size + length
         parts = part if kind in (WHOLE, FIRST) else parts + part

@@ -1,4 +1,4 @@
-"""A run sent to a hub, which stands on this machine."""
+"""A run uploaded to a hub, which runs on this machine."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Which checkpoint of a run is exported and asked: the newest, that of a step, the best."""
+"""Which checkpoint of a run is exported and used: the newest, that of a step, or the best."""
 
 import json
 import stat
@@ -43,7 +43,7 @@ LOSSES = [{"step": step, "eval/loss": loss} for step, loss in ((0, 0.1), (1, 0.5
             LOSSES,
             CheckpointChoice(is_best=True),
             "step-000002",
-        ),  # step 0 has no checkpoint, and the earliest among equals counts
+        ),  # step 0 has no checkpoint, and the earliest among equal ones is used
         (
             [{"step": 1, "eval/accuracy": 0.4}, {"step": 3, "eval/accuracy": 0.6}],
             CheckpointChoice(is_best=True),

@@ -33,7 +33,7 @@ def rows(tmp_path) -> Path:
 
 
 def short_run(checkpoints, rows: Path, name: str, **changes) -> list[dict]:
-    """Metrics of three steps of four prompts, with two epochs of two minibatches each where nothing else is said."""
+    """Return the metrics of three steps of four prompts, with two epochs of two minibatches each unless changed."""
     output = rows.parent / name.replace("/", "_")
     changes = {"optim": {"minibatches": 2, "rollout_epochs": 2}, "data": {"eval": None, "workers": 0}} | changes
     recipe = grpo_recipe(checkpoints["qwen2_5_vl"], rows, output, **changes)
@@ -63,7 +63,7 @@ def test_every_penalty_trains(tiny_checkpoints, rows, estimator, place):
         pytest.skip("refused")
     kl = {"coef": 0.1, "estimator": estimator, "place": place}
     metrics = short_run(tiny_checkpoints, rows, f"{estimator}-{place}", algorithm={"kl": kl})
-    # In the reward the divergence is that at the step's start, when the first step's policy is the reference still.
+    # In the reward, the divergence is that at the step's start, when the first step's policy is still the reference.
     assert (metrics[0]["kl/mean"] == 0) == (place == "reward") and metrics[2]["kl/mean"] != 0
 
 
@@ -93,7 +93,7 @@ def sampled(tiny_checkpoints, tmp_path_factory):
     directory = tmp_path_factory.mktemp("sampled")
     rows = write_rows(directory)
     kl = {"coef": 0.5, "place": "reward", "estimator": "k1"}
-    budget, small = {"max_tokens_per_microbatch": 45}, {"max_prompt_tokens": 39}  # which cuts groups
+    budget, small = {"max_tokens_per_microbatch": 45}, {"max_prompt_tokens": 39}  # this cuts groups
     recipe = grpo_recipe(
         tiny_checkpoints["qwen2_5_vl"], rows, directory / "run", algorithm={"kl": kl}, learner=budget, data=small
     )
@@ -160,7 +160,7 @@ def test_the_penalty_is_the_sum_over_each_completion_of_a_plain_forward(sampled)
 def test_the_penalty_is_taken_off_before_the_advantage(sampled):
     _, recipe, scored = sampled
     penalties = {group.group.prompt.index: (0.0, 5.0, 0.0)[: len(group.completions)] for group in scored}
-    penalties[1] = (0.0, 5.0)  # of its two scorable completions, whose rewards are 0 and 2
+    penalties[1] = (0.0, 5.0)  # for its two scorable completions, whose rewards are 0 and 2
     advantages = step_advantages(ALONE, scored, recipe, penalties=penalties)
     order = [sorted(range(3), key=lambda i: values[i]) for values in (advantages[0], advantages[2])]
     assert order == [[1, 0, 2], [1, 0, 2]]  # totals 0, -4, 2

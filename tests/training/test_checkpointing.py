@@ -1,4 +1,4 @@
-"""A checkpoint that cannot be written, the one that is best, and rows that are not the checkpoint's."""
+"""A checkpoint that cannot be written, the best one, and rows that are not the checkpoint's."""
 
 from types import SimpleNamespace
 
@@ -77,7 +77,7 @@ def test_a_run_whose_rows_are_others_than_before_is_refused_and_keeps_what_it_ha
     )
     run = run_offline(recipe)
     _, newest = list_checkpoints(run / "checkpoints")[0]
-    (newest / "MANIFEST.json").unlink()  # so that step 2 is the one to go on from
+    (newest / "MANIFEST.json").unlink()  # so that the run resumes from step 2
     metrics = (run / "metrics.jsonl").read_bytes()
     whole = rows.read_text()
     first, second, *others = whole.splitlines(keepends=True)

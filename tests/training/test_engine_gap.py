@@ -14,7 +14,7 @@ from tiercel.runs.directory import open_run, read_metrics
 from tiercel.training.grpo import loop as grpo
 from tiercel.training.grpo.engine_gap import gap_counts, gap_limits, gap_metrics, gap_problem
 
-WRONG_FROM = 2  # the version of the policy from which on the server's logprobs are 5 too low
+WRONG_FROM = 2  # from this version of the policy on, the server's logprobs are 5 too low
 
 
 def recipe_with(**rollout) -> GrpoRecipe:
@@ -49,7 +49,7 @@ def test_the_limits_are_the_gates_and_what_a_healthy_run_adds():
     assert limits(dropout=0.1) == (3.0, 75.0, False)
     assert limits(engine="vllm", top_p=0.9) == (1.0, 25.0, True)
     assert limits(engine="vllm", top_k=20) == (1.0, 25.0, True)
-    assert limits(top_p=0.9) == (1.0, 25.0, False)  # the local engine tells the policy's own
+    assert limits(top_p=0.9) == (1.0, 25.0, False)  # the local engine reports the policy's own
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_the_limits_are_the_gates_and_what_a_healthy_run_adds():
         ([0.01] * 94 + [-2.0] * 6, True),
         ([2.0] * 3, False),  # a few tokens of a short step
         ([2.0] * 4, True),
-        ([0.01] * 999 + [26.0], True),  # no rounding does that
+        ([0.01] * 999 + [26.0], True),  # rounding cannot do that
         ([], False),
     ),
 )

@@ -1,4 +1,4 @@
-"""Held-out rows of a policy that is not trained."""
+"""Held-out rows for a policy that is not trained."""
 
 from tests.rewards.samples import scored, scored_group
 from tests.tiny_models import tiny_policy, tiny_recipe

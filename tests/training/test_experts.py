@@ -20,7 +20,7 @@ def test_three_steps_with_an_adapter_of_experts_and_its_export(tiny_checkpoints,
     run = run_grpo(recipe)
     for row in read_metrics(run)[1:]:
         assert row["grad_norm"] > 0 and row["sampler/logprob_gap_mean"] < 1e-4
-        assert 1 <= row["experts/load_max"] <= 2 and 0 <= row["experts/load_min"] <= 1  # 2 of 4 experts a token
+        assert 1 <= row["experts/load_max"] <= 2 and 0 <= row["experts/load_min"] <= 1  # each token uses 2 of 4 experts
         assert 0 <= row["experts/unused_fraction"] < 1
     merged = export(recipe, run, tmp_path / "merged", merge=True)
     again = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": str(merged)})})

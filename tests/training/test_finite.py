@@ -1,4 +1,5 @@
-"""A number that is not finite stops the run before the update: the row is named, nothing changed, and it replays."""
+"""A number that is not finite stops the run before the update: the row is named, nothing is changed, and it can be
+replayed."""
 
 import json
 import math
@@ -33,7 +34,7 @@ def rows(tmp_path) -> Path:
 def recipe_of(checkpoint: Path, rows: Path, **changes):
     data = {"eval": None, "workers": 0, "max_prompt_tokens": 60}
     alone = {"train": {"steps": 3, "save_every": 1, "threads": 1}, "data": data}
-    # few groups in a microbatch, so that the rows at fault are not all
+    # few groups in a microbatch, so that not all rows are at fault
     packing = {"learner": {"max_tokens_per_microbatch": 66, "skip_zero_advantage": False}}
     return grpo_recipe(checkpoint, rows, rows.parent / "run", **{**alone, **packing, **changes})
 
@@ -53,7 +54,7 @@ def test_loss_and_gradient_stop_the_run_with_the_row_and_nothing_changed(tiny_ch
         load_file(run / "nonfinite/step-000001" / ADAPTER),
     )
     assert all(torch.equal(before[name], after[name]) for name in before)
-    run_grpo(recipe)  # the same command goes on, and the plan's fault is over
+    run_grpo(recipe)  # the same command resumes, and the planned fault is over
     assert [row["step"] for row in read_metrics(run)] == [1, 2, 3]
 
 
@@ -137,13 +138,13 @@ def test_a_replay_names_row_and_layer_of_weights_gone_wild(tiny_checkpoints, row
 
 
 def test_a_checkpoint_whose_outputs_are_nan_ends_the_run_in_its_first_step(tiny_checkpoints, rows, tmp_path):
-    """All rewards are equal, and groups without an advantage are left out: but not what was drawn from NaN."""
+    """All rewards are equal, and groups without an advantage are left out, but not those that were sampled from NaN."""
     (rows.parent / "mine.py").write_text("def variety(sample):\n    return 0.5\n")
     checkpoint = tmp_path / "nan"
     shutil.copytree(tiny_checkpoints[FAMILY], checkpoint)
     weights = load_file(checkpoint / "model.safetensors")
     name = next(name for name in weights if name.endswith("layers.1.mlp.down_proj.weight"))
-    weights[name][0] = 3e38  # each is a number, but not their sum
+    weights[name][0] = 3e38  # each is a number, but their sum is not
     save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
     learner = {"max_tokens_per_microbatch": 66, "skip_zero_advantage": True}
     with pytest.raises(NonFiniteError, match="the loss is nan for rows row-"):
@@ -164,7 +165,7 @@ def test_a_replay_says_so_where_everything_is_finite(tiny_checkpoints, rows, cap
 
 KL = {"kl": {"coef": 0.1, "estimator": "k3"}}
 SEVERAL = {"optim": {"rollout_epochs": 2}}
-PLANTED = {  # what is spoilt, where the learner takes it, and a recipe that does
+PLANTED = {  # what is spoilt, where the learner reads it, and a recipe that does so
     "old_logprobs_N": (math.nan, SEVERAL),
     "old_logprobs_N of -inf": (-math.inf, SEVERAL),
     "reference_logprobs_N": (math.nan, {"algorithm": KL}),
@@ -214,7 +215,7 @@ def replayed(recipe, capsys):
 
 
 def test_a_kept_microbatch_is_what_was_computed(tiny_checkpoints, rows, monkeypatch):
-    """Everything that a pass takes comes back equal; cut into rows it has the same tokens."""
+    """Everything that a pass takes is read back equal. Cut into rows, it has the same tokens."""
     recipe = recipe_of(
         tiny_checkpoints[FAMILY], rows, learner={"max_tokens_per_microbatch": 2000, "skip_zero_advantage": False}
     )

@@ -1,4 +1,4 @@
-"""The groups of one step, kept beside a run until the next."""
+"""The groups of one step, kept next to a run until the next step."""
 
 from dataclasses import replace
 

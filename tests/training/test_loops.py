@@ -156,7 +156,7 @@ def test_two_files_mixed_and_worded_by_the_recipe(tiny_checkpoints, tmp_path):
 
 
 def write_video_rows(directory: Path) -> Path:
-    """Rows with a video of three frames, one of them beside an image."""
+    """Write rows with a video of three frames, one of them with an image too."""
     rows = write_rows(directory)
     lines = []
     for number, line in enumerate(rows.read_text().splitlines()):

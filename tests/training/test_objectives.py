@@ -1,4 +1,4 @@
-"""What the verbs that learn from rows compute of a step, on a tiny model."""
+"""What the commands that learn from rows compute in a step, on a tiny model."""
 
 import math
 from dataclasses import replace
@@ -173,7 +173,7 @@ def test_rows_that_share_their_pictures_give_the_same_gradient_together(tiny_che
 
 
 def test_a_borrowed_answer_may_be_longer_than_a_row(tiny_checkpoints, tmp_path, rows):
-    """The next row's answer is as long as a row may be; the row that borrows it is no worse for that."""
+    """The next row's answer is as long as a row may be, and the row that borrows it is still valid."""
     recipe = recipe_of(KtoRecipe, tiny_checkpoints["qwen2_5_vl"], tmp_path, kto=Kto(), learner=ROOMY)
     trainer = build_trainer(recipe)
     bare = replace(rows[0], images=(), messages=(Message(role="user", content="?"), rows[0].messages[-1]))

@@ -1,4 +1,5 @@
-"""Whole runs that learn from pairs and labels: killed and resumed, with the reference computed before, evaluated."""
+"""Whole runs that learn from pairs and labels: killed and resumed, with the reference computed in advance,
+evaluated."""
 
 import json
 import math
@@ -73,8 +74,8 @@ def write(rows, tiny_checkpoints, tmp_path):
 @pytest.mark.parametrize("value", (math.nan, -math.inf))
 @pytest.mark.parametrize("name", ("dpo", "kto", "apo_zero_unpaired"))
 def test_a_replay_has_the_reference_that_the_update_had(write, capsys, monkeypatch, name, value):
-    """A number that only the reference's pass gave makes the same loss again, and its row alone is named. An implicit
-    reward of inf has a finite loss, which is no loss."""
+    """A number that only the reference's pass gave makes the same loss again, and only its row is named. An implicit
+    reward of inf has a finite loss, which means nothing."""
     spoilt = []
 
     def sums(*inputs):

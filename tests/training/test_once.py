@@ -1,4 +1,4 @@
-"""Each thing is computed once: pictures in a step, prompts that no microbatch holds, groups that teach nothing."""
+"""Each thing is computed once: pictures in a step, prompts that no microbatch can hold, groups that teach nothing."""
 
 import json
 from collections import Counter
@@ -89,7 +89,7 @@ def test_a_trained_tower_sees_each_picture_once_with_gradient(tiny_checkpoints, 
     count = TowerCount(monkeypatch)
     small = run_grpo(trains_the_tower(checkpoint, rows, tmp_path / "small", 45))
     for step, seen in enumerate(count.steps, 1):
-        # once to sample with, and once with gradient however many microbatches show it
+        # once to sample, and once with gradient however many microbatches show it
         assert seen[False] == seen[True] == distinct_pictures(small, step)
     large = run_grpo(trains_the_tower(checkpoint, rows, tmp_path / "large", 4000))
     found, expected = load_file(small / ADAPTER), load_file(large / ADAPTER)
@@ -130,7 +130,7 @@ def test_when_every_group_is_skipped_the_optimiser_still_steps(tiny_checkpoints,
     last = read_metrics(runs[True])[-1]
     assert last["group/skipped"] == 4 and last["grad_norm"] == 0 and "entropy/mean" not in last
     found, expected = (load_file(runs[skips] / ADAPTER) for skips in (True, False))
-    for name, tensor in expected.items():  # momentum moves them on
+    for name, tensor in expected.items():  # momentum moves them further
         torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-5)
 
 

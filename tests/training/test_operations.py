@@ -1,4 +1,4 @@
-"""Operations that an update needs, against hand counts and the benchmarks' own; `mfu` from them."""
+"""Operations that an update needs, against hand counts and the benchmarks' own, and the `mfu` from them."""
 
 from dataclasses import replace
 

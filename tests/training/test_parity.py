@@ -1,4 +1,4 @@
-"""What the gate admits and refuses. T tokens, H width of a hidden state, V words."""
+"""What the gate accepts and refuses. T tokens, H width of a hidden state, V words."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def engines(scale: float = 1.0, temperature: float = 1.0) -> tuple[Gap, Tensor]:
 
 def test_logits_kept_in_bfloat16_pass_although_a_token_is_beyond_the_tolerance():
     gap, _ = engines()
-    assert gap.largest > 0.25  # refused by a limit of the largest difference
+    assert gap.largest > 0.25  # refused by a limit on the largest difference
     assert GateLimits.of(recipe_with()).admit(gap)
 
 

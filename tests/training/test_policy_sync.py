@@ -1,4 +1,4 @@
-"""What an engine with weights of its own is sent."""
+"""What an engine with its own weights is sent."""
 
 import pytest
 import torch

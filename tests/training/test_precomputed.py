@@ -1,4 +1,4 @@
-"""What the kept logprobs of the reference belong to: rows, pictures, the adapter that the run starts from."""
+"""What the kept logprobs of the reference belong to: rows, pictures, and the adapter that the run starts from."""
 
 import json
 from collections.abc import Mapping
@@ -78,7 +78,7 @@ def test_another_picture_of_the_same_name_is_another_identity(identity, tmp_path
     for name in ("a.png", "b.png"):  # of the chosen side, of the rejected side
         noise_image(40, 40, seed=1).save(tmp_path / name)
         found.append(identity())
-    (tmp_path / "b.png").unlink()  # such a row is left out where its picture is decoded
+    (tmp_path / "b.png").unlink()  # such a row is left out when its picture is decoded
     found.append(identity())
     assert len(set(found)) == 4
 

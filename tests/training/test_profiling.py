@@ -33,7 +33,7 @@ def test_an_sft_run_has_its_phase_and_a_run_that_asks_for_none_has_no_trace(tiny
         run_offline(sft_recipe(tiny_checkpoints["qwen2_vl"], rows, tmp_path / name, train=train))
     assert "learn" in phases_of(trace_file(tmp_path / "with", 1, rank=0))
     assert not (tmp_path / "without" / "profiles").exists()
-    again = {"steps": 2, "profile": {"steps": [2]}}  # a run may go on with other steps to record
+    again = {"steps": 2, "profile": {"steps": [2]}}  # a run may resume with other steps to record
     run_offline(sft_recipe(tiny_checkpoints["qwen2_vl"], rows, tmp_path / "without", train=again))
     assert trace_file(tmp_path / "without", 2, rank=0).exists()
 

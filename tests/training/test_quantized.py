@@ -1,4 +1,4 @@
-"""Runs on a quantised base: they learn as the others do, and go on to the same bytes after a kill."""
+"""Runs on a quantised base: they learn as the others do, and resume to the same bytes after a kill."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What `tiercel check` refuses of a model, an adapter and a teacher: what a start refuses, in the same words."""
+"""What `tiercel check` refuses in a model, an adapter and a teacher is what a start refuses, in the same words."""
 
 import json
 import shutil

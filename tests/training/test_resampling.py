@@ -1,4 +1,4 @@
-"""Which groups are good enough to learn from, by what the advantage looks at."""
+"""Which groups are good enough to learn from, depending on what the advantage reads."""
 
 import pytest
 

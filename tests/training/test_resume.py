@@ -1,4 +1,4 @@
-"""A run that is killed at any moment and run again ends in the bytes of a run that was not."""
+"""A run that is killed at any moment and run again ends with the same bytes as one that was not."""
 
 import hashlib
 import json
@@ -73,7 +73,7 @@ def test_sigkill_at_random_moments_changes_no_byte_of_grpo(tiny_checkpoints, tmp
             continue
         assert code == 0, process.stderr.read()
         assert final_hashes(tmp_path / "killed") == expected
-        for path in sorted((tmp_path / "killed").rglob("*"), reverse=True):  # finished between two kills: begin anew
+        for path in sorted((tmp_path / "killed").rglob("*"), reverse=True):  # finished between two kills: start over
             path.rmdir() if path.is_dir() else path.unlink()
         (tmp_path / "killed").rmdir()
     process = start("grpo", killed)

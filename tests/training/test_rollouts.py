@@ -1,4 +1,4 @@
-"""Steps' completions: sampled when they are due, or one step ahead; kept where a checkpoint keeps them."""
+"""Completions of steps: sampled when they are due, or one step ahead, and stored if a checkpoint needs them."""
 
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from tiercel.types import Completion, Group
 
 
 class Counting(ServerSampler):
-    """Answers at once, and remembers what it was asked."""
+    """Answers at once, and remembers the requests."""
 
     def __init__(self):
         self.asked: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""What is said of errors that are not tiercel's own."""
+"""What is reported for errors that are not tiercel's own."""
 
 import pytest
 import torch

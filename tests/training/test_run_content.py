@@ -1,4 +1,4 @@
-"""What stands under the names of a recipe, and is another when a run goes on."""
+"""Files under the names of a recipe whose content has changed when a run resumes."""
 
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def test_a_model_of_the_hub_that_moved_is_refused_and_goes_on_at_its_commit(tmp_
         told(before, content(recipe))
     pinned = sft_recipe(Path("lab/model"), rows, tmp_path / "run", model={"revision": COMMITS[0]})
     assert told(before, content(pinned)) == []
-    main_at(1, weights="0")  # another README, say
+    main_at(1, weights="0")  # another README, for example
     assert told(before, content(recipe)) == []
 
 

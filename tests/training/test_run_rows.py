@@ -1,4 +1,4 @@
-"""Pictures that are cut short are met before weights are loaded."""
+"""Truncated pictures are found before weights are loaded."""
 
 import json
 

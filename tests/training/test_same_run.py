@@ -1,4 +1,5 @@
-"""A run goes on from what is its own: other rows under the same ids are told, checkpoints of another run refused."""
+"""A run resumes from its own data: other rows under the same ids are reported, and checkpoints of another run
+refused."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Learning rates by hand."""
+"""Learning rates computed by hand."""
 
 import pytest
 

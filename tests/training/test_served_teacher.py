@@ -1,5 +1,5 @@
-"""A teacher that a server computes: what is asked, what is read of an answer, and faults that a real vLLM does not show
-when a test wants them. tests/vllm/test_teacher.py compares a real one with the same teacher in process."""
+"""A teacher on a server: what is requested, what is read from an answer, and faults that a real vLLM does not show on
+demand. tests/vllm/test_teacher.py compares a real one with the same teacher in process."""
 
 import json
 import math
@@ -29,8 +29,8 @@ TOP_K = 3
 
 
 class TeachingServer(ScriptedServer):
-    """Says of each place that word 4 has 0.4, the placeholder 0.2, word 7 0.1, word 5 0.05, word 6 0.04; the prompt's
-    own token 0.01 where it is none of them."""
+    """Gives at each place 0.4 to word 4, 0.2 to the placeholder, 0.1 to word 7, 0.05 to word 5 and 0.04 to word 6, and
+    0.01 to the prompt's own token if it is none of them."""
 
     def __init__(self, placeholder: int):
         super().__init__(lambda messages: [], 0)

@@ -1,4 +1,4 @@
-"""Fewer prompts than ranks: who draws what, and which parts are learnt where."""
+"""Fewer prompts than ranks: which rank samples what, and which parts are learnt where."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -81,7 +81,7 @@ def test_the_only_group_of_four_ranks_is_cut_in_four():
 
 
 class LastOfTwo(Ranks):
-    """The rank that holds the only prompt; the other one draws what it is sent."""
+    """The rank that has the only prompt. The other one samples what it is sent."""
 
     def gather(self, value):
         return [0, value]
@@ -90,9 +90,9 @@ class LastOfTwo(Ranks):
         return action()
 
     def send(self, moves, payloads):
-        if moves == [(1, 1), (1, 0)]:  # the prompt goes out
+        if moves == [(1, 1), (1, 0)]:  # the prompt is sent out
             return {0: payloads[0]}
-        assert moves == [(1, 1), (0, 1)]  # completions come back
+        assert moves == [(1, 1), (0, 1)]  # completions are sent back
         return {0: payloads[0], 1: replace(payloads[0], completions=completions(range(2, 4)))}
 
 

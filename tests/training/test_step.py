@@ -1,4 +1,4 @@
-"""Phases of a step: each has its seconds, and the watchdog hears of it."""
+"""Phases of a step: each has its seconds, and the watchdog is told about it."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Rows step by step, with those of the next step where they are sampled ahead; further rows; rejected ones."""
+"""Rows step by step, with those of the next step if they are sampled ahead; further rows; rejected ones."""
 
 import json
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Strategy and microbatches that a run takes from the plan, on one rank as well; no GPU is needed to plan for one."""
+"""Strategy and microbatches that a run takes from the plan, on one rank as well. No GPU is needed to plan for one."""
 
 import json
 

@@ -1,4 +1,5 @@
-"""Two commands and one run directory, whose lock was removed: the first goes on, or ends and leaves it to the other."""
+"""Two commands and one run directory, whose lock was removed: the first continues, or ends and leaves it to the
+other."""
 
 import shutil
 import signal
@@ -46,7 +47,7 @@ def test_two_commands_and_a_lock_that_was_removed(recipe, tmp_path):
     second = None
     try:
         has_begun(first, run)
-        first.send_signal(signal.SIGSTOP)  # it cannot make the lock again meanwhile
+        first.send_signal(signal.SIGSTOP)  # it cannot create the lock again meanwhile
         (run / ".lock").unlink()
         refused = start(recipe)
         _, said = refused.communicate(timeout=120)

@@ -1,4 +1,4 @@
-"""Five steps of the recipe of every family of task, on scenes of real handwriting and a tiny checkpoint."""
+"""Five steps of each family of task's recipe, on scenes of real handwriting and a tiny checkpoint."""
 
 import json
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from tiercel.runs.directory import read_metrics
 pytestmark = pytest.mark.catalogue
 RECIPES = Path(__file__).parents[2] / "recipes"
 ROWS = 12
-# A question about a scene of so many digits, and its right answer.
+# A question about a scene with this number of digits, and its right answer.
 TASKS: dict[str, Callable[[Scene, int], tuple[str, Any]]] = {
     "grounding": lambda scene, count: (f"Where is the {scene.digit}?", [list(scene.box)]),
     "counting": lambda scene, count: ("How many digits are there?", count),

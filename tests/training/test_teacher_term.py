@@ -1,4 +1,4 @@
-"""Distillation: what a teacher says against plain passes, and whole runs on and off policy."""
+"""Distillation: the teacher's values against plain passes, and whole runs on and off policy."""
 
 import json
 import re
@@ -61,7 +61,7 @@ def test_divergence_and_gradient_equal_plain_passes_of_student_and_teacher(tiny_
     for divergence in ("reverse_kl", "jsd", "token"):
         expected = 0.0
         for each, teacher_LV in zip(answers, taught_words, strict=True):
-            # Placeholders have a probability of 0 in both, whose product with an infinite logprob is not a number.
+            # Placeholders have a probability of 0 in both, whose product with an infinite logprob is NaN.
             policy_LV, teacher_LV = (words.clamp_min(-1e30) for words in (plain_words(student, each), teacher_LV))
             if divergence == "token":
                 gaps_L = (policy_LV - teacher_LV).gather(1, each.token_ids_L[:, None])
@@ -152,7 +152,7 @@ def test_each_drawn_token_is_recorded_with_its_gap(write, divergence):
         lines = (run_grpo(recipe) / "rollouts/step-000001.jsonl").read_text().splitlines()
         completions = [each for line in lines for each in json.loads(line)["completions"]]
         assert all(len(each["teacher"]) == len(each["token_ids"]) for each in completions)
-        for each in completions:  # random bytes are no characters; how many signs stand for them may differ
+        for each in completions:  # random bytes are not characters; the number of signs for them may differ
             text = "".join(text for text, _ in each["teacher"]).replace("\ufffd", "")
             assert text.startswith(each["text"].replace("\ufffd", ""))
         largest = max(abs(gap) for each in completions for _, gap in each["teacher"])

@@ -1,4 +1,4 @@
-"""What is recorded of each token: the learner's numbers at the right tokens, from whole runs and by hand."""
+"""What is recorded for each token: the learner's numbers at the right tokens, from whole runs and by hand."""
 
 import json
 import statistics
@@ -78,7 +78,7 @@ def test_only_so_many_prompts_are_recorded(tiny_checkpoints, tmp_path):
 
 
 def group_of(*logprobs: list[float]) -> ScoredGroup:
-    """A group with completions of so many tokens, under the engine."""
+    """Return a group with completions whose tokens have these logprobs under the engine."""
     group = scored_group(*(scored(1.0) for _ in logprobs))
     completions = tuple(
         replace(

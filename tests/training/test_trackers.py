@@ -1,4 +1,4 @@
-"""Whole runs with trackers: what they have is what metrics.jsonl has, also after a resume."""
+"""Whole runs with trackers: they have what metrics.jsonl has, also after a resume."""
 
 import shutil
 
@@ -101,10 +101,10 @@ def test_trackers_are_closed_when_training_fails_and_may_change_when_it_goes_on(
     with pytest.raises(ValueError, match="my own mistake"):
         run_offline(recipe)
     assert recorder.calls == ["open", 0, 1, 2, "close"]
-    run = run_offline(recipe.model_copy(update={"trackers": ()}))  # on from step 2
+    run = run_offline(recipe.model_copy(update={"trackers": ()}))  # resumed from step 2
     assert [row["step"] for row in read_metrics(run)] == [0, 1, 2, 3]
     assert recorder.calls[-1] == "close"
-    run_offline(recipe)  # nothing left to do, so nothing to open
+    run_offline(recipe)  # nothing is left to do, so nothing is opened
     assert recorder.calls == ["open", 0, 1, 2, "close"]
 
 
@@ -119,5 +119,5 @@ def test_a_missing_package_is_told_before_the_model_is_looked_for(tmp_path, monk
     assert main([command, str(tmp_path / "recipe.yaml")]) == 2
     said, error = capsys.readouterr()
     told = "trackers: swanlab is not installed; pip install swanlab, or leave it out"
-    assert told in (said if command == "check" else error)  # `check` goes on, here to a model that is none
+    assert told in (said if command == "check" else error)  # `check` continues, here to a model that does not exist
     assert not (tmp_path / "run").exists()

@@ -13,12 +13,12 @@ from tiercel.runs.directory import read_metrics
 
 pytestmark = [pytest.mark.usefixtures("no_child_left"), pytest.mark.catalogue]
 STEPS = 2
-FAULTS = {  # what the policy calls, and what is said of its trajectory
+FAULTS = {  # what the policy calls, and what is reported for its trajectory
     "hang": ("time.sleep(600)", "no answer within 2 s"),
     "leave": ("os._exit(7)", "its process ended with exit code 7"),
     "corrupt": ("return b'\\x89PNG nonsense'", "is not a PNG, JPEG or WEBP image"),
     "gigabyte": ("return 'x' * 10**9", "more than reliability.reward_memory_gb|answered a text of"),
-    "nan": ("self.reward = float('nan')", "get_reward: answered nan"),
+    "nan": ("self.reward = float('nan')", "get_reward: returned nan"),
     "fork": ("os.fork() or time.sleep(600)", None),  # the child ends with the run, and costs nothing
     "fail": ("1 / 0", None),  # the policy is told
 }
@@ -51,7 +51,7 @@ def test_faults_of_environments_cost_their_trajectories_and_no_run(tiny_checkpoi
         completions = [each for line in records(run, row["step"]) for each in line["completions"]]
         failed = [each for each in completions if each["total"] is None]
         assert row["environment/failed"] == len(failed) == row["reward/failed_fraction"] * len(completions) > 0
-        assert row["grad_norm"] > 0  # of the others
+        assert row["grad_norm"] > 0  # from the others
         failures += [each["failures"]["environment"] for each in failed]
         told |= {each["name"] for done in completions for turn in done["turns"] for each in turn["calls"]}
     assert [row["step"] for row in read_metrics(run)] == list(range(1, STEPS + 1))

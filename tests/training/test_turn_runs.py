@@ -44,7 +44,8 @@ def test_each_token_is_counted_where_it_belongs(whole, checkpoint):
                 features = [width * height // 28**2 for width, height in pictures]
                 shown = ["<|vision_start|>" + "<|image_pad|>" * count + "<|vision_end|>" for count in features]
                 answer = before["answer"].replace("<image>", *shown) if shown else before["answer"]
-                # A call ends with a stop string, so the template's end of the turn comes back with the answer.
+                # A call ends with a stop string, so the template's end of the turn is observed together with the
+                # answer.
                 ids = tokenizer("<|im_end|>" + ANSWER.replace("ANSWER", answer))["input_ids"]
                 assert completion["token_ids"][before["stop"] : after["start"]] == ids
                 observed += len(ids)

@@ -1,4 +1,4 @@
-"""How many tokens a step runs through the model, where trajectories have three turns."""
+"""How many tokens a step computes if trajectories have three turns."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ def run_tokens() -> Iterator[dict[bool, int]]:
 
 
 def test_prompt_and_turns_are_run_once_to_sample_and_once_to_learn(tiny_checkpoints, tmp_path):
-    """All pictures are of one size, so that no row is padded beside another."""
+    """All pictures have one size, so that no row is padded to the length of another."""
     checkpoint = save_calling_checkpoint(tiny_checkpoints["qwen2_5_vl"], tmp_path / "model", [call("look", part=3)])
     recipe = turn_recipe(
         checkpoint,

@@ -17,7 +17,7 @@ def limits(tmp_path, **rollout) -> dict[str, float]:
 
 
 def test_rewards_have_their_own_timeouts_on_top(tmp_path):
-    assert limits(tmp_path)["reward"] == 107.0  # one reward of the user's, one built-in
+    assert limits(tmp_path)["reward"] == 107.0  # one reward of the user, one built-in
 
 
 def test_rollouts_wait_for_servers_as_long_as_the_recipe_says(tmp_path):
@@ -52,7 +52,7 @@ def test_ranks_see_each_other_in_the_notes_or_in_the_run_directory(tmp_path, mon
     recipe = sft_recipe(tmp_path, tmp_path / "rows.jsonl", tmp_path / "run", reliability=STALL)
     with watched(recipe, "sft") as heartbeat:
         assert heartbeat.activity.phase == "import"
-    assert not (tmp_path / "run").exists()  # alone it has nobody to tell
+    assert not (tmp_path / "run").exists()  # a single rank has nobody to tell
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with watched(recipe, "sft"):

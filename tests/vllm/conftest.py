@@ -1,4 +1,4 @@
-"""Checkpoints that vLLM computes on a CPU, recipes on them, and servers that live as long as the tests."""
+"""Checkpoints that vLLM computes on a CPU, recipes for them, and servers that live as long as the tests."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,7 +17,7 @@ from tiercel.models.weights.loading import load_family
 
 MODELS = ("qwen2_vl", "qwen2_5_vl")
 MODELS_IN_PROCESS = ("qwen3_vl", "internvl")
-MODELS_IN_BFLOAT16 = ("qwen3_5",)  # on a CPU vLLM computes their delta nets in no other dtype
+MODELS_IN_BFLOAT16 = ("qwen3_5",)  # on a CPU, vLLM computes their delta nets in no other dtype
 TEXT_ONLY = "qwen3"
 LONGEST_PROMPT = 480  # tokens that the servers take; the models have 512 positions
 
@@ -27,7 +27,7 @@ def vllm_checkpoints(tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("checkpoints")
     in_process = (*MODELS_IN_PROCESS, *MODELS_IN_BFLOAT16)
     saved = {name: save_tiny_checkpoint(name, root / name, heads=2) for name in (*MODELS, *in_process)}
-    for name in in_process:  # of which vLLM asks for the processor's own settings
+    for name in in_process:  # vLLM asks for the processor's own settings for these
         full_processor(load_family(Model(path=str(saved[name])))).save_pretrained(saved[name])
     text = GENERIC[TEXT_ONLY]
     text = replace(text, keys=text.keys | {"num_attention_heads": 2, "head_dim": 32})

@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.forked import Command, Nursery
 
 START_SECONDS = 240
-LIFE_SECONDS = 1800  # above the whole suite's
+LIFE_SECONDS = 1800  # longer than the whole suite
 KEY = "a-key-of-the-tests"
 ENVIRONMENT = {
     "VLLM_API_KEY": KEY,
@@ -52,7 +52,7 @@ def run_tiercel(*words: object, timeout: float = 400.0) -> "subprocess.Completed
 
 
 def start_tiercel(*words: object, output: Path) -> Command:
-    """Start a command that goes on while the test does; its output goes to a file."""
+    """Start a command that continues while the test does. Its output goes to a file."""
     with output.open("wb") as file:
         return nursery().start([*map(str, words)], file)
 
@@ -76,7 +76,7 @@ class Server:
     recipe: Path
     log: Path
     port: int = field(default_factory=free_port)
-    flags: str = ""  # of vLLM, beyond the recipe's
+    flags: str = ""  # for vLLM, in addition to the recipe's
     environment: Mapping[str, str] = field(default_factory=dict)
     process: "subprocess.Popen[bytes] | None" = None
 

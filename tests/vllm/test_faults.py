@@ -14,8 +14,8 @@ from tests.vllm.test_runs import by_server, output_of, require_whole, rows_done,
 from tiercel.runs.directory import read_metrics
 
 pytestmark = pytest.mark.vllm
-LONG = {"group_size": 4, "max_new_tokens": 400, "min_new_tokens": 400}  # time enough to kill between two tokens
-STEPS = 8  # a step may end while the server is being stopped; then the next one is taken
+LONG = {"group_size": 4, "max_new_tokens": 400, "min_new_tokens": 400}  # enough time to kill between two tokens
+STEPS = 8  # a step may end while the server is being stopped; then the next one is used
 IN_FLIGHT_SECONDS = 1.5  # for what the server had sent to be read, scored and recorded
 
 

@@ -1,6 +1,7 @@
 """Full fine-tuning whose completions a real vLLM samples: it gets all weights after every step.
 
-`python -m tests.vllm.test_full FAULT grpo RECIPE` is a run with a fault in the names of the weights."""
+`python -m tests.vllm.test_full FAULT grpo RECIPE` is a run with a fault in the names of the weights.
+"""
 
 import subprocess
 import sys

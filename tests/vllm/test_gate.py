@@ -1,4 +1,4 @@
-"""What the trainer and a real engine must agree on: adapter, gradient, untouched base weights."""
+"""What the trainer and a real engine must agree on: adapter, gradient, unchanged base weights."""
 
 import hashlib
 import json

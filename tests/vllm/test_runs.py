@@ -1,4 +1,4 @@
-"""Whole runs whose completions a real vLLM samples: by server, in process, tensor-parallel over two ranks."""
+"""Whole runs whose completions a real vLLM samples: by server, in process, and tensor-parallel over two ranks."""
 
 import json
 import signal
@@ -42,7 +42,7 @@ def rows_done(run: Path) -> int:
 
 
 def wait_until(is_so: Callable[[], bool], process: Command, log: Path, seconds: float = 120) -> None:
-    """Raises AssertionError where the run ends, or the time is over, before it is so."""
+    """Raise AssertionError if the run ends or the time is over before the condition holds."""
     deadline = time.monotonic() + seconds
     while not is_so():
         assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]

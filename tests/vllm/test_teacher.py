@@ -89,7 +89,7 @@ def test_it_says_what_the_same_teacher_says_in_process(server, recipe_of, prompt
     gaps = [largest(ours, theirs, of) for of in ("drawn_N", "logprobs_NK")]
     print(f"largest differences: drawn tokens {gaps[0]:.1e}, words {gaps[1]:.1e}")
     assert max(gaps) < NEAR
-    for one, other in zip(ours, theirs, strict=True):  # likelier words first; of equal ones any may be
+    for one, other in zip(ours, theirs, strict=True):  # likelier words first; equal ones may be in any order
         ours_NK, theirs_NK = (each.logprobs_NK.gather(1, each.words_NK.argsort(1)) for each in (one, other))
         assert float((ours_NK - theirs_NK).abs().max()) < NEAR
         assert torch.equal(one.words_NK.sort(1).values, other.words_NK.sort(1).values)
@@ -124,7 +124,7 @@ def test_a_run_learns_the_same(server, recipe_of):
 
 
 def test_pictures_that_came_between_turns_are_sent(server, recipe_of):
-    """A trajectory whose observation has a picture: its tokens are given, not drawn."""
+    """The trajectory has an observation with a picture, whose tokens are given, not sampled."""
     found = []
     for url in (None, server.url):
         recipe = recipe_of(url, model={"path": recipe_of(None).teacher.path})

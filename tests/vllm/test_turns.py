@@ -1,5 +1,5 @@
-"""Trajectories that a real vLLM samples, about a hundred of each family: pictures come back between the turns, and the
-trainer's logprobs agree."""
+"""Trajectories that a real vLLM samples, about a hundred for each family: pictures are returned between the turns, and
+the trainer's logprobs agree."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def environment(rows: Path, monkeypatch) -> dict:
 
 
 def require_turns(run: Path) -> None:
-    """Turns were sampled, with pictures between them, and what came back is no sampled token."""
+    """Require that turns were sampled, with pictures between them, and that no observed token counts as sampled."""
     rows = [row for row in read_metrics(run) if "loss" in row]
     assert all(row["turns/mean"] > 1 and row["environment/failed"] == 0 for row in rows)
     records = [

@@ -1,4 +1,4 @@
-"""Adapters on vision tower and projector, which a real vLLM applies where it is asked to."""
+"""Adapters on vision tower and projector, which a real vLLM applies if it is asked to."""
 
 import pytest
 

@@ -1,2 +1,2 @@
-"""tiercel from Python: `import tiercel as tc`. Each function does what the command of its name does, with the same keys
-and the same run directory."""
+"""tiercel from Python: `import tiercel as tc`. Each function does the same as the command of its name, with the same
+keys and the same run directory."""

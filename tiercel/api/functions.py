@@ -1,4 +1,4 @@
-"""The source of a function that was defined in a session or a notebook, as a file that stands alone."""
+"""The source of a function that was defined in a session or a notebook, as a file that works on its own."""
 
 import ast
 import builtins
@@ -15,8 +15,8 @@ PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def named_function(function: Callable[..., Any]) -> str | None:
-    """Return `package.module:function` or `file.py:function` of a function of an imported module; None for one of the
-    session itself, or one that has no name there."""
+    """Return `package.module:function` or `file.py:function` for a function of an imported module, or None for a
+    function of the session itself or one that the module does not contain under its name."""
     name, module = getattr(function, "__name__", ""), sys.modules.get(getattr(function, "__module__", None) or "")
     if module is None or module.__name__ == "__main__" or getattr(module, name, None) is not function:
         return None
@@ -28,7 +28,7 @@ def named_function(function: Callable[..., Any]) -> str | None:
 
 def written_function(function: Callable[..., Any]) -> tuple[str | None, str]:
     """Return the text of a file that defines a function, with the imports, constants, functions and classes of its
-    module that it uses; else None and the reason."""
+    module that it uses, or else None and the reason."""
     parts: dict[str, str] = {}
     try:
         _collect(function, parts)
@@ -44,7 +44,7 @@ class _CannotStandAlone(ValueError):
 
 
 def _collect(function: Any, parts: dict[str, str]) -> None:
-    """Add the source of a function or class to `parts`, after what it uses, by name."""
+    """Add the source of a function or class to `parts` by name, after the source of what it uses."""
     name = getattr(function, "__name__", None)
     if name is None:
         raise _CannotStandAlone(f"it is a {type(function).__name__}, which has no source of its own")
@@ -58,10 +58,10 @@ def _collect(function: Any, parts: dict[str, str]) -> None:
         )
     source = _source_of(function)
     scope = _scope_of(function)
-    parts.setdefault(name, "")  # one that calls itself
+    parts.setdefault(name, "")  # for a function that calls itself
     for used in _names_used(source):
         if used in parts or hasattr(builtins, used) or used not in scope:
-            continue  # what is not there is found missing when it is called, as in the session
+            continue  # a missing name raises an error when the function is called, as in the session
         _collect_value(used, scope[used], parts)
     del parts[name]
     parts[name] = source
@@ -98,8 +98,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def _source_of(found: Any) -> str:
-    """Return the source of a function or class. That of a class of a notebook is found by its methods: Python looks for
-    it in the file of the module, which a notebook does not have."""
+    """Return the source of a function or class. A notebook's class is found through its methods, because Python looks
+    for it in the file of the module, which a notebook does not have."""
     try:
         if not inspect.isclass(found):
             return textwrap.dedent(inspect.getsource(found))
@@ -124,7 +124,7 @@ def _scope_of(function: Any) -> Mapping[str, Any]:
 
 
 def _names_used(source: str) -> Iterator[str]:
-    """Yield each name that a piece of source reads, in order, decorators and annotations among them."""
+    """Yield each name that a piece of source reads, in order, including decorators and annotations."""
     seen: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in seen:

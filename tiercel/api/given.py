@@ -1,5 +1,5 @@
-"""What is given in memory, written into the run directory: rows with their pictures, and functions. The recipe then
-names files, so that `tiercel check` and a resume from the command line find what Python gave."""
+"""Objects passed in memory, written into the run directory: rows with their pictures, and functions. The recipe then
+names files, so that `tiercel check` and a resume from the command line find what Python code passed."""
 
 import hashlib
 import io
@@ -20,14 +20,14 @@ MEDIA = ("image", "images", "video", "videos")  # columns whose texts are files
 
 
 def is_rows(value: Any) -> bool:
-    """Tell whether a value is rows rather than a path or a section of the recipe."""
+    """Return whether a value is rows rather than a path or a section of the recipe."""
     return isinstance(value, Iterable) and not isinstance(value, str | Path | Mapping)
 
 
 def write_rows(rows: Iterable[Any], output: Path) -> str:
-    """Write rows as JSON lines, and their pictures beside them, and return the file. Its name is a hash of what it
-    holds, so that equal rows give the same recipe. Raises DataError for a row that is not a mapping, or that holds what
-    JSON cannot."""
+    """Write rows as JSON lines, and their pictures next to them, and return the file. Its name contains a hash of its
+    content, so that equal rows give the same recipe. Raises DataError if a row is not a mapping, or contains what JSON
+    cannot."""
     folder = _folder(output)
     digest, part = hashlib.sha256(), folder / "rows.tmp"
     with writing(part), open_new(part, "wb") as file:
@@ -41,7 +41,8 @@ def write_rows(rows: Iterable[Any], output: Path) -> str:
 
 
 def _folder(output: Path) -> Path:
-    """Make the folder for what is given, inside a run's own directory. Raises RunError if that is somebody else's."""
+    """Create the folder for these files inside the run's own directory. Raises RunError if the directory is somebody
+    else's."""
     require_own(output)
     folder = output / GIVEN
     with writing(folder):
@@ -59,11 +60,11 @@ def _line(row: Any, number: int, folder: Path) -> str:
 
 
 def _plain(value: Any, column: str, folder: Path) -> Any:
-    """Return a value as JSON has it. Pictures become files; files of media become absolute paths."""
+    """Return a value that JSON can represent. Pictures become files, and paths of media become absolute."""
     if hasattr(value, "tobytes") and hasattr(value, "save"):  # a Pillow image
         return _saved(_png(value), folder)
     if isinstance(value, Mapping):
-        if isinstance(data := value.get("bytes"), bytes):  # as `datasets` holds a picture that it has not decoded
+        if isinstance(data := value.get("bytes"), bytes):  # a picture that `datasets` has not decoded
             return _saved(data, folder)
         return {name: _plain(each, column, folder) for name, each in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -91,9 +92,9 @@ def _saved(data: bytes, folder: Path) -> str:
 
 
 def write_functions(tree: Any, output: Path, *, may_run_here: bool = False) -> Any:
-    """Return a recipe's plain data with each function as the text that names it: of its own module, or of the file that
-    it is written to. `may_run_here`: one that cannot be written, such as a method of an object, is called in this
-    process. Raises RecipeError for one that can neither be named nor called here."""
+    """Return a recipe's plain data with each function replaced by the text that names it: in its own module, or in the
+    file that it is written to. With `may_run_here`, a function that cannot be written, such as an object's method, is
+    called in this process. Raises RecipeError for a function that can neither be named nor called here."""
     if isinstance(tree, Mapping):
         return {
             name: write_functions(value, output, may_run_here=may_run_here or name == "rewards")

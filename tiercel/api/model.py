@@ -1,4 +1,4 @@
-"""A model that answers, from Python."""
+"""A model that answers prompts from Python."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from tiercel.types import Completion, ImageSource, Message
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model wrote. `completions`: all of them; `text` is the first."""
+    """What a model wrote. `completions` are all completions; `text` is the first."""
 
     completions: tuple[Completion, ...]
 
@@ -38,7 +38,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that is loaded, with the prompt of its run; `tc.load` makes one."""
+    """A loaded model with the prompt of its run. `tc.load` returns one."""
 
     generator: Generator
 
@@ -52,9 +52,9 @@ class LoadedModel:
         count: int = 1,
         seed: int = 0,
     ) -> Answer:
-        """Complete a prompt: a text, or turns with `role` and `content`. `images`: paths or Pillow images; `<image>`
-        marks their places, else they come first. Greedy at temperature 0; above it, `count` completions are drawn.
-        Raises DataError for pictures that do not fit the marks."""
+        """Complete a prompt, which is a text, or turns with `role` and `content`. `images` are paths or Pillow images;
+        `<image>` marks their places, and without marks they come first. Decoding is greedy at temperature 0; above it,
+        `count` completions are sampled. Raises DataError if the pictures do not fit the marks."""
         if count > 1 and temperature <= 0:
             raise DataError("count: several completions need a temperature above 0, or all would be the same")
         sources = [_source(image) for image in images]
@@ -67,8 +67,8 @@ class LoadedModel:
 
 def load(source: Run | str | Path, *, adapter: str | Path | None = None, checkpoint: int | None = None,
          best: bool = False) -> LoadedModel:  # fmt: skip
-    """Load what a run has trained, by default at its newest checkpoint; or a model's directory or hub id, with an
-    adapter. Raises RunError or ModelError if that cannot be loaded."""
+    """Load what a run has trained, by default at its newest checkpoint, or a model's directory or hub id, with an
+    adapter if you name one. Raises RunError or ModelError if it cannot be loaded."""
     run = _run_of(source)
     if run is None:
         return LoadedModel(load_generator(_recipe_of_model(str(source)), None if adapter is None else Path(adapter)))
@@ -112,12 +112,12 @@ def _run_of(source: Run | str | Path) -> Run | None:
 
 
 def _recipe_of_model(path: str) -> SftRecipe:
-    """Make a recipe that has only the model."""
+    """Return a recipe that contains only the model."""
     return SftRecipe(model=Model(path=path), data=Data(train="-"), train=Train(steps=1), output="-")
 
 
 def _source(image: Any) -> ImageSource:
-    """Return a picture as a row holds it."""
+    """Return a picture in the form that a row contains."""
     if isinstance(image, str | Path):
         return ImageSource(path=str(Path(image).absolute()))
     buffer = io.BytesIO()

@@ -1,4 +1,4 @@
-"""A recipe from Python: the arguments of a function, put into the plain data that a file would hold."""
+"""A recipe from Python: the arguments of a function, put into the plain data that a file would contain."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,16 +16,16 @@ from tiercel.runs.adapters import starting_adapter
 from tiercel.writing import write_text
 
 PathText = str | PathLike[str]
-SHORT = {"steps": "train.steps", "lr": "optim.lr", "seed": "train.seed", "eval": "data.eval"}  # for keys of sections
-NAMED = {"model": "path", "data": "train"}  # what a section is that is given as a plain value
-ROWS = ("train", "eval")  # of the section `data`
+SHORT = {"steps": "train.steps", "lr": "optim.lr", "seed": "train.seed", "eval": "data.eval"}  # keys of sections
+NAMED = {"model": "path", "data": "train"}  # the key that a plain value for a section sets
+ROWS = ("train", "eval")  # keys of the section `data`
 STAND_IN = "given.py:function"
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A recipe as plain data: `Recipe.from_file("grpo.yaml")`, or `Recipe({"model": {"path": ...}, ...})`. It may hold
-    rows and functions; the functions that train write them into the run directory."""
+    """A recipe as plain data: `Recipe.from_file("grpo.yaml")`, or `Recipe({"model": {"path": ...}, ...})`. It may
+    contain rows and functions; the functions that train write them into the run directory."""
 
     tree: Mapping[str, Any] = field(default_factory=dict)
 
@@ -35,8 +35,8 @@ class Recipe:
         return cls(read_tree(path))
 
     def to_file(self, path: PathText) -> None:
-        """Write the recipe as YAML, which the command line reads. Raises RecipeError if it holds rows or functions,
-        which only a run's own config.yaml names."""
+        """Write the recipe as YAML, which the command line can read. Raises RecipeError if it contains rows or
+        functions, which only a run's own config.yaml can name."""
         import yaml
 
         if holding := sorted(_held(self.tree)):
@@ -44,8 +44,8 @@ class Recipe:
         write_text(Path(path), yaml.safe_dump(dict(self.tree), sort_keys=False, allow_unicode=True))
 
     def changed(self, **keys: Any) -> "Recipe":
-        """Return the recipe with arguments put in, as the functions that train take them. None leaves a key as it is;
-        a mapping changes the keys of a section that it has."""
+        """Return the recipe with these arguments, in the form that the functions that train accept. None leaves a key
+        as it is, and a mapping changes the keys that it names in an existing section."""
         tree = dict(self.tree)
         for name, value in keys.items():
             if value is None:
@@ -60,8 +60,8 @@ class Recipe:
         return Recipe(tree)
 
     def judged(self, kind: Kind) -> AnyRecipe:
-        """Judge the recipe whole, then write what is in memory into the run directory that it names. Returns what the
-        command line would have read. Raises RecipeError with every problem."""
+        """Validate the whole recipe, then write what is in memory into the run directory that it names. Returns what
+        the command line would have read. Raises RecipeError with every problem."""
         plain = {name: _plain(value) for name, value in self.tree.items()}
         recipe_of_tree(kind, _with_stand_ins(plain), check_paths=False)
         output = Path(plain["output"])
@@ -73,7 +73,8 @@ class Recipe:
 
 
 def _plain(value: Any) -> Any:
-    """Return a section of tiercel's own as a mapping, a path as text, an entry of rewards as a mapping."""
+    """Return one of tiercel's own sections as a mapping, a path as text, and mappings with their values converted
+    likewise."""
     if isinstance(value, PathLike):
         return str(value)
     if hasattr(value, "model_dump"):
@@ -84,7 +85,7 @@ def _plain(value: Any) -> Any:
 
 
 def reward_entries(rewards: Iterable[Any] | None) -> list[Any] | None:
-    """Return the entries of a recipe's rewards: a name is a built-in, or your own as "file.py:function"; a function is
+    """Return the entries of a recipe's rewards. A name is a built-in, or your own as "file.py:function"; a function is
     your own; (reward, weight) gives it a weight."""
     if rewards is None:
         return None
@@ -103,12 +104,14 @@ def _entry(reward: Any) -> dict[str, Any]:
 
 
 def _is_row(value: Mapping[str, Any]) -> bool:
-    """Tell whether a mapping given as `data` is no section: it has none of a section's keys."""
+    """Return whether a mapping that was passed as `data` is a row and not a section, because it has none of a section's
+    keys."""
     return "train" not in value and "path" not in value and bool(value.keys() & {"messages", "prompt", "images"})
 
 
 def _with_stand_ins(tree: Any) -> Any:
-    """Copy plain data with a text for what is in memory, so that the rest can be judged before anything is written."""
+    """Copy plain data with a text in place of what is in memory, so that the rest can be validated before anything is
+    written."""
     if isinstance(tree, Mapping):
         return {
             name: "given.jsonl" if name in ROWS and is_rows(value) else _with_stand_ins(value)
@@ -120,7 +123,7 @@ def _with_stand_ins(tree: Any) -> Any:
 
 
 def _held(tree: Any, key: str = "") -> Iterable[str]:
-    """Yield the keys of what is in memory."""
+    """Yield the keys whose values are in memory."""
     if isinstance(tree, Mapping):
         for name, value in tree.items():
             inner = f"{key}.{name}" if key else name
@@ -136,6 +139,6 @@ def _held(tree: Any, key: str = "") -> Iterable[str]:
 
 
 def text_of(recipe: BaseRecipe) -> str:
-    """Return the recipe as the text of a file, with the line that names its verb."""
+    """Return the recipe as the text of a file, with the line that names its command."""
     assert recipe.kind in RECIPES
     return f"# tiercel {recipe.kind}\n{recipe_to_yaml(recipe)}"  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from tiercel.web.report.reading import group_file, read_run, steps_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Best:
-    """The checkpoint with the best evaluation: its step, and the metric and value that it is best by."""
+    """The checkpoint with the best evaluation: its step, and the metric and the value that make it the best."""
 
     step: int
     metric: str
@@ -31,7 +31,7 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run directory: what `tc.grpo` and the others return, or `tc.Run("runs/x")` of any run."""
+    """A run directory, as returned by `tc.grpo` and the other functions, or `tc.Run("runs/x")` for any run."""
 
     path: Path
 
@@ -50,13 +50,13 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """Count the finished steps."""
+        """Return the number of finished steps."""
         rows = self.metrics
         return rows[-1]["step"] if rows else 0
 
     def rollouts(self, step: int | None = None) -> tuple[GroupRecord, ...]:
-        """Return a step's prompts with their completions, rewards and advantages; the newest step's by default. Empty
-        for a method that samples nothing."""
+        """Return a step's prompts with their completions, rewards and advantages, by default the newest step's. The
+        result is empty for a method that samples nothing."""
         known = steps_of(self.path / "rollouts")
         wanted = step if step is not None else known[-1] if known else None
         if wanted is None or wanted not in known:
@@ -70,7 +70,7 @@ class Run:
         return Best(step=step, metric=metric, value=value, path=self.path / "checkpoints" / f"step-{step:06d}")
 
     def resume(self, **keys: Any) -> "Run":
-        """Go on with the run, with changed keys such as `steps=400`."""
+        """Resume the run, with changed keys such as `steps=400`."""
         recipe = self.recipe
         train(recipe.kind, Recipe(_given(recipe.model_dump(mode="json"))), {**keys, "iterate": False})
         return self
@@ -78,8 +78,8 @@ class Run:
     def export(
         self, target: str | Path, *, merge: bool = True, checkpoint: int | None = None, best: bool = False
     ) -> Path:
-        """Write the merged model, or the adapter alone, to a directory, which vLLM and transformers load. Raises
-        RunError if it is not empty."""
+        """Write the merged model, or only the adapter, to a directory that vLLM and transformers can load. Raises
+        RunError if the directory is not empty."""
         choice = CheckpointChoice(step=checkpoint, is_best=best)
         return export(self.recipe, self.path, Path(target), merge=merge, choice=choice)
 
@@ -92,7 +92,7 @@ class Run:
         best: bool = False,
         public: bool = False,
     ) -> str:
-        """Send the merged model, or the adapter alone, to the Hugging Face hub as `name`, such as me/cup, with a model
+        """Upload the merged model, or only the adapter, to the Hugging Face hub as `name`, such as me/cup, with a model
         card. Returns its address. Raises EnvironmentProblem if the hub refuses."""
         choice = CheckpointChoice(step=checkpoint, is_best=best)
         return push(self.recipe, self.path, name, merge=merge, choice=choice, public=public)

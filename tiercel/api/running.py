@@ -1,4 +1,4 @@
-"""A run in this process, or as ranks of its own, with what a session or a notebook expects of it."""
+"""A run in this process or in ranks of its own, adapted to a session or a notebook."""
 
 import ctypes
 import subprocess
@@ -23,12 +23,12 @@ from tiercel.training.watching import watched
 
 OnStep = Callable[[FinishedStep], object]
 StepIterator = Iterator[FinishedStep]
-OPTIONS = ("on_step", "nproc", "iterate")  # arguments beside the keys of a recipe
+OPTIONS = ("on_step", "nproc", "iterate")  # arguments that are not keys of a recipe
 
 
 def train(kind: Kind, recipe: Recipe, keys: Mapping[str, Any]) -> Path | StepIterator:
-    """Train a recipe with changed keys, and return its run directory; with `iterate` the steps. Ctrl-C ends it after
-    the step; a script then gets Terminated, a notebook does not."""
+    """Train a recipe with changed keys, and return its run directory, or the steps with `iterate`. Ctrl-C ends the run
+    after the current step; a script then gets Terminated, but a notebook does not."""
     options = {"on_step": None, "nproc": 1, "iterate": False} | {k: v for k, v in keys.items() if k in OPTIONS}
     changes = {name: value for name, value in keys.items() if name not in OPTIONS}
     if "rewards" in changes:
@@ -67,12 +67,12 @@ def _steps(recipe: AnyRecipe) -> StepIterator:
 
 
 def is_interactive() -> bool:
-    """Tell whether a person is at a prompt or in a notebook, whose process is not to be ended."""
+    """Return whether a person is at a prompt or in a notebook, whose process must not be ended."""
     return hasattr(sys, "ps1") or "ipykernel" in sys.modules
 
 
 def _run_ranks(recipe: AnyRecipe, nproc: int) -> None:
-    """Train as ranks of this machine, which read the recipe from a file. Raises TrainingError if they fail."""
+    """Train with ranks on this machine, which read the recipe from a file. Raises TrainingError if they fail."""
     if here := [each.call for each in getattr(recipe, "rewards", ()) if _is_here(each)]:
         raise RecipeError([f"nproc: {here[0].removeprefix(PREFIX)} lives in this process; put it into a file"])
     file = Path(recipe.output) / GIVEN / "recipe.yaml"
@@ -84,7 +84,7 @@ def _run_ranks(recipe: AnyRecipe, nproc: int) -> None:
             try:
                 code = process.wait()
                 break
-            except KeyboardInterrupt:  # which the ranks got as well: they save, and end
+            except KeyboardInterrupt:  # the ranks got it as well; they save and exit
                 continue
     if code not in (EXIT_DONE, EXIT_TERMINATED):
         raise TrainingError(f"the ranks ended with exit code {code}; what they printed above says why")

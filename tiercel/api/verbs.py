@@ -1,5 +1,5 @@
-"""The functions that train. Each takes the keys of its recipe (docs/recipe.md), does what the command of its name does,
-and gives the run that it made."""
+"""The functions that train. Each takes the keys of its recipe (docs/recipe.md), does the same as the command of its
+name, and returns the run that it made."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -85,11 +85,11 @@ def grpo(
     recipe: FileOrRecipe = None, *, on_step: OnStep | None = None, nproc: int = 1, **keys: Unpack[GrpoKeys]
 ) -> Run: ...
 def grpo(recipe: FileOrRecipe = None, **keys: Any) -> Run | StepIterator:
-    """Train by group-relative policy optimisation, or go on with the run at `output`.
+    """Train by group-relative policy optimisation, or resume the run at `output`.
 
-    `recipe` is a file or a Recipe; the other arguments are its keys, and change it. Rows and functions that are in
-    memory are written into the run directory. `on_step` is called with each finished step, and may end the run by
-    `step.stop()`. `nproc` starts that many ranks. With `iterate=True` you get an iterator of the steps in place of the
+    `recipe` is a file or a Recipe; the other arguments are keys that change it. Rows and functions that are in memory
+    are written into the run directory. `on_step` is called with each finished step, and may end the run with
+    `step.stop()`. `nproc` starts that many ranks. With `iterate=True` you get an iterator over the steps instead of the
     Run.
 
     Raises RecipeError, with every problem, before anything is loaded.
@@ -107,7 +107,7 @@ def distill(
     recipe: FileOrRecipe = None, *, on_step: OnStep | None = None, nproc: int = 1, **keys: Unpack[DistillKeys]
 ) -> Run: ...
 def distill(recipe: FileOrRecipe = None, **keys: Any) -> Run | StepIterator:
-    """Train on completions of the policy by what a teacher says of them; as `grpo`."""
+    """Train on completions of the policy with a teacher's distributions. All else is as for `grpo`."""
     return _train("distill", recipe, keys)
 
 
@@ -118,7 +118,7 @@ def sft(
     recipe: FileOrRecipe = None, *, on_step: OnStep | None = None, nproc: int = 1, **keys: Unpack[SftKeys]
 ) -> Run: ...
 def sft(recipe: FileOrRecipe = None, **keys: Any) -> Run | StepIterator:
-    """Train on the assistant turns of the rows; as `grpo`."""
+    """Train on the assistant turns of the rows. All else is as for `grpo`."""
     return _train("sft", recipe, keys)
 
 
@@ -129,7 +129,7 @@ def dpo(
     recipe: FileOrRecipe = None, *, on_step: OnStep | None = None, nproc: int = 1, **keys: Unpack[DpoKeys]
 ) -> Run: ...
 def dpo(recipe: FileOrRecipe = None, **keys: Any) -> Run | StepIterator:
-    """Train on pairs of a chosen and a rejected answer; as `grpo`."""
+    """Train on pairs of a chosen and a rejected answer. All else is as for `grpo`."""
     return _train("dpo", recipe, keys)
 
 
@@ -140,7 +140,7 @@ def kto(
     recipe: FileOrRecipe = None, *, on_step: OnStep | None = None, nproc: int = 1, **keys: Unpack[KtoKeys]
 ) -> Run: ...
 def kto(recipe: FileOrRecipe = None, **keys: Any) -> Run | StepIterator:
-    """Train on answers that are labelled good or bad; as `grpo`."""
+    """Train on answers that are labelled good or bad. All else is as for `grpo`."""
     return _train("kto", recipe, keys)
 
 
@@ -151,7 +151,7 @@ def reward(
     recipe: FileOrRecipe = None, *, on_step: OnStep | None = None, nproc: int = 1, **keys: Unpack[RewardKeys]
 ) -> Run: ...
 def reward(recipe: FileOrRecipe = None, **keys: Any) -> Run | StepIterator:
-    """Train a reward model on pairs; as `grpo`."""
+    """Train a reward model on pairs. All else is as for `grpo`."""
     return _train("reward", recipe, keys)
 
 
@@ -162,7 +162,7 @@ def _train(kind: Kind, recipe: FileOrRecipe, keys: dict[str, Any]) -> Run | Step
 
 
 def _complete(function: Callable[..., Any], keys: type) -> None:
-    """Give a function a signature with its keys by name, which notebooks show and complete."""
+    """Give a function a signature that lists its keys, which notebooks show and complete."""
     names = list(keys.__annotations__)
     own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in (*names, *OPTIONS)]
     recipe = inspect.Parameter("recipe", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)

@@ -1,4 +1,4 @@
-"""The command line's commands and flags, each with its help."""
+"""The commands and flags of the command line, each with its help."""
 
 import argparse
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ TRAINING: dict[Kind, str] = {
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Make the parser of all commands."""
+    """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="tiercel",
         description="LoRA fine-tuning and GRPO of vision-language models.",
@@ -67,10 +67,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 class PrintCompletion(argparse.Action):
-    """Prints a shell's completion of all commands and options, and ends."""
+    """Prints a shell's completion script for all commands and options, and exits."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: object, shell: Any, option: str | None = None):
-        import shtab  # for this alone
+        import shtab  # needed only here
 
         for each in _every_action(parser):
             if each.type in (Path, directory) or each.dest in ("target", "model", "given"):
@@ -262,7 +262,7 @@ def _commands_after_a_run(commands) -> None:
     )
     view.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run directory, or a folder with several")
     view.add_argument("--port", type=port, metavar="N", help="on 127.0.0.1 (the first free one from 8420)")
-    view.add_argument("--beside", type=at_least(1), help=argparse.SUPPRESS)  # pid of its parent, with which it ends
+    view.add_argument("--beside", type=at_least(1), help=argparse.SUPPRESS)  # pid of the parent, with which it ends
 
     report = _command(commands, "report", "write a run's report.html again", "tiercel report runs/demo")
     report.add_argument("run", type=Path, help="a run directory")
@@ -274,7 +274,7 @@ def _command(commands, name: str, text: str, example: str, *, takes_ranks: bool 
 
 
 def _add_checkpoint(command: argparse.ArgumentParser) -> None:
-    """Add what names a checkpoint of a run, other than the newest."""
+    """Add the options that choose a checkpoint of a run other than the newest."""
     which = command.add_mutually_exclusive_group()
     which.add_argument("--checkpoint", type=at_least(0), metavar="N", help="of a run: the checkpoint of this step")
     text = "of a run: the checkpoint with the best evaluation, by train.keep_best or else by what was recorded"
@@ -284,7 +284,7 @@ def _add_checkpoint(command: argparse.ArgumentParser) -> None:
 def _recipe_command(
     commands, name: str, text: str, example: str, *, takes_ranks: bool = False
 ) -> argparse.ArgumentParser:
-    """Make a command that takes a recipe and overrides."""
+    """Return the parser of a command that takes a recipe and overrides."""
     command = _command(commands, name, text, example, takes_ranks=takes_ranks)
     command.add_argument("recipe", type=Path, help="a recipe (YAML)")
     command.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=OVERRIDES_HELP)
@@ -292,7 +292,7 @@ def _recipe_command(
 
 
 def rank_options() -> argparse.ArgumentParser:
-    """Make the parser of the options that only the launcher reads; the ranks get all others."""
+    """Return the parser of the options that only the launcher reads. The ranks get all other options."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--nproc", type=at_least(1), default=1, metavar="N", help="ranks to start on this machine (1)")
     parser.add_argument(

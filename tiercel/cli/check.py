@@ -1,5 +1,6 @@
-"""`tiercel check`: find everything that can fail, before it costs GPU time. Reads no weights but an adapter's, a reward
-model's, and those of a model whose family is proved on each checkpoint; of the others their files' headers."""
+"""`tiercel check`: find everything that can fail, before it costs GPU time. It loads weights only of an adapter, of a
+reward model, and of a model whose family needs a proof for each checkpoint. Of all other weights it reads the headers
+of their files."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -41,8 +42,8 @@ SPREAD = {0: "least", 50: "median", 90: "90 %", 99: "99 %", 100: "most"}
 
 
 def run(recipe: Recipe, arguments: Namespace) -> None:
-    """Print what was found. Raises TiercelError at the first problem that would end the run; packages that are missing
-    are told, and raised after everything else has been looked at."""
+    """Print what was found. Raises TiercelError at the first problem that would end the run. Missing packages are
+    printed first, and raised after everything else has been checked."""
     console = SpeakingConsole(highlight=False, soft_wrap=True)
     console.print(f"recipe: {arguments.recipe} is a valid {named(recipe.kind).partition(' ')[2]} recipe")
     missing = missing_packages(recipe)
@@ -112,7 +113,7 @@ def _scanned(
     length = prompt_length if isinstance(recipe, GrpoRecipe) else conversation_length
 
     def plan(row: Row, sizes: list[Size]) -> int:
-        if is_train or not isinstance(recipe, GrpoRecipe):  # held-out prompts are answered, not learnt from
+        if is_train or not isinstance(recipe, GrpoRecipe):  # held-out prompts are completed, not learnt from
             require_usable(recipe, row)
         if decodes:
             decode_videos(recipe.data, row)
@@ -151,7 +152,7 @@ def _try_own_functions(recipe: GrpoRecipe, console: Console) -> None:
 
 
 def _ask_servers(recipe: GrpoRecipe, family: Family, console: Console) -> None:
-    """Ask every server. Raises EnvironmentProblem where one does not answer or serves another model."""
+    """Ask every server. Raises EnvironmentProblem if one does not answer or serves another model."""
     sampler = connect(recipe, family)
     faults = sampler.faults()
     sampler.close()
@@ -163,8 +164,8 @@ def _ask_servers(recipe: GrpoRecipe, family: Family, console: Console) -> None:
 
 
 def token_table(recipe: Recipe, report: ScanReport, row_count: int) -> Table:
-    """Show the tokens of a step: with the prompt once per group, and once per completion. Raises DataError where a
-    conversation does not fit a microbatch."""
+    """Return a table of the tokens of a step, with the prompt once per group and once per completion. Raises DataError
+    if a conversation does not fit a microbatch."""
     table = Table(title=translated("one step"), title_justify="left", show_header=False)
     prompts = recipe.optim.prompts_per_step
     middle = report.prompt_token_percentiles.get(50, 0)
@@ -197,7 +198,7 @@ def _row(table: Table, *cells: str) -> None:
 
 
 def _microbatches(tokens: int, budget: int | Literal["auto"]) -> str:
-    """Write the number and the size of a step's microbatches."""
+    """Return the number and the size of a step's microbatches as text."""
     if budget == "auto":
         return "of as many tokens as fit the memory (learner.max_tokens_per_microbatch: auto)"
     return f"about {max(1, round(tokens / budget))} of {budget:,} tokens"

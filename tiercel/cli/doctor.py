@@ -1,4 +1,4 @@
-"""`tiercel doctor`: what this machine can do, what will fail on it, and how to correct that."""
+"""`tiercel doctor`: report what this machine can do, what will fail on it, and how to correct that."""
 
 import json
 from argparse import Namespace
@@ -18,7 +18,7 @@ MARK_WIDTH, NAME_WIDTH = 9, 20
 
 
 def run(recipe: None, arguments: Namespace) -> None:
-    """Print the verdicts. Raises EnvironmentProblem where something is broken."""
+    """Print the verdicts. Raises EnvironmentProblem if something is broken."""
     console = SpeakingConsole(highlight=False, soft_wrap=True)
     verdicts: list[Verdict] = []
     if arguments.json:
@@ -38,7 +38,7 @@ def run(recipe: None, arguments: Namespace) -> None:
 
 
 def as_text(verdict: Verdict) -> Text:
-    """Format a verdict as one line, with a second line for the remedy where there is one."""
+    """Format a verdict as one line, followed by a line for the remedy if there is one."""
     mark, name = padded(translated(verdict.status), MARK_WIDTH), padded(translated(verdict.name), NAME_WIDTH)
     text = Text.assemble((mark, STYLES[verdict.status]), f"{name} {translated(verdict.found)}")
     if verdict.remedy:

@@ -1,4 +1,4 @@
-"""Score a made-up completion of a real row before a run, with the recipe's environment and its rewards."""
+"""Scoring of a made-up completion of a real row before a run, with the recipe's environment and rewards."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,14 +21,14 @@ from tiercel.rollout.trajectory import TrajectoryBuilder
 from tiercel.types import Completion, EncodedPrompt, Group, ImagePlan, RewardValue, Row, Sample, SampleImage
 
 MADE_UP = "<answer>0</answer>"
-MORE_ROWS = 7  # over all rows, that a function is asked about which does not apply to the first
+MORE_ROWS = 7  # further rows, spread over all, for a user's function that does not apply to the first one
 
 
 def dry_run(
     recipe: GrpoRecipe, family: Family, dialogues: EnvironmentDialogues | None, rows: Sequence[Row], console: Console
 ) -> None:
-    """Ask the environment and every reward about the first row, and about a few more where a function of the user's
-    does not apply to that. Raises TrainingError where one fails, as it would in training."""
+    """Call the environment and every reward for the first row, and for a few more rows if one of your own functions
+    does not apply to the first. Raises TrainingError if one fails, as it would in training."""
     with Scorer(recipe.rewards, recipe.reliability, family.coordinate_space) as scorer:
         values = _asked(recipe, family, dialogues, rows[0], scorer)
         own = [name for name, reward in zip(scorer.names, recipe.rewards, strict=True) if isinstance(reward, ByCall)]
@@ -70,17 +70,18 @@ def _asked(
 
 
 def made_up(opened: str) -> str:
-    """Make a well-formed completion after what the chat template opened: a thought is closed first."""
+    """Make a well-formed completion to follow what the chat template opened: a thought is closed first."""
     tag = open_tag(opened)
     return MADE_UP if tag is None else f"</{tag}>\n\n{MADE_UP}"
 
 
-Readers = Sequence[tuple[Math, Callable[[str, Sample], str | None]]]  # of right answers, in a process of their own
+Readers = Sequence[tuple[Math, Callable[[str, Sample], str | None]]]  # of right answers, each in its own process
 
 
 @contextmanager
 def truth_readers(recipe: Recipe) -> Iterator[Readers]:
-    """Start what reads the right answers of the reward `math`, as in training; nothing where its package is missing."""
+    """Start the processes that read the right answers of the reward `math`, as in training. A reward whose package is
+    missing gets none."""
     rewards = recipe.rewards if isinstance(recipe, GrpoRecipe) else ()
     readers = []
     with ExitStack() as processes:
@@ -95,7 +96,7 @@ def truth_readers(recipe: Recipe) -> Iterator[Readers]:
 
 
 def _reader(batch: BatchReward) -> Callable[[str, Sample], str | None]:
-    """Return what says why a right answer cannot be read. Equal answers of many rows are read once."""
+    """Return a function that says why a right answer cannot be read. Equal answers of many rows are read once."""
     asked: list[Sample] = []
 
     @lru_cache(maxsize=4096)
@@ -113,8 +114,8 @@ def _reader(batch: BatchReward) -> Callable[[str, Sample], str | None]:
 def require_answers(
     recipe: GrpoRecipe, family: Family, row: Row, plans: Sequence[ImagePlan], readers: Readers = ()
 ) -> None:
-    """Raise DataError where the rewards that compare with the row's right answer cannot read it. Rewards that take time
-    are not asked, but for `readers`."""
+    """Raise DataError if a reward that compares with the row's right answer cannot read it. Slow rewards are not asked,
+    except through `readers`."""
     images = tuple(
         SampleImage(path=None, original_size=plan.original_size, processed_size=plan.processed_size) for plan in plans
     )
@@ -141,14 +142,14 @@ def require_answers(
 
 
 def _last_line(fault: str) -> str:
-    """Return what a failure of a reward says, without its traceback."""
+    """Return the last line of a reward's failure, without its traceback."""
     return fault.strip().rpartition("\n")[2].removeprefix("ValueError: ")
 
 
 def _answered(
     completion: Completion, prompt: EncodedPrompt, family: Family, dialogues: EnvironmentDialogues
 ) -> Completion:
-    """Make the completion the first turn of a trajectory."""
+    """Make the completion the first turn of a trajectory, and add the environment's reply to it."""
     (dialogue,) = dialogues.open(prompt, [0])
     token_ids = completion.token_ids_L.tolist()
     builder = TrajectoryBuilder(family, prompt, dialogue, dialogues.limits, len(token_ids), completion.seed)

@@ -1,4 +1,4 @@
-"""`tiercel eval`: score held-out rows with the prompt and parser of training: GRPO's greedy score, SFT's loss."""
+"""`tiercel eval`: score held-out rows with the prompt and parser of training, by GRPO's greedy score or SFT's loss."""
 
 from argparse import Namespace
 from functools import partial
@@ -17,8 +17,8 @@ from tiercel.writing import write_text
 
 
 def run(recipe: Recipe, arguments: Namespace, heartbeat: Heartbeat) -> None:
-    """Evaluate the model of a recipe, with an adapter where one is given; or a run, before and after its training.
-    `heartbeat`: the pulse of this process, which the watchdog reads."""
+    """Evaluate the model of a recipe, with an adapter if one is given, or a run before and after its training.
+    `heartbeat` is this process's heartbeat, which the watchdog reads."""
     output: Path | None = arguments.output
     if output is not None and not isinstance(recipe, GrpoRecipe):
         reason = f"{recipe.kind} has a held-out loss, and no completions to write"
@@ -38,7 +38,7 @@ def run(recipe: Recipe, arguments: Namespace, heartbeat: Heartbeat) -> None:
 
 
 def _judged(recipe: Recipe, target: Path, adapter: Path | None) -> dict[str, ModelToScore]:
-    """Return what to score, by the name that stands before its score."""
+    """Return each model to score under the label that is printed before its score."""
     if not target.is_dir():
         load = partial(load_for_inference, adapter=adapter)
         return {f"{adapter or recipe.model.path}:": ModelToScore(path=recipe.model.path, load=load)}

@@ -9,7 +9,7 @@ from tiercel.trained.weights import CheckpointChoice
 
 
 def run(recipe: Recipe, arguments: Namespace) -> None:
-    """Export as the command line says, and say where to."""
+    """Export as the command line says, and print where the result is."""
     choice = CheckpointChoice(step=arguments.checkpoint, is_best=arguments.best)
     if arguments.public and arguments.push is None:
         raise RecipeError(["--public: given without --push, whose repository it makes public"], source="export")

@@ -1,4 +1,4 @@
-"""`tiercel import-command`: make a recipe from a command of another framework, or from a file with one."""
+"""`tiercel import-command`: make a recipe from a command of another framework, or from a file that contains one."""
 
 import sys
 from argparse import Namespace
@@ -26,11 +26,11 @@ def run(recipe: None, arguments: Namespace) -> None:
 
 
 def import_command(given: str, output: Path | None) -> None:
-    """Print the recipe, or write it to `output`, and say what is left to do.
+    """Print the recipe, or write it to `output`, and print what is left to do.
 
     Raises:
-        RecipeError: there is no such file or no training command, it asks for a method that tiercel does not have, a
-            value that must be a number is not one, or words were left out.
+        RecipeError: the file does not exist or has no training command, the command asks for a method that tiercel does
+            not have, a value that must be a number is not one, or words were left over.
     """
     text, problems = imported(given)
     if output is None:
@@ -43,10 +43,10 @@ def import_command(given: str, output: Path | None) -> None:
 
 
 def imported(given: str) -> tuple[str, list[str]]:
-    """Return the recipe's text, and a line for each of its problems. Raises as `import_command` does."""
+    """Return the recipe's text and a line for each of its problems. Raises the same errors as `import_command`."""
     file = Path(given) if len(given) < LONGEST_PATH and "\n" not in given else None
-    if file is not None and not isfile(file):  # of a path, is_file raises for a name that is too long
-        if len(given.split()) == 1:  # any command has more words
+    if file is not None and not isfile(file):  # Path.is_file raises an error if a name is too long
+        if len(given.split()) == 1:  # every command has more words
             if isdir(file):
                 raise RecipeError(["this is a directory; write the file of a script"], given)
             raise RecipeError([f"no such file (looked from {Path.cwd()})"], given)
@@ -91,8 +91,8 @@ def _imported(script: str, file: Path | None) -> tuple[str, list[str]]:
 
 
 def first_launch(found: list[Launch | Foreign]) -> Launch:
-    """Return the first command that can be converted. Raises RecipeError where there is none, with what each command
-    asks for."""
+    """Return the first command that can be converted. If there is none, raises RecipeError with what each command asks
+    for."""
     launches = [launch for launch in found if isinstance(launch, Launch)]
     if launches:
         return launches[0]

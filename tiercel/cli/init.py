@@ -1,4 +1,4 @@
-"""`tiercel init`: six questions, and a recipe that `tiercel check` passes. Flags answer them too."""
+"""`tiercel init`: ask six questions and write a recipe that passes `tiercel check`. Flags can answer them too."""
 
 import sys
 from argparse import Namespace
@@ -36,7 +36,7 @@ SMALL_GPU, MIDDLE_GPU = 30e9, 60e9  # bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """A question of the command: its flag, its text, what is taken if nothing is answered, and what may be."""
+    """A question of the command: its flag, its text, its default and the accepted answers."""
 
     flag: str
     text: str
@@ -62,7 +62,8 @@ QUESTIONS = (
 
 
 def run(recipe: None, arguments: Namespace) -> None:
-    """Ask for what no flag gives, and write the recipe. Raises RecipeError if it would not pass its check."""
+    """Ask for whatever no flag gives, and write the recipe. Raises RecipeError if the recipe would not pass its
+    check."""
     given = answers(arguments, _ask if sys.stdin.isatty() else _usual)
     file: Path = arguments.file
     kind = METHODS[given["method"]]
@@ -76,8 +77,8 @@ def run(recipe: None, arguments: Namespace) -> None:
 
 
 def answers(arguments: Namespace, ask: Callable[[Question], str]) -> dict[str, str]:
-    """Return the answer to each question, by its flag. Raises RecipeError for one that is not among the choices, and
-    for one that is missing."""
+    """Return the answer to each question under its flag. Raises RecipeError if an answer is missing or is not among the
+    choices."""
     found: dict[str, str] = {}
     for question in QUESTIONS:
         if not question.is_asked(found):
@@ -93,8 +94,8 @@ def answers(arguments: Namespace, ask: Callable[[Question], str]) -> dict[str, s
 
 
 def recipe_tree(kind: Kind, given: Mapping[str, str]) -> dict[str, Any]:
-    """Make the recipe. On a small GPU weights are quantised and activations recomputed; `tiercel plan --fit` refines
-    it."""
+    """Build the recipe. On a small GPU, weights are quantised and activations recomputed; `tiercel plan --fit` can
+    refine it."""
     memory = _memory(given["gpu"])
     model: dict[str, Any] = {"path": given["model"], "dtype": "float32" if memory is None else "bfloat16"}
     learner: dict[str, Any] = {"max_tokens_per_microbatch": "auto"} if memory else {}
@@ -121,12 +122,12 @@ def _memory(text: str) -> MemorySize | None:
         return None
     try:
         return size(text)
-    except Exception as error:  # argparse's own type
+    except Exception as error:  # the type of error that argparse expects
         raise RecipeError([f"--gpu: {error}"], source="init") from error
 
 
 def _ask(question: Question) -> str:
-    """Ask at the terminal, on standard error, so that standard output has the result alone."""
+    """Ask on standard error, so that standard output has only the result."""
     choices = f" ({', '.join(question.choices)})" if question.choices else ""
     usual = f" [{question.usual}]" if question.usual else ""
     print(f"{translated(question.text)}{choices}{usual}: ", end="", file=sys.stderr, flush=True)

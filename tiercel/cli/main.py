@@ -1,4 +1,4 @@
-"""The command line. No heavy library is imported before the recipe has been checked."""
+"""The command line's entry point. No heavy library is imported before the recipe has been checked."""
 
 import argparse
 import gc
@@ -29,23 +29,23 @@ from tiercel.secret_names import harmless_words
 from tiercel.training.watching import watched
 from tiercel.web.view.beside import page_beside
 
-SECONDS_TO_SPEAK = 2.0  # for the rank at fault: once this rank has ended, the launcher ends the others
+SECONDS_TO_SPEAK = 2.0  # lets the rank at fault report first: once this rank has ended, the launcher ends the others
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
-    """One command. Its recipe is read and checked first. Its module, which may load torch, is imported after that, and
-    the module's `run(recipe, arguments)` does the rest."""
+    """A command. Its recipe is read and checked first. Then its module, which may load torch, is imported, and the
+    module's `run(recipe, arguments)` does the rest."""
 
     module: str
-    read: Callable[[argparse.Namespace], Recipe] | None = None  # None: it takes no recipe
+    read: Callable[[argparse.Namespace], Recipe] | None = None  # None: the command takes no recipe
     loads_weights: bool = False
-    is_watched: bool = False  # several ranks may run it under a watchdog; `run` takes the pulse as well
+    is_watched: bool = False  # several ranks may run it under a watchdog; `run` also gets the heartbeat
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 done, 2 the user's input, 3 the training, 4 a stall, 5 a run directory
-    that another process has taken, 75 stopped after saving. Without a command it prints the help, exit code 0."""
+    that another process is using, 75 stopped after saving. Without a command it prints the help and returns 0."""
     given = list(sys.argv[1:] if argv is None else argv)
     arguments = parse(build_parser(), given)
     if arguments.command is None or getattr(arguments, "look", "") is None:
@@ -71,8 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_command(arguments: argparse.Namespace, given: Sequence[str]) -> None:
-    """Check the command's recipe, then import and run the command, in this process or as new ranks. `given`: its
-    words."""
+    """Check the command's recipe, then import and run the command, in this process or as new ranks. `given` holds the
+    words of the command line."""
     command = COMMANDS[arguments.command]
     recipe = command.read(arguments) if command.read else None
     if arguments.command == "view" or (recipe is not None and recipe.runs_user_code):
@@ -94,12 +94,12 @@ def _run_watched(command: Command, recipe: Recipe, arguments: argparse.Namespace
 
 
 def is_page(word: str) -> bool:
-    """Tell whether a word of the command line is --view, which argparse also takes cut short."""
+    """Return whether a word of the command line is --view or an abbreviation of it, which argparse also accepts."""
     return len(word) > 2 and PAGE.startswith(word)
 
 
 def _page_of(recipe: Recipe, arguments: argparse.Namespace) -> AbstractContextManager[None]:
-    """Return what serves the page of a run where it is wanted: once, whatever the ranks."""
+    """Return the context that serves the run's page if it is wanted, on one rank only."""
     is_wanted = getattr(arguments, "view", False) and os.environ.get("RANK", "0") == "0"
     return page_beside(Path(recipe.output)) if is_wanted else nullcontext()
 
@@ -114,8 +114,8 @@ def _imported(command: Command, recipe: Recipe | None, arguments: argparse.Names
 
 @contextmanager
 def fast_imports() -> Iterator[None]:
-    """Stop the garbage collector inside: going through all modules again and again takes a fifth of the time of the
-    imports. Its later passes leave out what was imported."""
+    """Disable the garbage collector during imports: its repeated passes over all modules take a fifth of the time. Its
+    later passes skip what was imported."""
     gc.disable()
     try:
         yield
@@ -138,7 +138,7 @@ def _wants_ranks(arguments: argparse.Namespace) -> bool:
 
 
 def _with_file(error: TiercelError, arguments: argparse.Namespace) -> TiercelError:
-    """Name the recipe's file in a problem that was found when the recipe was no file any more."""
+    """Add the recipe's file to a problem that was found after the recipe had been read from it."""
     file = getattr(arguments, "recipe", None) or getattr(arguments, "target", None)
     if isinstance(error, RecipeError) and error.source == ANY_RECIPE and file is not None:
         return RecipeError(list(error.problems), str(file))
@@ -146,7 +146,8 @@ def _with_file(error: TiercelError, arguments: argparse.Namespace) -> TiercelErr
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the words of a command. Overrides may also follow options, where argparse does not look for them."""
+    """Parse the words of a command. Overrides may also follow options, a place where argparse does not look for
+    them."""
     arguments, left = parser.parse_known_args(argv)
     if left and (not hasattr(arguments, "overrides") or any(word.startswith("-") for word in left)):
         shown = harmless_words(left)
@@ -159,8 +160,8 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
 
 
 def _hint(words: Sequence[str]) -> str:
-    """Say what was meant by the first unknown flag, such as `write optim.lr=1e-5` for --learning_rate 1e-5; empty where
-    nothing is near."""
+    """Return a suggestion for the first unknown flag, such as `write optim.lr=1e-5` for --learning_rate 1e-5, or an
+    empty string if no key is similar."""
     place = next(place for place, word in enumerate(words) if word.startswith("-"))
     name, equals, value = words[place].partition("=")
     following = "".join(words[place + 1 : place + 2])

@@ -1,4 +1,4 @@
-"""`tiercel plan`: estimate memory and time of a recipe on GPUs that need not be present."""
+"""`tiercel plan`: estimate the memory and time of a recipe on GPUs that need not be present."""
 
 import json
 from argparse import Namespace
@@ -19,11 +19,11 @@ from tiercel.planning.plan import MemoryPlan, make_plan
 from tiercel.planning.remedies import written
 from tiercel.writing import writing
 
-SHOWN_UNIT = 10**8  # tables have tenths of a gigabyte
+SHOWN_UNIT = 10**8  # bytes; tables show tenths of a gigabyte
 
 
 def run(recipe: Recipe, arguments: Namespace) -> None:
-    """Print the plan. Raises EnvironmentProblem, with the nearest change, where nothing fits."""
+    """Print the plan. If nothing fits, raises EnvironmentProblem with the nearest change that would."""
     device, memory = DEVICES[arguments.device], arguments.fit or arguments.gpu_memory
     machine = Machine(
         ranks=arguments.gpus,
@@ -48,7 +48,7 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
 
 
 def write_fit(recipe: Recipe, machine: Machine, arguments: Namespace) -> None:
-    """Write the nearest recipe that fits. Raises EnvironmentProblem where none does, or where the file is there."""
+    """Write the nearest recipe that fits. Raises EnvironmentProblem if none does, or if the file exists already."""
     file = arguments.output or output_file(arguments.recipe, arguments.fit.text)
     if file.exists():
         raise EnvironmentProblem(f"{file} is there already; remove it, or name another by --output")
@@ -70,13 +70,13 @@ def write_fit(recipe: Recipe, machine: Machine, arguments: Namespace) -> None:
 
 
 def host_memory(gpus: int, device: Device) -> int | None:
-    """Return the bytes of this machine's memory where it has the GPUs of the plan; None where the memory of the planned
+    """Return the bytes of this machine's memory if it has the GPUs of the plan, or None if the memory of the planned
     machine is unknown."""
     return memory_here() if torch.cuda.device_count() >= min(gpus, device.per_machine) else None
 
 
 def _amount(count: int) -> str:
-    """Write a number of weights in the largest unit of which there is at least a tenth."""
+    """Format a number of weights in the largest unit in which it is at least 0.1."""
     if count >= 1e8:
         return f"{count / 1e9:.2f} billion"
     return f"{count / 1e6:.1f} million" if count >= 1e5 else f"{count:,}"
@@ -113,7 +113,7 @@ def show(plan: MemoryPlan, name: str) -> None:
 
 
 def _options_table(plan: MemoryPlan) -> Table:
-    """Show the most memory that each strategy needs."""
+    """Return a table of the peak memory that each strategy needs."""
     table = Table("GB on each rank", *(option.memory.strategy for option in plan.options))
     for phase in plan.options[0].memory.phases:
         table.add_row(f"most during {phase}", *(_gigabytes(option.memory.phases[phase]) for option in plan.options))
@@ -124,7 +124,7 @@ def _options_table(plan: MemoryPlan) -> Table:
 
 
 def _parts_table(memory: RankMemory) -> Table:
-    """Show what one strategy holds in each phase, by purpose. The columns add up."""
+    """Return a table of what one strategy holds in each phase, by purpose. The columns add up."""
     table = Table(f"GB on each rank, {memory.strategy}", *memory.parts)
     columns = [in_tenths(parts) for parts in memory.parts.values()]
     for component in memory.components:
@@ -137,7 +137,7 @@ def _parts_table(memory: RankMemory) -> Table:
 
 
 def in_tenths(parts: Mapping[str, int]) -> dict[str, int]:
-    """Round bytes to tenths of a gigabyte so that the parts add up to the rounded sum: the last part, fragmentation,
+    """Round bytes to tenths of a gigabyte so that the parts add up to the rounded sum. The last part, fragmentation,
     takes the difference."""
     tenths = {name: round(size / SHOWN_UNIT) for name, size in parts.items()}
     tenths[list(parts)[-1]] += round(sum(parts.values()) / SHOWN_UNIT) - sum(tenths.values())
@@ -145,7 +145,7 @@ def in_tenths(parts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _show_host(plan: MemoryPlan, console: Console) -> None:
-    """Print what lies in the host's memory, where something does."""
+    """Print what is kept in the host's memory, if anything is."""
     memory = plan.shown.memory
     if not memory.host:
         return

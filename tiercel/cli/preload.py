@@ -1,4 +1,4 @@
-"""Reading weights into the system's file cache while Python imports the libraries that will load them."""
+"""Reading of weights into the system's file cache while Python imports the libraries that will load them."""
 
 import os
 import threading
@@ -8,12 +8,12 @@ from pathlib import Path
 from tiercel.config import Recipe
 
 CHUNK_BYTES = 16 * 2**20
-MOST_SHARE = 0.5  # of the machine's memory; with more, the cache would drop the first files before they are used
+MOST_SHARE = 0.5  # of the machine's memory; above it, the cache would drop the first files before they are used
 
 
 def read_weights_ahead(recipe: Recipe) -> threading.Thread | None:
-    """Begin to read a local checkpoint's weights, once per machine. Returns the thread that reads; None where the
-    weights are not on this machine, or are too large."""
+    """Start to read a local checkpoint's weights, once per machine. Returns the thread that reads, or None if the
+    weights are not on this machine or are too large."""
     directory = Path(recipe.model.path).expanduser()
     if not directory.is_dir() or os.environ.get("LOCAL_RANK", "0") != "0":
         return None
@@ -31,5 +31,5 @@ def _read(files: list[Path]) -> None:
     with suppress(OSError):  # loading the weights will report it
         for file in files:
             with file.open("rb", buffering=0) as stream:
-                while stream.readinto(chunk):  # without the interpreter's lock
+                while stream.readinto(chunk):  # this call releases the interpreter's lock
                     pass

@@ -21,14 +21,14 @@ from tiercel.models.weights.loading import family_of
 from tiercel.rewards.boxes import is_proper
 from tiercel.training.grpo.policy_sync import open_dialogues
 from tiercel.types import Box, EncodedImage, EncodedPrompt, Example, Row
-from tiercel.web.report.pictures import Outline
+from tiercel.web.report.boxes import Outline
 from tiercel.web.report.preview import PreviewPicture, PreviewRow, TokenPiece, render
 from tiercel.writing import write_text
 
 
 def run(recipe: Recipe, arguments: Namespace) -> None:
-    """Write a page of the first rows, as many as the command line says. Raises TiercelError where the recipe's rows
-    cannot be read, or the page cannot be written."""
+    """Write a page of the first rows, as many as the command line says. Raises TiercelError if the recipe's rows cannot
+    be read or the page cannot be written."""
     family = family_of(recipe)
     table = read_training_rows(recipe.data, recipe.purpose)
     order = table.order(recipe.train.seed, recipe.data)
@@ -52,7 +52,7 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """A sequence of tokens that the model gets, and which of them are learnt."""
+    """A sequence of tokens that the model gets, with a mask of the tokens that are learnt."""
 
     prompt: EncodedPrompt
     ids_T: Tensor
@@ -71,7 +71,7 @@ def _prompt(
 
 
 def _answers(encode: Callable[[Row, int], Example], purpose: Purpose, row: Row, index: int) -> list[Seen]:
-    """Encode both answers of a pair, or a labelled row's own."""
+    """Encode both answers of a pair, or the one answer of any other row."""
     seen = []
     for each in encode(row, index).conversations[: 2 if purpose == "pairs" else 1]:
         before_P = torch.zeros(len(each.prompt.token_ids_P), dtype=torch.bool)
@@ -107,7 +107,7 @@ def _preview_row(family: Family, see: Callable[[Row, int], list[Seen]], row: Row
 def pieces(
     family: Family, ids_T: Tensor, is_learnt_T: Tensor, images: Sequence[EncodedImage]
 ) -> tuple[TokenPiece, ...]:
-    """Split tokens into pieces of text; the tokens of an image are one piece."""
+    """Split tokens into pieces of text. The tokens of an image make one piece."""
     is_vision = family.is_placeholder(ids_T).tolist()
     kinds = [
         "image" if vision else "learnt" if learnt else "given"
@@ -121,7 +121,7 @@ def pieces(
         if kind != "image":
             text = family.tokenizer.decode(ids_T[start:stop].tolist(), skip_special_tokens=False)
             found.append(TokenPiece(kind="learnt" if kind == "learnt" else "given", text=text))
-        while kind == "image" and start < stop:  # images may stand side by side
+        while kind == "image" and start < stop:  # images may follow each other directly
             number, count = left.pop(0)
             what = "image" if images[number].plan.fps is None else "video"
             found.append(TokenPiece(kind="image", text=f"[{what}: {count} tokens]"))
@@ -131,7 +131,8 @@ def pieces(
 
 
 def _runs(family: Family, image: EncodedImage) -> list[int]:
-    """Count placeholders that follow each other: all of an image, or each group of a video's that has words between."""
+    """Return the lengths of the runs of consecutive placeholders: one for an image, or one for each group of a video
+    that has text between its groups."""
     is_vision = family.is_placeholder(torch.tensor(family.image_token_ids(image.plan))).tolist()
     return [len(list(run)) for vision, run in groupby(is_vision) if vision]
 
@@ -162,7 +163,7 @@ def _pictures(row: Row, prompt: EncodedPrompt) -> tuple[PreviewPicture, ...]:
 
 
 def _answer_boxes(answer: object) -> list[Box]:
-    """Read the boxes of an answer that is a box or a list of boxes."""
+    """Return the boxes of an answer that is a box or a list of boxes."""
     candidates = answer if isinstance(answer, list) and answer and isinstance(answer[0], list) else [answer]
     boxes = []
     for candidate in candidates:

@@ -1,4 +1,4 @@
-"""How each command reads and checks its recipe. Imports no torch, so a wrong recipe is answered at once."""
+"""How each command reads and checks its recipe. It does not import torch, so a wrong recipe is reported at once."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -11,7 +11,7 @@ from tiercel.runs.recipe import is_run, load_run_recipe, require_no_redaction
 
 
 def trained_recipe(arguments: Namespace) -> Recipe:
-    """Read the recipe of a verb that trains."""
+    """Read the recipe of a training command."""
     return starting_adapter(load_recipe(arguments.command, arguments.recipe, arguments.overrides))
 
 
@@ -21,7 +21,7 @@ def file_recipe(arguments: Namespace) -> Recipe:
 
 
 def checked_recipe(arguments: Namespace) -> Recipe:
-    """Read a recipe of any kind, and check the flags beside it."""
+    """Read a recipe of any kind, and check the flags given with it."""
     if arguments.report_file is not None and not arguments.fix_report:
         raise RecipeError(["--report-file: given without --fix-report, which writes it"], source="check")
     return file_recipe(arguments)
@@ -46,7 +46,7 @@ def served_recipe(arguments: Namespace) -> GrpoRecipe:
 
 
 def evaluated_recipe(arguments: Namespace) -> Recipe:
-    """Read the recipe of a file or of a run, with held-out rows."""
+    """Read the recipe of a file or of a run. Raises RecipeError if it names no held-out rows."""
     target = Path(arguments.target)
     if not target.is_dir():
         return _with_heldout(_any_kind(target, arguments.overrides), target)
@@ -60,7 +60,7 @@ def evaluated_recipe(arguments: Namespace) -> Recipe:
 
 
 def predicting_recipe(arguments: Namespace) -> Recipe:
-    """Read a run's recipe, or make one that has only the model. Checks the flags as well."""
+    """Read a run's recipe, or make one that contains only the model. Checks the flags as well."""
     images, marks = arguments.image, arguments.prompt.count("<image>")
     if marks not in (0, len(images)):
         raise RecipeError([f"--image: {len(images)} given for {marks} <image> marks in the prompt"], source="predict")
@@ -79,7 +79,7 @@ def predicting_recipe(arguments: Namespace) -> Recipe:
         return recipe
     model = Model(path=arguments.model, dtype="float32")
     recipe = SftRecipe(model=model, data=Data(train="-"), train=Train(steps=1), output="-")
-    # Nothing is trained: the rule that quantized weights need an adapter does not apply.
+    # Nothing is trained, so the rule that quantized weights need an adapter does not apply.
     return recipe.model_copy(update={"model": model.model_copy(update={"quantize": arguments.quantize})})
 
 

@@ -1,4 +1,4 @@
-"""`tiercel replay`: find the row and the layer that made an update that was not finite."""
+"""`tiercel replay`: find the row and the layer that caused an update that was not finite."""
 
 from argparse import Namespace
 
@@ -8,7 +8,7 @@ from tiercel.training.replay import kept_directory, replay, rows_at_fault
 
 
 def run(recipe: Recipe, arguments: Namespace) -> None:
-    """Compute the rows of an update again, one by one. Raises NonFiniteError where one is again not finite."""
+    """Compute the rows of an update again, one by one. Raises NonFiniteError if one is not finite again."""
     directory = kept_directory(arguments.run, arguments.step)
     print(f"{directory}, as it was computed, and each row alone:")
     findings = replay(recipe, arguments.run, directory, print)

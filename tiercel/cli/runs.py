@@ -1,4 +1,4 @@
-"""`tiercel runs`: the runs of a folder, with what stopped each; or some of them side by side."""
+"""`tiercel runs`: list the runs of a folder with what stopped each, or compare some of them side by side."""
 
 import json
 import sys
@@ -26,8 +26,8 @@ Row = tuple[str, ...]
 
 
 def print_comparison(paths: Sequence[Path], *, as_json: bool) -> None:
-    """Print the verdicts of runs, what differs in their recipes and environments, and their numbers. Raises RunError
-    where one is no run, and where there are fewer than two or too many."""
+    """Print the verdicts of runs, the differences between their recipes and environments, and their numbers. Raises
+    RunError if a path is not a run, or if there are fewer than two or too many."""
     if not 2 <= len(paths) <= MOST_RUNS:
         raise RunError(f"--compare: {len(paths)} given; name from 2 to {MOST_RUNS} runs")
     runs = [read_run(path) for path in paths]
@@ -51,8 +51,8 @@ def print_comparison(paths: Sequence[Path], *, as_json: bool) -> None:
 
 
 def newest_numbers(runs: Sequence[Run]) -> dict[str, list[float | None]]:
-    """Return the newest value of each curve of the page, of each run: of training the mean of its last steps, of
-    held-out rows the last evaluation."""
+    """Return the newest value of each of the page's curves for each run: the mean of the last steps for training, the
+    last evaluation for held-out rows."""
     found: dict[str, list[float | None]] = {}
     for chart in shared_charts([(str(number), run) for number, run in enumerate(runs)]):
         for series in chart.series:
@@ -91,12 +91,12 @@ STYLES: dict[State, str] = {
     "killed": "red",
 }
 HEADS = ("run", "verb", "state", "step", "held-out", "training", "lr", "changed")
-RIGHT = 3  # the column whose numbers end at one line
+RIGHT = 3  # the column whose numbers are aligned to the right
 _LONGEST_REASON = 160  # characters
 
 
 def run(recipe: None, arguments: Namespace) -> None:
-    """Print the list, or the comparison. Raises RunError where a folder or a run is not there."""
+    """Print the list or the comparison. Raises RunError if a folder or a run does not exist."""
     if arguments.compare:
         print_comparison(arguments.compare, as_json=arguments.json)
         return

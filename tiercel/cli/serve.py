@@ -25,7 +25,7 @@ from tiercel.training.grpo.policy_sync import images_per_completion
 
 def run(recipe: GrpoRecipe, arguments: Namespace) -> None:
     """Serve until SIGINT or SIGTERM, with the additional words of `--vllm`. With `--print`, print the command line for
-    another machine and end."""
+    another machine and exit."""
     family = family_of(recipe)
     rows = read_run_rows(recipe.data, "grpo").every
     if recipe.lora is None and not arguments.print and os.environ.get(DEV_MODE) != "1":

@@ -1,4 +1,4 @@
-"""The verbs that train."""
+"""The commands that train."""
 
 import os
 from argparse import Namespace
@@ -11,7 +11,7 @@ from tiercel.web.report.page import FILE
 
 
 def run(recipe: Recipe, arguments: Namespace, heartbeat: Heartbeat) -> None:
-    """Train, and print where the report is. `heartbeat`: the pulse of this process, which the watchdog reads."""
+    """Train, and print the path of the report. `heartbeat` is this process's heartbeat, which the watchdog reads."""
     for _ in run_recipe(recipe, heartbeat):
         pass
     if os.environ.get("RANK", "0") == "0":

@@ -1,4 +1,4 @@
-"""Types of flags' values. A value that makes no sense is refused with the reason, never replaced."""
+"""Types of the values of flags. A value that makes no sense is refused with the reason, never replaced."""
 
 import argparse
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 
 UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 ASSUMED_UNIT = "GB"
-LEAST_BYTES, MOST_BYTES = 10**9, 10**14  # of a GPU's or a machine's memory; a value outside has a wrong unit
+LEAST_BYTES, MOST_BYTES = 10**9, 10**14  # of a GPU or a machine; a value outside this range has a wrong unit
 LAST_PORT = 65535
 
 
@@ -19,11 +19,11 @@ class MemorySize:
 
     byte_count: int
     text: str  # as given, with its unit
-    is_assumed: bool  # given without a unit
+    is_assumed: bool  # whether it was given without a unit
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Read a whole number of `least` or more."""
+    """Return a reader of whole numbers from `least` up."""
 
     def read(text: str) -> int:
         return _whole(text, least)
@@ -40,7 +40,7 @@ def port(text: str) -> int:
 
 
 def size(text: str) -> MemorySize:
-    """Read a size such as 80GB, 80 GiB or 81559MiB; a number alone is gigabytes."""
+    """Read a size such as 80GB, 80 GiB or 81559MiB. A number without a unit means gigabytes."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].upper() not in ("", *UNITS):
         known = ", ".join(unit.replace("I", "i") for unit in UNITS)
@@ -63,7 +63,7 @@ def directory(text: str) -> Path:
 
 
 def words(text: str) -> list[str]:
-    """Read words as a shell would."""
+    """Split text into words as a shell would."""
     try:
         return shlex.split(text)
     except ValueError as error:

@@ -6,8 +6,8 @@ from tiercel.web.view.beside import require_packages
 
 
 def run(recipe: None, arguments: Namespace) -> None:
-    """Serve the page, and print its address. Raises EnvironmentProblem without the extra `view`, or where the port is
-    taken; RunError where a path is no run."""
+    """Serve the page, and print its address. Raises EnvironmentProblem if the extra `view` is not installed or the port
+    is taken, and RunError if a path is not a run."""
     require_packages()
     from tiercel.web.view.serving import serve
 

@@ -1,4 +1,4 @@
-"""Recipes: read, judged and written. Imports no torch."""
+"""Read, check and write recipes. Imports no torch."""
 
 from tiercel.config.loading import detect_kind, flatten, load_recipe, recipe_to_yaml
 from tiercel.config.schema import (

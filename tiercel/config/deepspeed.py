@@ -1,4 +1,4 @@
-"""DeepSpeed's config from the recipe, and a user's own, checked against it before any process starts."""
+"""Make DeepSpeed's config from the recipe, and check the user's own config against it before any process starts."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -23,14 +23,14 @@ DECIDED_HERE = {
 
 
 def zero_config(recipe: BaseRecipe, *, on_cpu: bool) -> Tree:
-    """Make what `deepspeed.initialize` takes: the recipe's settings, and what a user's file adds."""
+    """Return what `deepspeed.initialize` takes: the recipe's settings, with those that the user's file adds."""
     own = made_config(recipe, on_cpu=on_cpu)
     file = recipe.train.deepspeed.config
     return own if file is None else _without_auto(_merged(own, _read(Path(file))))
 
 
 def deepspeed_problems(recipe: BaseRecipe) -> list[Problem]:
-    """List what a user's file sets against the recipe, or what ZeRO cannot do here."""
+    """List the settings of the user's file that contradict the recipe or that ZeRO does not support here."""
     file = recipe.train.deepspeed.config
     if file is None:
         return []
@@ -52,7 +52,7 @@ def made_config(recipe: BaseRecipe, *, on_cpu: bool) -> Tree:
         "reduce_scatter": not on_cpu,
     }
     if zero.stage == 3:
-        # Adapters are small: kept whole they would be most of what is trained. DeepSpeed's own threshold is 1e5.
+        # Adapters are small: with DeepSpeed's own threshold of 1e5, most of what is trained would be kept whole.
         section["stage3_param_persistence_threshold"] = 0
     if zero.offload_parameters:
         section["offload_param"] = offload
@@ -60,7 +60,7 @@ def made_config(recipe: BaseRecipe, *, on_cpu: bool) -> Tree:
         section["offload_optimizer"] = offload
     return {
         "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,  # how many there are changes from step to step; boundaries are set by hand
+        "gradient_accumulation_steps": 1,  # their number changes from step to step; the boundaries are set by hand
         "gradient_clipping": optim.max_grad_norm,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
@@ -70,7 +70,7 @@ def made_config(recipe: BaseRecipe, *, on_cpu: bool) -> Tree:
 
 
 def _adam(optim: Optim) -> Tree:
-    """Return the recipe's settings of AdamW, by DeepSpeed's names."""
+    """Return the recipe's settings of AdamW, under DeepSpeed's names."""
     return {"lr": optim.lr, "betas": list(optim.betas), "eps": optim.eps, "weight_decay": optim.weight_decay}
 
 
@@ -82,7 +82,7 @@ def _read(file: Path) -> Tree:
 
 
 def _contradictions(theirs: Mapping[str, Any], recipe: BaseRecipe) -> Iterator[str]:
-    """Write a line for each value of a user's file that contradicts the recipe, or that ZeRO cannot do here."""
+    """Yield a line for each value of the user's file that contradicts the recipe or that ZeRO does not support here."""
     zero, optim = recipe.train.deepspeed, recipe.optim
     for key, ours in DECIDED_HERE.items():
         value = theirs.get(key, "auto")
@@ -122,7 +122,7 @@ def _optimizer_problems(theirs: Mapping[str, Any], recipe: BaseRecipe) -> Iterat
 
 
 def _merged(ours: Tree, theirs: Mapping[str, Any]) -> Tree:
-    """Put their settings over ours, section by section; "auto" leaves ours."""
+    """Merge their settings into ours, section by section; "auto" keeps ours."""
     merged = dict(ours)
     for key, value in theirs.items():
         if isinstance(value, Mapping):
@@ -134,7 +134,7 @@ def _merged(ours: Tree, theirs: Mapping[str, Any]) -> Tree:
 
 
 def _without_auto(tree: Tree) -> Tree:
-    """Leave out what is "auto" and not set by the recipe; DeepSpeed decides it."""
+    """Leave out each "auto" that the recipe does not set; DeepSpeed decides these."""
     return {
         key: _without_auto(value) if isinstance(value, dict) else value
         for key, value in tree.items()

@@ -1,4 +1,4 @@
-"""What each engine of `rollout.engine` is. All that treats engines differently asks here."""
+"""Describe each engine of `rollout.engine`. All code that treats engines differently asks here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,24 +9,24 @@ EngineName = Literal["local", "vllm", "vllm-server"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineKind:
-    """One engine. One that does not share the trainer's weights gets each version of the policy: its adapter, or all
-    weights in full fine-tuning."""
+    """One engine. An engine that does not share the trainer's weights receives each version of the policy: its adapter,
+    or all weights in full fine-tuning."""
 
     name: EngineName
-    title: str  # what samples, as messages name it
-    package: str | None = None  # that every rank imports, beyond tiercel's own
-    shares_weights: bool = False  # it samples from the weights that are trained
-    is_served: bool = False  # servers sample, on processors and memory of their own
+    title: str  # what samples, as it is called in messages
+    package: str | None = None  # a package that every rank imports, in addition to tiercel's own
+    shares_weights: bool = False  # it samples from the weights that are being trained
+    is_served: bool = False  # servers sample, on their own processors and memory
     samples_ahead: bool = False  # it can sample the next step's prompts while the learner works
     takes_videos: bool = False
-    shows_progress: bool = True  # it gives signs of life while it samples
-    own_keys: tuple[str, ...] = ()  # keys of rollout that it reads and others refuse
+    shows_progress: bool = True  # it shows that it is alive while it samples
+    own_keys: tuple[str, ...] = ()  # keys of rollout that it reads and other engines refuse
     required_keys: Mapping[str, str] = field(default_factory=dict)  # keys of rollout that it needs, and what to write
-    remedy: str  # where its logprobs are not the learner's
+    remedy: str  # what to do if its logprobs are not the learner's
 
     @property
     def is_beside(self) -> bool:
-        """Say whether it has weights, keys and values of its own in the ranks' memory, beside the trainer's."""
+        """Return whether its own weights, keys and values are in the ranks' memory, beside the trainer's."""
         return not self.shares_weights and not self.is_served
 
 
@@ -57,9 +57,9 @@ _KINDS = (
     ),
 )
 ENGINE_KINDS: Mapping[str, EngineKind] = {kind.name: kind for kind in _KINDS}
-# Families of which vLLM was seen to apply adapters on vision tower and projector exactly (docs/vllm.md).
+# Families for which vLLM was found to apply adapters on vision tower and projector exactly (docs/vllm.md).
 VISION_ADAPTERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
-# Families that vLLM was seen not to compute as the trainer does, and why.
+# Families that vLLM was found not to compute as the trainer does, and the reason.
 NOT_SERVED: Mapping[str, str] = {
     "llava_onevision": "whose picture on one tile vLLM would make of the one on the canvas, not of the row's",
     "ovis2": "whose processor in transformers cannot count a picture's tokens, which vLLM asks it for",

@@ -1,4 +1,4 @@
-"""The keys of a recipe as the schema declares them: their dotted names, types in words and defaults.
+"""List the keys of a recipe as the schema declares them: their dotted names, types in words and defaults.
 
 Entries of a list of sections are numbered; a key of any entry is written with `N`, as in `rewards.N.name`.
 """
@@ -25,7 +25,7 @@ def _parent(recipe: type[Recipe]) -> type[Section]:
     return next(each for each in recipe.__mro__[1:] if issubclass(each, Section))
 
 
-# The sections that tell a kind of recipe from those before it; an SFT recipe has none.
+# The sections that distinguish a kind of recipe from those before it; an SFT recipe has none.
 OWN_SECTIONS: dict[Kind, tuple[str, ...]] = {
     kind: tuple(name for name in recipe.model_fields if name not in _parent(recipe).model_fields)
     for kind, recipe in RECIPES.items()
@@ -33,23 +33,24 @@ OWN_SECTIONS: dict[Kind, tuple[str, ...]] = {
 ENTRY = "N"
 
 
-WORDS: dict[Kind, str] = {"reward": "reward-model", "distill": "distillation"}  # of what is not written in capitals
+# How kinds are written whose names are not abbreviations in capitals.
+WORDS: dict[Kind, str] = {"reward": "reward-model", "distill": "distillation"}
 
 
 def named(kind: Kind) -> str:
-    """Write a kind of recipe with its article, for a sentence."""
+    """Return a kind of recipe with its article, for use in a sentence."""
     return f"{'an' if kind == 'sft' else 'a'} {WORDS.get(kind, kind.upper())}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Key:
-    """One key of the recipe tree, a section or a leaf."""
+    """One key of the recipe tree, either a section or a leaf."""
 
     path: str
-    section: type[Section] | None  # what lies below, where the key is a section or a list of sections
+    section: type[Section] | None  # the section below, if the key is a section or a list of sections
     is_list_of_sections: bool
     field: FieldInfo
-    holder: type[Section]  # what it is a key of
+    holder: type[Section]  # the section that the key belongs to
 
     @property
     def meaning(self) -> str:
@@ -62,13 +63,13 @@ class Key:
 
     @property
     def parent(self) -> str:
-        """Return the dotted name of the section that holds the key; empty at the top level."""
+        """Return the dotted name of the section that contains the key; empty at the top level."""
         return self.path.rpartition(".")[0]
 
 
 @cache
 def keys_of(kind: Kind) -> Mapping[str, Key]:
-    """Map the dotted name of every key of a kind of recipe to the key, in the order of the schema."""
+    """Map the dotted name of each key of a kind of recipe to the key, in the order of the schema."""
     return {key.path: key for key in _walk(RECIPES[kind], "")}
 
 
@@ -80,7 +81,7 @@ def every_key() -> tuple[Key, ...]:
 
 @cache
 def sections_never_null() -> frozenset[str]:
-    """Return the dotted names of the sections that may be left out but not be null."""
+    """Return the dotted names of the sections that may be left out but may not be null."""
     found = (key for key in every_key() if key.field.annotation is key.section and not key.field.is_required())
     return frozenset(key.path for key in found)
 
@@ -100,7 +101,7 @@ def _nested_section(annotation: Any) -> tuple[type[Section] | None, bool]:
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation, False
     is_list = get_origin(annotation) is tuple
-    for argument in reversed(get_args(annotation)):  # what says which section it is comes after its type
+    for argument in reversed(get_args(annotation)):  # the argument that determines the section comes after its type
         nested, inner_is_list = _nested_section(argument)
         if nested is not None:
             return nested, is_list or inner_is_list
@@ -108,17 +109,18 @@ def _nested_section(annotation: Any) -> tuple[type[Section] | None, bool]:
 
 
 def declared_name(path: str) -> str:
-    """Write the dotted name as the schema has it: entry numbers become `N` (`rewards.0.name` -> `rewards.N.name`)."""
+    """Return the dotted name as it is in the schema: entry numbers become `N` (`rewards.0.name` ->
+    `rewards.N.name`)."""
     return ".".join(ENTRY if part.isdigit() else part for part in path.split("."))
 
 
 def type_in_words(field: FieldInfo) -> str:
-    """Write the type of a leaf in plain words, with its bounds: `whole number, at least 1, or null`."""
+    """Describe the type of a leaf in plain words, with its bounds: `whole number, at least 1, or null`."""
     return _in_words(field.annotation, field.metadata)
 
 
 def allowed_words(annotation: Any) -> tuple[str, ...]:
-    """List the words a key admits, for a Literal, an optional one, or a list of one; else nothing."""
+    """List the words that a key accepts if it is a Literal, an optional Literal or a list of one; empty otherwise."""
     if get_origin(annotation) is Literal:
         return tuple(str(word).lower() if isinstance(word, bool) else str(word) for word in get_args(annotation))
     return tuple(word for argument in get_args(annotation) for word in allowed_words(argument))

@@ -1,4 +1,5 @@
-"""Reading a recipe: the file, the overrides, the schema, the rules. All problems are told at once."""
+"""Load a recipe: read the file, apply the overrides, and check it by the schema and the rules. All problems are
+reported at once."""
 
 import json
 import re
@@ -23,10 +24,10 @@ from tiercel.sections import Keys, Problem, RuleError, shown
 RecipePath: TypeAlias = "str | PathLike[str]"
 Leaf: TypeAlias = "bool | int | float | str | tuple[Leaf, ...] | None"
 
-_DEEPEST = 20  # names in a key
+_DEEPEST = 20  # the most names in a key
 _OVERRIDE = re.compile(r"(?P<key>[\w-]+(\.[\w-]+)*)=(?P<value>.*)", re.DOTALL)
 
-# Stands where a required value is missing or wrong, so that the rules can judge the rest; never reaches a run.
+# Replaces a required value that is missing or wrong, so that the rules can check the rest; never reaches a run.
 _STAND_INS: dict[str, Any] = {
     "model": {"path": "stand-in"},
     "model.path": "stand-in",
@@ -55,14 +56,14 @@ def load_recipe(kind: Kind, path: RecipePath, overrides: Sequence[str] = (), *, 
 
 
 def load_recipe(kind: Kind, path: RecipePath, overrides: Sequence[str] = (), *, check_paths: bool = True) -> Recipe:
-    """Read the recipe of a YAML file with `a.b=c` overrides put in, and judge it whole.
+    """Read the recipe of a YAML file, apply the `a.b=c` overrides, and check the whole.
 
-    Overrides are applied in order, so the last one of a key counts; their values are YAML, and null takes out a
-    section that cannot be null. With `check_paths` the files and directories that the recipe names must exist,
-    relative to the working directory.
+    Overrides are applied in order, so the last one for a key counts. Their values are YAML, and null removes a section
+    that cannot be null. With `check_paths`, the files and directories that the recipe names must exist, relative to the
+    working directory.
 
     Raises:
-        RecipeError: with one line for every problem of file, overrides, schema, rules and paths.
+        RecipeError: with one line for each problem of the file, overrides, schema, rules and paths.
     """
     tree, lines = _read(path, overrides)
     return recipe_of_tree(kind, tree, str(path), lines, check_paths=check_paths)
@@ -71,8 +72,8 @@ def load_recipe(kind: Kind, path: RecipePath, overrides: Sequence[str] = (), *, 
 def recipe_of_tree(
     kind: Kind, tree: dict[str, Any], source: str = ANY_RECIPE, lines: Sequence[str] = (), *, check_paths: bool = True
 ) -> Recipe:
-    """Make a recipe of plain data, and judge it whole, as `load_recipe` does. `lines`: problems that are known already.
-    Raises RecipeError."""
+    """Make a recipe of plain data and check all of it, as `load_recipe` does. `lines` are problems that are already
+    known. Raises RecipeError."""
     tree, problems = _without_other_kind(tree, kind)
     recipe, found = _judge(tree, kind)
     problems += found
@@ -88,7 +89,7 @@ def recipe_of_tree(
 
 
 def problems_of_text(text: str, kind: Kind) -> list[str]:
-    """Write a line for every problem of a recipe's text, its paths among them."""
+    """Return a line for each problem in a recipe's text, its paths included."""
     tree, lines = parse(text)
     problems = problems_of_tree(tree, kind)
     told = {problem.key for problem in problems}
@@ -97,24 +98,24 @@ def problems_of_text(text: str, kind: Kind) -> list[str]:
 
 
 def problems_of_tree(tree: dict[str, Any], kind: Kind) -> list[Problem]:
-    """List what schema and rules refuse of a recipe as plain data."""
+    """List what the schema and the rules refuse in a recipe that is plain data."""
     tree, problems = _without_other_kind(tree, kind)
     return problems + _judge(tree, kind)[1]
 
 
 def detect_kind(path: RecipePath, overrides: Sequence[str] = ()) -> Kind:
-    """Return the kind whose own section the recipe has, "sft" where it has none.
+    """Return the kind whose own section the recipe has, or "sft" if it has none.
 
     Raises:
-        RecipeError: the file cannot be read, or an override is malformed.
+        RecipeError: if the file cannot be read, or an override is malformed.
     """
     tree = read_tree(path, overrides)
     return next((kind for kind, own in OWN_SECTIONS.items() if any(section in tree for section in own)), "sft")
 
 
 def read_tree(path: RecipePath, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Read a recipe as plain data, without judging it. Raises RecipeError if the file cannot be read, or if an override
-    is malformed."""
+    """Read a recipe as plain data, without checking it. Raises RecipeError if the file cannot be read, or if an
+    override is malformed."""
     tree, lines = _read(path, overrides)
     if lines:
         raise RecipeError(lines, str(path))
@@ -122,15 +123,16 @@ def read_tree(path: RecipePath, overrides: Sequence[str] = ()) -> dict[str, Any]
 
 
 def recipe_to_yaml(recipe: Recipe) -> str:
-    """Write the whole recipe, defaults included, in the order of the schema; `load_recipe` reads it back as equal."""
+    """Return the whole recipe as YAML, defaults included, in the order of the schema; `load_recipe` reads an equal
+    recipe from it."""
     return render(recipe.model_dump(mode="json"))
 
 
 def flatten(recipe: Recipe) -> dict[str, Leaf]:
-    """Map the dotted key of every leaf to its value, for comparing two recipes.
+    """Map the dotted key of each leaf to its value, for comparing two recipes.
 
-    Entries of `rewards` are numbered (`rewards.0.name`), lists of plain values are one leaf, and a section that
-    is null is a leaf of its own (`lora`).
+    Entries of `rewards` are numbered (`rewards.0.name`), lists of plain values are one leaf, and a section that is null
+    is a leaf itself (`lora`).
     """
     return dict(_leaves(recipe, ""))
 
@@ -148,11 +150,12 @@ def _leaves(section: BaseModel, prefix: str) -> Iterator[tuple[str, Leaf]]:
 
 
 def _read(path: RecipePath, overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Read the recipe as plain data, and write lines on keys given twice and on malformed overrides."""
+    """Read the recipe as plain data; also return a line for each key that is given twice and for each malformed
+    override."""
     source = str(path)
     try:
         with Path(path).open("rb") as file:
-            text = file.read(4 * LARGEST_TEXT + 1).decode("utf-8-sig")  # which is too long for `parse`
+            text = file.read(4 * LARGEST_TEXT + 1).decode("utf-8-sig")  # enough for `parse` to refuse a longer file
     except FileNotFoundError as error:
         raise RecipeError([f"no such file (looked from {Path.cwd()})"], source) from error
     except IsADirectoryError as error:
@@ -179,11 +182,11 @@ def _read(path: RecipePath, overrides: Sequence[str]) -> tuple[dict[str, Any], l
 
 
 class _OverrideProblem(ValueError):
-    """An override that cannot be applied; the message is the reason and the remedy."""
+    """An override cannot be applied; the message has the reason and what to write instead."""
 
 
 def _override(tree: dict[str, Any], override: str) -> dict[str, Any]:
-    """Copy `tree` with one `a.b=c` put in."""
+    """Copy `tree` with one override `a.b=c` applied."""
     if override.startswith("-"):
         raise _OverrideProblem("write key=value without dashes, such as optim.lr=1e-5")
     match = _OVERRIDE.fullmatch(override)
@@ -206,7 +209,7 @@ def _override(tree: dict[str, Any], override: str) -> dict[str, Any]:
 
 
 def _without(branch: Any, parts: Sequence[str]) -> Any:
-    """Copy `branch` without the section at the dotted place, whose keys so take their defaults."""
+    """Copy `branch` without the section at the dotted place, so that its keys take their defaults."""
     if not isinstance(branch, dict) or parts[0] not in branch:
         return branch
     name, rest = parts[0], parts[1:]
@@ -215,7 +218,7 @@ def _without(branch: Any, parts: Sequence[str]) -> Any:
 
 
 def _assign(branch: Any, parts: Sequence[str], value: Any, prefix: str) -> Any:
-    """Copy `branch` with `value` at the dotted place; sections that are missing or null are made."""
+    """Copy `branch` with `value` at the dotted place; make the sections that are missing or null."""
     if not parts:
         return value
     name, rest = parts[0], parts[1:]
@@ -235,7 +238,7 @@ def _assign(branch: Any, parts: Sequence[str], value: Any, prefix: str) -> Any:
 
 
 def _without_other_kind(tree: dict[str, Any], kind: Kind) -> tuple[dict[str, Any], list[Problem]]:
-    """Leave out sections of other kinds of recipes, with a problem for each."""
+    """Leave out the sections that belong to other kinds of recipes, with a problem for each."""
     known = RECIPES[kind].model_fields
     foreign = {
         section: other
@@ -251,7 +254,8 @@ def _without_other_kind(tree: dict[str, Any], kind: Kind) -> tuple[dict[str, Any
 
 
 def _judge(tree: dict[str, Any], kind: Kind) -> tuple[Recipe | None, list[Problem]]:
-    """Judge by schema and rules. Where the schema refuses a part, the rules judge what does not depend on it."""
+    """Check a recipe by the schema and the rules. If the schema refuses a part, the rules check what does not depend on
+    it."""
     if isinstance(rewards := tree.get("rewards"), list):
         tree = {**tree, "rewards": [without_nulls(entry) for entry in rewards]}
     try:
@@ -262,7 +266,8 @@ def _judge(tree: dict[str, Any], kind: Kind) -> tuple[Recipe | None, list[Proble
         problems = schema_problems(error, kind)
         wrong = [location_of(details) for details in error.errors(include_url=False, include_input=False)]
     if any(len(location) > 1 and location[0] == "rewards" for location in wrong):
-        wrong = [location for location in wrong if location != ("rewards",)]  # its list is short for want of that entry
+        # The list is too short only because that entry is missing from it.
+        wrong = [location for location in wrong if location != ("rewards",)]
     if () in wrong:
         return None, problems
     try:
@@ -271,26 +276,27 @@ def _judge(tree: dict[str, Any], kind: Kind) -> tuple[Recipe | None, list[Proble
     except ValidationError as error:
         refused = _of_rules(error)
     unsure = [problem.key for problem in problems]
-    unsure += [path for problem in problems for path in problem.also if not _has(tree, path)]  # perhaps meant
+    # A key that the recipe lacks may be the one that was meant.
+    unsure += [path for problem in problems for path in problem.also if not _has(tree, path)]
     return None, problems + [problem for problem in refused if not any(problem.touches(path) for path in unsure)]
 
 
 def _of_rules(error: ValidationError) -> list[Problem]:
-    """List what the rules refused of a recipe that the schema admits; none where the schema refused it."""
+    """List what the rules refused in a recipe that the schema allows; empty if the schema refused it."""
     causes = [details.get("ctx", {}).get("error") for details in error.errors(include_url=False, include_input=False)]
     return [problem for cause in causes if isinstance(cause, RuleError) for problem in cause.problems]
 
 
 def require_sound(recipe: Recipe) -> None:
-    """Judge a recipe that was made or copied in Python as one of a file is judged, its paths among it. Raises
-    RecipeError."""
+    """Check a recipe that was made or copied in Python as thoroughly as one that is read from a file, its paths
+    included. Raises RecipeError."""
     problems = rule_problems(recipe) + path_problems(recipe.model_dump(mode="json"))
     if lines := [problem.line for problem in problems or deepspeed_problems(recipe)]:
         raise RecipeError(lines)
 
 
 def _has(tree: Any, path: str) -> bool:
-    """Say whether a raw recipe gives the key at a dotted place."""
+    """Return whether a raw recipe gives the key at a dotted place."""
     for part in path.split("."):
         if isinstance(tree, list) and part.isdigit() and int(part) < len(tree):
             tree = tree[int(part)]
@@ -302,12 +308,13 @@ def _has(tree: Any, path: str) -> bool:
 
 
 def _validate(tree: Mapping[str, Any], kind: Kind) -> Recipe:
-    """Validate by way of JSON, where strict means what a user expects: a list is a tuple, but no text is a number."""
+    """Validate by way of JSON, whose strict mode does what you would expect: a list becomes a tuple, but text does not
+    become a number."""
     return RECIPES[kind].model_validate_json(json.dumps(tree), strict=True)
 
 
 def _with_stand_ins(tree: Mapping[str, Any], wrong: Sequence[tuple[int | str, ...]]) -> dict[str, Any]:
-    """Copy the recipe with each wrong location left out, or replaced where it is required."""
+    """Copy the recipe with each wrong location left out, or replaced if it is required."""
     copy = json.loads(json.dumps(tree))
     for location in wrong:
         if location[0] == "rewards" and len(location) > 1:
@@ -315,7 +322,7 @@ def _with_stand_ins(tree: Mapping[str, Any], wrong: Sequence[tuple[int | str, ..
             continue
         *outer, last = location
         while isinstance(last, int):
-            *outer, last = outer  # a list of plain values goes as a whole
+            *outer, last = outer  # a list of plain values is left out as a whole
         parent = copy
         for part in outer:
             parent = parent[part]
@@ -328,7 +335,8 @@ def _with_stand_ins(tree: Mapping[str, Any], wrong: Sequence[tuple[int | str, ..
 
 
 def _mend_entry(entries: list[Any], location: Sequence[int | str]) -> None:
-    """Leave a wrong key out of an entry of rewards; where its reward needs it, put in one that no rule refuses."""
+    """Remove a wrong key from an entry of `rewards`; if its reward needs the key, replace the entry with one that no
+    rule refuses."""
     index, *keys = location
     assert isinstance(index, int)
     if len(keys) == 1 and keys[0] != "name" and keys[0] in entries[index]:

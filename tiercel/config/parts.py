@@ -1,4 +1,4 @@
-"""Which parts of the model a recipe trains: by an adapter, or whole."""
+"""Tell which parts of the model a recipe trains, by an adapter or whole."""
 
 from typing import get_args
 
@@ -8,12 +8,12 @@ PARTS: tuple[Part, ...] = get_args(Part)
 
 
 def whole_parts(recipe: BaseRecipe) -> tuple[Part, ...]:
-    """List the parts whose own weights are trained. Beside an adapter the language model's are not."""
+    """List the parts whose own weights are trained. With an adapter, those of the language model are not."""
     return tuple(part for part in PARTS if part not in recipe.freeze and (recipe.lora is None or part != "language"))
 
 
 def adapted_parts(recipe: BaseRecipe) -> tuple[Part, ...] | None:
-    """List the parts that get an adapter; None where a regular expression decides, which needs the model."""
+    """List the parts that get an adapter; None if a regular expression decides it, because that needs the model."""
     if recipe.lora is None:
         return ()
     if recipe.lora.targets == "all":
@@ -22,5 +22,6 @@ def adapted_parts(recipe: BaseRecipe) -> tuple[Part, ...] | None:
 
 
 def keeps_start(recipe: BaseRecipe) -> bool:
-    """Say whether the reference needs a frozen copy of weights: those that no adapter can switch off."""
+    """Return whether the reference needs a frozen copy of weights, because a part is trained whole: an adapter could
+    simply be switched off."""
     return recipe.needs_reference and bool(whole_parts(recipe))

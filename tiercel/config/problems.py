@@ -1,4 +1,4 @@
-"""What is wrong with a recipe, in plain words: pydantic's errors translated, one line per problem."""
+"""Explain what is wrong with a recipe in plain words: translate pydantic's errors, one line for each problem."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,23 +14,24 @@ from tiercel.rewards.all import BY_NAME, CALL, TAGS, lowered, takers
 from tiercel.secret_names import harmless
 from tiercel.sections import SECTION_FORM, TEXT_FORM, Keys, Problem, Problems, shown
 
-FORMS = {TEXT_FORM, SECTION_FORM, *TAGS}  # pydantic's marks of which of several sections a location is in
+FORMS = {TEXT_FORM, SECTION_FORM, *TAGS}  # pydantic's marks that tell which of several sections a location is in
 
 
 def schema_problems(error: ValidationError, kind: Kind) -> list[Problem]:
-    """Write each of pydantic's errors as a line: key, value given, what is wrong, what to write instead."""
+    """Translate each of pydantic's errors to a line: the key, the value given, what is wrong, and what to write
+    instead."""
     return [
         problem
         for details in error.errors(include_url=False)
         if not (
             details["type"] == "too_short" and details["input"]
-        )  # its entries are there, but wrong: told one by one
+        )  # the entries are there but wrong, and each is reported by itself
         for problem in _translate(details, kind)
     ]
 
 
 def location_of(details: ErrorDetails) -> tuple[int | str, ...]:
-    """List the keys and entry numbers down to the fault."""
+    """List the keys and entry numbers that lead to the fault."""
     return tuple(part for part in details["loc"] if part not in FORMS)
 
 
@@ -62,18 +63,19 @@ def _translate(details: ErrorDetails, kind: Kind) -> Problems:
 
 
 def _given(value: Any, key: str) -> str:
-    """`key`: as for `harmless`."""
+    """Return the value that was given as the beginning of a message. `key` is as for `harmless`, which hides
+    secrets."""
     return f"{shown(value, key=key)} given; " if value is not None else "nothing given; "
 
 
 def _secret_part(key: Key) -> str:
-    """Return the part of a declared key's name that makes its value one not to show: a judge's key is no number of
-    tokens."""
+    """Return the part of a declared key's name that marks its value as a secret: the key of a judge is one, whereas
+    keys with `token` in their names are numbers of tokens."""
     return key.leaf if key.leaf == "key" else ""
 
 
 def _key_of(path: str, kind: Kind) -> Key:
-    """Find the key at a location; for an item of a list of plain values, the list's key."""
+    """Return the key at a location; for an item of a list of plain values, the key of the list."""
     keys = keys_of(kind)
     name = declared_name(path)
     while name not in keys:
@@ -82,13 +84,14 @@ def _key_of(path: str, kind: Kind) -> Key:
 
 
 def _reward_name(details: ErrorDetails) -> str | None:
-    """Return the name of the reward whose own key is at fault, "call" for the user's; None for any other key."""
+    """Return the name of the reward whose own key is at fault, "call" for a reward of your own; None for any other
+    key."""
     tags = [part for part in details["loc"] if part in TAGS]
     return str(tags[0]).strip("()") if tags else None
 
 
 def _of_other_rewards(details: ErrorDetails) -> str:
-    """Explain a key that other rewards take."""
+    """Explain that the key belongs to other rewards."""
     name = _reward_name(details)
     named = "a reward by call" if name == CALL else f"the reward {name}"
     option = str(details["loc"][-1])
@@ -248,4 +251,4 @@ EXPLANATIONS: dict[str, Callable[[ErrorDetails, Key], str]] = {
     "too_short": _too_short,
     "too_long": _wrong_length,
     "missing": _wrong_length,
-}  # every other error, of bounds and the like, is told by the type in words
+}  # every other error, such as one of bounds, is explained by the type in words

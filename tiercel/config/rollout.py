@@ -86,17 +86,17 @@ class Rollout(Section):
 
     @property
     def has_turns(self) -> bool:
-        """Say whether tools or an environment answer the policy."""
+        """Return whether tools or an environment answer the policy."""
         return self.environment is not None or bool(self.tools)
 
     @property
     def versions(self) -> int:
-        """Return how many versions of the policy completions are drawn from at a time."""
+        """Return how many versions of the policy are sampled from at the same time."""
         return max(1, self.lookahead)
 
     @property
     def longest(self) -> int:
-        """Return the most tokens that a completion can have."""
+        """Return the largest number of tokens that a completion can have."""
         return self.max_trajectory_tokens if self.has_turns else self.max_new_tokens
 
     @property

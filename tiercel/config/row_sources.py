@@ -1,7 +1,8 @@
-"""What data.train, data.eval and data.mix may name: a file, a directory, or a data set of the hub, whole or in part.
+"""Parse what data.train, data.eval and data.mix may name: a file, a directory, or a data set of the hub, whole or in
+part.
 
-The forms are PATH, hf:ORGANISATION/NAME, hf:ORGANISATION/NAME/CONFIG, hf:./FOLDER, the last three with :SPLIT too, and
-any of these with #N.
+The forms are PATH, hf:ORGANISATION/NAME, hf:ORGANISATION/NAME/CONFIG and hf:./FOLDER, the last three also with :SPLIT,
+and any of these with #N.
 """
 
 import re
@@ -20,10 +21,10 @@ _PART = re.compile(r"\w[\w.-]*")
 class RowSource:
     """Where rows come from."""
 
-    path: str  # a file or directory; of the hub, ORGANISATION/NAME or the folder of a downloaded copy
-    config: str | None = None  # of a data set of the hub
-    split: str | None = None  # the same; None: a file or directory, read by tiercel itself
-    count: int | None = None  # this number of its rows; None: all
+    path: str  # a file or directory; for the hub, ORGANISATION/NAME or the folder of a downloaded copy
+    config: str | None = None  # the config of a data set of the hub
+    split: str | None = None  # the split of a data set of the hub; None for a file or directory
+    count: int | None = None  # use this number of its rows; None for all
 
     @property
     def is_hub(self) -> bool:
@@ -31,15 +32,16 @@ class RowSource:
 
     @property
     def name(self) -> str:
-        """Return the name for messages and rows; without the count, because the rows are those of the whole."""
+        """Return the name that messages and rows use. It leaves out the count, because the rows are those of the whole
+        source."""
         if not self.is_hub:
             return self.path
         return f"{HUB}{self.path}{f'/{self.config}' if self.config else ''}:{self.split}"
 
 
 def row_source(given: str) -> RowSource:
-    """Read the source that a recipe names. Raises ValueError with the fault and what to write instead."""
-    if exists(given):  # a real name may hold #N
+    """Parse the source that a recipe names. Raises ValueError with the fault and what to write instead."""
+    if exists(given):  # the name of a real file may contain #N
         return RowSource(path=given)
     match = _COUNTED.fullmatch(given)
     whole, count = (match["whole"], int(match["count"])) if match else (given, None)

@@ -1,4 +1,4 @@
-"""The recipe: one frozen tree of typed sections. Every key's docstring is its line in docs/recipe.md.
+"""The recipe: one frozen tree of typed sections. The docstring of each key is its line in docs/recipe.md.
 
 Nothing here fills in a value that depends on another key, and nothing here imports torch.
 """
@@ -34,7 +34,7 @@ Checkpointing = Literal[False, "selective", "full"]
 Part = Literal["vision", "projector", "language"]
 Quantization = Literal["nf4", "int8"]
 LoraKind = Literal["lora", "rslora", "dora"]
-Kind = Literal["sft", "dpo", "kto", "reward", "distill", "grpo"]  # a verb, and its recipe
+Kind = Literal["sft", "dpo", "kto", "reward", "distill", "grpo"]  # a command, and the recipe that it reads
 Purpose = Literal["sft", "pairs", "labels", "grpo"]  # what a row must have
 TrackerName = Literal["tensorboard", "wandb", "trackio", "swanlab"]
 
@@ -150,12 +150,12 @@ class Optim(Section):
 
     @property
     def is_paged(self) -> bool:
-        """Say whether moments lie in the host's memory where a GPU's is short."""
+        """Return whether moments move to the host's memory when a GPU's memory is short."""
         return self.name.startswith("paged")
 
     @property
     def moment_bits(self) -> int:
-        """Return the bits of each of a weight's two moments."""
+        """Return the number of bits in each of a weight's two moments."""
         return 8 if self.name.endswith("8bit") else 32
 
 
@@ -217,7 +217,7 @@ class Train(Section):
 
     @property
     def strategy_kind(self) -> StrategyKind | None:
-        """Return what the strategy is; None for auto, which the run decides."""
+        """Return the properties of the strategy; None for auto, which the run decides."""
         return STRATEGY_KINDS.get(self.strategy)
 
 
@@ -244,7 +244,7 @@ class BaseRecipe(Section):
 
     kind: ClassVar[Kind]
     purpose: ClassVar[Purpose]
-    judge: ClassVar[Callable[[Any], list[Problem]]]  # set by rules.py, which looks at the classes of this file
+    judge: ClassVar[Callable[[Any], list[Problem]]]  # set by rules.py, which imports the classes of this file
 
     model: Model
     lora: Lora | None = None
@@ -270,22 +270,22 @@ class BaseRecipe(Section):
 
     @property
     def needs_reference(self) -> bool:
-        """Tell whether steps compare the policy with the one that the run started from."""
+        """Return whether steps compare the policy with the one that the run started from."""
         return False
 
     @property
     def has_reference(self) -> bool:
-        """Tell whether steps or evaluations compare with it."""
+        """Return whether steps or evaluations compare with it."""
         return self.needs_reference
 
     @property
     def runs_user_code(self) -> bool:
-        """Tell whether processes run code of the user's: rewards, an environment or tools."""
+        """Return whether processes run the user's code: rewards, an environment or tools."""
         return False
 
     @property
     def taught_by(self) -> Teacher | None:
-        """Return the teacher's section, where the loss has a term of one."""
+        """Return the teacher's section, or None if the loss has no term of a teacher."""
         return None
 
     @property
@@ -294,13 +294,13 @@ class BaseRecipe(Section):
         return "algorithm.teacher"
 
     def smallest_microbatch(self, row_tokens: int) -> int:
-        """Return the tokens that a microbatch must hold where no row has more than `row_tokens`. The two answers of a
-        pair, and the two that KTO compares, may each have the whole prompt."""
+        """Return the number of tokens that a microbatch must hold if no row has more than `row_tokens`. Each of the two
+        answers of a pair, or of the two that KTO compares, may have the whole prompt."""
         return row_tokens if self.purpose == "sft" else 2 * row_tokens
 
 
 class OfflineRecipe(BaseRecipe):
-    """A recipe that learns from answers in its rows, and samples none."""
+    """A recipe that learns from answers in its rows, and does not sample."""
 
 
 class SftRecipe(OfflineRecipe):
@@ -320,12 +320,12 @@ class DpoRecipe(OfflineRecipe):
 
     @property
     def needs_reference(self) -> bool:
-        """Tell whether steps compute the reference's logprobs."""
+        """Return whether steps compute the reference's logprobs."""
         return self.has_reference and not self.dpo.precompute_reference
 
     @property
     def has_reference(self) -> bool:
-        """Tell whether the loss has one, computed in each step or ahead of them."""
+        """Return whether the loss has a reference, computed in each step or before them."""
         return self.dpo.has_reference
 
 
@@ -338,7 +338,7 @@ class KtoRecipe(OfflineRecipe):
 
     @property
     def needs_reference(self) -> bool:
-        """Tell that steps compute the reference's logprobs."""
+        """Return True: steps compute the reference's logprobs."""
         return True
 
 
@@ -361,26 +361,26 @@ class GrpoRecipe(BaseRecipe):
 
     @property
     def needs_reference(self) -> bool:
-        """Tell whether there is a KL penalty."""
+        """Return whether there is a KL penalty."""
         return self.algorithm.kl.coef > 0
 
     @property
     def runs_user_code(self) -> bool:
-        """Tell whether a reward, an environment or tools are the user's."""
+        """Return whether a reward, an environment or tools are the user's own code."""
         return self.rollout.has_turns or any(isinstance(reward, ByCall) for reward in self.rewards)
 
     @property
     def learns_from_rewards(self) -> bool:
-        """Tell whether completions have advantages."""
+        """Return whether completions have advantages."""
         return True
 
     @property
     def taught_by(self) -> Teacher | None:
-        """Return the teacher's section, where the loss has a term of one."""
+        """Return the teacher's section, or None if the loss has no term of a teacher."""
         return self.algorithm.teacher
 
     def smallest_microbatch(self, row_tokens: int) -> int:
-        """Return the tokens of a prompt and its longest completion."""
+        """Return the number of tokens of a prompt and its longest completion."""
         return row_tokens + self.rollout.longest
 
 
@@ -394,7 +394,7 @@ class DistillRecipe(GrpoRecipe):
 
     @property
     def learns_from_rewards(self) -> bool:
-        """Tell that no completion has an advantage."""
+        """Return False: completions have no advantage."""
         return False
 
     @property

@@ -1,4 +1,4 @@
-"""What each strategy of `train.strategy` is. All that treats strategies differently asks here."""
+"""Describe each strategy of `train.strategy`. All code that treats strategies differently asks here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,24 +9,24 @@ StrategyName = Literal["single", "ddp", "fsdp2", "deepspeed"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StrategyKind:
-    """One way in which ranks share the work."""
+    """One way for ranks to share the work."""
 
     name: StrategyName
-    package: str | None = None  # that every rank imports, beyond tiercel's own
-    is_alone: bool = False  # there is one rank
-    shards_model: bool = False  # no rank need hold the whole model
-    divides_adapters: bool = False  # ranks hold parts of adapters too, and of their gradients and moments
-    loads_in_turns: bool = False  # wrapping asks nothing of other ranks, so one after the other may read the weights
+    package: str | None = None  # a package that every rank imports, in addition to tiercel's own
+    is_alone: bool = False  # there is only one rank
+    shards_model: bool = False  # no rank needs to hold the whole model
+    divides_adapters: bool = False  # ranks also hold parts of adapters, of their gradients and of their moments
+    loads_in_turns: bool = False  # wrapping does not communicate, so ranks may read the weights one after the other
     trains_vision: bool = True
-    skips_updates: bool = True  # it can forget the gradients of an update
-    own_keys: tuple[str, ...] = ()  # keys of train that it reads and others refuse
+    skips_updates: bool = True  # it can discard the gradients of an update
+    own_keys: tuple[str, ...] = ()  # keys of train that it reads and other strategies refuse
 
     def divides_trained(self, *, has_adapters: bool) -> bool:
-        """Say whether each rank has a part of what is trained, of its gradients and of its moments."""
+        """Return whether each rank holds only a part of what is trained, of its gradients and of its moments."""
         return self.divides_adapters or (self.shards_model and not has_adapters)
 
 
-_KINDS = (  # less communication before more, which is the order of preference
+_KINDS = (  # from the least communication to the most, which is the order of preference
     StrategyKind(name="single", is_alone=True),
     StrategyKind(name="ddp"),
     StrategyKind(name="fsdp2", shards_model=True, loads_in_turns=True, own_keys=("shard_size",)),

@@ -1,4 +1,4 @@
-"""What a user most likely meant: the nearest real key and the nearest admissible word."""
+"""Guess what the user meant: the nearest real key, or the nearest word that a key accepts."""
 
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher, get_close_matches
@@ -8,10 +8,10 @@ from tiercel.config.synonyms import NOT_YET, Suggestion, key_synonyms, section_s
 
 
 def nearest_key(path: str) -> Suggestion:
-    """Find what to write instead of the unknown dotted key `path`; an empty suggestion where nothing is near.
+    """Find what to write instead of the unknown dotted key `path`; an empty suggestion if nothing is near.
 
-    Other frameworks' names come first, then the same name in another section, then similar spelling. The
-    suggestion may be a key that only another kind of recipe has; the caller says so.
+    Names from other frameworks come first, then the same name in another section, then similar spelling. The suggestion
+    may be a key that only another kind of recipe has; the caller says so.
     """
     parts = [_normalised(part) for part in path.split(".")]
     for start in range(len(parts)):
@@ -40,7 +40,7 @@ def _similar_anywhere(leaf: str, path: str, keys: Sequence[Key]) -> Suggestion:
 
 
 def _real_section(parts: Sequence[str]) -> str:
-    """Find the section that a dotted prefix names or nearly names; the top level where it names none."""
+    """Find the section that a dotted prefix names or nearly names; the top level if there is none."""
     sections = [key.path for key in every_key() if key.section is not None]
     numbered = [ENTRY if part.isdigit() else part for part in parts]
     numbered[:1] = [section_synonyms().get(name, name) for name in numbered[:1]]
@@ -54,7 +54,8 @@ def _most_similar(keys: Sequence[Key], path: str) -> Key:
 
 
 def _at(suggestion: Suggestion, path: str) -> Suggestion:
-    """Write the suggestion with entry numbers: those of `path`, else 0 (`rewards.N.call` -> `rewards.1.call`)."""
+    """Fill in the entry numbers of the suggestion: those of `path`, or else 0 (`rewards.N.call` ->
+    `rewards.1.call`)."""
     if suggestion.key is None:
         return suggestion
     numbers = iter([part for part in path.split(".") if part.isdigit()])
@@ -67,7 +68,7 @@ def _normalised(name: str) -> str:
 
 
 def nearest_word(key: str, given: str, allowed: Sequence[str]) -> Suggestion:
-    """Find the admissible word that `given` most likely means; `key` is the name as declared (`rewards.N.name`)."""
+    """Find the accepted word that `given` most likely means. `key` is the name as declared (`rewards.N.name`)."""
     word = given.strip().lower()
     synonyms = word_synonyms().get(key, {})
     if word in synonyms:
@@ -80,7 +81,8 @@ def nearest_word(key: str, given: str, allowed: Sequence[str]) -> Suggestion:
 
 
 def unknown_leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
-    """List the leaves below an unknown key, each with an answer of its own; the key itself where nothing is below."""
+    """Yield the leaves below an unknown key, because each is answered by itself; the key itself if nothing is below
+    it."""
     if isinstance(value, dict) and value:
         for name, inner in value.items():
             yield from unknown_leaves(f"{path}.{name}", inner)

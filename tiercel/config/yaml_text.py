@@ -1,7 +1,7 @@
-"""YAML as recipes use it, read and written by the same rules.
+"""Read and write YAML as recipes use it, by the same rules.
 
-Plain JSON types only, after YAML 1.2: `1e-5` is a float, `yes` and `on` are text, dates are text. Underscores
-may group the digits of a number. A key given twice is a problem, with its line.
+Only plain JSON types, following YAML 1.2: `1e-5` is a float, `yes` and `on` are text, dates are text. Underscores may
+group the digits of a number. A key that is given twice is a problem, reported with its lines.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 LARGEST_TEXT = 1 << 18  # characters; recipes have thousands
-MOST_NODES = 100_000  # with what aliases repeat
+MOST_NODES = 100_000  # nodes, counting each as often as aliases repeat it
 _MERGE = "tag:yaml.org,2002:merge"
 _BOOLEANS = {"true": True, "false": False}
 _PATTERNS = {
@@ -27,7 +27,7 @@ _PATTERNS = {
 
 
 def _implicit_resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    """Map each first character to the tags a plain scalar may have, in order, as PyYAML keeps them."""
+    """Map each first character to the tags that a plain scalar may have, in order, as PyYAML stores them."""
     resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
     for tag, (pattern, first_characters) in _PATTERNS.items():
         compiled = re.compile(rf"^(?:{pattern})$")
@@ -37,7 +37,7 @@ def _implicit_resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
 
 
 class _Fault(yaml.constructor.ConstructorError):
-    """YAML that a recipe has no use for, told in our words."""
+    """YAML that recipes do not use, explained in tiercel's own words."""
 
 
 def _fault(message: str, node: yaml.Node) -> _Fault:
@@ -49,7 +49,7 @@ def _scalar(convert: Callable[[str], Any]) -> Callable[["_Loader", yaml.ScalarNo
         try:
             return convert(loader.construct_scalar(node))
         except (ValueError, KeyError) as error:
-            raise _fault("not a value of this type", node) from error  # it may be a secret
+            raise _fault("not a value of this type", node) from error  # without the value, which may be a secret
 
     return construct
 
@@ -59,7 +59,7 @@ def _float(text: str) -> float:
 
 
 def _is_writable(text: str) -> bool:
-    """Say whether a file or terminal takes the text: half of a surrogate pair it does not."""
+    """Return whether the text can be written to a file or terminal: half of a surrogate pair cannot."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -70,7 +70,7 @@ def _text(text: str) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Constructs JSON types only and notes every key that is given twice."""
+    """Constructs only JSON types, and records every key that is given twice."""
 
     yaml_implicit_resolvers = _implicit_resolvers()
 
@@ -89,7 +89,7 @@ class _Loader(yaml.SafeLoader):
             if key.value in first_line:
                 self.problems.append(f"{key.value}: given twice, on lines {first_line[key.value]} and {line}; keep one")
             first_line.setdefault(key.value, line)
-        self.flatten_mapping(node)  # puts what `<<` brings before the mapping's own keys
+        self.flatten_mapping(node)  # puts the keys that `<<` merges before the mapping's own
         return {key.value: self.construct_object(value, deep=True) for key, value in node.value}
 
     def get_single_data(self) -> Any:
@@ -106,7 +106,7 @@ class _Loader(yaml.SafeLoader):
     def undefined(self, node: yaml.Node) -> None:
         raise _fault(
             "tags are not used in recipes; write plain values, and a text that begins with ! in quotes", node
-        )  # which may be a password
+        )  # without the text, which may be a password
 
     yaml_constructors = {  # noqa: RUF012 (PyYAML looks it up on the class)
         "tag:yaml.org,2002:null": _scalar(lambda text: None),
@@ -121,7 +121,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _nodes_with_aliases(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
-    """Count the nodes of a tree, each as often as it is named. An alias inside of what it names counts as one."""
+    """Count the nodes of a tree, each as often as it is named. An alias inside the node that it names counts as one."""
     if isinstance(node, yaml.ScalarNode):
         return 1
     if node not in known:
@@ -132,7 +132,7 @@ def _nodes_with_aliases(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes exactly what the loader would otherwise read as something else than text."""
+    """Quotes exactly what the loader would otherwise read as something other than text."""
 
     yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
@@ -141,14 +141,14 @@ class _Dumper(yaml.SafeDumper):
 
 
 class YamlProblem(ValueError):
-    """Text that is not YAML, or not of the plain kind a recipe is made of; says line and column."""
+    """Text that is not YAML, or not the plain kind that a recipe is made of; has the line and column."""
 
 
 def parse(text: str) -> tuple[Any, list[str]]:
-    """Read the value of a YAML text, and a line for each key given twice.
+    """Parse a YAML text; return its value, and a line for each key that is given twice.
 
     Raises:
-        YamlProblem: the text cannot be read at all.
+        YamlProblem: if the text cannot be read at all.
     """
     if len(text) > LARGEST_TEXT:
         raise YamlProblem(f"{len(text):,} characters; a recipe has at most {LARGEST_TEXT:,}")
@@ -192,5 +192,5 @@ def _in_plain_words(error: yaml.MarkedYAMLError) -> str:
 
 
 def render(value: Any) -> str:
-    """Write YAML text that `parse` reads back as the same value; keys keep their order."""
+    """Return YAML text that `parse` reads back as the same value; keys keep their order."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)

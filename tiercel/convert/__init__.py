@@ -1,1 +1,1 @@
-"""Making recipes from the command lines of ms-swift, TRL, VLM-R1 and LLaMA-Factory. Imports no torch."""
+"""Make recipes from the command lines of ms-swift, TRL, VLM-R1, LLaMA-Factory, EasyR1 and verl. Imports no torch."""

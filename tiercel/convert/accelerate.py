@@ -8,15 +8,9 @@ from typing import Any
 
 from tiercel.config.yaml_text import parse
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sharding:
-    """How ranks shard a model: ZeRO's stage (0 is none) or FSDP, and what is offloaded to the CPU."""
-
-    stage: int | None = None
-    is_fsdp: bool = False
-    offload_parameters: bool = False
-    offload_optimizer: bool = False
+Sharding = dict[str, Any]  # keys of a recipe's section train
+FSDP: Sharding = {"train.strategy": "fsdp2"}
+STAGE = "train.deepspeed.stage"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +18,7 @@ class Accelerate:
     """The content of a file of accelerate."""
 
     processes: int | None
-    sharding: Sharding
+    sharding: Sharding | None
     precision: str | None  # bf16, fp16, no
 
 
@@ -42,39 +36,43 @@ def accelerate_of(file: Path) -> Accelerate | None:
     tree = mapping_in(file)
     if tree is None:
         return None
-    zero, processes, precision = (tree.get(name) for name in ("deepspeed_config", "num_processes", "mixed_precision"))
-    is_fsdp = "FSDP" in str(tree.get("distributed_type"))
+    given, processes, precision = (tree.get(name) for name in ("deepspeed_config", "num_processes", "mixed_precision"))
+    sharding = FSDP if "FSDP" in str(tree.get("distributed_type")) else None
+    if isinstance(given, dict):
+        names = ("zero_stage", "offload_param_device", "offload_optimizer_device")
+        sharding = zero(*(given.get(name) for name in names))
     return Accelerate(
         processes=processes if isinstance(processes, int) else None,
-        sharding=_zero(zero) if isinstance(zero, dict) else Sharding(is_fsdp=is_fsdp),
+        sharding=sharding,
         precision=str(precision) if precision is not None else None,
     )
 
 
-def _zero(zero: dict[str, Any]) -> Sharding:
-    stage = zero.get("zero_stage")
-    return Sharding(
-        stage=stage if isinstance(stage, int) else None,
-        offload_parameters=zero.get("offload_param_device") in ("cpu", "nvme"),
-        offload_optimizer=zero.get("offload_optimizer_device") in ("cpu", "nvme"),
-    )
+def zero(stage: object, parameters: object = None, optimizer: object = None) -> Sharding | None:
+    """Return the keys for a stage of ZeRO, by where weights and moments are kept; None where there is no stage."""
+    if not isinstance(stage, int):
+        return None
+    if stage == 0:
+        return {"train.strategy": "ddp"}
+    hosts = ("cpu", "nvme")
+    offloads = {"parameters": stage == 3 and parameters in hosts, "optimizer": optimizer in hosts}
+    offloaded = {f"train.deepspeed.offload_{name}": True for name, is_on in offloads.items() if is_on}
+    return {"train.strategy": "deepspeed", STAGE: stage, **offloaded}
 
 
 def sharding_of_json(tree: object) -> Sharding | None:
     """Read a DeepSpeed config; None where it has no stage."""
-    zero = tree.get("zero_optimization") if isinstance(tree, dict) else None
-    if not isinstance(zero, dict) or not isinstance(zero.get("stage"), int):
+    found = tree.get("zero_optimization") if isinstance(tree, dict) else None
+    if not isinstance(found, dict):
         return None
-    devices = {f"{name}_device": part.get("device") for name, part in zero.items() if isinstance(part, dict)}
-    return _zero({**devices, "zero_stage": zero["stage"]})
+    devices = {name: part.get("device") for name, part in found.items() if isinstance(part, dict)}
+    return zero(found.get("stage"), devices.get("offload_param"), devices.get("offload_optimizer"))
 
 
 def sharding_by_name(name: str) -> Sharding | None:
     """Read names such as zero3_offload, deepspeed_zero2.yaml or ds_z3_config.json, as the peers use them."""
     if "fsdp" in name:
-        return Sharding(is_fsdp=True)
+        return FSDP
     found = re.search(r"(?:zero|stage|ds_z)[_-]?([0-3])", name)
-    if found is None:
-        return None
-    stage, is_offloaded = int(found[1]), "offload" in name
-    return Sharding(stage=stage, offload_parameters=is_offloaded and stage == 3, offload_optimizer=is_offloaded)
+    device = "cpu" if "offload" in name else None
+    return None if found is None else zero(int(found[1]), device, device)

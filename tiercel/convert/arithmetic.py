@@ -1,4 +1,4 @@
-"""Integer arithmetic of shells: `$((16 / n))` and `expr 16 / $n`. Nothing is executed."""
+"""Evaluate the integer arithmetic of shells: `$((16 / n))` and `expr 16 / $n`. Nothing is executed."""
 
 import ast
 import operator
@@ -25,7 +25,7 @@ OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def evaluated(expression: str, variables: Mapping[str, str]) -> int | None:
-    """Compute an expression of + - * / %, brackets, integers and names of variables; None for any other."""
+    """Evaluate an expression of + - * / %, brackets, integers and names of variables; None for any other expression."""
     if len(expression) > _LONGEST:
         return None
     try:

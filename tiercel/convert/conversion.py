@@ -1,5 +1,5 @@
-"""Converting a command to a draft of a recipe: first the keys that take a flag's value unchanged, then the peer's
-defaults of such keys, then the values that several flags decide together, and at last a note for everything else."""
+"""Convert a command to a draft of a recipe: first the keys that take a flag's value unchanged, then the peer's defaults
+of such keys, then the values that several flags decide together, and finally a note for everything else."""
 
 from itertools import takewhile
 from pathlib import Path
@@ -8,7 +8,7 @@ from posixpath import normpath
 from tiercel.config.suggestions import nearest_key
 from tiercel.config.synonyms import word_synonyms
 from tiercel.convert.draft import RecipeDraft, defaults_by_rows, set_by_rows
-from tiercel.convert.fitting import fit
+from tiercel.convert.fitting import drop_unused, fit
 from tiercel.convert.hydra import refusals_of_overrides, set_hydra
 from tiercel.convert.hydra_rows import set_hydra_rewards, set_hydra_rows
 from tiercel.convert.image_paths import set_image_root
@@ -54,17 +54,26 @@ def refusals(launch: Launch) -> list[str]:
 _DEVICES = Path("/dev")
 _LEFT_OUT = ("...", "\u2026")
 
-# Each step may use the values of the steps before it.
+# Each step may use the values that the steps before it have set.
 STEPS = (
-    set_resumed, set_sizes, set_sampling, set_preferences, set_tuning, set_package_needed, fit, set_rows,
+    set_resumed, set_sizes, set_sampling, set_preferences, set_tuning, set_package_needed, drop_unused, fit, set_rows,
     set_image_root, set_rewards, set_lengths, set_pack, tell_packages,
 )  # fmt: skip
-OVERRIDE_STEPS = (set_hydra, fit, set_hydra_rows, set_image_root, set_hydra_rewards, set_pack, tell_packages)
+OVERRIDE_STEPS = (
+    set_hydra,
+    drop_unused,
+    fit,
+    set_hydra_rows,
+    set_image_root,
+    set_hydra_rewards,
+    set_pack,
+    tell_packages,
+)
 
 
 def draft_of(launch: Launch) -> RecipeDraft:
-    """Make the recipe that does what the command does. Raises ValueError where a value that must be a number is not,
-    and where words were left out."""
+    """Make the recipe that does what the command does. Raises ValueError if a value should be a number but is not, or
+    if words are left out of the command."""
     if any(word in _LEFT_OUT for words in (launch.strays, *launch.flags.values()) for word in words):
         raise ValueError("`...` stands for words that are left out; write the whole command")
     draft = RecipeDraft(launch=launch, given=launch.given)
@@ -78,7 +87,8 @@ def draft_of(launch: Launch) -> RecipeDraft:
 
 
 def _output(draft: RecipeDraft) -> None:
-    """Name a directory without what only the shell knows: the end of the path, else its beginning."""
+    """Set a directory that does not contain what only the shell knows: the end of the given path, or else its
+    beginning."""
     given = str(draft.values.get("output", ""))
     if not set(given) & set("$`"):
         return
@@ -116,7 +126,7 @@ def _processes(draft: RecipeDraft) -> None:
 
 
 def _words(draft: RecipeDraft) -> None:
-    """Note words that belong to no flag, and flags that are given twice."""
+    """Add notes on words that belong to no flag, and on flags that are given twice."""
     launch = draft.launch
     if named := METHOD_FLAGS.get(launch.framework):
         draft.note(f"tiercel {launch.kind} is the method", f"--{named[0]}", is_change=False)

@@ -1,4 +1,4 @@
-"""A draft of a recipe. Every flag and variable of the command ends in it: at a key, or in a note."""
+"""Hold the draft of a recipe. Every flag and variable of the command ends up in it, either at a key or in a note."""
 
 import math
 import re
@@ -11,7 +11,7 @@ from tiercel.config.suggestions import nearest_key
 from tiercel.config.synonyms import word_synonyms
 from tiercel.config.yaml_text import YamlProblem, parse
 from tiercel.convert.launches import Launch
-from tiercel.convert.table import TableRow
+from tiercel.convert.table import TableRow, words_of
 from tiercel.reliability.redaction import redact
 from tiercel.secret_names import is_secret_name
 
@@ -20,7 +20,7 @@ _COUNT = re.compile(r"\d{1,7}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """The origin of a value: the labels of the flags and variables, and a remark."""
+    """Where a value comes from: the labels of the flags and variables, and a remark."""
 
     labels: tuple[str, ...]
     remark: str
@@ -38,7 +38,8 @@ class Note:
 
 @dataclass(slots=True)
 class RecipeDraft:
-    """Values by key, the origin of each, notes, and what is left to do beside what `tiercel check` would refuse."""
+    """The values by key, where each comes from, the notes, and what is left to do in addition to what `tiercel check`
+    refuses."""
 
     launch: Launch
     given: dict[str, str]
@@ -56,7 +57,7 @@ class RecipeDraft:
             self.origins[key] = Origin(labels=given, remark=remark)
 
     def carry(self, key: str, value: Any, flag: str) -> None:
-        """Set a key where the command gives the flag that decides it."""
+        """Set a key if the command gives the flag that decides it."""
         if flag in self.launch.flags:
             self.set(key, value, f"--{flag}")
 
@@ -68,13 +69,13 @@ class RecipeDraft:
 
     @property
     def updates_per_step(self) -> int:
-        """Return the updates of one step: a step is a rollout in tiercel, an update in the peers."""
+        """Return the number of updates in one step: a step is a rollout in tiercel, but an update in the peers."""
         return int(self.values.get("optim.minibatches", 1)) * int(self.values.get("optim.rollout_epochs", 1))
 
     def default(self, key: str, value: Any, flag: str) -> None:
-        """Set a key to the peer's default where the recipe's own default differs and the key is not set."""
+        """Set a key to the peer's default if the recipe's own default differs and the key is not set."""
         known = keys_of(self.launch.kind).get(key)
-        if key not in self.values and known is not None and known.field.default != value:
+        if key not in self.values and known is not None and value not in (None, known.field.default):
             self.set(key, value, remark=f"{self.launch.framework}'s default of {self.launch.spelt(flag)}")
 
     @property
@@ -91,11 +92,12 @@ class RecipeDraft:
 
     @property
     def model_name(self) -> str:
-        """Return the checkpoint's path or id in small letters."""
+        """Return the checkpoint's path or id in lower case."""
         return str(self.values.get("model.path", "")).lower()
 
     def note(self, text: str, *labels: str, subject: str = "", is_change: bool = True) -> None:
-        """Add a note on a subject, or on the labels that the command gives; none where it gives none of them."""
+        """Add a note on a subject, or on those of the labels that the command gives; if it gives none of them and there
+        is no subject, add nothing."""
         given = tuple(label for label in labels if label in self.given)
         unsaid = [self.shown(label) for label in given if label.rpartition(" ")[2] not in subject]
         shown = ", ".join(filter(None, (subject, *unsaid)))
@@ -103,11 +105,13 @@ class RecipeDraft:
             self.notes.append(Note(labels=given, subject=shown, text=text, is_change=is_change))
 
     def shown(self, label: str) -> str:
-        """Return what was given as it is written; a secret without its value, an address without its credentials."""
+        """Return what was given as it is written, but a secret without its value and an address without its
+        credentials."""
         return label.replace("launcher ", "the launcher's ") if self.is_secret(label) else redact(self.given[label])
 
     def is_secret(self, label: str) -> bool:
-        """Whether the name is one of a secret and the tables do not list it; a number of tokens is no secret."""
+        """Return whether the name looks like that of a secret and the tables do not list it; a number of tokens is not
+        a secret."""
         name = label.rpartition("--")[2]
         known = self.launch.row_of(label)
         value = self.given[label].partition(" " if "--" in self.given[label] else "=")[2]
@@ -145,7 +149,7 @@ class RecipeDraft:
             self.note("tiercel does not read it; export it where yours does", label, is_change=False)
 
     def _nearest(self, name: str) -> str:
-        """Return the nearest of the peer's flags, or of the keys."""
+        """Return a hint at the nearest of the peer's flags, or else of the keys."""
         flags = get_close_matches(name, list(self.launch.rows), n=1, cutoff=0.8)
         if flags:
             return f"{self.launch.spelt(flags[0])} was perhaps meant"
@@ -154,7 +158,7 @@ class RecipeDraft:
 
 
 def _same(given: tuple[str, ...], default: tuple[str, ...]) -> bool:
-    """Whether words mean the same: true is equal to True, and 1 to 1.0."""
+    """Return whether words mean the same: true is equal to True, and 1 to 1.0."""
     return tuple(map(_plain, given or ("true",))) == tuple(map(_plain, default))
 
 
@@ -176,7 +180,7 @@ def set_by_rows(draft: RecipeDraft) -> None:
 
 
 def defaults_by_rows(draft: RecipeDraft) -> None:
-    """Set the peer's defaults of the keys that take a flag's value unchanged."""
+    """Set the keys that take a flag's value unchanged to the peer's defaults."""
     for name, row in draft.launch.rows.items():
         if row.treatment == "set" and row.default and row.key is not None and row.key in keys_of(draft.launch.kind):
             draft.default(row.key, _value(row.key, name, row.default), name)
@@ -186,14 +190,18 @@ def _set_by_row(draft: RecipeDraft, row: TableRow, label: str, words: tuple[str,
     key = row.key
     if key is None or key not in keys_of(draft.launch.kind):
         return
-    if not words and "true or false" not in _type(key):
+    if not words and "true or false" not in _type(key) and "true" not in words_of(label.removeprefix("--")):
         draft.note("is given without a value", label)
         return
     value = _value(key, label, words or ("true",))
     if value is None:
-        draft.note(f"its default there; {key} keeps its own", label, is_change=False)
+        if row.default:
+            draft.note(f"its default there; {key} keeps its own", label, is_change=False)
         return
-    word = word_synonyms().get(key, {}).get(value.lower(), value) if isinstance(value, str) else value
+    word: Any = value
+    if isinstance(value, str):
+        own = words_of(label.removeprefix("--"))
+        word = word_synonyms().get(key, {}).get(value.lower(), value) if not own or value in own.values() else None
     draft.set(key, value if word is None else word, label, remark=row.remark)
     if word is None:
         draft.note(f"is not in this version; {key} is one of {', '.join(allowed_words(_annotation(key)))}", label)
@@ -210,13 +218,17 @@ def _type(key: str) -> str:
 
 
 def _value(key: str, label: str, words: tuple[str, ...]) -> Any:
-    """Convert a flag's words to the key's type; None for "none" and "null". Raises ValueError where the key needs a
+    """Convert a flag's words to the key's type; None for "none" and "null". Raises ValueError if the key needs a
     number, or true or false, and the word is neither."""
     kind = _type(key)
     if len(words) == 1 and words[0].lower() in ("none", "null"):
         return None
+    if own := words_of(label.removeprefix("--")):
+        words = tuple(own.get(word.lower(), word) for word in words)
+        if words == ("-",):
+            return None
     if kind.startswith("tuple"):
-        return list(words)
+        return [number_of(label, word) if "float" in kind else word for word in words]
     if kind == "true or false":
         if words[0].lower() not in ("true", "false", "1", "0"):
             raise ValueError(f"{label} {words[0]} is neither true nor false; write one in its place")
@@ -229,7 +241,7 @@ def _value(key: str, label: str, words: tuple[str, ...]) -> Any:
 
 
 def number_of(label: str, word: str) -> int | float:
-    """Read a number. Raises ValueError, with the label, where the word is no number."""
+    """Read a number. Raises ValueError, with the label, if the word is not a number."""
     try:
         value = parse(word)[0]
     except YamlProblem:
@@ -240,7 +252,7 @@ def number_of(label: str, word: str) -> int | float:
 
 
 def whole_number_of(label: str, word: str) -> int:
-    """Read a whole number; 3.0 is one. Raises ValueError, with the label, where the word is none."""
+    """Read a whole number; 3.0 is one. Raises ValueError, with the label, if the word is not a whole number."""
     value = number_of(label, word)
     if value != int(value):
         raise ValueError(f"{label} {word} is no whole number; write the number in its place")

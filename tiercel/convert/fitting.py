@@ -1,4 +1,4 @@
-"""Combinations that the peer allows and tiercel does not: the nearest combination is taken, with a note."""
+"""Replace combinations that the peer allows but tiercel does not by the nearest combination, with a note."""
 
 import re
 from collections.abc import Iterable
@@ -8,6 +8,7 @@ from tiercel.config.loading import problems_of_tree
 from tiercel.config.strategies import STRATEGY_KINDS
 from tiercel.convert.draft import RecipeDraft
 from tiercel.convert.preferences import needs_reference
+from tiercel.convert.tuning import tuner_of
 from tiercel.sections import Problem
 
 _ENGINE_LABELS = (
@@ -25,6 +26,23 @@ def fit(draft: RecipeDraft) -> None:
         step(draft)
 
 
+def drop_unused(draft: RecipeDraft) -> None:
+    """Drop keys that nothing in this recipe reads: the peers' tables set them whatever else is given."""
+    values, engine = draft.values, draft.values.get("rollout.engine", "local")
+    loss = values.get("algorithm.loss")
+    is_read = {
+        "lora.": tuner_of(draft.launch) != "full",
+        "algorithm.gate_": loss == "sapo",
+        "algorithm.gamma_": loss == "vespo",
+        "algorithm.correction.": "algorithm.correction.level" in values and engine != "local",
+        "rollout.vllm.": engine == "vllm",
+        "rollout.patience": engine == "vllm-server",
+    }
+    draft.drop(
+        *[key for key in values for start, is_there in is_read.items() if key.startswith(start) and not is_there]
+    )
+
+
 def _trains_whole(draft: RecipeDraft) -> bool:
     return "lora.rank" not in draft.values or draft.values.get("freeze") == []
 
@@ -35,13 +53,13 @@ def _trains_vision(draft: RecipeDraft) -> bool:
 
 
 def _engine_problems(draft: RecipeDraft) -> list[Problem]:
-    """List what the rules refuse of the engine together with what is trained."""
+    """List what the rules refuse about the engine together with what is trained."""
     found = [each for each in problems_of_tree(draft.tree, draft.launch.kind) if each.touches("rollout.engine")]
     return [each for each in found if each.touches("lora") or each.touches("freeze")]
 
 
 def _sleep(draft: RecipeDraft) -> None:
-    """Keep the weights of an engine that sleeps where it could not read the policy's again."""
+    """Keep the weights of a sleeping engine if it could not read the policy's weights again."""
     refused = [each.key for each in problems_of_tree(draft.tree, draft.launch.kind)]
     if "rollout.vllm.sleep_level" in refused:
         draft.set("rollout.vllm.sleep_level", 1, "--sleep_level", remark="see above")
@@ -51,7 +69,7 @@ def _sleep(draft: RecipeDraft) -> None:
 
 
 def _engine(draft: RecipeDraft) -> None:
-    """Fall back to the local engine where the asked one cannot sample from what is trained."""
+    """Fall back to the local engine if the requested one cannot sample from what is trained."""
     engine = ENGINE_KINDS[draft.values.get("rollout.engine", "local")]
     if engine.shares_weights:
         return
@@ -67,8 +85,8 @@ def _engine(draft: RecipeDraft) -> None:
 
 
 def _obstacle(draft: RecipeDraft, engine: EngineKind) -> str | None:
-    """Say why the engine cannot sample from what is trained. The rules judge keys; a family is known by the model's
-    name only."""
+    """Return why the engine cannot sample from what is trained; None if it can. The rules check the keys; the family is
+    only known from the model's name."""
     if problems := _engine_problems(draft):
         return problems[0].text.partition("; write")[0]
     if found := _named(draft, NOT_SERVED):
@@ -80,13 +98,13 @@ def _obstacle(draft: RecipeDraft, engine: EngineKind) -> str | None:
 
 
 def _named(draft: RecipeDraft, families: Iterable[str]) -> str | None:
-    """Return the family that the model's path or id names."""
+    """Return the family that the model's path or id contains."""
     name = re.sub(r"[\W_]", "", draft.model_name)
     return next((family for family in families if family.replace("_", "") in name), None)
 
 
 def _reference(draft: RecipeDraft) -> None:
-    """Drop a moving reference where no adapter is trained: only the reference of an adapter can move."""
+    """Drop a moving reference if no adapter is trained: only the reference of an adapter can move."""
     if _trains_whole(draft) and "algorithm.kl.sync_every" in draft.values:
         draft.drop("algorithm.kl.sync_every", "algorithm.kl.sync_mix")
         labels = ("--sync_ref_model", "--ref_model_sync_steps", "--ref_model_mixup_alpha")
@@ -94,8 +112,8 @@ def _reference(draft: RecipeDraft) -> None:
 
 
 def _sharding(draft: RecipeDraft) -> None:
-    """Replace ZeRO by fsdp2 where ZeRO cannot be used. Under ZeRO a rank holds parts of each weight, so it cannot keep
-    a copy of the start or a moving reference, and a trained vision part would wait for all ranks at each picture."""
+    """Replace ZeRO by fsdp2 if ZeRO cannot be used. Under ZeRO a rank holds parts of each weight, so it cannot keep a
+    copy of the start or a moving reference, and a trained vision part would wait for all ranks at each picture."""
     if "model.quantize" in draft.values and draft.values.get("train.strategy") == "fsdp2":
         labels = draft.origins["train.strategy"].labels
         draft.set("train.strategy", "ddp", *labels, remark="see above")
@@ -115,7 +133,7 @@ def _sharding(draft: RecipeDraft) -> None:
 
 
 def _sampling(draft: RecipeDraft) -> None:
-    """Sample from the whole distribution where a rollout is used for several updates."""
+    """Sample from the whole distribution if a rollout is used for several updates."""
     updates = draft.updates_per_step
     if updates == 1:
         return

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from tiercel.convert.draft import RecipeDraft
+from tiercel.convert.rows import NamedRows, end_to_end
 
 _READ = {  # columns that are read by their own names
     "prompt": ("prompt",), "problem": ("problem", "question", "prompt"), "answer": ("answer", "solution"),
@@ -14,18 +15,9 @@ _CONTENT = re.compile(r"\{\{\s*content\s*(\|\s*trim\s*)?\}\}")
 
 def set_hydra_rows(draft: RecipeDraft) -> None:
     """Set training rows, held-out rows, and the template of a question."""
-    launch = draft.launch
-    files = [_source(word) for word in launch.words("data.train_files")]
-    if files:
-        draft.set("data.train", files[0], "--data.train_files")
-    if files[1:]:
-        draft.set("data.mix", [{"path": path, "weight": 1.0} for path in files[1:]], "--data.train_files")
-        text = (
-            f"{launch.framework} puts the files end to end; tiercel takes equal parts until data.mix.N.weight is set: "
-            "each file's number of rows / that of the first"
-        )
-        draft.note(text, "--data.train_files")
-    held = [_source(word) for word in launch.words("data.val_files")]
+    sources = [NamedRows(path=_source(word)) for word in draft.launch.words("data.train_files")]
+    end_to_end(draft, sources, "--data.train_files")
+    held = [_source(word) for word in draft.launch.words("data.val_files")]
     if held:
         draft.set("data.eval", held[0], "--data.val_files")
     if held[1:]:
@@ -81,51 +73,35 @@ def _template(draft: RecipeDraft) -> None:
 
 def set_hydra_rewards(draft: RecipeDraft) -> None:
     """Set the rewards: a function of the user's, a reward model, and a penalty on long completions."""
-    launch = draft.launch
-    entries = [_verl_function(draft)] if launch.framework == "verl" else [_easyr1_function(draft)]
+    launch, kwargs = draft.launch, "reward_model.reward_kwargs"
+    entries = [_function(draft)]
     if launch.is_true("reward_model.enable"):
-        path = launch.text("reward_model.model.path") or ""
-        entries = [{"name": "model", "model": {"path": path}}]
+        entries = [{"name": "model", "model": {"path": launch.text("reward_model.model.path") or ""}}]
         draft.note("a reward model scores there; rewards by rules may be added", "--reward_model.enable")
-    overlong = "reward_model.reward_kwargs.overlong_buffer_cfg"
-    if launch.is_true(f"{overlong}.enable"):
-        longest = launch.number("reward_model.reward_kwargs.max_resp_len") or draft.values.get(
-            "rollout.max_new_tokens", 256
-        )
-        weight = launch.real(f"{overlong}.penalty_factor") or 1.0
-        entry = {
-            "name": "soft_overlong",
-            "max_tokens": longest,
-            "buffer": launch.number(f"{overlong}.len"),
-            "weight": weight,
-        }
-        entries.append(entry)
+    enable, length, factor = (f"{kwargs}.overlong_buffer_cfg.{name}" for name in ("enable", "len", "penalty_factor"))
+    if launch.is_true(enable):
+        longest = launch.number(f"{kwargs}.max_resp_len") or draft.values.get("rollout.max_new_tokens", 256)
+        own = {"max_tokens": longest, "buffer": launch.number(length), "weight": launch.real(factor) or 1.0}
+        entries.append({"name": "soft_overlong", **own})
     names = ("worker.reward.reward_function", "custom_reward_function.path", "custom_reward_function.name",
-             "reward_model.model.path", f"{overlong}.enable", f"{overlong}.len", f"{overlong}.penalty_factor",
-             "reward_model.reward_kwargs.max_resp_len")  # fmt: skip
+             "reward_model.model.path", enable, length, factor, f"{kwargs}.max_resp_len")  # fmt: skip
     draft.set("rewards", entries, *(f"--{name}" for name in names), remark=" ")
     if launch.text("reward_model.reward_manager") not in (None, "naive", "dapo"):
         draft.note("docs/rewards.md says how rewards are called", "--reward_model.reward_manager")
 
 
-def _verl_function(draft: RecipeDraft) -> dict[str, Any]:
-    launch, name = draft.launch, "custom_reward_function.path"
+def _function(draft: RecipeDraft) -> dict[str, Any]:
+    """Return the user's own reward, or the nearest built-in one."""
+    launch, is_verl = draft.launch, draft.launch.framework == "verl"
+    name = "custom_reward_function.path" if is_verl else "worker.reward.reward_function"
     if path := launch.text(name):
-        function = launch.text("custom_reward_function.name") or "compute_score"
-        draft.note("is called with other arguments here: docs/rewards.md", f"--{name}", subject=f"{path}:{function}")
-        return {"call": f"{path}:{function}"}
-    text = (
-        "verl chooses the reward by each row's data_source; here math, which compares by its own rules: docs/rewards.md"
-    )
-    draft.note(text, subject=f"no {name}")
-    return {"name": "math"}
-
-
-def _easyr1_function(draft: RecipeDraft) -> dict[str, Any]:
-    launch, name = draft.launch, "worker.reward.reward_function"
-    if path := launch.text(name):
-        call = path if ":" in path else f"{path}:main"
+        function = (launch.text("custom_reward_function.name") or "compute_score") if is_verl else "main"
+        call = path if ":" in path and not is_verl else f"{path}:{function}"
         draft.note("is called with other arguments here: docs/rewards.md", f"--{name}", subject=call)
         return {"call": call}
-    draft.note("name the rewards: rewards: [{name: math}]", subject=f"no {name}")
+    text = "name the rewards: rewards: [{name: math}]"
+    if is_verl:
+        text = "verl chooses the reward by each row's data_source; here math, which compares by its own rules"
+        text += ": docs/rewards.md"
+    draft.note(text, subject=f"no {name}")
     return {"name": "math"}

@@ -1,5 +1,5 @@
-"""Recognising the peer's program that a command starts, its flags and its number of processes; and commands of methods
-that tiercel does not have."""
+"""Recognise which program of a peer a command starts, its flags and its number of processes, and also commands of
+methods that tiercel does not have."""
 
 import math
 import re
@@ -15,31 +15,31 @@ from tiercel.convert.shell import ShellCommand, quoted
 from tiercel.convert.starts import METHODS, SETTINGS, Foreign, start_of
 from tiercel.convert.table import KINDS, OVERRIDING, Framework, Method, TableRow, environment_row, rows_of
 
-# The flag that names the method, and what it is by default.
+# The flag that names the method, and its default.
 METHOD_FLAGS: dict[Framework, tuple[str, str]] = {"ms-swift": ("rlhf_type", "dpo"), "LLaMA-Factory": ("stage", "sft")}
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
-# Variables that count processes and machines, and the launcher's flags that come before them.
+# Variables that count processes and machines, and the launcher's flags that take precedence over them.
 _COUNTS = {"NPROC_PER_NODE": ("nproc_per_node", "num_gpus"), "NNODES": ("nnodes", "num_nodes")}
 _UNKNOWN_COUNT = re.compile(r"\$|\b(gpu|auto)$")
 MACHINES = ("trainer.n_gpus_per_node", "trainer.nnodes")  # EasyR1's and verl's numbers of processes
-NULL = ("null",)  # a key of a YAML file that has no value; a word "null" of a command is another tuple
+NULL = ("null",)  # a key without a value in a YAML file; the word "null" of a command is another tuple
 _PARENTS = 8  # folders above a script in which a relative path is looked for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """A training command. Flags are named without dashes, `-` as `_`; the last one of a name counts, and one without
-    values is a switch that is on."""
+    """A training command. Flags are named without dashes, with `-` as `_`; if a flag is given twice the last one
+    counts, and a flag without values is a switch that is on."""
 
     framework: Framework
     method: Method
-    script: str  # name of the Python file, where there is one
+    script: str  # name of the Python file, if there is one
     flags: dict[str, tuple[str, ...]]
     earlier: tuple[str, ...]  # flags that were given again later, with their values
     strays: tuple[str, ...]  # words that belong to no flag
     launcher: dict[str, tuple[str, ...]]
     environment: dict[str, str]
-    folders: tuple[Path, ...]  # in which relative paths are looked for
+    folders: tuple[Path, ...]  # where relative paths are looked for
     accelerate: Accelerate | None
 
     @property
@@ -58,6 +58,10 @@ class Launch:
             return self.rows.get(name) or next(pattern, None)
         return environment_row(label.replace("launcher --", "launcher "))
 
+    def flag_of(self, key: str) -> str:
+        """Return the peer's own flag for a key."""
+        return next(row.name for row in self.rows.values() if row.key == key and row.treatment in ("set", "together"))
+
     def spelt(self, name: str) -> str:
         """Return a flag's name as the command writes it."""
         return name if self.framework in OVERRIDING else f"--{name}"
@@ -68,7 +72,7 @@ class Launch:
         return given if given is not NULL else self.rows[name].default if name in self.rows else ()
 
     def text(self, *names: str) -> str | None:
-        """Return the first value of the first of these flags that is given, or that has a default."""
+        """Return the first value of the first of these flags that is given, or else of the first that has a default."""
         given = [name for name in names if name in self.flags]
         for name in (*given, *names):
             if words := self.words(name) or (("true",) if self.flags.get(name) == () else ()):
@@ -79,7 +83,7 @@ class Launch:
         return (self.text(name) or "false").lower() in ("true", "1", "yes")
 
     def number(self, name: str) -> int | None:
-        """Return a flag's whole number above 0; None where none is given. Raises ValueError for any other value."""
+        """Return a flag's whole number above 0; None if none is given. Raises ValueError for any other value."""
         value = self.text(name)
         if value is None or value.lower() == "none":
             return None
@@ -90,7 +94,7 @@ class Launch:
         return int(value)
 
     def real(self, name: str) -> float | None:
-        """Return a flag's number; None where none is given. Raises ValueError where the value is no number."""
+        """Return a flag's number; None if none is given. Raises ValueError if the value is not a number."""
         value = self.text(name)
         value = None if value is None or value.lower() == "none" else value
         if value is not None and not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", value):
@@ -98,22 +102,22 @@ class Launch:
         return None if value is None else float(value)
 
     def parts(self, between: str, *names: str) -> list[str]:
-        """Return the values of flags, split at what stands between their parts."""
+        """Return the values of flags, split at the separator `between`."""
         words = [word for name in names for word in self.words(name)]
         return [part for word in words for part in re.split(between, word) if part]
 
     def default_remark(self, *names: str, of: str = "") -> str:
-        """Return the remark that a value is the peer's default; empty where one of these flags gives it."""
+        """Return the remark that a value is the peer's default; empty if one of these flags is given."""
         usual = f"{self.framework}'s default of {of}" if of else f"{self.framework}'s default"
         return "" if any(name in self.flags for name in names) else usual
 
     def file(self, path: str) -> Path | None:
-        """Find a file by its name in the working directory or the folders of the script."""
+        """Find a file by its name in the working directory or in the folders of the script."""
         return file_in(self.folders, path)
 
     @property
     def process_labels(self) -> tuple[str, ...]:
-        """Return the labels that give the number of processes. A launcher's flag comes before a variable."""
+        """Return the labels that give the number of processes. A launcher's flag takes precedence over a variable."""
         names = ("nproc_per_node", "nnodes", "num_processes", "num_gpus", "num_nodes", "include")
         if self.framework in OVERRIDING:
             return tuple(f"--{name}" for name in MACHINES if name in self.flags)
@@ -121,7 +125,7 @@ class Launch:
         return (*flags, *(name for name in _COUNTS if name in self.environment and not self._launcher_counts(name)))
 
     def _launcher_counts(self, variable: str) -> list[str]:
-        """Return the launcher's flags that come before a variable."""
+        """Return the launcher's flags that take precedence over a variable."""
         return [name for name in _COUNTS[variable] if name in self.launcher]
 
     @property
@@ -131,13 +135,13 @@ class Launch:
 
     @property
     def processes(self) -> int:
-        """Return the number of processes on all machines; 1 where nothing gives it. Raises ValueError where a value is
-        no number."""
+        """Return the number of processes on all machines; 1 if nothing gives it. Raises ValueError if a value is not a
+        number."""
         if self.framework in OVERRIDING:
             return math.prod(_count(name, self.text(name) or "1") for name in MACHINES)
         if "num_processes" in self.launcher:
             return _count("--num_processes", self.launcher["num_processes"][0])
-        if "include" in self.launcher:  # host:0,1@host:2
+        if "include" in self.launcher:  # in the form host:0,1@host:2
             hosts = self.launcher["include"][0].split("@")
             return sum(len(host.partition(":")[2].split(",")) for host in hosts)
         each = self._counted("NPROC_PER_NODE")
@@ -174,7 +178,7 @@ def _labelled(flags: Mapping[str, tuple[str, ...]], is_override: bool = False) -
 
 
 def _count(label: str, text: str) -> int:
-    """Read a number of processes; 1 where only the machine knows it, which a note tells."""
+    """Read a number of processes; 1 if only the machine knows it, which a note then says."""
     if "$" in text or text in ("gpu", "auto"):
         return 1
     if not re.fullmatch(r"[1-9]\d*", text):
@@ -183,15 +187,15 @@ def _count(label: str, text: str) -> int:
 
 
 def launch_of(command: ShellCommand, file: Path | None = None) -> Launch | Foreign | None:
-    """Recognise a training command; None where the command trains nothing. `file` is the script that it comes from.
-    Raises ValueError where the file that names the method is not there."""
+    """Recognise a training command; None if the command does not train. `file` is the script that it comes from. Raises
+    ValueError if the file that names the method does not exist."""
     words = list(command.words)
     start = start_of(words)
     if start is None or isinstance(start, Foreign):
         return start
     place, framework, method = start
     rest = words[place:]
-    if framework == "LLaMA-Factory" and rest and rest[0].endswith(SETTINGS):  # FILE.yaml key=value
+    if framework == "LLaMA-Factory" and rest and rest[0].endswith(SETTINGS):  # in the form FILE.yaml key=value
         rest = ["--config", rest[0], *(f"--{word}" for word in rest[1:])]
     if framework in OVERRIDING:
         rest = override_words(rest)
@@ -242,7 +246,7 @@ def file_in(folders: Sequence[Path], path: str) -> Path | None:
 def _of_config(
     flags: Mapping[str, tuple[str, ...]], folders: Sequence[Path], *, is_nested: bool
 ) -> dict[str, tuple[str, ...]]:
-    """Read the flags of --config's YAML file, before which those of the command take precedence."""
+    """Read the flags of --config's YAML file; those of the command take precedence over them."""
     tree = mapping_in(file_in(folders, words[0])) if (words := flags.get("config")) else None
     keys = flattened(tree or {}) if is_nested else (tree or {}).items()
     return {str(name): _flag_words(value) for name, value in keys}
@@ -266,7 +270,7 @@ def _launcher(words: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parsed:
-    """The flags of a list of words; see Launch."""
+    """The flags in a list of words; see Launch."""
 
     flags: dict[str, tuple[str, ...]]
     earlier: tuple[str, ...]
@@ -274,7 +278,7 @@ class Parsed:
 
 
 def parsed_flags(words: Sequence[str]) -> Parsed:
-    """Read flags with their values from `--name value ...`, `--name=value` and `--name`."""
+    """Parse flags and their values from `--name value ...`, `--name=value` and `--name`."""
     flags: dict[str, tuple[str, ...]] = {}
     earlier: list[str] = []
     strays: list[str] = []

@@ -1,4 +1,4 @@
-"""What is left to do by hand: packages, rows and models of ModelScope, a checkpoint of the peer."""
+"""List what you still have to do by hand: packages, rows and models of ModelScope, a checkpoint of the peer."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +12,7 @@ from tiercel.errors import EnvironmentProblem
 
 
 def set_package_needed(draft: RecipeDraft) -> None:
-    """Tell that the package is needed where a model is downloaded from ModelScope."""
+    """Add a line if a model is downloaded from ModelScope and the package for it is missing."""
     for section in ("model", "teacher"):
         path = str(draft.values.get(f"{section}.path", ""))
         if draft.values.get(f"{section}.hub") == "modelscope" and not Path(path).is_dir() and not _is_installed():
@@ -20,7 +20,7 @@ def set_package_needed(draft: RecipeDraft) -> None:
 
 
 def rows_of_modelscope(draft: RecipeDraft, id: str, subject: str) -> None:
-    """Tell how to get rows that Hugging Face's hub may not have. `subject`: the flag and its value."""
+    """Add a line on how to get rows that Hugging Face's hub may not have. `subject` is the flag and its value."""
     name = id.rpartition("/")[2]
     steps = f"modelscope download --dataset {id} --local_dir {name}; then write hf:./{name}"
     steps = steps if _is_installed() else f"pip install modelscope; {steps}"
@@ -55,7 +55,8 @@ _SWITCH = ("true", "false", "null", "none", "")
 
 
 def set_resumed(draft: RecipeDraft) -> None:
-    """Start from the adapter of a checkpoint that the command goes on from, or name what to write for whole weights."""
+    """Start from the adapter of the checkpoint that the command continues from; for whole weights, note what to
+    write."""
     words = draft.launch.flags.get("resume_from_checkpoint", ())
     if not words or words[0].lower() in _SWITCH:
         text = "the same command resumes from the newest checkpoint in `output`, which must be tiercel's own"

@@ -1,4 +1,4 @@
-"""Reading commands of EasyR1 and verl, whose settings are words KEY=VALUE with dotted keys."""
+"""Parse commands of EasyR1 and verl, whose settings are words KEY=VALUE with dotted keys."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ _OVERRIDE = re.compile(r"(?P<add>\+{0,2})(?P<key>[A-Za-z_][\w.]*)=(?P<value>.*)"
 
 
 def override_words(words: Sequence[str]) -> list[str]:
-    """Write each KEY=VALUE as the flag --KEY with its values; words that belong to no flag come first."""
+    """Rewrite each KEY=VALUE as the flag --KEY with its values; words that belong to no flag come first."""
     written: list[str] = []
     strays: list[str] = []
     for before, word in zip(("", *words), words, strict=False):
@@ -24,7 +24,7 @@ def override_words(words: Sequence[str]) -> list[str]:
 
 
 def values_of(text: str) -> list[str]:
-    """Return the values of a list such as ["a", "b"], or the text without the quotes around it."""
+    """Return the values of a list such as ["a", "b"], or else the text without the quotes around it."""
     if text.startswith("[") and text.endswith("]"):
         try:
             tree = parse(f"x: {text}")[0]
@@ -36,7 +36,7 @@ def values_of(text: str) -> list[str]:
 
 
 def flattened(tree: Mapping[object, object], above: str = "") -> Iterator[tuple[str, object]]:
-    """Return the values of a nested mapping by dotted keys."""
+    """Yield the values of a nested mapping by dotted keys."""
     for name, value in tree.items():
         key = f"{above}.{name}" if above else str(name)
         if isinstance(value, dict) and value:

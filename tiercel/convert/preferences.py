@@ -1,4 +1,4 @@
-"""Converting what learns from pairs, labels and teachers: losses of a pair, the reference, divergences."""
+"""Convert what learns from pairs, labels and teachers: losses of a pair, the reference, divergences."""
 
 from tiercel.algorithms.preference_sections import (
     MATCHED,
@@ -21,11 +21,12 @@ _DIFFERS = {
     ("TRL", "orpo"): "the SFT term learns prompts too there; here the chosen answers",
     ("LLaMA-Factory", "orpo"): "the SFT term weighs answers alike there, here tokens",
 }
-_SECTIONS = {"kto": ("kto.beta", 0.1), "reward": ("ranking.margin", 0.0)}  # what stands for a section, as it is
+# A key and the value of its default, which make a section that has to be there.
+_SECTIONS = {"kto": ("kto.beta", 0.1), "reward": ("ranking.margin", 0.0)}
 
 
 def set_preferences(draft: RecipeDraft) -> None:
-    """Set the section that tells what a recipe learns from, and the reference."""
+    """Set the section that says what a recipe learns from, and the reference."""
     if draft.launch.kind == "dpo":
         _pairs(draft)
     elif draft.launch.kind == "sft":
@@ -51,7 +52,8 @@ def needs_reference(draft: RecipeDraft) -> bool:
 
 
 def pair_loss(launch: Launch) -> tuple[str, float] | None:
-    """Return the loss of a pair by its name here, and the weight of its SFT term; None where tiercel has none."""
+    """Return tiercel's name for the loss of a pair, and the weight of its SFT term; None if tiercel has no such
+    loss."""
     terms = _terms(launch)
     sft = terms.pop("sft", 0.0)
     if set(terms) == {"sigmoid", "bco_pair"}:
@@ -118,19 +120,18 @@ def _pairs(draft: RecipeDraft) -> None:
 def _tokens(draft: RecipeDraft) -> None:
     """Set the loss of SFT's tokens."""
     launch = draft.launch
-    labels = [flag for flag in ("enable_dft_loss", "use_dft_loss") if launch.is_true(flag)]
-    if labels or token_loss(launch) == "dft":
-        draft.set("sft.loss", "dft", *(f"--{flag}" for flag in (*labels, "loss_type")))
-        if "sft.label_smoothing" in draft.values:
-            draft.drop("sft.label_smoothing")
-            draft.note("dft does not read it there either", "--label_smoothing_factor", is_change=False)
+    if token_loss(launch) == "dft":
+        draft.set("sft.loss", "dft", "--loss_type")
+    if draft.values.get("sft.loss") == "dft" and "sft.label_smoothing" in draft.values:
+        draft.drop("sft.label_smoothing")
+        draft.note("dft does not read it there either", "--label_smoothing_factor", is_change=False)
     for key in ("sft.neftune_alpha", "sft.label_smoothing"):
         if draft.values.get(key) == 0:
             draft.drop(key)
 
 
 def token_loss(launch: Launch) -> str | None:
-    """Return SFT's loss of tokens by its name here; None where tiercel has none of this name."""
+    """Return tiercel's name for SFT's loss of tokens; None if tiercel has no such loss."""
     names = {"nll": "nll", "chunked_nll": "nll", "dft": "dft"} if launch.framework == "TRL" else {}
     return names.get(launch.text("loss_type") or "nll")
 
@@ -166,7 +167,7 @@ def _teacher(draft: RecipeDraft) -> None:
 
 
 def _reference(draft: RecipeDraft) -> None:
-    """Tell which policy is the reference."""
+    """Add a note on which policy is the reference."""
     launch = draft.launch
     if launch.words("ref_adapters") and launch.words("ref_adapters") == launch.words("adapters"):
         draft.note("lora.init is the KL reference as well", "--ref_adapters", is_change=False)

@@ -1,4 +1,5 @@
-"""Reading a Python script that trains by TRL: arguments of its configs, as flags of `trl`. Nothing is executed."""
+"""Read a Python script that trains with TRL: convert the arguments of its configs to flags of `trl`. Nothing is
+executed."""
 
 import ast
 from collections.abc import Iterator, Mapping
@@ -10,18 +11,18 @@ CONFIGS = {
 }  # fmt: skip
 _ADAPTERS = {"r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save",
              "task_type": "lora_task_type"}  # fmt: skip
-_USUAL = {"lora_r": "8", "lora_alpha": "8", "lora_dropout": "0.0"}  # PEFT's defaults, where `trl` has its own
+_USUAL = {"lora_r": "8", "lora_alpha": "8", "lora_dropout": "0.0"}  # PEFT's defaults, for which `trl` has others
 
 
 def words_of_script(text: str) -> tuple[str, ...] | None:
-    """Return the words of the `trl` command that does what the first config of the script says; None where the script
-    makes none. An argument that is computed stays as its code, with a dollar sign before it. Raises ValueError for code
-    that is nested too deeply."""
+    """Return the words of the `trl` command that does what the first config of the script says; None if the script
+    makes no config. An argument that is computed stays as its code, with a dollar sign before it. Raises ValueError if
+    the code is nested too deeply."""
     try:
         return _words_of(ast.parse(text))
     except SyntaxError:
         return None
-    except (RecursionError, MemoryError) as error:  # of the parser's own stack, which is small
+    except (RecursionError, MemoryError) as error:  # the parser's own stack is small
         raise ValueError("its code is nested too deeply") from error
 
 
@@ -42,7 +43,7 @@ def _words_of(tree: ast.Module) -> tuple[str, ...] | None:
 
 
 def _beside(name: str, node: ast.Call, known: Mapping[str, ast.expr]) -> Iterator[list[str]]:
-    """Return the flags that a call beside the config stands for."""
+    """Yield the flags that correspond to a call beside the config."""
     keywords = _keywords(node)
     first = node.args[:1]
     if name == "LoraConfig":
@@ -66,7 +67,7 @@ def _beside(name: str, node: ast.Call, known: Mapping[str, ast.expr]) -> Iterato
 
 
 def _assigned(tree: ast.Module) -> dict[str, ast.expr]:
-    """Return what names stand for, where each is assigned once."""
+    """Return the values of the names that are assigned exactly once."""
     found: dict[str, list[ast.expr]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
@@ -94,7 +95,7 @@ def _is_text(node: ast.expr, known: Mapping[str, ast.expr]) -> bool:
 
 
 def _values(node: ast.expr, known: Mapping[str, ast.expr]) -> list[str]:
-    """Return the words of a value: of a literal, of a name that is assigned one, of a list of these."""
+    """Return the words of a value: of a literal, of a name that is assigned one, or of a list of these."""
     if isinstance(node, ast.Name) and isinstance(known.get(node.id), ast.Constant | ast.List | ast.Tuple):
         return _values(known[node.id], {})
     if isinstance(node, ast.List | ast.Tuple):

@@ -1,4 +1,4 @@
-"""Converting rewards from the peers' names."""
+"""Convert rewards from the peers' names."""
 
 import ast
 from functools import cache
@@ -13,7 +13,7 @@ from tiercel.convert.table import columns_of
 
 def registered(file: Path) -> dict[str, str]:
     """Return classes and functions by the names that `orms['name'] = Class` gives them, and all top-level ones by their
-    own names; empty where the file cannot be parsed."""
+    own names; empty if the file cannot be parsed."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, SyntaxError, ValueError, RecursionError, MemoryError):
@@ -32,7 +32,7 @@ def registered(file: Path) -> dict[str, str]:
 
 
 _BOX = r"\[\d+,\s*\d+,\s*\d+,\s*\d+\]"
-_JUDGED = {  # VLM-R1's --reward_method, by the built-in that comes nearest
+_JUDGED = {  # VLM-R1's --reward_method, and the built-in that comes nearest
     **{"mcq": "choice", "yes_no": "exact", "math": "math", "llm": "judge"},
     **dict.fromkeys(("map", "od_ap", "od_ap50", "odLength"), "box_map"),
 }
@@ -78,7 +78,7 @@ def _entry(draft: RecipeDraft, name: str, number: int) -> dict[str, Any]:
 
 
 def _of_vlm_r1(draft: RecipeDraft, name: str) -> dict[str, Any] | None:
-    """Convert VLM-R1's rewards of referring expressions, and accuracy by its method; None for any other."""
+    """Convert VLM-R1's rewards for referring expressions, and accuracy by its method; None for any other reward."""
     launch = draft.launch
     labels = ("--is_reward_customized_from_vlm_module", "--reward_method", "--task_type")
     is_rec = launch.script.startswith("grpo_rec") or launch.is_true("is_reward_customized_from_vlm_module")
@@ -101,7 +101,7 @@ def _of_vlm_r1(draft: RecipeDraft, name: str) -> dict[str, Any] | None:
 
 
 def _of_flags(draft: RecipeDraft, name: str) -> dict[str, Any] | None:
-    """Convert a reward whose numbers are flags; None for any other."""
+    """Convert a reward whose numbers are set by flags; None for any other reward."""
     launch, subject = draft.launch, f"--reward_funcs {name}"
     longest = int(draft.values.get("rollout.max_new_tokens", 256))
     if name == "repetition":
@@ -123,7 +123,7 @@ def _of_flags(draft: RecipeDraft, name: str) -> dict[str, Any] | None:
 
 
 def _own(draft: RecipeDraft, name: str, number: int) -> dict[str, Any]:
-    """Convert a reward of the user: from a plugin file where it is found, else with a note."""
+    """Convert a reward of the user: from a plugin file if it is found there, or else with a note."""
     launch = draft.launch
     if launch.framework == "TRL" and "." in name:
         module, _, function = name.rpartition(".")

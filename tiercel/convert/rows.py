@@ -74,7 +74,7 @@ def _joined(draft: RecipeDraft) -> None:
         note = "an epoch there ends with the first file that is exhausted; here it has the rows of all files together"
         draft.note(note, f"--{flag}")
     else:
-        _end_to_end(draft, sources, "--dataset", "--max_samples", "--dataset_dir")
+        end_to_end(draft, sources, "--dataset", "--max_samples", "--dataset_dir")
 
 
 def _columns(draft: RecipeDraft) -> None:
@@ -199,7 +199,7 @@ def _vlm_r1(draft: RecipeDraft) -> None:
             roots = [""] * len(files)
             draft.note("not one folder for each file; write data.image_root", "--image_folders")
         sources = [NamedRows(path=path, image_root=root) for path, root in zip(files, roots, strict=True)]
-        _end_to_end(draft, sources, "--data_file_paths", "--image_folders")
+        end_to_end(draft, sources, "--data_file_paths", "--image_folders")
         draft.note("is not read: --data_file_paths names the rows", "--dataset_name", is_change=False)
     elif name := launch.text("dataset_name"):
         _listed(draft, name)
@@ -214,7 +214,7 @@ def _listed(draft: RecipeDraft, name: str) -> None:
     entries = (mapping_in(draft.launch.file(name)) or {}).get("datasets") or []
     files = [entry["json_path"] for entry in entries if isinstance(entry, dict) and "json_path" in entry]
     if files:
-        _end_to_end(draft, [NamedRows(path=str(path)) for path in files], "--dataset_name")
+        end_to_end(draft, [NamedRows(path=str(path)) for path in files], "--dataset_name")
         if any("sampling_strategy" in entry for entry in entries):
             draft.note("its sampling_strategy is not taken over; write path#N in data.train", "--dataset_name")
     elif name.endswith(".yaml"):
@@ -224,7 +224,7 @@ def _listed(draft: RecipeDraft, name: str) -> None:
         draft.set("data.train", f"hf:{name}", "--dataset_name")
 
 
-def _end_to_end(draft: RecipeDraft, sources: list[NamedRows], *labels: str) -> None:
+def end_to_end(draft: RecipeDraft, sources: list[NamedRows], *labels: str) -> None:
     """Set files that the peer puts end to end. The weight of a file is its number of rows divided by that of the first,
     where these are known."""
     known = [count for source in sources if (count := source.rows or _counted(draft, source.path))]
@@ -353,8 +353,6 @@ def _turns(draft: RecipeDraft) -> None:
             draft.note("weights of tokens are 0 or 1: data.train_turns all or last", "--loss_scale")
     elif "loss_scale" in launch.flags:
         draft.note("what is sampled, or the last answer, is learnt", "--loss_scale", is_change=False)
-    if launch.is_true("mask_history"):
-        draft.set("data.train_turns", "last", "--mask_history")
     if launch.framework == "TRL" and launch.kind == "sft":
         names = ("assistant_only_loss", "completion_only_loss")
         asked = any(map(launch.is_true, names))

@@ -1,9 +1,9 @@
-"""Converting sampling and the loss: engines, correction, clipping, advantages, the reference."""
+"""Convert sampling and the loss: engines, correction, clipping, advantages, the reference."""
 
 from tiercel.algorithms.losses import LOSSES
 from tiercel.convert.draft import RecipeDraft, whole_number_of
 
-_LEAST_DISTANCE = 1e-6  # of cispo's bound from 1
+_LEAST_DISTANCE = 1e-6  # the least distance of cispo's bound from 1
 
 
 def set_sampling(draft: RecipeDraft) -> None:
@@ -16,13 +16,8 @@ def set_sampling(draft: RecipeDraft) -> None:
 
 
 def _top_k(draft: RecipeDraft) -> None:
-    launch = draft.launch
-    if launch.framework == "VLM-R1":
+    if draft.launch.framework == "VLM-R1":
         draft.set("rollout.top_k", 50, "--top_k", remark="transformers' default, with which VLM-R1 samples")
-        return
-    value = int(launch.real("top_k") or 0)
-    if value > 0 or "top_k" in launch.flags:
-        draft.set("rollout.top_k", max(0, value), "--top_k")
 
 
 def _engine(draft: RecipeDraft) -> None:
@@ -35,11 +30,7 @@ def _engine(draft: RecipeDraft) -> None:
         _servers(draft)
         return
     draft.set("rollout.engine", "vllm", "--use_vllm", "--vllm_mode")
-    level, name = launch.text("sleep_level"), "vllm_gpu_memory_utilization"
-    if share := launch.real(name):
-        draft.set("rollout.vllm.gpu_memory_utilization", share, f"--{name}", remark=launch.default_remark(name))
-    if size := launch.number("vllm_tensor_parallel_size"):
-        draft.carry("rollout.vllm.tensor_parallel", size, "vllm_tensor_parallel_size")
+    level = launch.text("sleep_level")
     if level and "sleep_level" in launch.flags:
         draft.set("rollout.vllm.sleep_level", whole_number_of("--sleep_level", level), "--sleep_level")
     elif launch.is_true("vllm_enable_sleep_mode"):
@@ -57,8 +48,6 @@ def _servers(draft: RecipeDraft) -> None:
         addresses = [f"http://{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
     draft.set("rollout.engine", "vllm-server", "--use_vllm", "--vllm_mode")
     draft.set("rollout.urls", addresses, *labels)
-    if patience := launch.real("vllm_server_timeout"):
-        draft.set("rollout.patience", patience, "--vllm_server_timeout", remark="seconds without an answer")
     if launch.is_true("async_generate"):
         draft.set("rollout.lookahead", 1, "--async_generate")
 
@@ -98,7 +87,8 @@ def _correction(draft: RecipeDraft) -> None:
 
 
 def _loss(draft: RecipeDraft) -> None:
-    """Set the loss. The level of the ratio is in the name of a clipped loss in tiercel, and a key beside others."""
+    """Set the loss. The level of the ratio is part of the name of a clipped loss in tiercel, and a key for other
+    losses."""
     launch = draft.launch
     level, loss = launch.text("importance_sampling_level") or "token", launch.text("loss_type") or "grpo"
     labels = ("--importance_sampling_level", "--loss_type")
@@ -122,7 +112,7 @@ def _loss(draft: RecipeDraft) -> None:
 
 
 def _of_sequences(draft: RecipeDraft, loss: str, level: str, labels: tuple[str, str]) -> None:
-    """Set a loss whose own ratio is that of a completion; the peer's level replaces that of luspo alone."""
+    """Set a loss whose own ratio is that of a completion; the peer's level only replaces that of luspo."""
     draft.set("algorithm.loss", loss, *labels)
     by_token = level == "sequence_token" or (level == "sequence" and draft.values.get("algorithm.top_entropy", 1) < 1)
     ratio = "token" if level == "token" else "sequence_at_token" if by_token else None
@@ -135,18 +125,7 @@ def _of_sequences(draft: RecipeDraft, loss: str, level: str, labels: tuple[str, 
 def _clips(draft: RecipeDraft) -> None:
     launch = draft.launch
     loss = launch.text("loss_type")
-    if loss == "sapo":
-        for sign, end in (("positive", "pos"), ("negative", "neg")):
-            short, long = f"tau_{end}", f"sapo_temperature_{end}"
-            if (value := launch.real(short if short in launch.rows else long)) is not None:
-                draft.set(f"algorithm.gate_{sign}", value, f"--{short}", f"--{long}")
-        return
-    if loss == "vespo":
-        for sign, end in (("positive", "pos"), ("negative", "neg")):
-            for name, short in (("power", "k"), ("rate", "lambda")):
-                draft.carry(
-                    f"algorithm.gamma_{name}_{sign}", launch.real(f"vespo_{short}_{end}"), f"vespo_{short}_{end}"
-                )
+    if loss in ("sapo", "vespo"):
         return
     low, high = launch.real("epsilon"), launch.real("epsilon_high")
     if loss == "cispo":
@@ -159,7 +138,7 @@ def _clips(draft: RecipeDraft) -> None:
 
 
 def _largest_weight(draft: RecipeDraft, bound: float | None) -> None:
-    """Set cispo's largest weight, which the peers name itself and tiercel by its distance from 1."""
+    """Set cispo's largest weight, which the peers give directly and tiercel gives as its distance from 1."""
     if not bound:
         return
     labels, remark = ("--epsilon", "--epsilon_high"), "the largest weight itself there"
@@ -191,7 +170,7 @@ def _advantage(draft: RecipeDraft) -> None:
 
 
 def _reference(draft: RecipeDraft) -> None:
-    """Set the reference. Its steps and its mix count only where --sync_ref_model is on."""
+    """Set the reference. Its steps and its mix only count if --sync_ref_model is on."""
     launch = draft.launch
     if launch.is_true("sync_ref_model"):
         every = max(1, round((launch.number("ref_model_sync_steps") or 512) / draft.updates_per_step))
@@ -217,7 +196,7 @@ def _penalty(draft: RecipeDraft) -> None:
 
 
 def _weighted_penalty(draft: RecipeDraft) -> None:
-    """Set a penalty in the loss that TRL multiplies by the ratio; here that is the token's."""
+    """Set a penalty in the loss that TRL multiplies by the ratio; here it is multiplied by the token's ratio."""
     launch, name = draft.launch, "use_bias_correction_kl"
     if (launch.text("importance_sampling_level") or "token") == "token":
         draft.set("algorithm.kl.by_ratio", True, f"--{name}", remark=launch.default_remark(name))
@@ -228,8 +207,6 @@ def _weighted_penalty(draft: RecipeDraft) -> None:
 
 def _switches(draft: RecipeDraft) -> None:
     launch = draft.launch
-    for name in ("overlong_filter", "mask_truncated_completions"):
-        draft.carry("algorithm.overlong", "mask" if launch.is_true(name) else "keep", name)
     if launch.framework == "TRL" and draft.values.get("algorithm.entropy_coef"):
         draft.set("algorithm.entropy_mean", "token", "--entropy_coef", remark="the mean there, whatever the loss")
     if launch.framework == "TRL" and draft.values.get("algorithm.top_entropy", 1) < 1:
@@ -244,12 +221,14 @@ def _switches(draft: RecipeDraft) -> None:
 
 
 def _length(draft: RecipeDraft) -> None:
-    if "max_completion_length" not in draft.launch.flags:
-        draft.carry("rollout.max_new_tokens", draft.launch.number("max_new_tokens"), "max_new_tokens")
+    most = draft.launch.number("max_new_tokens")
+    if most is not None and "max_completion_length" not in draft.launch.flags:
+        draft.carry("rollout.max_new_tokens", most, "max_new_tokens")
 
 
 def _rloo(draft: RecipeDraft) -> None:
-    """Set what TRL's RLOO trainer does: leave-one-out advantages, and one ratio of a completion's whole probability."""
+    """Set what TRL's RLOO trainer does: leave-one-out advantages, and a single ratio for a completion's whole
+    probability."""
     is_normalised = draft.launch.is_true("normalize_advantages")
     advantage = "reinforce_pp_baseline" if is_normalised else "rloo"
     draft.set("algorithm.advantage", advantage, "--normalize_advantages", remark="what its RLOO trainer does")

@@ -1,13 +1,14 @@
-"""Reading the commands of a shell script that launches training: comments, continued lines, quotes, variables, arrays,
-arithmetic, and the few substitutions that only compute or handle paths. Nothing is executed, and no other file is read.
+"""Reading the commands of a shell script that starts training. Nothing is executed, and no other file is read.
 
-What only a shell could know, such as `$(nproc)`, stays as written, with its dollar sign.
+Variables that the script itself sets are filled in, arithmetic and the few substitutions that only handle paths are
+computed, and shlex splits the words. What only a shell could know, such as `$(nproc)`, stays as written, with its
+dollar sign, and is named to the user.
 """
 
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import dropwhile, takewhile
 from pathlib import Path, PurePath
@@ -15,32 +16,47 @@ from pathlib import Path, PurePath
 from tiercel.convert.arithmetic import evaluated
 from tiercel.convert.python_scripts import words_of_script
 
+BLOCKS = ("if", "then", "elif", "else", "while", "until", "do", "{", "}")
+PREFIXES = ("time", "!", "exec", "nohup", "sudo")  # what follows is the command
+DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
+MOST_TEXT = 2_000_000  # characters that the variables of a script give; they could double with each line
+MOST_WORDS, LONGEST_COMMAND = 2_000, 100_000  # words and characters of a command
+DEEPEST = 5  # brackets in brackets
+
+
+def _nested(opening: str, closing: str, inside: str) -> str:
+    """Return a pattern of what stands between two brackets, which may hold such brackets."""
+    pattern = ""
+    for _ in range(DEEPEST):
+        pattern = rf"(?:{inside}|{opening}{pattern}{closing})*"
+    return pattern
+
+
+_QUOTES = r"'[^']*'|\"(?:\\.|[^\"\\])*\""
+# In each group of alternatives one alone fits a character, so a text that does not match is left at once.
+_LIST = _nested(r"\(", r"\)", rf"(?<!\S)#[^\n]*(?![^\n])|(?<=\S)#|{_QUOTES}|\\.|[^()'\"\\#]")
+_BRACKETED = rf"\$\({_LIST}\)|\$\{{{_nested('{', '}', '[^{}]')}\}}|`[^`]*`"
+_EXPANSION = rf"{_BRACKETED}|\$(?:[A-Za-z_]\w*|0)"
+_DOUBLE = rf"\"(?:\\.|{_BRACKETED}|\$(?![({{])|[^\"\\$`])*\""
+_PLACEHOLDER = r"<[A-Za-z][\w.-]*>"  # of documentation, such as <your_image_root>
+_WORD = rf"(?:'[^']*'|{_DOUBLE}|{_EXPANSION}|\\.|[^\s;|&<>()'\"\\$`])+"
+_REDIRECTED = rf"(?:\d?>>?|&>>?|<<?<?)(?:&\d|[ \t]*{_WORD})"
+_PARTS = "|".join((
+    r"(?P<comment>(?<![^\s;|&()])#[^\n]*)", rf"(?P<literal>{_PLACEHOLDER})", rf"(?P<redirected>{_REDIRECTED})",
+    r"(?P<single>\$?'[^']*')", rf"(?P<double>{_DOUBLE})", r"\\.", rf"(?P<expansion>{_EXPANSION})",
+    r"\$(?![A-Za-z_0({'])", rf"(?<==)\({_LIST}\)", r"[^\n;|&()'\"\\$`]",
+))  # fmt: skip
+_PART = re.compile(_PARTS, re.DOTALL)
+_COMMAND = re.compile(rf"(?P<command>(?:{_PARTS})+)|(?P<end>[\n;|&()])|(?P<open>.)", re.DOTALL)
+_QUOTED_PART = re.compile(rf"\\(?P<escaped>[$`])|\\.|(?P<expansion>{_EXPANSION})", re.DOTALL)
+_HEREDOC = re.compile(
+    r"<<-?[ \t]*(?P<quote>['\"]?)(?P<word>\w+)(?P=quote).*?(?:^[ \t]*(?P=word)[ \t]*$|\Z)", re.M | re.S
+)
+_ARRAY = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=\((?P<values>.*)\)\s*", re.DOTALL)
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=(?P<value>.*)", re.DOTALL)
-_ARRAY = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=\(")
 _PARAMETER = re.compile(
     r"(?P<count>#?)(?P<name>\w+)(?:\[(?P<index>\d+|@|\*)\])?(?:(?P<rule>:?[-=+])(?P<other>.*))?", re.DOTALL
 )
-_VARIABLE = re.compile(r"\$([A-Za-z_]\w*)")
-_HEREDOC = re.compile(r"<<-?\s*(?P<quote>['\"]?)(?P<word>\w+)(?P=quote)")
-_REDIRECTED = re.compile(r"(?:\d?>>?|&>>?|<)(?P<stream>&\d)?[ \t]*")
-_PLACEHOLDER = re.compile(r"<[A-Za-z][\w.-]*>")  # of documentation, such as <your_image_root>
-_END = re.compile(r"&&|\|\||;;|[;|&\n]")
-_GAP = re.compile(r"[ \t]+|#[^\n]*")
-_GAP_OF_ARRAY = re.compile(r"[ \t\n;|&(<>]+|#[^\n]*")
-# Brackets by the one that opens, and what quotes hold inside of ( ).
-_NESTED = {"(": re.compile(r"(['\"])(?:.*?(?<!\\)\1|.*)|[()]", re.DOTALL), "{": re.compile(r"[{}]")}
-_BRACKET = re.compile(r"[()]")
-_CLOSED = re.compile(r"\)")
-_QUOTE = re.compile('"')
-# Text that stands for itself, which is the last group: outside of double quotes and inside.
-_LITERAL = re.compile(rf"({_PLACEHOLDER.pattern})|\$?'([^']*)'|\\(.)|([^ \t\n;|&()<>'\"\\$`]+|\\\Z)", re.DOTALL)
-_QUOTED_LITERAL = re.compile(r'\\(["\\$`])|([^"\\$`]+|\\)')
-BLOCKS = ("if", "then", "elif", "else", "while", "until", "do", "{", "}", "(", ")")
-PREFIXES = ("time", "!", "exec", "nohup", "sudo")  # what follows is the command
-DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
-MOST_TEXT = 4_000_000  # characters that the variables of a script give; they could double with each line
-MOST_WORDS, LONGEST_COMMAND = 2_000, 100_000  # words and characters of a command
-DEEPEST = 50  # substitutions in substitutions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,260 +68,175 @@ class ShellCommand:
     environment: dict[str, str]
 
 
-class _TextLimit:
-    """Counts the text that variables give, in a script and in its substitutions."""
-
-    def __init__(self) -> None:
-        self.left = MOST_TEXT
-
-    def take(self, values: Iterable[str]) -> None:
-        """Raise ValueError where a script gives more than any that launches training."""
-        self.left -= sum(len(value) + 1 for value in values)
-        if self.left < 0:
-            raise ValueError(f"its variables grow to more than {MOST_TEXT} characters")
-
-
 def commands(script: str, file: Path | None = None) -> list[ShellCommand]:
     """Return every command of a script, in order. `file` is the script's file; YAML files of LLaMA-Factory and EasyR1
-    stand for the command that takes them. Raises ValueError where a quote or a bracket is not closed, or substitutions
-    are nested too deeply."""
-    if file is not None and file.suffix in (".yaml", ".yml") and re.search(r"^stage *:", script, re.MULTILINE):
+    stand for the command that takes them. Raises ValueError where a quote or a bracket is not closed, or the script
+    makes more text than any that starts training."""
+    suffix = "" if file is None else file.suffix
+    if suffix in (".yaml", ".yml") and re.search(r"^stage *:", script, re.MULTILINE):
         return [ShellCommand(words=("llamafactory-cli", "train", str(file)), environment={})]
-    if file is not None and file.suffix in (".yaml", ".yml") and re.search(r"^worker *:", script, re.MULTILINE):
+    if suffix in (".yaml", ".yml") and re.search(r"^worker *:", script, re.MULTILINE):
         return [ShellCommand(words=("python", "-m", "verl.trainer.main", f"config={file}"), environment={})]
-    if file is not None and file.suffix == ".py":
-        words = words_of_script(script)
-        if words is None:
+    if suffix == ".py":
+        if (words := words_of_script(script)) is None:
             raise ValueError(
                 "no config of TRL, such as GRPOConfig(...), is made in it; give the command that starts it"
             )
         return [ShellCommand(words=words, environment={})]
     own = {} if file is None else {name: [str(file)] for name in ("BASH_SOURCE", "0")}
-    return _Script(script, own, Path.cwd(), _TextLimit()).commands()
-
-
-def _require_short(command: ShellCommand) -> None:
-    """Raise ValueError for a command that is longer than any that launches training."""
-    words, characters = len(command.words), sum(map(len, command.words))
-    if words > MOST_WORDS:
-        raise ValueError(f"a command has {words:,} words; one that starts training has at most {MOST_WORDS:,}")
-    if characters > LONGEST_COMMAND:
-        raise ValueError(
-            f"a command has {characters:,} characters; one that starts training has at most {LONGEST_COMMAND:,}"
-        )
+    return list(_Script(own).commands(script))
 
 
 class _Script:
-    """Read a script from left to right. Variables get the values that they have at that place."""
+    """The variables of a script, with the values that they have at the place that is being read."""
 
-    def __init__(self, text: str, arrays: Mapping[str, list[str]], folder: Path, room: _TextLimit, depth: int = 0):
-        self.text = re.sub(r"\\\r?\n", " ", text.replace("\r\n", "\n"))
-        self.at = 0
-        self.arrays = dict(arrays)  # every variable; a plain one is a list of one value
+    def __init__(self, variables: Mapping[str, list[str]]):
+        self.variables = dict(variables)  # a plain one is a list of one value
         self.exported: set[str] = set()
-        self.folder = folder
-        self.room = room
-        self.depth = depth
+        self.text_left = MOST_TEXT
 
-    @property
-    def variables(self) -> dict[str, str]:
-        return {name: values[0] for name, values in self.arrays.items() if values}
-
-    def commands(self) -> list[ShellCommand]:
-        found: list[ShellCommand] = []
-        while self.at < len(self.text):
-            if (command := self._finished(self._words())) is not None:
-                if self.depth == 0:
-                    _require_short(command)
-                found.append(command)
-        return found
+    def commands(self, script: str) -> Iterator[ShellCommand]:
+        """Yield each command of the script. Assignments alone, and `export`, only change those that follow."""
+        text = _HEREDOC.sub("", re.sub(r"\\(?:\n|\s*\Z)", " ", script.replace("\r\n", "\n")))
+        for match in _COMMAND.finditer(text):
+            if match["open"]:
+                raise ValueError(f"a {match['open']} is not closed, or brackets are nested too deeply")
+            if (array := _ARRAY.fullmatch(match["command"] or "")) is not None:
+                before = self.variables.get(array["name"], []) if array["more"] else []
+                self.variables[array["name"]] = before + self._words(array["values"])
+            elif match["command"] and (command := self._finished(self._words(match["command"]))) is not None:
+                yield command
 
     def _finished(self, words: list[str]) -> ShellCommand | None:
-        """Make a command of its words. Assignments alone, `export` and `cd` only change the commands that follow."""
+        """Make a command of its words; None where they only set variables."""
         words = list(dropwhile((*BLOCKS, *PREFIXES).__contains__, words))
         if words and words[0] in DECLARATIONS:
             names = [self._assigned(word) for word in words[1:] if not word.startswith("-")]
             self.exported.update(names if words[0] == "export" else ())
             return None
         leading = list(takewhile(lambda word: word == "env" or _ASSIGNMENT.fullmatch(word), words))
-        words = words[len(leading) :]
-        if not words:
+        if len(leading) == len(words):
             for word in leading:
                 self._assigned(word)
             return None
         own = {match["name"]: match["value"] for match in map(_ASSIGNMENT.fullmatch, leading) if match}
-        if words[0] == "cd" and len(words) == 2 and "$" not in words[1]:
-            self.folder = Path(os.path.normpath(self.folder / words[1]))
-        variables = self.variables
-        exported = {name: variables[name] for name in sorted(self.exported) if name in variables}
-        self.room.take(exported.values())
-        return ShellCommand(words=tuple(words), environment={**exported, **own})
+        exported = {name: self.variables[name][0] for name in sorted(self.exported) if self.variables.get(name)}
+        self._take(exported.values())
+        return ShellCommand(words=tuple(words[len(leading) :]), environment={**exported, **own})
 
     def _assigned(self, word: str) -> str:
         """Return the variable that a word names, after giving it its value where the word has one."""
-        match = _ASSIGNMENT.fullmatch(word)
-        if match is None:
+        if (match := _ASSIGNMENT.fullmatch(word)) is None:
             return word
-        before = self.variables.get(match["name"], "") if match["more"] else ""
-        self.arrays[match["name"]] = [before + match["value"]]
+        before = self.variables.get(match["name"], [])[:1] if match["more"] else []
+        self.variables[match["name"]] = ["".join([*before, match["value"]])]
         return match["name"]
 
-    def _taken(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """Match the text at this place, and go on after it."""
-        match = pattern.match(self.text, self.at)
-        self.at = match.end() if match else self.at
-        return match
+    def _take(self, texts: Iterable[str]) -> None:
+        """Raise ValueError where a script gives more text than any that starts training."""
+        self.text_left -= sum(len(text) + 1 for text in texts)
+        if self.text_left < 0:
+            raise ValueError(f"its variables grow to more than {MOST_TEXT} characters")
 
-    def _words(self) -> list[str]:
-        """Read the words up to the end of the command."""
-        words: list[str] = []
-        while self.at < len(self.text):
-            if _PLACEHOLDER.match(self.text, self.at):
-                words += self._word()
-            elif heredoc := self._taken(_HEREDOC):
-                end = re.compile(rf"^\s*{heredoc['word']}\s*$", re.MULTILINE).search(self.text, self.at)
-                self.at = len(self.text) if end is None else end.end()
-            elif redirection := self._taken(_REDIRECTED):
-                if redirection["stream"] not in ("&1", "&2"):
-                    self._word()
-            elif self._taken(_END):
-                return words
-            elif array := self._taken(_ARRAY):
-                before = self.arrays.get(array["name"], []) if array["more"] else []
-                self.arrays[array["name"]] = before + self._bracketed()
-            elif bracket := self._taken(_BRACKET):
-                words.append(bracket[0])
-            elif not self._taken(_GAP):
-                words += self._word()
+    def _words(self, text: str) -> list[str]:
+        """Split a command. Raises ValueError where it is longer than any that starts training."""
+        filled = _PART.sub(self._filled, text)
+        if (characters := len(filled)) > LONGEST_COMMAND:
+            raise ValueError(
+                f"a command has {characters:,} characters; one that starts training has at most {LONGEST_COMMAND:,}"
+            )
+        words = shlex.split(filled)
+        if len(words) > MOST_WORDS:
+            raise ValueError(f"a command has {len(words):,} words; one that starts training has at most {MOST_WORDS:,}")
         return words
 
-    def _bracketed(self) -> list[str]:
-        """Read the words of an array, up to its closing bracket."""
-        words: list[str] = []
-        while not self._taken(_CLOSED):
-            if self.at >= len(self.text):
-                raise ValueError("a bracket is not closed")
-            if not self._taken(_GAP_OF_ARRAY):
-                words += self._word()
-        return words
+    def _filled(self, match: re.Match[str]) -> str:
+        """Return a part of a command as shlex shall read it: with values in place of what the script gives."""
+        part = match[0]
+        if match["comment"] or match["redirected"]:
+            return " "
+        if match["literal"]:
+            return shlex.quote(part)
+        if match["single"]:
+            return part.removeprefix("$")
+        if match["double"]:
+            whole = _every_value(part[1:-1])
+            values = None if whole is None else self.variables.get(whole)
+            return _QUOTED_PART.sub(self._filled_in_quotes, part) if values is None else shlex.join(values)
+        if match["expansion"]:
+            values = self._values(part)
+            if values is None or any("$" in value for value in values):  # no shell could split it yet
+                return shlex.join(values or [part])
+            return shlex.join(word for value in values for word in value.split())
+        return part
 
-    def _word(self) -> list[str]:
-        """Read one word. An array, or a variable without quotes, may make it several words or none."""
-        fields, is_any = [""], False
-        while self.at < len(self.text):
-            if literal := self._taken(_LITERAL):
-                fields[-1] += literal[literal.lastindex or 0]
-                is_any = True
-            elif self._taken(_QUOTE):
-                self._quoted(fields)
-                is_any = True
-            elif self.text.startswith(("'", "$'"), self.at):
-                raise ValueError("a ' is not closed")
-            elif self.text[self.at] in "$`":
-                values, is_known = self._expanded()
-                split = [part for value in values for part in value.split()] if is_known else values
-                _join(fields, split)
-                is_any = is_any or bool(split)
-            else:
-                break
-        return fields if is_any else []
+    def _filled_in_quotes(self, match: re.Match[str]) -> str:
+        if match["expansion"] is None:
+            return match["escaped"] or match[0]
+        values = self._values(match[0])
+        text = match[0] if values is None else " ".join(values)
+        return text.replace("\\", "\\\\").replace('"', '\\"')
 
-    def _quoted(self, fields: list[str]) -> None:
-        """Read the inside of double quotes into the word that is being read."""
-        while not self._taken(_QUOTE):
-            if literal := self._taken(_QUOTED_LITERAL):
-                fields[-1] += literal[literal.lastindex or 0]
-            elif self.at < len(self.text):
-                _join(fields, self._expanded()[0])
-            else:
-                raise ValueError('a " is not closed')
-
-    def _expanded(self) -> tuple[list[str], bool]:
-        """Return the value of the `$...` or backticks at this place and True, or the text as written and False."""
-        start, values = self.at, None
-        if match := self._taken(_VARIABLE):
-            values = self.arrays.get(match[1])
-            values = values[:1] if values else values
-        elif self.text[start] == "`":
-            self.at = self.text.find("`", start + 1) + 1
-            if self.at == 0:
-                raise ValueError("a ` is not closed")
-            values = self._substituted(self.text[start + 1 : self.at - 1])
-        elif self.text.startswith(("$(", "${"), start):
-            self.at = self._closing(start + 1)
-            inside = self.text[start + 2 : self.at - 1]
-            if self.text.startswith("$((", start):
-                values = _one(_computed(self._filled(inside[1:-1]), self.variables))
-            else:
-                values = self._parameter(inside) if self.text[start + 1] == "{" else self._substituted(inside)
+    def _values(self, expansion: str) -> list[str] | None:
+        """Return what an expansion stands for; None where the script does not say."""
+        if expansion.startswith("$(("):
+            values = _one(_computed(self._text(expansion[3:-2]), self.variables))
+        elif expansion.startswith("${"):
+            values = self._parameter(expansion[2:-1])
+        elif expansion.startswith(("$(", "`")):
+            values = self._printed(expansion[2 if expansion[0] == "$" else 1 : -1])
         else:
-            self.at = min(start + 2, len(self.text))
-        if values is None:
-            return [self.text[start : self.at]], False
-        self.room.take(values)
-        return values, not any("$" in value for value in values)
-
-    def _closing(self, opening: int) -> int:
-        """Return the place after the bracket that closes the one at `opening`; brackets in quotes do not count."""
-        depth = 0
-        for match in _NESTED[self.text[opening]].finditer(self.text, opening):
-            depth += {"(": 1, "{": 1, ")": -1, "}": -1}.get(match[0], 0)
-            if depth == 0:
-                return match.end()
-        raise ValueError(f"a {self.text[opening]} is not closed")
+            values = self.variables.get(expansion[1:], [])[:1] or None
+        self._take(values or [])
+        return values
 
     def _parameter(self, inside: str) -> list[str] | None:
         """Return the value of `${inside}`; None where the script does not give it, or it cuts or replaces text."""
-        match = _PARAMETER.fullmatch(inside)
-        if match is None:
+        if (match := _PARAMETER.fullmatch(inside)) is None:
             return None
-        values = self.arrays.get(match["name"])
+        values = self.variables.get(match["name"])
         if match["count"]:
             return None if values is None else [str(len(values))]
-        if match["rule"] is not None:
-            is_there = bool(values and (values[0] or not match["rule"].startswith(":")))
-            if match["rule"].endswith("+"):
-                return [self._filled(match["other"])] if is_there else [""]
-            return values[:1] if values and is_there else [self._filled(match["other"])]
+        if rule := match["rule"]:
+            is_there = bool(values and (values[0] or not rule.startswith(":")))
+            if is_there and not rule.endswith("+"):
+                return values and values[:1]
+            return [self._text(match["other"]) if is_there != rule.endswith(("-", "=")) else ""]
         if values is None or match["index"] in ("@", "*"):
             return values
         place = int(match["index"] or 0)
         return values[place : place + 1] or None
 
-    def _filled(self, text: str) -> str:
-        """Return the text with its variables replaced, as one word."""
-        return " ".join(self._inner(f'"{text}"')._word())
+    def _text(self, text: str) -> str:
+        """Return a text with its variables filled in, as one word."""
+        return _QUOTED_PART.sub(lambda match: " ".join(self._values(match[0]) or [match[0]]) if match["expansion"]
+                                else match[0], text).strip("'\"")  # fmt: skip
 
-    def _inner(self, text: str) -> "_Script":
-        if self.depth == DEEPEST:
-            raise ValueError("substitutions are nested too deeply")
-        return _Script(text, self.arrays, self.folder, self.room, self.depth + 1)
-
-    def _substituted(self, inside: str) -> list[str] | None:
+    def _printed(self, inside: str) -> list[str] | None:
         """Return what a command prints that only computes or handles paths; None for any other."""
-        inner = self._inner(inside)
-        words = [list(command.words) for command in inner.commands()]
-        if not words or any("$" in word or "`" in word for line in words for word in line):
+        inner = _Script(self.variables)
+        inner.text_left = self.text_left
+        lines = [list(command.words) for command in inner.commands(inside)]
+        if not lines or any("$" in word or "`" in word for line in lines for word in line):
             return None
-        if words[-1] == ["pwd"] and all(line[0] == "cd" for line in words[:-1]):
-            return [str(inner.folder)]
-        printed = PRINTED.get(words[0][0]) if len(words) == 1 else None
-        return None if printed is None else _one(printed(words[0][1:]))
+        if lines[-1] == ["pwd"] and all(line[0] == "cd" and len(line) == 2 for line in lines[:-1]):
+            return [os.path.normpath(Path.cwd().joinpath(*(line[1] for line in lines[:-1])))]
+        printed = PRINTED.get(lines[0][0]) if len(lines) == 1 else None
+        return None if printed is None else _one(printed(lines[0][1:]))
 
 
-def _join(fields: list[str], values: list[str]) -> None:
-    """Append the first value to the word that is being read; each further value begins a new word."""
-    if values:
-        fields[-1] += values[0]
-        fields += values[1:]
+def _every_value(inside: str) -> str | None:
+    """Return the array all of whose values the inside of double quotes stands for; None where it is no `${A[@]}`."""
+    match = re.fullmatch(r"\$\{(\w+)\[@\]\}", inside)
+    return match and match[1]
 
 
 def _one(text: str | None) -> list[str] | None:
     return None if text is None else [text]
 
 
-def _computed(expression: str, variables: Mapping[str, str]) -> str | None:
-    value = evaluated(expression, variables)
+def _computed(expression: str, variables: Mapping[str, list[str]]) -> str | None:
+    value = evaluated(expression, {name: values[0] for name, values in variables.items() if values})
     return None if value is None else str(value)
 
 

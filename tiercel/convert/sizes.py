@@ -1,4 +1,5 @@
-"""Converting sizes and lengths: per-device batches become prompts of a step, and counts of updates counts of steps."""
+"""Convert sizes and lengths: per-device batches become prompts of a step, and numbers of updates become numbers of
+steps."""
 
 import math
 
@@ -7,12 +8,12 @@ from tiercel.convert.draft import RecipeDraft
 from tiercel.wording import counted
 
 _BATCH = ("--per_device_train_batch_size", "--gradient_accumulation_steps")
-_LARGEST_PACK = 16384  # learner.max_tokens_per_microbatch as the recipe has it
+_LARGEST_PACK = 16384  # the recipe's own default of learner.max_tokens_per_microbatch
 
 
 def set_sizes(draft: RecipeDraft) -> None:
-    """Set the prompts of a step. The peers count completions; what one device computes at once is no part of a
-    recipe."""
+    """Set the number of prompts in a step. The peers count completions; how much one device computes at once is not
+    part of a recipe."""
     launch = draft.launch
     each = launch.number("per_device_train_batch_size") or 1
     processes = launch.processes
@@ -61,7 +62,7 @@ def set_lengths(draft: RecipeDraft) -> None:
         epochs = launch.real("num_train_epochs") or 1.0
         remark = launch.default_remark("num_train_epochs", of="--num_train_epochs")
         draft.set("train.epochs", int(epochs) if epochs == int(epochs) else epochs, "--num_train_epochs", remark=remark)
-    _warmup(draft, updates)
+    set_warmup(draft, updates)
     _interval(draft, "train.log_every", "logging_steps", "")
     strategy = (launch.text("save_strategy") or "steps").lower()
     if strategy == "steps":
@@ -81,7 +82,7 @@ def _per(updates: int) -> str:
 
 
 def _interval(draft: RecipeDraft, key: str, flag: str, remark: str, *labels: str) -> None:
-    """Set an interval, which is given in updates; the remark counts where the command gives it."""
+    """Set an interval, which is given in updates; `remark` is used if the command gives the flag."""
     if every := draft.launch.real(flag):
         remark = draft.launch.default_remark(flag, of=f"--{flag}") or remark
         draft.set(key, _steps(every, draft.updates_per_step), f"--{flag}", *labels, remark=remark)
@@ -89,24 +90,25 @@ def _interval(draft: RecipeDraft, key: str, flag: str, remark: str, *labels: str
             draft.note("a share of the run there; write a number of steps", f"--{flag}")
 
 
-def _warmup(draft: RecipeDraft, updates: int) -> None:
-    launch = draft.launch
-    labels = ("--warmup_ratio", "--warmup_steps")
-    given, ratio = launch.real("warmup_steps") or 0.0, launch.real("warmup_ratio") or 0.0
+def set_warmup(
+    draft: RecipeDraft, updates: int, steps_flag: str = "warmup_steps", share_flag: str = "warmup_ratio"
+) -> None:
+    """Set the steps in which the rate rises, from a number of updates or a share of the run."""
+    launch, labels = draft.launch, (f"--{share_flag}", f"--{steps_flag}")
+    given, ratio = launch.real(steps_flag) or 0.0, launch.real(share_flag) or 0.0
     ratio = given if 0 < given < 1 else ratio
     steps = _run_steps(draft)
     if given >= 1:
         draft.set("optim.warmup_steps", _steps(given, updates), *labels, remark=_per(updates))
     elif ratio > 0 and steps is not None:
-        warm = math.ceil(ratio * steps)
-        draft.set("optim.warmup_steps", warm, *labels, remark=f"of {steps} steps")
+        draft.set("optim.warmup_steps", math.ceil(ratio * steps), *labels, remark=f"of {steps} steps")
     elif ratio > 0:
         share = "tiercel check prints the share of an epoch that a step takes"
         draft.note(f"write optim.warmup_steps: this share of the run's steps; {share}", *labels)
 
 
 def _run_steps(draft: RecipeDraft) -> int | None:
-    """Return the steps of the run; None where neither its length in steps nor its number of rows (`path#N`) is
+    """Return the number of steps in the run; None if neither its length in steps nor its number of rows (`path#N`) is
     given."""
     if "train.steps" in draft.values:
         return int(draft.values["train.steps"])

@@ -1,4 +1,4 @@
-"""Recognising the peer's program that a command starts, and commands of methods and frameworks that are not here."""
+"""Recognise which program of a peer a command starts, and commands of methods and frameworks that are not supported."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from tiercel.convert.table import KINDS, Framework, Method, environment_row, row
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "python3")
 VLM_R1_SCRIPTS = ("grpo_rec.py", "grpo_jsonl.py", "grpo_rec_lora.py")
 LLAMA_FACTORY_SCRIPTS = ("train.py", "train_bash.py", "launcher.py")
-# Modules that `python -m` starts; None is another method's.
+# Modules that `python -m` starts; None for those of another method.
 MODULES: dict[str, Framework | None] = {
     "verl.trainer.main": "EasyR1",
     "verl.trainer.main_ppo": "verl",
@@ -20,24 +20,24 @@ MODULES: dict[str, Framework | None] = {
 }
 SETTINGS = (".yaml", ".yml", ".json")
 METHODS: dict[str, Method] = {**{name: name for name in KINDS}, "gspo": "grpo", "mpo": "dpo", "reward": "rm"}
-OTHER_METHODS = {  # with what comes nearest
+OTHER_METHODS = {  # and the command that comes nearest
     **dict.fromkeys(("bco", "online", "xpo", "nash", "tpo"), "tiercel dpo"),
     **dict.fromkeys(("gold", "async", "server", "ssd", "sdft", "sdpo"), "tiercel distill"),
     **{"ppo": "tiercel grpo", "harbor": "tiercel grpo", "prm": "tiercel reward", "pt": "tiercel sft"},
 }
-# Words of flags that say what is trained: where the framework does not know such a flag, the script is another's.
+# Words of flags that say what is trained: if the framework does not know such a flag, the script is not one of its own.
 _DECISIVE = {"lora", "peft", "adapter", "freeze", "frozen", "unfreeze", "tune", "tunable", "trainable", "model", "llm"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Foreign:
-    """A training command of a method that this version does not have, or of a framework that is not read."""
+    """A training command of a method that this version does not have, or of a framework that is not supported."""
 
     flag: str  # the word that names the method
     nearest: str = f"tiercel {', '.join(dict.fromkeys(KINDS.values()))}"
     method: str = ""
     is_known: bool = True
-    said: str = ""  # the whole message, where it is another
+    said: str = ""  # the whole message, if it is a different one
 
     def told(self) -> str:
         """Return the message for the user."""
@@ -48,7 +48,8 @@ class Foreign:
 
 
 def start_of(words: Sequence[str]) -> tuple[int, Framework, Method | None] | Foreign | None:
-    """Return the place where the flags begin, the framework and the method; None where a flag names the method."""
+    """Return the place where the flags begin, the framework, and the method, which is None if a flag names it. Return
+    Foreign for a command that is not supported, and None if the command does not train."""
     for i, word in enumerate(words[:-1] if words else []):
         name, following = PurePath(word).name, words[i + 1]
         if name in ("swift", "megatron") and following in ("rlhf", "sft", "pt"):
@@ -75,7 +76,7 @@ def start_of(words: Sequence[str]) -> tuple[int, Framework, Method | None] | For
 
 
 def _by_script(place: int, name: str, after: Sequence[str]) -> tuple[int, Framework, Method | None] | Foreign | None:
-    """Recognise a Python script. Its name, or its flags, give the method; its flags are assumed to be TRL's, but for
+    """Recognise a Python script. Its name or its flags tell the method; its flags are assumed to be TRL's, except for
     LLaMA-Factory's scripts."""
     if name in LLAMA_FACTORY_SCRIPTS and (after[0].endswith(SETTINGS) or "--stage" in after):
         return place + 1, "LLaMA-Factory", None
@@ -92,8 +93,8 @@ def _by_script(place: int, name: str, after: Sequence[str]) -> tuple[int, Framew
 
 
 def _stranger(script: str, after: Sequence[str], framework: Framework, method: Method) -> Foreign | None:
-    """Return a script whose flags are not those of the framework that its name suggests: one of them says what is
-    trained, or every third is unknown."""
+    """Return Foreign if a script's flags are not those of the framework that its name suggests: because an unknown one
+    says what is trained, or because at least every third is unknown."""
     given = [
         flag.replace("-", "_")
         for word in after

@@ -1,4 +1,4 @@
-"""The meaning of the peers' flags: tables in peers/ with one line for each flag."""
+"""Read the meaning of the peers' flags: tables in peers/ with one line for each flag."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -10,14 +10,14 @@ from typing import Literal
 from tiercel.config.schema import Kind
 
 Framework = Literal["ms-swift", "TRL", "VLM-R1", "LLaMA-Factory", "EasyR1", "verl"]
-OVERRIDING: tuple[Framework, ...] = ("EasyR1", "verl")  # whose settings are words KEY=VALUE
+OVERRIDING: tuple[Framework, ...] = ("EasyR1", "verl")  # their settings are words KEY=VALUE
 Method = Literal["grpo", "rloo", "sft", "dpo", "orpo", "simpo", "cpo", "kto", "rm", "gkd", "distillation"]
 KINDS: dict[Method, Kind] = {  # the recipe of each method
     "grpo": "grpo", "rloo": "grpo", "sft": "sft", "dpo": "dpo", "orpo": "dpo", "simpo": "dpo", "cpo": "dpo",
     "kto": "kto", "rm": "reward", "gkd": "distill", "distillation": "distill",
 }  # fmt: skip
 Treatment = Literal["set", "nearest", "together", "none", "nothing to do", "refused"]
-_MARKS: dict[str, Treatment] = {"=": "together", "-": "none", "0": "nothing to do", "!": "refused"}
+_MARKS: dict[str, Treatment] = {"~": "nearest", "=": "together", "-": "none", "0": "nothing to do", "!": "refused"}
 
 # The note on a flag that sets no key.
 _TOLD: dict[Treatment, str] = {
@@ -28,7 +28,7 @@ _TOLD: dict[Treatment, str] = {
     **dict.fromkeys(("set", "together"), "{row.meaning}; nothing depends on it in this command"),
 }
 
-# The sources that the tables were made from.
+# The versions of the peers that the tables were made from.
 VERSIONS: dict[Framework, str] = {
     "ms-swift": "4.6.0.dev0, commit 3602360",
     "TRL": "1.16.0",
@@ -41,12 +41,12 @@ VERSIONS: dict[Framework, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableRow:
-    """A flag, or a variable of the environment, of a peer."""
+    """A flag, or an environment variable, of a peer."""
 
     name: str
-    default: tuple[str, ...]  # its words; empty where the flag has no default
+    default: tuple[str, ...]  # its words; empty if the flag has no default
     treatment: Treatment
-    key: str | None  # the key that takes the value, or is nearest
+    key: str | None  # the key that takes the value, or is nearest; of `together` also a name that functions ask by
     meaning: str
     remark: str
 
@@ -59,7 +59,8 @@ class TableRow:
 @cache
 def rows_of(framework: Framework, method: Method) -> Mapping[str, TableRow]:
     """Return every known flag by its name, with its meaning in one method."""
-    ranks = {"": 1, method: 2, KINDS[method]: 2}  # an own row comes after a plain one, and that after those of others
+    # A row for the method itself overrides a general row, which overrides rows for other methods.
+    ranks = {"": 1, method: 2, KINDS[method]: 2}
 
     def rank(row: TableRow) -> int:
         return max(ranks.get(name, 0) for name in row.name.partition("@")[2].split(","))
@@ -76,17 +77,25 @@ def rows_of(framework: Framework, method: Method) -> Mapping[str, TableRow]:
 
 @cache
 def environment_rows() -> tuple[TableRow, ...]:
-    """Return variables, some of them patterns such as NCCL_*, and flags of launchers as `launcher NAME`."""
+    """Return the rows of variables, some of which are patterns such as NCCL_*, and of launchers' flags as `launcher
+    NAME`."""
     return _read("environment.txt")
 
 
 def environment_row(name: str) -> TableRow | None:
-    """Return the row of a variable, or of a launcher's flag; None where it is not known."""
+    """Return the row of a variable, or of a launcher's flag; None if it is not known."""
     return next((row for row in environment_rows() if fnmatchcase(name, row.name)), None)
 
 
+@cache
+def words_of(flag: str) -> Mapping[str, str]:
+    """Return the words of keys by those that a flag takes, where the table of words has the flag."""
+    lines = [(there, word) for name, there, word in columns_of("words.txt") if name == flag]
+    return {name: word for there, word in lines for name in there.split(", ")}
+
+
 def columns_of(file: str) -> Iterator[list[str]]:
-    """Read the columns of each line of a table."""
+    """Yield the columns of each line of a table."""
     text = (files("tiercel.convert.peers") / file).read_text(encoding="utf-8")
     for line in text.splitlines():
         if line and not line.startswith("#"):
@@ -97,8 +106,8 @@ def columns_of(file: str) -> Iterator[list[str]]:
 def _read(file: str) -> tuple[TableRow, ...]:
     rows = []
     for name, default, key, meaning, remark in columns_of(file):
-        treatment = _MARKS.get(key, "nearest" if key.startswith("~") else "set")
-        own = None if key in _MARKS else key.removeprefix("~")
+        treatment = _MARKS.get(key[:1], "set")
+        own = key.lstrip("".join(_MARKS)) or None
         words = tuple(default.split())
         rows.append(TableRow(name=name, default=words, treatment=treatment, key=own, meaning=meaning, remark=remark))
     return tuple(rows)

@@ -1,4 +1,4 @@
-"""Writing a draft as the text of a recipe, with comments on the origin of each value and on what has no key."""
+"""Write a draft as the text of a recipe, with comments on where each value comes from and on what has no key."""
 
 import json
 import re
@@ -15,7 +15,7 @@ _PLAIN = re.compile(r"[\w./-]+(:[\w./-]+)*")
 
 
 def recipe_text(draft: RecipeDraft) -> str:
-    """Write the recipe as YAML with comments."""
+    """Return the recipe as YAML with comments."""
     launch = draft.launch
     lines = [
         f"# Made from a command of {launch.framework}. tiercel check RECIPE says what is still missing.",
@@ -44,12 +44,12 @@ def _lines(name: str, value: Any, key: str, draft: RecipeDraft, depth: int) -> l
     line, entries = f"{indent}{name}: {_inline(value)}", []
     if isinstance(value, list) and value and isinstance(value[0], dict):
         line, entries = f"{indent}{name}:", [f"{indent}  - {_inline(entry)}" for entry in value]
-    # The comment begins after a blank, else it would be part of the value.
+    # There must be a blank before the comment, or else it would be part of the value.
     return [f"{line:<{COMMENT_COLUMN - 1}} # {comment}" if comment else line, *entries]
 
 
 def _comment(draft: RecipeDraft, key: str) -> str:
-    """Return the comment on a key: what was given, without the value where the line shows it."""
+    """Return the comment on a key: what was given, without the value if the line shows it."""
     origin = draft.origins.get(key)
     if origin is None:
         return ""
@@ -58,7 +58,8 @@ def _comment(draft: RecipeDraft, key: str) -> str:
 
 
 def _short(draft: RecipeDraft, key: str, label: str) -> str:
-    """Return what was given in full at its first key where the line does not show its value; else its name."""
+    """Return what was given in full, if this is its first key and the line does not show its value; otherwise its
+    name."""
     given, value = draft.shown(label), draft.values[key]
     first = next(each for each, origin in draft.origins.items() if label in origin.labels)
     if "launcher" in label:
@@ -69,12 +70,12 @@ def _short(draft: RecipeDraft, key: str, label: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Put a text into one line, so that it stays a comment whatever a flag holds."""
+    """Put a text into one line, so that it stays a comment whatever a flag contains."""
     return " ".join(text.split())
 
 
 def _inline(value: Any) -> str:
-    """Write a value as one line of YAML."""
+    """Return a value as one line of YAML."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_in_brackets(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):
@@ -84,7 +85,7 @@ def _inline(value: Any) -> str:
 
 
 def _in_brackets(value: Any) -> str:
-    """Write a value inside brackets, where a comma or a bracket would end a text without quotes."""
+    """Return a value for use inside brackets, where a comma or a bracket would end a text without quotes."""
     text = _inline(value)
     return text if not isinstance(value, str) or _PLAIN.fullmatch(text) else json.dumps(value, ensure_ascii=False)
 

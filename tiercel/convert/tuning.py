@@ -1,4 +1,4 @@
-"""Converting what is trained and how: adapters and parts, learning rates, precision, sharding, trackers."""
+"""Convert what is trained and how: adapters and parts, learning rates, precision, sharding, trackers."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 from tiercel.config.keys import allowed_words, keys_of
 from tiercel.config.parts import PARTS
-from tiercel.convert.accelerate import Sharding, mapping_in, sharding_by_name, sharding_of_json
+from tiercel.convert.accelerate import FSDP, STAGE, Sharding, mapping_in, sharding_by_name, sharding_of_json
 from tiercel.convert.draft import RecipeDraft, whole_number_of
 from tiercel.convert.launches import Launch
 from tiercel.convert.preferences import needs_reference
@@ -45,7 +45,7 @@ def set_tuning(draft: RecipeDraft) -> None:
         _precision,
         _sharding,
         _kept_reference,
-        _trackers,
+        set_trackers,
         _thinking,
     ):
         step(draft)
@@ -80,9 +80,6 @@ def _model(draft: RecipeDraft) -> None:
         for flag in ("max_pixels", "min_pixels"):
             draft.drop(f"model.{flag}")
             draft.note("is read for Qwen's models only", f"--{flag}", is_change=False)
-    for flag, key in (("gradient_checkpointing", "learner.gradient_checkpointing"), ("shuffling", "data.shuffle")):
-        if launch.is_true(f"disable_{flag}"):
-            draft.set(key, False, f"--disable_{flag}")
     side = 32 if re.search(r"qwen3", path or "", re.IGNORECASE) else 28
     for name in sorted(launch.environment):
         if found := _TOKENS.fullmatch(name):
@@ -92,7 +89,7 @@ def _model(draft: RecipeDraft) -> None:
 
 
 def _quantised(draft: RecipeDraft) -> None:
-    """Set how the base is quantised, where bitsandbytes does it to 8 bits or to NF4."""
+    """Set how the base model is quantised, if bitsandbytes quantises it to 8 bits or to NF4."""
     launch = draft.launch
     by_switch = next((bits for bits in ("8", "4") if launch.is_true(f"load_in_{bits}bit")), None)
     bits = by_switch or launch.text("quant_bits", "quantization_bit")
@@ -119,14 +116,10 @@ def _adapters(draft: RecipeDraft) -> None:
     launch, tuner = draft.launch, tuner_of(draft.launch)
     rank = "lora_rank" if "lora_rank" in launch.rows else "lora_r"
     if tuner == "full":
-        draft.drop("lora.init")
         return
     alpha = launch.real("lora_alpha") or 2.0 * (launch.number(rank) or 1)
     for key, name, value in (("lora.rank", rank, launch.number(rank)), ("lora.alpha", "lora_alpha", alpha)):
         draft.set(key, value, f"--{name}", *_TUNER_LABELS, remark=launch.default_remark(name))
-    for kind in ("rslora", "dora"):
-        if launch.is_true(f"use_{kind}"):
-            draft.set("lora.kind", kind, f"--use_{kind}")
     dropout = 0.0 if tuner == "lora_llm" else launch.real("lora_dropout") or 0.0
     if tuner == "lora_llm":
         draft.note("lora_llm has no dropout there", "--lora_dropout", is_change=False)
@@ -145,7 +138,7 @@ def _adapters(draft: RecipeDraft) -> None:
 
 
 def _as_given(draft: RecipeDraft, adapter: str) -> None:
-    """Describe an adapter to go on from as its own config does, which the peers read instead of the flags."""
+    """Describe the adapter to continue from by its own config, which the peers read instead of the flags."""
     given = mapping_in(draft.launch.file(f"{adapter}/adapter_config.json"), json.loads)
     if given is None:
         keys = "lora.rank, alpha, kind and targets"
@@ -236,10 +229,9 @@ def _rates(draft: RecipeDraft) -> None:
     if betas != [0.9, 0.999] or not remark:
         draft.set("optim.betas", betas, "--adam_beta1", "--adam_beta2", remark=remark)
     stays, targets = draft.values.get("freeze", ["vision", "projector"]), draft.values.get("lora.targets")
-    for part, flag in (("vision", "vit_lr"), ("projector", "aligner_lr")):
-        trains = targets in ("all", part) if tuner == "lora" else part not in stays
-        if (value := launch.real(flag)) is not None and trains:
-            draft.set(f"optim.part_lr.{part}", value, f"--{flag}")
+    for part in ("vision", "projector"):
+        if targets not in ("all", part) if tuner == "lora" else part in stays:
+            draft.drop(f"optim.part_lr.{part}")
     for name in ("optim", "optimizer"):
         given = launch.text(name) or ""
         if kind := _OPTIMIZERS.get(given):
@@ -272,30 +264,24 @@ def _sharding(draft: RecipeDraft) -> None:
     of_launcher = [f"launcher --{name}" for name in ("config_file", "accelerate_config", "zero_stage")]
     labels = ("--deepspeed", "--fsdp", *of_launcher)
     found, remark = _asked(draft)
-    if found is None:
-        return
-    if found.is_fsdp:
-        draft.set("train.strategy", "fsdp2", *labels, remark=remark)
-    elif found.stage == 0 and launch.processes == 1:
-        draft.note("divides nothing, as a single process here", *labels, is_change=False)
-    elif found.stage == 0:
-        draft.set("train.strategy", "ddp", *labels, remark="stage 0 divides nothing")
-    elif found.stage is not None:
-        draft.set("train.strategy", "deepspeed", *labels, remark=remark)
-        lower = "stage 1 divides the optimiser's state only; stages 2 and 3 are here" if found.stage == 1 else remark
-        draft.set("train.deepspeed.stage", max(2, found.stage), *labels, remark=lower)
-        offloads = {"parameters": found.offload_parameters and found.stage == 3, "optimizer": found.offload_optimizer}
-        for name in [name for name, is_on in offloads.items() if is_on]:
-            draft.set(f"train.deepspeed.offload_{name}", True, *labels)
+    if found and found["train.strategy"] == "ddp":
+        remark = "stage 0 divides nothing"
+        if launch.processes == 1:
+            draft.note("divides nothing, as a single process here", *labels, is_change=False)
+            return
+    for key, value in (found or {}).items():
+        if key == STAGE and value == 1:
+            value, remark = 2, "stage 1 divides the optimiser's state only; stages 2 and 3 are here"
+        draft.set(key, value, *labels, remark=remark)
 
 
 def _asked(draft: RecipeDraft) -> tuple[Sharding | None, str]:
-    """Return how the command shards the model, and a remark where only a file's name says so."""
+    """Return how the command shards the model, and a remark if only a file's name says so."""
     launch = draft.launch
     if words := launch.words("deepspeed"):
         return _deepspeed(draft, words[0])
     if words := launch.words("fsdp"):
-        return (Sharding(is_fsdp=True) if words[0].strip("'\"") not in ("", "no", "false") else None), ""
+        return (FSDP if words[0].strip("'\"") not in ("", "no", "false") else None), ""
     if launch.accelerate is not None:
         return launch.accelerate.sharding, ""
     if stage := launch.launcher.get("zero_stage"):
@@ -332,23 +318,23 @@ def _deepspeed(draft: RecipeDraft, value: str) -> tuple[Sharding | None, str]:
 
 
 def _kept_reference(draft: RecipeDraft) -> None:
-    """Set the place of the copy of the start that full fine-tuning with a reference keeps."""
+    """Set where full fine-tuning with a reference keeps its copy of the start."""
     if tuner_of(draft.launch) == "full" and needs_reference(draft):
         place = "cpu" if draft.values.get("train.deepspeed.offload_parameters") else "device"
         draft.set("model.reference", place, remark="the reference of full fine-tuning")
 
 
-def _trackers(draft: RecipeDraft) -> None:
+def set_trackers(draft: RecipeDraft, flag: str = "report_to") -> None:
+    """Set where metrics go beside the run directory."""
+    launch, name = draft.launch, draft.launch.spelt(flag)
     known = allowed_words(keys_of("grpo")["trackers"].field.annotation)
-    words = draft.launch.words("report_to")
-    given = [word for value in words for word in re.split(r"[\s,'\"]+", value.strip("[]")) if word not in ("", "none")]
-    if "report_to" not in draft.launch.flags:
+    words = [word for value in launch.words(flag) for word in re.split(r"[\s,'\"]+", value.strip("[]"))]
+    given = [word for word in dict.fromkeys(words) if word not in ("", "none", "console", "file")]
+    if flag not in launch.flags:
         if given:
-            text = f"trackers: [{', '.join(given)}] writes the same"
-            draft.note(text, subject=f"--report_to is {given[0]} by default")
+            draft.note(f"trackers: [{', '.join(given)}] writes the same", subject=f"{name} is {given[0]} by default")
         return
-    draft.set("trackers", [name for name in dict.fromkeys(given) if name in known], "--report_to")
-    others = [name for name in given if name not in known]
-    if others:
+    draft.set("trackers", [word for word in given if word in known], f"--{flag}")
+    if others := [word for word in given if word not in known]:
         text = f"{', '.join(others)} has no equivalent; trackers are {', '.join(known)}"
-        draft.note(text, "--report_to", subject=f"--report_to {' '.join(others)}")
+        draft.note(text, f"--{flag}", subject=f"{name} {' '.join(others)}")

@@ -1,4 +1,4 @@
-"""How many rows each reward of a recipe applies to. One that applies to none would be no reward at all."""
+"""Count the rows that each reward of a recipe applies to. A reward that applies to none would have no effect at all."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from tiercel.samples import column
 from tiercel.types import Row
 from tiercel.wording import brief
 
-_MOST_NAMED = 12  # columns or values in a message
-_ANSWERS = ("solution", "label", "ground_truth", "answers", "target")  # what right answers are often called
+_MOST_NAMED = 12  # the most columns or values in a message
+_ANSWERS = ("solution", "label", "ground_truth", "answers", "target")  # usual names of the column with the right answer
 
 
 def rows_with_reward(reward: RewardEntry, rows: Sequence[Row]) -> int:
-    """Count the rows that a reward applies to, as far as the rows tell: your own function may still answer None."""
+    """Count the rows that a reward applies to, as far as the rows can tell: your own function may still return None."""
     return sum(_applies(reward, row) for row in rows)
 
 
@@ -27,10 +27,10 @@ def _applies(reward: RewardEntry, row: Row) -> bool:
 
 
 def run_coverage(rewards: Sequence[RewardEntry], rows: RunRows) -> list[str]:
-    """Say of each reward that does not apply to every row to how many it does. Raises DataError, with all of them, if
-    one applies to no row that is trained on."""
+    """Return a line for each reward that does not apply to every row, with the number of rows that it applies to.
+    Raises DataError, naming all of them, if some rewards apply to no row that is trained on."""
     lines = reward_coverage(rewards, rows.train.rows, rows.train.file)
-    if rows.heldout is not None:  # a part of the rows that was chosen by ids may lack a task
+    if rows.heldout is not None:  # some of the held-out rows, which were chosen by ids, may lack a task
         try:
             lines += reward_coverage(rewards, rows.heldout.rows, rows.heldout.file)
         except DataError as error:
@@ -73,8 +73,8 @@ def _reason(reward: RewardEntry, rows: Sequence[Row]) -> str:
 
 
 def _there(name: str, rows: Sequence[Row]) -> str:
-    """List the columns that the rows have, with the nearest first; columns within columns too. Says so where the column
-    was left out."""
+    """List the columns that the rows have, the nearest first, including columns inside columns. If the column was left
+    out, say so instead."""
     if (kind := next((kind for row in rows for left, kind in row.left_out if left == name), None)) is not None:
         return f", since its values are of type {kind}, which JSON does not know; write them as text"
     names: dict[str, None] = {}

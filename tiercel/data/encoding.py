@@ -1,4 +1,4 @@
-"""Encode rows, in loader workers: decode and resize the images, render and tokenise the turns."""
+"""Encode rows in loader workers: decode and resize the images, render and tokenise the turns."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,12 +21,12 @@ T = TypeVar("T")
 
 
 def prompt_encoder(family: Family, data: Data) -> Callable[[Row, int], EncodedPrompt]:
-    """Make a function that encodes a row as a prompt to sample after, for GRPO and evaluation."""
+    """Make the function that encodes a row as a prompt to sample after, for GRPO and evaluation."""
     return partial(_encode, family, data, encode_prompt)
 
 
 def taught_prompt_encoder(family: Family, recipe: GrpoRecipe) -> Callable[[Row, int], EncodedPrompt]:
-    """Make a function that encodes a row as a prompt to learn from."""
+    """Make the function that encodes a row as a prompt to learn from."""
     return partial(_usable_prompt, family, recipe)
 
 
@@ -37,11 +37,12 @@ def _usable_prompt(family: Family, recipe: GrpoRecipe, row: Row, index: int) -> 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExampleEncoder:
-    """Encodes rows as what an offline recipe learns from: a conversation, of a pair one for each side."""
+    """Encodes rows as what an offline recipe learns from: one conversation, or for a pair one conversation for each
+    side."""
 
     recipe: OfflineRecipe
     family: Family
-    rows: Sequence[Row]  # all, in whose order a labelled row borrows the answer of the next
+    rows: Sequence[Row]  # all of them; a labelled row borrows the answer of the next in this order
     order: RowOrder
 
     def __call__(self, row: Row, index: int) -> Example:
@@ -51,15 +52,15 @@ class ExampleEncoder:
         conversations = [_encode(self.family, data, encode_conversation, side, index) for side in sides]
         if self.recipe.purpose == "labels":
             other = with_answer_of(row, self.rows[self.order.row(index + 1)])
-            # A borrowed answer may be longer than the row's own, which is no fault of the row.
+            # A borrowed answer may be longer than the row's own, which the row is not to blame for.
             twice = data.model_copy(update={"max_prompt_tokens": 2 * data.max_prompt_tokens})
             conversations.append(_encode(self.family, twice, encode_conversation, other, index))
         return Example(conversations=tuple(conversations))
 
 
 def require_usable(recipe: BaseRecipe, row: Row) -> None:
-    """Raise DataError where a row has not what the recipe takes of it beside its turns: a margin, the columns of a
-    teacher's prompt, an answer to learn off policy."""
+    """Raise DataError if a row lacks what the recipe needs in addition to its turns: a margin, the columns of a
+    teacher's prompt, or an answer to learn from off policy."""
     if isinstance(recipe, RewardRecipe):
         wanted_margin(row, recipe.ranking)
     taught = recipe.taught_by if isinstance(recipe, GrpoRecipe) else None
@@ -70,7 +71,8 @@ def require_usable(recipe: BaseRecipe, row: Row) -> None:
 
 
 def with_answer_of(row: Row, other: Row) -> Row:
-    """Return a row with the last answer of another. Its boxes are written as if they lay on this row's first image."""
+    """Return the row with the last answer of another. The boxes of that answer count as boxes on this row's first
+    image."""
     answer = other.messages[-1]
     kept = sum(message.content.count("<bbox>") for message in row.messages[:-1])
     lent = answer.content.count("<bbox>")
@@ -97,14 +99,15 @@ def row_images(family: Family, data: Data, row: Row) -> list[EncodedImage]:
 
 
 def decode_videos(data: Data, row: Row) -> None:
-    """Decode every frame of a row's videos that a run would take, as a check. Raises DataError."""
+    """Decode every frame that a run would take from a row's videos, as a check. Raises DataError."""
     for source in row.videos:
         for _ in decode_video(source, row.image_roots, data, open_video(source, row.image_roots, data)):
             pass
 
 
 def row_plans(family: Family, data: Data, row: Row, sizes: Sequence[Size]) -> list[ImagePlan]:
-    """Plan a row's images and videos, in the order of their marks. `sizes`: those of the images. Raises DataError."""
+    """Plan a row's images and videos, in the order of their marks. `sizes` are those of the images. Raises
+    DataError."""
     left = iter(sizes)
     plans = []
     for source in row.visuals:
@@ -116,7 +119,7 @@ def row_plans(family: Family, data: Data, row: Row, sizes: Sequence[Size]) -> li
 
 
 def require_readable(recipe: BaseRecipe, table: RowTable) -> None:
-    """Raise RecipeError where the rows have videos, and the engine or the teacher's server does not take them."""
+    """Raise RecipeError if the rows have videos, and the engine or the teacher's server does not accept videos."""
     if isinstance(recipe, GrpoRecipe):
         engine, taught = recipe.rollout.engine_kind, recipe.taught_by
         takers = [] if engine.takes_videos else [(f"rollout.engine: {engine.name}", "local")]

@@ -15,39 +15,39 @@ from tiercel.wording import brief
 
 OLDEST = 4  # the first major version of datasets that refuses scripts
 _INSTALL = f"pip install 'datasets>={OLDEST}'"
-# The builders that read plain files. WebDataset's would use torch.load. `cache` reads the Arrow files that another
-# builder made.
+# The builders that read plain files. WebDataset's builder is not among them, because it would use torch.load. `cache`
+# reads the Arrow files that another builder made.
 BUILDERS = frozenset({"arrow", "cache", "csv", "imagefolder", "json", "parquet", "text", "videofolder"})
-_LONGEST_REASON = 500  # characters
+_LONGEST_REASON = 500  # the most characters in a message
 
 
 def read_batches(source: RowSource, batch_rows: int) -> Iterator[Any]:
-    """Yield the rows as Arrow tables of at most `batch_rows` rows. Raises as `load`."""
+    """Yield the rows as Arrow tables of at most `batch_rows` rows. Raises what `load` raises."""
     rows = load(source).with_format("arrow")
     try:
         yield from rows.iter(batch_size=batch_rows)
-    except (OSError, ValueError) as error:  # errors of pyarrow are one of these
+    except (OSError, ValueError) as error:  # pyarrow's errors are subclasses of these
         raise DataError(f"{source.name}: {_reason(error)}") from error
 
 
 def cached_files(source: RowSource) -> list[Path]:
-    """Return the Arrow files that hold the rows. Raises as `load`."""
+    """Return the Arrow files that hold the rows. Raises what `load` raises."""
     return sorted(Path(file["filename"]) for file in load(source).cache_files)
 
 
 def places_of_files(source: RowSource) -> tuple[str, ...]:
-    """Return the directories that hold a data set's own images, for rows that name files."""
+    """Return the directories that may hold a data set's own images, for rows that name files."""
     if Path(source.path).is_dir():
         return (source.path,)
-    from huggingface_hub.constants import HF_HUB_CACHE  # imported here, because most runs read files
+    from huggingface_hub.constants import HF_HUB_CACHE  # imported here because most runs read files
 
     return HF_HUB_CACHE, str(_datasets(source).config.HF_DATASETS_CACHE)
 
 
 def load(source: RowSource) -> Any:
-    """Load a split as a `datasets.Dataset`. It is downloaded where it is not in the cache.
+    """Load a split as a `datasets.Dataset`. It is downloaded if it is not in the cache.
 
-    Raises DataError where it cannot be loaded, and EnvironmentProblem where the package is missing or too old.
+    Raises DataError if it cannot be loaded, and EnvironmentProblem if the package is missing or too old.
     """
     datasets = _datasets(source)
     from huggingface_hub.errors import HTTPError
@@ -71,7 +71,7 @@ def load(source: RowSource) -> Any:
 
 
 def _require_own_files(source: RowSource, builder: Any) -> None:
-    """Raise DataError where the README of a data set names files of this machine, of other data sets, or of the web."""
+    """Raise DataError if the README of a data set names files of this machine, of other data sets, or of the web."""
     named = [str(file) for files in (builder.config.data_files or {}).values() for file in files]
     root = os.path.realpath(source.path) if Path(source.path).is_dir() else None
     for file in named:
@@ -82,7 +82,7 @@ def _require_own_files(source: RowSource, builder: Any) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Put an error's message and that of its cause on one line."""
+    """Return an error's message and its cause's message, in one line."""
     if "scripts are no longer supported" in str(error):
         return "is a script, and tiercel runs no code of a data set; save it as Parquet, and name that"
     texts = [str(error), *([str(error.__cause__)] if error.__cause__ is not None else [])]

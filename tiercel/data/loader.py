@@ -28,9 +28,9 @@ from tiercel.errors import DataError, TiercelError, TrainingError
 from tiercel.types import EncodedPrompt, Example, RejectedRow, Row
 
 Encoded = TypeVar("Encoded", EncodedPrompt, Example)
-Encode = Callable[[Row, int], Encoded]  # of (row, index); raises DataError for a row that cannot be used
+Encode = Callable[[Row, int], Encoded]  # takes (row, index); raises DataError for a row that cannot be used
 
-_WAITING_SLICES = 1  # kept by a worker besides the slice that it sends and the slice that it makes
+_WAITING_SLICES = 1  # that a worker holds ready, beside the one it sends and the one it encodes
 _PARENT_CHECK_SECONDS = 1.0
 
 
@@ -49,7 +49,7 @@ class StepOrder:
 
     rows: RowOrder
     prompts_per_step: int  # of all ranks together
-    end: int | None = None  # global index before which the run stops; the last step may have fewer rows
+    end: int | None = None  # the global index before which the run stops; the last step may have fewer rows
     rank: int = 0
     world_size: int = 1
 
@@ -60,13 +60,13 @@ class StepOrder:
 
 
 class StepLoader(Generic[Encoded]):
-    """Iterates over `StepBatch`es of the steps from `start` to before `stop`.
+    """Iterates over the `StepBatch`es of the steps from `start` to before `stop`.
 
-    `encode(row, index)` decodes, resizes and tokenises a row; where it raises DataError, the row is rejected. With
+    `encode(row, index)` decodes, resizes and tokenises a row; if it raises DataError, the row is rejected. With
     `workers` = 0 it runs in this process, when a step is asked for. With more, every worker encodes its slice of each
-    step, a few steps ahead. Use it as a context manager: closing it ends the workers.
+    step, a few steps ahead. Use the loader as a context manager: closing it ends the workers.
 
-    Raises TrainingError where a worker ends early, or where `encode` fails with an error that is not the row's.
+    Raises TrainingError if a worker ends early, or if `encode` fails with an error that the row did not cause.
     """
 
     def __init__(
@@ -102,10 +102,10 @@ class StepLoader(Generic[Encoded]):
         return _batch(step, outcomes)
 
     def close(self) -> None:
-        """End the workers. After this no step can be asked for."""
+        """End the workers. Afterwards, no step can be asked for."""
         atexit.unregister(self.close)
         self._steps = iter(())
-        # They can be killed: they have no open files and no shared memory.
+        # It is safe to kill them: they have no open files and no shared memory.
         for process, _ in self._workers:
             process.kill()
         for process, results in self._workers:
@@ -114,7 +114,7 @@ class StepLoader(Generic[Encoded]):
         self._workers = []
 
     def _start_workers(self, start: int, stop: int, count: int) -> None:
-        # A fork shares the rows and the tokenizer without a copy. On other systems than Linux it is not safe.
+        # A forked process shares the rows and the tokenizer without a copy. Forking is only safe on Linux.
         context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         if count:
             # This runs before the exit function of multiprocessing, which would wait for workers that ignore SIGTERM.
@@ -134,7 +134,7 @@ class StepLoader(Generic[Encoded]):
 def encode_rows(
     step: int, rows: Sequence[Row], encode: Encode[Encoded], places: Sequence[tuple[int, int]]
 ) -> StepBatch[Encoded]:
-    """Encode rows, given as (global index, row number), in this process. Raises as `StepLoader`."""
+    """Encode rows, given as (global index, row number), in this process. Raises what `StepLoader` raises."""
     return _batch(step, _encode_slice(rows, encode, places))
 
 
@@ -142,14 +142,14 @@ def _batch(step: int, outcomes: Sequence[Any]) -> StepBatch:
     prompts: list[Any] = []
     rejected: list[RejectedRow] = []
     for outcome in outcomes:
-        if isinstance(outcome, TiercelError):  # not caused by the row
+        if isinstance(outcome, TiercelError):  # an error that the row did not cause
             raise outcome
         (rejected if isinstance(outcome, RejectedRow) else prompts).append(outcome)
     return StepBatch(step=step, prompts=tuple(prompts), rejected=tuple(rejected))
 
 
 def _receive(process: BaseProcess, results: Connection) -> list[Any]:
-    """Receive a worker's slice of the next step. Raises TrainingError where the worker has ended."""
+    """Receive a worker's slice of the next step. Raises TrainingError if the worker has ended."""
     try:
         return results.recv()
     except (EOFError, OSError) as error:
@@ -174,19 +174,19 @@ def _encode_row(row: Row, encode: Encode, index: int) -> Any:
         return reject(row, error)
     except TiercelError as error:
         return error
-    except Exception as error:  # an error of the checkpoint's template or tokenizer must be told, not end the worker
+    except Exception as error:  # such as one of the checkpoint's template or tokenizer; the run reports it
         trace = traceback.format_exc()
         message = f"encoding row {row.id} ({row.file}:{row.line}) failed with {type(error).__name__}: {error}\n{trace}"
         return TrainingError(message)
 
 
 def _share(rows: Sequence[Row], encode: Encode, order: StepOrder, worker: int, workers: int, step: int) -> list[Any]:
-    """Encode the rows of a step that are one worker's."""
+    """Encode one worker's rows of a step."""
     return _encode_slice(rows, encode, rank_slice(order.rows_of_step(step), worker, workers))
 
 
 def _work(share: Callable[[int], list[Any]], steps: range, results: Connection, parent: int) -> None:
-    """Run a worker: encode its share of every step, in order, as far ahead as queue and pipe have room."""
+    """Run a worker: encode its share of every step, in order, as far ahead as the queue and the pipe have room."""
     _isolate(parent)
     waiting: queue.Queue[memoryview] = queue.Queue(maxsize=_WAITING_SLICES)
     threading.Thread(target=_send, args=(waiting, results), daemon=True).start()
@@ -203,7 +203,7 @@ def _send(waiting: "queue.Queue[memoryview]", results: Connection) -> None:
 
 def _isolate(parent: int) -> None:
     """Separate a worker from its parent's signals, threads and shared memory. It ends when the parent ends."""
-    # Ctrl-C, or SIGTERM from a scheduler, goes to the whole process group; the parent decides when workers end.
+    # Ctrl-C, or SIGTERM from a scheduler, goes to the whole process group; the parent decides when its workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
@@ -225,7 +225,7 @@ def _reduce_tensor(tensor: Tensor) -> tuple[Callable[[np.ndarray], Tensor], tupl
 
 @contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable for processes that are started inside."""
+    """Set an environment variable for processes that are started inside the context."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

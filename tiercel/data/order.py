@@ -3,8 +3,8 @@
 Every rank and every loader worker computes the same order, so the order is never stored: a run resumes from one
 integer, next_index = step * prompts_per_step.
 
-Several files are mixed by weight, in rounds. A round has as many rows as all files together and takes a fixed number
-of rows, the share, from each file. These are spread over the round. Each file has its own epochs.
+Several files are mixed by weight, in rounds. A round has as many rows as all files together and takes a fixed number of
+rows, the share, from each file. These are spread over the round. Each file has its own epochs.
 
 Rows that fill up a step (rollout.resample_tries) come from a second order of the same rows, whose indices start at
 RESAMPLED. The number of tries that a step made is not stored either, because each try has its own indices.
@@ -23,20 +23,20 @@ from tiercel.types import RejectedRow, Row
 
 Item = TypeVar("Item")
 RESAMPLED = 1 << 40
-_ROUNDS_APART = 1 << 48  # added to a round's number, so that no round is shuffled like an epoch of rows
-_CLUSTERS_APART = 1 << 49  # added to epochs of clusters, so that these are not shuffled like their rows
-_EPOCHS_APART = 1 << 32  # added to epochs of the second order, so that none is shuffled like one of the first
+_ROUNDS_APART = 1 << 48  # added to the number of a round, so that no round is shuffled like an epoch of rows
+_CLUSTERS_APART = 1 << 49  # added to the epochs of clusters, so that they are not shuffled like their rows
+_EPOCHS_APART = 1 << 32  # added to the epochs of the second order, so that none is shuffled like one of the first
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Clusters:
-    """Numbers the cluster of each row of a file. Rows of a cluster stay together where rows are shuffled."""
+    """Holds the number of the cluster of each row of a file. Rows of a cluster stay together when rows are shuffled."""
 
     of_row: np.ndarray
 
 
 def clusters_of(keys: Sequence[Hashable]) -> Clusters:
-    """Put rows with equal keys into a cluster."""
+    """Put rows with equal keys into the same cluster."""
     numbers: dict[Hashable, int] = {}
     return Clusters(np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64))
 
@@ -49,7 +49,7 @@ class RowOrder:
     weights: tuple[float, ...]
     seed: int
     shuffle: bool
-    clusters: Clusters | None = None  # of a single file's rows
+    clusters: Clusters | None = None  # for the rows of a single file
 
     @property
     def row_count(self) -> int:
@@ -58,8 +58,8 @@ class RowOrder:
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """Count the rows of each file in a round: in proportion to its weight, rounded by largest remainder, at least
-        1."""
+        """Return how many rows of each file are in a round: in proportion to its weight, rounded by largest remainder,
+        at least 1."""
         return _shares(self.row_count, self.weights)
 
     def row(self, index: int) -> int:
@@ -81,7 +81,7 @@ class RowOrder:
 
 
 def file_order(row_count: int) -> RowOrder:
-    """Return the order of the file."""
+    """Return the order in which the rows are in the file."""
     return RowOrder(counts=(row_count,), weights=(1.0,), seed=0, shuffle=False)
 
 
@@ -89,7 +89,7 @@ def row_of_index(
     index: int, row_count: int, seed: int, shuffle: bool, clusters: Clusters | None = None
 ) -> tuple[int, int]:
     """Return (epoch, row number) of the row at `index`, which counts from 0 through all epochs of the run; indices from
-    RESAMPLED on are those of rows that fill up steps. Raises ValueError without rows."""
+    RESAMPLED on belong to rows that fill up steps. Raises ValueError if there are no rows."""
     if row_count < 1:
         raise ValueError(f"row_count is {row_count}; an order needs at least one row")
     if index >= RESAMPLED:
@@ -102,8 +102,8 @@ def row_of_index(
 
 
 def indices_of_try(step: int, number: int, tries: int, prompts_per_step: int) -> range:
-    """Return the global indices of the rows of try `number`, of at most `tries`, to fill up a step. They are always
-    shuffled."""
+    """Return the global indices of the rows of try `number`, out of at most `tries`, to fill up a step. These rows are
+    always shuffled."""
     start = RESAMPLED + (step * tries + number) * prompts_per_step
     return range(start, start + prompts_per_step)
 
@@ -126,14 +126,14 @@ def indices_of_step(step: int, prompts_per_step: int, end: int | None = None) ->
 
 
 def rank_slice(indices: Sequence[Item], rank: int, world_size: int) -> Sequence[Item]:
-    """Return a rank's share of the items: a contiguous part. Shares differ by at most one item, and in the order of the
-    ranks they make up `indices`. Raises ValueError for a rank that does not exist."""
+    """Return a rank's share of the items, a contiguous part. Shares differ by at most one item, and joined in the order
+    of the ranks they are `indices`. Raises ValueError for a rank that does not exist."""
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is not one of the {world_size} ranks 0 to {world_size - 1}")
     return indices[len(indices) * rank // world_size : len(indices) * (rank + 1) // world_size]
 
 
-@lru_cache(maxsize=16)  # an epoch of each of a few files
+@lru_cache(maxsize=16)  # holds one epoch for each of a few files
 def _permutation(row_count: int, seed: int, epoch: int) -> np.ndarray:
     """Return the row numbers in the order of one epoch, int64 (row_count,)."""
     # NumPy promises the same raw Philox stream in every version, but not the same Generator.permutation.
@@ -145,7 +145,7 @@ def _permutation(row_count: int, seed: int, epoch: int) -> np.ndarray:
 
 @lru_cache(maxsize=4)
 def _clustered(clusters: Clusters, seed: int, epoch: int) -> np.ndarray:
-    """Return the row numbers in the order of one epoch: the clusters shuffled, and the rows of each."""
+    """Return the row numbers in the order of one epoch: the clusters are shuffled, and so are the rows within each."""
     places = np.argsort(_permutation(int(clusters.of_row.max()) + 1, seed, epoch + _CLUSTERS_APART))
     rows = _permutation(len(clusters.of_row), seed, epoch)
     return rows[np.argsort(places[clusters.of_row[rows]], kind="stable")]
@@ -169,7 +169,7 @@ def _shuffled_round(shares: tuple[int, ...], seed: int, epoch: int) -> tuple[np.
 
 @lru_cache(maxsize=4)
 def _even_round(shares: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the same as `_shuffled_round`, with each file's rows evenly spread over the round."""
+    """Return the same as `_shuffled_round`, but with each file's rows evenly spread over the round."""
     places = [((row + 0.5) / share, file) for file, share in enumerate(shares) for row in range(share)]
     return _with_turns(np.array([file for _, file in sorted(places)]))
 
@@ -182,13 +182,13 @@ def _with_turns(files: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return files, turns
 
 
-# The purpose of a choice. Choices from the same rows for two purposes are independent.
+# What rows are chosen for. Choices from the same rows for two purposes are independent.
 Use = Literal["part of a file", "held out"]
 
 
 def chosen(rows: Sequence[Row | RejectedRow], count: int, use: Use) -> frozenset[int]:
     """Return the positions of `count` of the rows. Rows of several files with the same id, and rows of one record (such
-    as several expressions of one box), are chosen together, unless the count ends between them."""
+    as several expressions of one box), are chosen together, unless the count is reached between them."""
     first_ids: dict[tuple[str, int], str] = {}  # id of each record's first row
     for row in rows:
         first_ids.setdefault((row.file, row.line), row.id)

@@ -1,4 +1,4 @@
-"""The pictures of rows as they lie on the disk: whether they are still those that a run began with."""
+"""Detect whether the picture files of the rows are still those that a run began with."""
 
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
@@ -7,12 +7,13 @@ from tiercel.data.media.images import resolve
 from tiercel.errors import DataError
 from tiercel.types import ImageRoots, ImageSource, Row
 
-MOST_ROWS = 4096  # whose pictures are looked at, spread evenly: under a second
-_PIECE = 1 << 12  # bytes of a picture's beginning and end; a PNG has a checksum of its pixels at the end
+MOST_ROWS = 4096  # the most rows whose pictures are read, spread evenly; this takes less than a second
+_PIECE = 1 << 12  # bytes at the beginning and end; a PNG has a checksum of its pixels at the end
 
 
 def files_of(side: Row) -> Iterator[tuple[str, ImageRoots]]:
-    """List the files of pictures and videos of a row, or of a side of a pair, with the directories to look in."""
+    """Yield the picture and video files of a row, or of one side of a pair, with the directories to look for them
+    in."""
     for picture in _pictures(side):
         if picture.data is None and picture.path is not None:
             yield picture.path, side.image_roots
@@ -25,8 +26,8 @@ def _pictures(side: Row) -> Iterator[ImageSource]:
 
 
 def beginning(path: str, roots: ImageRoots, *, with_end: bool = False) -> bytes:
-    """Return the size and the first bytes of a file, and the last ones too where those are asked for; nothing of one
-    that cannot be read, whose row is left out."""
+    """Return the size and the first bytes of a file, and the last ones too if `with_end` is set; empty if the file
+    cannot be read, in which case its row is left out anyway."""
     try:
         file = resolve(path, roots)
         size = file.stat().st_size
@@ -41,7 +42,8 @@ def beginning(path: str, roots: ImageRoots, *, with_end: bool = False) -> bytes:
 
 
 def digest_of_pictures(rows: Sequence[Row], beat: Callable[[], None] = lambda: None) -> str:
-    """Digest sizes, beginnings and ends of the pictures of up to MOST_ROWS rows, in files and in the rows."""
+    """Return a digest of the sizes, beginnings and ends of the pictures of up to MOST_ROWS rows, both in files and
+    embedded in rows."""
     found, seen = sha256(), set[tuple[str, ImageRoots]]()
     count = min(len(rows), MOST_ROWS)
     for side in (side for number in range(count) for side in rows[number * len(rows) // count].sides):

@@ -14,15 +14,15 @@ from tiercel.config.row_sources import RowSource
 from tiercel.data.hub import cached_files, read_batches
 from tiercel.errors import DataError, EnvironmentProblem
 
-_SHARD = re.compile(r"-\d+-of-\d+(-[0-9a-f]+)?$")  # end of the name of a file that is one part of a data set
-_SHOWN_BYTES = 500  # of a line that cannot be read
+_SHARD = re.compile(r"-\d+-of-\d+(-[0-9a-f]+)?$")  # the end of the name of a file that is one part of a data set
+_SHOWN_BYTES = 500  # shown of a line that cannot be read
 _BATCH_ROWS = 256  # read at once; rows with embedded images are large
 _STATE, _SPLITS = "state.json", "dataset_dict.json"  # written by save_to_disk for one data set, and for several
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """Holds one object of a file, or the reason why it cannot be read."""
+    """One object of a file, or the reason why it cannot be read."""
 
     line: int
     value: dict[str, Any] = field(default_factory=dict)
@@ -31,8 +31,8 @@ class Record:
 
 
 def records_of(source: RowSource) -> Iterator[Record]:
-    """Read all records of a source, in their order. Raises DataError where they cannot be read, and EnvironmentProblem
-    where a package is missing."""
+    """Read all records of a source, in their order. Raises DataError if they cannot be read, and EnvironmentProblem if
+    a package is missing."""
     if source.is_hub:
         return _records_of_batches(read_batches(source, _BATCH_ROWS))
     path = Path(source.path)
@@ -45,7 +45,7 @@ def records_of(source: RowSource) -> Iterator[Record]:
 
 
 def files_of(source: RowSource) -> list[Path]:
-    """Return the files that hold the rows, in the order of their names. Raises as `records_of`."""
+    """Return the files that hold the rows, sorted by name. Raises what `records_of` raises."""
     if source.is_hub:
         return cached_files(source)
     path = Path(source.path)
@@ -53,7 +53,7 @@ def files_of(source: RowSource) -> list[Path]:
 
 
 def read_json_lines(file: Path) -> Iterator[Record]:
-    """Read a file with one JSON object a line. Raises DataError for a file in UTF-16."""
+    """Read a file with one JSON object per line. Raises DataError for a file in UTF-16."""
     with file.open("rb") as stream:
         for line, data in enumerate(stream, start=1):
             if line == 1:
@@ -86,14 +86,14 @@ def read_json_list(file: Path) -> Iterator[Record]:
 
 
 def read_parquet(file: Path) -> Iterator[Record]:
-    """Read a Parquet file. Raises DataError where it cannot be read, EnvironmentProblem without pyarrow."""
+    """Read a Parquet file. Raises DataError if it cannot be read, and EnvironmentProblem if pyarrow is missing."""
     with _arrow(file, "a Parquet file") as pyarrow, pyarrow.parquet.ParquetFile(file) as table:
         yield from _records_of_batches(table.iter_batches(_BATCH_ROWS))
 
 
 def _coco_records(images: list[Any], annotations: list[Any]) -> Iterator[Record]:
-    """Yield each annotation with the file of its image, and with the image's caption where it has none itself, as in
-    MDETR's files."""
+    """Yield each annotation with the file of its image. If an annotation has no caption, it gets that of its image, as
+    in MDETR's files."""
     described = [image for image in images if isinstance(image, dict)]
     by_id = {image["id"]: image for image in described if isinstance(image.get("id"), int | str)}
     for number, annotation in enumerate(annotations, start=1):
@@ -112,7 +112,7 @@ def _coco_records(images: list[Any], annotations: list[Any]) -> Iterator[Record]
 
 def read_directory(directory: Path) -> Iterator[Record]:
     """Read a data set that Hugging Face's datasets wrote: Arrow files of save_to_disk, or Parquet files of a
-    repository. Raises DataError where it is not one data set, and EnvironmentProblem without pyarrow."""
+    repository. Raises DataError if it is not one data set, and EnvironmentProblem if pyarrow is missing."""
     if (directory / _SPLITS).is_file():
         splits = _description(directory / _SPLITS).get("splits")
         folders = [str(directory / str(split)) for split in splits] if isinstance(splits, list) else ["its folders"]
@@ -141,7 +141,7 @@ def _read_arrow(directory: Path) -> Iterator[Record]:
 
 
 def _arrow_files(directory: Path) -> list[Path]:
-    """Return the files that save_to_disk has listed. Raises DataError where these are not all of the data set."""
+    """Return the files that save_to_disk has listed. Raises DataError if they are not the whole data set."""
     state = _description(directory / _STATE)
     if state.get("_indices_files"):
         reason = "is a selection of rows of another data set; call flatten_indices() on it and save it again"
@@ -154,8 +154,8 @@ def _arrow_files(directory: Path) -> list[Path]:
 
 
 def _records_of_batches(batches: Iterable[Any]) -> Iterator[Record]:
-    """Yield the rows of Arrow batches. Text that is not UTF-8, and a date that Python does not know, make a problem of
-    their row only."""
+    """Yield the rows of Arrow batches. Text that is not UTF-8, and a date that Python cannot represent, only make their
+    own row a problem."""
     values = chain.from_iterable(map(_values_of, batches))
     for line, value in enumerate(values, start=1):
         yield Record(line=line, problem=value) if isinstance(value, str) else Record(line=line, value=value)
@@ -186,8 +186,8 @@ def _description(file: Path) -> dict[str, Any]:
 
 @contextmanager
 def _arrow(place: Path, kind: str) -> Iterator[Any]:
-    """Give pyarrow to code that reads a place. Raises DataError where it cannot be read as that kind, and
-    EnvironmentProblem without pyarrow."""
+    """Yield pyarrow to code that reads `place`. Raises DataError if it cannot be read as that kind, and
+    EnvironmentProblem if pyarrow is missing."""
     try:
         import pyarrow
         import pyarrow.ipc
@@ -228,7 +228,7 @@ def _loads(data: bytes) -> Any:
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object of its keys, none of which may be there twice: only one could be read."""
+    """Make an object of its keys. Raises ValueError if a key is given twice, because only one value could be read."""
     found = dict(pairs)
     if len(found) < len(pairs):
         name = next(name for name in found if sum(key == name for key, _ in pairs) > 1)

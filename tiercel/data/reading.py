@@ -26,14 +26,14 @@ from tiercel.reliability.redaction import redact_values
 from tiercel.types import ImageRoots, RejectedRow, Row
 from tiercel.writing import GO_ON, writing
 
-CONTENT = "content"  # in an identity: the hash of what the rows say
+CONTENT = "content"  # key in an identity: the hash of what the rows say
 _DETECTION_ROWS = 64
 _REASONS_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowTable:
-    """Holds the rows of one or more files. Each is in `rows` or in `rejected`."""
+    """Holds the rows of one or more files. Each row is either in `rows` or in `rejected`."""
 
     file: str
     format: str
@@ -41,17 +41,17 @@ class RowTable:
     rejected: tuple[RejectedRow, ...]
     counts: tuple[int, ...]  # usable rows of each file
     weights: tuple[float, ...] = (1.0,)
-    without: tuple[tuple[str, int], ...] = ()  # columns of data.columns, and how many rows do not have them
+    without: tuple[tuple[str, int], ...] = ()  # columns that data.columns names, and how many rows lack each
 
     @property
     def total(self) -> int:
-        """Count all rows."""
+        """Return the number of all rows."""
         return len(self.rows) + len(self.rejected)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Say what a person should know of how the rows were read: columns that were left out, or that only some rows
-        have."""
+        """Return what a person should know about how the rows were read: which columns were left out, and which columns
+        only some rows have."""
         counts = Counter(left for row in self.rows for left in row.left_out)
         return tuple(
             f"column {name} of {count:,} rows is left out: it has values of type {kind}, which JSON does not know"
@@ -64,8 +64,8 @@ class RowTable:
         return RowOrder(counts=self.counts, weights=self.weights, seed=seed, shuffle=data.shuffle, clusters=clusters)
 
     def identity(self) -> dict[str, Any]:
-        """Describe the rows, for JSON: the number of usable rows of each file, a hash of their lines and ids, and one
-        of what they say. Tables that differ in the last only have equal orders."""
+        """Describe the rows, for JSON: the number of usable rows of each file, a hash of their lines and ids, and a
+        hash of what they say. Tables that differ only in the last have equal orders."""
         places = "\n".join(f"{row.line}:{row.id}" for row in self.rows)
         said = hashlib.sha256()
         for row in self.rows:
@@ -78,7 +78,7 @@ class RowTable:
 
 
 def _content(row: Row) -> list[Any]:
-    """List what a row says, but for its pictures, of which the names count."""
+    """List what a row says; of its pictures, only the names count."""
     texts = [[message.content for message in side.messages] for side in row.sides]
     pictures = [*(image.path for image in row.images), *(video.path for video in row.videos)]
     return [texts, pictures, row.answer, row.label, list(row.columns.items())]
@@ -89,8 +89,8 @@ def _type_name(value: Any) -> str:
 
 
 def _beginning(row: Row) -> Hashable:
-    """Return what rows have in common that begin alike: system turn and pictures. A row without pictures has a key of
-    its own: all of them together would be one block of the order."""
+    """Return a key that is equal for rows that begin alike: the system turn and the pictures. A row without pictures
+    has its own key, because all of them together would form one block of the order."""
     if not row.visuals:
         return row.id
     system = row.messages[0].content if row.messages[0].role == "system" else None
@@ -102,11 +102,11 @@ class RunRows:
     """Holds the rows of a recipe."""
 
     train: RowTable
-    heldout: RowTable | None  # None: the recipe has no data.eval
+    heldout: RowTable | None  # None if the recipe has no data.eval
 
     @property
     def tables(self) -> tuple[RowTable, ...]:
-        """Return the table of training rows, and that of held-out rows where there is one."""
+        """Return the table of training rows, and that of held-out rows if there is one."""
         return (self.train,) if self.heldout is None else (self.train, self.heldout)
 
     @property
@@ -116,7 +116,7 @@ class RunRows:
 
 
 def read_run_rows(config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RunRows:
-    """Read the training rows and the held-out rows. Raises as `read_rows`."""
+    """Read the training rows and the held-out rows. Raises what `read_rows` raises."""
     rows = _rows_of_training(config, purpose, beat)
     if isinstance(config.eval, str):
         return replace(rows, heldout=read_rows(config.eval, config, purpose, beat))
@@ -124,12 +124,12 @@ def read_run_rows(config: Data, purpose: Purpose, beat: Callable[[], None] = lam
 
 
 def read_training_rows(config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RowTable:
-    """Read the rows of data.train and data.mix without those that are held out. Raises as `read_rows`."""
+    """Read the rows of data.train and data.mix, without those that are held out. Raises what `read_rows` raises."""
     return _rows_of_training(config, purpose, beat).train
 
 
 def read_heldout_rows(config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RowTable | None:
-    """Read the rows of data.eval; None where the recipe has none. Raises as `read_rows`."""
+    """Read the rows of data.eval; None if the recipe has none. Raises what `read_rows` raises."""
     if isinstance(config.eval, str):
         return read_rows(config.eval, config, purpose, beat)
     return None if config.eval is None else _rows_of_training(config, purpose, beat).heldout
@@ -142,11 +142,11 @@ def _rows_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) 
 
 
 def hold_out(table: RowTable, held: HeldOut) -> RunRows:
-    """Divide a table into training rows and held-out rows, by the ids of its usable rows. Raises DataError where no row
-    would be held out, or none of a file would be left."""
+    """Divide a table into training rows and held-out rows, by the ids of its usable rows. Raises DataError if no row
+    would be held out, or if no row of a file would be left."""
     given = f"fraction {held.fraction:g}" if held.fraction is not None else f"count {held.count}"
     count = held.count if held.fraction is None else round(held.fraction * len(table.rows))
-    assert count is not None  # checked with the recipe
+    assert count is not None  # the recipe was checked for it
     places = chosen(table.rows, count, "held out")
     if not places:
         raise DataError(f"data.eval: {given} of {len(table.rows)} usable training rows is 0 rows; write {{count: 1}}")
@@ -191,14 +191,14 @@ def _all_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) -
 def read_rows(given: str | Path, config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RowTable:
     """Read all rows of a file or data set, in its order; with #N, N of them. `beat` is called for each row.
 
-    Raises DataError where the file is missing, empty, of no known format, without a usable row, or has fewer rows than
-    N, and EnvironmentProblem where a package is missing. Rejected rows raise nothing: record them with
-    `write_bad_rows`, then call `require_few_bad`.
+    Raises DataError if the file is missing, empty, of no known format, without a usable row, or has fewer rows than N,
+    and EnvironmentProblem if a package is missing. Rejected rows do not raise: record them with `write_bad_rows`, then
+    call `require_few_bad`.
     """
     source = _source(str(given))
     file = source.name
     roots = image_roots(source, config)
-    without: Counter[str] = Counter()  # rows, by the column of data.columns that they do not have
+    without: Counter[str] = Counter()  # number of rows, by the column of data.columns that they lack
     try:
         records = records_of(source)
         first = list(islice(records, _DETECTION_ROWS))
@@ -263,7 +263,7 @@ def _part(
     rows: Sequence[Row], rejected: Sequence[RejectedRow], count: int, file: str
 ) -> tuple[list[Row], list[RejectedRow]]:
     """Take `count` of a file's rows, usable or not, so that the fraction of rejected rows stays about the same. Raises
-    DataError where there are fewer."""
+    DataError if there are fewer rows."""
     every: list[Row | RejectedRow] = [*rows, *rejected]
     if count > len(every):
         raise DataError(f"{file}#{count}: {count} rows are asked for, but there are only {len(every)}; ask for fewer")
@@ -273,7 +273,7 @@ def _part(
 
 
 def image_roots(source: RowSource, config: Data) -> ImageRoots:
-    """Return the directories that may hold the images of a source. Raises DataError where data.image_root is not a
+    """Return the directories that may hold the images of a source. Raises DataError if data.image_root is not a
     directory."""
     if source.is_hub:
         own = places_of_files(source)
@@ -288,7 +288,7 @@ def image_roots(source: RowSource, config: Data) -> ImageRoots:
 
 
 def write_bad_rows(rejected: Iterable[RejectedRow], path: str | Path) -> None:
-    """Append rejected rows to a JSON Lines file, each only once however often a run resumes. Raises RunError where it
+    """Append rejected rows to a JSON Lines file, each only once however often a run resumes. Raises RunError if it
     cannot be written."""
     lines = [_json(record) for record in redact_values([asdict(row) for row in rejected])]
     file = Path(path)
@@ -306,7 +306,7 @@ def write_bad_rows(rejected: Iterable[RejectedRow], path: str | Path) -> None:
 
 def write_fix_report(rejected: Sequence[RejectedRow], path: str | Path) -> int:
     """Write rejected rows as JSON Lines: file, line, field, reason, and the record as it was read, without the bytes of
-    images, or the beginning of its text. Returns their number. Raises RunError where the file cannot be written."""
+    images, or the beginning of its text. Return their number. Raises RunError if the file cannot be written."""
     wanted = {(row.file, row.line) for row in rejected}
     records = {
         (file, record.line): record.text or record.value
@@ -329,7 +329,8 @@ def _fix_line(found: dict[str, object], record: object) -> str:
 
 
 def _json(value: object) -> str:
-    """Write text as it is, but for halves of characters, which UTF-8 does not have."""
+    """Return a value as JSON, with text unchanged except halves of surrogate pairs, which UTF-8 cannot encode: these
+    are escaped."""
     text = json.dumps(value, ensure_ascii=False, default=_shown)
     return text.encode("utf-8", errors="backslashreplace").decode("utf-8")
 
@@ -339,7 +340,7 @@ def _shown(value: object) -> str:
 
 
 def require_few_bad(rejected_count: int, total: int, config: Data, rejected: Sequence[RejectedRow] = ()) -> None:
-    """Raise DataError, with the first reasons of `rejected`, where more than data.max_bad_fraction of the rows were
+    """Raise DataError, with the first reasons of `rejected`, if more than data.max_bad_fraction of the rows were
     rejected."""
     if total and rejected_count / total > config.max_bad_fraction:
         reasons = f":\n{first_reasons(rejected)}" if rejected else ""

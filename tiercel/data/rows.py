@@ -1,7 +1,8 @@
 """Check rows of every format strictly and make `Row`s of them.
 
-A format's converter (formats.py) reads a record into a `RowDraft`; `finish` checks the draft and makes the Row. All
-functions here raise DataError with the wrong field; formats.parse_record makes a RejectedRow of it.
+A format's converter (formats/converters.py) reads a record into a `RowDraft`; `finish` checks the draft and makes the
+Row. All functions here raise DataError with the wrong field; `parse_record` of formats/registry.py makes a RejectedRow
+of it.
 """
 
 import json
@@ -48,7 +49,7 @@ _TURNS = (
 _BEGIN_OF_TURNS = re.compile(r"""\s*\[\s*\{\s*(["'])(?:role|content|from|value)\1\s*:""")
 _MASKS = ("loss", "weight")  # keys of a turn that say whether it is trained on
 _MOST_FPS = 1000.0
-_LONGEST_REASON = 5000  # characters; a reason may name a path, which has up to 4096
+_LONGEST_REASON = 5000  # characters; a reason may name a path, which may have up to 4096
 
 ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant"}
 
@@ -62,31 +63,31 @@ class RowDraft:
     videos: tuple[VideoSource, ...] = ()
     answer: Any
     columns: Mapping[str, Any]
-    references: tuple[str, ...] = ()  # replace the <ref-object> marks
-    boxes: tuple[Box | Point, ...] = ()  # replace the <bbox> marks
+    references: tuple[str, ...] = ()  # texts that replace the <ref-object> marks
+    boxes: tuple[Box | Point, ...] = ()  # boxes and points that replace the <bbox> marks
     box_images: tuple[int, ...] = ()  # for each box, the number of its image
-    box_space: BoxSpace | None = None  # of the boxes; None: the recipe's
-    answer_space: BoxSpace | None = None  # of boxes in the answer; likewise
-    answer_image: int | None = None  # on which boxes of the answer lie, as the row says
+    box_space: BoxSpace | None = None  # what the boxes are in; None for the recipe's data.boxes
+    answer_space: BoxSpace | None = None  # what boxes in the answer are in; likewise
+    answer_image: int | None = None  # number of the image that boxes of the answer lie on, if the row says so
     boxes_are_sides: bool = False  # they were given as [x, y, width, height]
-    named: Mapping[str, Any] = field(default_factory=dict)  # what the format's own framework gives its rewards by name
-    messages_field: str = "messages"  # their key in this format
+    named: Mapping[str, Any] = field(default_factory=dict)  # what the format's framework passes to rewards by name
+    messages_field: str = "messages"  # key of the messages in this format
     boxes_field: str = "boxes"
 
 
 def reject(row: Row, error: DataError) -> RejectedRow:
     """Make a RejectedRow of a row whose images or prompt cannot be used."""
-    reason = str(error).removeprefix(f"row {row.id}, column {error.field}: ")  # which the record says itself
+    reason = str(error).removeprefix(f"row {row.id}, column {error.field}: ")  # the record has these itself
     return RejectedRow(id=row.id, file=row.file, line=row.line, field=error.field, reason=reason)
 
 
 def shortened(text: str) -> str:
-    """Shorten a reason or a field for bad_rows.jsonl; it may have text of the row in it."""
+    """Shorten a reason or a field for bad_rows.jsonl, because it may quote text of the row."""
     return brief(text, _LONGEST_REASON)
 
 
 def given(record: Mapping[str, Any], key: str) -> bool:
-    """Whether a key is there with a value other than null: Parquet writes null for a key that a row does not have."""
+    """Return whether a key has a value other than null: Parquet writes null for a key that a row does not have."""
     return record.get(key) is not None
 
 
@@ -98,7 +99,7 @@ def read_messages(
     content_key: str = "content",
     roles: Mapping[str, Role] = ROLES,
 ) -> tuple[Message, ...]:
-    """Read turns from a list of objects. `roles`: tiercel's role for each role of the format."""
+    """Read turns from a list of objects. `roles` maps each role of the format to tiercel's role."""
     if not isinstance(value, list) or not value:
         raise _wrong(value, "it must be a list of turns, at least one", field)
     messages = []
@@ -119,7 +120,7 @@ def read_messages(
 
 
 def _is_trained(turn: Mapping[str, Any], role: Role, place: str) -> bool:
-    """Whether SFT trains on a turn: `loss` as in ms-swift, or `weight` as in OpenAI's format."""
+    """Return whether SFT trains on a turn: `loss` as in ms-swift, or `weight` as in OpenAI's format."""
     keys = [key for key in _MASKS if given(turn, key)]
     if not keys:
         return True
@@ -132,13 +133,13 @@ def _is_trained(turn: Mapping[str, Any], role: Role, place: str) -> bool:
 
 
 def is_truth(value: Any) -> bool:
-    """Whether a value says yes or no: a bool, 1 or 0."""
+    """Return whether a value means yes or no: a bool, 1 or 0."""
     return type(value) in (bool, int, float) and value in (0, 1)
 
 
 def with_turns_of_text(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Read a list of turns that a column has as JSON text; any other text stays as it is. Raises DataError for a list
-    as Python prints it, which would be taken for a question."""
+    """Parse a list of turns that a column has as JSON text; any other text stays as it is. Raises DataError for a list
+    in the form in which Python prints it, which would otherwise be taken for a question."""
     return {key: _turns_of_text(value, key) if key in _TURNS else value for key, value in record.items()}
 
 
@@ -196,7 +197,7 @@ def _visuals(record: Mapping[str, Any], kind: str) -> dict[str, Any]:
     value = record.get(key)
     if value is None:
         return {}
-    if key == "video" or not isinstance(value, list):  # a list under `video` is one video's frames
+    if key == "video" or not isinstance(value, list):  # a list under `video` is the frames of one video
         return {key: value}
     return {f"{key}[{number}]": item for number, item in enumerate(value)}
 
@@ -230,7 +231,7 @@ def _read_image(value: Any, field: str) -> ImageSource:
         data = embedded_picture(text, field) or data
         path = path if text is not path else None if isinstance(data, bytes) else path
     if isinstance(data, bytes) and (path is None or isinstance(path, str)):
-        return ImageSource(path=path, data=data)  # with bytes, the path is only a name
+        return ImageSource(path=path, data=data)  # if there are bytes, the path is only a name
     if data is not None or not isinstance(path, str):
         raise _wrong(value, 'it must be a path or {"bytes": ..., "path": ...}', field)
     require_path(path, field)
@@ -257,7 +258,7 @@ def _read_box(value: Any, field: str) -> Box | Point:
 
 
 def read_box_images(value: Any, field: str, box_count: int) -> tuple[int, ...]:
-    """Read the number of each box's image; 0 for all where none are given."""
+    """Read the image number of each box; 0 for all if none are given."""
     if value is None or value == []:
         return (0,) * box_count
     if not isinstance(value, list) or not all(type(number) is int for number in value):
@@ -268,25 +269,25 @@ def read_box_images(value: Any, field: str, box_count: int) -> tuple[int, ...]:
 
 
 def read_image_number(value: Any, field: str) -> int | None:
-    """Read the number of an image; None where none is given."""
+    """Read the number of an image; None if none is given."""
     if value is None or type(value) is int:
         return value
     raise _wrong(value, "it must be the number of an image, counted from 0", field)
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a finite int or float. A bool is neither."""
+    """Return whether a value is a finite int or float. A bool is neither."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """Tells how the rows of a file are read."""
+    """Describes how the rows of a file are read."""
 
     file: str
     purpose: Purpose
     image_roots: ImageRoots
-    image_size: ImageSize  # (width, height) of an image, or DataError
+    image_size: ImageSize  # returns (width, height) of an image, or raises DataError
     prompt: str | None = None  # data.prompt
     box_space: BoxSpace = "pixels"  # data.boxes
     ids: Literal["own", "line"] = "own"  # data.ids
@@ -294,7 +295,7 @@ class Reading:
 
 
 def finish(draft: RowDraft, reading: Reading, *, id: str, line: int, pixels: PixelLimits | None = None) -> Row:
-    """Check a draft as a whole and make the Row. `reading.image_size` is called only where boxes depend on it."""
+    """Check a draft as a whole and make the Row. `reading.image_size` is called only if boxes depend on it."""
     field = draft.messages_field
     messages = draft.messages
     if reading.last_turn_only:
@@ -334,7 +335,7 @@ def finish(draft: RowDraft, reading: Reading, *, id: str, line: int, pixels: Pix
 
 
 def require_under_roots(draft: RowDraft, roots: ImageRoots) -> None:
-    """Raise DataError where an absolute path leads out of the roots, so that such rows are rejected while they are
+    """Raise DataError if an absolute path leads out of the roots, so that such rows are rejected while they are
     read."""
     files = [(f"images[{number}]", image) for number, image in enumerate(draft.images)]
     for number, video in enumerate(draft.videos):
@@ -345,7 +346,7 @@ def require_under_roots(draft: RowDraft, roots: ImageRoots) -> None:
 
 
 def only_last_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Train on the last assistant turn only; on none where the row itself leaves that turn out."""
+    """Train only on the last assistant turn; on none if the row itself excludes that turn."""
     last = max((number for number, message in enumerate(messages) if message.role == "assistant"), default=None)
     return tuple(
         replace(message, is_trained=message.is_trained and number == last) if message.role == "assistant" else message
@@ -356,7 +357,8 @@ def only_last_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
 def fill_prompt(
     messages: Sequence[Message], template: str, columns: Mapping[str, Any], of: str = "data.prompt"
 ) -> tuple[Message, ...]:
-    """Replace the last user turn by `template` with {prompt} and columns filled in. `of`: what has the template."""
+    """Replace the last user turn by `template`, with {prompt} and columns filled in. `of` names the template in
+    errors."""
     last = max(number for number, message in enumerate(messages) if message.role == "user")
 
     def value(name: str) -> str:
@@ -386,8 +388,8 @@ def read_pixels(record: Mapping[str, Any]) -> PixelLimits | None:
 
 
 def require_turns(messages: Sequence[Message], purpose: Purpose, field: str) -> None:
-    """Raise DataError unless a system turn comes first, there is a user turn, and, for SFT, an assistant turn after it
-    that is trained on."""
+    """Raise DataError unless a system turn comes first, there is a user turn and, except for GRPO, an assistant turn
+    after it that is trained on."""
     roles = [message.role for message in messages]
     if "system" in roles[1:]:
         raise DataError("a system turn may only come first", field=f"{field}[{roles.index('system', 1)}]")
@@ -421,8 +423,8 @@ def fill_references(messages: tuple[Message, ...], references: Sequence[str]) ->
 
 
 def place_marks(messages: tuple[Message, ...], mark: str, count: int, field: str) -> tuple[Message, ...]:
-    """Return the messages with one mark for each image or video. Where they have no mark, all marks are put at the
-    start of the first user turn. Raises DataError where they have another number of marks."""
+    """Return the messages with one mark for each image or video. If they have no mark, all marks are put at the start
+    of the first user turn. Raises DataError if the number of marks differs."""
     marks = count_marks(messages, mark)
     if marks == count:
         return messages
@@ -434,7 +436,7 @@ def place_marks(messages: tuple[Message, ...], mark: str, count: int, field: str
 
 
 def answer_start(messages: Sequence[Message]) -> int:
-    """Return the place after the last user turn; 0 where there is none."""
+    """Return the place after the last user turn; 0 if there is none."""
     return max((number + 1 for number, message in enumerate(messages) if message.role == "user"), default=0)
 
 
@@ -444,8 +446,9 @@ def count_marks(messages: Sequence[Message], mark: str) -> int:
 
 
 def _answer_image(draft: RowDraft, messages: Sequence[Message]) -> int | None:
-    """Return the number of the image on which boxes of the right answer lie: as the row says; else that of the boxes
-    after the last question, or of all its boxes, None where those lie on several; else the first."""
+    """Return the number of the image that boxes of the right answer lie on: the one that the row gives; or else the one
+    that the boxes after the last question lie on, or all its boxes if there are none, and None if these lie on several
+    images; or else the first."""
     if draft.answer_image is not None:
         if not 0 <= draft.answer_image < len(draft.images):
             reason = f"is {draft.answer_image}, but the row has {len(draft.images)} images (counted from 0)"
@@ -458,7 +461,7 @@ def _answer_image(draft: RowDraft, messages: Sequence[Message]) -> int | None:
 
 def _checked_boxes(draft: RowDraft, messages: Sequence[Message], reading: Reading) -> tuple[Box | Point, ...]:
     """Check the draft's boxes and convert them to pixels of their images. Boxes in pixels are compared with their
-    images where those are opened anyway."""
+    images only if those are opened anyway."""
     field, space = draft.boxes_field, draft.box_space or reading.box_space
     marks = count_marks(messages, BOX_MARK)
     if marks != len(draft.boxes):
@@ -487,7 +490,7 @@ def _checked_boxes(draft: RowDraft, messages: Sequence[Message], reading: Readin
 
 
 def _wrong(value: Any, wanted: str, field: str) -> DataError:
-    """Make the error that shows a wrong value and says what is wanted."""
+    """Make the error that shows a wrong value and says what is wanted instead."""
     return DataError(f"is {_brief(value)}; {wanted}", field=field)
 
 

@@ -30,10 +30,10 @@ class ScanReport:
     file: str
     total: int  # rows of the file
     accepted: int
-    rejected: tuple[RejectedRow, ...]  # while they were read, and by the scan
-    image_count: int  # of accepted rows; a file that several rows name is counted for each
-    rows_by_image_count: Mapping[int, int]  # accepted rows by their number of images
-    prompt_token_percentiles: Mapping[int, int]  # of accepted rows, PERCENTILES by nearest rank; empty without rows
+    rejected: tuple[RejectedRow, ...]  # while the rows were read, and by the scan
+    image_count: int  # of accepted rows; a file that several rows name is counted once for each
+    rows_by_image_count: Mapping[int, int]  # number of accepted rows, by their number of images
+    prompt_token_percentiles: Mapping[int, int]  # of accepted rows: PERCENTILES by nearest rank; may be empty
     longest_row: str | None  # id of the accepted row with the most prompt tokens
 
 
@@ -47,7 +47,7 @@ def scan(
     """Check the images of every row, which `measure` opens, and the length of its prompt in tokens, which
     `plan_prompt(row, sizes)` returns.
 
-    A row is rejected where `measure` or `plan_prompt` raises DataError, and where its prompt is longer than
+    A row is rejected if `measure` or `plan_prompt` raises DataError, or if its prompt is longer than
     data.max_prompt_tokens. `progress` is called with (rows done, rows in all).
     """
     rejected = list(table.rejected)
@@ -104,7 +104,7 @@ def undecodable(rows: Sequence[Row], config: Data) -> list[RejectedRow]:
 
 
 def percentiles(counts: Mapping[int, int]) -> dict[int, int]:
-    """Compute PERCENTILES by nearest rank. `counts`: how often each value occurs. Empty without values."""
+    """Compute PERCENTILES by nearest rank. `counts` has how often each value occurs. Empty if there are no values."""
     total = sum(counts.values())
     ranks = [max(1, -(-percent * total // 100)) for percent in PERCENTILES]  # rounded up
     found: dict[int, int] = {}
@@ -145,7 +145,7 @@ def _sizes(
     size_of: Callable[[_Place], Size | ImageProblem],
     threads: Executor,
 ) -> dict[_Place, Size | ImageProblem]:
-    """Return the size of each different image of the rows, or its problem."""
+    """Return the size of each distinct image of the rows, or its problem."""
     images = dict.fromkeys((row.image_roots, image) for row in rows for side in row.sides for image in side.images)
     unknown = [image for image in images if image not in known]
     found = dict(zip(unknown, threads.map(size_of, unknown), strict=True))

@@ -1,6 +1,6 @@
 """`tiercel demo`: sheets of handwritten digits, four kinds of questions about them, SFT and then GRPO from right
-answers alone, and a control in which another digit or ink is asked for. `--zoom` runs the demo of zoom.py, `--pairs`
-that of pairs.py."""
+answers alone, and a control that asks for another digit or ink. `--zoom` runs the demo of zoom.py, and `--pairs` that
+of pairs.py."""
 
 import json
 import time
@@ -30,7 +30,7 @@ Counts = Mapping[str, tuple[int, int]]  # right answers and rows, by the kind of
 
 
 def run(recipe: None, arguments: Namespace) -> None:
-    """Run the demo, or the one that needs a tool, or the one of pairs and a teacher."""
+    """Run the demo, or the one with a tool, or the one with pairs and a teacher."""
     if arguments.zoom:
         demo_zoom()
     elif arguments.pairs:
@@ -40,7 +40,7 @@ def run(recipe: None, arguments: Namespace) -> None:
 
 
 def demo() -> None:
-    """Run the recipes in the working directory. Raises TiercelError as their commands do."""
+    """Run the recipes in the working directory. Raises the same TiercelErrors as their commands."""
     started = time.monotonic()
     require_recipes("demo-sft.yaml", "demo-grpo.yaml")
     what = "1/5 sheets of real handwriting, and questions"
@@ -59,8 +59,8 @@ def demo() -> None:
 
 
 def summary(run: Path, control: Path) -> str:
-    """Compare the accuracy of each kind of question before and after, and with that of the control's file. Raises
-    TrainingError where an evaluation is missing."""
+    """Return a comparison of the accuracy of each kind of question before and after training, and with that in the
+    control's file. Raises TrainingError if an evaluation is missing."""
     steps = [int(row["step"]) for row in evaluations_of(run, read_metrics(run))]
     files = (groups_path(run, "evaluations", steps[0]), groups_path(run, "evaluations", steps[-1]), control)
     before, after, swapped = (by_kind(read_groups(file)) for file in files)
@@ -70,12 +70,12 @@ def summary(run: Path, control: Path) -> str:
 
 
 def read_groups(file: Path) -> list[GroupRecord]:
-    """Read completions of held-out rows."""
+    """Read the groups of held-out rows from a file."""
     return [GroupRecord.from_json(json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def by_kind(groups: Sequence[GroupRecord]) -> Counts:
-    """Count the right answers and the rows of each kind, which a row's id names, and of all."""
+    """Count the right answers and the rows of each kind, which the row's id names, and of all kinds."""
     right, rows = Counter[str](), Counter[str]()
     for group in groups:
         for kind in (group.id.split("-")[1], "all"):
@@ -85,7 +85,7 @@ def by_kind(groups: Sequence[GroupRecord]) -> Counts:
 
 
 def in_words(counts: Counts, kind: str) -> str:
-    """Write an accuracy with its 95 % interval."""
+    """Return an accuracy with its 95 % interval as text."""
     right, count = counts[kind]
     low, high = wilson(right, count)
     return f"{right / count:.3f} ({low:.3f} to {high:.3f})"

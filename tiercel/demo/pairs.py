@@ -1,5 +1,5 @@
-"""`tiercel demo --pairs`: what else than the true boxes improves a model that points: pairs of boxes, a teacher, and
-a reward model."""
+"""`tiercel demo --pairs`: ways to improve a model that points, without true boxes: pairs of boxes, a teacher, and a
+reward model."""
 
 import json
 import time
@@ -18,7 +18,7 @@ from tiercel.runs.directory import read_metrics
 from tiercel.writing import writing
 
 CAREFUL, CARELESS = 8, 24  # pixels by which the corners of the two boxes of a pair may be off
-LEAST_DIFFERENCE = 0.1  # of their IoU with the true box
+LEAST_DIFFERENCE = 0.1  # between the IoUs of the two boxes with the true box
 PAIRS_OF_A_SCENE = 8
 NAMES = ("practice", "heldout")
 PAIRS, STUDENT = Path("runs/pairs-dpo"), Path("runs/pairs-distill")
@@ -26,7 +26,7 @@ RANKER, RANKED = Path("runs/pairs-reward"), Path("runs/pairs-reward-grpo")
 
 
 def demo_pairs() -> None:
-    """Run the recipes in the working directory. Raises TiercelError as their commands do."""
+    """Run the recipes in the working directory. Raises the same TiercelErrors as their commands."""
     started = time.monotonic()
     require_recipes(*(f"demo-{name}.yaml" for name in ("dpo", "distill", "reward", "reward-grpo")))
     demo_pointing()
@@ -45,8 +45,8 @@ def demo_pairs() -> None:
 
 
 def write_pairs(directory: Path, name: str, seed: int) -> None:
-    """Write pairs-NAME.jsonl and labels-NAME.jsonl of the scenes of NAME.jsonl: pairs of a box that is nearer to the
-    true one and one that is farther away, and of each scene one of its boxes with a label."""
+    """Write pairs-NAME.jsonl and labels-NAME.jsonl for the scenes of NAME.jsonl. A pair has a box closer to the true
+    one and one further away; a label belongs to one box of each scene."""
     generator = np.random.default_rng(seed)
     pairs, labels = [], []
     for number, line in enumerate((directory / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()):
@@ -60,7 +60,7 @@ def write_pairs(directory: Path, name: str, seed: int) -> None:
 
 
 def two_boxes(box: Box, generator: np.random.Generator) -> list[Box]:
-    """Draw a careful and a careless box around a digit, the better one first."""
+    """Draw a careful and a careless box around a digit, and return the better one first."""
     while True:
         drawn = [jittered(box, most, generator) for most in (CAREFUL, CARELESS)]
         drawn.sort(key=lambda each: iou(each, box), reverse=True)
@@ -69,12 +69,13 @@ def two_boxes(box: Box, generator: np.random.Generator) -> list[Box]:
 
 
 def answered(row: Mapping[str, Any], box: Sequence[int]) -> dict[str, Any]:
-    """Copy a row with a box as the assistant's turn."""
+    """Copy a row, with a box as the assistant's turn."""
     return {**row, "messages": [row["messages"][0], {"role": "assistant", "content": written(box)}]}
 
 
 def summary() -> str:
-    """Compare before and after, from metrics.jsonl alone. Raises TrainingError where an evaluation is missing."""
+    """Return a comparison of before and after, from metrics.jsonl alone. Raises TrainingError if an evaluation is
+    missing."""
     pairs, student, teacher, ranker, ranked = map(_accuracies, (PAIRS, STUDENT, TEACHER, RANKER, RANKED))
     steps, best = teacher[-1]
     reached = next((step for step, accuracy in student if accuracy >= 0.9 * best), None)
@@ -91,5 +92,5 @@ def summary() -> str:
 
 
 def _accuracies(run: Path) -> list[tuple[int, float]]:
-    """List the steps of a run's evaluations, with their accuracies."""
+    """Return the steps of a run's evaluations with their accuracies."""
     return [(int(row["step"]), row["eval/accuracy"]) for row in evaluations_of(run, read_metrics(run))]

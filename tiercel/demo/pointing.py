@@ -1,4 +1,4 @@
-"""What comes first in `tiercel demo --pairs`: a model learns to point at a digit, by SFT and then by GRPO."""
+"""The first part of `tiercel demo --pairs`: a model learns to point at a digit by SFT and then by GRPO."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ DATA, RUN = Path("runs/pointing-data"), Path("runs/pointing")
 
 
 def demo_pointing() -> None:
-    """Run both recipes in the working directory. Raises TiercelError as their commands do."""
+    """Run both recipes in the working directory. Raises the same TiercelErrors as their commands."""
     require_recipes("demo-pointing-sft.yaml", "demo-pointing-grpo.yaml")
     what = "1/9 scenes of one handwritten digit"
     write_data(DATA, what, START, write_scenes, (WARMUP, PRACTICE, HELD_OUT))

@@ -1,4 +1,4 @@
-"""Questions about a sheet, whose answers differ with the digit or the ink that is asked for."""
+"""Questions about a sheet whose answers depend on the digit or the ink that is asked for."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ TEXTS = MappingProxyType(
         "left": "Which digit is left of the {}?",
     }
 )
-COUNTED = 0.7  # of the questions how many: for a digit that is there
+COUNTED = 0.7  # share of the counting questions that ask for a digit on the sheet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Solution:
-    """What each digit of a sheet, from left to right, means for a question, the answer (a number, or a place as
-    column,row), and what a careless writer answers after the same notes."""
+    """The solution of a question: what each digit of a sheet, from left to right, means for it, the answer (a number,
+    or a place as column,row), and what a careless writer answers after the same notes."""
 
     notes: Sequence[str]
     answer: str
@@ -32,7 +32,7 @@ class Solution:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """A question and its solution; `swapped` asks for another digit or ink, and has another answer."""
+    """A question and its solution. `swapped` asks for another digit or ink, and has another answer."""
 
     kind: str
     text: str
@@ -44,7 +44,7 @@ Solutions = Mapping[str, Solution]  # of one kind, by the question's text
 
 
 def where(sheet: Sheet) -> Solutions:
-    """Ask for the place of a digit that the sheet shows once."""
+    """Ask for the place of a digit that occurs once on the sheet."""
     return {
         TEXTS["where"].format(digit.value): Solution(
             notes=["here" if each is digit else "no" for each in sheet.digits],
@@ -56,7 +56,7 @@ def where(sheet: Sheet) -> Solutions:
 
 
 def count(sheet: Sheet) -> Solutions:
-    """Ask how often a digit is there."""
+    """Ask how often a digit occurs."""
     return {
         TEXTS["count"].format(value): _counted([digit.value == value for digit in sheet.digits]) for value in range(10)
     }
@@ -72,7 +72,7 @@ def add_up(sheet: Sheet) -> Solutions:
 
 
 def left_of(sheet: Sheet) -> Solutions:
-    """Ask for the next digit to the left of one that the sheet shows once."""
+    """Ask for the next digit to the left of one that occurs once on the sheet."""
     solutions = {}
     for neighbour, digit in zip(sheet.digits, sheet.digits[1:], strict=False):
         if digit in _single(sheet):
@@ -89,7 +89,7 @@ KINDS: Mapping[str, Callable[[Sheet], Solutions]] = MappingProxyType(
 
 
 def ask(sheet: Sheet, kind: str, generator: np.random.Generator) -> Question | None:
-    """Draw a question of a kind; None where the sheet admits no two of them with different answers."""
+    """Draw a question of a kind. Returns None if the sheet does not allow two of them with different answers."""
     solutions = KINDS[kind](sheet)
     texts = list(solutions)
     if kind == "count" and generator.random() < COUNTED:
@@ -109,7 +109,7 @@ def _counted(hits: Sequence[bool]) -> Solution:
 
 
 def _added(values: Sequence[int | None]) -> Solution:
-    """Add up values; None for a digit that is not asked for."""
+    """Add up the values. None marks a digit that is not asked for."""
     notes: list[str] = []
     asked: list[int] = []
     for value in values:

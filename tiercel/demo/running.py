@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 from tiercel.errors import TrainingError
 from tiercel.writing import writing
 
-RowsT = TypeVar("RowsT")  # what describes one file of rows
+RowsT = TypeVar("RowsT")  # the description of one file of rows
 RECIPES = Path("recipes")
-SHIPPED = Path(__file__).parent / "recipes"  # in the repository a link to its recipes/
+SHIPPED = Path(__file__).parent / "recipes"  # in the repository, a link to its recipes/
 
 
 def require_recipes(*names: str) -> None:
-    """Copy each recipe that is not in the working directory's recipes/ to there, and say where one that is there
-    differs from the shipped one. Raises RunError where the directory cannot be written."""
+    """Copy each recipe that is missing in the working directory's recipes/ to there, and print a note if an existing
+    one differs from the shipped one. Raises RunError if the directory cannot be written."""
     for name in names:
         recipe = RECIPES / name
         if not recipe.is_file():
@@ -31,8 +31,8 @@ def require_recipes(*names: str) -> None:
 def write_data(
     data: Path, what: str, start: Path, write: Callable[[Path, RowsT], Path], files: Sequence[RowsT]
 ) -> None:
-    """Write the demo's rows by `write`, and copy its starting checkpoint, unless an earlier call has come to its end:
-    the held-out rows are written last. `what` is printed. Raises RunError where the directory cannot be written."""
+    """Write the demo's rows with `write`, and copy its starting checkpoint, unless an earlier call has finished: the
+    held-out rows are written last. `what` is printed. Raises RunError if the directory cannot be written."""
     if (data / "heldout.jsonl").exists():
         return
     print(f"{what} -> {data}", flush=True)
@@ -43,20 +43,21 @@ def write_data(
 
 
 def run_command(*arguments: str) -> None:
-    """Run a tiercel command in its own process. Raises TrainingError where it fails."""
+    """Run a tiercel command in its own process. Raises TrainingError if it fails."""
     code = subprocess.run([sys.executable, "-m", "tiercel", *arguments], check=False).returncode
     if code != 0:
         raise TrainingError(f"tiercel {' '.join(arguments)} ended with exit code {code}; see above")
 
 
 def show_command(place: str, what: str, *arguments: str) -> None:
-    """Print the place of a step, such as 2/4, with its command and what that does, and run it. Raises TrainingError."""
+    """Print the number of a step, such as 2/4, its command and what that does, and run the command. Raises
+    TrainingError."""
     print(f"{place} tiercel {' '.join(arguments)}{f': {what}' if what else ''}", flush=True)
     run_command(*arguments)
 
 
 def evaluations_of(run: Path, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return a run's rows of metrics that have an evaluation. Raises TrainingError where there are not two."""
+    """Return a run's rows of metrics that have an evaluation. Raises TrainingError if there are fewer than two."""
     found = [row for row in rows if "eval/accuracy" in row]
     if len(found) < 2:
         raise TrainingError(f"{run}: it has no evaluation before and after; run the demo again")

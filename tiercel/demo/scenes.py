@@ -1,7 +1,7 @@
 """Scenes of real handwriting: one or more of scikit-learn's digits on paper, a question, and the box that answers it.
 
-The digits' 8 x 8 grey values are enlarged and pasted on paper whose red rises with x and whose green rises with y,
-because rotary attention alone carries only relative positions. Training and held-out scenes use disjoint digits.
+The digits' 8 x 8 grey values are enlarged and pasted on paper whose red increases with x and whose green increases with
+y, because rotary attention alone carries only relative positions. Training and held-out scenes use disjoint digits.
 """
 
 import json
@@ -20,7 +20,7 @@ DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "e
 SIDE = 112  # pixels of a scene: 4 x 4 tokens for Qwen2.5-VL
 CELL = 4  # pixels; boxes lie on this grid
 SMALLEST, LARGEST = 28, 52  # pixels of a digit's box
-HELD_OUT_SHARE = 5  # every fifth sample of scikit-learn's is held out
+HELD_OUT_SHARE = 5  # every fifth of scikit-learn's samples is held out
 
 Box = tuple[int, int, int, int]
 
@@ -36,14 +36,14 @@ class Scene:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SceneSet:
-    """Scenes of one file, and what they show."""
+    """The scenes of one file, and what they show."""
 
     name: str
     count: int
     seed: int
-    digit_counts: tuple[int, ...] = (1,)  # digits of a scene, in equal shares of the file
+    digit_counts: tuple[int, ...] = (1,)  # numbers of digits in a scene, each for an equal share of the file
     is_held_out: bool = False
-    jitter: int = 0  # most pixels by which a written corner is moved
+    jitter: int = 0  # largest shift of a written corner, in pixels
 
 
 def load_digit_images() -> tuple[np.ndarray, np.ndarray]:
@@ -57,12 +57,12 @@ def load_digit_images() -> tuple[np.ndarray, np.ndarray]:
 
 
 def held_out(count: int) -> np.ndarray:
-    """Return a bool array (count,): which of scikit-learn's samples no training scene shows."""
+    """Return a bool array (count,) that marks the samples of scikit-learn that no training scene shows."""
     return np.arange(count) % HELD_OUT_SHARE == 0
 
 
 def draw_scene(images: np.ndarray, labels: np.ndarray, digit_count: int, generator: np.random.Generator) -> Scene:
-    """Draw a scene of `digit_count` different digits that do not overlap; one of them is asked for."""
+    """Draw a scene of `digit_count` different digits that do not overlap. One of them is asked for."""
     canvas = paper(SIDE)
     taken: list[Box] = []
     shown: list[int] = []
@@ -80,7 +80,7 @@ def draw_scene(images: np.ndarray, labels: np.ndarray, digit_count: int, generat
 
 
 def write_scenes(directory: Path, scenes: SceneSet) -> Path:
-    """Write the rows of the scenes, `directory`/NAME.jsonl, and their images.
+    """Write the rows of the scenes to `directory`/NAME.jsonl, and their images.
 
     The row's `answer` is always the true box; only the assistant turn, which SFT learns from, is jittered.
     """
@@ -106,7 +106,7 @@ def save_picture(image: Image.Image, directory: Path, name: str) -> str:
 
 
 def dialogue(name: str, files: list[str], turns: list[str]) -> dict[str, Any]:
-    """Make a row whose turns are the user's and the assistant's, one after the other."""
+    """Return a row whose turns are the user's and the assistant's in alternation."""
     roles = cycle(("user", "assistant"))
     messages = [{"role": role, "content": text} for role, text in zip(roles, turns, strict=False)]
     return {"id": name, "images": files, "messages": messages}
@@ -119,12 +119,12 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def written(box: Sequence[int]) -> str:
-    """Write a box as the model does."""
+    """Format a box as the model does."""
     return f"[{', '.join(map(str, box))}]"
 
 
 def paper(side: int) -> np.ndarray:
-    """Make the paper, float (side, side, 3): red grows to the right, green downwards, blue is constant."""
+    """Return the paper, float (side, side, 3): red increases to the right, green downwards, and blue is constant."""
     ramp = np.linspace(60, 250, side)
     return np.stack([np.tile(ramp, (side, 1)), np.tile(ramp[:, None], (1, side)), np.full((side, side), 150.0)], -1)
 
@@ -150,13 +150,13 @@ def _overlap(one: Box, other: Box) -> bool:
 
 
 def _strokes(digit: np.ndarray) -> np.ndarray:
-    """Cut the empty edges from a digit."""
+    """Cut the empty edges off a digit."""
     rows, columns = np.nonzero(digit > 2)
     return digit[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
 
 
 def jittered(box: Box, jitter: int, generator: np.random.Generator) -> Box:
-    """Move the corners on the grid; the box keeps an area."""
+    """Move the corners on the grid, so that the box keeps a positive area."""
     if jitter == 0:
         return box
     steps = jitter // CELL

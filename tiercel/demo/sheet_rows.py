@@ -13,20 +13,21 @@ from tiercel.demo.sheets import Sheet, Stationery
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowSet:
-    """Rows of one file, one for each sheet; `kinds` of questions take turns. Held-out rows show other handwriting."""
+    """The rows of one file, one for each sheet, with `kinds` of questions in turn. Held-out rows show other
+    handwriting."""
 
     name: str
     count: int
     seed: int
     kinds: Sequence[str] = tuple(KINDS)
     is_held_out: bool = False
-    is_answered: bool = True  # False: what the assistant says ends with the thought
+    is_answered: bool = True  # False: the assistant's turn ends with the thought
     slips: float = 0.0  # share of the rows in which the assistant answers carelessly; the column `answer` is right
 
 
 def write_questions(directory: Path, rows: RowSet) -> Path:
-    """Write `directory`/NAME.jsonl and its images; of held-out rows NAME-swapped.jsonl too: the same sheets and
-    answers, and questions that ask for another digit or ink."""
+    """Write `directory`/NAME.jsonl and its images. For held-out rows, write NAME-swapped.jsonl too, with the same
+    sheets and answers but with questions that ask for another digit or ink."""
     stationery, generator = Stationery(is_held_out=rows.is_held_out), np.random.default_rng(rows.seed)
     dice = np.random.default_rng([rows.seed, 1])
     asked, swapped = [], []

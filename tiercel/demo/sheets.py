@@ -1,8 +1,8 @@
 """Sheets of squared paper with two to four handwritten digits in three inks.
 
-The digits are scikit-learn's; training and held-out sheets show disjoint ones. The paper's relief is cut from its two
-photographs. Light falls on it from two sides: red rises to the right, green downwards, because rotary attention alone
-carries only relative positions.
+The digits are scikit-learn's; training and held-out sheets show disjoint ones. The paper's relief is cut from
+scikit-learn's two photographs. Light falls on it from two sides: red increases to the right and green downwards,
+because rotary attention alone carries only relative positions.
 """
 
 from collections.abc import Sequence
@@ -14,21 +14,21 @@ from PIL import Image, ImageFilter
 from tiercel.demo.scenes import Box, held_out, load_digit_images
 from tiercel.errors import EnvironmentProblem
 
-SQUARES = 4  # of a sheet's side
+SQUARES = 4  # along a sheet's side
 SQUARE = 28  # pixels of a square: one token of Qwen2.5-VL
 SIDE = SQUARES * SQUARE
 CELL = 4  # pixels; boxes lie on this grid
 HEIGHTS = (20, 24, 28)  # pixels of a digit
-NARROWEST = 12  # pixels of its width
+NARROWEST = 12  # smallest width of a digit, in pixels
 DIGIT_COUNTS = (2, 3, 4)
-REPEATED_SHARE = 0.4  # of the sheets: two places have the same digit for certain
+REPEATED_SHARE = 0.4  # of the sheets; these certainly have the same digit at two places
 
 INKS = {"red": (190, 25, 35), "blue": (25, 55, 190), "black": (25, 22, 22)}
-INK_SPREAD = 15  # of each colour's values
-LIGHT = (170.0, 245.0)  # of the paper's red and green, from one side to the other
+INK_SPREAD = 15  # of each colour channel
+LIGHT = (170.0, 245.0)  # range of the paper's red and green, from one side to the other
 BLUE = 215.0
 RELIEF = 10.0  # standard deviation of the paper's grey values
-LINE = 18.0  # by which the lines of the squares are darker
+LINE = 18.0  # how much darker the lines of the squares are
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,31 +41,31 @@ class Digit:
 
     @property
     def square(self) -> tuple[int, int]:
-        """Return the column and the row of its square, from 1."""
+        """Return the column and the row of the digit's square, counted from 1."""
         return self.box[0] // SQUARE + 1, self.box[1] // SQUARE + 1
 
     @property
     def place(self) -> str:
-        """Write its square as column,row."""
+        """Return the digit's square as column,row."""
         return f"{self.square[0]},{self.square[1]}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sheet:
-    """A picture and its digits, from left to right: no column of squares has two."""
+    """A picture and its digits from left to right. No column of squares has two digits."""
 
     image: Image.Image
     digits: tuple[Digit, ...]
 
     def read_out(self, notes: Sequence[str]) -> str:
-        """Write what the sheet shows, from left to right, each digit with a note: 2,4 red 3: no; 3,1 blue 7: here."""
+        """Return what the sheet shows, from left to right, each digit with a note: 2,4 red 3: no; 3,1 blue 7: here."""
         return "; ".join(
             f"{digit.place} {digit.ink} {digit.value}: {note}" for digit, note in zip(self.digits, notes, strict=True)
         )
 
 
 class Stationery:
-    """Handwriting, inks and paper, from which sheets are drawn."""
+    """Handwriting, inks and paper from which sheets are drawn."""
 
     def __init__(self, *, is_held_out: bool) -> None:
         images, labels = load_digit_images()
@@ -94,7 +94,7 @@ class Stationery:
         return Sheet(image=Image.fromarray(canvas.clip(0, 255).astype(np.uint8)), digits=tuple(digits))
 
     def paper(self, generator: np.random.Generator) -> np.ndarray:
-        """Make squared paper, float (SIDE, SIDE, 3)."""
+        """Return squared paper, float (SIDE, SIDE, 3)."""
         relief = self.reliefs[int(generator.integers(len(self.reliefs)))]
         top, left = (int(generator.integers(length - SIDE)) for length in relief.shape)
         ramp = np.linspace(*LIGHT, SIDE)
@@ -106,7 +106,7 @@ class Stationery:
 
 
 def load_reliefs() -> list[np.ndarray]:
-    """Load scikit-learn's two photographs as paper: their fine grey structure, washed out. Raises
+    """Load scikit-learn's two photographs as paper: only their fine grey structure, with low contrast. Raises
     EnvironmentProblem without scikit-learn."""
     try:
         from sklearn.datasets import load_sample_images
@@ -135,7 +135,7 @@ def _cut(digit: np.ndarray) -> np.ndarray:
 
 
 def _box_in(square: tuple[int, int], strokes: np.ndarray, generator: np.random.Generator) -> Box:
-    """Draw a box in the square, on the grid, with about the digit's own proportions."""
+    """Choose a box in the square, on the grid, with approximately the digit's own proportions."""
     height = int(generator.choice(HEIGHTS))
     own = height * strokes.shape[1] / strokes.shape[0]
     width = min(SQUARE, max(NARROWEST, round(own / CELL) * CELL))

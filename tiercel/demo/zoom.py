@@ -1,4 +1,4 @@
-"""`tiercel demo --zoom`: GRPO with a tool that shows what the model cannot see, and without it; print both results."""
+"""`tiercel demo --zoom`: GRPO with a tool that shows what the model cannot see, and without it, with both results."""
 
 import shutil
 import time
@@ -17,7 +17,7 @@ LOOKED = "eval/reward/zoomed_right/mean"
 
 
 def demo_zoom() -> None:
-    """Run the recipe twice in the working directory. Raises TiercelError as its command does."""
+    """Run the recipe twice in the working directory. Raises the same TiercelErrors as its command."""
     started = time.monotonic()
     require_recipes(RECIPE)
     data = Path("runs/zoom-data")
@@ -35,7 +35,8 @@ def demo_zoom() -> None:
 
 
 def summary(name: str, run: Path) -> str:
-    """Compare before and after, from metrics.jsonl alone. Raises TrainingError where an evaluation is missing."""
+    """Return a comparison of before and after, from metrics.jsonl alone. Raises TrainingError if an evaluation is
+    missing."""
     evaluations = evaluations_of(run, read_metrics(run))
     (right, looked), (right_after, looked_after) = (
         (row["eval/accuracy"], row[LOOKED]) for row in (evaluations[0], evaluations[-1])

@@ -1,13 +1,14 @@
-"""Tells where a policy looked. recipes/zoom-demo.yaml measures it with the weight 0: GRPO learns from answers alone."""
+"""A measure of where a policy looked. recipes/zoom-demo.yaml gives it the weight 0, so GRPO learns from the answers
+alone."""
 
 from tiercel.geometry import to_original
 from tiercel.samples import Sample
 
-LARGEST_SHARE = 1 / 3  # of the picture's width: a larger region shows other digits too
+LARGEST_SHARE = 1 / 3  # of the picture's width; a larger region shows other digits too
 
 
 def zoomed_right(sample: Sample) -> float:
-    """Return 1 where a zoom showed the whole digit in the ring and no other one, else 0."""
+    """Return 1 if a zoom showed the whole digit in the ring and no other one, else 0."""
     left, top, right, bottom = sample.columns["digit_box"]
     picture, space = sample.images[0], sample.coordinate_space
     assert space is not None  # Qwen2.5-VL's is known

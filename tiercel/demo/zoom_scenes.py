@@ -1,7 +1,7 @@
 """Large scenes for the demo of a tool: nine small handwritten digits, one of them in a red ring.
 
-The model sees a scene reduced to a seventh, in which it can see the ring but not tell the digits. The tool `zoom` cuts
-from the original.
+The model sees a scene reduced to a seventh, in which the ring is visible but the digits cannot be told apart. The tool
+`zoom` cuts from the original.
 """
 
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ from tiercel.types import ImagePlan
 
 REDUCTION = 7
 LARGE_SIDE = SIDE * REDUCTION  # pixels of a scene
-CENTRES = tuple((x, y) for y in (133, 392, 651) for x in (133, 392, 651))  # of the places
-DIGIT = 8  # pixels of a digit's side, as scikit-learn has it: one pixel of what the model sees
-JITTER = 2  # pixels by which a digit may be off the centre of its place
+CENTRES = tuple((x, y) for y in (133, 392, 651) for x in (133, 392, 651))  # of the places of the digits
+DIGIT = 8  # pixels of a digit's side, as in scikit-learn; about one pixel of what the model sees
+JITTER = 2  # pixels by which a digit may be away from the centre of its place
 REACH = 7  # pixels from a place's centre to the edges of the region that shows it
-RING = (48, 64)  # pixels from a place's centre
+RING = (48, 64)  # inner and outer radius in pixels, from a place's centre
 RED = (230, 30, 30)
 
 QUESTION = "<image>Which digit is in the ring?"
@@ -30,7 +30,7 @@ _PAPER = paper(LARGE_SIDE).astype(np.uint8)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LargeScene:
-    """A picture with nine digits, and the place that has the ring."""
+    """A picture with nine digits, and the place of the ring."""
 
     image: Image.Image
     digits: tuple[int, ...]  # by place
@@ -58,13 +58,13 @@ def draw_large_scene(images: np.ndarray, labels: np.ndarray, generator: np.rando
 
 
 def region(place: int) -> list[int]:
-    """Return the box around a place as the model writes it, in pixels of the picture that it sees."""
+    """Return the box around a place as the model writes it, in pixels of the picture that the model sees."""
     x, y = CENTRES[place]
     return [v // REDUCTION for v in (x - REACH, y - REACH, x + REACH, y + REACH)]
 
 
 def write_questions(directory: Path, name: str, count: int, seed: int, *, use_held_out: bool) -> None:
-    """Write `directory`/`name`.jsonl and its images: the question and the digit in the ring."""
+    """Write `directory`/`name`.jsonl and its images: the question, and the digit in the ring."""
     rows = []
     for number, (scene, _) in enumerate(scenes(count, seed, use_held_out)):
         file = save_picture(scene.image, directory, f"{name}-{number:05d}")
@@ -81,7 +81,7 @@ def zoomed(scene: Image.Image, place: int) -> Image.Image:
 
 
 def scenes(count: int, seed: int, use_held_out: bool) -> Iterator[tuple[LargeScene, np.random.Generator]]:
-    """Draw `count` scenes of digits that are held out or not, and give the generator with each."""
+    """Yield `count` scenes of digits that are held out or not, each with the generator."""
     images, labels = load_digit_images()
     chosen = held_out(len(images)) == use_held_out
     generator = np.random.default_rng(seed)

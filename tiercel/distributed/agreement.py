@@ -25,13 +25,13 @@ from tiercel.reliability.redaction import redact
 from tiercel.rewards.external import ByModel, RewardModel
 from tiercel.sections import shown
 
-SAMPLED_BYTES = 2**20  # read at each end of a file that is too large to read as a whole
+SAMPLED_BYTES = 2**20  # bytes read at each end of a file that is too large to be read whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankFacts:
-    """Holds what must be equal on all ranks, by names for messages. `node`: the machine. `hashes`: hashes of whole
-    values, where `values` has them shortened and without secrets. Hashes are compared and never shown."""
+    """Holds what must be equal on all ranks, by names for messages. `node` is the machine. `hashes` has hashes of whole
+    values, because `values` has them shortened and without secrets. Hashes are compared but never shown."""
 
     node: str
     values: Mapping[str, str]
@@ -39,11 +39,11 @@ class RankFacts:
 
 
 def require_same_recipe(recipe: Recipe, ranks: Ranks) -> None:
-    """Compare programs and recipes, before any file is downloaded or read. Raises EnvironmentProblem where they differ,
+    """Compare programs and recipes, before any file is downloaded or read. Raises EnvironmentProblem if they differ,
     with the names, the ranks and their values."""
     own = recipe_facts(recipe)
     own = replace(own, values={**program(), **own.values})
-    _require_equal(ranks.gather(own, anywhere=True))  # where programs differ, the places in the code differ too
+    _require_equal(ranks.gather(own, anywhere=True))  # if programs differ, the places in the code differ too
 
 
 def require_same_files(recipe: Recipe, ranks: Ranks) -> None:
@@ -56,8 +56,8 @@ def _node() -> str:
 
 
 def _require_equal(every: Sequence[RankFacts]) -> None:
-    """Raise on all ranks where facts differ. The first rank of every machine has the message, because a machine may
-    show only the output of its own ranks."""
+    """Raise on all ranks if facts differ. The first rank of every machine has the message, because a machine may show
+    only the output of its own ranks."""
     lines = differences(every)
     if lines and os.environ.get("LOCAL_RANK", "0") == "0":
         raise EnvironmentProblem("\n  ".join(["the ranks differ; make them equal and start again", *lines]))
@@ -66,7 +66,7 @@ def _require_equal(every: Sequence[RankFacts]) -> None:
 
 
 def differences(facts_of_ranks: Sequence[RankFacts]) -> list[str]:
-    """Write a line for each fact that differs. `facts_of_ranks` is in the order of the ranks."""
+    """Return a line for each fact that differs. `facts_of_ranks` is in the order of the ranks."""
     nodes = [each.node for each in facts_of_ranks]
     lines = []
     for name in sorted({name for each in facts_of_ranks for name in each.values}):
@@ -80,7 +80,8 @@ def differences(facts_of_ranks: Sequence[RankFacts]) -> list[str]:
 
 
 def program() -> dict[str, str]:
-    """Return versions of packages and a hash of tiercel's own files, which may differ in one version."""
+    """Return versions of packages and a hash of tiercel's own files, which may differ even if the version is the
+    same."""
     package = Path(__file__).parents[1]
     own = fingerprint(sorted(package.rglob("*.py")))
     return {"python": platform.python_version(), **installed_versions(), "tiercel's files": own}
@@ -115,7 +116,7 @@ def facts(recipe: Recipe) -> dict[str, str]:
         read["lora.init"] = _checkpoint_files(Path(recipe.lora.init))
     for key, model in models_beside(recipe).items():
         files = _checkpoint_files(resolve(model))
-        is_served = isinstance(model, Teacher) and model.url is not None  # then its weights are read by no rank
+        is_served = isinstance(model, Teacher) and model.url is not None  # then no rank reads its weights
         read[f"{key}.path"] = [file for file in files if not is_served or file.suffix != ".safetensors"]
         if model.adapter is not None:
             read[f"{key}.adapter"] = _checkpoint_files(Path(model.adapter))
@@ -138,8 +139,8 @@ def _checkpoint_files(directory: Path) -> list[Path]:
 
 
 def fingerprint(files: Sequence[Path]) -> str:
-    """Hash the files' names, sizes and contents. Of a large file only both ends are read, because whole checkpoints
-    would take minutes. The beginning of a safetensors file has its names and shapes."""
+    """Hash the files' names, sizes and contents. Only both ends of a large file are read, because reading whole
+    checkpoints would take minutes. The beginning of a safetensors file has its names and shapes."""
     digest = hashlib.sha256()
     for path in files:
         size = path.stat().st_size
@@ -153,7 +154,7 @@ def fingerprint(files: Sequence[Path]) -> str:
 
 
 def _ranks(ranks: Sequence[int], nodes: Sequence[str]) -> str:
-    """Name ranks, with their machines where there are several. `nodes`: the machine of each rank."""
+    """Return the ranks in words, with their machines if there are several. `nodes` has the machine of each rank."""
     shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     where = list(dict.fromkeys(nodes[rank] for rank in ranks)) if len(set(nodes)) > 1 else []
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}" + (f" ({'; '.join(where)})" if where else "")

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-TOLERANCE = 0.05  # fraction of the mean load; for smaller differences a move costs more than it saves
+TOLERANCE = 0.05  # fraction of the mean load; for a smaller difference a move costs more than it saves
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Move:
     """Describes the move of an item to another rank."""
 
-    item: int  # its place among the sender's own items
+    item: int  # its position among the sender's own items
     sender: int
     receiver: int
 
@@ -18,9 +18,9 @@ class Move:
 def balancing_moves(costs_of_ranks: Sequence[Sequence[int]], together: int = 1) -> list[Move]:
     """Choose moves, each from the rank with the most work to the rank with the least, until no such move helps.
 
-    `costs_of_ranks`: for each rank the tokens of its items. Every rank computes the same moves from it. Few items move,
-    because each starts at its own rank. `together`: how many consecutive ranks compute their items together; these
-    count as one, and the first of them receives.
+    `costs_of_ranks` has, for each rank, the tokens of its items. Every rank computes the same moves from it. Few items
+    move, because each starts at its own rank. `together` is how many consecutive ranks compute their items together;
+    these count as one rank, and the first of them receives.
     """
     items = [(cost, rank, item) for rank, costs in enumerate(costs_of_ranks) for item, cost in enumerate(costs)]
     learners = range(len(costs_of_ranks) // together)

@@ -1,4 +1,4 @@
-"""The ranks that compute each pack together (train.context_parallel)."""
+"""Group the ranks that compute each pack together (train.context_parallel)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ T = TypeVar("T")
 class ContextGroup:
     """Names the ranks that compute a pack together. Each has two chunks of its tokens (packing/context_parallel.py)."""
 
-    place: int  # of this rank among them
+    place: int  # the position of this rank among them
     size: int  # W
     processes: Any  # their group in torch.distributed
 
     def gathered(self, tensors_S: Sequence[Tensor], dim: int) -> tuple[Tensor, ...]:
-        """Join what all ranks have of their tokens, in the order of the pack. `dim`: that of the tokens. All ranks call
-        it alike, and go backward through it alike."""
+        """Join what all ranks have for their tokens, in the order of the pack. `dim` is the dimension of the tokens.
+        All ranks must call it in the same way, and run the same backward pass through it."""
         return _Gathered.apply(self, dim, *tensors_S)
 
     def chunks(self, tensor_T: Tensor, dim: int) -> list[Tensor]:
@@ -35,8 +35,8 @@ class ContextGroup:
 
 
 def context_group(ranks: Ranks, size: int, device: torch.device) -> ContextGroup | None:
-    """Make the group of `size` consecutive ranks, this one among them; None for a size of 1. All ranks call it at once.
-    Raises EnvironmentProblem where the ranks are no whole number of groups."""
+    """Make the group of `size` consecutive ranks that this rank belongs to; None for a size of 1. All ranks call it at
+    once. Raises EnvironmentProblem if the number of ranks is not a multiple of the size."""
     if size == 1:
         return None
     if ranks.world_size % size:
@@ -53,7 +53,7 @@ def exchanged(ranks: Ranks, context: ContextGroup, value: T) -> Sequence[T]:
     found: list[T] = []
     with ranks.heartbeat.collective("exchange of what ranks compute together"):
         for place in range(context.size):
-            # One after the other: a gather would make room for the largest value of all, once for each rank.
+            # One after the other, because a gather would allocate room for the largest value once for each rank.
             slot = [value] if place == context.place else [None]
             dist.broadcast_object_list(slot, group=context.processes, group_src=place, device=torch.device("cpu"))
             found.append(value if place == context.place else slot[0])  # type: ignore[arg-type]

@@ -35,8 +35,8 @@ OOM_REMEDY = "lower data.workers or --nproc"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Death:
-    """Describes a rank that ended without a message. `code`: its exit code, or minus its signal. `was_ended`: the
-    launcher ended it, because another rank had ended. `stack`: the stack that the rank wrote when the signal came."""
+    """Describes a rank that ended without a message. `code` is its exit code, or minus its signal. `was_ended` means
+    that the launcher ended it because another rank had ended. `stack` is what the rank wrote when the signal came."""
 
     rank: int
     code: int
@@ -45,8 +45,8 @@ class Death:
 
 
 def describe_deaths(deaths: Sequence[Death], kills_before: Mapping[Path, int], kills_now: Mapping[Path, int]) -> str:
-    """Write the message. `kills_before`, `kills_now`: how many processes the kernel has killed because memory ran out,
-    by file."""
+    """Return the message. `kills_before` and `kills_now` are the numbers of processes that the kernel has killed
+    because memory ran out, by file."""
     fell = [death for death in deaths if not death.was_ended] or list(deaths)
     numbers = {-death.code for death in fell}
     parts = [f"{_end_of(death)}{_why(death, kills_before, kills_now)}" for death in fell]
@@ -63,7 +63,7 @@ def describe_deaths(deaths: Sequence[Death], kills_before: Mapping[Path, int], k
 
 
 def _of_the_signal(stack: str) -> str:
-    """Return the stack of the thread that got the signal, where it is a Python thread; otherwise the whole text."""
+    """Return the stack of the thread that got the signal, if it is a Python thread; otherwise the whole text."""
     head, mark, tail = stack.partition("Current thread")
     return mark + tail.partition("\n\n")[0] if mark else head
 
@@ -75,7 +75,7 @@ def _end_of(death: Death) -> str:
 
 
 def _signal_name(number: int) -> str:
-    """Name a signal. Most real-time signals have only a number."""
+    """Return the name of a signal. Most real-time signals have only a number."""
     known = {each.value: each.name for each in signal.Signals}
     return known.get(number, f"signal {number}")
 
@@ -88,7 +88,8 @@ def _why(death: Death, before: Mapping[Path, int], now: Mapping[Path, int]) -> s
 
 
 def memory_verdict(before: Mapping[Path, int], now: Mapping[Path, int]) -> str:
-    """Say whether the kernel has killed processes meanwhile because memory ran out, from its own counts."""
+    """Decide from the kernel's own counts whether it has killed processes in the meantime because memory ran out, and
+    say so."""
     for file, count in now.items():
         if count > before.get(file, count):
             return (
@@ -106,7 +107,7 @@ def memory_verdict(before: Mapping[Path, int], now: Mapping[Path, int]) -> str:
 
 def memory_kills(root: Path = Path("/")) -> dict[Path, int]:
     """Read how many processes the kernel has killed because memory ran out, by file: in this process's cgroup, of
-    version 1 or 2, and on the machine. Empty where no count can be read."""
+    version 1 or 2, and on the machine. Empty if no count can be read."""
     groups = {"": "", "memory": ""}  # path by controller; in version 2 the controller is empty
     try:
         for line in (root / "proc/self/cgroup").read_text().splitlines():

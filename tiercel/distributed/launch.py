@@ -1,8 +1,8 @@
 """Run a command with `--nproc N` as N ranks, with torch's elastic launcher.
 
-A failed rank ends all ranks. Where restarts are left, they start again and go on from the newest checkpoint. A failure
-that would come again, such as a wrong recipe, is not tried again: a rank writes its exit code into a file, which the
-ranks of the next attempt read, because the launcher does not pass it on.
+A failed rank ends all ranks. If restarts are left, the ranks start again and continue from the newest checkpoint. A
+failure that would happen again, such as a wrong recipe, is not retried: the rank writes its exit code into a file,
+which the ranks of the next attempt read, because the launcher does not pass it on.
 """
 
 import os
@@ -23,7 +23,7 @@ from tiercel.errors import EXIT_TRAINING, ElsewhereError, TiercelError, Training
 
 def launch(arguments: Sequence[str], processes: int, max_restarts: int, stall_timeout: float) -> None:
     """Run `python -m tiercel ARGUMENTS` as ranks on this machine. Raises ElsewhereError with the exit code of the rank
-    that failed first and has printed why, and TrainingError where a rank was killed and could not print it."""
+    that failed first and has printed why, and TrainingError if a rank was killed and could not print it."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -44,7 +44,7 @@ def launch(arguments: Sequence[str], processes: int, max_restarts: int, stall_ti
             local_addr="127.0.0.1",
             max_restarts=max_restarts,
             logs_specs=DefaultLogsSpecs(log_dir=notes),
-            signals_to_handle="SIGQUIT",  # the others are passed on below, and ranks have time to save
+            signals_to_handle="SIGQUIT",  # the others are passed on below, so that ranks have time to save
         )
         kills = memory_kills()
         try:
@@ -57,9 +57,9 @@ def launch(arguments: Sequence[str], processes: int, max_restarts: int, stall_ti
 
 
 def failure_of(oversight: RankWatcher, failures: Mapping[int, Any], kills: Mapping[Path, int]) -> TiercelError:
-    """Make the error for ranks that failed. `failures`: those of torch, by rank. `kills`: the counts of `memory_kills`
-    before the start. A rank that ended without a message, by a signal for example, is named, even if another rank has
-    noted an error about it. A rank that the launcher ended is not."""
+    """Make the error for ranks that failed. `failures` are those of torch, by rank; `kills` are the counts of
+    `memory_kills` before the start. A rank that ended without a message, by a signal for example, is named, even if
+    another rank has noted an error about it. A rank that the launcher ended is not named."""
     notes = oversight.notes
     code = noted_code(notes)
     deaths = oversight.deaths(
@@ -95,8 +95,8 @@ def _signals_handed_on(notes: Path) -> Iterator[None]:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process. A rank ends without shutting the interpreter down: threads of gloo that still have tensors
-    would use it then and abort the process ("terminate called without an active exception"). The launcher would take
+    """End this process. A rank ends without shutting down the interpreter: otherwise gloo's threads that still have
+    tensors would use it and abort the process ("terminate called without an active exception"). The launcher would take
     that for a failure, although all files of the run are written. https://github.com/pytorch/pytorch/pull/179291"""
     if "RANK" not in os.environ:
         sys.exit(code)

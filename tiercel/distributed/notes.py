@@ -1,5 +1,5 @@
 """Write notes of a rank for the launcher of `--nproc`, in a directory of the launcher: process ids, why ranks end, what
-they do. This file imports nothing heavy, because a rank uses it first."""
+they do. This file imports nothing heavy, because it is the first that a rank uses."""
 
 import faulthandler
 import json
@@ -26,7 +26,7 @@ STALLED = f"{SIGNS}/{CALL}"
 
 def start_notes() -> int | None:
     """Write the process id and the rank for the launcher, and open a file for the stack of a signal that ends this
-    rank. Returns an exit code where an earlier attempt has found that another one would fail too, otherwise None."""
+    rank. Return an exit code if an earlier attempt has found that another one would fail too, and otherwise None."""
     if NOTES not in os.environ:
         if "RANK" in os.environ:
             faulthandler.enable()
@@ -43,7 +43,7 @@ def start_notes() -> int | None:
 
 
 def note_code(code: int) -> None:
-    """Write why this rank ends, unless another rank was first, and that this rank has printed its reason."""
+    """Write why this rank ends, unless another rank has done so, and that this rank has printed its reason."""
     if NOTES in os.environ:
         with suppress(OSError):
             told_file(Path(os.environ[NOTES]), os.getpid()).touch()
@@ -60,22 +60,22 @@ def note_error(text: str) -> None:
 
 
 def told_file(notes: Path, process: int) -> Path:
-    """Return the file that exists where a rank has printed why it ends."""
+    """Return the file that exists if a rank has printed why it ends."""
     return notes / f"{process}.told"
 
 
 def stack_file(notes: Path, process: int) -> Path:
-    """Return the file into which faulthandler writes the signal that ends a rank, and its stack."""
+    """Return the file into which faulthandler writes which signal ended a rank, with the stack."""
     return notes / f"{process}.stack"
 
 
 def signs_directory() -> Path | None:
-    """Return the directory of the ranks' signs of life; None where tiercel's launcher did not start them."""
+    """Return the directory of the ranks' signs of life; None if tiercel's launcher did not start them."""
     return Path(os.environ[NOTES]) / SIGNS if NOTES in os.environ else None
 
 
 def noted_code(notes: Path) -> int | None:
-    """Return the exit code that the first ended rank has written; None where none has."""
+    """Return the exit code that the first ended rank has written; None if no rank has."""
     if (notes / "stopped").exists():
         return EXIT_TERMINATED
     if (notes / STALLED).exists():
@@ -86,7 +86,7 @@ def noted_code(notes: Path) -> int | None:
 
 
 def final_code(notes: Path) -> int | None:
-    """Return the exit code of an attempt, where another one would end in the same way; otherwise None."""
+    """Return the exit code of an attempt if another one would end in the same way; otherwise None."""
     code = noted_code(notes)
     if code in FINAL_CODES:
         return code
@@ -95,7 +95,7 @@ def final_code(notes: Path) -> int | None:
 
 def final_faults(notes: Path) -> dict[int, tuple[int, int]]:
     """Return the ranks that were ended by a signal that would come again: by rank, its process id and minus the signal.
-    A rank that has printed why it ends is left out: its file is from a child process."""
+    A rank that has printed why it ends is left out, because its file is from a child process."""
     return {
         int(file.with_suffix(".pid").read_text(encoding="utf-8")): (int(file.stem), -number)
         for file in notes.glob("*.stack")

@@ -1,7 +1,7 @@
 """Watch the ranks of one machine from the launcher, for cases in which the ranks themselves cannot report.
 
-A thread finds the processes of the ranks, writes the first sign of each before Python has started in it, notes when
-each ended, reports a stall where no rank can, and ends processes that are left after a stall, such as stopped ones.
+A thread finds the processes of the ranks, writes the first sign of each before Python has started in it, records when
+each ended, reports a stall if no rank can, and ends processes that are left after a stall, such as stopped ones.
 """
 
 import os
@@ -23,15 +23,15 @@ from tiercel.reliability.stall import RankSignal, stall_message
 from tiercel.reliability.stall_files import SignFiles, process_state
 
 LOOK_SECONDS = 0.2
-SECONDS_TO_SPEAK = 2.0  # that ranks have to report a stall, before the launcher does
-SECONDS_TO_END = 1.0  # that ranks have to end after the first one has, once a stall was reported
-SECONDS_LOST = 3.0  # between two looks: then this process was suspended
+SECONDS_TO_SPEAK = 2.0  # the time that ranks have to report a stall before the launcher does
+SECONDS_TO_END = 1.0  # the time that ranks have to end after the first one has, once a stall was reported
+SECONDS_LOST = 3.0  # a longer time between two looks means that this process was suspended
 LAUNCHER_PATIENCE = 29.0  # seconds; torch's launcher kills ranks that have not ended half a minute after its signal
 
 
 class RankWatcher:
-    """Watches the ranks while its context is open. `stall_timeout`: seconds without a sign of any rank that count as a
-    stall."""
+    """Watches the ranks while its context is open. `stall_timeout` is the number of seconds without a sign of any rank
+    that count as a stall."""
 
     def __init__(self, notes: Path, world_size: int, stall_timeout: float):
         self.notes = notes
@@ -54,8 +54,8 @@ class RankWatcher:
         self._thread.join()
 
     def deaths(self, ended: Mapping[int, tuple[int, int]]) -> list[Death]:
-        """Describe ranks that ended without a message. `ended`: by rank, its process and its exit code. After a signal
-        that would come again, the ranks that got it are described, of any attempt."""
+        """Describe ranks that ended without a message. `ended` has, by rank, its process and its exit code. If a signal
+        came that would come again, describe instead the ranks that got it, in any attempt."""
         ended = final_faults(self.notes) or ended
         first = min((self._ends[process] for process in self._attempt & self._ends.keys()), default=0.0)
         return [
@@ -64,7 +64,7 @@ class RankWatcher:
         ]
 
     def _was_ended(self, process: int, code: int, first: float) -> bool:
-        """Whether the launcher ended a process. `first`: when the first rank ended."""
+        """Return whether the launcher ended a process. `first` is when the first rank ended."""
         if code == -signal.SIGKILL:
             return process in self._killed or self._ends.get(process, first) - first >= LAUNCHER_PATIENCE
         return code == -signal.SIGTERM
@@ -120,7 +120,7 @@ class RankWatcher:
             self.files.write(sign)
 
     def _signs(self) -> list[RankSignal]:
-        """Read the signs of the ranks that are watched. A rank counts as silent for the age of its file, less the time
+        """Read the signs of the ranks that are watched. A rank counts as silent for the age of its file, minus the time
         that ranks have to report a stall themselves."""
         signs = []
         for rank, sign in enumerate(self.files.read()):
@@ -155,7 +155,7 @@ def started_ranks() -> dict[int, int]:
 
 
 def is_running(process: int) -> bool:
-    """Whether a process exists and is not a zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return _fields(process)[0] != "Z"
     except (OSError, IndexError):

@@ -1,4 +1,4 @@
-"""The rank of this process, and the collectives of ranks other than those of gradients.
+"""Provide the rank of this process, and all collectives except those of gradients.
 
 torch.distributed pickles the messages. Ranks trust each other, because they are processes of one user. No file is
 unpickled.
@@ -34,12 +34,12 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank writes the run directory and speaks to the user."""
+        """Return whether this rank writes the run directory and prints messages."""
         return self.rank == 0
 
     def gather(self, value: T, *, anywhere: bool = False) -> list[T]:
-        """Return every rank's value, in the order of the ranks. Raises StallError where a rank is at another place in
-        the code, so that its value is that of another collective. `anywhere`: do not check the places."""
+        """Return every rank's value, in the order of the ranks. Raises StallError if a rank is at another place in the
+        code, so that its value belongs to another collective. With `anywhere`, the places are not checked."""
         if self.world_size == 1 or self.heartbeat.maybe_fail("collective"):
             return [value] * self.world_size
         found: list[Any] = [None] * self.world_size
@@ -79,8 +79,8 @@ class Ranks:
         return {name: _sum([each.get(name, 0.0) for each in every]) for name in names}
 
     def mean(self, name: str, total: float, count: int) -> dict[str, float]:
-        """Divide the sum of all ranks' totals by the sum of their counts. Returns {name: mean}, empty where the counts
-        are 0."""
+        """Divide the sum of all ranks' totals by the sum of their counts. Return {name: mean}, or an empty dict if the
+        counts are 0."""
         sums = self.sum({"total": total, "count": count})
         return {name: sums["total"] / sums["count"]} if sums["count"] else {}
 
@@ -97,11 +97,11 @@ class Ranks:
         return max(self.gather(value))
 
     def any(self, value: bool) -> bool:
-        """Whether the value of any rank is true."""
+        """Return whether the value of any rank is true."""
         return any(self.gather(value))
 
     def together(self, action: Callable[[], T]) -> T:
-        """Run an action on all ranks and return each rank's own result. Where it fails on a rank, all ranks raise: the
+        """Run an action on all ranks and return each rank's own result. If it fails on a rank, all ranks raise: the
         first failed rank its TiercelError, the others ElsewhereError."""
         if self.world_size == 1:
             return action()
@@ -128,7 +128,7 @@ class Ranks:
         return result[0]
 
     def on_first(self, action: Callable[[], T]) -> T:
-        """Run an action on rank 0 only and return its result on every rank."""
+        """Run an action on rank 0 only, and return its result on every rank."""
         if self.world_size == 1:
             return action()
         outcome = [self.together(lambda: action() if self.is_first else None)]
@@ -137,8 +137,9 @@ class Ranks:
         return outcome[0]  # type: ignore[return-value]
 
     def send(self, moves: Sequence[tuple[int, int]], payloads: Mapping[int, Any]) -> dict[int, Any]:
-        """Send objects from rank to rank. `moves`: (sender, receiver), the same sequence on every rank. `payloads`: the
-        objects that this rank sends, by the number of the move. Returns the objects that it received, by number."""
+        """Send objects from rank to rank. `moves` are pairs (sender, receiver), the same sequence on every rank.
+        `payloads` are the objects that this rank sends, by the number of the move. Return the objects that it received,
+        by number."""
         received: dict[int, Any] = {}
         for number, (sender, receiver) in enumerate(moves):
             if self.rank == sender == receiver:
@@ -154,7 +155,7 @@ class Ranks:
         return received
 
     def add_up(self, tensor: torch.Tensor, what: str) -> None:
-        """Sum the tensors of all ranks in place. `what`: a name for messages."""
+        """Sum the tensors of all ranks in place. `what` is a name for messages."""
         if self.world_size == 1 or self.heartbeat.maybe_fail(what):
             return
         with self.heartbeat.collective(f"sum of {what} ({code_place(_calling_frame())})"):
@@ -181,8 +182,8 @@ def _calling_frame() -> FrameType:
 
 
 def _require_one_place(rank: int, signs: Sequence[RankSignal]) -> None:
-    """Raise on all ranks where they meet in a collective at different places in the code: StallError on the first, and
-    ElsewhereError on the others."""
+    """Raise on all ranks if they meet in a collective at different places in the code: StallError on the first rank,
+    and ElsewhereError on the others."""
     if all(sign.position == signs[0].position for sign in signs):
         return
     if rank > 0:
@@ -201,8 +202,8 @@ def _sum(values: Sequence[float]) -> float:
 
 @contextmanager
 def joined_ranks(timeout_seconds: float, heartbeat: Heartbeat) -> Iterator[Ranks]:
-    """Join the ranks that a launcher started; without a launcher this rank is alone. GPU tensors use NCCL, CPU tensors
-    gloo. A collective fails where it waits longer than the timeout."""
+    """Join the ranks that a launcher started; without a launcher, this rank is alone. GPU tensors use NCCL, CPU tensors
+    gloo. A collective fails if it waits longer than the timeout."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ:
         yield Ranks(heartbeat=heartbeat)
         return
@@ -212,12 +213,11 @@ def joined_ranks(timeout_seconds: float, heartbeat: Heartbeat) -> Iterator[Ranks
     with heartbeat.collective("joining the others"):
         dist.init_process_group(_backend(torch.cuda.is_available()), timeout=timedelta(seconds=timeout_seconds))
     yield Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), heartbeat=heartbeat)
-    dist.destroy_process_group()  # not after an error: the others may still be in a collective
+    dist.destroy_process_group()  # not after an error, because the others may still be in a collective
 
 
 def require_group(device: torch.device) -> None:
-    """Make a process group of one rank where no launcher started this process: FSDP2 and DeepSpeed always need a
-    group."""
+    """Make a process group of one rank if no launcher started this process: FSDP2 and DeepSpeed always need a group."""
     if not dist.is_initialized():
         dist.init_process_group(_backend(device.type == "cuda"), store=dist.HashStore(), rank=0, world_size=1)
 

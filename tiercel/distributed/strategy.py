@@ -1,4 +1,4 @@
-"""The old place of tiercel.distributed.strategies.base, for one release."""
+"""Re-export tiercel.distributed.strategies.base under its old name, for one release."""
 
 from warnings import warn
 

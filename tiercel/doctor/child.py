@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from tempfile import TemporaryFile
 from typing import IO
 
+from tiercel.doctor.worker import DONE
 from tiercel.errors import EnvironmentProblem
 
 _EXIT_WAIT = 5.0  # seconds until a process whose output has ended must have exited
@@ -22,22 +23,6 @@ _BOOTSTRAP = (
     "resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])); "
     "from importlib import import_module; import_module(sys.argv[2]).main(sys.argv[3:])"
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChildExit:
-    """How a process ended. `signal`: the name of the signal that killed it, None where it ended by itself;
-    `last_error`: the last line that it wrote to its standard error."""
-
-    exit_code: int
-    signal: str | None
-    last_error: str
-
-    @property
-    def text(self) -> str:
-        if self.signal is not None:
-            return f"its process was killed by {self.signal}"
-        return self.last_error or f"its process ended with exit code {self.exit_code}"
 
 
 class Child:
@@ -81,14 +66,23 @@ class Child:
         except queue.Empty:
             raise TimeoutError from None
 
-    def ending(self) -> ChildExit:
-        """Return how it ended, after its last line."""
+    def ending(self) -> tuple[str, str]:
+        """Return how it ended, after its last line: in words, and the name of the signal that killed it, if any."""
         try:
             code = self._process.wait(_EXIT_WAIT)
         except subprocess.TimeoutExpired:
-            return ChildExit(exit_code=0, signal=None, last_error="its process closed its output but kept running")
-        name = _SIGNAL_NAMES.get(-code, f"signal {-code}") if code < 0 else None
-        return ChildExit(exit_code=code, signal=name, last_error=self.last_error())
+            return "its process closed its output but kept running", ""
+        if code < 0:
+            name = _SIGNAL_NAMES.get(-code, f"signal {-code}")
+            return f"its process was killed by {name}", name
+        return self.last_error() or f"its process ended with exit code {code}", ""
+
+    def failure(self, deadline: float) -> str | None:
+        """Wait until it prints DONE; else return why it does not. Raises TimeoutError where nothing comes by the
+        deadline, in seconds of the monotonic clock."""
+        while (line := self.line(deadline - time.monotonic())) not in (None, DONE):
+            pass
+        return self.ending()[0] if line is None else None
 
     def last_error(self) -> str:
         """Return the last line that it has written to its standard error so far."""

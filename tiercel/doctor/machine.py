@@ -1,12 +1,15 @@
-"""Disk, memory, processors and limits of this machine, and of the container that this process is in."""
+"""Disk, memory, processors and limits of this machine and of the container that this process is in, and the GPUs as
+torch describes them."""
 
 import os
+import re
 import resource
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tiercel.doctor.verdict import Status, Verdict
 
@@ -24,6 +27,10 @@ CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 SHARED_MEMORY = Path("/dev/shm")
 MEMINFO = Path("/proc/meminfo")
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
+DRIVER_DEVICE = Path("/dev/nvidiactl")
+FIRST_WITH_BFLOAT16 = (8, 0)
+OTHER_BUILD = "install a build of torch for this CUDA or later, or upgrade the driver"
 
 
 def machine_verdicts(directory: Path) -> Iterator[Verdict]:
@@ -42,11 +49,10 @@ def machine_verdicts(directory: Path) -> Iterator[Verdict]:
 def disk(name: str, directory: Path, least_bytes: int, remedy: str) -> Verdict:
     """Judge the free space on the disk of `directory`, and whether it can be written."""
     free = shutil.disk_usage(directory).free
-    found = f"{_gigabytes(free)} free in {directory}"
     if not os.access(directory, os.W_OK):
         return Verdict(name=name, status="broken", found=f"{directory} is not writable", remedy=remedy)
-    status: Status = "broken" if free == 0 else "warning" if free < least_bytes else "ok"
-    return _verdict(name, status, found, remedy)
+    status: Status = "broken" if free == 0 else "warning"
+    return _verdict(name, free >= max(1, least_bytes), f"{_gigabytes(free)} free in {directory}", remedy, status)
 
 
 def shared_memory(mount: Path) -> Verdict:
@@ -56,17 +62,14 @@ def shared_memory(mount: Path) -> Verdict:
         return Verdict(name=name, status="absent", found=f"no {mount}; NCCL uses it between the GPUs of a machine")
     size = shutil.disk_usage(mount)
     found = f"{_gigabytes(size.total)} at {mount}, {_gigabytes(size.free)} free"
-    status: Status = "warning" if min(size.free, size.total) < LEAST_SHARED_MEMORY else "ok"
-    return _verdict(
-        name, status, found, (f"free some space in {mount}, or give the container more: docker run --shm-size=8g")
-    )
+    remedy = f"free some space in {mount}, or give the container more: docker run --shm-size=8g"
+    return _verdict(name, min(size.free, size.total) >= LEAST_SHARED_MEMORY, found, remedy)
 
 
 def open_files(limit: int) -> Verdict:
     """Judge the number of open files of a process. `limit` is as `resource` gives it."""
-    is_few = limit != resource.RLIM_INFINITY and limit < LEAST_OPEN_FILES
-    found = f"{_count(limit)} per process"
-    return _verdict("open files", "warning" if is_few else "ok", found, f"ulimit -n {LEAST_OPEN_FILES} or more")
+    is_enough = limit == resource.RLIM_INFINITY or limit >= LEAST_OPEN_FILES
+    return _verdict("open files", is_enough, f"{_count(limit)} per process", f"ulimit -n {LEAST_OPEN_FILES} or more")
 
 
 def processes(limit: int, cgroup_limits: list[int]) -> Verdict:
@@ -79,7 +82,7 @@ def processes(limit: int, cgroup_limits: list[int]) -> Verdict:
     remedy = (
         f"ulimit -u {LEAST_PROCESSES} or more (in a container, --pids-limit): each rank and worker has many threads"
     )
-    return _verdict("processes", "warning" if lowest < LEAST_PROCESSES else "ok", found, remedy)
+    return _verdict("processes", lowest >= LEAST_PROCESSES, found, remedy)
 
 
 def memory(total: int, cgroup_limits: list[int]) -> Verdict:
@@ -88,8 +91,8 @@ def memory(total: int, cgroup_limits: list[int]) -> Verdict:
     found = f"{_gigabytes(total)}"
     if limit < total:
         found = f"{_gigabytes(limit)} for this container, out of the machine's {_gigabytes(total)}"
-    status: Status = "warning" if min(limit, total) < LEAST_MEMORY else "ok"
-    return _verdict("memory", status, found, "use a larger machine, or raise the container's limit (--memory)")
+    remedy = "use a larger machine, or raise the container's limit (--memory)"
+    return _verdict("memory", min(limit, total) >= LEAST_MEMORY, found, remedy)
 
 
 def processors(cores: int, quota: float | None) -> Verdict:
@@ -163,8 +166,10 @@ def _groups(controller: str, root: Path, membership: Path) -> Iterator[Path]:
             yield mount / group
 
 
-def _verdict(name: str, status: Status, found: str, remedy: str) -> Verdict:
-    return Verdict(name=name, status=status, found=found, remedy="" if status == "ok" else remedy)
+def _verdict(name: str, is_enough: bool, found: str, remedy: str, otherwise: Status = "warning") -> Verdict:
+    if is_enough:
+        return Verdict(name=name, status="ok", found=found)
+    return Verdict(name=name, status=otherwise, found=found, remedy=remedy)
 
 
 def _count(limit: int) -> str:
@@ -173,3 +178,70 @@ def _count(limit: int) -> str:
 
 def _gigabytes(value: int) -> str:
     return f"{value / GIGABYTE:.1f} GB"
+
+
+def has_nvidia_driver() -> bool:
+    """Whether this machine has an NVIDIA driver."""
+    return DRIVER_FILE.exists() or DRIVER_DEVICE.exists()
+
+
+def gpu_verdicts(facts: Mapping[str, Any], *, has_driver: bool) -> list[Verdict]:
+    """Judge the GPUs by what `computations.gpu_facts` found in the child."""
+    if facts["gpus"]:
+        return [*_driver(facts), *(_gpu(index, gpu, facts) for index, gpu in enumerate(facts["gpus"]))]
+    status: Status = "broken"
+    found = f"an NVIDIA driver is installed, but torch sees no GPU: {facts['complaint'] or 'it does not say why'}"
+    remedy = f"{OTHER_BUILD}; is CUDA_VISIBLE_DEVICES empty, or was the container started without --gpus?"
+    if not has_driver:
+        found = f"no NVIDIA driver; torch is built for {facts['built_for'] or 'the CPU'}"
+        status, remedy = "absent", ""
+    elif facts["built_for"] is None:
+        found = "an NVIDIA driver is installed, but torch is built for the CPU and cannot use the GPU"
+        status, remedy = "warning", "install a build of torch for CUDA"
+    return [Verdict(name="gpus", status=status, found=found, remedy=remedy)]
+
+
+def has_code_for(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
+    """Whether a build for these architectures ("sm_80", "sm_90a", "compute_90") runs on a GPU of that capability.
+
+    Machine code ("sm") runs on the same major version from its minor version on; with an `a` only on its own
+    capability; PTX ("compute") on its own capability and all later ones.
+    """
+    return any(_runs_on(architecture, capability) for architecture in architectures)
+
+
+def _runs_on(architecture: str, capability: tuple[int, int]) -> bool:
+    match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", architecture)
+    if match is None:
+        return False
+    own = (int(match[2]), int(match[3]))
+    if match[4] == "a":
+        return own == capability
+    return own <= capability and (match[1] == "compute" or own[0] == capability[0])
+
+
+def _driver(facts: Mapping[str, Any]) -> list[Verdict]:
+    if not facts["is_cuda"]:
+        return []
+    major, minor = facts["driver"] // 1000, facts["driver"] % 1000 // 10
+    found = f"supports CUDA {major}.{minor}; torch is built for {facts['built_for']}"
+    is_old = major < int(facts["built_for"].split(".")[0])
+    status: Status = "broken" if is_old else "ok"
+    return [Verdict(name="driver", status=status, found=found, remedy=OTHER_BUILD if is_old else "")]
+
+
+def _gpu(index: int, gpu: Mapping[str, Any], facts: Mapping[str, Any]) -> Verdict:
+    major, minor = gpu["capability"]
+    found = f"{gpu['name']}, {gpu['memory'] / 1e9:.1f} GB"
+    status: Status = "ok"
+    remedy = ""
+    if facts["is_cuda"]:
+        found += f", compute capability {major}.{minor}"
+        if not has_code_for(facts["architectures"], (major, minor)):
+            found += f"; this torch has code only for {' '.join(facts['architectures'])}"
+            status = "broken"
+            remedy = "install a build of torch for this capability; the newest builds drop the oldest GPUs"
+        elif (major, minor) < FIRST_WITH_BFLOAT16:
+            found += ", without bfloat16"
+            status, remedy = "warning", "set model.dtype: float16"
+    return Verdict(name=f"gpu {index}", status=status, found=found, remedy=remedy)

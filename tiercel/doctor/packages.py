@@ -1,17 +1,17 @@
-"""Versions, read from the installer's metadata without importing, against what packages require of each other."""
+"""Versions, read from the installer's metadata without importing, against what packages require of each other, against
+the extras of tiercel, and against the versions that are known to fail together (pairs.json)."""
 
 import platform
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
+from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from tiercel.doctor.pairs import judge_pairs
-from tiercel.doctor.verdict import Verdict
+from tiercel.doctor.verdict import Status, Verdict, texts
 
 REQUIRED = ("torch", "transformers", "tokenizers", "huggingface-hub", "peft", "safetensors", "pillow", "numpy")
 OPTIONAL = ("torchvision", "bitsandbytes", "vllm", "deepspeed", "flash-attn")  # judged where they are installed
@@ -23,22 +23,16 @@ EXTRAS = ("", "quantize", "vllm", "deepspeed")  # of tiercel; their ranges hold 
 BOUND_TO_TORCH = ("torchvision", "vllm")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Need:
-    """The range of versions that `owner` requires of a package."""
-
-    owner: str
-    range: SpecifierSet
-
-
 def package_verdicts() -> Iterator[Verdict]:
-    """Judge Python, every package that tiercel needs, and the versions that are known to fail together."""
+    """Judge Python, every package that tiercel needs, the versions that are known to fail together, and the extras."""
     yield judge_python(platform.python_version())
-    needs = needs_by_package()
+    needs = [(owner, each) for owner in OWNERS for each in _requirements(owner) if each.specifier]
     for name in (*REQUIRED, *OPTIONAL):
-        if name in REQUIRED or _is_installed(name):
-            yield judge_package(name, _field(name, "Version"), needs.get(name, []))
+        if name in REQUIRED or _metadata(name) is not None:
+            own = {owner: each.specifier for owner, each in needs if canonicalize_name(each.name) == name}
+            yield judge_package(name, own)
     yield from judge_pairs(version_of)
+    yield from extra_verdicts()
 
 
 def judge_python(running: str) -> Verdict:
@@ -50,64 +44,115 @@ def judge_python(running: str) -> Verdict:
     return Verdict(name="python", status="broken", found=found, remedy=f"install Python {wanted}")
 
 
-def judge_package(name: str, version: str | None, needs: list[Need]) -> Verdict:
-    """Judge a package. `version` is None where it is not installed, or where its metadata has none."""
+def judge_package(name: str, needs: Mapping[str, SpecifierSet]) -> Verdict:
+    """Judge a package by the ranges of versions that others require of it, by their names."""
+    version = _field(name, "Version")
     if version is None:
-        is_damaged = _is_installed(name)
+        is_damaged = _metadata(name) is not None
         found = "its metadata has no version: partly removed, or overwritten" if is_damaged else "not installed"
         again = " --force-reinstall" if is_damaged else ""
         return Verdict(name=name, status="broken", found=found, remedy=f"pip install{again} {name}")
-    unmet = [need for need in needs if not _meets(version, need.range)]
+    comparable = version_of(name)
+    unmet = [owner for owner in needs if comparable and not needs[owner].contains(comparable, prereleases=True)]
     if not unmet:
         return Verdict(name=name, status="ok", found=version)
-    is_fatal = any(need.owner == "tiercel" or (need.owner in BOUND_TO_TORCH and name == "torch") for need in unmet)
-    ranges = SpecifierSet(",".join(str(need.range) for need in needs))
+    is_fatal = "tiercel" in unmet or (name == "torch" and bool({*unmet} & {*BOUND_TO_TORCH}))
+    ranges = SpecifierSet(",".join(map(str, needs.values())))
     return Verdict(
         name=name,
         status="broken" if is_fatal else "warning",
-        found=f"{version}; {', '.join(f'{need.owner} needs {need.range}' for need in unmet)}",
-        remedy=f"pip install '{name}{ranges}'; if no version suits all, upgrade {unmet[0].owner}",
+        found=f"{version}; {', '.join(f'{owner} needs {needs[owner]}' for owner in unmet)}",
+        remedy=f"pip install '{name}{ranges}'; if no version suits all, upgrade {unmet[0]}",
     )
 
 
-def needs_by_package() -> Mapping[str, list[Need]]:
-    """Return what the installed packages among OWNERS require, by package."""
-    needs: dict[str, list[Need]] = {}
-    for owner in OWNERS:
-        for requirement in _requirements(owner):
-            if requirement.specifier:
-                need = Need(owner=owner, range=requirement.specifier)
-                needs.setdefault(canonicalize_name(requirement.name), []).append(need)
-    return needs
+def _is_other_release(torch: Version, torchvision: Version) -> bool:
+    """Whether the two are of different releases: torch 2.N needs torchvision 0.(N + 15). Pre-releases, which containers
+    have, are built for each other."""
+    if torch.is_prerelease or torchvision.is_prerelease or torch.major != 2 or torchvision.major != 0:
+        return False
+    return torchvision.minor != torch.minor + 15
+
+
+RULES: dict[str, Callable[..., bool]] = {
+    "release": _is_other_release,
+    "cpu": lambda torch, torchvision: torch.local == "cpu" and torchvision.local != "cpu",
+}
+
+
+def is_bad(pair: Mapping[str, Any], versions: Sequence[Version]) -> bool:
+    """Return whether these versions of a pair's packages fail together. An entry of pairs.json has ranges in the order
+    of its packages, one list for each way to fail, or names a rule."""
+    if "is_bad" in pair:
+        return RULES[pair["is_bad"]](*versions)
+    ways = [zip(map(SpecifierSet, ranges), versions, strict=True) for ranges in pair["versions"]]
+    return any(all(each.contains(version, prereleases=True) for each, version in way) for way in ways)
+
+
+def judge_pairs(version_of: Callable[[str], Version | None]) -> list[Verdict]:
+    """Return a verdict for each pair that the installed versions match, or one that says that none does."""
+    verdicts = []
+    for pair in texts("pairs"):
+        names = pair["packages"]
+        versions = [version for name in names if (version := version_of(name)) is not None]
+        if len(versions) == len(names) and is_bad(pair, versions):
+            installed = ", ".join(f"{name} {version}" for name, version in zip(names, versions, strict=True))
+            found = f"{installed}: {pair['happens']}"
+            name, status, remedy = " and ".join(names), pair["status"], pair["remedy"]
+            verdicts.append(Verdict(name=name, status=status, found=found, remedy=remedy))
+    return verdicts or [Verdict(name="known bad pairs", status="ok", found=f"none of {len(texts('pairs'))}")]
+
+
+def extra_verdicts() -> Iterator[Verdict]:
+    """Judge the packages of each extra that the installed tiercel has."""
+    if (installed := _metadata("tiercel")) is None:
+        yield Verdict(name="extras", status="absent", found="tiercel was not installed by pip: its extras are unknown")
+        return
+    purposes = texts("advice")["extras"]  # of those that a user installs; dev is for tests
+    for extra in installed.get_all("Provides-Extra") or []:
+        if extra in purposes:
+            yield extra_verdict(extra, purposes[extra])
+
+
+def extra_verdict(extra: str, purpose: str) -> Verdict:
+    """Judge an extra: `absent` where a package is not installed, `warning` where one has another version than tiercel
+    asks for."""
+    status: Status = "ok"
+    found = []
+    plain = list(_requirements("tiercel", ("",)))
+    for requirement in [each for each in _requirements("tiercel", (extra,)) if each not in plain]:
+        version = version_of(requirement.name)
+        if version is None:
+            found.append(f"{requirement.name} not installed")
+            status = "absent" if status == "ok" else status
+        elif not requirement.specifier.contains(version, prereleases=True):
+            found.append(f"{requirement.name} {version}; tiercel needs {requirement.specifier}")
+            status = "warning"
+        else:
+            found.append(f"{requirement.name} {version}")
+    text = f"{', '.join(found)}; needed for {purpose}"
+    remedy = "" if status == "ok" else f"pip install 'tiercel[{extra}]'"
+    return Verdict(name=f"extra {extra}", status=status, found=text, remedy=remedy)
 
 
 def version_of(name: str) -> Version | None:
     """Return the installed version; None where there is none, or none that can be compared."""
-    text = _field(name, "Version")
     try:
-        return None if text is None else Version(text)
+        return Version(_field(name, "Version") or "none")
     except InvalidVersion:
         return None
 
 
-def _requirements(owner: str) -> Iterator[Requirement]:
-    try:
-        lines = metadata.requires(owner) or []
-    except metadata.PackageNotFoundError:
-        return
-    extras = EXTRAS if owner == "tiercel" else ("",)
-    for line in lines:
+def _requirements(owner: str, extras: tuple[str, ...] | None = None) -> Iterator[Requirement]:
+    """Yield what an installed package requires here, on this Python, with any of these extras."""
+    extras = extras or (EXTRAS if owner == "tiercel" else ("",))
+    for line in [] if _metadata(owner) is None else metadata.requires(owner) or []:
         try:
             requirement = Requirement(line)
         except InvalidRequirement:
             continue
-        marker = requirement.marker
-        if marker is None or any(marker.evaluate({"extra": extra}) for extra in extras):
+        if (marker := requirement.marker) is None or any(marker.evaluate({"extra": extra}) for extra in extras):
             yield requirement
-
-
-def _is_installed(name: str) -> bool:
-    return _metadata(name) is not None
 
 
 def _field(name: str, field: str) -> str | None:
@@ -121,10 +166,3 @@ def _metadata(name: str) -> metadata.PackageMetadata | None:
         return metadata.metadata(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _meets(version: str, wanted: SpecifierSet) -> bool:
-    try:
-        return wanted.contains(Version(version), prereleases=True)
-    except InvalidVersion:
-        return True  # nothing to compare

@@ -1,7 +1,10 @@
-"""The result of one check."""
+"""The result of one check, and the texts that checks share."""
 
+import json
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
 
 Status = Literal["ok", "warning", "broken", "absent"]
 
@@ -15,3 +18,9 @@ class Verdict:
     status: Status
     found: str
     remedy: str = ""
+
+
+@cache
+def texts(name: str) -> Any:
+    """Read one of the doctor's tables: advice.json, or pairs.json."""
+    return json.loads((files("tiercel.doctor") / f"{name}.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What an environment or a tool answered, as text that is safe to render and pictures that are not decoded yet."""
+"""The answers of an environment or a tool, as text that is safe to render and pictures that are not decoded yet."""
 
 import base64
 import binascii
@@ -29,9 +29,9 @@ class Answer:
 
 
 def harmless(family: Family) -> Callable[[str], str]:
-    """Make a function that removes the meaning of marks and special tokens in a text that the user's code made. It puts
-    a space after their first character, so that no token of the text is a placeholder or an end. Secrets are removed
-    first, because parts of one may have come in two parts of an answer."""
+    """Return a function that removes the meaning of marks and special tokens from a text of the user's code. It puts a
+    space after their first character, so that no token of the text is a placeholder or an end. Secrets are removed
+    first, because parts of one may be in two parts of an answer."""
     tokenizer = family.tokenizer
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     placeholders = tokenizer.convert_ids_to_tokens(list(family.placeholder_ids))
@@ -67,8 +67,8 @@ def answer_of(reply: Mapping[str, Any], written: Callable[[str], str]) -> Answer
 
 
 def reset_fields(row: Row) -> dict[str, Any]:
-    """Return what `reset` gets of a row. Raises EnvironmentFailure if a column cannot be written as JSON, and DataError
-    if a picture is missing."""
+    """Return what `reset` gets from a row. Raises EnvironmentFailure if a column cannot be written as JSON, and
+    DataError if a picture is missing."""
     columns = {**row.columns, "answer": row.answer}
     prompt = next(message.content for message in reversed(row.messages) if message.role == "user")
     files = [None if each.path is None else str(resolve(each.path, row.image_roots)) for each in row.images]

@@ -38,7 +38,8 @@ class CallForm:
 
 
 def _form(sign: str, start: str, opening: str, close: str, **call: Any) -> CallForm:
-    """Make a form with two regular expressions around each call, and JSON between them unless `call` says otherwise."""
+    """Build a form with two regular expressions around each call, and JSON between them unless `call` says
+    otherwise."""
     calls = {"open_pattern": opening, "close_pattern": close, "repeats": True, "content": "json", "transform": _NAMED}
     fields = {
         "reasoning_content": {"open": "<think>", "close": "</think>"},
@@ -49,7 +50,7 @@ def _form(sign: str, start: str, opening: str, close: str, **call: Any) -> CallF
 
 
 def _tags(parameter: str) -> dict[str, Any]:
-    """Make a form with each parameter in tags of its own, as a text to which the tool's schema gives a type."""
+    """Return the options of a form with each parameter in its own tags, as text that the tool's schema gives a type."""
     return {"content": "xml-inline", "content_args": {"tag_pattern": parameter}}
 
 
@@ -83,7 +84,7 @@ FORMS = (
 
 
 class CallReader:
-    """Reader of the tool calls in turns."""
+    """A reader of the tool calls in turns."""
 
     def __init__(self, family: Family, system: str | None, schemas: Sequence[Mapping[str, Any]]):
         """`system` is the recipe's system message. Raises ModelError if nothing shows the form of tool calls."""

@@ -25,12 +25,12 @@ from tiercel.rollout.drawing import sampling_seed
 from tiercel.samples import PolicyTurn, RewardValue, SampleImage, ToolCall
 from tiercel.types import EncodedImage, EncodedPrompt, ImageSource, Message, VideoSource
 
-THREADS = 64  # answers awaited at a time
+THREADS = 64  # number of answers awaited at a time
 UNKNOWN = "unknown"  # the tool of an answer to a call of an unknown tool
 
 
 class EnvironmentDialogues:
-    """Maker of the dialogues of a run. A context manager: closing it ends all processes."""
+    """The maker of a run's dialogues. A context manager, which ends all processes when it closes."""
 
     def __init__(
         self, toolbox: Toolbox, family: Family, *, data: Data, reliability: Reliability, limits: Limits, seed: int
@@ -60,14 +60,14 @@ class EnvironmentDialogues:
         self.close()
 
     def prompts_of(self, prompts: Sequence[EncodedPrompt]) -> list[EncodedPrompt]:
-        """Return the prompts with what the environment's `reset` answers for their first sample; their rows stay the
+        """Return the prompts with the answer of the environment's `reset` for their first sample; their rows stay the
         same. A prompt whose reset fails is unchanged, and its dialogues fail with the reason."""
         if self._setting.toolbox.code.environment is None:
             return list(prompts)
         return list(self._threads.map(self._observed, prompts))
 
     def open(self, prompt: EncodedPrompt, samples: Sequence[int]) -> list[Dialogue]:
-        """Begin a trajectory for each of these samples of a prompt that `prompts_of` returned."""
+        """Start a trajectory for each of these samples of a prompt that `prompts_of` returned."""
         seeds = [self._seed_of(prompt, sample) for sample in samples]
         return [EnvironmentDialogue(self._setting, self._threads, prompt, seed) for seed in seeds]
 
@@ -104,7 +104,7 @@ class _Result:
         """Return the result as a message for the chat template."""
         if self.call is None:
             return Message(role="user", content=self.content)
-        tool = self.call.name if self.call.is_known else UNKNOWN  # the policy may have written anything
+        tool = self.call.name if self.call.is_known else UNKNOWN  # otherwise the name is whatever the policy wrote
         return Message(role="tool", content=self.content, tool=tool)
 
 
@@ -210,13 +210,13 @@ class EnvironmentDialogue:
         return _Result(call=call, content=f"{self._setting.harmless(text)}\n<image>", images=(image,))
 
     def _shown(self, call: ToolCall | None, answer: Answer) -> _Result:
-        """Make a result of an answer of the user's code. Raises DataError for its pictures."""
+        """Turn an answer of the user's code into a result. Raises DataError if its pictures cannot be used."""
         images = self._setting.encode_pictures(self._prompt.row, answer.pictures)
         self._see(answer.pictures, images)
         return _Result(call=call, content=answer.content, images=images, is_done=answer.is_done)
 
     def _see(self, sources: Sequence[ImageSource | VideoSource], images: Sequence[EncodedImage]) -> None:
-        """Let the built-in tools see pictures that the policy sees."""
+        """Make pictures that the policy sees available to the built-in tools."""
         row = self._prompt.row
         self._pictures += [
             SeenPicture(original=partial(self._setting.original, row, source), plan=image.plan)
@@ -224,11 +224,11 @@ class EnvironmentDialogue:
         ]
 
     def _refused(self, call: ToolCall, problem: object) -> _Result:
-        """Tell the policy why a call has no result."""
+        """Return a result that tells the policy why a call has none."""
         return _Result(call=replace(call, failure=str(problem)), content=self._setting.harmless(f"error: {problem}"))
 
     def _finished(self) -> TrajectoryEnd:
-        """Get the environment's reward and give its process back, once."""
+        """Get the environment's reward and release its process, once."""
         if self._ending is None:
             with self._failing():
                 outcome = None
@@ -250,7 +250,7 @@ class EnvironmentDialogue:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """End the trajectory if the environment cannot go on."""
+        """End the trajectory if the environment cannot continue."""
         try:
             yield
         except (EnvironmentFailure, DataError) as error:

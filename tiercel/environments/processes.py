@@ -1,4 +1,4 @@
-"""The processes of a run's environments and tools: one per trajectory in flight, started as needed and kept."""
+"""The processes of a run's environments and tools: one per trajectory in progress, started as needed and kept."""
 
 import json
 import threading
@@ -15,7 +15,7 @@ WORKER = "tiercel.environments.worker:run"
 
 
 class EnvironmentFailure(Exception):
-    """Raised if the user's code cannot go on with a trajectory; the message says why."""
+    """Raised if the user's code cannot continue a trajectory. The message says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,12 +27,12 @@ class UserCode:
 
     @property
     def exists(self) -> bool:
-        """Return whether there is any."""
+        """Return whether there is any code."""
         return self.environment is not None or bool(self.functions)
 
     @property
     def name(self) -> str:
-        """Return its name for messages."""
+        """Return the code's name for messages."""
         if self.environment is not None:
             return f"environment {self.environment}"
         return f"tools {', '.join(self.functions)}".rstrip()
@@ -45,7 +45,7 @@ class EnvironmentProcess:
         """Start the process and wait until the code is imported. Raises EnvironmentFailure if it cannot be, and
         EnvironmentProblem if no process can be started."""
         self._timeout, self._number = limits.reward_timeout, 0
-        longest = 2 * LARGEST_PICTURES  # base64 and a text are less
+        longest = 2 * LARGEST_PICTURES  # longer than base64 and a text
         job = ProcessJob(name=f"the {code.name}", entry=WORKER, work=asdict(code), longest_reply=longest)
         self._process = UserProcess(job, limits)
         try:
@@ -64,7 +64,7 @@ class EnvironmentProcess:
         """Call one of worker.Host's methods. `seconds` replaces `reliability.reward_timeout`. After an
         EnvironmentFailure the process must be closed."""
         self._number += 1
-        self._process.printed()  # what came before this request
+        self._process.printed()  # discards what was printed before this request
         request = json.dumps({"number": self._number, "ask": ask, "fields": fields}).encode() + b"\n"
         exchange = self._process.exchange(request, reply_count=1, timeout=seconds or self._timeout)
         reply: Mapping[str, Any] = exchange.replies[-1] if exchange.replies else {"failure": exchange.interruption}

@@ -24,17 +24,17 @@ Thing = TypeVar("Thing")
 
 
 class SharedCache(Generic[Thing]):
-    """A cache of the things last asked for, up to a number of bytes. Threads that ask for the same thing at once wait
-    for the one that makes it. The newest is kept whatever its size."""
+    """A cache of recently used things, up to a number of bytes. Threads that ask for the same thing at the same time
+    wait for the one that makes it. The newest is kept whatever its size."""
 
     def __init__(self, limit_bytes: int, size_of: Callable[[Thing], int]):
         self._limit, self._size_of = limit_bytes, size_of
         self._lock = Lock()
         self._things: OrderedDict[Hashable, Future[Thing]] = OrderedDict()  # least recently used first
-        self._sizes: dict[Hashable, int] = {}  # bytes, of the things that have been made
+        self._sizes: dict[Hashable, int] = {}  # bytes of the things that have been made
 
     def get(self, key: Hashable, make: Callable[[], Thing]) -> Thing:
-        """Return what is kept for `key`, or make it. Raises what `make` does; then nothing is kept."""
+        """Return the cached thing for `key`, or make it. Raises the errors of `make`, and then caches nothing."""
         with self._lock:
             if is_new := key not in self._things:
                 self._things[key] = Future()
@@ -61,7 +61,7 @@ class SharedCache(Generic[Thing]):
                 del self._things[oldest], self._sizes[oldest]
 
 
-KEPT_BYTES = 256 * 2**20  # of pictures in their own sizes, and of pictures as the policy sees them
+KEPT_BYTES = 256 * 2**20  # of pictures in their own sizes, and again of pictures as the policy sees them
 
 
 def _originals() -> SharedCache[Image.Image]:
@@ -86,7 +86,7 @@ class EnvironmentSetting:
     seen: SharedCache[EncodedImage] = field(default_factory=_seen)
 
     def reset(self, process: EnvironmentProcess, row: Row, seed: int) -> Answer:
-        """Begin a trajectory in a process. Raises EnvironmentFailure."""
+        """Start a trajectory in a process. Raises EnvironmentFailure."""
         answer = answer_of(process.ask("reset", row=reset_fields(row), seed=seed), self.harmless)
         return Answer(content="") if answer is None else answer
 
@@ -95,7 +95,7 @@ class EnvironmentSetting:
         return prompt_encoder(self.family, self.data)(row, index)
 
     def encode_pictures(self, row: Row, sources: Sequence[ImageSource]) -> tuple[EncodedImage, ...]:
-        """Decode and resize returned pictures, within the limits of the row's own. Raises DataError."""
+        """Decode and resize pictures of an answer, within the limits of the row's own. Raises DataError."""
 
         def encoded(source: ImageSource) -> EncodedImage:
             key = (row.image_roots, source, row.pixels)
@@ -111,8 +111,8 @@ class EnvironmentSetting:
         return self.originals.get((roots, source), lambda: decode(source, roots, limit))
 
     def require_observation(self, prompt: EncodedPrompt, row: Row, observation: Answer) -> None:
-        """Raise EnvironmentFailure if a prompt does not end with an observation, as `row` does, and DataError if it
-        cannot have it."""
+        """Raise EnvironmentFailure if a prompt does not end with the observation that `row` ends with, and DataError if
+        it cannot contain it."""
         images = self.encode_pictures(row, observation.pictures)
         seen = prompt.images[len(prompt.images) - len(images) :]
         messages = with_boxes(row, [image.plan for image in prompt.images], self.family)

@@ -21,19 +21,19 @@ from tiercel.types import Box, CoordinateSpace, ImagePlan
 
 MARK_COLOUR = (255, 0, 0)
 MARK_SHARE = 0.03  # radius of a mark, as a share of the longer side
-_DIGITS = 6  # decimals of a pixel; what is beyond comes from rounding
+_DIGITS = 6  # decimals of a pixel; further ones come from rounding
 
 BoxArgument = Annotated[list[FiniteFloat], Field(min_length=4, max_length=4)]
 PointArgument = Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)]
 
 
 class ToolProblem(ValueError):
-    """Raised if a tool has no answer; the policy is told the message."""
+    """Raised if a tool has no answer. The policy is told the message."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeenPicture:
-    """A picture that the policy saw. `original` decodes it in its own size; it raises DataError, or ToolProblem for a
+    """A picture that the policy saw. `original` decodes it in its own size, and raises DataError, or ToolProblem for a
     video."""
 
     original: Callable[[], Image.Image]
@@ -96,7 +96,7 @@ class PictureTools:
         return self.pictures[number - 1]
 
     def _in_original(self, number: int, box: Box) -> Box:
-        """Map a box or a point to pixels of the original. Raises ToolProblem if it is not in the picture."""
+        """Map a box or a point to pixels of the original. Raises ToolProblem if it is not inside the picture."""
         plan = self._picture(number).plan
         exact = to_original(box, self.space, plan.original_size, plan.processed_size)
         x1, y1, x2, y2 = (round(value, _DIGITS) for value in exact)
@@ -113,8 +113,8 @@ BUILT_IN: Mapping[str, Callable[..., Image.Image]] = {
 
 
 def use(name: str, tools: PictureTools, arguments: Mapping[str, Any]) -> Image.Image:
-    """Call a built-in tool with what the policy wrote. Raises ToolProblem, and DataError."""
-    if "self" in arguments:  # some versions of pydantic mistake it for the method's own
+    """Call a built-in tool with the arguments that the policy wrote. Raises ToolProblem, and DataError."""
+    if "self" in arguments:  # some versions of pydantic mistake it for the method's own argument
         raise ToolProblem("self: Unexpected keyword argument")
     try:
         return BUILT_IN[name](tools, **arguments)
@@ -131,9 +131,9 @@ class Toolbox:
     """What the policy can call, and what else the environment can do."""
 
     code: UserCode
-    schemas: tuple[Mapping[str, Any], ...]  # of all tools, in the form of chat templates
-    responds: bool = False  # the environment answers turns without tool calls
-    gives_reward: bool = False  # the environment has a reward of its own
+    schemas: tuple[Mapping[str, Any], ...]  # of all tools, in the form that chat templates use
+    responds: bool = False  # whether the environment answers turns without tool calls
+    gives_reward: bool = False  # whether the environment has its own reward
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -142,8 +142,8 @@ class Toolbox:
 
 
 def load_toolbox(environment: str | None, tools: Sequence[str], reliability: Reliability) -> Toolbox:
-    """Find the tools of `rollout.environment` and `rollout.tools`. The user's code is imported in a process and
-    described there. Raises RecipeError with everything that is wrong."""
+    """Find the tools of `rollout.environment` and `rollout.tools`. The user's code is imported and described in a
+    process. Raises RecipeError with everything that is wrong."""
     code = UserCode(environment=environment, functions=tuple(name for name in tools if name not in BUILT_IN))
     key = "rollout.tools" if environment is None else "rollout.environment"
     try:
@@ -166,4 +166,4 @@ def load_toolbox(environment: str | None, tools: Sequence[str], reliability: Rel
 
 def _description(code: UserCode, reliability: Reliability) -> Mapping[str, Any]:
     with closing(EnvironmentProcess(code, reliability)) as process:
-        return process.ask("describe", seconds=START_TIMEOUT)  # it imports transformers
+        return process.ask("describe", seconds=START_TIMEOUT)  # describing imports transformers

@@ -1,7 +1,7 @@
 """The process of one trajectory. It holds the user's environment and tools, and answers one request after another.
 
-Forked by sandbox/supervisor.py. Pictures leave it as files in base64. Imports no torch unless the user's code does, or
-it is asked to describe the tools, whose schemas transformers makes.
+It is forked by sandbox/supervisor.py. Pictures leave it as files in base64. It imports no torch unless the user's code
+does, or it has to describe the tools, whose schemas transformers makes.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class UnusableAnswer(ValueError):
 
 
 def run(descriptor: int, work: Mapping[str, Any], file_mb: float) -> None:
-    """Hold an object of the class that `environment` names, if any, and the functions that `functions` name."""
+    """Serve an object of the class that `environment` names, if any, and the functions that `functions` name."""
     serve(descriptor, partial(_load, work["environment"], work["functions"]), file_mb)
 
 
@@ -48,8 +48,7 @@ def _load(environment: str | None, functions: list[str]) -> Handle:
 
 
 class Host:
-    """Answers to requests, made by the user's code. Each method that a request may ask for returns the fields of the
-    reply."""
+    """Answers requests with the user's code. Each method that a request may name returns the fields of the reply."""
 
     def __init__(self, environment: Any, functions: list[Callable[..., Any]]):
         self.environment = environment
@@ -76,13 +75,13 @@ class Host:
         for tool in self.tools:
             try:
                 schemas.append(get_json_schema(tool))
-            except Exception as error:  # whatever its hints and its docstring are
+            except Exception as error:  # such as for its hints or its docstring
                 problems.append(f"tool {tool.__name__}: {error}")
         has = partial(hasattr, self.environment)
         return {"schemas": schemas, "problems": problems, "responds": has("respond"), "gives_reward": has("get_reward")}
 
     def reset(self, row: Mapping[str, Any], seed: int) -> dict[str, Any]:
-        """Begin a trajectory on a row. `seed` is passed to a method that names it."""
+        """Start a trajectory on a row. `seed` is passed if the method has a parameter of that name."""
         parameters = inspect.signature(self.environment.reset).parameters
         if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
             row = {name: value for name, value in {"seed": seed, **row}.items() if name in parameters}
@@ -91,7 +90,7 @@ class Host:
         return self._answered(self._result(self.environment.reset(**row)), may_be_none=True)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Call a tool. What it raises becomes an answer to the policy, except KeyboardInterrupt and the like."""
+        """Call a tool. Its errors become an answer to the policy, except KeyboardInterrupt and similar ones."""
         tool = next(tool for tool in self.tools if tool.__name__ == name)
         try:
             inspect.signature(tool).bind(**arguments)
@@ -151,7 +150,7 @@ def _part(part: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _file(picture: Any) -> bytes:
-    """Return a picture as the bytes of a file; bytes are one already."""
+    """Return a picture as the bytes of a file. Bytes are returned as they are."""
     if isinstance(picture, bytes):
         return picture
     if _kind(picture) != "image":

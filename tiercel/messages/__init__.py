@@ -1,8 +1,8 @@
-"""What tiercel says, in the user's language.
+"""The messages of tiercel in the user's language.
 
-Texts stay in the code as they are, in English. Where one goes to the user it passes through `translated`, which finds
-the template that it was made from. The tables are in zh/: an English template to the Chinese one, fields as `{0}`.
-Nothing is read while the language is English. A text without a template stays as it is.
+Texts stay in the code as they are, in English. When one goes to the user, it passes through `translated`, which finds
+the template that it was made from. The tables in zh/ map an English template to the Chinese one, with fields written as
+`{0}`. No table is read if the language is English. A text without a template stays as it is.
 """
 
 import json
@@ -20,8 +20,8 @@ ENGLISH = "en"
 ASKED_FOR = ("TIERCEL_LANG", "LC_ALL", "LC_MESSAGES", "LANG")  # the first that is set decides
 
 FIELD = re.compile(r"\{\w+[!#]?\}")
-ALSO_WORDS = "!"  # `{0!}` in a translation: translated where it is a single word, too
-NUMBER = "#"  # `{0#}`: a number
+ALSO_WORDS = "!"  # `{0!}` in a translation: a field that is translated even if it is a single word
+NUMBER = "#"  # `{0#}`: a field that must be a number
 _WORDS = re.compile(r"[A-Za-z]{2,}\W+[A-Za-z]{2,}")
 _NUMBER = re.compile(r"[\d,.]+")
 _CHINESE = re.compile(r"[\u4e00-\u9fff]")
@@ -30,7 +30,7 @@ _FULL_WIDTH = ("\uff0c", "\u3002", "\uff1b", "\uff1a", "\u3001", "\uff08", "\uff
 _NAMES = re.compile(r"([^\s\"']+(?:, [^\s\"']+)*) (and|or) ([^\s\"']+)")  # in a field: names, or words of a recipe
 _BETWEEN = {"and": "\u548c", "or": "\u6216"}
 _SEPARATORS = {"; ": "\uff1b", ", ": "\uff0c"}
-# What stands before a problem: a key, a file, or a row's `file:line (id) field`.
+# The part before a problem: a key, a file, or a row's `file:line (id) field`.
 _KEY = re.compile(r"(?P<key>[^\s\"'{\[(]+(?: \([^()]*\) [\w.\[\]]+)?): (?P<rest>.+)")
 
 
@@ -41,21 +41,22 @@ def language(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def translated(text: str, chosen: str | None = None) -> str:
-    """Return the text in a language, the user's where none is given; line by line where it is not a whole message."""
+    """Return the text in the given language, or else in the user's. A text that is not one message is translated line
+    by line."""
     chosen = chosen or language()
     return text if chosen == ENGLISH else _Translator.of(chosen).text(text)
 
 
 @cache
 def table(chosen: str) -> Mapping[str, str]:
-    """Read the messages of a language: English template to translated template."""
+    """Read the messages of a language as a mapping from English to translated templates."""
     files = sorted((FOLDER / chosen).glob("*.json"))
     return {text: other for file in files for text, other in json.loads(file.read_text(encoding="utf-8")).items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Translation:
-    """A translation, and how many letters of the text the tables have."""
+    """A translation, and the number of letters of the text that the tables contain."""
 
     text: str
     known: int
@@ -74,9 +75,9 @@ class _Template:
         return sum(map(len, self.pieces))
 
     def fields(self, text: str) -> dict[str, str] | None:
-        """Return what the fields hold; None where the text is not made from this template."""
+        """Return the values of the fields, or None if the text was not made from this template."""
         place = 0
-        for piece in self.pieces:  # much faster than a regular expression, which would say the same of most texts
+        for piece in self.pieces:  # much faster than a regular expression, which rejects the same texts
             place = text.find(piece, place) + len(piece)
             if place < len(piece):
                 return None
@@ -86,7 +87,7 @@ class _Template:
 
 
 class _Translator:
-    """The messages of a language. Of several ways to read a text, the one counts that knows most of it."""
+    """The messages of a language. If a text can be read in several ways, the reading that covers most of it is used."""
 
     def __init__(self, messages: Mapping[str, str]):
         self._whole: dict[str, str] = {}
@@ -99,7 +100,7 @@ class _Translator:
                 self._templates.append(_Template(pieces=pieces, names=names, other=other.strip()))
             else:
                 self._whole[text.strip()] = other.strip()
-        self._templates.sort(key=lambda template: -template.length)  # of equal readings the first counts
+        self._templates.sort(key=lambda template: -template.length)  # the first of equal readings is used
 
     @staticmethod
     @cache
@@ -120,7 +121,7 @@ class _Translator:
         return line if found is None else line.replace(bare, found.text)
 
     def _phrase(self, text: str) -> _Translation | None:
-        """Translate a message, what stands after `key: `, or the parts of a list."""
+        """Translate a message, the part after `key: `, or the parts of a list."""
         if text not in self._seen:
             ways = [self._message(text), self._after_key(text), *(self._list(text, each) for each in _SEPARATORS)]
             self._seen[text] = max(filter(None, ways), key=lambda found: found.known, default=None)
@@ -134,8 +135,9 @@ class _Translator:
         return _Translation(text=f"{match['key']}: {rest.text}", known=rest.known + 2)
 
     def _list(self, text: str, separator: str) -> _Translation | None:
-        """Translate the parts of a list. The others are names or values: a part of several words that is no message
-        leaves the whole as it is, and so do single words, of which a list of keys may have some."""
+        """Translate the parts of a list. Parts that are not messages are names or values. If one of these has several
+        words, the whole list stays as it is. It also stays if only single words would be translated, because they may
+        be keys."""
         parts = text.split(separator)
         found = [self._message(part.strip()) for part in parts] if len(parts) > 1 else []
         if None in found:
@@ -163,7 +165,7 @@ class _Translator:
         return max(ways, key=lambda found: found.known, default=None)
 
     def _filled(self, template: _Template, fields: Mapping[str, str]) -> _Translation | None:
-        """Put the fields into a template, each translated where it is a message itself."""
+        """Put the fields into a template, and translate each that is a message itself."""
         text, *pieces = FIELD.split(template.other)
         known = template.length
         for name, piece in zip(FIELD.findall(template.other), pieces, strict=True):
@@ -181,7 +183,7 @@ class _Translator:
 
 
 def _names(value: str) -> str:
-    """Write "a, b or c" in Chinese; other values stay as they are."""
+    """Return "a, b or c" in Chinese, and any other value as it is."""
     match = _NAMES.fullmatch(value)
     return value if match is None else f"{match[1]} {_BETWEEN[match[2]]} {match[3]}"
 

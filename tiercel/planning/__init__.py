@@ -1,1 +1,1 @@
-"""Estimates of the memory and time of a run, from a recipe and a config.json alone."""
+"""Estimates of a run's memory and time, from nothing but a recipe and a config.json."""

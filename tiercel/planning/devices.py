@@ -1,19 +1,19 @@
-"""What GPUs can do at best, by their data sheets: for the plan's seconds, for `mfu`, and for benchmarks."""
+"""What GPUs can do at best, from their data sheets: for the plan's seconds, for `mfu`, and for benchmarks."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
-    """Figures of a data sheet, and the share of them that is assumed to be reached."""
+    """Figures of a data sheet, and the share of each that is assumed to be reached."""
 
     name: str
-    sold_as: str  # a part of the name that torch gives such a card
+    sold_as: str  # a part of the name that torch reports for such a card
     flops: float  # per second, bfloat16, dense
     bandwidth: float  # bytes per second of its memory
     link: float  # bytes per second to GPUs of the same machine
-    network: float  # bytes per second and GPU to other machines
-    host_link: float  # bytes per second of a GPU to the host's memory
+    network: float  # bytes per second and GPU, to other machines
+    host_link: float  # bytes per second of a GPU, to and from the host's memory
     per_machine: int = 8
     reached_flops: float = 0.45
     reached_bandwidth: float = 0.6
@@ -21,7 +21,7 @@ class Device:
 
 
 def _device(name: str, sold_as: str, flops: float, bandwidth: float, links: tuple[float, float, float]) -> Device:
-    """Make a row of the table: TFLOP/s, TB/s, and `links` in GB/s (machine, network, host)."""
+    """Build a row of the table from TFLOP/s, TB/s, and `links` in GB/s (machine, network, host)."""
     link, network, host_link = (speed * 1e9 for speed in links)
     return Device(
         name=name,
@@ -34,7 +34,7 @@ def _device(name: str, sold_as: str, flops: float, bandwidth: float, links: tupl
     )
 
 
-_TABLE = (  # `known_device` takes the first whose name fits, so a special model stands before the general one
+_TABLE = (  # `known_device` takes the first that matches, so a special model comes before the general one
     _device("b200", "B200", 2250, 8.0, (900, 50, 64)),
     _device("h200", "H200", 989, 4.8, (450, 50, 64)),
     _device("h100-nvl", "H100 NVL", 835, 3.9, (300, 50, 64)),
@@ -51,5 +51,5 @@ DEVICES: dict[str, Device] = {device.name: device for device in _TABLE}
 
 
 def known_device(card: str) -> Device | None:
-    """Find a card by the name that torch gives it; None where the table has none."""
+    """Find a card by the name that torch reports. Returns None if the table does not have it."""
     return next((device for device in DEVICES.values() if device.sold_as in card), None)

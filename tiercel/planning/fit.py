@@ -1,7 +1,7 @@
 """`tiercel plan --fit`: the nearest recipe that fits a memory, and what each of its changes saves and costs.
 
-Keys that leave a run's result as it is come first (`remedies`). Where they are not enough, weights or moments get fewer
-bits; where that is not enough either, completions and prompts are made shorter, and pictures smaller.
+Keys that do not change a run's result are tried first (`remedies`). If they are not enough, weights or moments get
+fewer bits. If that is not enough either, completions and prompts become shorter and pictures smaller.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,25 +16,26 @@ from tiercel.planning.machine import Machine
 from tiercel.planning.options import Option, Subject, admitted, measure, option, study
 from tiercel.planning.remedies import TOKENS, Changes, find_remedy, value_at, with_changes, written
 
-SHARES = (3 / 4, 1 / 2, 3 / 8, 1 / 4, 1 / 8)  # of the recipe's lengths, in the order of trying
+SHARES = (3 / 4, 1 / 2, 3 / 8, 1 / 4, 1 / 8)  # of the recipe's lengths, in the order in which they are tried
 SHORTEST_COMPLETION, SHORTEST_PROMPT = 64, 256
-UNIT = 16  # lengths are multiples of it
+UNIT = 16  # lengths are multiples of this
 COMPLETION, PROMPT, PIXELS = "rollout.max_new_tokens", "data.max_prompt_tokens", "model.max_pixels"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecipeChange:
-    """A key to write. Bytes of a rank's peak and seconds of a step are those before it minus those with it."""
+    """A changed key. The bytes of a rank's peak and the seconds of a step are the values before the change minus those
+    after it."""
 
     key: str
     before: Any
     after: Any
     saved_bytes: int
-    saved_seconds: float | None  # None without figures of a device
+    saved_seconds: float | None  # None if there are no figures of a device
 
     @property
     def line(self) -> str:
-        """Write the change on one line."""
+        """Return the change as one line."""
         moved = f"{'saves' if self.saved_bytes >= 0 else 'takes'} {abs(self.saved_bytes) / 1e9:.1f} GB"
         if self.saved_seconds is not None:
             kind = "saves" if self.saved_seconds >= 0 else "costs"
@@ -44,7 +45,7 @@ class RecipeChange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """A recipe that fits, with its strategy judged."""
+    """A recipe that fits, and the memory and time of its strategy."""
 
     recipe: Recipe
     option: Option
@@ -52,7 +53,7 @@ class Fit:
 
     @property
     def text(self) -> str:
-        """Write the recipe: the keys that were given, and those that changed."""
+        """Return the recipe as text: the keys that were given, and those that changed."""
         memory, seconds = self.option.memory.peak / 1e9, sum(self.option.seconds.values())
         head = [f"{memory:.1f} GB on each rank at most, {seconds:.1f} s a step, by `tiercel plan`."]
         lines = [f"# {line}" for line in (*head, *(change.line for change in self.changes))]
@@ -60,7 +61,8 @@ class Fit:
 
 
 def find_fit(recipe: Recipe, machine: Machine, say: Callable[[str], None]) -> Fit | None:
-    """Find the nearest recipe that fits the machine's ranks; None where none does. `say` hears what is tried."""
+    """Find the nearest recipe that fits the machine's ranks, or return None if none fits. `say` is told what is
+    tried."""
     for wanted in _ladder(recipe):
         subject = _with(recipe, wanted)
         if rule_problems(subject.recipe):
@@ -87,12 +89,12 @@ def find_fit(recipe: Recipe, machine: Machine, say: Callable[[str], None]) -> Fi
 
 
 def output_file(recipe: Path, size: str) -> Path:
-    """Name the file of a fitting recipe, beside the recipe."""
+    """Return the path of a fitting recipe's file, next to the recipe."""
     return recipe.with_name(f"{recipe.stem}-{size.replace(' ', '').lower()}{recipe.suffix}")
 
 
 def _ladder(recipe: Recipe) -> Iterator[Changes]:
-    """Yield changes of the result, from none to all."""
+    """Yield the changes that affect the result, from none to all."""
     fewer_bits: dict[str, Any] = {}
     yield fewer_bits
     if recipe.lora is not None and recipe.model.quantize is None:
@@ -113,19 +115,20 @@ def _ladder(recipe: Recipe) -> Iterator[Changes]:
 
 
 def _shorter(recipe: Recipe, key: str, share: float, least: int) -> dict[str, Any]:
-    """Return a shorter length for a key; nothing where it would be no shorter."""
+    """Return a shorter length for a key, or nothing if it would not be shorter."""
     present = value_at(recipe, key)
     length = max(least, round(present * share / UNIT) * UNIT)
     return {key: length} if length < present else {}
 
 
 def _with(recipe: Recipe, changes: Changes) -> Subject:
-    """Count the model of the recipe with these changes."""
+    """Count the sizes of the model of the recipe with these changes."""
     return study(with_changes(recipe, changes), None)
 
 
 def _judged(recipe: Recipe, changes: Changes, machine: Machine, fitting: Option) -> Iterator[RecipeChange]:
-    """Compare the recipe after each change with the one before it, in microbatches as large as asked for."""
+    """Yield each change with a comparison of the recipe before and after it, in microbatches of the size that is asked
+    for."""
 
     def judge(count: int) -> Option:
         subject = _with(recipe, dict(list(changes.items())[:count]))

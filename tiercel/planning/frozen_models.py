@@ -1,5 +1,5 @@
-"""Bytes of the models that a recipe has beside its policy, reward models and a teacher: weights are counted, and a pass
-is measured on fake tensors."""
+"""Bytes of the models that a recipe has besides its policy, which are reward models and a teacher. Weights are counted,
+and a pass is measured on fake tensors."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,21 +31,21 @@ from tiercel.planning.probe import (
 from tiercel.planning.sizes import bare_family, with_layers
 from tiercel.rewards.external import RewardModel
 
-PROBED_LAYERS = 2  # enough: without gradients a layer's buffers are freed before the next layer
+PROBED_LAYERS = 2  # enough, because without gradients a layer's buffers are freed before the next layer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenBytes:
-    """The bytes of a frozen model, or of all that one rank holds."""
+    """The bytes of a frozen model, or of all frozen models on one rank."""
 
-    weights: int = 0  # of all: they stay in memory
-    largest_pass: int = 0  # above the weights; of one: they compute one after the other
+    weights: int = 0  # of all models, because they stay in memory
+    largest_pass: int = 0  # above the weights; of one model, because they compute one after the other
     elements: int = 0  # of all weights
-    device: str = "auto"  # of one, as the recipe has it
+    device: str = "auto"  # of one model, as in the recipe
 
 
 def held_by_rank(sizes: Sequence[FrozenBytes], *, on_gpu: bool) -> FrozenBytes:
-    """Sum the models in the memory that is planned: a GPU does not hold those with `device: cpu`."""
+    """Add up the models in the memory that is planned. A GPU does not hold those with `device: cpu`."""
     held = [size for size in sizes if not (on_gpu and size.device == "cpu")]
     return FrozenBytes(
         weights=sum(size.weights for size in held),
@@ -55,13 +55,13 @@ def held_by_rank(sizes: Sequence[FrozenBytes], *, on_gpu: bool) -> FrozenBytes:
 
 
 def reward_model_sizes(recipe: BaseRecipe) -> tuple[FrozenBytes, ...]:
-    """Measure the recipe's reward models. Raises ModelError where a config.json is not one of a sequence classifier,
-    EnvironmentProblem where it cannot be fetched."""
+    """Measure the recipe's reward models. Raises ModelError if a config.json is not that of a sequence classifier, and
+    EnvironmentProblem if it cannot be fetched."""
     return tuple(map(_scorer_size, reward_models(recipe)))
 
 
 def teacher_size(recipe: BaseRecipe) -> FrozenBytes | None:
-    """Measure the recipe's teacher; None where it has none, or a server computes it."""
+    """Measure the recipe's teacher. Returns None if there is none, or if a server computes it."""
     teacher = recipe.taught_by
     if teacher is None or teacher.url is not None:
         return None
@@ -70,8 +70,8 @@ def teacher_size(recipe: BaseRecipe) -> FrozenBytes | None:
 
 
 def tokens_without_gradient(recipe: BaseRecipe) -> int:
-    """Return the tokens of a microbatch of passes that keep no graph, for which no plan is needed: `auto` is the
-    default, or the least that holds the longest row."""
+    """Return the tokens of a microbatch of passes that keep no graph. These need no plan: `auto` means the default, or
+    the smallest microbatch that holds the longest row."""
     asked = recipe.learner.max_tokens_per_microbatch
     default = Learner().max_tokens_per_microbatch
     if asked != "auto":
@@ -81,7 +81,7 @@ def tokens_without_gradient(recipe: BaseRecipe) -> int:
 
 
 def _policy_size(path: Path, dtype: torch.dtype, tokens: int, adapter: str | None, device: str = "auto") -> FrozenBytes:
-    """Measure a frozen model that computes as the learner does, in packs of at most `tokens` tokens."""
+    """Measure a frozen model that computes like the learner, in packs of at most `tokens` tokens."""
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     family = bare_family(path, config)
     with torch.device("meta"):
@@ -108,14 +108,14 @@ def _policy_size(path: Path, dtype: torch.dtype, tokens: int, adapter: str | Non
 
 
 def _pack_of(tokens: int) -> Composition:
-    """Assume that a quarter of a pack is answers, in groups of four."""
+    """Assume that a quarter of a pack consists of answers, in groups of four."""
     answer = max(1, tokens // 64)
     return Composition(prompt_tokens=max(1, tokens // 4 - 4 * answer), completion_tokens=answer, group_size=4)
 
 
 def _peak(few: nn.Module, prepare: Callable[[], Callable[[], object]]) -> int:
-    """Measure the peak of a pass above the weights of a model on torch's meta device. `prepare` makes the pass, once
-    the model has fake tensors; what it makes itself is not counted."""
+    """Measure the peak of a pass above the weights of a model on torch's meta device. `prepare` builds the pass once
+    the model has fake tensors; what `prepare` itself allocates is not counted."""
     with younger_garbage(), fake_tensors(), LiveBytes() as live, torch.no_grad():
         fill_with_fakes(few)
         run = prepare()
@@ -125,7 +125,7 @@ def _peak(few: nn.Module, prepare: Callable[[], Callable[[], object]]) -> int:
 
 
 def _scorer_size(options: RewardModel) -> FrozenBytes:
-    """Measure a reward model. Its pass has the most tokens that the recipe admits, in rows of the largest length."""
+    """Measure a reward model. Its pass has the most tokens that the recipe allows, in rows of the greatest length."""
     path = resolve(options, "rewards.model.path", CONFIG)
     if options.adapter is not None or (path / WHOLE_FILE).is_file():
         return _policy_size(path, DTYPES[options.dtype], options.batch_tokens, options.adapter, options.device)
@@ -135,7 +135,7 @@ def _scorer_size(options: RewardModel) -> FrozenBytes:
         with torch.device("meta"):
             whole = AutoModelForSequenceClassification.from_config(config, dtype=dtype)
             few = AutoModelForSequenceClassification.from_config(with_layers(config, PROBED_LAYERS), dtype=dtype)
-    except Exception as error:  # broken files raise many types
+    except Exception as error:  # broken files raise many types of errors
         raise ModelError(f"{path}: not a config.json of a sequence classifier: {error}") from error
     weights = sum(parameter.nbytes for parameter in whole.parameters())
     tokens = min(options.max_tokens, options.batch_tokens)

@@ -14,7 +14,7 @@ class Machine:
     ranks: int
     memory_bytes: int  # of each
     device: Device | None  # None: a CPU, for which no seconds are estimated
-    host_bytes: int | None = None  # of one machine's host memory, where known
+    host_bytes: int | None = None  # of one machine's host memory, if known
 
     @property
     def is_gpu(self) -> bool:
@@ -26,7 +26,8 @@ class Machine:
         return self.ranks if self.device is None else min(self.ranks, self.device.per_machine)
 
     def holds(self, memory: RankMemory) -> bool:
-        """Whether a rank's bytes fit into its device, and those of all ranks of a machine into its host memory."""
+        """Return whether a rank's bytes fit into its device, and those of all ranks of a machine into its host
+        memory."""
         has_room = self.host_bytes is None or memory.host_bytes * self.ranks_together <= self.host_bytes
         return has_room and memory.fits(self.memory_bytes)
 

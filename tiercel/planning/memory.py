@@ -20,21 +20,21 @@ from tiercel.planning.sizes import ModelSizes
 from tiercel.rollout.local.engine import KEPT_BYTES, TOKENS_IN_FLIGHT
 
 BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
-MOMENT_BYTES = {32: 8, 8: 2 + 8 / 256}  # AdamW's two moments by their bits; in 8 bits with a scale for 256
-HOST_OPTIMIZER_BYTES = 16  # DeepSpeed's on the host: moments, and float32 copies of weight and gradient
-LAYERS_GATHERED = 3  # FSDP2: the one that computes, the next one, and the buffer that it arrives in
-STATE_BYTES = 4  # of an element of a delta net's state, float32
+MOMENT_BYTES = {32: 8, 8: 2 + 8 / 256}  # of AdamW's two moments, by their bits; in 8 bits, 256 elements share a scale
+HOST_OPTIMIZER_BYTES = 16  # of DeepSpeed on the host: moments, and float32 copies of weight and gradient
+LAYERS_GATHERED = 3  # FSDP2: the layer that computes, the next one, and the buffer that it arrives in
+STATE_BYTES = 4  # per element of a delta net's state, float32
 CONTEXT_BYTES = 1_500_000_000  # CUDA's context and NCCL's buffers; assumed, not measured
 FRAGMENTS = "fragmentation"
 CACHE = "keys and values of the rollout"
 FRAGMENTATION = 0.05  # of what PyTorch allocates; assumed
-SERVER_SHARE = 0.9  # of its GPU's memory: vLLM's default
-VLLM_WORKSPACE = 3_000_000_000  # a vLLM engine's activations and CUDA graphs on one GPU; assumed
+SERVER_SHARE = 0.9  # of its GPU's memory; vLLM's default
+VLLM_WORKSPACE = 3_000_000_000  # activations and CUDA graphs of a vLLM engine on one GPU; assumed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutLoad:
-    """The sampling and scoring of a step, and what this rank holds for them."""
+    """The sampling and scoring of a step, and what this rank keeps in memory for them."""
 
     engine: EngineKind
     prompts: int  # of this rank in a step
@@ -43,9 +43,9 @@ class RolloutLoad:
     group_size: int
     tensor_parallel: int = 1  # ranks that share one vLLM engine
     awake_bytes: int = 0  # of this rank's memory, for a vLLM engine that samples
-    asleep_bytes: int = 0  # the same while the learner works
-    moves_to_host: bool = False  # whether its weights move to the host while the learner works
-    engine_prompts: int = 0  # prompts that one vLLM engine completes: of all ranks that share it, or of a server
+    asleep_bytes: int = 0  # the same while the learner computes
+    moves_to_host: bool = False  # whether its weights move to the host while the learner computes
+    engine_prompts: int = 0  # prompts that one vLLM engine completes: those of all ranks that share it, or of a server
     engine_bytes: int = 0  # of one GPU's memory, for that engine
     lookahead: int = 0
     prepacked_bytes: int = 0
@@ -75,7 +75,7 @@ class Layout:
         return min(recipe.train.shard_size or self.ranks, self.ranks)
 
     def zero(self, recipe: BaseRecipe) -> Deepspeed:
-        """Return what the recipe says of ZeRO where the strategy reads it."""
+        """Return the recipe's ZeRO settings if the strategy reads them, else the defaults."""
         return recipe.train.deepspeed if "deepspeed" in self.kind.own_keys else Deepspeed()
 
 
@@ -84,7 +84,7 @@ class RankMemory:
     """The bytes of one rank."""
 
     strategy: str
-    parts: Mapping[str, Mapping[str, int]]  # by phase, then by purpose: what lives at the phase's peak
+    parts: Mapping[str, Mapping[str, int]]  # by phase, then by purpose: the bytes in use at the phase's peak
     host: Mapping[str, int]  # of the host's memory, by purpose
     obstacle: str | None = None  # why it cannot work with any amount of memory
 
@@ -92,7 +92,7 @@ class RankMemory:
     def components(self) -> dict[str, int]:
         """Return the largest size of each component over the phases."""
         names = dict.fromkeys(name for parts in self.parts.values() for name in parts)
-        in_order = sorted(names, key=lambda name: name == FRAGMENTS)  # last: it is a share of all others
+        in_order = sorted(names, key=lambda name: name == FRAGMENTS)  # last, because it is a share of all others
         return {name: max(parts.get(name, 0) for parts in self.parts.values()) for name in in_order}
 
     @property
@@ -123,7 +123,7 @@ class Measured:
     learn: LinearBytes
     step: LinearBytes
     vision: VisionBytes = field(default_factory=VisionBytes)
-    vision_share: float = 0.0  # of a microbatch's tokens, at most: those of its prompts
+    vision_share: float = 0.0  # the largest share of a microbatch's tokens: those of its prompts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +135,7 @@ class _Learner:
     moments: int
     passes: int
     step: int
-    buffer: int  # for summing gradients
+    buffer: int  # for the sum of gradients
     offloaded_weights: int
     offloaded_optimizer: int
 
@@ -188,7 +188,7 @@ def rank_memory(
             if layout.on_gpu:
                 engine["trained weights, narrow for decoding"] = narrow = _narrow(recipe, sizes)
                 asleep = {"kept for decoding": min(KEPT_BYTES, engine[CACHE] + narrow)}
-            else:  # of frozen ones, which stay
+            else:  # of frozen weights, which stay
                 always["weights prepacked for decoding"] = _prepacked(recipe, sizes, rollout)
         parts = {
             "rollout": {**always, **engine},
@@ -243,8 +243,9 @@ def _learner(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, layout: 
 
 
 def _with_vision(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, tokens: int) -> int:
-    """Return the peak of a microbatch's passes with that of its images through the tower, which no ranks share. A
-    frozen tower's pass ends before the learner begins; a trained one keeps its tensors until its own backward pass."""
+    """Return the peak of a microbatch's passes, including that of its images through the tower, which ranks do not
+    share. A frozen tower's pass ends before the learner starts; a trained one keeps its tensors until its own backward
+    pass."""
     own = -(-tokens // recipe.train.context_parallel)
     passes, vision = measured.learn.at(sizes.layers, own) + _gathered_keys(recipe, sizes, tokens), measured.vision
     seen = round(measured.vision_share * tokens)
@@ -254,8 +255,8 @@ def _with_vision(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, toke
 
 
 def _gathered_keys(recipe: BaseRecipe, sizes: ModelSizes, tokens: int) -> int:
-    """Return the bytes of the keys and values that ranks gather from each other; a layer that is recomputed whole keeps
-    them for its own pass only."""
+    """Return the bytes of the keys and values that ranks gather from each other. A layer that is recomputed whole keeps
+    them only during its own pass."""
     if recipe.train.context_parallel == 1:
         return 0
     layers = 1 if recipe.learner.gradient_checkpointing == "full" else sizes.cached_layers
@@ -263,8 +264,8 @@ def _gathered_keys(recipe: BaseRecipe, sizes: ModelSizes, tokens: int) -> int:
 
 
 def _start(recipe: BaseRecipe, sizes: ModelSizes, shares: int) -> int:
-    """Return the bytes of the frozen copy that the KL penalty compares with, of all parts that are trained whole. The
-    copy of the language model is sharded over `shares` ranks."""
+    """Return the bytes of the frozen copy that the KL penalty compares with, over all parts that are trained whole. The
+    language model's copy is sharded over `shares` ranks."""
     if not keeps_start(recipe):
         return 0
     vision = sizes.trained_vision - sizes.vision_adapter
@@ -273,8 +274,8 @@ def _start(recipe: BaseRecipe, sizes: ModelSizes, shares: int) -> int:
 
 
 def _block_mask(recipe: BaseRecipe, sizes: ModelSizes, layout: Layout) -> int:
-    """Return the bytes of FlexAttention's block mask: for queries and for keys, the places of the blocks that are seen
-    in part, and of those that are seen whole."""
+    """Return the bytes of FlexAttention's block mask. For queries and for keys, it lists the blocks that are partly
+    visible and those that are fully visible."""
     is_flex = recipe.learner.form == "flex" or (recipe.learner.form == "auto" and not sizes.obstacle)
     blocks = -(-layout.tokens // BLOCK)
     own = -(-blocks // recipe.train.context_parallel)
@@ -282,8 +283,8 @@ def _block_mask(recipe: BaseRecipe, sizes: ModelSizes, layout: Layout) -> int:
 
 
 def _exchanged(recipe: BaseRecipe, start: int, layout: Layout) -> int:
-    """Return the bytes that are needed while the copy of the start replaces the weights: under fsdp2 the weights are
-    put aside in float32, else a copy on the host is brought to the device."""
+    """Return the bytes that are needed while the copy of the start replaces the weights. Under fsdp2, the weights are
+    set aside in float32; otherwise a copy on the host is brought to the device."""
     if layout.kind.shards_model:
         return start * BYTES["float32"] // BYTES[recipe.model.dtype]
     return start if recipe.model.reference == "cpu" else 0
@@ -292,7 +293,8 @@ def _exchanged(recipe: BaseRecipe, start: int, layout: Layout) -> int:
 def _engine(
     recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad, missing: int, vision: VisionBytes
 ) -> dict[str, int]:
-    """Return the bytes of the engine. `missing`: bytes of the language model that the local engine must gather."""
+    """Return the bytes of the engine. `missing` is the number of bytes of the language model that the local engine must
+    gather."""
     if rollout.engine.is_served:  # on GPUs of its own
         return {}
     if rollout.engine.is_beside:
@@ -301,19 +303,19 @@ def _engine(
 
 
 def _prepacked(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad) -> int:
-    """Return the bytes of the copies that a CPU decodes from; in float32 only."""
+    """Return the bytes of the copies that a CPU decodes from, which exist only in float32."""
     if recipe.model.dtype != "float32":
         return 0
     return min(rollout.prepacked_bytes, BYTES["float32"] * sizes.language_weights)
 
 
 def _narrow(recipe: BaseRecipe, sizes: ModelSizes) -> int:
-    """Return the bytes of the copies that a GPU decodes from where autocast would cast float32 weights."""
+    """Return the bytes of the copies that a GPU decodes from if autocast would otherwise cast float32 weights."""
     return 0 if recipe.model.dtype == "float32" else BYTES[recipe.model.dtype] * (sizes.trained - sizes.trained_vision)
 
 
 def _local_engine(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad, vision: VisionBytes) -> dict[str, int]:
-    """Return the bytes of keys and values, and of logits or of the images' pass, for the largest batch of prompts."""
+    """Return the bytes of keys and values, and of logits or the images' pass, for the largest batch of prompts."""
     prompts = max(1, min(rollout.prompts, TOKENS_IN_FLIGHT // (rollout.group_size * rollout.row_tokens)))
     rows = prompts * rollout.group_size
     held = prompts * rollout.prompt_tokens + rows * rollout.completion_tokens
@@ -338,14 +340,14 @@ def engine_weights(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad) 
 
 
 def cached_rows(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad) -> int:
-    """Return how many completions with their prompts a vLLM engine holds at once. Sharing of prompts is not counted, so
-    that the number is a lower bound."""
+    """Return how many completions with their prompts a vLLM engine can hold at once. This is a lower bound, because the
+    sharing of prompts is not counted."""
     room = rollout.engine_bytes - VLLM_WORKSPACE - engine_weights(recipe, sizes, rollout)
     return max(0, room) // (cache_token_bytes(recipe, sizes, rollout.tensor_parallel) * rollout.row_tokens)
 
 
 def engine_obstacle(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad | None, ranks: int) -> str | None:
-    """Return why a vLLM engine cannot work on this number of ranks; None where it can."""
+    """Return why a vLLM engine cannot work on this number of ranks, or None if it can."""
     if rollout is None or not rollout.engine.is_beside:
         return None
     for count, what in ((ranks, "ranks"), (sizes.heads, "attention heads")):

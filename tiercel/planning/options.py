@@ -21,8 +21,8 @@ from tiercel.planning.sizes import ModelSizes, bare_family, count, read_config
 from tiercel.planning.vision_probe import vision_bytes
 
 AUTO_UNIT = 1024  # tokens
-MARGIN = 15  # sixteenths of the largest microbatch that fits: a smaller one is cut and measured a little differently
-PROBED_GROUPS = 4  # at most: attention takes groups one by one, so further groups add only their tokens
+MARGIN = 15  # sixteenths of the largest microbatch that fits, since a smaller one is cut and measured differently
+PROBED_GROUPS = 4  # at most; attention takes groups one by one, so further groups add only their tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,9 +31,9 @@ class Option:
 
     memory: RankMemory
     fits: bool
-    tokens: int  # of a microbatch: the recipe's number, or what `auto` takes
-    largest_tokens: int  # the largest learner.max_tokens_per_microbatch that fits; 0: none
-    auto_tokens: int  # what learner.max_tokens_per_microbatch: auto takes; 0: nothing fits
+    tokens: int  # of a microbatch: the recipe's number, or what `auto` chooses
+    largest_tokens: int  # the largest learner.max_tokens_per_microbatch that fits; 0 if none does
+    auto_tokens: int  # what learner.max_tokens_per_microbatch: auto chooses; 0 if nothing fits
     seconds: Mapping[str, float]
 
     def as_json(self) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """A recipe's model, counted and ready to be measured."""
+    """A recipe's model, with its sizes counted, ready to be measured."""
 
     recipe: Recipe
     config: Any
@@ -54,7 +54,7 @@ class Subject:
     teacher: FrozenBytes | None
 
     def rollout(self, machine: Machine) -> RolloutLoad | None:
-        """Compute the recipe's rollout on one rank of the machine; None for SFT."""
+        """Compute the recipe's rollout on one rank of the machine, or return None if the recipe does not sample."""
         if not isinstance(self.recipe, GrpoRecipe):
             return None
         rollout = step_rollout(self.recipe, machine.ranks, self.prompt_tokens, machine.memory_bytes)
@@ -66,21 +66,21 @@ class Subject:
         )
 
     def learnt_tokens(self, machine: Machine) -> int:
-        """Return the tokens that the rank with the most rows learns from in a step, prompts once per group; or those of
-        the ranks that learn them together."""
+        """Return the tokens that the rank with the most rows learns from in a step, with prompts once per group. If
+        several ranks learn them together, return the tokens of these ranks."""
         learners = max(1, machine.ranks // self.recipe.train.context_parallel)
         return -(-self.recipe.optim.prompts_per_step // learners) * self.composition.group_tokens
 
     def auto_tokens(self, machine: Machine, most: int) -> int:
-        """Return what `learner.max_tokens_per_microbatch: auto` takes where at most `most` tokens fit: less than that,
-        because real microbatches are cut differently, and no more than a step has; in thousands where that holds a
-        prompt and a completion. 0 where nothing fits."""
+        """Return what `learner.max_tokens_per_microbatch: auto` chooses if at most `most` tokens fit. It is less than
+        that, because real microbatches are cut differently, and no more than a step has. It is a multiple of 1024 if
+        that holds a prompt and a completion. Returns 0 if nothing fits."""
         wanted = min(most * MARGIN // 16, -(-self.learnt_tokens(machine) // AUTO_UNIT) * AUTO_UNIT)
         return max(self.smallest_tokens, wanted // AUTO_UNIT * AUTO_UNIT) if most else 0
 
     @property
     def asked_tokens(self) -> int | None:
-        """Return the tokens of a microbatch that the recipe asks for; None: auto."""
+        """Return the tokens of a microbatch that the recipe asks for, or None for auto."""
         asked = self.recipe.learner.max_tokens_per_microbatch
         return None if asked == "auto" else asked
 
@@ -104,7 +104,8 @@ class Subject:
 
 
 def study(recipe: Recipe, prompt_tokens: int | None) -> Subject:
-    """Count the recipe's model. Raises ModelError or EnvironmentProblem where its config cannot be read or fetched."""
+    """Count the sizes of the recipe's model. Raises ModelError or EnvironmentProblem if its config cannot be read or
+    fetched."""
     path, config = read_config(recipe.model)
     family = bare_family(path, config)
     return Subject(
@@ -119,8 +120,8 @@ def study(recipe: Recipe, prompt_tokens: int | None) -> Subject:
 
 
 def measure(subject: Subject) -> Measured:
-    """Run the learner on fake tensors at four points. FlexAttention needs a GPU; for the backward pass it keeps what
-    the CPU's form keeps: queries, keys, values, outputs and their log-sum-exp."""
+    """Run the learner on fake tensors at four points. FlexAttention needs a GPU, but for the backward pass it keeps the
+    same tensors as the CPU's form: queries, keys, values, outputs and their log-sum-exp."""
     recipe, family = subject.recipe, subject.family
     asked = "auto" if recipe.learner.form == "flex" else recipe.learner.form
     form = chosen_form(asked, torch.device("cpu"), subject.sizes.obstacle)
@@ -142,7 +143,7 @@ def measure(subject: Subject) -> Measured:
 
 
 def admitted(recipe: Recipe, ranks: int) -> Sequence[str]:
-    """Return the strategies to judge: the recipe's own, or all that this number of ranks admits."""
+    """Return the strategies to judge: the recipe's own, or all that this number of ranks allows."""
     if recipe.train.strategy != "auto":
         return [recipe.train.strategy]
     return [
@@ -153,13 +154,13 @@ def admitted(recipe: Recipe, ranks: int) -> Sequence[str]:
 
 
 def strategy_problems(recipe: Recipe, name: str) -> list[str]:
-    """Return why the rules of the recipe refuse a strategy."""
+    """Return why the recipe's rules refuse a strategy."""
     asked = recipe.model_copy(update={"train": recipe.train.model_copy(update={"strategy": name})})
     return [problem.text for problem in rule_problems(asked) if "train.strategy" in (problem.key, *problem.also)]
 
 
 def memory_of(subject: Subject, measured: Measured, machine: Machine, strategy: str) -> Callable[[int], RankMemory]:
-    """Make the function from the tokens of a microbatch to the memory of a rank."""
+    """Return the function from the tokens of a microbatch to the memory of a rank."""
     rollout = subject.rollout(machine)
 
     def held(tokens: int) -> RankMemory:
@@ -170,7 +171,7 @@ def memory_of(subject: Subject, measured: Measured, machine: Machine, strategy: 
 
 
 def option(subject: Subject, measured: Measured, machine: Machine, strategy: str) -> Option:
-    """Judge one strategy with the recipe's microbatches."""
+    """Compute the memory and time of one strategy with the recipe's microbatches."""
     held = memory_of(subject, measured, machine, strategy)
     most = largest(lambda tokens: machine.holds(held(tokens)), subject.smallest_tokens)
     auto = subject.auto_tokens(machine, most)
@@ -187,7 +188,8 @@ def option(subject: Subject, measured: Measured, machine: Machine, strategy: str
 
 
 def seconds_of(subject: Subject, machine: Machine, strategy: str, tokens: int) -> Mapping[str, float]:
-    """Estimate the seconds of a step by phase, in microbatches of `tokens`; empty without figures of a device."""
+    """Estimate the seconds of a step by phase, in microbatches of `tokens`. Empty if there are no figures of a
+    device."""
     if machine.device is None:
         return {}
     recipe = subject.recipe
@@ -197,7 +199,7 @@ def seconds_of(subject: Subject, machine: Machine, strategy: str, tokens: int) -
 
 
 def largest(fits: Callable[[int], bool], smallest: int) -> int:
-    """Find the largest number of tokens that fits, by bisection; 0 where the smallest does not fit."""
+    """Find the largest number of tokens that fits by bisection. Returns 0 if the smallest number does not fit."""
     if not fits(smallest):
         return 0
     low, high = smallest, smallest * 2

@@ -1,4 +1,5 @@
-"""The plan of a recipe on given GPUs: the memory of each strategy, which to take, what to change where none fits."""
+"""The plan of a recipe on given GPUs: the memory of each strategy, which one to take, and what to change if none
+fits."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,23 +12,23 @@ from tiercel.planning.probe import NOTHING
 from tiercel.planning.remedies import Changes, Remedy, changed, engines, find_remedy, words
 from tiercel.planning.sizes import ModelSizes
 
-ENOUGH_ROWS = 16  # completions that a vLLM engine should hold at once before it is advised
+ENOUGH_ROWS = 16  # completions that a vLLM engine should be able to hold at once if it is advised
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPlan:
-    """All options, the one to take, and the change to make where none fits."""
+    """All options, the one to take, and the change to make if none fits."""
 
     machine: Machine
     sizes: ModelSizes
-    tokens: int  # of a microbatch: the recipe's number, or what `auto` takes
+    tokens: int  # of a microbatch: the recipe's number, or what `auto` chooses
     prompt_tokens: int
-    idle_ranks: int  # those without a completion, or a conversation, in a step
+    idle_ranks: int  # ranks without a completion, or a conversation, in a step
     options: tuple[Option, ...]
     chosen: str | None
     reason: str
     change: str | None  # the remedy in words
-    remedy: Remedy | None  # the nearest recipe that fits, where no option does
+    remedy: Remedy | None  # the nearest recipe that fits, if no option does
 
     @property
     def shown(self) -> Option:
@@ -49,7 +50,7 @@ class MemoryPlan:
 
 
 def make_plan(recipe: Recipe, machine: Machine, prompt_tokens: int | None = None) -> MemoryPlan:
-    """Judge every strategy that the recipe and the number of ranks admit."""
+    """Judge every strategy that the recipe and the number of ranks allow."""
     subject = study(recipe, prompt_tokens)
     measured = measure(subject)
     options = tuple(option(subject, measured, machine, name) for name in admitted(recipe, machine.ranks))
@@ -79,8 +80,8 @@ def make_plan(recipe: Recipe, machine: Machine, prompt_tokens: int | None = None
 
 
 def gathering_problem(recipe: GrpoRecipe, machine: Machine, strategy: str) -> str | None:
-    """Return why the local engine cannot gather the whole policy on a rank that holds a shard, and what to write
-    instead; None where it can. The longest prompts that the recipe admits are assumed."""
+    """Return why the local engine cannot gather the whole policy on a rank that holds a shard, with what to write
+    instead, or None if it can. The longest prompts that the recipe allows are assumed."""
     subject = study(recipe, None)
     needed = _rollout_bytes(subject, machine, strategy)
     if needed <= machine.memory_bytes:
@@ -94,7 +95,7 @@ def gathering_problem(recipe: GrpoRecipe, machine: Machine, strategy: str) -> st
 
 
 def _rollout_bytes(subject: Subject, machine: Machine, strategy: str) -> int:
-    """Return the bytes of a rank while it samples. The learner's passes need not be measured for that."""
+    """Return the bytes of a rank while it samples, for which the learner's passes need not be measured."""
     held = memory_of(subject, Measured(learn=NOTHING, step=NOTHING), machine, strategy)
     return held(0).phases["rollout"]
 

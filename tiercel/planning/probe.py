@@ -1,7 +1,7 @@
-"""Measuring the learner's memory by running its own code on fake tensors, which have shapes but no memory.
+"""Measurement of the learner's memory by running its own code on fake tensors, which have shapes but no memory.
 
-A few decoder layers and two numbers of tokens are enough: the bytes of a pass are linear in both, up to the rounding of
-buffers. L decoder layers, T packed tokens.
+A few decoder layers and two numbers of tokens are enough, because the bytes of a pass are linear in both, up to the
+rounding of buffers. L decoder layers, T packed tokens.
 """
 
 import gc
@@ -35,7 +35,7 @@ SMALL_SHARE = 0.5  # of the token budget, for the second number of tokens
 
 
 class LiveBytes(TorchDispatchMode):
-    """Count the bytes of storages that are made inside and still live, and their peak."""
+    """Counts the bytes of storages that are created inside and are still alive, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class LiveBytes(TorchDispatchMode):
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default:  # most of the calls ask a fake tensor for its device
+        if func is torch.ops.prim.device.default:  # most of the calls ask for a fake tensor's device
             return func(*args)
         for value in tree_iter((args, kwargs)):
             if isinstance(value, Tensor):  # tensors from before, and their views, are not counted
@@ -56,12 +56,12 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def start_again(self) -> int:
-        """Reset the peak, and return the bytes that live now."""
+        """Reset the peak, and return the bytes that are alive now."""
         self.peak = self.now
         return self.now
 
     def _count(self, storage: torch.UntypedStorage, *, is_new: bool) -> None:
-        key = storage._cdata  # an address; another storage may get it after this one is freed
+        key = storage._cdata  # an address, which another storage may get after this one is freed
         if key in self._known:
             return
         size = storage.nbytes() if is_new else 0
@@ -76,13 +76,13 @@ class LiveBytes(TorchDispatchMode):
 
 
 def _grouped_product(tokens: Tensor, weights: Tensor, *more: Any, **options: Any) -> Tensor:
-    """Compute a grouped product of any dtype. Fake tensors admit bfloat16 alone."""
+    """Compute a grouped product of any dtype, because fake tensors allow only bfloat16."""
     return GROUPED_PRODUCT(tokens.bfloat16(), weights.bfloat16(), *more, **options).to(tokens.dtype)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Composition:
-    """The content of a microbatch: groups of one prompt and its completions, as many as the budget holds."""
+    """The content of a microbatch: groups of one prompt and its completions, as many as fit the budget."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -94,7 +94,7 @@ class Composition:
         return self.prompt_tokens + self.group_size * self.completion_tokens
 
     def items(self, tokens: int, dimensions: int) -> list[PackItem]:
-        """Make groups with `tokens` tokens in all: whole groups, part of one, and the rest in the last prompt."""
+        """Build groups of `tokens` tokens in total: whole groups, part of one, and the rest in the last prompt."""
         counts: list[int] = []
         left = tokens
         while left >= self.prompt_tokens + self.completion_tokens or not counts:
@@ -124,13 +124,13 @@ class Composition:
 class UpdateBytes:
     """Peaks above the bytes of the model and of the optimiser's moments."""
 
-    learn: int  # forward and backward of a microbatch, with the gradients of the one before
+    learn: int  # forward and backward of a microbatch, with the gradients of the previous one
     step: int  # gradients and the temporary tensors of the update
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinearBytes:
-    """a + b L + c T + d L T, through four measured points."""
+    """The form a + b L + c T + d L T through four measured points."""
 
     constant: float
     per_layer: float
@@ -158,7 +158,7 @@ NOTHING = LinearBytes(constant=0, per_layer=0, per_token=0, per_layer_token=0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VisionBytes:
-    """The bytes of a pass through the whole vision tower. T tokens that its features replace."""
+    """The bytes of a pass through the whole vision tower, for T tokens that its features replace."""
 
     frozen: LinearBytes = NOTHING  # the peak without gradient
     kept: LinearBytes = NOTHING  # what the backward pass needs
@@ -167,7 +167,8 @@ class VisionBytes:
 
 @contextmanager
 def younger_garbage() -> Iterator[None]:
-    """Limit `gc.collect` to objects that are made inside; torch and transformers have a million older ones."""
+    """Limit `gc.collect` to objects that are created inside, because torch and transformers have a million older
+    ones."""
     gc.freeze()
     try:
         yield
@@ -177,14 +178,14 @@ def younger_garbage() -> Iterator[None]:
 
 @contextmanager
 def fake_tensors() -> Iterator[None]:
-    """Make tensors inside without memory. Layouts stay real, because code reads their numbers."""
+    """Create tensors inside without memory. Layouts stay real, because code reads their numbers."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         yield
 
 
 def empty_policy(recipe: BaseRecipe, family: Family, config: Any, layers: int) -> Policy:
-    """Build the recipe's policy with `layers` decoder layers on torch's meta device: adding an adapter moves tensors,
-    which fake tensors do not allow."""
+    """Build the recipe's policy with `layers` decoder layers on torch's meta device, because adding an adapter moves
+    tensors, which fake tensors do not allow."""
     with torch.device("meta"):
         model = family.model_class.from_config(
             with_layers(config, layers), dtype=weights_dtype(recipe), attn_implementation="sdpa"
@@ -194,7 +195,7 @@ def empty_policy(recipe: BaseRecipe, family: Family, config: Any, layers: int) -
 
 
 def fill_with_fakes(model: nn.Module) -> None:
-    """Replace the meta device's tensors by fake tensors on the CPU; a shared tensor stays shared. Call it inside
+    """Replace the meta device's tensors by fake tensors on the CPU. A shared tensor stays shared. Call this inside
     `fake_tensors`."""
     made: dict[int, Any] = {}
     for module in model.modules():
@@ -228,7 +229,7 @@ class ProbedLearner(PackedPolicy):
 def update_bytes(
     recipe: BaseRecipe, family: Family, config: Any, layers: int, packed: PackedTokens, form: str
 ) -> UpdateBytes:
-    """Measure the peaks of a microbatch and of an update, with the learner's own code and the head's tiles of a GPU.
+    """Measure the peaks of a microbatch and of an update, with the learner's own code and the head's tiles for a GPU.
     The gradients of an earlier microbatch exist already."""
     with younger_garbage():
         policy = empty_policy(recipe, family, config, layers)
@@ -243,7 +244,7 @@ def _measured_update(
         route_attention(family.language_model(policy.model))
         learner = ProbedLearner(policy, form, recipe.learner.gradient_checkpointing)
         learner.head.tile = GPU_TILE
-        # Of bitsandbytes' kinds no step can be made with fake tensors; theirs needs less.
+        # The optimisers of bitsandbytes cannot make a step with fake tensors, and they need less.
         optimizer = build_optimizer(policy, recipe.optim.model_copy(update={"name": "adamw"}))
         resident = live.start_again()
         for parameter in policy.trained_parameters().values():
@@ -252,7 +253,7 @@ def _measured_update(
         scores = learner(packed, None, 1.0)
         (scores.logprobs_N if scores.values_N is None else scores.values_N).sum().backward()
         del scores
-        gc.collect()  # else objects in reference cycles would be counted at random
+        gc.collect()  # otherwise objects in reference cycles would be counted at random
         learn = live.peak - resident
         live.start_again()
         optimizer.step()

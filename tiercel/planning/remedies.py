@@ -1,6 +1,6 @@
 """What to change in a recipe that does not fit: a search over the keys that do not change a run's result.
 
-Every combination is judged by the memory and the seconds of `options`, and by the rules of the recipe.
+Every combination is judged by the memory and the seconds from `options`, and by the recipe's rules.
 """
 
 import json
@@ -47,7 +47,7 @@ class Remedy:
     option: Option
 
     def words(self, ranks: int) -> str:
-        """Return what to write as one line, with the number of GPUs where it is not `ranks`."""
+        """Return what to write as one line, with the number of GPUs if it is not `ranks`."""
         more = [f"{self.machine.ranks} GPUs"] if self.machine.ranks != ranks else []
         return ", ".join([*more, *([words(self.changes)] if self.changes else [])])
 
@@ -61,13 +61,14 @@ class _Candidate:
 
     @property
     def cost(self) -> tuple[float, int]:
-        """Return the cost: the seconds of a step, raised by the number of changes; without seconds only the changes."""
+        """Return the cost: the seconds of a step, raised by the number of changes, then that number, which alone counts
+        if there are no seconds."""
         keys = sum(KEY_COSTS.get(key, 1) for key in self.changes)
         return self.seconds * (1 + CHANGE_COST * keys), keys
 
 
 def words(changes: Changes) -> str:
-    """Format keys and values as in a recipe, in one line."""
+    """Format keys and values as in a recipe, on one line."""
     return ", ".join(f"{key}: {written(value)}" for key, value in changes.items())
 
 
@@ -79,8 +80,8 @@ def written(value: Any) -> str:
 def find_remedy(
     subject: Subject, measured: Measured, machine: Machine, more_ranks: Sequence[int] = MORE_RANKS
 ) -> Remedy | None:
-    """Find the cheapest combination that fits these ranks, or so many times as many; None where none fits. `measured`:
-    the peaks of the unchanged recipe."""
+    """Find the cheapest combination that fits this number of ranks, or else a multiple of it. Returns None if none
+    fits. `measured` has the peaks of the unchanged recipe."""
     present = subject.recipe.learner.gradient_checkpointing
     by_checkpointing: dict[Checkpointing, Measured] = {present: measured}
     for kind in RECOMPUTING[RECOMPUTING.index(present) + 1 :]:
@@ -125,7 +126,7 @@ def _candidates(subject: Subject, machine: Machine, measured: Mapping[Checkpoint
 
 
 def _strategies(recipe: Recipe, machine: Machine) -> Iterator[Changes]:
-    """Yield the strategies that the number of ranks admits, and DeepSpeed's ways of offloading."""
+    """Yield the strategies that the number of ranks allows, and DeepSpeed's ways of offloading."""
     if machine.ranks == 1:
         yield {}
     else:
@@ -139,7 +140,7 @@ def _strategies(recipe: Recipe, machine: Machine) -> Iterator[Changes]:
 
 
 def _references(recipe: Recipe) -> Iterator[Changes]:
-    """Yield the places of the copy that a KL penalty compares with, where there is one."""
+    """Yield the places for the copy that a KL penalty compares with, if there is one."""
     yield {}
     if keeps_start(recipe):
         yield {REFERENCE: "cpu"}

@@ -43,29 +43,31 @@ class ModelSizes:
     trained_vision: int  # of these
     obstacle: str | None  # why completions cannot share their prompt
     expert_weights: int  # of the experts of all layers, without the one that all tokens share
-    expert_share: float  # of the experts of a layer that a token uses; 1 without experts
-    cached_layers: int  # those that keep keys and values of each token
+    expert_share: float  # of the experts of a layer, the share that a token uses; 1 without experts
+    cached_layers: int  # layers that keep keys and values of each token
     state_elements: int  # of a row, in layers that keep a state instead
     quantize: Quantization | None
     quantized: int = 0  # of language_weights
     largest_quantized: int = 0  # of one matrix
 
     def language_bytes(self, width: int) -> int:
-        """Return the bytes of the language model's weights, `width` for each that is not quantised."""
+        """Return the bytes of the language model's weights, with `width` bytes for each that is not quantised."""
         each = STORED_BYTES[self.quantize] if self.quantize else width
         return width * (self.language_weights - self.quantized) + round(each * self.quantized)
 
     def dequantising_bytes(self, width: int) -> int:
-        """Return the bytes that are moved to dequantise all weights once: read, and written in `width` bytes each."""
+        """Return the bytes that are moved to dequantise all weights once: what is read, and what is written with
+        `width` bytes each."""
         return round((STORED_BYTES[self.quantize] + width) * self.quantized) if self.quantize else 0
 
     @property
     def active_weights(self) -> int:
-        """Return the language model's weights that one token uses."""
+        """Return the number of the language model's weights that one token uses."""
         return self.weights_used_by(1)
 
     def weights_used_by(self, tokens: int) -> int:
-        """Return the language model's weights that some of the tokens use, where each chooses experts at random."""
+        """Return the number of the language model's weights that at least one of the tokens uses, if each chooses
+        experts at random."""
         return self.language_weights - round(self.expert_weights * (1 - self.expert_share) ** tokens)
 
     @property
@@ -74,15 +76,15 @@ class ModelSizes:
 
 
 def read_config(model: Model) -> tuple[Path, Any]:
-    """Return the directory and the config of a checkpoint. Its weights need not be present; from a hub only config.json
-    is fetched."""
+    """Return the directory and the config of a checkpoint. Its weights need not be present; only config.json is fetched
+    from a hub."""
     path = resolve(model, files=CONFIG)
     family_class(path)  # refuses remote code and unknown architectures
     return path, AutoConfig.from_pretrained(path, local_files_only=True)
 
 
 def bare_family(path: Path, config: Any) -> Family:
-    """Make a family that knows the architecture but cannot encode, because it has no tokenizer."""
+    """Build a family that knows the architecture but cannot encode, because it has no tokenizer."""
     checkpoint = Checkpoint(
         path=str(path), config=config, tokenizer=None, image_processor=None, chat_template="", end_token_ids=()
     )
@@ -90,7 +92,7 @@ def bare_family(path: Path, config: Any) -> Family:
 
 
 def count(recipe: BaseRecipe, config: Any, family: Family) -> ModelSizes:
-    """Count the sizes of the recipe's model and adapter, on all layers: they need not be equal."""
+    """Count the sizes of the recipe's model and adapter over all layers, because layers may differ."""
     with torch.device("meta"):
         model = family.model_class.from_config(config, dtype=weights_dtype(recipe), attn_implementation="sdpa")
         model.requires_grad_(False)
@@ -133,7 +135,7 @@ def count(recipe: BaseRecipe, config: Any, family: Family) -> ModelSizes:
 
 
 def without_files(recipe: BaseRecipe) -> BaseRecipe:
-    """Return the recipe with a new adapter instead of one that would be read from a file; it has the same shapes."""
+    """Return the recipe with a new adapter instead of one that would be read from a file. It has the same shapes."""
     if recipe.lora is None:
         return recipe
     return recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"init": None, "start": None})})
@@ -147,19 +149,19 @@ def with_layers(config: Any, layers: int) -> Any:
     if getattr(text, "layer_types", None):
         text.layer_types = (list(text.layer_types) * layers)[:layers]
     if getattr(text, "num_kv_shared_layers", 0):
-        text.num_kv_shared_layers = 0  # the layers that make keys and values are the larger ones
+        text.num_kv_shared_layers = 0  # the layers that compute keys and values are the larger ones
     return small
 
 
 def _state_elements(text: Any) -> int:
-    """Count what a delta net keeps of a row: its state, and the last inputs of its convolution."""
+    """Count what a delta net keeps for a row: its state, and the last inputs of its convolution."""
     keys = text.linear_num_key_heads * text.linear_key_head_dim
     values = text.linear_num_value_heads * text.linear_value_head_dim
     return values * text.linear_key_head_dim + (2 * keys + values) * text.linear_conv_kernel_dim
 
 
 def _quantised(family: Family, model: HuggingFaceModel, kind: Quantization) -> list[int]:
-    """Count each matrix that is quantised."""
+    """Return the number of elements of each matrix that is quantised."""
     return [model.get_parameter(f"{name}.weight").numel() for name in quantizable(family, model, kind)]
 
 
@@ -175,7 +177,7 @@ def _elements(parameters: dict[str, nn.Parameter], *, adapter: bool = False) -> 
 
 
 def _experts(parameters: dict[str, nn.Parameter]) -> int:
-    """Count the weights of experts: those of three dimensions, beside an adapter or not."""
+    """Count the weights of experts, which are those with three dimensions, whether or not there is an adapter too."""
     return sum(p.numel() for name, p in parameters.items() if ".experts." in name and p.ndim == 3)
 
 

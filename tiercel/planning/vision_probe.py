@@ -1,4 +1,4 @@
-"""Measuring the vision tower's memory by running its own code, with weights that have shapes but no memory.
+"""Measurement of the vision tower's memory by running its own code, with weights that have shapes but no memory.
 
 Its bytes are linear in the patches, whether of pictures or of videos, so small pictures are enough. The tower is never
 in training mode, so no form of checkpointing applies to it.
@@ -21,12 +21,12 @@ from tiercel.models.policy import Policy
 from tiercel.planning.probe import LinearBytes, LiveBytes, VisionBytes, empty_policy, fill_with_fakes, younger_garbage
 from tiercel.types import EncodedImage
 
-SIDE = 16  # patches of the picture that is measured, before they are merged
+SIDE = 16  # of the measured picture, in patches before they are merged
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TowerPeaks:
-    """The bytes of the passes of some images. The fields are those of VisionBytes."""
+    """The bytes of the passes of some images. The fields correspond to those of VisionBytes."""
 
     frozen: int
     kept: int
@@ -34,7 +34,8 @@ class TowerPeaks:
 
 
 def vision_bytes(recipe: BaseRecipe, family: Family, config: Any) -> VisionBytes:
-    """Measure the tower with one picture and with two; zeros for a family whose pictures are rows of a batch."""
+    """Measure the tower with one picture and with two. Returns zeros for a family whose pictures are rows of a
+    batch."""
     if family.needs_proof:  # its processor is read from files, and its pictures are passed one by one
         return VisionBytes()
     policy = empty_policy(recipe, family, config, 1)
@@ -58,7 +59,7 @@ def vision_bytes(recipe: BaseRecipe, family: Family, config: Any) -> VisionBytes
 
 
 def with_processor(family: Family, config: Any) -> Family:
-    """Return the family with an image processor, which needs no file: the sizes are those of the config."""
+    """Return the family with an image processor that needs no file, because the sizes come from the config."""
     vision, chosen = config.vision_config, copy(family)
     processor = type(family).image_processor_class(
         patch_size=vision.patch_size,
@@ -70,8 +71,8 @@ def with_processor(family: Family, config: Any) -> Family:
 
 
 def make_ready(policy: Policy) -> None:
-    """Replace the tensors of a policy on torch's meta device by fake ones, with gradients as a microbatch finds them
-    that is not the first of its update."""
+    """Replace the tensors of a policy on torch's meta device by fake ones, with gradients as they are for every
+    microbatch of an update but the first."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         fill_with_fakes(policy.model)
     for parameter in policy.trained_parameters().values():

@@ -1,1 +1,1 @@
-"""Detecting what is wrong with a run, and reporting it in one message."""
+"""Detection of what is wrong with a run, and one message that reports it."""

@@ -1,4 +1,4 @@
-"""Faults of a run that show in its metrics so far: rows of metrics.jsonl in, symptoms out."""
+"""Faults of a run that its metrics show so far: from rows of metrics.jsonl to symptoms."""
 
 import math
 import re
@@ -10,9 +10,9 @@ from itertools import islice
 from typing import Any
 
 FLAT_STEPS = 50
-MOST_KEYS = 64  # whose numbers are kept; the checks ask for a dozen
-FLAT_SPREAD = 0.01  # of reward/mean from step to step, as a share of the rewards' own size
-TREND_ERRORS = 2.0  # a trend: the halves of the window differ by more standard errors than this
+MOST_KEYS = 64  # keys whose numbers are kept; the checks use a dozen
+FLAT_SPREAD = 0.01  # of reward/mean from step to step, relative to the size of the rewards
+TREND_ERRORS = 2.0  # a trend: the halves of the window differ by more than this many standard errors
 EQUAL_STEPS = 10
 EQUAL_FRACTION = 0.95  # of the groups
 TRUNCATED_STEPS = 5
@@ -25,8 +25,8 @@ ENTROPY_STEPS = 3
 ENTROPY_SHARE = 0.05  # of the first value
 GAP_STEPS = 3
 GAP_SIZE = 0.1  # of a logprob
-FIRST_STEPS = 1000  # in which entropy and gap have a number, if they ever have one
-QUIET_STEPS = 50  # without a fault before it is reported again
+FIRST_STEPS = 1000  # entropy and gap have a number in these, if they ever have one
+QUIET_STEPS = 50  # without a fault, after which it is reported again
 
 _FORMAT_MEAN = re.compile(r"reward/format(_\d+)?/mean")
 _ENTROPY, _GAP = "entropy/mean", "sampler/logprob_gap_mean"
@@ -36,7 +36,7 @@ MetricsRow = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Symptom:
-    """A fault that the metrics show. `key` is its kind, `recipe_key` the key to look at first."""
+    """A fault that the metrics show. `key` is its kind, and `recipe_key` is the key to look at first."""
 
     key: str
     step: int
@@ -52,31 +52,32 @@ class Symptom:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """The last rows of a run, at least one, and the first number that the whole run had under some keys."""
+    """The last rows of a run, at least one, and the first number that the run had under each of some keys."""
 
     rows: Sequence[MetricsRow]
     first: Mapping[str, float]
-    numbers: dict[str, deque[float | None]]  # of the rows, by key, as far as they were asked for
+    numbers: dict[str, deque[float | None]]  # of the rows, by key, for the keys that were requested
 
     def last(self, key: str, count: int) -> list[float]:
-        """Return the numbers of the last `count` rows; an empty list where one has no number or rows are missing."""
+        """Return the numbers of the last `count` rows, or an empty list if a row has no number or there are too few
+        rows."""
         if key not in self.numbers:
             self.numbers[key] = deque((_number(row, key) for row in self.rows), maxlen=FLAT_STEPS)
         values = list(self.numbers[key])[-count:]
         return [] if len(values) < count or None in values else values  # type: ignore[return-value]
 
     def symptom(self, key: str, text: str, cause: str, recipe_key: str) -> Symptom:
-        """Make a symptom of the last row."""
+        """Build a symptom of the last row."""
         return Symptom(key=key, step=self.rows[-1]["step"], text=text, cause=cause, recipe_key=recipe_key)
 
 
 class Diagnosis:
-    """Take the rows of a run in their order and report new symptoms. A symptom is new again after QUIET_STEPS without
-    it."""
+    """Reads the rows of a run in order and reports new symptoms. A symptom counts as new again after QUIET_STEPS steps
+    without it."""
 
     def __init__(self, rows: Sequence[MetricsRow] = ()):
-        """Begin with the rows that the run already has; their symptoms are known. Only the first and the last of many
-        are read: no check looks further back, and no symptom is remembered longer."""
+        """Start with the rows that the run already has; their symptoms are known. If there are many, only the first and
+        the last are read: no check looks further back, and no symptom is remembered for longer."""
         self._rows: deque[MetricsRow] = deque(maxlen=FLAT_STEPS)
         self._first: dict[str, float] = {}
         self._last_seen: dict[str, int] = {}
@@ -109,7 +110,7 @@ class Diagnosis:
 
 
 def symptoms(rows: Iterable[MetricsRow]) -> tuple[Symptom, ...]:
-    """Return all symptoms of a run's rows, in their order."""
+    """Return all symptoms of a run's rows in order."""
     diagnosis = Diagnosis()
     return tuple(found for row in rows for found in diagnosis.add(row))
 
@@ -187,13 +188,13 @@ def _is_format(key: str) -> bool:
 
 
 def _no_gradient(window: Window) -> Symptom | None:
-    """Find gradients of exactly 0. An update that overflowed in float16, or was left out, also has a norm of 0 and is
+    """Find gradients of exactly 0. An update that overflowed in float16 or was left out also has a norm of 0, but is
     reported elsewhere."""
     norms = window.last("grad_norm", STILL_STEPS)
     if not norms or any(norms):
         return None
     overflowed = any(_number(row, "loss_scale/skipped") for row in window.rows[-STILL_STEPS:])
-    left_out = {_number(row, "update/left_out") for row in window.rows[-STILL_STEPS - 1 :]}  # in all, so far
+    left_out = {_number(row, "update/left_out") for row in window.rows[-STILL_STEPS - 1 :]}  # a total up to each row
     if overflowed or len(left_out) > 1:
         return None
     is_grpo = _number(window.rows[-1], "reward/failed_fraction") is not None
@@ -260,7 +261,7 @@ CHECKS: tuple[Callable[[Window], Symptom | None], ...] = (
 
 
 def _number(row: MetricsRow, key: str) -> float | None:
-    """Return a finite number, or None."""
+    """Return the value if it is a finite number, else None."""
     value: Any = row.get(key)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number and abs(value) < math.inf else None

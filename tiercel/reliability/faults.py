@@ -1,4 +1,4 @@
-"""The one place where planned faults enter. It is empty in production; `make faults` and tests fill it."""
+"""The one place where planned faults enter. No fault is planned in production; `make faults` and tests plan some."""
 
 from typing import TypeVar
 
@@ -6,14 +6,14 @@ T = TypeVar("T")
 
 
 class Faults:
-    """Faults by site: a phase of a step, or a name that a call below gives. Here none is planned."""
+    """Planned faults by site, which is a phase of a step or a name that the caller gives. This class plans none."""
 
     def maybe_fail(self, site: str, step: int, rank: int) -> bool:
-        """Perform the fault that is planned for this moment. True where the caller must skip its next action."""
+        """Perform the fault that is planned for this moment. Returns True if the caller must skip its next action."""
         return False
 
     def maybe_corrupt(self, value: T, site: str, step: int, rank: int) -> T:
-        """Return the value, a number or a tensor, or what is planned for it."""
+        """Return the value, a number or a tensor, or what a planned fault makes of it."""
         return value
 
 
@@ -26,7 +26,7 @@ def faults() -> Faults:
 
 
 def put(new: Faults) -> Faults:
-    """Replace the faults of this process, and return the earlier ones."""
+    """Replace the faults of this process and return the earlier ones."""
     global _faults
     before, _faults = _faults, new
     return before

@@ -1,5 +1,5 @@
-"""How far a rank is, from the start of its process to its end: phase, rows, the collective it waits in. The watchdog
-reads it from another thread."""
+"""The progress of a rank, from the start of its process to its end: phase, rows, and the collective it waits in. The
+watchdog reads it from another thread."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -11,40 +11,40 @@ from typing import TypeVar
 from tiercel.reliability.faults import faults
 
 T = TypeVar("T")
-HEARTBEATS = "pulse"  # folder of a run: what each rank does now, while the run goes; `tiercel view` shows it
+HEARTBEATS = "pulse"  # folder of a run: what each rank is doing while the run is open; `tiercel view` shows it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Activity:
-    """The activity of a rank at one moment."""
+    """What a rank is doing at one moment."""
 
     phase: str = "import"
-    phases: int = 0  # begun so far; all ranks go through the same phases
+    phases: int = 0  # started so far; all ranks go through the same phases
     step: int = 0
     rows: tuple[str, ...] = ()
-    collective: str | None = None  # the one that the rank waits in, and its place in the code
+    collective: str | None = None  # the collective that the rank waits in, and its place in the code
     collectives: int = 0  # entered so far
 
 
 class Heartbeat:
-    """The activity of this rank. The rank's main thread writes it; any thread may report progress. Each write replaces
-    one whole value."""
+    """What this rank is doing. The rank's main thread writes it, and any thread may report progress. Each write
+    replaces one whole value, so readers need no lock."""
 
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
         self.activity = Activity()
-        self.moment = time.monotonic()  # of the last progress
-        self.file: Path | None = None  # where the watchdog shows what the rank does, while its run is open
+        self.moment = time.monotonic()  # time of the last progress
+        self.file: Path | None = None  # where the watchdog shows what the rank is doing, while its run is open
 
     def begin(self, phase: str, step: int, rows: Sequence[str] = ()) -> None:
-        """Begin a phase of a step."""
+        """Start a phase of a step."""
         phases = self.activity.phases + 1
         self.activity = replace(self.activity, phase=phase, phases=phases, step=step, rows=tuple(rows), collective=None)
         self.beat()
         self.maybe_fail(phase)
 
     def maybe_fail(self, site: str) -> bool:
-        """Let a planned fault happen here. True where the caller is to leave out what it was about to do."""
+        """Perform a fault if one is planned here. Returns True if the caller must skip its next action."""
         return faults().maybe_fail(site, self.activity.step, self.rank)
 
     def maybe_corrupt(self, value: T, site: str) -> T:
@@ -52,7 +52,7 @@ class Heartbeat:
         return faults().maybe_corrupt(value, site, self.activity.step, self.rank)
 
     def work_on(self, rows: Sequence[str]) -> None:
-        """Go on in the same phase with these rows."""
+        """Continue in the same phase with these rows."""
         self.activity = replace(self.activity, rows=tuple(rows))
         self.beat()
 
@@ -62,16 +62,16 @@ class Heartbeat:
 
     @contextmanager
     def collective(self, name: str) -> Iterator[None]:
-        """Mark the time inside as waiting for the other ranks."""
+        """Mark the time inside the context as waiting for the other ranks."""
         self.activity = replace(self.activity, collective=name, collectives=self.activity.collectives + 1)
         self.beat()
-        yield  # after an error the name stays: it says where the rank was
+        yield  # after an error the name stays, to show where the rank was
         self.activity = replace(self.activity, collective=None)
         self.beat()
 
     @contextmanager
     def shown_in(self, file: Path) -> Iterator[None]:
-        """Have the watchdog write to this file what the rank does; at the end the file is removed."""
+        """Let the watchdog write what the rank is doing to this file, which is removed at the end."""
         self.file = file
         try:
             yield

@@ -1,8 +1,8 @@
-"""Keeping this process's environment from processes that run code of the user's, on Linux.
+"""Protection of this process's environment from processes that run the user's code, on Linux.
 
-A process may read /proc/PID/environ, the memory and the open files of another of the same user, unless that one is "not
-dumpable". Root may read it all the same by some capabilities, which the user's code is therefore started without. A
-process that is not dumpable leaves no core dump, and debuggers such as py-spy need CAP_SYS_PTRACE to look into it.
+A process may read /proc/PID/environ, the memory and the open files of another process of the same user, unless that one
+is "not dumpable". With some capabilities root may read them all the same, so the user's code is started without these.
+A process that is not dumpable leaves no core dump, and debuggers such as py-spy need CAP_SYS_PTRACE to inspect it.
 """
 
 import ctypes
@@ -17,13 +17,13 @@ _CAPABILITY_VERSION_3 = 0x20080522
 
 
 def keep_private() -> None:
-    """Make this process unreadable for other processes of the user, if its environment has a secret."""
+    """Make this process unreadable for the user's other processes if its environment contains a secret."""
     if sys.platform == "linux" and secret_values(os.environ):
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, *map(ctypes.c_ulong, (0, 0, 0, 0)))
 
 
 def give_up_reading_others() -> None:
-    """Give up, for this process and all that it starts, the capabilities by which root reads others."""
+    """Drop the capabilities by which root reads other processes, for this process and all that it starts."""
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None)

@@ -1,4 +1,4 @@
-"""Keeping secrets out of everything that is written: values of variables named like secrets, and credentials in URLs.
+"""Removal of secrets from everything that is written: values of variables named like secrets, and credentials in URLs.
 
 A secret is replaced by `[redacted NAME]` in text, and by `redacted` in a URL, which stays a valid URL.
 """
@@ -18,17 +18,17 @@ from urllib.parse import quote, unquote
 from tiercel.secret_names import CREDENTIALS, PARAMETER, SHORTEST_SECRET, is_secret_name
 from tiercel.wording import CUT
 
-_SHORTEST_LINE = 16  # characters, of a secret with several lines, such as a private key
+_SHORTEST_LINE = 16  # characters, of a line of a secret that has several, such as a private key
 
 _PASSWORDS = re.compile(r'(?<=://)[^\s/?#"<>:]*:[^\s/?#"<>]+(?=@)')
-_LEVELS = 3  # of writing what was written
+_LEVELS = 3  # how often a written form may have been written again, such as JSON within a repr
 _CUT_CREDENTIALS = re.compile(r'(?<=://)[^\s/?#"<>@:]*:(?!\d*\.\.\.)[^\s/?#"<>@]*?(?=\.\.\.)')
 _MARKS = re.compile(r"\[redacted \w+\]|://redacted@|[?&;][\w.%-]+=redacted\b")
 
 
 def secret_values(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable's name by secret value, the longest value first. Secrets are the values of variables named
-    like secrets, and passwords in URLs of any variable."""
+    """Return the secret values with the name of the variable of each, the longest value first. Secrets are the values
+    of variables named like secrets, and passwords in URLs of any variable."""
     found: dict[str, str] = {}
     for name in sorted(environment):
         for part in _secret_parts(name, environment[name]):
@@ -38,7 +38,7 @@ def secret_values(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _secret_parts(name: str, value: str) -> Iterator[str]:
-    # A path that exists only names the place of a secret, and is part of many other paths.
+    # A path that exists only tells where a secret is, and is a part of many other paths.
     if is_secret_name(name) and not (value.startswith(os.sep) and os.path.exists(value)):
         lines = [line.strip() for line in value.strip().split("\n")]
         yield value.strip()
@@ -52,19 +52,19 @@ def _secret_parts(name: str, value: str) -> Iterator[str]:
 
 
 class Redactor:
-    """Replace the secrets of an environment, and the credentials of any URL."""
+    """Replaces the secrets of an environment, and the credentials of any URL."""
 
     def __init__(self, environment: Mapping[str, str]):
         self._names = {
             form: name for value, name in reversed(secret_values(environment).items()) for form in _forms(value)
         }
-        # Text that is already redacted stays as it is, even where a secret is part of a mark.
+        # Text that is already redacted stays as it is, even if a secret is a part of a mark.
         done = {f"[redacted {name}]" for name in self._names.values()}
         words = [*done, *sorted(self._names, key=len, reverse=True)]
         self._pattern = re.compile("|".join(map(re.escape, words)))
 
     def redact(self, text: str) -> str:
-        """Return the text without secrets. A second call changes nothing."""
+        """Return the text without secrets. Applying it a second time changes nothing."""
         if "://" in text:
             text = _CUT_CREDENTIALS.sub("redacted", CREDENTIALS.sub("redacted", text))
         if "=" in text:
@@ -72,12 +72,12 @@ class Redactor:
         return self._without_values(text)
 
     def redact_answer(self, text: str) -> str:
-        """Return what the policy may see of a text that the user's code answered: without the environment's secrets and
-        the passwords of URLs. All else stays, `?page_token=3` too: it may be needed to go on."""
+        """Return what the policy may see of an answer from the user's code: the text without the environment's secrets
+        and without passwords in URLs. Everything else stays, even `?page_token=3`, because the policy may need it."""
         return self._without_values(_PASSWORDS.sub("redacted", text) if "://" in text else text)
 
     def redact_values(self, value: Any) -> Any:
-        """Copy a tree of dicts, lists and tuples with its texts redacted; keys and numbers stay."""
+        """Copy a tree of dicts, lists and tuples with its texts redacted. Keys and numbers stay."""
         return _with_texts(value, self.redact)
 
     def _without_values(self, text: str) -> str:
@@ -87,7 +87,7 @@ class Redactor:
         return CUT.join([*map(self._without_beginning, cut), rest])
 
     def _without_beginning(self, text: str) -> str:
-        """Remove the beginning of a secret at the end of a text that was cut there."""
+        """Return the text without the beginning of a secret at its end, where the text was cut."""
         if len(text) < SHORTEST_SECRET:
             return text
         for form, name in self._names.items():
@@ -106,28 +106,28 @@ def redact(text: str) -> str:
 
 
 def without_secrets(pieces: Sequence[str]) -> list[str]:
-    """Return the pieces of a text; all of them are emptied where the text, put together, has a secret."""
+    """Return the pieces of a text, or only empty pieces if the joined text contains a secret."""
     text = "".join(pieces)
     return list(pieces) if redact(text) == text else ["" for _ in pieces]
 
 
 def redact_values(value: Any) -> Any:
-    """Copy a tree without the secrets of this process's environment; see Redactor."""
+    """Copy a tree without the secrets of this process's environment, as Redactor does."""
     return _process_redactor().redact_values(value)
 
 
 def redact_answer(text: str) -> str:
-    """Return an answer of the user's code without the secrets of this process's environment; see Redactor."""
+    """Return an answer of the user's code without the secrets of this process's environment, as Redactor does."""
     return _process_redactor().redact_answer(text)
 
 
 def redact_answers(value: Any) -> Any:
-    """Copy a tree of such answers."""
+    """Copy a tree of answers of the user's code, redacted like `redact_answer`."""
     return _with_texts(value, _process_redactor().redact_answer)
 
 
 def is_redacted(text: str) -> bool:
-    """Whether something was removed from the text."""
+    """Return whether something was removed from the text."""
     return _MARKS.search(text) is not None
 
 
@@ -153,8 +153,8 @@ def _cached_redactor(variables: tuple[tuple[str, str], ...]) -> Redactor:
 
 
 def _forms(value: str) -> set[str]:
-    """Return the forms that a value has in text: in a URL, in Python's repr (alone and beside both kinds of quotes), in
-    JSON, and in those of each other, such as JSON in the repr of a dict."""
+    """Return the forms that a value may have in text: as it is, in a URL, in Python's repr (alone and together with
+    both kinds of quotes), in JSON, and in combinations of these, such as JSON in the repr of a dict."""
     forms = {value, quote(value, safe="", errors="surrogateescape")}
     for _ in range(_LEVELS):
         forms |= {written for form in forms for written in _written(form)}
@@ -171,7 +171,7 @@ def _redacted_parameter(found: re.Match[str]) -> str:
 
 
 def redact_tracebacks() -> None:
-    """Print every traceback that ends this process, or one of its threads, without secrets from now on."""
+    """Print every traceback that ends this process or one of its threads without secrets from now on."""
     sys.excepthook = _print_traceback
     threading.excepthook = _print_thread_traceback
 

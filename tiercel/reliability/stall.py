@@ -1,4 +1,4 @@
-"""Judging from the ranks' last signs whether the run makes no progress, and which rank is the cause."""
+"""Decides from the ranks' last signals whether the run makes no progress, and which rank is the cause."""
 
 import traceback
 from collections import Counter
@@ -18,39 +18,39 @@ STATES = {
     "R": "its process exists and is computing",
     "Z": "its process has ended",
 }
-AT_WORK = ("R", "D")  # such a process may hold the interpreter for a while, as when it loads a library
+AT_WORK = ("R", "D")  # such a process may block the interpreter for a while, for example to load a library
 PATIENCE_AT_WORK = 3  # how many times longer such a process may be silent
 PACKAGE = str(Path(__file__).parent.parent)
-START = ("launch", "import", "join", "agree", "download", "rows")  # phases before there is a step
+START = ("launch", "import", "join", "agree", "download", "rows")  # phases before the first step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankSignal:
-    """The last report of a rank on itself."""
+    """The last report of a rank about itself."""
 
     rank: int
     host: str = ""
     process: int = 0
     phase: str
-    phases: int  # begun so far
+    phases: int  # started so far
     step: int
     rows: tuple[str, ...] = ()
-    waits_in: str | None = None  # a collective, and its place in the code
+    waits_in: str | None = None  # a collective and its place in the code
     path: tuple[tuple[str, int], ...] = ()  # file and line of each call on the stack, outermost first
-    quiet_seconds: float  # since its last progress
+    quiet_seconds: float  # since the last progress
     limit_seconds: float
-    is_inside: bool = True  # where it waits in a collective, its innermost call is torch's
-    looks: int = 0  # grows as long as the watchdog's thread runs
+    is_inside: bool = True  # if it waits in a collective: whether its innermost call is torch's
+    looks: int = 0  # grows for as long as the watchdog's thread runs
     is_silent: bool = False
-    is_gone: bool = False  # silent for longer than any rank may be
-    state: str = ""  # of a silent rank's process, as /proc's letter, where a rank of the same machine read it
+    is_gone: bool = False  # silent for longer than any rank is allowed to be
+    state: str = ""  # of a silent rank's process, as /proc's letter, if a rank on the same machine could read it
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @property
     def position(self) -> tuple[int, tuple[tuple[str, int], ...]]:
-        """Return how far the rank is in the program, which is the same on all ranks; positions can be compared."""
+        """Return how far the rank is in the program, which is the same on all ranks. Positions can be compared."""
         return self.phases, self.path
 
     @property
@@ -63,15 +63,15 @@ class RankSignal:
         return f"phase {self.phase} of {'the start' if self.phase in START else f'step {self.step}'}{rows}"
 
     def silent_for(self, seconds: float, limit: float, state: str) -> "RankSignal":
-        """Return the sign as it counts after `seconds` without a new one; beyond the limit the rank is gone."""
+        """Return the signal as it counts after `seconds` without a new one. Beyond the limit the rank is gone."""
         limit *= PATIENCE_AT_WORK if state in AT_WORK else 1
         silent = replace(self, is_silent=True, quiet_seconds=self.quiet_seconds + seconds, state=state)
         return replace(silent, is_gone=True, limit_seconds=limit) if seconds >= limit else silent
 
 
 def is_stalled(rank: int, signs: Sequence[RankSignal]) -> bool:
-    """Whether this rank should end the run: it has worked by itself beyond its limit; or it has waited beyond its limit
-    and no other rank makes progress; or another rank is gone."""
+    """Return whether this rank should end the run: it has worked by itself beyond its limit; or it has waited beyond
+    its limit and no other rank makes progress; or another rank is gone."""
     own = signs[rank]
     if any(sign.is_gone for sign in signs):
         return True
@@ -83,13 +83,13 @@ def is_stalled(rank: int, signs: Sequence[RankSignal]) -> bool:
 def culprits(signs: Sequence[RankSignal]) -> tuple[RankSignal, ...]:
     """Return the ranks that hold up the others. The first rule that applies decides:
 
-    1. ranks that give no sign any more, unless they were last waiting while another rank works beyond its limit;
-    2. ranks that make no progress in a phase before the first step;
-    3. ranks that wait for nobody, where others wait;
-    4. where all wait in one collective: ranks whose innermost call is not one of torch's, if that of others is;
+    1. ranks that no longer give a signal, unless they were last waiting while another rank works beyond its limit;
+    2. ranks that make no progress in a phase before the first step, if not all do so;
+    3. ranks that wait for nobody, if others wait or there is only one rank;
+    4. if all are in the same place: ranks whose innermost call is not one of torch's, if that of others is;
     5. ranks that are in another place than most;
-    6. where the ranks are in two equal parts: those that are further, because they left out a collective. Where all
-       seem to work, as on GPUs, on which the device itself waits: those that are behind.
+    6. if no place has most of the ranks: those that are further than the last, because they skipped a collective. If
+       any seems to work, as on GPUs, where the device itself waits: those that are behind.
     """
     silent = [sign for sign in signs if sign.is_silent]
     is_stuck = any(sign.waits_in is None and sign.is_over and not sign.is_silent for sign in signs)
@@ -112,7 +112,8 @@ def culprits(signs: Sequence[RankSignal]) -> tuple[RankSignal, ...]:
 
 
 def stall_message(signs: Sequence[RankSignal], stacks: Mapping[int, str], directory: Path) -> str:
-    """Write the message: which rank, what it does, for whom the others wait, where the stacks are, what to do."""
+    """Write the message: which rank is at fault, what it is doing, where the others wait, where the stacks are, and
+    what to do."""
     guilty = culprits(signs)
     if not guilty and len(signs) > 1:
         return "\n".join([_everyone_waits(signs), *_advice(stacks, directory)])
@@ -172,7 +173,7 @@ def _meaning(sign: RankSignal) -> str:
 
 
 def innermost_frames(stack: str) -> list[str]:
-    """Return the innermost frames of the rank's main thread, which faulthandler writes last."""
+    """Return the innermost frames of the rank's main thread, which is the last in the file."""
     blocks = [block for block in stack.split("\n\n") if "most recent call first" in block]
     frames = [line.strip() for line in blocks[-1].splitlines()[1:]] if blocks else []
     return [frame for frame in frames if frame.startswith("File ")][:FRAMES_SHOWN]
@@ -180,7 +181,7 @@ def innermost_frames(stack: str) -> list[str]:
 
 def waiting_place(frame: FrameType | None) -> str | None:
     """Return the name and the caller of the function of torch.distributed or DeepSpeed that a thread is in, mostly to
-    wait for other ranks. None where the thread is in other code."""
+    wait for other ranks. Returns None if the thread is in other code."""
     if frame is None or not _communicates(frame):
         return None
     name = frame.f_code.co_name
@@ -190,7 +191,7 @@ def waiting_place(frame: FrameType | None) -> str | None:
 
 
 def code_place(frame: FrameType | None) -> str:
-    """Return file and line, without the directories above the package."""
+    """Return the file and the line without the directories above the package."""
     if frame is None:
         return "unknown"
     file = frame.f_code.co_filename.replace("\\", "/")
@@ -205,7 +206,7 @@ def code_path(frame: FrameType | None) -> tuple[tuple[str, int], ...]:
 
 
 def is_inside_torch(frame: FrameType | None) -> bool:
-    """Whether the frame is in torch or DeepSpeed, which in a collective wait for the others."""
+    """Return whether the frame is in torch or DeepSpeed, whose code waits for the others in a collective."""
     return frame is not None and any(part in frame.f_code.co_filename for part in ("/torch/", "/deepspeed/"))
 
 

@@ -1,4 +1,4 @@
-"""Files by which ranks tell each other about a stall, when collectives cannot: signs, a call, and stacks."""
+"""Files by which ranks tell each other about a stall when collectives cannot: signals, a call, and stacks."""
 
 import json
 import os
@@ -16,19 +16,20 @@ from tiercel.reliability.redaction import redact_values
 from tiercel.reliability.stall import RankSignal
 
 HAS_STACKS = "has_stacks"
-CALL = "stalled"  # the file that a rank writes when it has found a stall
-NOWHERE = Path(os.devnull) / "signs"  # cannot exist: for a rank without others
+CALL = "stalled"  # the file that a rank writes when it has detected a stall
+NOWHERE = Path(os.devnull) / "signs"  # a path that cannot exist, for a rank that is alone
 
 
 class SignFiles:
-    """One small file for each rank, always replaced as a whole, and one that exists once a rank has called out."""
+    """One small file for each rank, always replaced as a whole, and one more that exists once a rank has reported a
+    stall."""
 
     def __init__(self, directory: Path, world_size: int):
         self.directory = directory
         self.world_size = world_size
 
     def write(self, sign: RankSignal, *, has_stacks: bool = False) -> None:
-        """Write a rank's sign. Where that fails, as on a full disk, the run goes on: the file's time is changed, so
+        """Write a rank's signal. If that fails, as on a full disk, the run continues: the file's time is updated so
         that the others see that the rank is alive."""
         file = self._file(sign.rank)
         temporary = file.with_suffix(".tmp")
@@ -41,11 +42,11 @@ class SignFiles:
                 os.utime(file)
 
     def read(self) -> list[RankSignal | None]:
-        """Read the signs by rank; None where there is none."""
+        """Read the signals by rank, with None for a rank that has none."""
         return [self._read(rank)[0] for rank in range(self.world_size)]
 
     def moment(self, rank: int) -> float | None:
-        """Return when the rank last wrote, in seconds of the file system's clock; None where it has no file."""
+        """Return when the rank last wrote, in seconds of the file system's clock, or None if it has no file."""
         with suppress(OSError):
             return self._file(rank).stat().st_mtime
         return None
@@ -53,8 +54,9 @@ class SignFiles:
     def changed_since(
         self, before: Sequence[RankSignal | None], *, now: float, began: float, limit: float
     ) -> list[RankSignal]:
-        """Return the signs by rank. A rank that wrote nothing new is silent, since its last sign or since `began`.
-        `now` and `began` are of the file system's clock; `limit`: seconds of silence that are a stall."""
+        """Return the signals by rank. A rank that wrote nothing new is silent, since its last signal or since `began`.
+        `now` and `began` are times of the file system's clock. `limit` is the number of seconds of silence that count
+        as a stall."""
         signs = []
         for rank, old in enumerate(before):
             new = self._read(rank)[0]
@@ -69,34 +71,35 @@ class SignFiles:
         return signs
 
     def have_stacks(self, signs: Sequence[RankSignal]) -> bool:
-        """Whether all ranks that can write have written their stacks."""
+        """Return whether all ranks that can write have written their stacks."""
         return all(sign.is_silent or self._read(sign.rank)[1] for sign in signs)
 
     def call_out(self, signs: Sequence[RankSignal]) -> Sequence[RankSignal]:
-        """Tell all ranks that the run has stalled, with the signs that show it. Returns the signs that all ranks use:
-        those of the first rank that called out."""
+        """Tell all ranks that the run has stalled, with the signals that show it. Returns the signals that all ranks
+        use: those of the first rank that called out."""
         draft = self.directory / f"{CALL}.{os.getpid()}.tmp"
         with suppress(OSError):
             write_new(draft, json.dumps([sign.as_json() for sign in signs]))
             with suppress(FileExistsError):
-                os.link(draft, self._call)  # unlike a rename, it fails where the file exists
+                os.link(draft, self._call)  # unlike a rename, it fails if the file exists
             draft.unlink()
         return self.called_out() or signs
 
     def called_out(self) -> Sequence[RankSignal] | None:
-        """Return the signs of the rank that called out; None where none has."""
+        """Return the signals of the rank that called out, or None if none has."""
         with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
             return [_sign(fields) for fields in read_json(self._call)]
         return None
 
     def forget(self, rank: int) -> None:
-        """Remove a rank's sign and the call: before its first sign, and after its last."""
+        """Remove a rank's signal and the call, before the rank's first signal and after its last."""
         for file in (self._file(rank), self._call):
             with suppress(OSError):
                 file.unlink()
 
     def leave(self, rank: int) -> None:
-        """Remove a rank's files at its end. The last rank of a run that never began removes the directory as well."""
+        """Remove a rank's files when it ends. The last rank of a run that never started removes the directory as
+        well."""
         self.forget(rank)
         with suppress(OSError):
             self.directory.rmdir()
@@ -123,7 +126,7 @@ def _sign(fields: dict[str, Any]) -> RankSignal:
 
 
 def show_sign(file: Path, sign: RankSignal) -> None:
-    """Write a sign to a file of the run directory, for people. Where that fails the run goes on."""
+    """Write a signal to a file of the run directory, for people. If that fails, the run continues."""
     temporary = file.with_suffix(".tmp")
     with suppress(OSError):
         make_directory(file.parent)
@@ -132,8 +135,8 @@ def show_sign(file: Path, sign: RankSignal) -> None:
 
 
 def process_state(sign: RankSignal) -> str:
-    """Return the state of the process that gave a sign, as /proc's letter; an empty text where the process is on
-    another machine or the state is not known."""
+    """Return the state of the process that gave a signal, as /proc's letter, or an empty string if the process is on
+    another machine or the state is unknown."""
     if sign.host != platform.node() or not sign.process:
         return ""
     try:
@@ -149,8 +152,8 @@ def stack_name(rank: int) -> str:
 
 
 def write_stacks(directory: Path, rank: int) -> None:
-    """Write the Python stacks of all threads of this process as faulthandler does, which stops after 100: the main
-    thread last, each from its innermost frame."""
+    """Write the Python stacks of all threads of this process in faulthandler's format, without its limit of 100
+    threads. The main thread comes last, and each stack starts at its innermost frame."""
     make_directory(directory)
     main, stacks = threading.main_thread().ident, sys._current_frames()
     with open_new(directory / stack_name(rank)) as file:
@@ -162,7 +165,7 @@ def write_stacks(directory: Path, rank: int) -> None:
 
 
 def read_stack(directory: Path, rank: int) -> str:
-    """Read what `write_stacks` wrote; an empty text where it wrote nothing."""
+    """Return what `write_stacks` wrote, or an empty string if it wrote nothing."""
     with suppress(OSError):
         return read_text(directory / stack_name(rank), LARGEST_JSON)
     return ""

@@ -1,9 +1,9 @@
-"""Ending a run that makes no progress, with the stacks of all ranks and one message that names the rank at fault.
+"""A watchdog that ends a run without progress, with the stacks of all ranks and a message that names the rank at fault.
 
-From the start of its process, each rank has a thread. It writes what the rank does to a file that all ranks see, and
-checks whether the rank makes progress and whether the next rank still writes. A rank that waits for the others is not
-at fault as long as one of them makes progress. The rank that finds a stall calls out, with the signs that show it. Then
-all ranks write their stacks and end; the first rank that still can prints the message.
+From the start of its process, each rank has a thread. It writes what the rank is doing to a file that all ranks see,
+and checks whether the rank makes progress and whether the next rank still writes. A rank that waits for the others is
+not at fault as long as one of them makes progress. The rank that detects a stall calls out, with the signals that show
+it. Then all ranks write their stacks and exit; the first rank that still can prints the message.
 """
 
 import faulthandler
@@ -29,25 +29,25 @@ from tiercel.reliability.work import WorkMonitor
 
 SLOWEST_LOOK = 0.5  # seconds
 LOOKS_PER_LIMIT = 20
-LOOKS_BETWEEN_SIGNS = 2  # a rank whose sign does not change for this number of looks is silent
+LOOKS_BETWEEN_SIGNS = 2  # a rank whose signal does not change for this number of looks is silent
 LONGEST_SILENCE = 3.0  # seconds
-RANKS_OF_A_LOOK = 128  # with more ranks, each looks less often: all write to one file system
-SECONDS_BETWEEN_PULSES = 2.0  # in the run directory, for people
+RANKS_OF_A_LOOK = 128  # with more ranks, each looks less often, because all write to one file system
+SECONDS_BETWEEN_PULSES = 2.0  # between updates of the file in the run directory, for people
 SECONDS_FOR_STACKS = 2.0
 SECONDS_FOR_THE_MESSAGE = 4.0
-SECONDS_OF_CLOCKS = 10.0  # by which the clocks of two machines may differ
+SECONDS_OF_CLOCKS = 10.0  # the clocks of two machines may differ by this much
 STDERR = 2
 ANY_PHASE = ""
-SHOWN_BY_WORK = ("import", "agree", "rows", "load", "report")  # phases whose own limit holds only while they work
+SHOWN_BY_WORK = ("import", "agree", "rows", "load", "report")  # phases whose own limit applies only while they work
 
 
 @dataclass(eq=False)
 class Watchdog:
-    """Watch the rank that opens it; a context manager.
+    """Watches the rank that opens it; a context manager.
 
-    `directory`: of the run. `files`: the ranks' signs. `limits`: seconds without progress by phase; ANY_PHASE for the
-    phases without their own. `age`: seconds since the process began, in which other ranks may have been silent. `end`
-    gets the exit code and does not return.
+    `directory` is the run's, and `files` has the ranks' signals. `limits` gives the seconds without progress for each
+    phase, and under ANY_PHASE for all other phases. `age` is the number of seconds since the process started, during
+    which other ranks may have been silent. `end` gets the exit code and does not return.
     """
 
     heartbeat: Heartbeat
@@ -63,7 +63,7 @@ class Watchdog:
         self._looks_between_pulses = max(1, round(SECONDS_BETWEEN_PULSES / self.look_seconds))
         self._next_rank = (self.heartbeat.rank + 1) % self.files.world_size
         self._has_met_next = False
-        self._began = 0.0  # when this process began or was resumed, by the file system's clock
+        self._began = 0.0  # when this process started or was resumed, by the file system's clock
         self._work = WorkMonitor()
         self._main = threading.get_ident()
         self._stopped = threading.Event()
@@ -74,7 +74,7 @@ class Watchdog:
     def __enter__(self) -> "Watchdog":
         self.heartbeat.beat()
         self.files.forget(self.heartbeat.rank)
-        self._look()  # before anything can hold the interpreter
+        self._look()  # before anything can block the interpreter
         self._began = self._now() - self.age
         self._thread.start()
         return self
@@ -85,7 +85,7 @@ class Watchdog:
         self.files.leave(self.heartbeat.rank)
 
     def limit(self, phase: str) -> float:
-        """Return the seconds that a phase may be without progress."""
+        """Return the seconds that a phase may take without progress."""
         return self.limits.get(phase, self.limits[ANY_PHASE])
 
     def _watch(self) -> None:
@@ -107,7 +107,7 @@ class Watchdog:
             self.heartbeat.moment = min(self.heartbeat.moment + lost, time.monotonic())
             self._work.moment = min(self._work.moment + lost, time.monotonic())
             self._work.progress = min(self._work.progress + lost, time.monotonic())
-        if lost > LONGEST_SILENCE:  # perhaps all ranks were suspended, and resume one after the other
+        if lost > LONGEST_SILENCE:  # perhaps all ranks were suspended and resume one after the other
             self._began = self._now() + lost
         return is_over
 
@@ -122,8 +122,9 @@ class Watchdog:
             self._end(called)
 
     def _next_is_silent(self) -> bool:
-        """Whether the next rank has written nothing for longer than any phase allows. A rank whose file existed and is
-        gone has ended by itself. Each rank watches one other, so the cost does not grow with their number."""
+        """Return whether the next rank has written nothing for longer than any phase allows. A rank whose file existed
+        and is gone has ended by itself. Each rank watches only one other, so the cost does not grow with their
+        number."""
         if self._next_rank == self.heartbeat.rank:
             return False
         moment = self.files.moment(self._next_rank)
@@ -133,23 +134,24 @@ class Watchdog:
         return self._now() - max(self._began, moment or self._began) >= self.limits[ANY_PHASE]
 
     def _now(self) -> float:
-        """Return the file system's time, just after this rank wrote its sign: clocks of machines differ."""
+        """Return the file system's time, just after this rank wrote its signal, because the clocks of machines
+        differ."""
         return self.files.moment(self.heartbeat.rank) or time.time()
 
     def _arm(self) -> None:
-        """Have faulthandler write the stacks to stderr where even this thread cannot run, because something holds the
-        interpreter. The process goes on, because one that a scheduler stopped looks the same; other ranks end it."""
+        """Let faulthandler write the stacks to stderr if even this thread cannot run because something blocks the
+        interpreter. The process continues, because one that a scheduler stopped looks the same; other ranks end it."""
         longest = self.limit(self.heartbeat.activity.phase) + SECONDS_FOR_STACKS + SECONDS_FOR_THE_MESSAGE
         faulthandler.dump_traceback_later(longest, file=STDERR)
 
     def _look(self) -> RankSignal:
-        """Return what this rank does now, and write it for the others."""
+        """Return what this rank is doing, and write it for the others."""
         self._looks += 1
         doing = self.heartbeat.activity
         frame = sys._current_frames().get(self._main)
         waits_in, path = doing.collective or waiting_place(frame), code_path(frame)
         is_inside = is_inside_torch(frame)
-        del frame  # it would keep the local variables of its functions alive
+        del frame  # the frame would keep the local variables of its functions alive
         quiet, limit = self._quiet_and_limit(doing.phase)
         sign = RankSignal(
             rank=self.heartbeat.rank,
@@ -174,8 +176,8 @@ class Watchdog:
         return sign
 
     def _quiet_and_limit(self, phase: str) -> tuple[float, float]:
-        """Return the seconds without progress, and the limit. In a phase that reports no progress, imports and reading
-        are progress, and while the process works at all the phase has its own limit."""
+        """Return the seconds without progress and the limit. In a phase that reports no progress, imports and reading
+        count as progress, and the phase's own limit applies for as long as the process works at all."""
         quiet, idle = self.heartbeat.quiet_seconds, self._work.idle_seconds()
         if phase not in SHOWN_BY_WORK:
             return quiet, self.limit(phase)
@@ -184,7 +186,7 @@ class Watchdog:
         return min(quiet, time.monotonic() - self._work.progress), self.limit(phase)
 
     def _signs_of_all(self) -> list[RankSignal]:
-        """Return the signs by rank. A rank whose sign does not change meanwhile is silent."""
+        """Return the signals by rank. A rank whose signal does not change meanwhile is silent."""
         before, started = self.files.read(), time.monotonic()
         silence = max(LOOKS_BETWEEN_SIGNS * self.look_seconds, min(LONGEST_SILENCE, min(self.limits.values()) / 20))
         own = self._look()
@@ -242,6 +244,6 @@ class Watchdog:
 
 
 def _is_newer(file: Path, moment: float) -> bool:
-    """Whether a file is newer than a moment of this machine's clock, with a margin: another machine may have written
-    it."""
+    """Return whether a file is newer than a time of this machine's clock, with a margin because another machine may
+    have written it."""
     return file.exists() and file.stat().st_mtime >= moment - SECONDS_OF_CLOCKS

@@ -9,8 +9,8 @@ from pathlib import Path
 
 LEAST_SHARE = 0.02  # of a core; threads that only check something now and then use less
 SHORTEST_SPAN = 0.02  # seconds; the figures of a shorter time mean nothing
-LEAST_READS = 8.0  # a second; fewer are pages of an idle process that the system had swapped out
-OWN_THREAD = getattr(resource, "RUSAGE_THREAD", None)  # Linux has it
+LEAST_READS = 8.0  # per second; fewer are pages of an idle process that the system had swapped out
+OWN_THREAD = getattr(resource, "RUSAGE_THREAD", None)  # only Linux has it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,7 @@ class ResourceUse:
 
 
 def process_age() -> float:
-    """Return the seconds since this process was started; 0 where that cannot be read."""
+    """Return the seconds since this process was started, or 0 if that cannot be read."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:
@@ -42,13 +42,13 @@ def process_age() -> float:
 
 
 class WorkMonitor:
-    """Whether the process works. Always asked by the same thread. Only activity in two looks one after the other counts
-    as work, because a hanging process also reads or computes for a moment."""
+    """Tells whether the process works. The same thread must always ask. Only activity in two successive looks counts as
+    work, because a hanging process also reads or computes for a moment."""
 
     def __init__(self) -> None:
         self._used = ResourceUse.now()
         self._reads = self._computes = False  # at the last look
-        # `moment`: of the last work; `progress`: of the last import or reading.
+        # `moment` is the time of the last work, and `progress` is that of the last import or reading.
         self._looked = self.moment = self.progress = time.monotonic()
 
     def idle_seconds(self) -> float:

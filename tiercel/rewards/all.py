@@ -1,4 +1,4 @@
-"""All kinds of reward, by the names that recipes give them; docs/rewards.md has a table of the built-in ones."""
+"""List all kinds of reward, by the names that recipes give them; docs/rewards.md has a table of the built-in ones."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -23,11 +23,11 @@ OPTIONS = tuple(dict.fromkeys(key for kind in KINDS for key in kind.model_fields
 
 
 def takers(option: str) -> tuple[str, ...]:
-    """List the rewards that take a key."""
+    """List the rewards that have an option."""
     return tuple(name for name, kind in BY_NAME.items() if option in kind.model_fields)
 
 
-MOST_NAMED = 6  # what a key means to more rewards is said without their names
+MOST_NAMED = 6  # the meaning of an option that more rewards have is given without their names
 
 
 class UnresolvedReward(RewardEntry):
@@ -37,7 +37,7 @@ class UnresolvedReward(RewardEntry):
 
     @classmethod
     def meanings(cls) -> Mapping[str, str]:
-        """Join what each key means to the rewards that take it, with their names."""
+        """Join what each option means to the rewards that have it, with their names."""
         return {**RewardEntry.meanings(), **{option: _meaning(option) for option in OPTIONS}}
 
     def problems(self, before: Sequence[RewardEntry]) -> Problems:
@@ -46,7 +46,7 @@ class UnresolvedReward(RewardEntry):
 
 
 def _meaning(option: str) -> str:
-    """Join what a key means to the rewards that take it: `length: ... cosine: ...`."""
+    """Join what an option means to the rewards that have it: `length: ... cosine: ...`."""
     names: dict[str, list[str]] = {}
     for name in takers(option):
         names.setdefault(BY_NAME[name].meanings().get(option, ""), []).append(name)
@@ -57,12 +57,12 @@ def _meaning(option: str) -> str:
 
 
 def lowered(text: str) -> str:
-    """Return a text as the rest of a sentence."""
+    """Return a text as it continues a sentence, with its first letter in lower case."""
     return text[:1].lower() + text[1:]
 
 
 def _optional(option: str) -> Any:
-    """Return the type of a key of some rewards, with null, and null as its default."""
+    """Return the type of an option that some rewards have, made nullable, and null as its default."""
     field = BY_NAME[takers(option)[0]].model_fields[option]
     declared: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
     return declared | None, None
@@ -70,7 +70,8 @@ def _optional(option: str) -> Any:
 
 _NAMES: Any = Literal[tuple(BUILTIN)]
 
-# The keys of all rewards, each optional: what an entry is that names no reward, or two, and what keys there are.
+# The options of all rewards, each optional: the schema of an entry that names no reward, or two, and the list of all
+# keys.
 AnyEntry = create_model(
     "AnyEntry",
     __base__=UnresolvedReward,
@@ -82,11 +83,11 @@ _SECTIONS: dict[str, type[RewardEntry]] = {
     "(unclear)": AnyEntry,
     **{f"({name})": kind for name, kind in BY_NAME.items()},
 }
-TAGS = tuple(_SECTIONS)  # pydantic puts them into its locations
+TAGS = tuple(_SECTIONS)  # pydantic puts these into the locations of its errors
 
 
 class RewardByName:
-    """Tell pydantic which kind of reward an entry is, by its `name` or `call`."""
+    """Tells pydantic which kind of reward an entry is, by its `name` or `call`."""
 
     section = AnyEntry
 
@@ -102,7 +103,7 @@ def _tag(entry: Any) -> str:
 
 
 def named(entry: Any) -> str | None:
-    """Return the name of a raw entry's reward, "call" for the user's own; None where it is not clear."""
+    """Return the name of a raw entry's reward, "call" for a function of the user; None if it is not clear."""
     name, call = (entry.get("name"), entry.get(CALL)) if isinstance(entry, Mapping) else (None, None)
     if call is not None:
         return CALL if name is None else None
@@ -110,8 +111,8 @@ def named(entry: Any) -> str | None:
 
 
 def without_nulls(entry: Any) -> Any:
-    """Return a raw entry without two kinds of null keys: those of other rewards, which a recipe may give, and those
-    that its own reward needs, which are then told as missing."""
+    """Return a raw entry without two kinds of null keys: options of other rewards, which a recipe may write as null,
+    and options that its own reward requires, which are then reported as missing."""
     if (name := named(entry)) is None:
         return entry
     fields = BY_NAME[name].model_fields

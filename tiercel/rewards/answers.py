@@ -1,4 +1,4 @@
-"""Reading an answer out of a completion. Training and evaluation use this one parser; it imports no torch.
+"""Read the answer from a completion. Training and evaluation use this one parser; it imports no torch.
 
 Nothing here guesses: what cannot be read is None.
 """
@@ -32,35 +32,35 @@ _BOX = re.compile(
 )
 _POINT = re.compile(rf"[\[(]{_COORDINATE},{_COORDINATE}[\])]|\bx\s*={_COORDINATE}(?:,\s*)?y\s*={_COORDINATE}")
 LARGEST_COORDINATE = 1e12
-MOST_BOXES = 200  # matching them takes time that grows with the cube
+MOST_BOXES = 200  # matching them takes time that grows with the cube of their number
 
 
 def extract_answer(completion: str) -> str:
     """Return the content of the last complete <answer>...</answer>, stripped.
 
-    Where there is none: the whole completion without its thought, stripped. A thought is <think>...</think>, all
-    that comes before a lone </think> (chat templates may write the opening tag), and all that comes after a lone
-    <think> (it was cut off).
+    If there is none, return the whole completion without its thoughts, stripped. A thought is <think>...</think>,
+    everything before a lone </think> (chat templates may write the opening tag), and everything after a lone <think>
+    (it was cut off).
     """
     last_close = completion.rfind(_CLOSE_ANSWER)
     start = completion.rfind(_OPEN_ANSWER, 0, last_close) if last_close >= 0 else -1
     if start >= 0:
         end = completion.index(_CLOSE_ANSWER, start)
         return completion[start + len(_OPEN_ANSWER) : end].strip()
-    closed, tag, rest = completion.rpartition("</think>")  # `rest` holds no end of a thought
+    closed, tag, rest = completion.rpartition("</think>")  # `rest` does not contain the end of a thought
     unthought = _THOUGHT.sub("", closed + tag).rpartition("</think>")[2] + rest
     return unthought.partition("<think>")[0].strip()
 
 
 def parse_boxes(text: str) -> list[Box]:
-    """Read every list of four numbers in a text, as `parse_box` reads one; the first 200."""
+    """Read every list of four numbers in a text, as `parse_box` reads one; at most the first 200."""
     boxes = map(_box_of, islice(_BOX.finditer(text), MOST_BOXES))
     return [box for box in boxes if box is not None]
 
 
 def parse_point(text: str) -> tuple[float, float] | None:
-    """Read the first pair of numbers in a text: (x, y), [x, y], {"point_2d": [x, y]} or x=1, y=2; None where there
-    is none, or where a box comes first."""
+    """Read the first pair of numbers in a text: (x, y), [x, y], {"point_2d": [x, y]} or x=1, y=2; None if there is
+    none, or if a box comes first."""
     found = _POINT.search(text)
     box = _BOX.search(text)
     if found is None or (box is not None and box.start() <= found.start()):
@@ -70,7 +70,7 @@ def parse_point(text: str) -> tuple[float, float] | None:
 
 
 def parse_box(text: str) -> Box | None:
-    """Read the first list of four numbers in a text, as written; None where there is none.
+    """Read the first list of four numbers in a text, as written; None if there is none.
 
     Reads [x1, y1, x2, y2], {"bbox_2d": [x1, y1, x2, y2]}, (x1,y1),(x2,y2) and the same between <|box_start|> and
     <|box_end|>. Corners are neither sorted nor clipped.
@@ -85,5 +85,5 @@ def _box_of(found: re.Match[str]) -> Box | None:
 
 
 def _are_coordinates(numbers: Sequence[float]) -> bool:
-    """Say whether arithmetic on the numbers stays finite; no picture has others."""
+    """Return whether arithmetic on the numbers stays finite; coordinates in a picture are never too large for it."""
     return all(abs(number) <= LARGEST_COORDINATE for number in numbers)

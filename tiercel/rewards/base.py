@@ -1,4 +1,5 @@
-"""The base of all rewards. A reward is one frozen class: the keys of its entry in the recipe, its checks, its score.
+"""Define the base classes of all rewards. A reward is one frozen class: the keys of its entry in the recipe, its
+checks, and its score.
 
 A class whose score needs a process, a server or a model has no `score` here; rewards/runtime/batches.py starts it.
 """
@@ -23,12 +24,12 @@ class RowFilter(Section):
     """The values of such rows, as text: 7 is "7", true is "true"."""
 
     def holds(self, columns: Mapping[str, Any]) -> bool:
-        """Tell whether a row with these columns is one of them."""
+        """Return whether the filter selects a row with these columns."""
         return column_text(column(columns, self.column)) in self.equals
 
 
 def column_text(value: object) -> str:
-    """Write a column's value as recipes do."""
+    """Return a column's value as text in the form in which recipes write it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -36,8 +37,8 @@ class RewardEntry(Section):
     """One reward: a built-in by `name`, or your own function by `call`."""
 
     reads: ClassVar[str] = ""  # what it takes as the model's answer, for docs/rewards.md; its docstring is the value
-    needs: ClassVar[str | None] = None  # a package beyond tiercel's own
-    own_right_from: ClassVar[float | None] = None  # a completion is right from this value on; None: it does not tell
+    needs: ClassVar[str | None] = None  # a package that it needs in addition to tiercel's own
+    own_right_from: ClassVar[float | None] = None  # right from this value on; None if the reward does not judge
     takes_time: ClassVar[bool] = False  # a batch may take up to reliability.reward_timeout seconds
 
     name: str | None = None
@@ -48,31 +49,31 @@ class RewardEntry(Section):
 
     @property
     def title(self) -> str:
-        """Return its name in metrics and rollouts, before a number is added where the name comes twice."""
+        """Return its name in metrics and rollouts, before a number is added if the name is used twice."""
         return self.name or ""
 
     @property
     def right_from(self) -> float | None:
-        """Return the value from which on a completion is right; None where the reward does not tell."""
+        """Return the value from which on a completion is right; None if the reward does not judge it."""
         return self.own_right_from
 
     def problems(self, before: Sequence["RewardEntry"]) -> Problems:
-        """Judge the entry beyond the types of its keys; `before` are the entries ahead of it in the list. Keys of the
-        problems are those of the entry, empty for the entry itself."""
+        """Check the entry beyond the types of its keys. `before` are the entries before it in the list. The keys of the
+        problems are relative to the entry, and empty for the entry itself."""
         yield from ()
 
     def missing(self) -> Problems:
-        """Say what the reward needs that this machine or environment lacks."""
+        """Yield what the reward needs that this machine or environment lacks."""
         if self.needs is not None and not find_spec(self.needs):
             text = f"{self.name} needs the package {self.needs}, which is not installed; pip install 'tiercel[rewards]'"
             yield Keys("name").problem(text)
 
     def score(self, sample: Sample) -> float | None:
-        """Return the reward of a completion; None where it does not apply to the row."""
+        """Return the reward of a completion; None if it does not apply to the row."""
         raise NotImplementedError(f"{type(self).__name__} is scored in batches")
 
     def score_after(self, sample: Sample, is_right: bool | None) -> float | None:
-        """Do the same, told whether the completion is right by the rewards before."""
+        """Do the same; `is_right` is whether the rewards before this one judged the completion to be right."""
         return self.score(sample)
 
 
@@ -96,16 +97,17 @@ class TruthReward(Reward):
 
     @property
     def truth_column(self) -> str:
-        """Return the column of the right answer."""
+        """Return the name of the column with the right answer."""
         return self.answer_column or ANSWER
 
     def truth_of(self, answer: Any, columns: Mapping[str, Any]) -> Any:
-        """Return the right answer of a row, None where it has none. `answer`: what its format takes as that."""
+        """Return the right answer of a row, or None if it has none. `answer` is what the row's format takes as the
+        right answer."""
         name = self.truth_column
         return answer if name == ANSWER and answer is not None else column(columns, name)
 
     def truth(self, sample: Sample) -> Truth | None:
-        """Return the row's right answer, None where the row has none."""
+        """Return the row's right answer, or None if the row has none."""
         value, name = self.truth_of(sample.answer, sample.columns), self.truth_column
         return None if value is None else Truth(value=value, sample=sample, column=name, reward=self.title)
 
@@ -114,11 +116,11 @@ class TruthReward(Reward):
         return None if truth is None else self.compare(sample, truth)
 
     def compare(self, sample: Sample, truth: Truth) -> float:
-        """Return the reward of a completion whose row has a right answer. Raises DataError where that cannot be
-        read."""
+        """Return the reward of a completion whose row has a right answer. Raises DataError if the right answer cannot
+        be read."""
         raise NotImplementedError(f"{type(self).__name__} is scored in batches")
 
 
 def is_meant(reward: RewardEntry, columns: Mapping[str, Any]) -> bool:
-    """Tell whether an entry is for the row with these columns."""
+    """Return whether an entry applies to the row with these columns."""
     return reward.where is None or reward.where.holds(columns)

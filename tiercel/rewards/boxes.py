@@ -1,4 +1,4 @@
-"""Overlap of boxes (x1, y1, x2, y2), and the way between a model's coordinates and the original image's pixels."""
+"""Compute the overlap of boxes (x1, y1, x2, y2)."""
 
 import math
 
@@ -8,7 +8,7 @@ from tiercel.samples import Box
 
 
 def is_proper(box: Box) -> bool:
-    """Say whether the box has an area: x1 < x2 and y1 < y2."""
+    """Return whether the box has an area: x1 < x2 and y1 < y2."""
     x1, y1, x2, y2 = box
     return x1 < x2 and y1 < y2
 
@@ -35,12 +35,12 @@ def _area(box: Box) -> float:
 
 
 def giou(left: Box, right: Box) -> float:
-    """Compute the generalised IoU, -1 to 1: IoU less the share of the smallest enclosing box that neither covers
+    """Compute the generalised IoU, -1 to 1: IoU minus the share of the smallest enclosing box that neither box covers
     (Rezatofighi et al. 2019). -1 for an empty or inverted box."""
     if not (is_proper(left) and is_proper(right)):
         return -1.0
     enclosing = _area(_enclosing(left, right))
-    if enclosing <= 0:  # sides too small for their product
+    if enclosing <= 0:  # the sides are so small that their product is 0
         return -1.0
     overlap = iou(left, right)
     union = (_area(left) + _area(right)) / (1 + overlap)
@@ -48,9 +48,9 @@ def giou(left: Box, right: Box) -> float:
 
 
 def ciou(left: Box, right: Box) -> float:
-    """Compute the complete IoU: IoU less the distance of the centres, squared and in units of the enclosing
-    diagonal, and less a term for unequal aspect ratios (Zheng et al. 2020). -1 for an empty or inverted box; never
-    below -2."""
+    """Compute the complete IoU: IoU minus the squared distance of the centres relative to the squared diagonal of the
+    enclosing box, and minus a term for unequal aspect ratios (Zheng et al. 2020). -1 for an empty or inverted box;
+    never below -2."""
     if not (is_proper(left) and is_proper(right)):
         return -1.0
     overlap = iou(left, right)

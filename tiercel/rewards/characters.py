@@ -1,4 +1,4 @@
-"""One writing for characters that mean the same: full-width digits and letters, raised digits, signs, spaces."""
+"""Unify characters that mean the same: full-width digits and letters, raised digits, signs, spaces."""
 
 import re
 import unicodedata
@@ -24,7 +24,7 @@ _LAYOUT = re.compile(r"\\(?:left|right|displaystyle|quad|qquad|[;:!()\[\] ])(?![
 
 
 def plain(text: str) -> str:
-    """Write digits, letters and signs of other widths as ASCII, raised digits as ^{2}, fractions as 1/2. Letters of
+    """Write digits, letters and signs of other widths as ASCII, raised digits as ^{2}, and fractions as 1/2. Letters of
     other writing systems stay as they are."""
     if text.isascii():
         return text
@@ -35,11 +35,12 @@ def plain(text: str) -> str:
 
 
 def unadorned(text: str) -> str:
-    """Take off what a text looks like: widths of characters, emphasis, bullets, styles and spaces of LaTeX, tags."""
+    """Remove what only affects the look of a text: widths of characters, emphasis, bullets, LaTeX's styles and spaces,
+    tags."""
     text = _BULLET.sub("", _EMPHASIS.sub(r"\2", _TAG.sub(" ", plain(text))))
     return _LAYOUT.sub(" ", _STYLE.sub(r" \1 ", text))
 
 
 def _fraction(found: re.Match[str]) -> str:
-    before = " " if found.start() and found.string[found.start() - 1].isdigit() else ""  # 2½ is 2 1/2
+    before = " " if found.start() and found.string[found.start() - 1].isdigit() else ""  # 2½ becomes 2 1/2
     return before + unicodedata.normalize("NFKC", found.group()).replace("\u2044", "/")

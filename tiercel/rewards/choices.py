@@ -1,4 +1,4 @@
-"""Reading the choice that a text settles on. What names several choices, or denies one, settles nothing."""
+"""Read the choice that a text settles on. A text that names several choices, or only denies one, settles on none."""
 
 import functools
 import re
@@ -11,9 +11,9 @@ from tiercel.rewards.stated_answers import AnswerSpan, agreed, answer_places, bo
 
 LETTERS = tuple(string.ascii_uppercase)
 
-_LONGEST_TEXT = 20_000  # characters, of the beginning and the end; a model may write without end
+_LONGEST_TEXT = 20_000  # characters, from the beginning and the end; a model may write without end
 _BEGINNING = 1_000
-_NEAR = 20  # characters between "answer" and its letter
+_NEAR = 20  # the most characters between "answer" and its letter
 
 _OPEN = r"[\s(\[{*\"'`$:=]{0,16}"
 _CLOSE = r"[\s)\]}*\"'`.,:;!$\u3002]*"
@@ -51,20 +51,20 @@ _SENTENCE = re.compile(r"[.!?](?=\s)|[\n。\uff01\uff1f]")
 
 @dataclass(frozen=True, slots=True)
 class ChoiceMention:
-    """Choices that a text names together; `choice` is None where they differ."""
+    """Choices that a text names together; `choice` is None if they differ."""
 
     start: int
     end: int
     choice: str | None
-    is_chosen: bool  # "B is correct", "choose B"
+    is_chosen: bool  # as in "B is correct" and "choose B"
 
 
 def parse_choice(text: str, choices: Sequence[str] = LETTERS) -> str | None:
-    r"""Read the choice that a text settles on, spelt as in `choices`; None where it settles on none, or on several.
+    r"""Read the choice that a text settles on, spelt as in `choices`; None if it settles on none, or on several.
 
-    In this order: what stands in \boxed{}; the whole text; a first line or label ("B. the dog"), "the answer is B",
-    "B is correct", 选B and a last line, which must agree; the end of the text ("It must be B."). A choice of one letter
-    is read in either case only where nothing else stands beside it: "a" is also a word.
+    In this order: the content of \boxed{}; the whole text; a first line or label ("B. the dog"), "the answer is B", "B
+    is correct", 选B and a last line, which must agree; the end of the text ("It must be B."). The case of a choice that
+    is one letter is ignored only if nothing else is next to it, because "a" is also a word.
     """
     if text.strip() in choices:
         return text.strip()
@@ -83,7 +83,7 @@ def parse_choice(text: str, choices: Sequence[str] = LETTERS) -> str | None:
 
 
 def _inside(text: str, place: AnswerSpan, spelt: "_Spelt", choices: Sequence[str]) -> Iterator[str | None]:
-    """Read the choice in a box, if it names one."""
+    """Yield the choice in a box, if the box names one."""
     inside = text[place.start : place.end]
     if spelt.whole(inside)[0] or spelt.mentions(inside):
         yield parse_choice(inside, choices)
@@ -91,9 +91,9 @@ def _inside(text: str, place: AnswerSpan, spelt: "_Spelt", choices: Sequence[str
 
 @dataclass(frozen=True, slots=True)
 class _Spelt:
-    """The choices of a recipe, as patterns."""
+    """The choices of a recipe, compiled to patterns."""
 
-    choices: dict[str, str]  # as a text without adornment has them -> as the recipe has them
+    choices: dict[str, str]  # from the spelling in text without adornment to the spelling in the recipe
     mention: re.Pattern[str]
     any_case: re.Pattern[str]
 
@@ -115,7 +115,7 @@ class _Spelt:
         return next((self.choices[each] for each in same), None)
 
     def whole(self, text: str) -> tuple[bool, str | None]:
-        """Say whether a text is a choice or several and nothing else, and return the one choice that it is."""
+        """Return whether a text is one or several choices and nothing else, and the choice if it is one."""
         position, found = 0, list[str | None]()
         while (match := self._next(text, position, bool(found))) is not None:
             position = match.end()
@@ -129,7 +129,7 @@ class _Spelt:
         return None if before is None else self.any_case.match(text, before.end())
 
     def mentions(self, text: str) -> list[ChoiceMention]:
-        """Find what names a choice and is not denied, and join those that are named together."""
+        """Find each mention of a choice that is not denied, and join those that are named together."""
         groups: list[list[tuple[int, int, str]]] = []
         for match in self.mention.finditer(text):
             choice = self.spelling(match.group())
@@ -144,8 +144,8 @@ class _Spelt:
 
 
 def _asserted(text: str, groups: list[list[tuple[int, int, str]]]) -> Iterator[ChoiceMention]:
-    """Leave out what is denied: the first of a group by the words before it, the last by those after it, all of it
-    where these are joined by "or" or spoken of as several."""
+    """Leave out the mentions that are denied: the first of a group by the words before it, the last by the words after
+    it, and the whole group if its members are joined by "or" or referred to as several."""
     for group in groups:
         names = group
         is_alike = _ALL_JOINED.search(text, group[0][1], group[-1][0]) is not None
@@ -168,7 +168,7 @@ def _asserted(text: str, groups: list[list[tuple[int, int, str]]]) -> Iterator[C
 
 
 def _evidence(text: str, mentions: Sequence[ChoiceMention], spelt: _Spelt) -> Iterator[tuple[AnswerSpan, str | None]]:
-    """Find where the text says which choice it takes."""
+    """Yield the places where the text says which choice it takes."""
     places = answer_places(text)
     for place in places:
         if (found := _answer(text, place, mentions, spelt)) is not None:
@@ -187,7 +187,7 @@ def _evidence(text: str, mentions: Sequence[ChoiceMention], spelt: _Spelt) -> It
 
 
 def _is_label(text: str, mention: ChoiceMention, places: Sequence[AnswerSpan]) -> bool:
-    """Say whether a mention stands before an option's text, as in "B. the dog"."""
+    """Return whether a mention is the label of an option's text, as in "B. the dog"."""
     begins = mention.start == 0 or text[mention.start - 1] in " \n\t([{*"
     is_answer = any(place.start <= mention.start <= place.start + _NEAR for place in places)
     return begins and not is_answer and _MARK.match(text, mention.end) is not None
@@ -196,7 +196,7 @@ def _is_label(text: str, mention: ChoiceMention, places: Sequence[AnswerSpan]) -
 def _answer(
     text: str, place: AnswerSpan, mentions: Sequence[ChoiceMention], spelt: _Spelt
 ) -> tuple[AnswerSpan, str | None] | None:
-    """Read the choice that follows "the answer is", or the only one of that sentence."""
+    """Read the choice that follows "the answer is", or else the only choice in that sentence."""
     lead = _LEAD.match(text, place.start, place.end)
     begin = place.start if lead is None else lead.end()
     sentence = _SENTENCE.search(text, begin, place.end)
@@ -215,7 +215,7 @@ def _answer(
 
 
 def _at_end(text: str, mentions: Sequence[ChoiceMention]) -> str | None:
-    """Return the choice with which a text ends, where its last sentence weighs no other."""
+    """Return the choice that a text ends with, unless its last sentence also considers another."""
     if not mentions or not re.compile(_CLOSE).fullmatch(text, mentions[-1].end):
         return None
     last = mentions[-1]

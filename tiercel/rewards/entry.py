@@ -1,4 +1,4 @@
-"""The old place of tiercel.rewards.base, for one release."""
+"""Re-export tiercel.rewards.base under its old name, for one release."""
 
 from warnings import warn
 

@@ -1,5 +1,5 @@
-"""Rewards that are started before they score: a process of their own, a server, a model. Here are their keys and their
-checks; what scores them is in tiercel/rewards/runtime/batches.py."""
+"""Define the rewards that must be started before they score, because they have their own process, a server or a model:
+their keys and their checks. tiercel/rewards/runtime/batches.py has what scores them."""
 
 import os
 import re
@@ -72,7 +72,7 @@ class ByJudge(TruthReward):
         if (fault := address_fault(self.judge.url)) is not None:
             yield Keys("judge.url").problem(f"{fault}; use one like http://127.0.0.1:8000/v1")
         if self.judge.key is not None and not _VARIABLE.fullmatch(self.judge.key):
-            yield Keys("judge.key").problem(  # it does not repeat what was given, which may be the key itself
+            yield Keys("judge.key").problem(  # the message does not repeat what was given, as it may be the key itself
                 "must be the name of an environment variable, such as OPENAI_API_KEY; the key itself stays out of "
                 "the recipe"
             )
@@ -128,7 +128,7 @@ class ByModel(Reward):
 
 
 class ByCall(Reward):
-    """A function of the user's."""
+    """A function of the user."""
 
     takes_time: ClassVar[bool] = True
     call: str
@@ -144,7 +144,7 @@ class ByCall(Reward):
 
     def problems(self, before: Sequence[RewardEntry]) -> Problems:
         if not all(_VARIABLE.fullmatch(name) for name in self.env or ()):
-            yield Keys("env").problem(  # it does not repeat what was given, which may be a secret
+            yield Keys("env").problem(  # the message does not repeat what was given, as it may be a secret
                 "must be only names of environment variables, such as [OPENAI_API_KEY]; their values stay out of the "
                 "recipe"
             )

@@ -1,5 +1,5 @@
-"""Rewards for boxes and points. The model writes them in its family's own coordinates, rows hold pixels of the original
-image that the row names; the model's are mapped to those."""
+"""Define the rewards for boxes and points. The model writes coordinates as its family does, whereas rows have pixels of
+the original image; the model's coordinates are converted to these pixels."""
 
 import re
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _VLM_R1_BOX = re.compile(r"\[(\d{1,9}),\s*(\d{1,9}),\s*(\d{1,9}),\s*(\d{1,9})\]"
 
 
 class FirstBox(TruthReward):
-    """The overlap of the answer's first box with the row's."""
+    """The overlap of the answer's first box with the row's box."""
 
     reads: ClassVar[str] = FIRST_BOX
     threshold: Fraction | None = None
@@ -82,7 +82,8 @@ class AllBoxes(TruthReward):
         return self.measure(len(matched), len(given), len(wanted))
 
     def measure(self, pairs: int, given: int, wanted: int) -> float:
-        """Return the reward for numbers of pairs, of the answer's boxes and of the row's; one of them is not 0."""
+        """Return the reward, given the number of pairs, of the answer's boxes and of the row's boxes; the last two are
+        not both 0."""
         raise NotImplementedError
 
 
@@ -173,7 +174,8 @@ GROUNDING = (Iou, Giou, Ciou, BoxPrecision, BoxRecall, BoxF1, BoxMap, PointInBox
 
 
 def average_precision(given: Sequence[Box], wanted: Sequence[Box], threshold: float) -> float:
-    """Sum, over the right boxes in order, the best precision from there on; divided by the number of wanted boxes."""
+    """Compute the average precision: add, for each right box, the best precision from its position on, and divide by
+    the number of wanted boxes."""
     free, right = list(wanted), 0
     precisions: list[tuple[bool, float]] = []
     for place, box in enumerate(given, 1):
@@ -191,7 +193,8 @@ def average_precision(given: Sequence[Box], wanted: Sequence[Box], threshold: fl
 
 
 def matched_pairs(given: Sequence[Box], wanted: Sequence[Box], threshold: float) -> list[tuple[int, int]]:
-    """Pair boxes that overlap by at least `threshold`: as many pairs as possible, and of those the largest overlap."""
+    """Pair boxes that overlap by at least `threshold`: as many pairs as possible, and among these solutions the largest
+    sum of overlaps."""
     import numpy as np
     from scipy.optimize import linear_sum_assignment
 
@@ -199,7 +202,7 @@ def matched_pairs(given: Sequence[Box], wanted: Sequence[Box], threshold: float)
         return []
     overlaps = np.array([[iou(box, other) for other in wanted] for box in given])
     is_match = overlaps >= threshold - 1e-9
-    # A pair more is worth more than all overlaps together.
+    # One more pair is worth more than all overlaps together.
     worth = np.where(is_match, min(len(given), len(wanted)) + 1 + overlaps, 0.0)
     rows, columns = linear_sum_assignment(worth, maximize=True)
     return [(int(i), int(j)) for i, j in zip(rows, columns, strict=True) if is_match[i, j]]
@@ -211,5 +214,5 @@ def _all_given(truth: Truth) -> list[Box]:
 
 def _in_pixels(truth: Truth, box: Box) -> Box:
     image, space = truth.picture, truth.sample.coordinate_space
-    assert space is not None  # the scorer refuses these rewards without it
+    assert space is not None  # the scorer refuses these rewards if it is not known
     return to_original(box, space, image.original_size, image.processed_size)

@@ -1,7 +1,9 @@
-"""Reading the number that a text settles on, exactly. What cannot be read for certain is None, never a part of it.
+"""Read the exact number that a text settles on. What cannot be read with certainty is None; a part of it is never read
+instead.
 
-A text is cut into mentions: everything that may be a number. A mention that cannot be read as a whole (a root, a
-product, a decimal comma, a range) has no value, and counts all the same: it hides no number beside it.
+A text is split into mentions: everything that may be a number. A mention that cannot be read as a whole (a root, a
+product, a decimal comma, a range) has no value, but it still counts as a mention, so that the text does not seem to
+settle on another number beside it.
 """
 
 # ruff: noqa: RUF001 (signs that models write, which look like others)
@@ -13,9 +15,9 @@ from fractions import Fraction
 from tiercel.rewards.characters import unadorned
 from tiercel.rewards.stated_answers import agreed, answer_places, box_places, is_denied
 
-_LONGEST = 64  # characters of a number: exact arithmetic on more would cost seconds
+_LONGEST = 64  # characters of a number: exact arithmetic on a longer one would take seconds
 _LARGEST_EXPONENT = 999
-_LONGEST_TEXT = 20_000  # characters, from the end of a text on; a model may write without end
+_LONGEST_TEXT = 20_000  # characters, counted from the end of a text; a model may write without end
 
 _GROUPED = (
     r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?:\{,\}[0-9]{3})+|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3}"
@@ -41,28 +43,28 @@ _NUMBER = re.compile(
     """,
     re.VERBOSE,
 )
-_FORMULA = r"\\(?:sqrt|pi|infty|[dtc]?frac)(?![a-z])|[√π∞]"  # numbers that are not read, and hide none
+_FORMULA = r"\\(?:sqrt|pi|infty|[dtc]?frac)(?![a-z])|[√π∞]"  # numbers without a value that still count as mentions
 _MENTION = re.compile(rf"{_NUMBER.pattern}|(?P<formula>{_FORMULA})", re.VERBOSE)
 _SCALES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _SCALES |= {"百": 10**2, "千": 10**3, "万": 10**4, "百万": 10**6, "千万": 10**7, "亿": 10**8, "万亿": 10**12}
 _SCALE = re.compile(rf"[ ]?({'|'.join(sorted(_SCALES, key=len, reverse=True))})(?![a-rt-z百千万亿克米瓦卡帕赫分])s?")
 
 _COMMAND = re.compile(r"\\[A-Za-z]+\Z")
-_IN_WORD = re.compile(  # H2O, GPT-4, m^2, x_1
+_IN_WORD = re.compile(  # as in H2O, GPT-4, m^2, x_1
     r"(?:[A-Za-z_]|[A-Za-z]{2}-|[A-Za-z)\]}][ ]?(?:\^|\*\*)[ ]?[{(]?[ ]?|_\{[ ]?)\Z"
 )
 _OPERATED = re.compile(
     r"(?:(?<![=-])[<>]|[+*×÷·√±≤≥^]|[0-9A-Za-z)\]}][ ]?/|[0-9][ ]?[:xX]|[0-9A-Za-z)\]}][ ]-"
     r"|\\(?:times|cdot|div|pm|mp|sqrt|leq?|geq?|lt|gt)|\b(?:sin|cos|tan|log|ln|sqrt|root[ ]of)|根号)[ {(\[]{0,3}\Z"
 )
-_AFTER_OPERAND = re.compile(r"(?:[0-9)\]}|][ ]?|\b[A-Za-z])\Z")  # so that a sign is an operator
+_AFTER_OPERAND = re.compile(r"(?:[0-9)\]}|][ ]?|\b[A-Za-z])\Z")  # before a sign that is an operator
 _OPERATES = re.compile(
     r"[.,:/'-]?[0-9]|[)\]}]?[ ]?\^(?![{]?[ ]?(?:\\circ|°))|[ ]?[xX][ ]?[0-9]|[xyznkKMBi](?![A-Za-z])|\([0-9]"
     r"|[ ]?(?:[-+*/×÷·±]|\*\*|\\(?:times|cdot|div|pm|mp)(?![a-z]))"
     r"[ ]?[-+({\[]*(?:[0-9]|\\[a-z]|[b-zB-HJ-Z](?![A-Za-z]))"
     rf"|[ ]?(?:{_FORMULA}|\\(?:alpha|beta|theta|lambda)(?![a-z]))"
 )
-_EQUATED = re.compile(r"[=({\[$][ ]?-[ ]\Z")  # "= - 4" is a sign
+_EQUATED = re.compile(r"[=({\[$][ ]?-[ ]\Z")  # the sign of "= - 4"
 _DASHED = re.compile(r"-[ ]\Z")  # "- 4" may be an entry of a list
 _CONNECTOR = re.compile(
     r"(?i:[,;、&/~]|\b(?:and|or|to|of|by|per|vs\.?|versus|over|plus|minus|times)|[和或与及到至比跟]|或者|还是)\s{0,4}"
@@ -73,7 +75,7 @@ _EQUATES = re.compile(r"=|≈|→|⇒|->|\\(?:approx|to|Rightarrow|implies)")
 _UNITS_OF_TWO = (
     r"(?:ft|feet|foot|hours?|hrs?|h|min(?:ute)?s?|m|kg|lbs?|pounds?|dollars?|degrees|°|'|年|小时|米|元|千克|分|度|斤)"
 )
-_COMPOUND = re.compile(rf"\s{{0,3}}{_UNITS_OF_TWO}\s{{0,3}}\Z")  # 5 ft 10
+_COMPOUND = re.compile(rf"\s{{0,3}}{_UNITS_OF_TWO}\s{{0,3}}\Z")  # as in 5 ft 10
 _TOTAL = re.compile(r"\W{0,4}(?:\w{1,12}\s){0,2}(?:in\s(?:total|all)|altogether|total|overall)\b")
 _TOTALS = re.compile(r"(?:\b(?:total|sum|so|thus|hence|therefore)\b|共|总|所以|因此)[^0-9]{0,20}\Z")
 _LEAD = re.compile(
@@ -84,7 +86,7 @@ _SENTENCE = re.compile(r"[.!?](?=\s|\Z)|[\n。！？]")
 
 @dataclass(frozen=True, slots=True)
 class NumberMention:
-    """What may be a number; `value` is None where it cannot be read as a whole."""
+    """A part of a text that may be a number; `value` is None if it cannot be read as a whole."""
 
     start: int
     end: int
@@ -92,13 +94,13 @@ class NumberMention:
 
 
 def parse_number(text: str) -> Fraction | None:
-    r"""Read the number that a text settles on, exactly; None where there is none, or more than one.
+    r"""Read the exact number that a text settles on; None if there is none, or more than one.
 
-    In this order: what stands in \boxed{}; what follows "answer is", 答案是 or ####; the last number of the text. Reads
-    integers, decimals (1.5, .5, 1e-3, 3.2 \times 10^5), thousands separators (1,234 and 1,00,000), fractions (3/4,
-    2 1/2, \frac{3}{4}), signs, currencies, and words of scale (3 million, 3万). What stands around the number is a
-    unit and is dropped, a percent sign too: "50%" is 50. Two numbers that are joined ("5 or 6", "3-4", "1, 2") and
-    one that is denied ("not 5") settle nothing.
+    In this order: the content of \boxed{}; what follows "answer is", 答案是 or ####; the last number of the text. Reads
+    integers, decimals (1.5, .5, 1e-3, 3.2 \times 10^5), thousands separators (1,234 and 1,00,000), fractions (3/4, 2
+    1/2, \frac{3}{4}), signs, currencies, and words of scale (3 million, 3万). The text around the number is a unit and
+    is dropped, also a percent sign: "50%" is 50. A text does not settle on two numbers that are joined ("5 or 6",
+    "3-4", "1, 2"), nor on one that is denied ("not 5").
     """
     text = unadorned(text[-_LONGEST_TEXT:])
     for places in (list(box_places(text)), [place for place in answer_places(text) if place.is_linked]):
@@ -111,7 +113,7 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def sure_number(text: str) -> Fraction | None:
-    """Read the number of a right answer: as `parse_number`, and None where another number stands beside it."""
+    """Read the number of a right answer: as `parse_number` does, but None if there is another number beside it."""
     text = unadorned(text[-_LONGEST_TEXT:])
     place = next(iter([*reversed([*box_places(text)]), *reversed([*answer_places(text)])]), None)
     span = text if place is None else text[place.start : place.end]
@@ -120,13 +122,13 @@ def sure_number(text: str) -> Fraction | None:
 
 
 def _number_at(span: str) -> NumberMention | None:
-    """Read the number with which a span begins, else the last of its first sentence with one."""
+    """Read the number that a span begins with, or else the last number of its first sentence that has one."""
     mentions = _mentions(span)
     if not mentions:
         return None
     first, lead = mentions[0], _LEAD.match(span)
     if first.value is not None and lead is not None and first.start <= lead.end():
-        both = [*mentions[:2], *mentions[:1]][:2]  # itself, where no other follows
+        both = [*mentions[:2], *mentions[:1]][:2]  # the first again if no other follows
         joined = _are_joined(span[first.end : both[1].start]) and both[1].value != first.value
         return NumberMention(first.start, first.end, None if joined else first.value)
     ends = (found.start() for found in _SENTENCE.finditer(span) if found.start() >= first.end)
@@ -134,7 +136,7 @@ def _number_at(span: str) -> NumberMention | None:
 
 
 def _last(text: str) -> NumberMention | None:
-    """Return the last number of a text, without a value where the text joins another to it."""
+    """Return the last number of a text, without a value if the text joins it with another."""
     mentions = _mentions(text)
     if not mentions:
         return None
@@ -150,7 +152,7 @@ def _last(text: str) -> NumberMention | None:
 
 
 def _are_joined(between: str) -> bool:
-    """Say whether two numbers are said together, by what stands between them."""
+    """Return whether two numbers are said together, judging by what is between them."""
     if _CONNECTOR.search(between[-40:]) or _COMPOUND.match(between):
         return True
     return not any(letter.isalpha() for letter in between) and _EQUATES.search(between) is None
@@ -164,7 +166,7 @@ def _mentions(text: str) -> list[NumberMention]:
         is_bare = match["formula"] is None and not before.endswith("$") and text[match.start()] in "-+.0123456789"
         if is_bare and _IN_WORD.search(before) and not _COMMAND.search(before):
             continue
-        if found and match.start() == found[-1].end and text[match.start()] == ".":  # 1.2.3
+        if found and match.start() == found[-1].end and text[match.start()] == ".":  # a version such as 1.2.3
             continue
         if not is_denied(text, match.start()):
             scale = None if match["formula"] else _SCALE.match(text, match.end())
@@ -179,7 +181,7 @@ def _mentions(text: str) -> list[NumberMention]:
 
 
 def _value(match: re.Match[str], before: str) -> Fraction | None:
-    """Compute a number from its parts; None where it is part of a formula, too long, or a quotient by nothing."""
+    """Compute a number from its parts; None if it is part of a formula, too long, or a division by 0."""
     signs = (match["sign"] or "") + (match["late"] or "")
     is_operator = bool(signs) and _AFTER_OPERAND.search(before) is not None
     if match["formula"] or is_operator or len(signs) > 1 or len(match.group()) > _LONGEST or _OPERATED.search(before):
@@ -198,7 +200,7 @@ def _value(match: re.Match[str], before: str) -> Fraction | None:
 
 
 def _with_exponent(match: re.Match[str]) -> Fraction | None:
-    """Compute 3, 3e5, 3 x 10^5 or 3^5."""
+    """Compute a number such as 3, 3e5, 3 x 10^5 or 3^5."""
     mantissa = _decimal(match["mantissa"])
     power = match["ten"] or match["shift"] or match["raised"]
     if power is None:

@@ -1,4 +1,5 @@
-"""Rewards for the shape of a completion: its format, its length, its repetitions. They need no right answer."""
+"""Define the rewards for the shape of a completion: its format, its length, its repetitions. They need no right
+answer."""
 
 import math
 import re
@@ -13,7 +14,7 @@ TOKENS = "the number of tokens, end token included"
 _PART = r"<{tag}>(?:(?!</?{tag}>).)*</{tag}>\s*"
 _OPEN_TAG = re.compile(r"<([^/>]+)>\s*\Z")
 WORDS_OF_A_REPETITION = 3
-LONGEST_WORD = 32  # characters; a longer run without a space is no word
+LONGEST_WORD = 32  # characters; a longer run without a space is not a word
 # Characters of the scripts that put no spaces between words: Thai and Lao, Tibetan, Burmese, Khmer, Japanese, Chinese.
 _UNSPACED = (
     "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
@@ -41,7 +42,7 @@ class Format(Reward):
         tag = open_tag(sample.opened)
         pattern = re.compile(self.pattern or _default_format(tag or "think"), re.DOTALL)
         texts = [sample.opened + sample.completion]
-        if self.pattern is not None or tag is None:  # else the thought that is open must be closed
+        if self.pattern is not None or tag is None:  # otherwise the completion must close the thought that is open
             texts.append(sample.completion)
         return float(any(map(pattern.fullmatch, texts)))
 
@@ -53,7 +54,7 @@ def open_tag(opened: str) -> str | None:
 
 
 def _default_format(thought: str) -> str:
-    """Make the expression of one answer after at most one thought in the tag `thought`."""
+    """Make the expression for one answer after at most one thought in the tag `thought`."""
     return rf"\s*(?:{_PART.format(tag=thought)})?{_PART.format(tag='answer')}"
 
 
@@ -86,7 +87,8 @@ class Cosine(RewardEntry):
             )
 
     def score_after(self, sample: Sample, is_right: bool | None) -> float | None:
-        """Return more for a short right completion and less for a short wrong one; None where no reward tells."""
+        """Return more for a short right completion and less for a short wrong one; None if no reward tells right from
+        wrong."""
         if is_right is None:
             return None
         share = min(1.0, sample.token_count / self.max_tokens)
@@ -133,7 +135,7 @@ class Repetition(Reward):
 
 
 def _words(text: str) -> list[str]:
-    """Split a text at spaces, and what has none into characters."""
+    """Split a text at spaces, and runs that are too long to be words into characters."""
     return [part for word in _WORD.findall(text) for part in ([word] if len(word) <= LONGEST_WORD else word)]
 
 

@@ -1,4 +1,4 @@
-"""Where a text says what it settles on: boxes of LaTeX, "the answer is", a first guess that is taken back."""
+"""Find where a text states its answer: LaTeX's boxes, "the answer is", and a first guess that is taken back."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -25,16 +25,16 @@ _DENIED_BEFORE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class AnswerSpan:
-    """The span of a text in which an answer stands."""
+    """A span of text that contains an answer."""
 
     start: int
     end: int
-    is_final: bool = False  # the text says that it is the last word
-    is_linked: bool = True  # "answer is", not the word "answer" alone
+    is_final: bool = False  # the text says that this answer is final
+    is_linked: bool = True  # "answer is", not just the word "answer"
 
 
 def boxes(text: str) -> list[str]:
-    r"""Return what stands in each \boxed{...}, braces balanced; one that was cut off is left out."""
+    r"""Return the content of each \boxed{...}, with balanced braces; one that was cut off is left out."""
     return [text[place.start : place.end] for place in box_places(text)]
 
 
@@ -54,7 +54,7 @@ def box_places(text: str) -> Iterator[AnswerSpan]:
 
 
 def answer_places(text: str) -> list[AnswerSpan]:
-    """Find what follows each "answer is", "answer:", 答案是, ####, up to the next of them."""
+    """Find what follows each "answer is", "answer:", 答案是 or ####, up to the next of them."""
     found = list(_ANSWER.finditer(text))
     ends = [*(each.start() for each in found), len(text)][1:]
     return [
@@ -69,13 +69,13 @@ def answer_places(text: str) -> list[AnswerSpan]:
 
 
 def is_denied(text: str, start: int) -> bool:
-    """Say whether what begins at `start` is said not to be the answer, by the words before it."""
+    """Return whether the words before `start` deny that what begins there is the answer."""
     return _DENIED_BEFORE.search(text[max(0, start - 40) : start]) is not None
 
 
 def agreed(text: str, said: Sequence[tuple[AnswerSpan, Value]]) -> Value | None:
-    """Return the one value that all places say; of two, the last where the text takes the first back, or says that
-    the last is final; else None."""
+    """Return the one value that all places state. If they state several, return the last if the text takes the others
+    back or says that the last is final; otherwise None."""
     last, value = said[-1]
     for place, other in said[:-1]:
         between = text[place.start : last.start]

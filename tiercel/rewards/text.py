@@ -1,4 +1,4 @@
-"""Rewards for what an answer says: text, numbers, choices, JSON."""
+"""Define the rewards for what an answer says: text, numbers, choices, JSON."""
 
 import json
 import unicodedata
@@ -135,7 +135,8 @@ WORDING = (Exact, Normalised, Ocr, Number, Count, Choice, Json)
 
 
 def _accepted(truth: Truth, form: Callable[[str], str]) -> set[str]:
-    """Bring the row's texts into a form. Raises DataError where one is empty in it, for an empty answer equals it."""
+    """Normalise the row's texts by `form`. Raises DataError if one becomes empty, because an empty answer would equal
+    it."""
     texts = {form(text) for text in truth.texts()}
     if "" in texts:
         raise truth.malformed("has no text to compare, so an empty answer would be right; give the right answer")
@@ -151,12 +152,12 @@ def _is_valid(value: Any, file: str) -> bool:
     except Unresolvable as error:
         text = f"{file} refers to another schema, which is not fetched: {error}"
         raise DataError(text, field="json_schema") from error
-    except (ArithmeticError, ValueError, RecursionError):  # numbers too large for its arithmetic, lists without end
+    except (ArithmeticError, ValueError, RecursionError):  # numbers too large for its arithmetic, or endless lists
         return False
 
 
 def parse_json(text: str) -> Any:
-    """Read the value of a text that is JSON; None where it is not, or is null."""
+    """Parse a text that is JSON; None if it is not, or if it is null."""
     text = text.strip()
     if text.startswith("```") and text.endswith("```") and len(text) >= 6:
         text = text[3:-3].removeprefix("json")
@@ -167,14 +168,14 @@ def parse_json(text: str) -> Any:
 
 
 def _refused(word: str) -> Any:
-    """Refuse NaN and Infinity, which are no JSON."""
+    """Refuse NaN and Infinity, which are not JSON."""
     raise ValueError(f"{word} is not JSON")
 
 
 @lru_cache(maxsize=8)
 def _validator(file: str) -> Any:
-    """Make a validator of the draft of JSON Schema that the file names, 2020-12 where it names none; it fetches no
-    other schema."""
+    """Make a validator for the draft of JSON Schema that the file names, or for 2020-12 if it names none; it does not
+    fetch other schemas."""
     from jsonschema import SchemaError
     from jsonschema.validators import validator_for
     from referencing import Registry
@@ -189,7 +190,7 @@ def _validator(file: str) -> Any:
 
 
 def normalised(text: str) -> str:
-    """Bring a text into NFKC, case folded, punctuation and symbols as spaces, without articles, single spaces."""
+    """Normalise a text: NFKC, case folded, punctuation and symbols as spaces, without articles, single spaces."""
     folded = unicodedata.normalize("NFKC", text).casefold()
     spaced = "".join(" " if unicodedata.category(letter)[0] in "PSZC" else letter for letter in folded)
     return " ".join(word for word in spaced.split() if word not in ARTICLES)

@@ -1,6 +1,6 @@
-"""The right answers of rows, read for rewards. One that cannot be read is a DataError naming row and column.
+"""Read the right answers of rows for rewards. One that cannot be read raises DataError, which names row and column.
 
-Text in a row is read like a completion, so that a right answer may stand in <answer>...</answer>.
+Text in a row is read like a completion, so that a right answer may be inside <answer>...</answer>.
 """
 
 import math
@@ -28,12 +28,12 @@ LIST_OR_SEVERAL = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Truth:
-    """The right answer of a row. Every reading raises DataError where the value is not of that kind."""
+    """The right answer of a row. Every method that reads it raises DataError if the value is not of that kind."""
 
     value: Any  # as the row has it; not None
     sample: Sample
     column: str
-    reward: str  # that asks
+    reward: str  # the reward that asks
 
     def malformed(self, reason: str) -> DataError:
         """Return the error that names row, column and value."""
@@ -41,14 +41,14 @@ class Truth:
         return DataError(f"{place}: {brief(repr(self.value), 80)} {reason} (reward {self.reward})", field=self.column)
 
     def number(self) -> Fraction:
-        """Read a number, exactly."""
+        """Read an exact number."""
         number = number_of(self.value)
         if number is None:
             raise self.malformed('contains no number, or no certain one; use one such as 7, 0.5 or "3/4"')
         return number
 
     def texts(self) -> list[str]:
-        """Read the admissible answers: a text or number, or a list of them."""
+        """Read the accepted answers: a text or number, or a list of them."""
         entries = self.value if isinstance(self.value, list | tuple) else [self.value]
         if not entries or any(isinstance(each, bool) or not isinstance(each, str | int | float) for each in entries):
             raise self.malformed("is not text, a number or a list of them; write it in quotes")
@@ -64,7 +64,7 @@ class Truth:
         return self._on_picture(boxes)[0]
 
     def boxes(self) -> list[Box]:
-        """Read proper boxes on `picture`, in its pixels; an empty list says that there is nothing to find."""
+        """Read proper boxes on `picture`, in its pixels; an empty list means that there is nothing to find."""
         boxes = _boxes(self.value, only_one=False)
         if boxes is None:
             raise self.malformed(f"is not a list of boxes; use [[x1, y1, x2, y2], ...], each {IN_PIXELS}")
@@ -72,7 +72,7 @@ class Truth:
 
     @property
     def picture(self) -> SampleImage:
-        """Return the picture on which the boxes of the answer lie, the row's and the model's."""
+        """Return the picture that the boxes of both the row's answer and the model's answer lie on."""
         images, number = self.sample.images, self.sample.answer_image
         if not images:
             raise self.malformed("is a box, but the row has no image; add one to `images`")
@@ -96,20 +96,20 @@ class Truth:
 
 
 def is_list_of_numbers(value: Any) -> bool:
-    """Say whether a right answer is several numbers, which text that is such a list becomes in most formats of rows."""
+    """Return whether a right answer is several numbers, which most formats of rows make of text that is such a list."""
     return isinstance(value, list | tuple) and len(value) > 1 and all(type(each) in (int, float) for each in value)
 
 
 def _texts_of(entry: str | float) -> list[str]:
-    """Write an entry as a completion may; 7.0 is also 7, for a column of whole numbers in which one is missing is read
-    as one of fractions."""
+    """Return an entry as a completion may write it; 7.0 is also 7, because a column of whole numbers with a missing
+    value is read as floats."""
     if isinstance(entry, float):
         return [str(entry), format(Decimal(repr(entry)).normalize(), "f")]
     return [extract_answer(entry) if isinstance(entry, str) else str(entry)]
 
 
 def number_of(value: Any) -> Fraction | None:
-    """Read a JSON number or the only number in a text. A float means the decimal it is written as."""
+    """Read a JSON number or the only number in a text. A float means the decimal that it is written as."""
     if isinstance(value, str):
         return sure_number(extract_answer(value))
     if isinstance(value, int) and not isinstance(value, bool):
@@ -118,7 +118,7 @@ def number_of(value: Any) -> Fraction | None:
 
 
 def _boxes(value: Any, *, only_one: bool) -> list[Box] | None:
-    """Read boxes from a JSON value or a text; None where it holds none."""
+    """Read boxes from a JSON value or a text; None if it has none."""
     if isinstance(value, str):
         text = extract_answer(value)
         first = parse_box(text)

@@ -1,7 +1,7 @@
-"""`lora.init` of a recipe where it names a run: the adapter of its newest valid checkpoint, chosen once for a run.
+"""Resolution of `lora.init` if it names a run: the adapter of that run's newest valid checkpoint, chosen once.
 
-The adapter is the KL reference too, so a run that goes on keeps the one that it began with, however far the other run
-has come since. Imports no torch.
+The adapter is also the KL reference. So a resumed run keeps the adapter that it started with, however far the other
+run has trained since. Imports no torch.
 """
 
 import sys
@@ -20,7 +20,7 @@ _tell = partial(print, file=sys.stderr)
 
 
 def starting_adapter(recipe: AnyRecipe) -> AnyRecipe:
-    """Return the recipe with an adapter's directory as lora.init where it names a run. Raises RecipeError where that
+    """Return the recipe with an adapter's directory as lora.init if lora.init names a run. Raises RecipeError if that
     run has no adapter."""
     lora = recipe.lora
     if lora is None or lora.init is None or not is_run(Path(lora.init)):
@@ -32,14 +32,14 @@ def starting_adapter(recipe: AnyRecipe) -> AnyRecipe:
 
 
 def _kept(recipe: BaseRecipe, run: Path) -> Path | None:
-    """Return the adapter of `run` that the recipe's own run began with; None where it has not begun."""
+    """Return the adapter of `run` that the recipe's own run started with, or None if it has not started."""
     output = Path(recipe.output)
     if not is_run(output) or has_no_step(output):
         return None
     try:
         before: Lora | None = load_run_recipe(output).lora
     except (RecipeError, RunError):
-        return None  # whoever opens that run says what is wrong there
+        return None  # whoever opens that run reports what is wrong with it
     kept = None if before is None or before.init is None else Path(before.init)
     return kept if kept is not None and (run / "checkpoints").resolve() in kept.resolve().parents else None
 

@@ -1,4 +1,4 @@
-"""The files of a user's function: its own, and the modules beside it that these import. None is run."""
+"""The files of a user's function: its own file and the modules next to it that it imports. No code is run."""
 
 import ast
 from collections.abc import Iterator
@@ -8,10 +8,10 @@ from tiercel.calls import call_file, is_call
 
 
 def files_of_call(call: str) -> list[Path]:
-    """List the files of `file.py:function`, or of `package.module:function` where that lies in the working
+    """List the files of `file.py:function`, or of `package.module:function` if the module is in the working
     directory."""
     file, found = call_file(call), list[Path]()
-    root = Path() if file is None else Path(file).parent  # which comes first on the path when the function is loaded
+    root = Path() if file is None else Path(file).parent  # the first entry of sys.path when the function is loaded
     waiting = [Path(file)] if file is not None else _modules(root, call.partition(":")[0] if is_call(call) else "")
     while waiting:
         path = waiting.pop()
@@ -22,14 +22,15 @@ def files_of_call(call: str) -> list[Path]:
 
 
 def _modules(root: Path, name: str) -> list[Path]:
-    """List where a module and the packages that it is in may lie."""
+    """List the possible files of a module and of the packages that contain it."""
     parts = [part for part in name.split(".") if part]
     places = [root.joinpath(*parts[:count]) for count in range(1, len(parts) + 1)]
     return [file for place in places for file in (place.with_name(f"{place.name}.py"), place / "__init__.py")]
 
 
 def _imported(path: Path, root: Path) -> Iterator[str]:
-    """Name what a file imports, from the root on; nothing of one that cannot be read, which is told where it is run."""
+    """Yield the names of the modules that a file imports, relative to the root. A file that cannot be read yields
+    nothing; running it reports the error."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):

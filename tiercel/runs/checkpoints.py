@@ -1,4 +1,5 @@
-"""Checkpoints: written to a temporary directory, hashed, and renamed last. A run resumes from the newest valid one."""
+"""Checkpoints: written to a temporary directory, hashed, and renamed as the last step. A run resumes from the newest
+valid one."""
 
 import json
 import os
@@ -23,7 +24,7 @@ SCORE = "score"  # in the state of a checkpoint that was evaluated: the metric's
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundCheckpoint:
-    """A checkpoint in which each file has the hash that the manifest states."""
+    """A checkpoint in which each file has the hash that the manifest lists."""
 
     step: int
     path: Path
@@ -39,8 +40,8 @@ def save_checkpoint(
     root: Path, step: int, write: Callable[[Path], None], state: dict[str, Any], *, expected_bytes: int = 0
 ) -> Path:
     """Save a checkpoint and return its directory. `write` fills a temporary directory; then the state and the manifest
-    are added, everything is flushed to disk, and the directory is renamed. A valid checkpoint of the same step stays as
-    it is. Raises RunError, before anything is written, where the disk has less than `expected_bytes` free."""
+    are added, everything is flushed to disk, and the directory is renamed. A valid checkpoint of the same step is left
+    as it is. Raises RunError, before anything is written, if the disk has less than `expected_bytes` free."""
     temporary = begin_checkpoint(root, step, expected_bytes=expected_bytes)
     if temporary is None:
         return directory_of(root, step)
@@ -49,10 +50,10 @@ def save_checkpoint(
 
 
 def begin_checkpoint(root: Path, step: int, *, expected_bytes: int = 0) -> Path | None:
-    """Make the temporary directory of a checkpoint and return it, for `complete_checkpoint`; None where a valid
-    checkpoint of the step is there already. Raises RunError where the disk has less than `expected_bytes` free."""
+    """Create the temporary directory of a checkpoint and return it, for `complete_checkpoint`. Returns None if the step
+    already has a valid checkpoint. Raises RunError if the disk has less than `expected_bytes` free."""
     final = directory_of(root, step)
-    if final.exists() and problem_with(final) is None:  # replacing it would leave no checkpoint for a moment
+    if final.exists() and problem_with(final) is None:  # replacing it would leave a moment without a checkpoint
         return None
     temporary = root / f".{final.name}.tmp"
     remove(temporary)
@@ -65,8 +66,8 @@ def begin_checkpoint(root: Path, step: int, *, expected_bytes: int = 0) -> Path 
 def complete_checkpoint(
     temporary: Path, step: int, state: dict[str, Any], known: Mapping[str, str] = MappingProxyType({})
 ) -> Path:
-    """Add the state and the manifest, flush everything to disk, rename the directory and return its new path. `known`:
-    the sha256 of files that the ranks have flushed and hashed, by name."""
+    """Add the state and the manifest, flush everything to disk, rename the directory and return its new path. `known`
+    maps the names of files that the ranks have already flushed and hashed to their sha256."""
     write_atomically(temporary / STATE, json.dumps({"step": step, **state}, indent=1, sort_keys=True))
     let_others_read(temporary)
     files = {path.relative_to(temporary).as_posix(): path for path in sorted(temporary.rglob("*")) if path.is_file()}
@@ -87,7 +88,7 @@ def complete_checkpoint(
 
 
 def require_space(directory: Path, needed: int) -> None:
-    """Require free space on the disk of `directory`. Raises RunError where it has less than `needed` bytes free."""
+    """Raise RunError if the disk of `directory` has less than `needed` bytes free."""
     free = shutil.disk_usage(directory).free
     if needed > free:
         raise RunError(
@@ -97,7 +98,7 @@ def require_space(directory: Path, needed: int) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a checkpoint that cannot be used to `step-N.damaged`, or `step-N.damaged-2` if there is one already, and
+    """Rename a checkpoint that cannot be used to `step-N.damaged`, or `step-N.damaged-2` if that name is taken, and
     return its new path. Nothing in it is changed."""
     number = 1
     while os.path.lexists(aside := path.with_name(f"{path.name}.damaged" + (f"-{number}" if number > 1 else ""))):
@@ -106,8 +107,8 @@ def set_aside(path: Path) -> Path:
 
 
 def problem_with(path: Path) -> str | None:
-    """Return why a checkpoint cannot be used; None if it can. Only the files that its manifest lists are judged: what
-    a file system, a copy or a person left beside them does not matter."""
+    """Return why a checkpoint cannot be used, or None if it can. Only the files that its manifest lists are checked:
+    whatever a file system, a copy or a person left next to them does not matter."""
     if path.is_symlink():
         return "it is a link; a run goes on from what is in its own directory"
     hashes = _stated_hashes(path / MANIFEST)
@@ -132,7 +133,7 @@ def _stated_hashes(manifest: Path) -> dict[str, Any] | None:
 
 
 def _leads_out(path: Path, name: str) -> bool:
-    """Tell whether a name of a manifest is of a file outside the checkpoint."""
+    """Return whether a name in a manifest leads to a file outside the checkpoint."""
     try:
         return not (path / name).parent.resolve().is_relative_to(path.resolve())
     except (OSError, ValueError, RuntimeError):
@@ -143,7 +144,7 @@ def _file_problem(file: Path, expected: Any) -> str | None:
     try:
         if not file.is_file():
             return "is missing"
-        if file.suffix == ".json" and (size := file.stat().st_size) > LARGEST_FILE:  # as with a hole
+        if file.suffix == ".json" and (size := file.stat().st_size) > LARGEST_FILE:  # a sparse file may claim any size
             return f"has {size:,} bytes"
         return None if file_sha256(file) == expected else "does not have the sha256 of the manifest"
     except OSError as error:
@@ -151,7 +152,8 @@ def _file_problem(file: Path, expected: Any) -> str | None:
 
 
 def _state_problem(path: Path) -> str | None:
-    """Refuse a checkpoint under the name of another: the data would go on from the wrong row."""
+    """Return why the state cannot be used. A checkpoint under another step's name is refused because the data would
+    continue from the wrong row."""
     try:
         state = _read_state(path)
     except (OSError, ValueError, RecursionError):
@@ -166,7 +168,7 @@ def _read_state(path: Path) -> Any:
 
 
 def list_checkpoints(root: Path) -> list[tuple[int, Path]]:
-    """List the directories that have the name of a checkpoint with their steps, valid or not, newest first."""
+    """List the directories that are named like a checkpoint with their steps, valid or not, newest first."""
     if not root.is_dir():
         return []
     names = {path: match for path in root.iterdir() if (match := re.fullmatch(r"step-(\d{6,})", path.name))}
@@ -174,7 +176,7 @@ def list_checkpoints(root: Path) -> list[tuple[int, Path]]:
 
 
 def of_step(root: Path, step: int) -> FoundCheckpoint:
-    """Find the checkpoint of a step. Raises RunError where there is none, with those that are there, and where it is
+    """Return the checkpoint of a step. Raises RunError if there is none, naming those that exist, or if it is
     damaged."""
     path = directory_of(root, step)
     if not path.is_dir():
@@ -186,7 +188,7 @@ def of_step(root: Path, step: int) -> FoundCheckpoint:
 
 
 def newest_valid(root: Path, report: Callable[[str], None]) -> FoundCheckpoint | None:
-    """Find the newest valid checkpoint; each invalid one is reported and skipped."""
+    """Return the newest valid checkpoint. Each invalid one is reported and skipped."""
     for step, path in list_checkpoints(root):
         if (problem := problem_with(path)) is not None:
             report(f"checkpoint {path} is passed over: {problem}")
@@ -196,8 +198,8 @@ def newest_valid(root: Path, report: Callable[[str], None]) -> FoundCheckpoint |
 
 
 def best_scored(root: Path, newest: int, metric: str, *, lowest: bool) -> FoundCheckpoint | None:
-    """Find the checkpoint with the best score by this metric, up to step `newest`; the earliest among equals. None
-    where no checkpoint has a score."""
+    """Return the checkpoint up to step `newest` with the best score by this metric, the earliest if several are equal.
+    Returns None if no checkpoint has a score."""
     best: FoundCheckpoint | None = None
     for step, path in reversed(list_checkpoints(root)):
         is_left_out = step > newest or path.is_symlink() or _state_problem(path) is not None
@@ -209,14 +211,14 @@ def best_scored(root: Path, newest: int, metric: str, *, lowest: bool) -> FoundC
 
 
 def is_better(score: float, other: float, *, lowest: bool) -> bool:
-    """Whether `score` is better than `other`; with `lowest` the smaller one is better."""
+    """Return whether `score` is better than `other`. With `lowest` the smaller one is better."""
     return score < other if lowest else score > other
 
 
 def prune(root: Path, newest: int, keep: int, best: FoundCheckpoint | None = None) -> None:
-    """Keep the last `keep` checkpoints up to step `newest`, the one just saved, and the best. Remove older ones, and
-    what interrupted saves left. What has no manifest, or is a link, is not of this run and stays; so does what
-    somebody has put into a checkpoint."""
+    """Keep the last `keep` checkpoints up to step `newest`, which was just saved, and the best. Remove older ones, and
+    what interrupted saves left behind. A directory without a manifest and a link do not belong to this run and stay; so
+    does anything that somebody put into a checkpoint."""
     older = [path for step, path in list_checkpoints(root) if step <= newest and _is_own(path)][keep:]
     for path in older:
         if best is None or path != best.path:
@@ -231,13 +233,13 @@ def _is_own(path: Path) -> bool:
 
 
 def _remove_own(path: Path) -> None:
-    """Remove what a manifest lists, then the manifest, which says until then whose directory it is, then the folders
-    that are empty."""
+    """Remove the files that the manifest lists, then the manifest, which until then shows whose directory it is, then
+    the empty folders."""
     names = [name for name in _stated_hashes(path / MANIFEST) or {} if not _leads_out(path, name)]
     files = [file for name in names if (file := path / name).is_file() or file.is_symlink()]
     for file in (*files, path / MANIFEST):
         file.unlink(missing_ok=True)
     folders = {folder for file in files for folder in file.parents if folder != path and folder.is_relative_to(path)}
     for folder in (*sorted(folders, reverse=True), path):
-        with suppress(OSError):  # it holds what is somebody's
+        with suppress(OSError):  # the folder contains somebody else's files
             folder.rmdir()

@@ -1,4 +1,4 @@
-"""A run directory: its files, the lock that one process holds, and how a run resumes from it."""
+"""A run directory: its files, the lock that one process holds, and how a run resumes from the directory."""
 
 import json
 import os
@@ -42,29 +42,29 @@ from tiercel.types import EncodedImage, ScoredGroup
 from tiercel.wording import brief
 from tiercel.writing import GO_ON, reading, writing
 
-RUN = "run"  # in env.json and in a checkpoint's state: the run's identity
+RUN = "run"  # key of the run's identity in env.json and in a checkpoint's state
 ANEW = "the directory had a start with another recipe, which finished no step; starting over"
 WITHOUT_LOCKS = (
     "the file system of `output` has no locks; another process that writes to it is noticed only through "
     "pulse/writer.json, so do not start a second one"
 )
-FOLDERS = ("rollouts", "evaluations", "tokens", "images", "checkpoints")  # which each run has
+FOLDERS = ("rollouts", "evaluations", "tokens", "images", "checkpoints")  # folders that each run has
 STEP_FILE = re.compile(r"step-([0-9]{6,12})\.jsonl")
-# Files that a run may leave where it ends before it has written config.yaml.
-GIVEN = "given"  # what Python gave in memory: rows, pictures and functions
+# Files that a run may leave behind if it ends before it has written config.yaml.
+GIVEN = "given"  # rows, pictures and functions that Python code passed in memory
 BEGUN, SIGNS = (LOCK, "config.yaml.tmp", "stall", "log.txt", HEARTBEATS, GIVEN), ".signs-"
 
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
     """A run that is open for writing. All ranks call its methods. The first rank writes the files; each rank writes its
-    own pictures, which are there after `finish_pictures`."""
+    own pictures, which exist once `finish_pictures` has returned."""
 
     path: Path
     ranks: Ranks = ALONE
-    changed: tuple[str, ...] = ()  # lines on what has changed since its last start
-    hold: Hold | None = None  # of the first rank
-    identity: str | None = None  # of the recipe and the files that it began with; checkpoints have it, too
+    changed: tuple[str, ...] = ()  # lines about what has changed since its last start
+    hold: Hold | None = None  # the first rank's hold on the directory
+    identity: str | None = None  # of the recipe and the files that it started with; its checkpoints have it too
     _pictures: PictureWriter = field(default_factory=PictureWriter, init=False, repr=False, compare=False)
 
     @property
@@ -80,7 +80,7 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     def require_held(self) -> None:
-        """Raise TakenError, on the first rank, where another process has taken the directory."""
+        """Raise TakenError, on the first rank, if another process has taken over the directory."""
         if self.hold is not None:
             self.hold.require()
 
@@ -106,8 +106,8 @@ class RunDirectory:
         scored: Sequence[ScoredGroup],
         advantages: Sequence[Sequence[float | None]],
     ) -> list[ScoredGroup]:
-        """Write a step's file of rollouts/ or evaluations/, and each image once. Returns the groups of all ranks to the
-        first rank, in the global order and without pixels; an empty list to the others."""
+        """Write a step's file of rollouts/ or evaluations/, and each image once. The first rank gets the groups of all
+        ranks, in the global order and without pixels; the others get an empty list."""
         for group in scored:
             self.ranks.heartbeat.beat()
             for image in images_of(group.group):
@@ -128,7 +128,7 @@ class RunDirectory:
         return [group for group, _ in everyone]
 
     def record_tokens(self, step: int, groups: Sequence[GroupTokens]) -> None:
-        """Write a step's file of tokens/. `groups`: of the first rank; none writes no file."""
+        """Write a step's file of tokens/. `groups` are read on the first rank; without any, no file is written."""
         file = tokens_path(self.path, step)
 
         def write() -> None:
@@ -139,20 +139,20 @@ class RunDirectory:
         self.ranks.on_first(write)
 
     def save_image(self, image: EncodedImage) -> None:
-        """Save the picture that the model got, under its hash, while the step goes on. Raises RunError where an earlier
+        """Save the picture that the model got, under its hash, while the step continues. Raises RunError if an earlier
         one could not be saved."""
         path = self.path / "images" / f"{image.sha256}.png"
         self._pictures.write(path, image.views[0], path.with_suffix(f".{self.ranks.rank}.tmp"))
 
     def finish_pictures(self) -> None:
-        """Wait until this rank's pictures are saved. Raises RunError where one could not be."""
+        """Wait until this rank's pictures are saved. Raises RunError if one could not be saved."""
         self._pictures.finish()
 
 
 @contextmanager
 def open_run(recipe: Recipe, ranks: Ranks = ALONE) -> Iterator[RunDirectory]:
-    """Make or reopen the recipe's run directory, and lock it on the first rank. Raises RunError where the directory
-    holds something else or another recipe's run of a step or more, or where a rank cannot see it."""
+    """Create or reopen the recipe's run directory, and lock it on the first rank. Raises RunError if the directory
+    contains something else or a run of another recipe that has finished a step, or if a rank cannot see it."""
     path = Path(recipe.output)
     with ExitStack() as stack:
         hold: Hold | None = None
@@ -169,7 +169,7 @@ def open_run(recipe: Recipe, ranks: Ranks = ALONE) -> Iterator[RunDirectory]:
             try:
                 yield run
             except BaseException:
-                with suppress(RunError):  # what ended the run says more
+                with suppress(RunError):  # the error that ended the run says more
                     run.finish_pictures()
                 raise
             ranks.together(run.finish_pictures)
@@ -183,7 +183,8 @@ def _require_seen(path: Path) -> None:
 
 @contextmanager
 def _held(recipe: Recipe, path: Path) -> Iterator[tuple[Hold, tuple[str, ...], str | None]]:
-    """Hold the run; give the hold, lines on what has changed since its last start, and the run's identity."""
+    """Hold the run. Yields the hold, lines about what has changed since the run's last start, and the run's
+    identity."""
     with writing(path, "name another `output`, or free some space there and make it writable"):
         require_own(path)
         path.mkdir(parents=True, exist_ok=True)
@@ -196,7 +197,7 @@ def _held(recipe: Recipe, path: Path) -> Iterator[tuple[Hold, tuple[str, ...], s
             if changed is None:
                 clear(path)
             identity = _begin(recipe, path)
-            os.utime(path / LOCK, follow_symlinks=False)  # when the last process began
+            os.utime(path / LOCK, follow_symlinks=False)  # records when the last process started
         with recorded_ending(path):
             yield hold, (*told, *((ANEW,) if changed is None else changed)), identity
             hold.require()
@@ -205,8 +206,8 @@ def _held(recipe: Recipe, path: Path) -> Iterator[tuple[Hold, tuple[str, ...], s
 
 
 def _changed(recipe: Recipe, path: Path) -> tuple[str, ...] | None:
-    """Return lines on what has changed since the run's last start; None where this is another run and the directory has
-    no finished step. Raises RunError, or RecipeError for a recipe that cannot be read, where it has one."""
+    """Return lines about what has changed since the run's last start, or None if this is another run and the directory
+    has no finished step. If it has one, raises RunError, or RecipeError if the earlier recipe cannot be read."""
     try:
         told = _require_same(load_run_recipe(path), recipe, path)
         return told if has_no_step(path) else (*told, *changed_files(path, recipe))
@@ -217,7 +218,7 @@ def _changed(recipe: Recipe, path: Path) -> tuple[str, ...] | None:
 
 
 def require_own(path: Path) -> None:
-    """Raise RunError where a directory is no run and cannot become one."""
+    """Raise RunError if a directory is not a run and cannot become one."""
     if path.exists() and not path.is_dir():
         raise RunError(f"output: {path} is a file; name a directory")
     is_other = path.is_dir() and not is_begun(path)
@@ -235,16 +236,16 @@ def require_own(path: Path) -> None:
 
 
 def _begin(recipe: Recipe, path: Path) -> str | None:
-    """Write what a start writes, and return the run's identity, which stays from its first checkpoint on: None where an
-    older version began it."""
+    """Write the files that every start writes, and return the run's identity, which does not change once there is a
+    checkpoint. It is None if an older version started the run."""
     text = f"# tiercel {recipe.kind}\n" + render(redact_values(recipe.model_dump(mode="json")))
     write_atomically(path / "config.yaml", text)
     for name in FOLDERS:
         (path / name).mkdir(exist_ok=True)
-    for file in (path / HEARTBEATS).glob("rank-*.json"):  # of ranks that were killed
+    for file in (path / HEARTBEATS).glob("rank-*.json"):  # left by ranks that were killed
         file.unlink(missing_ok=True)
     identity = _identity_of(path)
-    if not any((path / "checkpoints").iterdir()):  # a run that begins anew
+    if not any((path / "checkpoints").iterdir()):  # a run that starts over
         (path / "bad_rows.jsonl").unlink(missing_ok=True)
         identity = identity_of(recipe)
     described = {**redact_values(environment()), "files": digests(recipe), RUN: identity}
@@ -253,7 +254,7 @@ def _begin(recipe: Recipe, path: Path) -> str | None:
 
 
 def _identity_of(run: Path) -> str | None:
-    """Read the identity that a run had at its last start."""
+    """Return the identity that a run had at its last start."""
     try:
         described = json.loads(read_text(run / "env.json"))
     except (OSError, ValueError, RecursionError):
@@ -267,9 +268,9 @@ def resume_point(
     report: Callable[[str], None],
     require_usable: Callable[[FoundCheckpoint], None] = lambda found: None,
 ) -> FoundCheckpoint | None:
-    """Find the newest valid checkpoint and remove the metrics, rollouts, evaluations and index lines of later steps.
+    """Return the newest valid checkpoint, and remove the metrics, rollouts, evaluations and index lines of later steps.
     Newer checkpoints, which cannot be used, are set aside. Nothing is changed if `require_usable` raises. Raises
-    RunError if there are checkpoints and none can be used: beginning anew would lose what they hold."""
+    RunError if there are checkpoints but none can be used, because starting over would lose what they contain."""
     problems: list[str] = []
     found = newest_valid(run.checkpoints, problems.append)
     if problems and found is None:
@@ -301,7 +302,7 @@ def resume_point(
 
 
 def _require_of_run(run: RunDirectory, found: FoundCheckpoint) -> None:
-    """Raise RunError for a checkpoint that another run has written."""
+    """Raise RunError if another run has written the checkpoint."""
     other = found.state.get(RUN)
     if other is not None and run.identity is not None and other != run.identity:
         raise RunError(
@@ -311,7 +312,7 @@ def _require_of_run(run: RunDirectory, found: FoundCheckpoint) -> None:
 
 
 def _tell_lost_rows(metrics: Path, step: int, report: Callable[[str], None]) -> None:
-    """Say whether rows are gone that a run had recorded before it saved its checkpoint of this step."""
+    """Report if the metrics lack rows that the run had recorded before it saved its checkpoint of this step."""
     newest = Rows(metrics).newest(1) if step > 0 else [{"step": step}]
     last = newest[0].get("step") if newest else "none"
     if last != step:
@@ -319,8 +320,8 @@ def _tell_lost_rows(metrics: Path, step: int, report: Callable[[str], None]) -> 
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of metrics.jsonl. A last line that a crash cut short is left out. Raises RunError for any other
-    line that is no row with a step."""
+    """Read the rows of metrics.jsonl. A last line that a crash cut short is skipped. Raises RunError if any other line
+    is not a row with a step."""
     rows = []
     file = path / "metrics.jsonl"
     with reading(file):
@@ -335,7 +336,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def environment() -> dict[str, Any]:
-    """Describe versions and devices, for env.json; no environment variables."""
+    """Return the versions and devices for env.json, without environment variables."""
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
@@ -346,7 +347,7 @@ def environment() -> dict[str, Any]:
 
 
 def _require_same(before: Recipe, now: Recipe, run: Path) -> tuple[str, ...]:
-    """Return lines on what has changed. Raises RunError where that would be another run."""
+    """Return lines about what has changed. Raises RunError if the changes would make another run of it."""
     was = before.kind
     if was != now.kind:
         raise RunError(f"output: {run} is a run of `tiercel {was}`; name another directory")

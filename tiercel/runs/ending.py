@@ -1,4 +1,4 @@
-"""How the last process of a run ended, in its end.json; `tiercel runs` reads it. Imports no torch."""
+"""How the last process of a run ended: the file end.json, which `tiercel runs` reads. Imports no torch."""
 
 import errno
 import fcntl
@@ -23,33 +23,33 @@ from tiercel.writing import GO_ON, writing
 
 FILE, LOCK = "end.json", ".lock"
 LARGEST_MESSAGE = 1 << 20  # bytes
-SILENT_SECONDS = 15.0  # without a sign of a rank, which come every two seconds
-NO_LOCKS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS)  # of a file system
-EXIT_BUG = 1  # of Python itself, after an error that no one foresaw
+SILENT_SECONDS = 15.0  # without a heartbeat of a rank; one is written every two seconds
+NO_LOCKS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS)  # errors of a file system without locks
+EXIT_BUG = 1  # Python's own code, after an error that nobody foresaw
 State = Literal["running", "done", "stopped", "stalled", "failed", "killed"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunEnding:
-    """The state of a run, and what stopped it."""
+    """The state of a run and what stopped it."""
 
     state: State
-    reason: str = ""  # empty for a run that goes on or is done
+    reason: str = ""  # empty for a run that is running or done
 
 
 @contextmanager
 def recorded_ending(run: Path) -> Iterator[None]:
-    """Write inside `run` how the block ended. A process that is killed leaves no file behind."""
+    """Record in `run` how the block ended. A process that is killed records nothing."""
     with writing(run / FILE, GO_ON):
         (run / FILE).unlink(missing_ok=True)
     try:
         yield
     except TakenError:
-        raise  # the other process tells how its run ends
+        raise  # the other process records how its run ends
     except BaseException as error:
         is_known = isinstance(error, TiercelError)
         text = str(error) if is_known else f"{type(error).__name__}: {error}"
-        with suppress(OSError):  # as on a full disk: the error itself says more
+        with suppress(OSError):  # such as on a full disk: the original error says more
             _write(run, error.exit_code if isinstance(error, TiercelError) else EXIT_BUG, text)
         raise
     with writing(run / FILE, GO_ON):
@@ -61,7 +61,7 @@ def _write(run: Path, code: int, text: str) -> None:
 
 
 def ending_of(run: Path) -> RunEnding:
-    """Tell the state of a run directory. Raises OSError where it cannot be read."""
+    """Return the state of a run directory. Raises OSError if it cannot be read."""
     if is_held(run / LOCK) or _has_fresh_sign(run):
         return RunEnding(state="running")
     silent = "its process ended without a word: it was killed, or the machine went down"
@@ -78,7 +78,8 @@ def ending_of(run: Path) -> RunEnding:
 
 
 def _has_fresh_sign(run: Path) -> bool:
-    """Tell whether a rank has just shown what it does: where locks do not reach other machines, this does."""
+    """Return whether a rank has just written its heartbeat, which is visible on other machines even if locks are
+    not."""
     times = [file.lstat().st_mtime for file in (run / HEARTBEATS).glob("rank-*.json")]
     return bool(times) and time.time() - max(times) < SILENT_SECONDS
 
@@ -89,7 +90,7 @@ def _state(code: int) -> State:
 
 
 def is_held(lock: Path) -> bool:
-    """Tell whether a process holds the lock of a run."""
+    """Return whether a process holds the lock of a run."""
     try:
         descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -98,7 +99,7 @@ def is_held(lock: Path) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError as error:  # without locks, the ranks' signs tell it
+    except OSError as error:  # without locks, the ranks' heartbeats answer the question
         if error.errno not in NO_LOCKS:
             raise
     finally:
@@ -107,14 +108,15 @@ def is_held(lock: Path) -> bool:
 
 
 class StopRequest:
-    """A request to stop, set by the first signal; a context manager that restores the earlier handlers at its end."""
+    """A request to stop, set by the first signal. A context manager that restores the earlier handlers when it exits. A
+    second signal has its default effect."""
 
     def __init__(self) -> None:
         self.is_set = False
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> "StopRequest":
-        is_main = threading.current_thread() is threading.main_thread()  # only this one may ask for signals
+        is_main = threading.current_thread() is threading.main_thread()  # only it may set handlers
         for number in (signal.SIGTERM, signal.SIGINT) if is_main else ():
             self._before[number] = signal.signal(number, self._handle)
         return self

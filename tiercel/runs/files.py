@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves the old file or the new file, never a part of one."""
+"""Writing of files so that a crash leaves the old file or the new file, never a part of one."""
 
 import hashlib
 import json
@@ -41,7 +41,8 @@ def file_sha256(path: Path) -> str:
 
 
 def json_line(values: Mapping[str, Any]) -> str:
-    """Make one line of JSON without secrets. Raises ValueError for NaN and infinities, which JSON does not have."""
+    """Format values as one line of JSON without secrets. Raises ValueError for NaN and infinities, which JSON does not
+    have."""
     line = json.dumps(values, ensure_ascii=False, allow_nan=False)
     if redact(line) != line:
         line = json.dumps(redact_values(values), ensure_ascii=False, allow_nan=False)

@@ -1,4 +1,4 @@
-"""A start that failed before its first step: a run directory that another recipe may take over."""
+"""Starts that failed before their first step. Another recipe may take over such a run directory."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from tiercel.runs.ending import LOCK
 from tiercel.writing import reading
 
 _LATER = re.compile(r"step-(?!0*[01]\.)\d+\.jsonl")  # groups of a step after the first, so the first was finished
-# What belongs to a recipe. Logs and reports of stalls stay, and whatever else a person has put there.
+# Files that belong to a recipe. Logs, reports of stalls, and whatever else a person has put there stay.
 _FILES = ("metrics.jsonl", "index.jsonl", "bad_rows.jsonl", "chosen.json", "reference.safetensors", "report.html")
 _OWN_NAMES = {  # by folder
     **dict.fromkeys(("rollouts", "evaluations", "tokens"), r"step-\d{6,}\.jsonl(\.tmp)?"),
@@ -21,13 +21,14 @@ _OWN_NAMES = {  # by folder
     "profiles": r"step-\d{6,}-rank\d+\.json\.gz",
     "trackers": r"id|id\.tmp|tensorboard|wandb|swanlab|trackio",
 }
-MARK = b"# tiercel "  # how the config.yaml of a run begins
-_BESIDE = ("env.json", LOCK)  # one of which a run has beside it
-_EVALUATED = b'{"step": 0,'  # how the line of the evaluation before the first step begins
+MARK = b"# tiercel "  # the first bytes of a run's config.yaml
+_BESIDE = ("env.json", LOCK)  # a run has at least one of these next to it
+_EVALUATED = b'{"step": 0,'  # the start of the line of the evaluation before the first step
 
 
 def is_begun(directory: Path) -> bool:
-    """Tell whether a run began a directory: a config.yaml alone, such as a recipe of that name, makes none."""
+    """Return whether a run has started in a directory. A config.yaml alone, such as a recipe of that name, is not
+    enough."""
     config = directory / "config.yaml"
     if not config.is_file() or config.is_symlink() or not any((directory / name).exists() for name in _BESIDE):
         return False
@@ -36,7 +37,7 @@ def is_begun(directory: Path) -> bool:
 
 
 def has_no_step(run: Path) -> bool:
-    """Tell whether a directory is a run of which no step was ever finished."""
+    """Return whether a directory is a run that has never finished a step."""
     if not (run / "env.json").is_file() or not is_begun(run):
         return False
     if list_checkpoints(run / "checkpoints"):
@@ -51,8 +52,8 @@ def has_no_step(run: Path) -> bool:
 
 
 def clear(run: Path) -> None:
-    """Remove what a start has left behind, so that a run by another recipe does not go on from it. What somebody has
-    put beside it stays."""
+    """Remove what a start has left behind, so that a run of another recipe does not continue from it. Anything that
+    somebody else has put there stays."""
     for name in _FILES:
         remove(run / name)
     for folder, own in _OWN_NAMES.items():

@@ -1,4 +1,4 @@
-"""Whether a recipe goes on with a run: its keys, and the files that it names."""
+"""Whether a recipe continues a run: its keys, and the files that it names."""
 
 import hashlib
 import json
@@ -43,12 +43,13 @@ def _keys(by_section: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
     return (f"{section}.{key}" for section, keys in by_section.items() for key in keys)
 
 
-ROUNDED = tuple(_keys(_ROUNDED_IN))  # the same result, but for sums that are taken in another order
+ROUNDED = tuple(_keys(_ROUNDED_IN))  # the result is the same except that sums are computed in another order
 MAY_DIFFER = (*_keys(_FREE_IN), *ROUNDED, "teacher.url", "algorithm.teacher.url", "trackers", "output")
 
 
 def changes(before: Recipe, now: Recipe) -> dict[str, str]:
-    """Return the keys with other values, each with both in words; a path that is written otherwise is the same."""
+    """Return the keys whose values differ, each with a line that shows both values. Two spellings of one path count as
+    equal."""
     old, new = redact_values(flatten(before)), redact_values(flatten(now))  # config.yaml was written without secrets
     return {
         key: f"{key}: {old.get(key)!r} there, {new.get(key)!r} now"
@@ -58,17 +59,18 @@ def changes(before: Recipe, now: Recipe) -> dict[str, str]:
 
 
 def may_differ(key: str) -> bool:
-    """Tell whether a run goes on under another value of this key."""
+    """Return whether a run may continue with another value of this key."""
     return declared_name(key) in MAY_DIFFER
 
 
 def is_pinned(key: str, before: Recipe) -> bool:
-    """Tell whether a key names the revision of a model that had none. Whether it is the same, a checkpoint knows."""
+    """Return whether a key pins the revision of a model that had none. The checkpoint can tell whether it is the same
+    one."""
     return key.endswith(".revision") and flatten(before).get(key) is None
 
 
 def is_rounded(key: str) -> bool:
-    """Tell whether another value of this key only takes sums in another order."""
+    """Return whether another value of this key only changes the order in which sums are computed."""
     return declared_name(key) in ROUNDED
 
 
@@ -80,7 +82,7 @@ def _is_one_place(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> b
 
 
 def _place(key: str, values: Mapping[str, Any]) -> str | None:
-    """Return the real path that a key names; without `image_root`, images lie beside their rows."""
+    """Return the real path that a key names. Without `image_root`, images are next to their rows."""
     given = values.get(key)
     if given is None and key == "data.image_root":
         rows = values["data.train"]
@@ -92,26 +94,27 @@ _CALLS = frozenset({"rollout.environment", "rollout.tools", *(key for key in PAT
 _NOT_READ = frozenset({"output", "train.deepspeed.config", *(key for key in PATH_CHECKS if "image_root" in key)})
 _ROWS = frozenset({"data.train", "data.eval", "data.mix.N.path"})
 _SUFFIXES = (".safetensors", ".json", ".jsonl", ".jinja", ".model", ".txt", ".parquet", ".arrow")
-_WHOLE = 16 * 1024 * 1024  # bytes of a file that is read whole
-_PIECES, _PIECE = 64, 64 * 1024  # of a larger one, spread over it: weights of many GB need not be read twice
+_WHOLE = 16 * 1024 * 1024  # bytes; a file up to this size is read whole
+_PIECES, _PIECE = 64, 64 * 1024  # of a larger file, spread over it, so that weights of many GB need not be read twice
 
 
 def digests(recipe: Recipe) -> dict[str, str]:
-    """Return a digest of what each key names on this machine; keys that name nothing here are left out."""
+    """Return a digest of the files that each key names on this machine. Keys that name none here are left out."""
     found = {key: digest_of(*_places(key, value)) for key, value in flatten(recipe).items()}
     return {key: digest for key, digest in found.items() if digest is not None}
 
 
 def identity(recipe: Recipe) -> str:
-    """Return a digest of all that makes a run what it is: the values that must stay, and the files that they name."""
+    """Return a digest of everything that defines a run: the values that must not change, and the files that they
+    name."""
     files = digests(recipe)
     values = {key: value for key, value in flatten(recipe).items() if not may_differ(key) and key not in files}
     return hashlib.sha256(json.dumps([values, files], sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def changed_files(run: Path, recipe: Recipe) -> list[str]:
-    """Return a line on each key whose files have another content than at the last start of the run, and on each package
-    that has another version."""
+    """Return a line for each key whose files have changed since the last start of the run, and for each package whose
+    version has changed."""
     file = run / "env.json"
     try:
         described = read_json(file) if os.path.lexists(file) else {}
@@ -156,8 +159,9 @@ def _files(place: Path) -> list[Path]:
 
 
 def digest_of(*places: str) -> str | None:
-    """Digest the names and contents of files, and of those in directories; of a large one its size and parts of it.
-    None for what cannot be read, which is told where it is needed."""
+    """Return a digest of the names and contents of files and of the files in directories. For a large file, its size
+    and parts of it are used. Returns None if there are no files or one cannot be read; whoever needs it reports
+    that."""
     files, whole = [path for place in places for path in _files(Path(place))], hashlib.sha256()
     try:
         for path in files:

@@ -1,6 +1,6 @@
-"""index.jsonl of a run: for each file of rollouts/ and evaluations/ a line with where each group is, and its numbers.
+"""index.jsonl of a run: for each file of rollouts/ and evaluations/, a line with the place and numbers of each group.
 
-With it `tiercel view` finds groups without reading the files. It can always be made again from them. Imports no torch.
+It lets `tiercel view` find groups without reading the files, and can always be rebuilt from them. Imports no torch.
 """
 
 import json
@@ -21,10 +21,11 @@ DECIMALS = 4
 
 
 def index_entry(folder: Folder, step: int, lines: Sequence[tuple[int, int, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Describe a step's file. `lines`: of each group the place of its first byte, its bytes, and its record as JSON.
+    """Build the index entry of a step's file. `lines` gives for each group the offset of its first byte, its number of
+    bytes, and its record as JSON.
 
-    The lists of an entry have a number for each group: `best`, `mean` and `worst` of the totals that are not masked,
-    how many completions were `judged`, were `right` and were `masked`, and the mean of each reward.
+    The lists of an entry have a number for each group: the `best`, `mean` and `worst` of the totals that are not
+    masked, how many completions were `judged`, were `right` and were `masked`, and the mean of each reward.
     """
     records = [record for _, _, record in lines]
     totals = [
@@ -54,7 +55,7 @@ def index_entry(folder: Folder, step: int, lines: Sequence[tuple[int, int, Mappi
 def written_entry(
     folder: Folder, step: int, lines: Sequence[str], records: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Describe a step's file whose lines were just made of these records."""
+    """Build the entry of a step's file whose lines were just made from these records."""
     placed, start = [], 0
     for line, record in zip(lines, records, strict=True):
         size = len(line.encode("utf-8"))
@@ -64,7 +65,7 @@ def written_entry(
 
 
 def file_entry(run: Path, folder: Folder, step: int) -> dict[str, Any]:
-    """Describe a step's file by reading it; lines that are no groups are left out. Raises OSError."""
+    """Build the entry of a step's file by reading it. Lines that are not groups are skipped. Raises OSError."""
     placed, start = [], 0
     for line in lines_of(groups_path(run, folder, step)):
         try:
@@ -78,13 +79,13 @@ def file_entry(run: Path, folder: Folder, step: int) -> dict[str, Any]:
 
 
 def append_entry(run: Path, entry: Mapping[str, Any]) -> None:
-    """Append one line to index.jsonl. Raises OSError where it cannot be written."""
+    """Append one line to index.jsonl. Raises OSError if it cannot be written."""
     with open_to_append(run / FILE) as file:
         file.write(json_line(entry))
 
 
 def cut_index(run: Path, last_step: int) -> None:
-    """Remove the lines of later steps. Raises OSError where it cannot be written."""
+    """Remove the lines of later steps. Raises OSError if the file cannot be written."""
     if os.path.lexists(run / FILE):
         cut_lines(run / FILE, partial(is_up_to, last_step))
 

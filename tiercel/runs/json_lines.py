@@ -1,4 +1,4 @@
-"""Files of JSON lines that grow with a run: read from their end, and cut without reading what stays.
+"""Files of JSON lines that grow with a run: they are read from their end, and cut without reading what stays.
 
 Imports no torch.
 """
@@ -17,12 +17,12 @@ from tiercel.runs.files import sync
 
 BLOCK_BYTES = 1 << 16
 LINES_BYTES = 1 << 20
-LONGEST_BLOCKS = 128  # of one line
+LONGEST_BLOCKS = 128  # for one line
 
 
 def lines_from_end(file: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the place of the first byte of each line and the line, from the last line to the first. Only the last line
-    may lack its newline. Raises OSError, as where one is longer than LONGEST_LINE."""
+    """Yield the offset of the first byte of each line and the line, from the last line to the first. Only the last line
+    may lack its newline. Raises OSError, for example if a line is longer than LONGEST_LINE."""
     with open_regular(file) as stream:
         place, tail = stream.seek(0, os.SEEK_END), b""
         while place > 0:
@@ -43,8 +43,9 @@ def lines_from_end(file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def blocks_of_lines(stream: IO[bytes], stop: int | None = None) -> Iterator[bytes]:
-    """Yield whole lines from where a file stands, about a megabyte at a time; at its end also a last line without a
-    newline. `stop`: the place to end at. Raises OSError, as where a line is longer than LONGEST_BLOCKS megabytes."""
+    """Yield whole lines from the file's current position, about a megabyte at a time; at the end also a last line
+    without a newline. `stop` is the offset to end at. Raises OSError, for example if a line is longer than
+    LONGEST_BLOCKS megabytes."""
     place, rest = stream.tell(), list[bytes]()
     while block := stream.read(LINES_BYTES if stop is None else min(LINES_BYTES, stop - place)):
         place += len(block)
@@ -60,8 +61,9 @@ def blocks_of_lines(stream: IO[bytes], stop: int | None = None) -> Iterator[byte
 
 
 def cut_lines(file: Path, is_kept: Callable[[Any], bool]) -> bool:
-    """Remove the lines after the last one that is kept, and say whether there were any. `is_kept` judges the value of a
-    line; what is not JSON is not kept. The file is replaced as a whole, and only if something goes. Raises OSError."""
+    """Remove the lines after the last one that is kept, and return whether there were any. `is_kept` gets the value of
+    a line; a line that is not JSON is not kept. The file is replaced as a whole, and only if something is removed.
+    Raises OSError."""
     size, stop, newline = file.lstat().st_size, 0, b""
     for start, line in lines_from_end(file):
         if (value := parsed(line)) is not None and is_kept(value):
@@ -81,12 +83,12 @@ def cut_lines(file: Path, is_kept: Callable[[Any], bool]) -> bool:
 
 
 def is_up_to(step: int, row: Any) -> bool:
-    """Say whether a row is of this step or an earlier one; what has no step is of none."""
+    """Return whether a row is from this step or an earlier one. A row without a step is not."""
     return isinstance(row, dict) and type(row.get("step")) is int and row["step"] <= step
 
 
 def parsed(line: bytes | str) -> Any:
-    """Return the value of a line; None for what is not JSON."""
+    """Return the value of a line, or None if it is not JSON."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -94,7 +96,7 @@ def parsed(line: bytes | str) -> Any:
 
 
 class Rows(Sequence[Mapping[str, Any]]):
-    """The rows of metrics.jsonl, each read when it is asked for. What is not a JSON object is left out."""
+    """The rows of metrics.jsonl, each read when it is requested. Lines that are not JSON objects are skipped."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -104,7 +106,7 @@ class Rows(Sequence[Mapping[str, Any]]):
             yield from (row for line in lines_of(self._file) if isinstance(row := parsed(line), dict))
 
     def newest(self, count: int) -> list[Mapping[str, Any]]:
-        """Return the last `count` rows, in their order."""
+        """Return the last `count` rows in the order of the file."""
         if not os.path.lexists(self._file):
             return []
         backwards = (parsed(line) for _, line in lines_from_end(self._file))
@@ -131,13 +133,13 @@ class Rows(Sequence[Mapping[str, Any]]):
 
 
 class _First:
-    """Read the first bytes of a stream."""
+    """A reader of the first bytes of a stream."""
 
     def __init__(self, stream: Any, count: int) -> None:
         self._stream, self._left = stream, count
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return up to `size` of them."""
+        """Return up to `size` of the remaining bytes."""
         block = self._stream.read(self._left if size < 0 else min(size, self._left))
         self._left -= len(block)
         return bytes(block)

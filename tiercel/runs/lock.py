@@ -1,7 +1,7 @@
-"""Hold a run directory: one process writes it at a time, and is known by two things.
+"""The hold on a run directory: one process at a time writes it, and two things show which.
 
-The first is a lock on .lock. The second is pulse/writer.json: it says who writes, and changes every two seconds. It
-reaches other hosts and file systems, whose locks do not, and it outlives `rm .lock`. Both are looked at at each save.
+The first is a lock on .lock. The second is pulse/writer.json, which says who writes and changes every two seconds. It
+is visible on other hosts and file systems, whose locks are not, and it survives `rm .lock`. Each save checks both.
 """
 
 import fcntl
@@ -25,21 +25,21 @@ from tiercel.writing import GO_ON, writing
 WRITER = "writer.json"  # in PULSES
 LOCK_PATIENCE_SECONDS = 5.0
 BEAT_SECONDS = 2.0
-SILENT_SECONDS = 30.0  # without a beat, after which a writer on another machine is gone
+SILENT_SECONDS = 30.0  # without a heartbeat; after that, a writer on another machine counts as gone
 LARGEST_WRITER = 1 << 12  # bytes
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Writer:
-    """A process that writes a run, and how often it has shown that it lives."""
+    """A process that writes a run, and how many heartbeats it has written."""
 
     id: str
     host: str
     process: int
-    machine: str  # tells boots and containers apart, in which a process's number is one process
-    began: str  # of the process, in the system's clock: numbers are given again
-    directory: int  # the inode of the run's directory, which a copy does not have
+    machine: str  # identifies the boot and the container, within which a process number is unique
+    began: str  # start of the process in the system's clock, because process numbers are reused
+    directory: int  # the inode of the run's directory, which differs in a copy
     beats: int = 0
 
     @property
@@ -48,14 +48,14 @@ class Writer:
 
 
 class Hold:
-    """The hold of a process on a run directory, from `take` to `close`."""
+    """A process's hold on a run directory, from `take` to `close`."""
 
     def __init__(self, path: Path):
         self._path = path
         self._file = path / HEARTBEATS / WRITER
         self._lock = -1
         self._has_locks = True
-        self._other: Writer | None = None  # that has taken the directory
+        self._other: Writer | None = None  # the writer that has taken over the directory
         self._own = Writer(
             id=secrets.token_hex(8),
             host=platform.node(),
@@ -68,8 +68,8 @@ class Hold:
         self._beating = threading.Thread(target=self._beat, name="tiercel-hold", daemon=True)
 
     def take(self) -> bool:
-        """Take the directory; tell whether its file system has locks. Raises RunError where another process has it, and
-        OSError."""
+        """Take the directory, and return whether its file system has locks. Raises RunError if another process has it,
+        and OSError."""
         self._lock_file()
         self._require_none_alive()
         (self._path / HEARTBEATS).mkdir(exist_ok=True)
@@ -78,23 +78,23 @@ class Hold:
         return self._has_locks
 
     def require(self) -> None:
-        """Raise TakenError if another process has taken the directory, and RunError if the lock is gone and cannot be
-        made again."""
+        """Raise TakenError if another process has taken over the directory, and RunError if the lock is gone and cannot
+        be taken again."""
         self._require_own()
         if self._has_locks and self._is_same_file():
             return
         if self._has_locks:
-            # Somebody removed .lock or put another in its place, which a newcomer may hold until it has found out that
-            # this process lives.
+            # Somebody removed .lock or replaced it. A newcomer may hold the new one until it notices that this process
+            # is alive.
             self._unlock()
             with writing(self._path / LOCK, GO_ON):
                 self._lock_file()
             self._require_own()
-        if (self._path / END).exists():  # of one that has come to its end meanwhile
+        if (self._path / END).exists():  # left by another process that has ended in the meantime
             raise self._taken("another process")
 
     def close(self) -> None:
-        """Give the directory back."""
+        """Release the directory."""
         self._closed.set()
         if self._beating.is_alive():
             self._beating.join()
@@ -140,7 +140,8 @@ class Hold:
         return (now.st_dev, now.st_ino) == (own.st_dev, own.st_ino)
 
     def _refused(self) -> Exception:
-        """Return the error of a process that cannot have the directory: it never had it, or another has it now."""
+        """Return the error for a process that cannot have the directory, because it never had it or because another has
+        it now."""
         found = self._found()
         if self._beating.ident is not None:
             return self._taken("another process" if found is None else found.name)
@@ -163,8 +164,8 @@ class Hold:
         return self._other is not None
 
     def _require_none_alive(self) -> None:
-        """Raise RunError while another process shows that it writes the directory. A process of this machine is looked
-        for; one of another is watched until it has been silent for long enough."""
+        """Raise RunError while another process shows that it writes the directory. A process on this machine is looked
+        up; one on another machine is watched until it has been silent for long enough."""
         found = first = self._found()
         if found is None or found.directory != self._own.directory:
             return
@@ -177,19 +178,19 @@ class Hold:
         while time.monotonic() < deadline:
             time.sleep(min(0.5, BEAT_SECONDS / 2))
             if (found := self._found()) is None:
-                return  # it has come to its end
+                return  # it has ended
             if found != first:
                 raise refusal
 
     def _silent_seconds(self) -> float:
-        """Return the time since the last beat, both moments by the clock of the file system."""
+        """Return the time since the last heartbeat, with both times from the file system's clock."""
         os.utime(self._lock)
         with suppress(OSError):
             return max(0.0, os.fstat(self._lock).st_mtime - self._file.stat().st_mtime)
         return 0.0
 
     def _found(self) -> Writer | None:
-        """Read who writes the directory; None where no one says so."""
+        """Return the writer of the directory, or None if none is recorded."""
         try:
             found = Writer(**json.loads(read_regular(self._file, LARGEST_WRITER)))
             return found if isinstance(found.process, int) else None
@@ -197,7 +198,8 @@ class Hold:
             return None
 
     def _show(self, beats: int = 0) -> None:
-        """Write who writes the directory, in place: other hosts see a file that stays the same file soonest."""
+        """Write who writes the directory, in place: other hosts see a change soonest if the file stays the same
+        file."""
         text = json.dumps({**asdict(self._own), "beats": beats}).encode()
         descriptor = os.open(self._file, _FLAGS, 0o666)
         try:
@@ -207,8 +209,8 @@ class Hold:
             os.close(descriptor)
 
     def _beat(self) -> None:
-        """Show every two seconds that this process lives, until another has taken the directory. A disk that is full
-        or gone for a while does not end it."""
+        """Write a heartbeat every two seconds until another process has taken over the directory. A disk that is full
+        or gone for a while does not end this."""
         beats = 0
         while not self._closed.wait(BEAT_SECONDS):
             with suppress(OSError):
@@ -227,7 +229,8 @@ def _machine() -> str:
 
 
 def _began(process: int) -> str:
-    """Return when a process of this machine began; an empty text where it has ended, or the system does not say."""
+    """Return the start time of a process on this machine, or an empty string if it has ended or the system does not
+    tell."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:

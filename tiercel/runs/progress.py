@@ -1,4 +1,4 @@
-"""Progress of a run for the user: a live line on a terminal, plain lines elsewhere, and everything in log.txt."""
+"""Progress of a run for the user: a live line in a terminal, plain lines elsewhere, and everything in log.txt."""
 
 import os
 import statistics
@@ -32,12 +32,13 @@ SHOWN = (
     ("grad_norm", "grad", "{:.2f}"),
     ("time/step", "step", "{:.2f}s"),
 )
-TREND_STEPS = 10  # of which the mean reward is compared with that of as many before
-SLOW = 0.5  # of a step: a phase that takes as much is named
+TREND_STEPS = 10  # the mean reward of as many steps is compared with that of as many before
+SLOW = 0.5  # of a step; a phase that takes at least this share is named
 
 
 class Progress:
-    """Print to stderr and write log.txt; a context manager. Without a log it prints nothing: another rank prints."""
+    """Prints progress to stderr and writes log.txt; a context manager. Without a log it prints nothing, because another
+    rank does."""
 
     def __init__(self, log: Path | None, total_steps: int, log_every: int):
         self.total_steps = total_steps
@@ -62,17 +63,17 @@ class Progress:
         self._file.close()
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a line that stays, and log it."""
         text = redact(text)
         self._write(text)
         self._console.print(Text(translated(text)))
 
     def note(self, text: str) -> None:
-        """Write to log.txt alone."""
+        """Write a line to log.txt only."""
         self._write(redact(text))
 
     def step(self, row: Mapping[str, float]) -> None:
-        """Show a finished step: the live line on a terminal, a line every `log_every` steps elsewhere."""
+        """Show a finished step: as the live line in a terminal, or as a line every `log_every` steps elsewhere."""
         step = int(row["step"])
         remarks = {"reward/mean": self._trend(row), "time/step": slow_phase(row)}
         line = f"step {step}/{self.total_steps}  " + "  ".join(
@@ -91,7 +92,7 @@ class Progress:
             self._console.print(Text(line))
 
     def _trend(self, row: Mapping[str, float]) -> str:
-        """Say how much the mean reward has changed; nothing before there are steps to compare."""
+        """Return how much the mean reward has changed, or an empty string if there are too few steps to compare."""
         if "reward/mean" in row:
             self._rewards.append(row["reward/mean"])
         if len(self._rewards) < 2 * TREND_STEPS:
@@ -117,7 +118,8 @@ class Progress:
 
 
 def slow_phase(row: Mapping[str, float]) -> str:
-    """Name the phase that takes most of a step, with its share; nothing where none takes half of it."""
+    """Return the name and the share of the phase that takes most of a step, or an empty string if none takes half of
+    it."""
     phases = {key.removeprefix("time/"): value for key, value in row.items() if key.startswith("time/")}
     whole = phases.pop("step", 0.0)
     name, seconds = max(phases.items(), key=lambda phase: phase[1], default=("", 0.0))
@@ -130,8 +132,8 @@ MOMENT_SECONDS = 2.0
 
 @contextmanager
 def waiting(say: Callable[[str], None], what: str, moment: float = MOMENT_SECONDS) -> Iterator[None]:
-    """Say `what` where the work inside takes longer than `moment` seconds. `say` is called in another thread, never
-    after the work has ended."""
+    """Call `say` with `what` if the work inside takes longer than `moment` seconds. `say` is called in another thread,
+    never after the work has ended."""
     timer = threading.Timer(moment, say, [f"{what} ..."])
     timer.daemon = True
     timer.start()
@@ -144,7 +146,7 @@ def waiting(say: Callable[[str], None], what: str, moment: float = MOMENT_SECOND
 
 @contextmanager
 def entered(context: AbstractContextManager[T], say: Callable[[str], None], what: str) -> Iterator[T]:
-    """Enter a context whose start may take long, and stay in it; `what` is said where it does."""
+    """Enter a context that may take long to start, and stay in it. `what` is said if it does."""
     with ExitStack() as stack:
         with waiting(say, what):
             value = stack.enter_context(context)

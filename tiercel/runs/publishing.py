@@ -1,7 +1,7 @@
-"""Versions of the policy as adapter directories, for engines that hold their own weights.
+"""Publication of the policy's versions as adapter directories, for engines that hold their own weights.
 
-The name of a directory, `policy-{run}-{N}-{sha8}`, has the run, the version and a hash of the weights. So an engine
-that has loaded the name has the right weights.
+The name of a directory, `policy-{run}-{N}-{sha8}`, contains the run, the version and a hash of the weights. So an
+engine that has loaded the name has the right weights.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ WEIGHTS = "adapter_model.safetensors"
 
 
 class Publisher:
-    """Write and remove versions under `root`. Only the publisher of the first rank is used."""
+    """Writes and removes versions under `root`. Only the first rank's publisher is used."""
 
     def __init__(self, run: Path, root: Path):
         self.root = root
@@ -27,7 +27,7 @@ class Publisher:
         self.current: Path | None = None
 
     def publish(self, version: int, write: Callable[[Path], None]) -> Path:
-        """Publish what `write` makes and return its directory, which gets its name once it is complete."""
+        """Publish what `write` creates and return its directory, which gets its final name once it is complete."""
         with writing(f"{self.root}: version {version} of the policy", GO_ON):
             self.root.mkdir(parents=True, exist_ok=True)
             unfinished = self.root / f"unfinished-{self.run_name}"
@@ -35,7 +35,7 @@ class Publisher:
             unfinished.mkdir()
             write(unfinished)
             let_others_read(unfinished)
-            weights = min(unfinished.glob("*.safetensors"))  # an adapter's, or the first file of a whole model's
+            weights = min(unfinished.glob("*.safetensors"))  # of an adapter, or the first file of a whole model
             name = f"policy-{self.run_name}-{version}-{file_sha256(weights)[:8]}"
             directory = self.root / name
             if directory.exists():
@@ -45,7 +45,7 @@ class Publisher:
         return directory
 
     def keep_only(self, directories: Iterable[Path]) -> None:
-        """Remove the run's other versions."""
+        """Remove the run's versions except these."""
         for other in self._published() - set(directories):
             with suppress(OSError):
                 remove(other)
@@ -57,6 +57,6 @@ class Publisher:
                 remove(directory)
 
     def _published(self) -> set[Path]:
-        """List the run's versions; a copy that somebody made under another name is none."""
+        """Return the run's versions, without copies that somebody made under another name."""
         name = re.compile(rf"policy-{re.escape(self.run_name)}-\d+-[0-9a-f]{{8}}")
         return {path for path in self.root.glob("policy-*") if name.fullmatch(path.name) and not path.is_symlink()}

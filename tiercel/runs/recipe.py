@@ -13,12 +13,12 @@ from tiercel.writing import reading
 
 
 def is_run(path: Path) -> bool:
-    """Whether a path is a run directory; a model's directory, for example, is not."""
-    return os.path.isfile(path / "config.yaml")  # and not Path.is_file, which raises in a folder of another user
+    """Return whether a path is a run directory; a model's directory, for example, is not."""
+    return os.path.isfile(path / "config.yaml")  # not Path.is_file, which raises an error in a folder of another user
 
 
 def load_run_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
-    """Load the recipe that a run directory was made with. Raises RunError where there is none, RecipeError where it is
+    """Load the recipe that a run directory was made with. Raises RunError if there is none, and RecipeError if it is
     wrong."""
     config = path / "config.yaml"
     if not is_run(path):
@@ -30,8 +30,8 @@ def load_run_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
 
 
 def require_no_redaction(recipe: Recipe, path: Path) -> None:
-    """Require a recipe that was written in full. Raises RunError where a secret was left out of a value: the recipe in
-    the run directory is then not the one that trained."""
+    """Require a recipe that was written in full. Raises RunError if a secret was left out of a value, because the
+    recipe in the run directory is then not the one that trained."""
     for key, value in flatten(recipe).items():
         if key != "rollout.urls" and isinstance(value, str) and is_redacted(value):
             raise RunError(

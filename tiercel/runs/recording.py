@@ -12,7 +12,7 @@ from tiercel.types import Completion, CoordinateSpace, EncodedImage, Group, Scor
 def gathered_groups(
     ranks: Ranks, scored: Sequence[ScoredGroup], advantages: Sequence[Sequence[float | None]]
 ) -> list[tuple[ScoredGroup, Sequence[float | None]]]:
-    """Gather the groups of all ranks, with their advantages, to the first rank: in the global order, without pixels.
+    """Gather the groups of all ranks with their advantages to the first rank, in the global order and without pixels.
     The other ranks get an empty list."""
     own = [(_without_pixels(group), values) for group, values in zip(scored, advantages, strict=True)]
     every = [entry for entries in ranks.gather_to_first(own) for entry in entries]
@@ -20,7 +20,7 @@ def gathered_groups(
 
 
 def images_of(group: Group) -> tuple[EncodedImage, ...]:
-    """Return the pictures of the prompt, then those that came back in its completions."""
+    """Return the pictures of the prompt, then those in the environment's answers to its completions."""
     trajectories = [each.trajectory for each in group.completions if each.trajectory is not None]
     return group.prompt.images + tuple(image for trajectory in trajectories for image in trajectory.images)
 
@@ -44,7 +44,7 @@ def _bare(images: Sequence[EncodedImage]) -> tuple[EncodedImage, ...]:
 
 
 def group_record(group: ScoredGroup, advantages: Sequence[float | None], space: CoordinateSpace | None) -> GroupRecord:
-    """Make the record of a prompt and its completions; `space` is the one that the model writes boxes in."""
+    """Build the record of a prompt and its completions. `space` is the one that the model writes boxes in."""
     prompt = group.group.prompt
     return GroupRecord(
         coordinate_space=space,

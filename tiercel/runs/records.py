@@ -14,7 +14,7 @@ Folder = Literal["rollouts", "evaluations"]
 
 
 def finite(value: Any) -> float | None:
-    """Return a JSON number as a float; None where it is something else, or not finite."""
+    """Return a JSON number as a float, or None if the value is something else or not finite."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and abs(value) <= sys.float_info.max else None
 
@@ -39,40 +39,40 @@ class ImageRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnRecord:
-    """A turn of the policy and what came back. Its tokens are those of the completion from `start` to before `stop`;
-    from there to the next turn they were observed."""
+    """A turn of the policy and the answer to it. Its tokens are those of the completion from `start` up to but not
+    including `stop`; from there to the next turn, tokens were observed."""
 
     start: int
     stop: int
     text: str
     calls: tuple[ToolCall, ...]
-    answer: str | None  # `<image>` marks each picture; None: nothing came back
+    answer: str | None  # `<image>` marks each picture; None: there was no answer
     images: tuple[ImageRecord, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompletionRecord:
-    """A completion with its rewards. `total` and `advantage` are None where the completion was masked."""
+    """A completion with its rewards. `total` and `advantage` are None if the completion was masked."""
 
     text: str
-    tokens: int  # that the policy drew
-    token_ids: tuple[int, ...]  # with those that came back between turns
+    tokens: int  # the number of tokens that the policy sampled
+    token_ids: tuple[int, ...]  # with the observed tokens between turns
     seed: int
     is_truncated: Annotated[bool, Field(alias="truncated")]
     rewards: Mapping[str, Finite]
-    failures: Mapping[str, str]  # the reason by the reward's name
+    failures: Mapping[str, str]  # the reason under the reward's name
     total: Finite
     is_correct: Annotated[bool | None, Field(alias="correct")]
     advantage: Finite
     turns: tuple[TurnRecord, ...] = ()  # with tools or an environment
-    teacher: tuple[tuple[str, Finite], ...] = ()  # the drawn tokens: text, ln p - ln q with a teacher's q
+    teacher: tuple[tuple[str, Finite], ...] = ()  # the sampled tokens: text, ln p - ln q with a teacher's q
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupRecord:
     """A prompt and its completions, at least one."""
 
-    coordinate_space: Space = None  # of boxes in the completions; None where the run does not say
+    coordinate_space: Space = None  # of boxes in the completions; None if the run does not say
     id: str
     index: int  # of the prompt in the global order
     policy_version: int
@@ -85,8 +85,9 @@ class GroupRecord:
     answer_space: BoxSpace = "pixels"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields in the order of the file. Only trajectories have `turns`, `teacher` only what one has read,
-        and `answer_image` and `answer_space` only rows with others than most have."""
+        """Return the fields in the order of the file. `turns` is written only for trajectories, `teacher` only for
+        completions that a teacher has read, and `answer_image` and `answer_space` only if they differ from their
+        defaults."""
         written: dict[str, Any] = _FORM.dump_python(self, mode="json", by_alias=True)
         for name, usual in (("answer_image", 0), ("answer_space", "pixels")):
             if written[name] == usual:
@@ -99,7 +100,7 @@ class GroupRecord:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "GroupRecord":
-        """Read a group. Raises ValueError where it is malformed."""
+        """Read a group. Raises ValueError if it is malformed."""
         return _FORM.validate_python(record)
 
 
@@ -107,7 +108,7 @@ _FORM = TypeAdapter(GroupRecord)
 
 
 def groups_path(run: Path, folder: Folder, step: int) -> Path:
-    """Return the file of a run directory that holds a step's groups."""
+    """Return the file of a run directory that contains a step's groups."""
     return run / folder / f"step-{step:06d}.jsonl"
 
 
@@ -117,12 +118,13 @@ Values = tuple[Finite, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenRecord:
-    """The tokens of a completion that the policy drew, in nats; all parts are equally long. None: not computed."""
+    """The tokens of a completion that the policy sampled, with values in nats. All parts have the same length. None:
+    not computed."""
 
     texts: tuple[str, ...]
-    logprobs: Values  # of the engine that drew them
+    logprobs: Values  # of the engine that sampled them
     entropies: Values | None  # of the learner's distribution
-    gaps: Values | None  # the learner's logprob less the engine's
+    gaps: Values | None  # the learner's logprob minus the engine's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,7 +140,7 @@ class GroupTokens:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "GroupTokens":
-        """Read a line. Raises ValueError where it is malformed."""
+        """Read a line. Raises ValueError if it is malformed."""
         return _TOKENS_FORM.validate_python(record)
 
 
@@ -146,5 +148,5 @@ _TOKENS_FORM = TypeAdapter(GroupTokens)
 
 
 def tokens_path(run: Path, step: int) -> Path:
-    """Return the file of a run directory that holds a step's tokens."""
+    """Return the file of a run directory that contains a step's tokens."""
     return run / FOLDER / f"step-{step:06d}.jsonl"

@@ -1,1 +1,1 @@
-"""Processes that run the user's code."""
+"""Run the user's code in separate processes."""

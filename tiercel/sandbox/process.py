@@ -1,8 +1,9 @@
-"""A process of the user's code: JSON lines over a socket of its own, a deadline, and an end for all that it started.
+"""Run the user's code in a process: JSON lines over its own socket, a deadline, and an end for everything that it
+started.
 
-What is started is a supervisor, which forks the worker and leaves nothing behind (supervisor.py). The worker sees no
-variable of the environment that looks like a secret, and no password in an address, but of those that the recipe names;
-and it has a temporary directory of its own. What it prints is read aside and its last lines are kept.
+What is started is a supervisor, which forks the worker and leaves nothing behind (supervisor.py). The worker does not
+see environment variables that look like secrets, except those that the recipe names, nor passwords in addresses, and it
+has its own temporary directory. What it prints is read separately, and the last lines are kept.
 """
 
 import contextlib
@@ -32,21 +33,22 @@ from tiercel.sandbox.supervisor import marked
 from tiercel.secret_names import is_secret_name, without_credentials
 
 MOST_NODES = 100_000  # brackets and commas outside texts
-DEEPEST = 64  # a tool's schema has fewer than 20
+DEEPEST = 64  # levels; a tool's schema has fewer than 20
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _OTHER = re.compile(rb"[^][{}]+")
 FOREIGN_REPLY = "its connection received something other than its answers; its process was killed"
 
 
 class ForeignReply(ValueError):
-    """What came over the connection is no reply: the user's code wrote to it. The message is what to say of it."""
+    """The connection received something that is not a reply: the user's code wrote to it. The message is what to
+    report."""
 
     def __init__(self, message: str = FOREIGN_REPLY):
         super().__init__(message)
 
 
 def read_reply(line: bytes | bytearray) -> Mapping[str, Any]:
-    """Read a line. Raises ForeignReply."""
+    """Parse a line as a reply. Raises ForeignReply."""
     _require_small(_TEXT.sub(b"", line))
     try:
         reply = json.loads(line)
@@ -59,7 +61,7 @@ def read_reply(line: bytes | bytearray) -> Mapping[str, Any]:
 
 
 def _require_small(signs: bytes) -> None:
-    """Raise ForeignReply if what is left of a line without its texts is large or deep."""
+    """Raise ForeignReply if a line, of which the texts have been removed, has too many values or too many levels."""
     nodes = sum(map(signs.count, (b"[", b"{", b",")))
     if nodes > MOST_NODES:
         raise ForeignReply(
@@ -74,15 +76,15 @@ def _require_small(signs: bytes) -> None:
 
 PRINTED_LINES = 20
 LONGEST_PRINTED_LINE = 500  # characters
-START_TIMEOUT = 120.0  # seconds to import the user's code, whatever large packages it needs
+START_TIMEOUT = 120.0  # seconds to import the user's code, which may need large packages
 
 _CHUNK = 65536  # bytes
-_TICK = 0.2  # seconds between looks at whether the process still lives
-_STACK_WAIT = 0.3  # seconds given to a hanging process to say where it hangs
-_EXIT_WAIT = 1.0  # seconds for a process that closed its socket to be gone
-_CLOSE_WAIT = 6.0  # seconds for the supervisor to end all
-_MARKED_WAIT = 5.0  # seconds for marked processes to end, even while they fork
-_LOOKS = 5  # in a row without a marked process, before there is none
+_TICK = 0.2  # seconds between checks of whether the process is still alive
+_STACK_WAIT = 0.3  # seconds that a hanging process gets to say where it hangs
+_EXIT_WAIT = 1.0  # seconds that a process which closed its socket gets to end
+_CLOSE_WAIT = 6.0  # seconds that the supervisor gets to end everything
+_MARKED_WAIT = 5.0  # seconds that marked processes get to end, even if they keep forking
+_LOOKS = 5  # successive looks without a marked process, after which there is none
 _LOWEST_MARK = 2**50  # microseconds: 35 years
 _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -94,16 +96,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExchangeResult:
-    """The replies that came, and what ended the exchange before all had (None: all came)."""
+    """The replies that came, and what interrupted the exchange; None if all replies came."""
 
     replies: tuple[Mapping[str, Any], ...]
     interruption: str | None
-    has_ended: bool = False  # the process did, by itself
+    has_ended: bool = False  # whether the process ended by itself
 
 
 def environment_without_secrets(environment: Mapping[str, str], named: Collection[str] = ()) -> dict[str, str]:
-    """Return the variables whose names do not look like a secret's, in either case, without passwords in addresses; and
-    those that are `named`, as they are."""
+    """Return the variables whose names do not look like secrets, in upper or lower case, without passwords in
+    addresses; and those that are `named`, unchanged."""
     return {
         name: value if name in named else without_credentials(value)
         for name, value in environment.items()
@@ -113,20 +115,20 @@ def environment_without_secrets(environment: Mapping[str, str], named: Collectio
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessJob:
-    """Says what a process is started for."""
+    """Describes what a process is started for."""
 
-    name: str  # in messages
+    name: str  # what messages call it
     entry: str  # the worker, as in supervisor.SupervisorTask
     work: Any  # the worker's argument: plain JSON data
     longest_reply: int = 1 << 20  # bytes
 
 
 class UserProcess:
-    """Runs a worker, which holds code of the user's."""
+    """Runs a worker, which runs the user's code."""
 
     def __init__(self, job: ProcessJob, limits: Reliability, variables: Collection[str] = ()):
-        """Start the process; it imports the user's code and then sends its first reply. `variables`:
-        variables of the environment that it sees although they look like secrets."""
+        """Start the process; it imports the user's code and then sends its first reply. `variables` are environment
+        variables that it sees although they look like secrets."""
         keep_private()
         self._job = job
         self._mark = _LOWEST_MARK + secrets.randbelow(_LOWEST_MARK)
@@ -151,7 +153,7 @@ class UserProcess:
         self._received = bytearray()  # the beginning of a reply
         self._unprinted = b""  # the beginning of a printed line
         self._printed: deque[bytes] = deque(maxlen=PRINTED_LINES)
-        self.passed_over = 0  # lines printed before those that `printed` returned last
+        self.passed_over = 0  # the number of lines printed before those that `printed` returned last
         self._printed_count = 0
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._channel, selectors.EVENT_READ)
@@ -189,13 +191,13 @@ class UserProcess:
         return self._process.poll() is None
 
     def load(self) -> str | None:
-        """Wait until the user's code is imported; return the reason where it cannot be."""
+        """Wait until the user's code is imported; return the reason if it cannot be."""
         loaded = self.exchange(b"", reply_count=1, timeout=START_TIMEOUT)
         problem = loaded.interruption if loaded.interruption is not None else _problem(loaded.replies[0])
         return None if problem is None else problem + self.printed_text()
 
     def exchange(self, request: bytes, *, reply_count: int, timeout: float) -> ExchangeResult:
-        """Send a request (it may be empty) and wait for its replies, at most `timeout` seconds in all.
+        """Send a request, which may be empty, and wait for its replies, at most `timeout` seconds in all.
 
         After an interruption the process cannot be used again; close it.
         """
@@ -227,8 +229,8 @@ class UserProcess:
         return ExchangeResult(replies=tuple(replies), interruption=None)
 
     def printed(self) -> tuple[str, ...]:
-        """Return the last lines printed since the last call, at most PRINTED_LINES."""
-        for _ in range(PRINTED_LINES):  # bounded: a thread of the user's may print for ever
+        """Return the last lines that were printed since the previous call, at most PRINTED_LINES."""
+        for _ in range(PRINTED_LINES):  # bounded, because a thread of the user's code may print for ever
             if not self._read_output():
                 break
         if self._unprinted:
@@ -240,18 +242,19 @@ class UserProcess:
         return lines
 
     def printed_text(self) -> str:
-        """Return what `printed` does, as the end of a message."""
+        """Return what `printed` returns, as the end of a message."""
         return in_words(self.printed())
 
     def close(self) -> None:
-        """Kill the process and all that it started, wait until they are gone, and remove its temporary directory."""
+        """Kill the process and everything that it started, wait until they are gone, and remove its temporary
+        directory."""
         with contextlib.suppress(OSError):
-            self._control.shutdown(socket.SHUT_RDWR)  # loader workers may hold it open as well
+            self._control.shutdown(socket.SHUT_RDWR)  # loader workers may also hold it open
         self._control.close()
         self._process.send_signal(signal.SIGCONT)  # the user's code may have stopped it
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_CLOSE_WAIT)
-        if self._process.returncode != 0:  # the user's code killed the supervisor, or stops it again and again
+        if self._process.returncode != 0:  # the user's code killed the supervisor, or keeps stopping it
             self._process.kill()
             self._process.wait()
             kill_marked(self._mark, f"TMPDIR={self._directory}")
@@ -261,7 +264,8 @@ class UserProcess:
         self._output.close()
 
     def _read_replies(self, replies: list[Mapping[str, Any]]) -> None:
-        """Append what has come. Raises EOFError at the connection's end, ForeignReply after what is no reply."""
+        """Append the replies that have come. Raises EOFError at the end of the connection, and ForeignReply for
+        anything else than a reply."""
         try:
             chunk = self._channel.recv(_CHUNK)
         except BlockingIOError:
@@ -277,7 +281,7 @@ class UserProcess:
             raise ForeignReply
 
     def _read_output(self) -> bool:
-        """Read what was printed; False where there is nothing (any more)."""
+        """Read what was printed; return False if there is nothing to read now, or nothing more at all."""
         try:
             chunk = os.read(self._output.fileno(), _CHUNK)
         except BlockingIOError:
@@ -293,20 +297,20 @@ class UserProcess:
         return True
 
     def _keep_line(self, line: bytes) -> None:
-        if logger.isEnabledFor(logging.DEBUG):  # one that prints for ever must not keep us busy
+        if logger.isEnabledFor(logging.DEBUG):  # a process that prints for ever must not keep us busy
             logger.debug("%s: %s", self._job.name, _as_text(line))
         self._printed.append(line)
         self._printed_count += 1
 
     def _describe_hang(self, timeout: float) -> str:
-        """Describe a process that is late; asks it to print where it is."""
+        """Describe a process that is late, and ask it to print where it is."""
         with contextlib.suppress(OSError):
             self._control.send(b"?")
             time.sleep(_STACK_WAIT)
         return f"no answer within {timeout:g} s; its process was killed"
 
     def _describe_end(self) -> str:
-        """Return what the supervisor says of the end."""
+        """Return what the supervisor says about the end."""
         self._control.settimeout(_EXIT_WAIT)
         try:
             reason = self._control.recv(_CHUNK).decode()
@@ -316,7 +320,7 @@ class UserProcess:
 
 
 def _problem(reply: Mapping[str, Any]) -> str | None:
-    """Return what keeps the user's code from being imported, by the first reply."""
+    """Return what prevents the user's code from being imported, according to the first reply."""
     problem = reply.get("problem", FOREIGN_REPLY)
     return problem if problem is None or isinstance(problem, str) else FOREIGN_REPLY
 
@@ -336,10 +340,10 @@ def kill_marked(mark: int, variable: str) -> None:
 
 
 def in_words(lines: Sequence[str]) -> str:
-    """Write printed lines as the end of a message."""
+    """Return printed lines as the end of a message."""
     return "\n".join(["", "it printed:", *(f"  {line}" for line in lines)]) if lines else ""
 
 
 def _as_text(line: bytes) -> str:
-    """Write a printed line as failures show it."""
+    """Return a printed line as failures show it."""
     return redact(line.decode(errors="replace").rstrip())[:LONGEST_PRINTED_LINE]

@@ -1,13 +1,14 @@
-"""The process between the trainer and a worker: it runs no code of the user's, so it outlives what that does.
+"""Supervise a worker, in a process between the trainer and the worker: it does not run the user's code, so it outlives
+what that code does.
 
-As the subreaper (Linux) of all that the worker starts it inherits every process that left the worker's session or
-lost its parent, so none can hide. The worker itself could not do this, because it may end first. Where the user's code
-kills the supervisor, the trainer ends what is left, which it knows by a mark that `env -i` does not take away
-(`marked`); where it stops it, the trainer's word, or its death, wakes it. Other systems than Linux have neither:
-there a process in a session of its own is left. Started by process.py; imports no torch.
+As the subreaper (Linux) of everything that the worker starts, it inherits every process that left the worker's session
+or lost its parent, so that none can hide. The worker itself could not do this, because it may end first. If the user's
+code kills the supervisor, the trainer ends what is left, which it recognises by a mark that `env -i` does not remove
+(`marked`); if the user's code stops it, the trainer's signal, or the trainer's death, wakes it. Systems other than
+Linux have neither: there, a process in its own session is left. Started by process.py; imports no torch.
 
-The memory that all of them hold is added up. RLIMIT_AS and RLIMIT_DATA hold for each process by itself, and count what
-was reserved and never touched: the address space of CUDA, the stacks of idle threads.
+The memory of all these processes is added up. RLIMIT_AS and RLIMIT_DATA apply to each process by itself, and count what
+was reserved but never touched: the address space of CUDA, the stacks of idle threads.
 """
 
 import contextlib
@@ -29,23 +30,23 @@ from typing import Any, NoReturn
 
 from tiercel.reliability.privacy import give_up_reading_others
 
-TICK = 0.1  # seconds between looks at the memory; what is allocated meanwhile is the most by which it can be exceeded
+TICK = 0.1  # seconds between checks of the memory; the limit can be exceeded by what is allocated in that time
 CLEAN = 0  # exit code: nothing is left
 UNCLEAN = 1
 
-_END_WAIT = 5.0  # seconds for killed processes to end, even while they fork
+_END_WAIT = 5.0  # seconds that killed processes get to end, even if they keep forking
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SupervisorTask:
-    """What a supervisor is to start and to watch; travels as JSON."""
+    """What a supervisor should start and watch; passed as JSON."""
 
-    entry: str  # package.module:function, which gets the worker's socket, `work` and `file_mb`
+    entry: str  # package.module:function, which is called with the worker's socket, `work` and `file_mb`
     work: Any  # plain JSON data
     channel: int  # descriptor of the worker's socket
-    control: int  # descriptor of the supervisor's own
+    control: int  # descriptor of the supervisor's own socket
     trainer: int  # process id
     directory: str  # the worker's TMPDIR, removed at the end
     memory_gb: float
@@ -54,7 +55,8 @@ class SupervisorTask:
 
 
 def main(charge_json: str) -> NoReturn:
-    """Start the worker, watch it, end all that it started; then say on the control socket why it ended, if it did."""
+    """Start the worker, watch it, and end everything that it started; then report on the control socket why the worker
+    ended, if it did."""
     charge = SupervisorTask(**json.loads(charge_json))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # the user's code may have stopped this process
@@ -71,14 +73,14 @@ def main(charge_json: str) -> NoReturn:
         signal.set_wakeup_fd(-1)
         code = CLEAN if end_all(worker) else UNCLEAN
         if reason is not None:
-            with contextlib.suppress(OSError):  # the trainer may be gone
+            with contextlib.suppress(OSError):  # the trainer may no longer exist
                 control.sendall(reason.encode())
         shutil.rmtree(charge.directory, ignore_errors=True)
     os._exit(code)
 
 
 def _leave_output_to_the_worker() -> None:
-    """Leave standard output to the worker: a pipe that it has filled would block every other writer."""
+    """Leave standard output to the worker: once the worker has filled the pipe, every other writer would block."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
         os.dup2(nowhere, descriptor)
@@ -86,7 +88,7 @@ def _leave_output_to_the_worker() -> None:
 
 
 def _work(charge: SupervisorTask) -> NoReturn:
-    """Run the worker's side of the fork, in a session of its own."""
+    """Run the worker's side of the fork, in its own session."""
     os.setsid()
     os.close(charge.control)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -100,13 +102,13 @@ def _work(charge: SupervisorTask) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(code)  # by no way may it go on as a second supervisor
+        os._exit(code)  # in no case may it continue as a second supervisor
 
 
 def watch(worker: int, control: socket.socket, charge: SupervisorTask) -> str | None:
-    """Wait for an end and say why it came; None where the trainer wants it, or is gone.
+    """Wait for an end and return its reason; None if the trainer asks for it, or no longer exists.
 
-    The trainer closes the control socket to end all, and sends a byte to be shown where the worker is.
+    The trainer closes the control socket to end everything, and sends a byte to be shown where the worker is.
     """
     woken = _woken_by_ending_children()
     limit = charge.memory_gb * 1e9
@@ -132,10 +134,10 @@ def watch(worker: int, control: socket.socket, charge: SupervisorTask) -> str | 
 
 
 def _woken_by_ending_children() -> socket.socket:
-    """Make a socket that can be read when a child has ended."""
+    """Make a socket that becomes readable when a child has ended."""
     reading, writing = socket.socketpair()
     writing.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)  # a handler there must be, or nothing is written
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)  # there must be a handler, or nothing is written
     signal.set_wakeup_fd(writing.detach(), warn_on_full_buffer=False)
     return reading
 
@@ -148,8 +150,8 @@ def _received(control: socket.socket) -> bytes:
 
 
 def reap(worker: int) -> tuple[int | None, bool]:
-    """Collect every child that has ended. Return the worker's wait status, where it is one of them, and whether others
-    are left."""
+    """Collect every child that has ended. Return the worker's wait status, if the worker is one of them, and whether
+    other children are left."""
     found = None
     while True:
         try:
@@ -163,7 +165,7 @@ def reap(worker: int) -> tuple[int | None, bool]:
 
 
 def end_all(worker: int) -> bool:
-    """Kill the worker's group and all descendants, and wait; False where some are left after a while."""
+    """Kill the worker's group and all descendants, and wait; return False if some are left after a while."""
     deadline = time.monotonic() + _END_WAIT
     while True:
         for kill, pid in [(os.killpg, worker), *((os.kill, pid) for pid in descendants(os.getpid()))]:
@@ -178,7 +180,7 @@ def end_all(worker: int) -> bool:
 
 
 def descendants(pid: int) -> set[int]:
-    """List the ids of all processes below one; none where there is no /proc."""
+    """List the ids of all processes below one; empty if there is no /proc."""
     found: set[int] = set()
     unseen = [pid]
     while unseen:
@@ -193,21 +195,21 @@ def descendants(pid: int) -> set[int]:
 
 
 def held_bytes(pids: Iterable[int], enough: float) -> int:
-    """Add up the memory of processes without the pages of files, in bytes; exact where the quick sum is more than
-    `enough`.
+    """Add up the memory of processes without the pages of files, in bytes. The result is exact if the quick sum is more
+    than `enough`.
 
-    The quick sum counts a page that several processes share once for each.
+    The quick sum counts a page that several processes share once for each of them.
     """
     pids = tuple(pids)
     quick = sum(_kibibytes(f"/proc/{pid}/status", (b"RssAnon:", b"RssShmem:")) for pid in pids) * 1024
     if quick <= enough:
         return quick
     exact = sum(_kibibytes(f"/proc/{pid}/smaps_rollup", (b"Pss_Anon:", b"Pss_Shmem:")) for pid in pids) * 1024
-    return exact or quick  # older kernels do not tell
+    return exact or quick  # older kernels do not report it
 
 
 def _kibibytes(file: str, fields: tuple[bytes, ...]) -> int:
-    """Add up some fields of a file of /proc; 0 where the process has ended."""
+    """Add up some fields of a file in /proc; 0 if the process has ended."""
     try:
         with open(file, "rb") as lines:
             return sum(int(line.split()[1]) for line in lines if line.startswith(fields))
@@ -216,27 +218,28 @@ def _kibibytes(file: str, fields: tuple[bytes, ...]) -> int:
 
 
 def mark_descendants(mark: int) -> None:
-    """Give this process, and all its descendants, a mark that outlasts fork, exec and an empty environment: a limit, in
-    microseconds, of the time that real-time processes may take, so high that none is ever hit. Linux only."""
+    """Give this process, and all its descendants, a mark that survives fork, exec and an empty environment: a limit, in
+    microseconds, on the time of real-time processes, so high that it is never reached. Linux only."""
     if sys.platform == "linux":
-        with contextlib.suppress(ValueError, OSError):  # the limit here is lower already
+        with contextlib.suppress(ValueError, OSError):  # the limit here is already lower
             resource.setrlimit(resource.RLIMIT_RTTIME, (mark, mark))
 
 
 def marked(mark: int, variable: str) -> Iterator[int]:
-    """List the ids of the processes with the mark, and of those that were started with `NAME=value` in their
-    environment; the newest first, because one that forks and ends is soon another."""
+    """Yield the ids of the processes that have the mark, or that were started with `variable`, as `NAME=value`, in
+    their environment; the newest first, because a process that forks and ends soon has another id."""
     wanted = (("limits", str(mark).encode()), ("environ", variable.encode()))
     for pid in sorted((int(name) for name in os.listdir("/proc") if name.isdecimal()), reverse=True):
         for file, text in wanted:
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/{file}", "rb") as content:  # gone, or another user's
+            # It is gone, or another user's.
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/{file}", "rb") as content:
                 if text in content.read():
                     yield pid
                     break
 
 
 def describe_end(code: int, file_mb: float) -> str:
-    """Write an exit code, or a signal's number as a negative one, in words."""
+    """Describe an exit code, or a signal's number given as a negative code."""
     if code >= 0:
         return f"its process ended with exit code {code}"
     try:
@@ -253,5 +256,5 @@ def _prctl(option: int, argument: int) -> None:
 
 
 def file_limit(file_mb: float) -> str:
-    """Write what to say of a file that grew too large."""
+    """Return what to say about a file that grew too large."""
     return f"reliability.reward_file_mb = {file_mb:g} limits every file that your code writes"

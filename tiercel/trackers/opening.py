@@ -1,4 +1,4 @@
-"""The recipe's trackers: checked before the run starts, opened, given its rows, and closed at its end."""
+"""The recipe's trackers: checked before the run starts, opened, given the run's rows, and closed at its end."""
 
 import re
 import time
@@ -22,10 +22,10 @@ from tiercel.trackers.tracker import TrackedPicture, Tracker, TrackerPlace
 from tiercel.trackers.trackio import Trackio
 from tiercel.trackers.wandb import Wandb
 
-FOLDER = "trackers"  # of the run directory
-PATIENCE = 30.0  # seconds of one call; a tracker that takes longer delays every step
+FOLDER = "trackers"  # in the run directory
+PATIENCE = 30.0  # seconds for one call; a tracker that takes longer would delay every step
 
-# The names are also the names of the trackers' packages.
+# The names are also those of the trackers' packages.
 TRACKERS: dict[TrackerName, Callable[[TrackerPlace], Tracker]] = {
     "tensorboard": TensorBoard,
     "wandb": Wandb,
@@ -35,8 +35,8 @@ TRACKERS: dict[TrackerName, Callable[[TrackerPlace], Tracker]] = {
 
 
 class Trackers:
-    """The trackers of a run that work so far. A tracker that fails is turned off, with a line in the log; the run goes
-    on."""
+    """The trackers of a run that still work. A tracker that fails is turned off with a line in the log, and the run
+    continues."""
 
     def __init__(self, run: Path, say: Callable[[str], None], pictures_every: int, last_step: int):
         self._run = run
@@ -46,8 +46,8 @@ class Trackers:
         self._working: dict[str, Tracker] = {}
 
     def open(self, name: TrackerName, place: TrackerPlace, kept: Sequence[Mapping[str, Any]]) -> None:
-        """Open a tracker. `kept`: the rows of metrics.jsonl that the run resumes from; they are sent to a tracker that
-        does not have them."""
+        """Open a tracker. `kept` are the rows of metrics.jsonl that the run resumes from; they are sent to a tracker
+        that does not have them."""
         is_new = not place.directory.exists()
 
         def build() -> None:
@@ -60,7 +60,7 @@ class Trackers:
                 self._send([name], row)
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Send a row that is already in metrics.jsonl; at some steps a few rollouts as well."""
+        """Send a row that is already in metrics.jsonl, at some steps with a few rollouts."""
         self._send(list(self._working), row)
 
     def close(self) -> None:
@@ -78,7 +78,8 @@ class Trackers:
                 self._attempt(name, partial(_hand_over, self._working[name], step, metrics, pictures), PATIENCE)
 
     def _pictures(self, row: Mapping[str, Any]) -> list[TrackedPicture]:
-        """Return pictures of the step's rollouts where they are due: at an evaluation, else at a checkpoint."""
+        """Return pictures of the step's rollouts if they are due, which is at an evaluation, or at a checkpoint if
+        there are none."""
         step = row["step"]
         is_due = step % self._pictures_every == 0 or step == self._last_step or any(k.startswith("eval/") for k in row)
         if not is_due or not groups_path(self._run, "rollouts", step).exists():
@@ -93,7 +94,7 @@ class Trackers:
         started = time.monotonic()
         try:
             action()
-        except Exception as error:  # of any kind: a tracker must never end the training
+        except Exception as error:  # of any type, because a tracker must never end the training
             reason = (str(error).strip().splitlines() or ["without a reason"])[0]
             self._turn_off(name, f"{type(error).__name__}: {reason}")
         else:
@@ -137,7 +138,7 @@ def open_trackers(
 def place_of(
     recipe: BaseRecipe, run: Path, name: TrackerName, run_id: str, kept: Sequence[Mapping[str, Any]]
 ) -> TrackerPlace:
-    """Make a tracker's place: the run is named after its directory, the project after the directory above."""
+    """Return a tracker's place. The run is named after its directory, and the project after the parent directory."""
     path = run.absolute()
     return TrackerPlace(
         directory=path / FOLDER / name,
@@ -150,14 +151,14 @@ def place_of(
 
 
 def _run_id(file: Path, is_new: bool) -> str:
-    """Return the run's id, which is kept in its directory, so that the directory may be moved. A run that starts again
-    from step 0 gets a new id."""
+    """Return the run's id. It is stored in the run directory, so that the directory may be moved. A run that starts
+    again from step 0 gets a new id."""
     make_directory(file.parent)
     if is_new or not file.exists() or file.is_symlink():
-        write_atomically(file, uuid.uuid4().hex[:21])  # as long as SwanLab's own
+        write_atomically(file, uuid.uuid4().hex[:21])  # as long as SwanLab's own ids
     return read_text(file, LARGEST_JSON)
 
 
 def _plain(name: str) -> str:
-    """Return the name in characters that every tracker admits."""
+    """Return the name with only the characters that every tracker accepts."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "tiercel"

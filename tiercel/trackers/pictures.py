@@ -1,4 +1,4 @@
-"""A few of a step's rollouts as pictures with captions, made from the run directory alone."""
+"""A few of a step's rollouts as pictures with captions, made from nothing but the run directory."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,19 +9,20 @@ from tiercel.reliability.redaction import redact
 from tiercel.runs.records import CompletionRecord, GroupRecord, ImageRecord, groups_path
 from tiercel.samples import Box
 from tiercel.trackers.tracker import TrackedPicture
+from tiercel.web.report.boxes import answer_image, has_boxes, predicted_box, true_box
 from tiercel.web.report.numbers import evenly_spaced
-from tiercel.web.report.pictures import answer_image, has_boxes, opened, predicted_box, true_box
+from tiercel.web.report.pictures import opened
 from tiercel.web.report.reading import group_file
 
 MOST = 4
 LONGEST_SIDE = 512  # pixels
 LONGEST_TEXT = 300  # characters of a prompt, and of a completion
-TRUE, PREDICTED = (0, 158, 115), (213, 94, 0)  # green and vermilion, which colour-blind people can tell apart
+TRUE, PREDICTED = (0, 158, 115), (213, 94, 0)  # green and vermilion, which colour-blind people can distinguish
 
 
 def rollout_pictures(run: Path, step: int, most: int = MOST) -> list[TrackedPicture]:
-    """Make pictures of the first completions of at most `most` prompts that have an image, spread over the step. The
-    true box is green, the completion's red. Raises RunError or OSError where a file cannot be read."""
+    """Return pictures of the first completions of at most `most` prompts that have an image, spread over the step. The
+    true box is green and the completion's is red. Raises RunError or OSError if a file cannot be read."""
     groups = [group for group in group_file(groups_path(run, "rollouts", step), step).groups if group.images]
     return [_picture(run / "images", groups[index]) for index in evenly_spaced(len(groups), most)]
 
@@ -38,8 +39,8 @@ def _picture(folder: Path, group: GroupRecord) -> TrackedPicture:
 
 
 def _draw(image: Image.Image, record: ImageRecord, boxes: Sequence[tuple[Box, tuple[int, int, int]]]) -> None:
-    """Draw boxes that are in pixels of the original image. Corners are sorted and kept close to the picture, because a
-    completion may write any number."""
+    """Draw boxes given in pixels of the original image. Corners are sorted and kept close to the picture, because a
+    completion may contain any number."""
     pen = ImageDraw.Draw(image)
     for box, colour in boxes:
         sides = [
@@ -51,8 +52,8 @@ def _draw(image: Image.Image, record: ImageRecord, boxes: Sequence[tuple[Box, tu
 
 
 def caption(group: GroupRecord, completion: CompletionRecord) -> str:
-    """Write the prompt, the completion, by turns where it has several, and its reward, without secrets and control
-    characters."""
+    """Return a caption with the prompt, the completion, turn by turn if it has several, and its reward, without secrets
+    and control characters."""
     reward = "masked" if completion.total is None else f"{completion.total:.4g}"
     texts = [_shown(turn.text) for turn in completion.turns]
     said = "\n".join(f"turn {number}: {text}" for number, text in enumerate(texts, start=1))

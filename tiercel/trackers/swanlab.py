@@ -1,4 +1,4 @@
-"""SwanLab: online where the user is logged in; with SWANLAB_MODE=offline a directory to synchronise later."""
+"""SwanLab: online if the user is logged in; with SWANLAB_MODE=offline, a directory to synchronise later."""
 
 import os
 import signal
@@ -7,8 +7,8 @@ from tiercel.trackers.tracker import OfPackage, TrackerPlace
 
 
 class SwanLab(OfPackage):
-    """A SwanLab run. A run of the same id is continued; of a step that is sent twice the service keeps the first value.
-    Offline, each process writes its own directory, which must hold all rows."""
+    """A SwanLab run. A run with the same id is continued. If a step is sent twice, the service keeps the first value.
+    Offline, each process writes its own directory, which must contain all rows."""
 
     def __init__(self, place: TrackerPlace):
         import swanlab
@@ -24,11 +24,11 @@ class SwanLab(OfPackage):
             log_dir=os.environ.get("SWANLAB_LOGDIR") or os.environ.get("SWANLAB_LOG_DIR") or str(place.directory),
             config=dict(place.config),
             resume="allow",
-            # log.txt has the console's lines. SwanLab's facts on the process would include the command line, which may
-            # hold a secret.
+            # log.txt has the console's lines. SwanLab's data about the process would include the command line, which
+            # may contain a secret.
             settings=swanlab.Settings(
                 probe={"runtime": False, "git": False, "requirements": False}, terminal={"proxy_type": "none"}
             ),
         )
-        signal.signal(signal.SIGINT, handler)  # SwanLab replaces it, and Ctrl-C would no longer save the run
+        signal.signal(signal.SIGINT, handler)  # SwanLab replaces the handler, and Ctrl-C would no longer save the run
         self.needs_earlier = self._run.mode != "online"

@@ -11,7 +11,7 @@ from tiercel.trackers.tracker import TrackedPicture, TrackerPlace
 
 
 class TensorBoard:
-    """Add an event file to the directory. Readers drop what earlier files hold from `first_step` on."""
+    """Adds an event file to the directory. Readers drop what earlier files contain from `first_step` on."""
 
     needs_earlier = False
 
@@ -21,10 +21,11 @@ class TensorBoard:
 
         self._events, self._summaries = event_pb2, summary_pb2
         self._tensors, self._shapes, self._types = tensor_pb2, tensor_shape_pb2, types_pb2
-        # Readers take the files in the order of their names, so two files of one second must have different names.
+        # Readers take the files in the order of their names, so two files from the same second must have different
+        # names.
         name = f"events.out.tfevents.{time.time():017.6f}.{platform.node()}"
         self._writer = RecordWriter((place.directory / name).open("xb"))
-        self._write(file_version="brain.Event:2")  # from here on, START drops later steps of older files
+        self._write(file_version="brain.Event:2")  # from this version on, START drops later steps of older files
         self._write(step=place.first_step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
         recipe = "".join(f"    {line}\n" for line in render(dict(place.config)).splitlines())
         self._write(step=place.first_step, summary=self._summary([self._text("recipe", recipe)]))

@@ -18,18 +18,18 @@ class TrackedPicture:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrackerPlace:
-    """Where a tracker writes, and the names that it gives the run."""
+    """Where a tracker writes, and the names under which it records the run."""
 
     directory: Path  # trackers/NAME of the run directory; it exists
     project: str
     name: str
-    id: str  # of the run; the same when it goes on from a checkpoint
+    id: str  # of the run; it stays the same when the run resumes
     config: Mapping[str, Any]  # the recipe without secrets
     first_step: int  # of the rows to come; later rows of an earlier process are void. 0: a new run
 
 
 class OfPackage:
-    """The part that trackers share whose package has a run and an image of its own: `_run` and `_image`."""
+    """The shared part of trackers whose packages have their own types of run and image, `_run` and `_image`."""
 
     _run: Any
     _image: Callable[..., Any]
@@ -45,22 +45,23 @@ class OfPackage:
 
 
 def by_key(pictures: Sequence[TrackedPicture], make: Callable[..., Any]) -> dict[str, Any]:
-    """Make a tracker's own pictures, each with its key: trackers would show a list at the size of its first picture."""
+    """Return a tracker's own pictures, each under its own key, because trackers would show a list at the size of its
+    first picture."""
     return {f"rollouts/{number}": make(each.image, caption=each.caption) for number, each in enumerate(pictures)}
 
 
 class Tracker(Protocol):
-    """A receiver of rows and pictures. An error of any kind turns the tracker off; the run goes on."""
+    """A receiver of rows and pictures. An error of any type turns the tracker off, and the run continues."""
 
     @property
     def needs_earlier(self) -> bool:
-        """Whether the rows before `first_step` must be sent again."""
+        """Return whether the rows before `first_step` must be sent again."""
 
     def row(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take a row of metrics.jsonl, numbers only."""
+        """Record a row of metrics.jsonl, which has only numbers."""
 
     def images(self, step: int, pictures: Sequence[TrackedPicture]) -> None:
-        """Take pictures of a few of the step's rollouts."""
+        """Record pictures of a few of the step's rollouts."""
 
     def close(self) -> None:
-        """End the tracker. Called once at the end of the run, unless the tracker was turned off."""
+        """Close the tracker. This is called once at the end of the run, unless the tracker was turned off."""

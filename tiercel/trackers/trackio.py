@@ -1,4 +1,4 @@
-"""trackio: an SQLite file, or a Space or server where trackio's variables name one."""
+"""trackio: an SQLite file, or a Space or server if trackio's variables name one."""
 
 import os
 from collections.abc import Callable
@@ -12,7 +12,7 @@ OWNER = "tiercel_run"  # key of trackio's config that distinguishes this run fro
 
 class Trackio(OfPackage):
     """A trackio run. trackio appends rows and replaces none, so a local run that resumes is written again from its
-    first row, and a remote one is continued."""
+    first row, and a remote run is continued."""
 
     def __init__(self, place: TrackerPlace):
         os.environ.setdefault("TRACKIO_DIR", str(place.directory))  # read when trackio is imported
@@ -33,8 +33,8 @@ class Trackio(OfPackage):
 
 
 def _delete(api: Callable[[], Any], place: TrackerPlace) -> None:
-    """Delete what an earlier process of this run tracked."""
-    with suppress(ValueError):  # no such project: TRACKIO_DIR has changed
+    """Delete what an earlier process of this run recorded."""
+    with suppress(ValueError):  # the project does not exist, because TRACKIO_DIR has changed
         for run in api().runs(place.project):
             if run.name == place.name and (run.config or {}).get(OWNER) == place.id:
                 run.delete()

@@ -1,4 +1,4 @@
-"""Weights & Biases: online where the user is logged in; with WANDB_MODE=offline a directory to synchronise later."""
+"""Weights & Biases: online if the user is logged in; with WANDB_MODE=offline, a directory to synchronise later."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,8 @@ QUIET = {"WANDB_CONSOLE": "off", "WANDB_DISABLE_GIT": "true", "WANDB_FINISH_TIME
 
 
 class Wandb(OfPackage):
-    """A wandb run. A run of the same id is continued. Offline, each process writes its own directory, and synchronising
-    a later one replaces the earlier one, so each must hold all rows."""
+    """A wandb run. A run with the same id is continued. Offline, each process writes its own directory, and
+    synchronising a later one replaces the earlier one, so each must contain all rows."""
 
     def __init__(self, place: TrackerPlace):
         for name, value in QUIET.items():
@@ -27,7 +27,7 @@ class Wandb(OfPackage):
             dir=os.environ.get("WANDB_DIR", str(place.directory)),
             config=dict(place.config),
             resume="allow",
-            # wandb's facts on the process would include the command line, which may hold a secret.
+            # wandb's data about the process would include the command line, which may contain a secret.
             settings=wandb.Settings(x_disable_meta=True),
         )
         self._run.define_metric(STEP, hidden=True)

@@ -1,2 +1,2 @@
-"""What a run has trained: its weights, completions and scores by them, and their export. The commands `eval`, `predict`
-and `export` and the functions of Python use it."""
+"""What a run has trained: its weights, its completions and scores, and their export. The commands `eval`, `predict` and
+`export` use it, and so do the functions of `tiercel.api`."""

@@ -1,4 +1,4 @@
-"""What a run trained, written as a Hugging Face directory that vLLM and transformers load."""
+"""Export of what a run has trained as a Hugging Face directory that vLLM and transformers can load."""
 
 import shutil
 from pathlib import Path
@@ -18,8 +18,8 @@ from tiercel.writing import let_others_read, writing
 
 
 def export(recipe: Recipe, run: Path, target: Path, *, merge: bool, choice: CheckpointChoice = NEWEST) -> Path:
-    """Write the merged model, or the adapter alone, and return the directory. Raises RunError where `target` is not
-    empty, or where an adapter alone would not be the policy."""
+    """Write the merged model, or only the adapter, and return the directory. Raises RunError if `target` is not empty,
+    or if the adapter alone would not be the policy."""
     with writing(target):  # before the weights are loaded
         if target.exists() and not target.is_dir():
             raise RunError(f"--output: {target} is a file; name a directory")
@@ -60,8 +60,8 @@ def export(recipe: Recipe, run: Path, target: Path, *, merge: bool, choice: Chec
 
 
 def _merged_into(policy: Policy, kind: Quantization, target: Path, *, starts_at_rounding: bool) -> str:
-    """Say which weights the adapter of a quantised run is merged into. One that started at what was rounded off belongs
-    to the rounded weights, so the policy gets these."""
+    """Return a line that says which weights the adapter of a quantised run is merged into. An adapter that started from
+    the rounding error belongs to the rounded weights, so the policy gets these."""
     if starts_at_rounding:
         for name in quantizable(policy.family, policy.model, kind):
             weight = policy.model.get_parameter(f"{name}.weight")

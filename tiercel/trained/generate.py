@@ -21,7 +21,7 @@ from tiercel.types import Completion, ImageRoots, ImageSource, Message, Row
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generator:
-    """A model that completes prompts as the run did: with its system message, template, tools and pixel limits."""
+    """A model that completes prompts as the run did, with its system message, template, tools and pixel limits."""
 
     recipe: Recipe
     policy: Policy
@@ -38,9 +38,8 @@ class Generator:
         seed: int = 0,
         say: Callable[[str], None] = lambda text: None,
     ) -> tuple[Completion, ...]:
-        """Complete one prompt `count` times, or once and greedily at temperature 0. `max_new_tokens` is by default the
-        recipe's.
-        Raises DataError if the prompt or a picture cannot be encoded."""
+        """Complete one prompt `count` times, or once and greedily at temperature 0. `max_new_tokens` defaults to the
+        recipe's. Raises DataError if the prompt or a picture cannot be encoded."""
         recipe, family = self.recipe, self.policy.family
         own = recipe.rollout if isinstance(recipe, GrpoRecipe) else Rollout()
         asked = Rollout(group_size=max(2, count), max_new_tokens=max_new_tokens or own.max_new_tokens, stop=own.stop)
@@ -67,7 +66,8 @@ class Generator:
 
 
 def load_generator(recipe: Recipe, adapter: Path | None) -> Generator:
-    """Load the recipe's model, with an adapter, and prove that it computes as transformers does."""
+    """Load the recipe's model with an adapter, and prove that it computes the same as transformers if its family needs
+    that."""
     policy = load_for_inference(recipe, training_device(), adapter)
     prove_where_needed(policy)
     rollout = recipe.rollout if isinstance(recipe, GrpoRecipe) else Rollout()
@@ -76,12 +76,12 @@ def load_generator(recipe: Recipe, adapter: Path | None) -> Generator:
 
 
 def as_message(prompt: str, image_count: int) -> Message:
-    """Make a user turn; images whose place no `<image>` marks come first."""
+    """Return a user turn. Without an `<image>` mark, the images come first."""
     return Message(role="user", content=prompt if "<image>" in prompt else "<image>" * image_count + prompt)
 
 
 def in_words(completion: Completion) -> str:
-    """Write a completion, turn by turn if there are several."""
+    """Return a completion as text, turn by turn if there are several."""
     if completion.trajectory is None:
         return completion.text
     lines = []

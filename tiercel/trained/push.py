@@ -1,4 +1,4 @@
-"""What a run has trained, sent to the Hugging Face hub with a model card that is made of the run."""
+"""Upload of what a run has trained to the Hugging Face hub, with a model card that is made from the run."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from tiercel.web.report.page import describe
 from tiercel.web.report.reading import read_run
 
 TITLES = {"sft": "fine-tuned on answers", "kto": "trained on labelled answers", "reward": "trained as a reward model"}
-SHOWN = ("eval/accuracy", "eval/reward/mean", "eval/loss", "reward/mean", "loss")  # of metrics.jsonl, where it has them
+SHOWN = ("eval/accuracy", "eval/reward/mean", "eval/loss", "reward/mean", "loss")  # of metrics.jsonl, if present
 CURVE_ROWS = 12
 VERSIONS = ("tiercel", "torch", "transformers", "peft", "vllm")
 
@@ -26,8 +26,8 @@ VERSIONS = ("tiercel", "torch", "transformers", "peft", "vllm")
 def push(
     recipe: Recipe, run: Path, name: str, *, merge: bool, choice: CheckpointChoice = NEWEST, public: bool = False
 ) -> str:
-    """Export a run, and send it to the hub as `name`, such as me/cup; the repository is made private unless `public`.
-    Returns its address. The token is the one of `hf auth login` or HF_TOKEN. Raises RunError as `export`, and
+    """Export a run and upload it to the hub as `name`, such as me/cup. The repository is private unless `public`.
+    Returns its address. The token comes from `hf auth login` or HF_TOKEN. Raises the RunErrors of `export`, and
     EnvironmentProblem if the hub refuses."""
     from httpx import HTTPError
     from huggingface_hub import HfApi
@@ -48,7 +48,7 @@ def push(
 
 
 def model_card(recipe: Recipe, run: Path, *, merge: bool) -> str:
-    """Write the card of a run: what it was made from, how, with which result. It holds no secret."""
+    """Return the card of a run: what it was made from and how, and with which result. It contains no secret."""
     found = read_run(run)
     what = TITLES.get(recipe.kind, f"trained by {recipe.kind.upper()}")
     is_named = re.fullmatch(r"[\w.-]+/[\w.-]+", recipe.model.path) and not Path(recipe.model.path).exists()
@@ -73,7 +73,7 @@ def model_card(recipe: Recipe, run: Path, *, merge: bool) -> str:
 
 
 def _curve(run: Path) -> Iterator[str]:
-    """Yield a table of the metrics, at evenly spaced steps."""
+    """Yield a table of the metrics at evenly spaced steps."""
     rows = read_metrics(run)
     shown = [name for name in SHOWN if any(name in row for row in rows)]
     if not shown:
@@ -91,5 +91,5 @@ def _number(value: Any) -> str:
 
 
 def _given(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe without its run directory, and without what is null."""
+    """Return a recipe without its run directory and without values that are null."""
     return {name: value for name, value in tree.items() if name != "output" and value is not None}

@@ -1,4 +1,5 @@
-"""Scores on held-out rows by a model that was loaded for inference: GRPO's greedy score, the loss of other methods."""
+"""Scores on held-out rows by a model that was loaded for inference: GRPO's greedy score, or the loss of other
+methods."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ Load = Callable[[Recipe, torch.device], Policy]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelToScore:
-    """A model to score: its path, what loads it, and what a run's loss keeps of earlier steps."""
+    """A model to score: its path, the function that loads it, and what a run's loss remembers from earlier steps."""
 
     path: str
     load: Load
@@ -37,8 +38,8 @@ class ModelToScore:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldoutScore:
-    """The result of held-out rows, on the first rank: one line for a person, the keys `eval/...` of metrics.jsonl, and
-    the completions that a sampling method wrote."""
+    """The result on held-out rows, on the first rank: one line for a person, the keys `eval/...` of metrics.jsonl, and
+    the completions of a method that samples."""
 
     line: str
     metrics: Mapping[str, float]
@@ -46,13 +47,14 @@ class HeldoutScore:
 
     @property
     def score(self) -> float:
-        """Return the accuracy; else the mean reward; else the loss, of which less is better."""
+        """Return the accuracy, else the mean reward, else the loss, for which less is better."""
         wanted = ("eval/accuracy", "eval/reward/mean", "eval/loss")
         return next(self.metrics[name] for name in wanted if name in self.metrics)
 
 
 def _reference(recipe: OfflineRecipe, ranks: Ranks) -> Known | None:
-    """Compute the reference of the held-out rows by the model that the run starts from; None where no loss needs it."""
+    """Compute the reference of the held-out rows by the model that the run starts from. Returns None if no loss needs
+    it."""
     if not recipe.has_reference:
         return None
     policy, rows = load_start(recipe, training_device()), heldout_rows(recipe, ranks)
@@ -61,7 +63,7 @@ def _reference(recipe: OfflineRecipe, ranks: Ranks) -> Known | None:
 
 
 def score(recipe: Recipe, judged: ModelToScore, ranks: Ranks) -> HeldoutScore:
-    """Score a model on the held-out rows of a recipe. All ranks call it."""
+    """Score a model on the held-out rows of a recipe. All ranks must call this."""
     set_up_numerics(recipe)
     chosen = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": judged.path})})
     fetch(chosen, ranks)

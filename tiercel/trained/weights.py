@@ -1,4 +1,4 @@
-"""The weights that a run has trained: of its newest checkpoint, of a step, or of its best evaluation."""
+"""The weights that a run has trained: those of its newest checkpoint, of a step, or of its best evaluation."""
 
 import sys
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from tiercel.web.report.verdict import HELD_OUT
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointChoice:
-    """Which checkpoint of a run: the newest where neither is given."""
+    """The choice of a run's checkpoint: the newest if neither field is set."""
 
     step: int | None = None
     is_best: bool = False
@@ -29,7 +29,7 @@ NEWEST = CheckpointChoice()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
-    """Where a run's weights are, and what its loss keeps of earlier steps."""
+    """Where a run's weights are, and what its loss remembers from earlier steps."""
 
     model: str
     adapter: Path | None
@@ -37,7 +37,7 @@ class Trained:
 
 
 def trained_weights(run: Path, recipe: BaseRecipe, choice: CheckpointChoice = NEWEST) -> Trained:
-    """Find the weights of a run. Raises RunError where it has no such checkpoint."""
+    """Find the weights of a run. Raises RunError if it has no such checkpoint."""
     found = _found(run, recipe, choice)
     state = found.state.get(OBJECTIVE, {})
     if recipe.lora is None:
@@ -46,7 +46,7 @@ def trained_weights(run: Path, recipe: BaseRecipe, choice: CheckpointChoice = NE
 
 
 def with_weights(recipe: Recipe, trained: Trained) -> Recipe:
-    """Return the recipe with the model that the weights belong to."""
+    """Return the recipe with the path of the model that the weights belong to."""
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": trained.model})})
 
 
@@ -65,8 +65,8 @@ def _found(run: Path, recipe: BaseRecipe, choice: CheckpointChoice) -> FoundChec
 
 
 def best_checkpoint(run: Path, recipe: BaseRecipe) -> tuple[str, int, float]:
-    """Return the metric, the step and the value of the best evaluation of which there is a checkpoint, the earliest
-    among equals. The metric is that of train.keep_best, or the first that was recorded. Raises RunError."""
+    """Return the metric, the step and the value of the best evaluation that has a checkpoint, the earliest if several
+    are equal. The metric is that of train.keep_best, or else the first that was recorded. Raises RunError."""
     steps = {step for step, _ in list_checkpoints(run / "checkpoints")}
     rows = [row for row in read_metrics(run) if row["step"] in steps]
     for metric in [recipe.train.keep_best] if recipe.train.keep_best else HELD_OUT:

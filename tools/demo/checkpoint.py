@@ -1,4 +1,4 @@
-"""A Qwen2.5-VL of 0.8 or 1.5 million random weights, saved in the form of a real checkpoint."""
+"""A Qwen2.5-VL with 0.8 or 1.5 million random weights, saved in the form of a real checkpoint."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,9 +34,9 @@ ZOOM_WORDS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Form:
-    """Sizes of a checkpoint: `hidden`, its width, a multiple of 32; `layers` of the language model; `spread`, the
-    weights' standard deviation; `window` of the vision tower in pixels, and which of its two layers see beyond it;
-    `least_pixels`, below which pictures are enlarged."""
+    """The sizes of a checkpoint. `hidden` is its width, a multiple of 32, and `layers` counts the language model's
+    layers. `spread` is the standard deviation of the weights. `window` is the vision tower's window in pixels, and
+    `whole_layers` are those of its two layers that see beyond it. Pictures below `least_pixels` are enlarged."""
 
     hidden: int = 128
     layers: int = 3
@@ -47,7 +47,7 @@ class Form:
 
 
 def save_random_checkpoint(directory: Path, tokenizer: PreTrainedTokenizerFast, form: Form, *, seed: int) -> None:
-    """Write config, weights, tokenizer and image processor."""
+    """Write the config, weights, tokenizer and image processor."""
 
     def special(token: str) -> int:
         return tokenizer.vocab[token]

@@ -1,4 +1,4 @@
-"""Make starting checkpoints of the demos: python -m tools.demo.make_start [pointing | zoom], in tiercel's own
+"""Training of the demos' starting checkpoints: python -m tools.demo.make_start [pointing | zoom], in tiercel's own
 directory."""
 
 import shutil
@@ -21,12 +21,12 @@ from tools.demo.zoom_lessons import write_lessons
 
 SQUARES = RowSet(name="squares", count=38_400, seed=11)
 HELD_OUT_SQUARES = RowSet(name="squares-heldout", count=1024, seed=12, is_held_out=True)
-# Sums take the longest: a question for the ink, and then a table of additions.
+# Sums take the longest to learn: a question about the ink, and then a table of additions.
 LESSONS = RowSet(name="lessons", count=64_000, seed=14, kinds=(*KINDS, "sum", "sum"), is_answered=False)
 HELD_OUT_LESSONS = replace(LESSONS, name="lessons-heldout", count=510, seed=15, is_held_out=True)
 ANSWERED = RowSet(name="answered", count=38_400, seed=14)
 HELD_OUT_ANSWERED = replace(ANSWERED, name="answered-heldout", count=512, seed=15, is_held_out=True)
-# A window of the vision tower is a square, so that what it has learnt of a square holds on a sheet.
+# A window of the vision tower is a square, so what it has learnt from a square also holds on a sheet.
 SHEET_FORM = Form(window=SQUARE, whole_layers=(), least_pixels=SQUARE * SQUARE, spread=0.06)
 SCENES = SceneSet(name="scenes", count=24_000, seed=11, digit_counts=(1, 1, 2, 3, 3))
 HELD_OUT_SCENES = SceneSet(name="heldout", count=1024, seed=3, digit_counts=(1, 2, 3), is_held_out=True)
@@ -35,7 +35,7 @@ LARGE_SCENES, HELD_OUT_LARGE_SCENES = 3_000, 40
 
 def make_start() -> None:
     """Train a random checkpoint to name the digit of a square, to compare it with a question, to think about whole
-    sheets, and to answer, and export it."""
+    sheets, and to answer. Then export it."""
     data = Path("runs/start-data")
     if not (data / "random/config.json").exists():
         for rows in (SQUARES, HELD_OUT_SQUARES):
@@ -61,7 +61,7 @@ def make_pointing_start() -> None:
 
 
 def make_zoom_start() -> None:
-    """Train a smaller one to call the tool and to read what it shows, and export it."""
+    """Train a smaller checkpoint to call the tool and to read what it shows, and export it."""
     data = Path("runs/zoom-start-data")
     if not (data / "random/config.json").exists():
         write_lessons(data, "lessons", LARGE_SCENES, 11, use_held_out=False)
@@ -73,13 +73,13 @@ def make_zoom_start() -> None:
 
 
 def halve(checkpoint: Path) -> None:
-    """Keep the weights in float16, in half of the space."""
+    """Convert the weights to float16, which takes half the space."""
     weights = checkpoint / "model.safetensors"
     save_file({name: tensor.half() for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
 
 
 def _train(name: str, target: Path) -> None:
-    """Run recipes/NAME-sft.yaml, whose run is runs/NAME, and export what it trained."""
+    """Run recipes/NAME-sft.yaml, whose run is runs/NAME, and export what it has trained."""
     run_command("sft", f"recipes/{name}-sft.yaml")
     shutil.rmtree(target, ignore_errors=True)
     run_command("export", f"runs/{name}", "--merge", "--output", str(target))

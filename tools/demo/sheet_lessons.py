@@ -1,5 +1,5 @@
-"""What the start of the demo learns by SFT before whole sheets: to name the digit of a square, and to note whether that
-is the one that is asked for."""
+"""What the demo's start learns by SFT before whole sheets: to name the digit of a square, and to note whether it is the
+one that is asked for."""
 
 from collections.abc import Iterator
 from itertools import count, islice
@@ -17,8 +17,8 @@ ASKED_FOR = 0.5  # of the squares
 
 
 def write_squares(directory: Path, rows: RowSet) -> None:
-    """Write rows that show one square of a sheet, with their images: `directory`/NAME.jsonl tells its ink and digit,
-    asked-NAME.jsonl notes what it means for a question."""
+    """Write rows that show one square of a sheet, with their images: `directory`/NAME.jsonl names its ink and digit,
+    and asked-NAME.jsonl notes what it means for a question."""
     stationery, generator = Stationery(is_held_out=rows.is_held_out), np.random.default_rng(rows.seed)
     dice = np.random.default_rng([rows.seed, 1])
     named, noted = [], []
@@ -32,7 +32,8 @@ def write_squares(directory: Path, rows: RowSet) -> None:
 
 
 def note(digit: Digit, number: int, dice: np.random.Generator) -> list[str]:
-    """Ask about the digit of a square or about another one, kinds of questions in turns, and think."""
+    """Return a question about the digit of a square or about another one, with kinds of questions in turn, and the
+    thought that answers it."""
     is_asked_for = dice.random() < ASKED_FOR
     other_inks = [ink for ink in INKS if ink != digit.ink]
     value = digit.value if is_asked_for else (digit.value + int(dice.integers(1, 10))) % 10

@@ -15,7 +15,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# Writes tools by name and arguments, calls in Hermes' tags, and answers of tools in a turn of the user's, as Qwen does.
+# Writes tools as names and arguments, calls in Hermes' tags, and answers of tools in a user turn, as Qwen does.
 TOOL_TEMPLATE = (
     "{% if tools %}<|im_start|>system\nTools: {% for tool in tools %}{{ tool.function.name }}"
     "({{ tool.function.parameters.properties | join(', ') }}){% if not loop.last %}, {% endif %}{% endfor %}"
@@ -48,8 +48,9 @@ def make_tokenizer(
     names: Mapping[str, str] = MappingProxyType({}),
     tags: Sequence[str] = (),
 ) -> PreTrainedTokenizerFast:
-    """Make a tokenizer in which each piece of `words` is one token; other text is encoded as bytes. `names`: attributes
-    by which a processor asks the tokenizer for special tokens. `tags`: texts that are tokens but not special ones."""
+    """Return a tokenizer in which each piece of `words` is one token; other text is encoded as bytes. `names` are
+    attributes by which a processor asks the tokenizer for special tokens. `tags` are texts that are tokens but not
+    special ones."""
     splitter = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(PIECES, behavior="isolated"),

@@ -1,4 +1,4 @@
-"""What the start of the demo of a tool learns by SFT: to read what the tool shows, to call it, to find the ring."""
+"""What the start of the tool demo learns by SFT: to read what the tool shows, to call it, and to find the ring."""
 
 import json
 from pathlib import Path
@@ -10,17 +10,17 @@ from tiercel.demo.scenes import SIDE
 from tiercel.demo.zoom_scenes import CENTRES, QUESTION, dialogue, region, save_picture, scenes, write_rows, zoomed
 
 WHERE = "<image>Where is the ring?"
-# As the start's chat template writes them.
+# In the form that the start's chat template writes.
 TOOLS = "Tools: zoom(box, label, image)"
 SHOWN = "<tool_response>image 2\n<image></tool_response>"
 
-# Of the start's supervised rows that call the tool: where they look. Seldom at the ring, so that GRPO has to find it.
+# Where the start's supervised rows look when they call the tool: seldom at the ring, so that GRPO has to find it.
 LOOKS_AT_FIRST, LOOKS_AT_RING = 0.5, 0.3
 
 
 def write_lessons(directory: Path, name: str, count: int, seed: int, *, use_held_out: bool) -> None:
-    """Write `directory`/`name`.jsonl and its images, as the model sees them, for SFT. Of each scene nine rows read what
-    the tool shows, one answers without tools or tells where the ring is, and one calls the tool."""
+    """Write `directory`/`name`.jsonl for SFT, and its images as the model sees them. For each scene, nine rows read
+    what the tool shows, one answers without tools or tells where the ring is, and one calls the tool."""
     rows = []
     for number, (scene, generator) in enumerate(scenes(count, seed, use_held_out)):
         title = f"{name}-{number:05d}"

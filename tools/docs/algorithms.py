@@ -1,4 +1,4 @@
-"""Make docs/algorithms.md from the tables: `python -m tools.docs.algorithms > docs/algorithms.md`."""
+"""Generate docs/algorithms.md from the tables: `python -m tools.docs.algorithms > docs/algorithms.md`."""
 
 import sys
 from collections.abc import Iterable, Mapping
@@ -308,7 +308,7 @@ HEAD = ("name", "formula", "source", "when to use")
 
 
 def render() -> str:
-    """Write the text of docs/algorithms.md."""
+    """Return the text of docs/algorithms.md."""
     return "\n".join(
         [
             HEADER,
@@ -343,18 +343,18 @@ def render() -> str:
 
 
 def catalogue(entries: Mapping[str, Any], say: Say = str) -> str:
-    """List the entries of a table of the code. `say` translates texts; sources stay."""
+    """Return the entries of a table of the code as Markdown. `say` translates texts; sources stay."""
     return losses_table({name: (each.formula, each.source, each.use) for name, each in entries.items()}, say)
 
 
 def losses_table(losses: Mapping[str, tuple[str, str, str]], say: Say = str) -> str:
-    """List losses: formula, source and use of each."""
+    """Return a table of losses with the formula, source and use of each."""
     rows = [(f"`{name}`", say(formula), source, say(use)) for name, (formula, source, use) in losses.items()]
     return _table(tuple(map(say, HEAD)), rows)
 
 
 def around_table(say: Say = str) -> str:
-    """List the keys around the loss."""
+    """Return a table of the keys around the loss."""
     rows = [
         (f"`{key}`", say(" ".join(section.meanings()[key.rpartition(".")[2]].split())), say(use))
         for key, (use, section) in AROUND.items()
@@ -363,7 +363,7 @@ def around_table(say: Say = str) -> str:
 
 
 def differences_table(say: Say = str) -> str:
-    """List what differs from TRL, and why."""
+    """Return a table of the differences from TRL, with the reasons."""
     return _table((say("what"), say("here"), "TRL", say("why")), (tuple(map(say, row)) for row in TRL_DIFFERENCES))
 
 

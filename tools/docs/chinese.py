@@ -1,7 +1,7 @@
-"""Make the tables of docs/zh/, which say what those of docs/ say: `python -m tools.docs.chinese docs/zh`.
+"""Generate the tables of docs/zh/, which correspond to those of docs/: `python -m tools.docs.chinese docs/zh`.
 
-zh/descriptions.json has the Chinese of every text in them, by the English text. A text that has none, or was changed
-since, ends the program.
+zh/descriptions.json maps every English text in them to its Chinese. A text that has none, or that has changed since,
+ends the program.
 """
 
 import json
@@ -27,13 +27,13 @@ def descriptions() -> Mapping[str, str]:
 
 
 class Speaker:
-    """Says texts of tables in Chinese; `used` has the entries of descriptions.json that were asked for."""
+    """Translates texts of tables into Chinese. `used` has the entries of descriptions.json that were needed."""
 
     def __init__(self) -> None:
         self.used: set[str] = set()
 
     def say(self, text: str) -> str:
-        """Return the Chinese of a text, or of its parts between semicolons. Raises KeyError where there is none."""
+        """Return the Chinese of a text, or of its parts between semicolons. Raises KeyError if there is none."""
         bare = " ".join(text.split()) or text
         if not re.search("[A-Za-z]{2,}", re.sub("`[^`]*`", "", bare)) and bare not in descriptions():
             return text

@@ -1,4 +1,4 @@
-"""Make the table of docs/data.md from FORMATS: `python -m tools.docs.data docs/data.md`."""
+"""Generate the table of docs/data.md from FORMATS: `python -m tools.docs.data docs/data.md`."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ TABLE = "formats"  # its name in the document
 
 
 def table(say: Say = str) -> str:
-    """Return the table, in Markdown: one row for each format. `say` translates texts."""
+    """Return the table in Markdown, with one row for each format. `say` translates texts."""
     head = ("rows", "told by the keys", "the right answer")
     lines = [f"| `data.format` | {' | '.join(map(say, head))} |", "|---|---|---|---|"]
     for name, each in FORMATS.items():

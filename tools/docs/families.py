@@ -1,4 +1,4 @@
-"""Make the tables of docs/families.md from FAMILIES: `python -m tools.docs.families docs/families.md`."""
+"""Generate the tables of docs/families.md from FAMILIES: `python -m tools.docs.families docs/families.md`."""
 
 import sys
 from pathlib import Path
@@ -31,12 +31,12 @@ OWN = ("name", "positions", "size of an image", "what else is its own")
 
 
 def tables(say: Say = str) -> dict[str, str]:
-    """Return the tables in Markdown, by their names in the document: one row of each for each family. `say` translates
+    """Return the tables in Markdown by their names in the document, each with one row for each family. `say` translates
     texts."""
     can = [_line(*map(say, ABILITIES)), "|---|---|---|---|---|---|---|---|"]
     own = [_line(*map(say, OWN)), "|---|---|---|---|"]
     for family in (*FAMILIES.values(), *PROVED):
-        seen = vars(family).get("vllm", Family.vllm)  # of another architecture it would say nothing
+        seen = vars(family).get("vllm", Family.vllm)  # another architecture has no note of its own
         can.append(_line(f"`{family.name}`", *map(say, (family.serves, *_abilities(family), seen))))
         own.append(_line(f"`{family.name}`", *map(say, (_positions(family), _size(family), family.special))))
     return {name: "\n".join(lines) + "\n" for name, lines in (("families", can), ("sizes", own))}

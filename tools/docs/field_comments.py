@@ -1,4 +1,5 @@
-"""Give API pages the comments of dataclass fields, which griffe leaves out; zensical.toml names this file."""
+"""An extension of griffe that gives API pages the comments of dataclass fields, which griffe leaves out. zensical.toml
+names this file."""
 
 import io
 import re
@@ -9,7 +10,7 @@ from griffe import Attribute, Docstring, Extension
 
 
 class FieldComments(Extension):
-    """Makes the comment at the end of a field's line, as in `page: int  # counted from 1`, the field's text."""
+    """Turns the comment at the end of a field's line, as in `page: int  # counted from 1`, into the field's text."""
 
     def on_attribute(self, *, attr: Attribute, **_: object) -> None:
         """Set the docstring of an attribute that has a comment and no docstring."""
@@ -18,7 +19,7 @@ class FieldComments(Extension):
 
 
 def trailing_comment(lines: list[str]) -> str:
-    """Return the text of the last comment in the lines of one statement; empty where there is none."""
+    """Return the text of the last comment in the lines of one statement, or an empty string if there is none."""
     source = textwrap.dedent("\n".join(lines))
     try:
         tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
@@ -26,4 +27,4 @@ def trailing_comment(lines: list[str]) -> str:
         return ""
     comments = [token.string for token in tokens if token.type == tokenize.COMMENT]
     text = comments[-1].lstrip("# ").rstrip(".") if comments else ""
-    return re.sub(r"<[^<>\s]+>", r"`\g<0>`", text)  # a mark such as <image> is no HTML
+    return re.sub(r"<[^<>\s]+>", r"`\g<0>`", text)  # a mark such as <image> is not HTML

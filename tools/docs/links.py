@@ -1,9 +1,10 @@
-"""Check the links of the built site, and of the documents beside it:
+"""Check the links of the built site, and of the documents next to it.
 
     python -m tools.docs.links site README.md CONTRIBUTING.md
 
-A link within the project must lead to a file, and its anchor to a heading or an id there. Of a link to the network only
-the form is checked. Nothing that a page loads may come from the network."""
+A link within the project must lead to a file, and its anchor to a heading or an id there. For a link to the network,
+only the form is checked. Nothing that a page loads may come from the network.
+"""
 
 import argparse
 import re
@@ -28,7 +29,7 @@ HEADING = re.compile(r"^#{1,6} +(.+?)(?: +#+)?$", re.MULTILINE)
 
 @dataclass(slots=True)
 class Page:
-    """What the checks need of a page: its ids, where its links lead, and what it loads."""
+    """What the checks need from a page: its ids, the targets of its links, and what it loads."""
 
     ids: set[str] = field(default_factory=set)
     links: list[str] = field(default_factory=list)
@@ -73,7 +74,7 @@ def slug(heading: str) -> str:
 
 
 def problems_of(file: Path, root: Path) -> Iterator[str]:
-    """Say what is wrong with the links of a file, one line each. Links that begin with a slash start at `root`."""
+    """Yield one line for each problem with the links of a file. Links that begin with a slash start at `root`."""
     page = read_page(file)
     for address in page.links + page.loaded:
         parts = urlsplit(address)
@@ -91,7 +92,7 @@ def problems_of(file: Path, root: Path) -> Iterator[str]:
 
 
 def _problem_within(file: Path, root: Path, path: str, anchor: str) -> str | None:
-    """Say what is wrong with a link to a file of the project; None where it is right."""
+    """Return what is wrong with a link to a file of the project, or None if it is right."""
     base = root if path.startswith("/") else file.parent
     target = (base / unquote(path).lstrip("/")).resolve() if path else file
     if target.is_dir() and (target / "index.html").is_file():
@@ -113,7 +114,7 @@ def check(site: Path, documents: Sequence[Path]) -> tuple[int, int, list[str]]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Print what is wrong, or how much was checked; return the exit code."""
+    """Print what is wrong, or how much was checked, and return the exit code."""
     parser = argparse.ArgumentParser(description="check the links of the built site and of documents")
     parser.add_argument("site", type=Path)
     parser.add_argument("documents", type=Path, nargs="*")

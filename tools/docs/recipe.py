@@ -1,4 +1,4 @@
-"""Make docs/recipe.md from the schema: `python -m tools.docs.recipe > docs/recipe.md`."""
+"""Generate docs/recipe.md from the schema: `python -m tools.docs.recipe > docs/recipe.md`."""
 
 import inspect
 import sys
@@ -12,7 +12,7 @@ from tiercel.config.keys import ENTRY, RECIPES, Key, every_key, type_in_words
 from tiercel.rewards.all import BY_NAME, CALL, OPTIONS
 from tiercel.sections import shown
 
-Say = Callable[[str], str]  # a text in the language of the page
+Say = Callable[[str], str]  # returns a text in the language of the page
 
 HEADER = """\
 # The recipe
@@ -110,12 +110,12 @@ KEYS_ACROSS = """\
 
 
 def render_reference() -> str:
-    """Write the text of docs/recipe.md."""
+    """Return the text of docs/recipe.md."""
     return "\n".join([HEADER, render_keys(), KEYS_ACROSS])
 
 
 def render_keys(say: Say = str, say_type: Say = str) -> str:
-    """Write the tables of all keys. `say` and `say_type` translate texts, and types in words."""
+    """Return the tables of all keys. `say` translates texts, and `say_type` translates types in words."""
     keys = every_key()
     top = [key for key in keys if not key.parent and _is_value(key)]
     parts = [_table(f"## {say('Top level')}", top, say, say_type)]
@@ -132,7 +132,7 @@ def _entry(section: Key) -> str:
 
 
 def _notes(section: Key, say: Say) -> str:
-    """Say what a section is, and for which verbs."""
+    """Return what a section is, and which commands have it."""
     assert section.section is not None
     notes = [say((inspect.getdoc(section.section) or "").strip())]
     verbs = {kind: f"`tiercel {kind}`" for kind, recipe in RECIPES.items() if section.path in recipe.model_fields}
@@ -152,19 +152,19 @@ def _notes(section: Key, say: Say) -> str:
 
 
 def options_of(name: str) -> tuple[str, ...]:
-    """List the keys that a reward takes beside those of every reward, its own first; `name` may be "call"."""
+    """Return the keys that a reward takes besides those of every reward, its own first. `name` may be "call"."""
     keys = [key for key in OPTIONS if key in BY_NAME[name].model_fields and key != CALL]
     return tuple(sorted(keys, key=("answer_column", "correct_at").__contains__))
 
 
 def _is_value(key: Key) -> bool:
-    """Say whether the key may hold a plain value; some keys may hold a section too."""
+    """Return whether the key may hold a plain value; some of these may hold a section too."""
     members = _members(key.field.annotation)
     return key.section is None or str in members or any(get_origin(each) is Literal for each in members)
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
-    """List the types of a union; the annotation itself where it is no union."""
+    """Return the types of a union, or the annotation itself if it is not a union."""
     if get_origin(annotation) is Annotated:
         return _members(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):

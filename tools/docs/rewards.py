@@ -1,4 +1,4 @@
-"""Make the table of docs/rewards.md from BUILTIN: `python -m tools.docs.rewards docs/rewards.md`."""
+"""Generate the table of docs/rewards.md from BUILTIN: `python -m tools.docs.rewards docs/rewards.md`."""
 
 import inspect
 import sys
@@ -12,7 +12,7 @@ TABLE = "built-in rewards"  # its name in the document
 
 
 def table(say: Say = str) -> str:
-    """List every built-in reward in a row. `say` translates texts."""
+    """Return a table with a row for every built-in reward. `say` translates texts."""
     head = ("name", "what it takes as the answer", "value", "options", "right from")
     lines = [f"| {' | '.join(map(say, head))} |", "|---|---|---|---|---|"]
     for name, kind in BUILTIN.items():

@@ -1,4 +1,4 @@
-"""Tables in docs/ that are made from dicts of the code, each between two lines that a reader does not see."""
+"""Tables in docs/ that are generated from dicts of the code, each between two lines that a reader does not see."""
 
 from pathlib import Path
 
@@ -13,5 +13,5 @@ def with_table(document: str, name: str, table: str) -> str:
 
 
 def write_table(file: Path, name: str, table: str) -> None:
-    """Write `table` into a file, as `with_table` does."""
+    """Write `table` into a file, like `with_table`."""
     file.write_text(with_table(file.read_text(encoding="utf-8"), name, table), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Python runs this as it starts, where this folder is on its path: the process takes up its fault plan."""
+"""Python runs this at its start if this folder is on its path. The process then reads its fault plan."""
 
 from benchmarks.faults.fault_plan import put_planned
 

@@ -1,7 +1,8 @@
-"""Holds a process at a moment of its start: on PYTHONPATH, Python runs this file before anything else.
+"""Holds a process at a moment of its start: with this on PYTHONPATH, Python runs this file before anything else.
 
-`HANG_AT` is "python", a module's name, held before its import, or MODULE:FUNCTION, held when that is called;
-`HANG_RANK` the rank, or "any"; `HANG_KIND` "sleep", for ever, or the name of a signal that the process sends itself.
+`HANG_AT` is "python", the name of a module, held before its import, or MODULE:FUNCTION, held when that is called.
+`HANG_RANK` is the rank, or "any". `HANG_KIND` is "sleep", for ever, or the name of a signal that the process sends
+itself.
 """
 
 import importlib.abc
@@ -21,7 +22,7 @@ def hold(*_: object, **__: object) -> None:
 
 
 class Holding(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the one module: holds there, or loads it and puts `hold` in the function's place."""
+    """Finds the one module, and holds there, or loads it and puts `hold` in place of the function."""
 
     def __init__(self, module: str, function: str):
         self.module, self.function = module, function

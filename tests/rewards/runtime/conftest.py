@@ -1,4 +1,4 @@
-"""Files with rewards of the user's, and a look at the processes that are left."""
+"""Files with the user's rewards, and checks of the processes that are left."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ def reward_file(tmp_path: Path) -> Callable[[str], str]:
 
 @pytest.fixture
 def no_child_left() -> Iterator[None]:
-    """Fails where the test leaves a child process behind, dead and unreaped ones included."""
+    """Fail if the test leaves a child process behind, dead and unreaped ones included."""
     before = children()
     yield
     assert children() <= before

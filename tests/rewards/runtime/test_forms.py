@@ -1,4 +1,4 @@
-"""Rewards as TRL, VLM-R1 and ms-swift write them, each in a file of its own and in a real process."""
+"""Rewards as TRL, VLM-R1 and ms-swift write them, each in its own file and in a real process."""
 
 import importlib.util
 
@@ -182,7 +182,7 @@ def test_code_that_looks_whether_ms_swift_is_there_finds_it_is_not(reward_file):
     assert numbers(score(call)) == [1.0, 1.0, 1.0]
 
 
-# Faults of every form
+# Faults of every form of reward
 
 BODY = {
     "own batched": "def score(samples):\n    {body}\nscore.batched = True\n",

@@ -47,7 +47,7 @@ HOSTILE: dict[str, tuple[bytes, dict[str, str], str]] = {
 
 
 class Script(ThreadingHTTPServer):
-    """Answers each request by the first line of its completion; keeps what it was asked."""
+    """Answers each request by the first line of its completion, and keeps the requests."""
 
     daemon_threads = True
     block_on_close = False
@@ -214,7 +214,7 @@ def test_a_hostile_reply_costs_one_grade_and_says_the_field(server, name, caplog
     assert found.failure.startswith(f"reward judge at {server.url}: row row-1: the reply is not a chat completion: ")
     assert HOSTILE[name][2] in found.failure and len(found.failure) < 1000
     assert "status 400: " in refused.failure or name == "long"
-    gc.collect()  # what a task raised and nobody asked for is said when it is collected
+    gc.collect()  # an error that a task raised and nobody requested is reported when it is collected
     assert "never retrieved" not in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""What a reward's process may take and what it may leave: memory, files, variables, processes."""
+"""What a reward's process may use and what it may leave behind: memory, files, variables, processes."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("no_child_left", "nothing_left")
 
 @pytest.fixture
 def nothing_left(tmp_path, monkeypatch):
-    """Fails where a process that has the test's environment outlives it, or a file in the temporary directory."""
+    """Fail if a process with the test's environment outlives it, or if a file is left in the temporary directory."""
     directory = tmp_path / "temporary"
     directory.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(directory))
@@ -114,7 +114,7 @@ def test_memory_that_children_share_is_counted_once(reward_file):
 def test_held_memory_is_a_sum_over_processes():
     own = held_bytes([os.getpid()], enough=0)
     assert own > 1_000_000
-    assert held_bytes([os.getpid(), 2**22 + 1], enough=1e15) > 1_000_000  # the second is no process
+    assert held_bytes([os.getpid(), 2**22 + 1], enough=1e15) > 1_000_000  # the second is not a process
 
 
 def test_a_file_that_grows_too_large_fails_its_own_completion(reward_file):
@@ -239,7 +239,7 @@ def test_what_is_written_to_its_connection_is_no_answer_to_a_later_batch(reward_
     mine.start()
     values = mine.score([sample("bad"), sample()])
     failures = [value.failure for value in values if value.failure is not None]
-    assert all(FOREIGN_REPLY in failure for failure in failures)  # none where all came at once
+    assert all(FOREIGN_REPLY in failure for failure in failures)  # none if all came at once
     assert mine.score([sample(), sample()]) == (RewardValue(value=1.0), RewardValue(value=1.0))
     mine.close()
 
@@ -280,7 +280,7 @@ def test_nothing_is_left_of_a_trainer_that_is_killed(reward_file, tmp_path):
     trainer.wait()
     deadline = time.monotonic() + 5
     while (marked_processes(str(tmp_path)) or list((tmp_path / "temporary").iterdir())) and time.monotonic() < deadline:
-        time.sleep(0.05)  # the fixture looks whether it was in vain
+        time.sleep(0.05)  # the fixture checks whether this was in vain
 
 
 def test_a_supervisor_that_was_stopped_does_not_hold_up_the_end(reward_file):

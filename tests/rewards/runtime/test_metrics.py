@@ -13,7 +13,7 @@ def value(number):
 FAILED = RewardValue(value=None, failure="reward mine.py:score: boom")
 ABSENT = RewardValue(value=None)
 
-# Three groups: one of totals 1 and 3 and a failure, one of equal totals, one with a single unmasked completion.
+# Three groups: one with totals 1 and 3 and a failure, one with equal totals, one with a single unmasked completion.
 GROUPS = [
     scored_group(
         scored(1.0, True, iou=value(0.5), mine=value(0.5)),

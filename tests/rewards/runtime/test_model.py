@@ -23,7 +23,7 @@ TEXTS = ("7", "", "the seven is here, and so is the eight", "7 " * 30, "no", "<a
 
 
 def save_reward_model(directory: Path, kind: type = Qwen2ForSequenceClassification, **changes) -> Path:
-    """Weights drawn wide, so that every token moves the score."""
+    """Save weights with a wide spread, so that every token changes the score."""
     torch.manual_seed(0)
     tokenizer = make_tokenizer(("seven eight here",))
     config = {
@@ -83,7 +83,7 @@ def refused(checkpoint: Path, reason: str, **options) -> None:
 def plain_score(checkpoint: Path, text: str, label: int = 0) -> float:
     """Of one conversation that is written out as the template renders it, without padding or mask."""
     model = Qwen2ForSequenceClassification.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)  # whose class is the architecture's, not make_tokenizer's
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)  # its class is the architecture's, not make_tokenizer's
     ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
     with torch.no_grad():
         hidden = model.model(input_ids=ids).last_hidden_state[0, -1]
@@ -98,7 +98,7 @@ def test_the_score_is_that_of_a_plain_forward(checkpoint):
     found = values(checkpoint, [sample(text) for text in TEXTS])
     expected = [plain_score(checkpoint, rendered(text)) for text in TEXTS]
     assert found == pytest.approx(expected, abs=1e-5, rel=1e-5)
-    assert max(expected) - min(expected) > 0.1  # of which most would be lost where all scored alike
+    assert max(expected) - min(expected) > 0.1  # most of this would be lost if all scored alike
 
 
 def test_all_turns_are_read_and_pictures_left_out(checkpoint):
@@ -208,7 +208,7 @@ def test_a_checkpoint_without_a_score_is_refused(tmp_path):
     checkpoint = save_reward_model(tmp_path / "causal", Qwen2ForCausalLM)
     for label in (None, 0):
         refused(checkpoint, r"is not a reward model: it has no weights for score\.weight, and random ones", label=label)
-    edit(checkpoint / "config.json", id2label=None, label2id=None)  # of which transformers' default is two
+    edit(checkpoint / "config.json", id2label=None, label2id=None)  # transformers' default for these is two
     refused(checkpoint, "is not a reward model: it has no weights for score")
 
 

@@ -1,4 +1,4 @@
-"""One line of a process of the user's code: within limits, and without secrets."""
+"""One line from a process of the user's code: within limits, and without secrets."""
 
 import json
 import time

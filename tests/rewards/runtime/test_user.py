@@ -36,12 +36,13 @@ def numbers(values):
 
 
 def is_running(pid: int) -> bool:
-    """Whether any thread is; the first may be dead a while before the last, and only then can the parent know."""
+    """Return whether any thread is running. The first may be dead a while before the last, and only then can the parent
+    know."""
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
         return any((thread / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX" for thread in threads)
     except (FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{pid}").exists()  # a thread ended meanwhile: ask again
+        return Path(f"/proc/{pid}").exists()  # a thread ended meanwhile, so ask again
 
 
 def gone(pid: int) -> bool:
@@ -267,7 +268,7 @@ def test_async_calls_run_side_by_side(reward_file):
         """)
     start = time.monotonic()
     *good, bad = score(call, *(sample("x" * count) for count in range(60)), sample("bad"))
-    assert time.monotonic() - start < 30  # one after the other they take 61
+    assert time.monotonic() - start < 30  # one after the other they would take 61
     assert numbers(good) == [float(count) for count in range(60)]
     assert "ValueError: boom" in bad.failure
 
@@ -591,7 +592,7 @@ def test_close_kills_at_once_and_twice_is_no_error(reward_file):
 
 
 def heard(call: str, *batches: int, columns: dict | None = None) -> list[str]:
-    """What a run's log is told of a reward that is asked for batches of so many samples."""
+    """Return what a run's log is told about a reward that gets batches of these sizes."""
     told: list[str] = []
     reward = UserReward(call, limits())
     reward.hear = told.append

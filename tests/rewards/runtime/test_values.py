@@ -1,4 +1,4 @@
-"""The reward `model` by a reward model of tiercel's own, against transformers written out."""
+"""The reward `model` with a reward model of tiercel's own, against transformers written out."""
 
 from dataclasses import replace
 from pathlib import Path

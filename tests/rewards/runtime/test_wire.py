@@ -1,4 +1,4 @@
-"""Samples on their way to a process of their own."""
+"""Samples on their way to another process."""
 
 import json
 

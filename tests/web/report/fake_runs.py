@@ -1,4 +1,4 @@
-"""Run directories as training writes them, made up from a seed: what the report is tested and looked at with."""
+"""Made-up run directories from a seed, as training writes them: for tests of the report, and for looking at it."""
 
 import hashlib
 import json
@@ -362,7 +362,7 @@ def trajectory(run: Path, scene: Scene, dice: random.Random, skill: float) -> di
 
 
 def make_turns(path: Path, steps: int = 12) -> Path:
-    """GRPO with tools: pictures that come back, failed calls, hostile answers, an environment that failed."""
+    """Make a GRPO run with tools: pictures in answers, failed calls, hostile answers, an environment that failed."""
     dice = random.Random(4)
     config = CONFIG.replace("STEPS", str(steps)).replace("name: iou", "name: exact")
     run = new_run(path, config.replace("max_new_tokens: 64", "max_new_tokens: 64, tools: [zoom, mark], max_turns: 6"))

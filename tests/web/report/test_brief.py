@@ -1,6 +1,7 @@
-"""The list of runs reads little of each run, and says the same as where it reads everything."""
+"""The list of runs reads little of each run, and shows the same as if it read everything."""
 
 import json
+import math
 import random
 from pathlib import Path
 
@@ -11,13 +12,14 @@ from tiercel.web.report import listing
 from tiercel.web.report.brief import read_briefly
 
 CONFIG = "# tiercel {}\nmodel:\n  path: x\noptim:\n  lr: 1.0e-05\n  betas:\n  - 0.9\ntrain:\n  steps: {}\noutput: y\n"
-KEYS = (tuple(listing.HELD_OUT), tuple(listing.TRAINED))
+KEYS = (*listing.HELD_OUT, *listing.TRAINED)
 ROWS = (
     [
         {"step": 0, "eval/accuracy": 0.5},
         *({"step": step, "loss": 2.5 - step, "reward/mean": step / 4} for step in (1, 2)),
     ],
     [{"step": 1, "loss": 1e-3}, {"step": 2, "loss": None}, {"step": 3, "loss": 2, "eval/loss": 4.5}],
+    [{"step": 1, "loss": math.nan}, {"step": 2, "loss": 0.5}, {"step": 3, "loss": math.inf}],
     [{"step": 1, "eval/reward/mean": -0.5}, {"step": 2}],
     [],
 )

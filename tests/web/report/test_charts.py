@@ -1,66 +1,70 @@
-import re
-from xml.etree import ElementTree
+"""The numbers of charts; tests/web/view/test_browser.py has what the script draws of them."""
 
-from tiercel.web.report.charts import Chart, Series, line_chart, smoothing, stacked_chart
+import json
+import math
 
+import pytest
 
-def numbers_in(svg: str, css_class: str) -> list[list[float]]:
-    paths = re.findall(rf'<path d="([^"]+)" class="{css_class}', svg)
-    return [[float(number) for number in re.findall(r"-?[\d.]+", path)] for path in paths]
-
-
-def test_a_line_reaches_from_corner_to_corner():
-    points = tuple((step, float(step)) for step in range(5))
-    chart = line_chart(Chart(title="T", series=(Series(label="l", points=points),)))
-    (path,) = numbers_in(chart, "thick")
-    assert path[:2] == [46.0, 176.0] and path[-2:] == [370.0, 8.0]
-    ElementTree.fromstring(chart)  # well-formed
+from tiercel.web.report.charts import Chart, Series, beyond_note, chart_numbers, first_and_last, smoothing
+from tiercel.web.report.templates import ENVIRONMENT
 
 
-def test_whiskers_reach_from_low_to_high():
-    held_out = Series(
-        label="held out",
-        points=((0, 0.25), (10, 0.5)),
-        style="points",
-        whiskers=((0, 0.0, 0.5), (10, 0.25, 1.0)),
-    )
-    chart = line_chart(Chart(title="T", series=(held_out,), from_zero=True))
-    whiskers = numbers_in(chart, "whisker")
-    assert whiskers[0][:3] == [46.0, 176.0, 92.0]  # x, low, high
-    assert whiskers[1][:3] == [370.0, 134.0, 8.0]
-    assert "step 10: 0.500" in chart
+def chart_of(*points, **more) -> Chart:
+    return Chart(title="T", series=(Series(label="l", points=points),), **more)
+
+
+def test_a_chart_has_the_points_and_the_range_of_its_axes():
+    found = chart_numbers(chart_of(*((step, float(step)) for step in range(5))))
+    assert (found["steps"], found["values"]) == ((0, 4), [0.0, 4.0])
+    assert found["series"][0]["points"] == [[step, step] for step in range(5)] and "mean" not in found["series"][0]
+    assert chart_numbers(chart_of((30, 1.0), (40, 2.0), last_step=50))["steps"] == (30, 50)
+
+
+def test_whiskers_widen_the_axis():
+    points, whiskers = ((0, 0.25), (10, 0.5)), ((0, 0.125, 0.5), (10, 0.25, 1.0))
+    series = Series(label="held out", points=points, style="points", whiskers=whiskers)
+    found = chart_numbers(Chart(title="T", series=(series,), from_zero=True))
+    assert found["series"][0]["whiskers"] == [list(each) for each in whiskers] and found["values"] == [0.0, 1.0]
 
 
 def test_of_many_points_few_are_drawn():
     points = tuple((step, float(step == 700)) for step in range(20_000))
     whiskers = tuple((step, value - 0.1, value + 0.1) for step, value in points)
     series = Series(label="held out", points=points, style="points", whiskers=whiskers)
-    chart = line_chart(Chart(title="T", series=(series,)))
-    dots, drawn = re.findall(r"<title>step ([\d,]+): ", chart), numbers_in(chart, "whisker")
-    assert len(dots) == len(drawn) <= 302 and {"0", "700", "19,999"} <= set(dots)
-    ElementTree.fromstring(chart)
+    (found,) = chart_numbers(Chart(title="T", series=(series,)))["series"]
+    assert len(found["points"]) == len(found["whiskers"]) <= 302
+    assert {0, 700, 19_999} <= {step for step, _ in found["points"]}
+    (line,) = chart_numbers(chart_of(*points))["series"]
+    assert len(line["mean"]) <= 302
 
 
 def test_a_spike_does_not_flatten_the_rest():
-    points = tuple((step, 1000.0 if step == 50 else 1.0 + step % 2) for step in range(100))
-    chart = line_chart(Chart(title="T", series=(Series(label="l", points=points),), from_zero=True))
-    assert "1 beyond the axis, up to 1,000" in chart
+    chart = chart_of(*((step, 1000.0 if step == 50 else 1.0 + step % 2) for step in range(100)), from_zero=True)
+    assert beyond_note(chart) == "1 beyond the axis, up to 1,000" and chart_numbers(chart)["values"][1] < 3
 
 
-def test_degenerate_series_are_drawn():
-    for points in (((3, 0.0),), ((1, 2.5), (2, 2.5)), ((1, -1e-12), (2, 1e12)), ((0, -5.0), (1, -5.0))):
-        chart = line_chart(Chart(title="<T>", series=(Series(label="l", points=points),)))
-        ElementTree.fromstring(chart)
-        assert "nan" not in chart and "&lt;T&gt;" in chart
+@pytest.mark.parametrize(
+    "points", [((3, 0.0),), ((1, 2.5), (2, 2.5)), ((1, -1e-12), (2, 1e12)), ((0, -5.0), (1, -5.0))]
+)
+def test_degenerate_series_have_axes(points):
+    found = chart_numbers(chart_of(*points))
+    for low, high in (found["steps"], found["values"]):
+        assert low < high and math.isfinite(high - low)
+
+
+def test_titles_and_labels_are_text():
+    made = ENVIRONMENT.get_template("pieces.html").module.figure(
+        Chart(title="<T>", series=(Series(label="</script>\"'<b>", points=((1, 1.0),)),))
+    )
+    assert "&lt;T&gt;" in made and "<b>" not in made and "</script>" not in made and "\"'" not in made
 
 
 def test_smoothing_is_a_twentieth_of_the_run():
     assert [smoothing(count) for count in (1, 9, 10, 100, 400)] == [1, 1, 3, 5, 20]
 
 
-def test_layers_lie_on_one_another():
-    chart = stacked_chart("Seconds", ["a", "b"], [1, 2], [[1.0, 1.0], [1.0, 3.0]])
-    upper, lower = numbers_in(chart, "area")
-    assert lower[:4] == [46.0, 134.0, 370.0, 134.0]  # 1 of 4
-    assert upper[:4] == [46.0, 92.0, 370.0, 8.0]  # 2 and 4 of 4
-    ElementTree.fromstring(chart)
+def test_layers_are_as_high_as_their_sum():
+    layers = (((1, 1.0), (2, 1.0)), ((1, 1.0), (2, 3.0)))
+    chart = Chart(title="T", series=tuple(Series(label="l", points=each) for each in layers), is_layered=True)
+    assert chart_numbers(chart)["values"] == [0.0, 4.0] and first_and_last(chart) == ("2.00 → 4.00", "first and last")
+    json.dumps(chart_numbers(chart), allow_nan=False)

@@ -3,7 +3,8 @@ from collections.abc import Sequence
 import pytest
 
 from tests.web.report.fake_runs import completion, group, make_empty, write_lines
-from tiercel.web.report.heldout import fates, held_out_section, pairs_of
+from tiercel.web.report.heldout import fates, pairs_of
+from tiercel.web.report.parts import held_out_part
 from tiercel.web.report.pictures import Album
 from tiercel.web.report.reading import GroupFile, read_groups, read_run
 
@@ -32,7 +33,7 @@ def test_rows_are_counted_by_what_became_of_them(tmp_path):
         "right": ["row-2"],
         "wrong": ["row-3"],
     }
-    page = held_out_section(first, last, Album(tmp_path))
+    page = held_out_part([first, last], Album(tmp_path))
     assert "2 fixed against 1 broken: chance alone could do that (p = 1.00, exact McNemar test)." in page
 
 
@@ -45,18 +46,18 @@ def test_without_right_and_wrong_the_reward_decides(tmp_path):
         "same": 1,
         "worse": 1,
     }
-    assert "McNemar" not in held_out_section(first, last, Album(tmp_path))
+    assert "McNemar" not in held_out_part([first, last], Album(tmp_path))
 
 
 def test_rows_of_one_evaluation_only_are_counted(tmp_path):
     first, last = evaluations(tmp_path, [(0, False), (0, False)], [(1, True)])
     assert [pair.after.id for pair in pairs_of(first, last)] == ["row-0"]
-    assert "1 row could not be paired." in held_out_section(first, last, Album(tmp_path))
+    assert "1 row could not be paired." in held_out_part([first, last], Album(tmp_path))
 
 
 @pytest.mark.parametrize("knows", [True, None])
 def test_one_evaluation_is_shown_without_comparison(tmp_path, knows):
     (only,) = evaluations(tmp_path, [(1, knows), (0, knows and False)])
-    page = held_out_section(only, only, Album(tmp_path))
+    page = held_out_part([only], Album(tmp_path))
     assert "nothing to compare it with yet" in page
     assert ("Wrong" in page) is (knows is True)

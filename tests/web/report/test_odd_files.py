@@ -1,4 +1,4 @@
-"""Runs in which something else lies in a file's place: the report and the list say so and show the rest."""
+"""Runs with something else in place of a file: the report and the list say so and show the rest."""
 
 import os
 import struct

@@ -1,15 +1,17 @@
 """Pairs of answers and what a teacher says of tokens, on the page."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from tests.web.report.fake_runs import completion, group, make_empty, write_lines
 from tiercel.runs.records import CompletionRecord, GroupRecord
-from tiercel.web.report.heldout import fates, held_out_section, pair_outlines, pairs_of
+from tiercel.web.report.heldout import fates, pair_outlines, pairs_of
+from tiercel.web.report.parts import held_out_part
 from tiercel.web.report.pictures import Album
 from tiercel.web.report.reading import GroupFile, read_groups, read_run
-from tiercel.web.report.turns import completion_block
+from tiercel.web.report.templates import ENVIRONMENT
 
 
 def pair(number: int, chosen: float, rejected: float, image: dict | None = None) -> dict:
@@ -34,12 +36,12 @@ def test_a_pair_is_right_where_the_chosen_answer_is_worth_more(tmp_path):
     first, last = files(tmp_path, before, [pair(0, 0.75, -0.5), pair(1, -0.125, 0.25)])
     by_fate = fates(pairs_of(first, last))
     assert [(fate, len(pairs)) for fate, pairs in by_fate.items() if pairs] == [("fixed", 1), ("broken", 1)]
-    page = held_out_section(first, last, Album(tmp_path))
+    page = held_out_part([first, last], Album(tmp_path))
     assert "implicit reward" in page and "1 fixed against 1 broken" in page
     for value in ("1.25", "0.375", "[1, 2, 3, 4]", "[5, 6, 7, 8]", "chosen", "rejected"):  # margins after, and answers
         assert value in page
     assert "answered greedily" not in page
-    assert "rejected" in held_out_section(last, last, Album(tmp_path))
+    assert "rejected" in held_out_part([last], Album(tmp_path))
 
 
 def test_both_boxes_of_a_pair_are_drawn(tmp_path):
@@ -57,14 +59,16 @@ def told(*tokens: tuple[str, float | None]) -> CompletionRecord:
 
 def block(tmp_path, made: CompletionRecord) -> str:
     record = GroupRecord.from_json(group("a", "?", "7", [], [completion("x", {}, None)]))
-    return completion_block(Album(tmp_path), record, made, "gained")
+    cards = ENVIRONMENT.get_template("cards.html").module
+    return str(cards.completion(Album(tmp_path), record, made, "gained"))
 
 
 def test_tokens_are_coloured_by_the_teachers_view(tmp_path):
     page = block(tmp_path, told(("It", 0.05), (" is", 0.3), (" <b>", -0.7), (" 7", 4.0), (".", None)))
-    assert 'class="up l1" title="+0.30"> is<' in page and 'class="down l2" title="-0.70"> &lt;b&gt;<' in page
-    assert 'class="up l3" title="+4.00"> 7<' in page and page.count("<mark") == 3
-    assert page.startswith('<pre class="said">It<mark') and page.endswith(".</pre>")
+    found = re.findall(r'policy over teacher (.{5})" data-teacher="(.+?)">(.+?)</mark>', page)
+    assert found == [("+0.30", "up1", " is"), ("-0.70", "down2", " &lt;b&gt;"), ("+4.00", "up3", " 7")]
+    text = re.sub("<.+?>", "", page).strip()
+    assert text == "It is &lt;b&gt; 7." and '<pre class="said marked"><mark' in page
 
 
 def test_a_long_completion_is_coloured_at_its_beginning(tmp_path):

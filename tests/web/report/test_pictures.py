@@ -4,10 +4,13 @@ from PIL import Image
 from tests.web.report.fake_runs import completion, group, make_empty, write_lines
 from tiercel.runs.records import GroupRecord
 from tiercel.web.report import pictures as report_pictures
+from tiercel.web.report.boxes import Outline, box_of, predicted_box, true_box
 from tiercel.web.report.cards import box_cell, overlap
-from tiercel.web.report.pictures import Album, Outline, box_of, figure, pictures, predicted_box, true_box
+from tiercel.web.report.pictures import Album
 from tiercel.web.report.reading import read_groups, read_run
+from tiercel.web.report.templates import ENVIRONMENT
 
+CARDS = ENVIRONMENT.get_template("cards.html").module
 SHA, OTHER = "ab" * 32, "cd" * 32
 
 
@@ -80,7 +83,7 @@ def test_the_page_takes_so_many_images_and_no_more(tmp_path):
 def test_a_picture_that_is_shown_again_is_embedded_once(tmp_path):
     Image.new("RGB", (28, 28)).save(tmp_path / f"{SHA}.png")
     album = Album(tmp_path, most_images=1)
-    first, second = (figure(album.take(SHA), "a", "a", (28, 28), []) for _ in range(2))
+    first, second = (str(CARDS.embedded(album.take(SHA), "a", "a", (28, 28), [])) for _ in range(2))
     assert first.count("data:image/png") == 1 and f'id="image-{SHA}"' in first
     assert f'<use href="#image-{SHA}">' in second and "data:" not in second and album.left_out == 0
 
@@ -100,7 +103,7 @@ def test_what_came_back_leaves_room_for_prompts_and_for_later_parts(tmp_path, mo
 def test_a_missing_or_broken_image_is_named(tmp_path):
     album = Album(tmp_path)
     made = record(tmp_path, "[1, 2, 3, 4]")
-    assert "images/ has no readable file for it" in str(pictures(album, made, []))
+    assert "images/ has no readable file for it" in str(CARDS.prompt_pictures(album, made, []))
     (tmp_path / f"{SHA}.png").write_bytes(b"not a picture")
     assert album.take(SHA) is None
     assert list(album.missing) == [f"{SHA}.png"]
@@ -109,7 +112,7 @@ def test_a_missing_or_broken_image_is_named(tmp_path):
 def test_boxes_are_drawn_in_the_original_aspect_and_near_the_picture(tmp_path):
     Image.new("RGB", (50, 100)).save(tmp_path / f"{SHA}.png")
     outlines = [Outline(box=(50.0, 0.0, 1e300, -1e300), style="after", label="<after>", tag="1")]
-    drawn = str(pictures(Album(tmp_path), record(tmp_path, ""), outlines))
+    drawn = str(CARDS.prompt_pictures(Album(tmp_path), record(tmp_path, ""), outlines))
     assert 'viewBox="0 0 136 272"' in drawn  # 100 x 200 within 336 x 272
     assert '<rect class="edge" x="68" y="-272" width="204" height="272"/>' in drawn
     assert "&lt;after&gt;" in drawn
@@ -126,7 +129,7 @@ def test_boxes_lie_on_the_first_of_several_images(tmp_path):
     write_lines(path / "rollouts" / "step-000001.jsonl", [made])
     record = read_groups(read_run(path), "rollouts", 1).groups[0]
     outline = Outline(box=(1.0, 2.0, 3.0, 4.0), style="truth", label="right")
-    drawn = str(pictures(Album(path / "images"), record, [outline]))
+    drawn = str(CARDS.prompt_pictures(Album(path / "images"), record, [outline]))
     assert drawn.count("<svg") == 4 and "and 2 more images" in drawn
     assert drawn.count("outline truth") == 1
     assert drawn.index("outline truth") < drawn.index("111111111111.png")

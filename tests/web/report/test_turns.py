@@ -7,11 +7,15 @@ from PIL import Image
 
 from tests.web.report.fake_runs import call, completion, group, turn
 from tiercel.runs.records import CompletionRecord, GroupRecord
-from tiercel.web.report.cards import failures_block
 from tiercel.web.report.pictures import Album
-from tiercel.web.report.turns import asked_outlines, completion_block, is_asked
+from tiercel.web.report.templates import ENVIRONMENT
+from tiercel.web.report.turns import asked_outlines, is_asked
 
 SHA = "ab" * 32
+
+
+def drawn(folder, made: tuple[GroupRecord, CompletionRecord], style: str = "after") -> str:
+    return str(ENVIRONMENT.get_template("cards.html").module.completion(Album(folder), *made, style))
 
 
 def image(size: tuple[int, int], processed: tuple[int, int], sha256: str = SHA) -> dict:
@@ -67,39 +71,37 @@ def test_turns_are_shown_in_order_with_pictures_at_their_marks(tmp_path):
         turn("Closer.", [call("zoom", "there is no image 9", box=[0, 0, 500, 500], image=3), call("peek")], "blocked"),
         turn("Seven."),
     ]
-    drawn = str(completion_block(Album(tmp_path), *record(turns), "gained"))
+    page = drawn(tmp_path, record(turns), "gained")
     shown = ["I &lt;look&gt;.", "zoom(box=[1, 2, 3, 4], label=&quot;é&quot;)", "left ", f"image-{SHA}", "image 2, 40"]
     shown += [" middle ", f"image-{other}", "image 3, 40", " right", "Closer.", "failed: there is no image 9", "peek()"]
-    places = [drawn.find(text) for text in [*shown, "blocked", "Seven."]]
+    places = [page.find(text) for text in [*shown, "blocked", "Seven."]]
     assert -1 not in places and places == sorted(places)
-    assert drawn.count("outline gained asked") == 1
-    assert drawn.index(f"image-{other}") < drawn.index("outline gained asked") < drawn.index(" right")
+    assert page.count("outline gained asked") == 1
+    assert page.index(f"image-{other}") < page.index("outline gained asked") < page.index(" right")
 
 
 def test_what_the_policy_did_not_read_is_told_apart(tmp_path):
     turns = [turn("a", [call("zoom")], ""), turn("b", [call("zoom")], "image 2<image>")]
-    drawn = str(completion_block(Album(tmp_path), *record(turns), "after"))
-    assert drawn.count("Came back:") == 1 and "(empty)" in drawn
-    assert "the trajectory ended before the policy read it:" in drawn and "a picture that is not kept" in drawn
+    page = drawn(tmp_path, record(turns))
+    assert page.count("Came back:") == 1 and "(empty)" in page
+    assert "the trajectory ended before the policy read it:" in page and "a picture that is not kept" in page
 
 
 def test_of_many_turns_the_first_and_the_last_are_shown(tmp_path):
     Image.new("RGB", (40, 20)).save(tmp_path / f"{SHA}.png")
     turns = [turn(f"turn-{number}.", [], "<image>", [image((40, 20), (40, 20))]) for number in range(1, 40)]
-    drawn = str(completion_block(Album(tmp_path), *record([*turns, turn("turn-40.")]), "after"))
-    assert "turn-11." in drawn and "turn-12." not in drawn and "turn-39." not in drawn and "turn-40." in drawn
-    assert "Turns 12 to 39 are left out." in drawn
-    assert drawn.count("<svg") == 11 and drawn.count("data:image/") == 1
+    page = drawn(tmp_path, record([*turns, turn("turn-40.")]))
+    assert "turn-11." in page and "turn-12." not in page and "turn-39." not in page and "turn-40." in page
+    assert "Turns 12 to 39 are left out." in page
+    assert page.count("<svg") == 11 and page.count("data:image/") == 1
 
 
 def test_a_completion_of_one_turn_stays_as_it_was(tmp_path):
-    assert str(completion_block(Album(tmp_path), *record([]), "after")) == ('<pre class="said" dir="auto">Seven.</pre>')
+    assert drawn(tmp_path, record([])).strip() == '<pre class="said" dir="auto">Seven.</pre>'
 
 
-def test_why_an_environment_failed_is_open_and_said_once():
+def test_why_an_environment_failed_is_open_and_said_once(tmp_path):
     reason = "mine.py:Env, row 3: call: no answer within 10 s"
-    _, failed = record([turn("a")], failures={"exact": reason, "format": reason})
-    assert str(failures_block(failed)).count(reason) == 1
-    assert str(failures_block(failed)).startswith('<details class="failures" open>')
-    _, single = record([], failures={"exact": "a", "format": "b"})
-    assert str(failures_block(single)).startswith('<details class="failures"><summary')
+    failed = drawn(tmp_path, record([turn("a")], failures={"exact": reason, "format": reason}))
+    assert failed.count(reason) == 1 and '<details class="failures" open>' in failed
+    assert '<details class="failures"><summary' in drawn(tmp_path, record([], failures={"exact": "a", "format": "b"}))

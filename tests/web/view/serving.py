@@ -1,4 +1,4 @@
-"""The page as users start it: a process of its own on a free port."""
+"""The page as users start it: in its own process on a free port."""
 
 import os
 import socket

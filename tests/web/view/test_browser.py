@@ -14,6 +14,8 @@ from tests.web.view.serving import Served, served
 from tests.web.view.test_filters import write_step
 from tiercel.runs.index import append_entry, cut_index, file_entry
 from tiercel.runs.records import groups_path
+from tiercel.web.report import write_report
+from tiercel.web.report.charts import Chart, Series, chart_numbers
 
 pytestmark = pytest.mark.view
 
@@ -50,7 +52,7 @@ class Opened:
         self.page.on("console", lambda said: self.problems.append(said.text) if said.type == "error" else None)
         self.page.on("dialog", lambda dialog: self.problems.append(f"dialog {dialog.message}"))
         self.page.goto(address)
-        self.page.wait_for_selector("#connection.live")
+        self.page.wait_for_selector("#connection.live" if address.startswith("http") else "main")
 
     def go(self, hash: str, wait: str) -> None:
         """Show a part of the page, and wait for an element of it."""
@@ -102,7 +104,7 @@ def root(tmp_path_factory) -> Path:
     with_index(make_grounding(made / "other", seed=5, steps=12, rows=8))
     config = made / "other" / "config.yaml"
     config.write_text(config.read_text().replace("lr: 1.0e-05", "lr: 3.0e-05").replace("rank: 64", "rank: 16"))
-    make_turns(made / "turns", steps=4)  # without an index, as runs of older versions
+    make_turns(made / "turns", steps=4)  # without an index, like runs of older versions
     make_sft(made / "sft", steps=30)
     return made
 
@@ -129,6 +131,43 @@ def test_the_page_opens_with_the_curves_of_the_first_run(opened, shown):
     page.page.locator(".chart svg").nth(1).hover()
     assert page.page.locator(".readout").nth(1).inner_text().startswith("step ")
     assert page.page.url.endswith(f"/{shown.token}/")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [
+        (0, 60, ["0", "20", "40", "60"]),
+        (0.03, 0.61, ["0", "0.2", "0.4", "0.6", "0.8"]),
+        (-0.02, 0.02, ["\u22120.02", "\u22120.01", "0", "0.01", "0.02"]),
+        (0, 1e-5, ["0", "5e\u22126", "1e\u22125"]),
+        (0, 20000, ["0", "5k", "10k", "15k", "20k"]),
+    ],
+)
+def test_ticks_are_round_numbers(opened, shown, low, high, labels):
+    assert opened(shown.address).page.evaluate(f"tickLabels(niceTicks({low}, {high}, 4))") == labels
+
+
+DRAWN = """chart => {
+  const figure = document.createElement("figure");
+  figure.innerHTML = '<figcaption><span class="title"></span><output class="readout"></output></figcaption>';
+  figure.dataset.chart = JSON.stringify(chart);
+  drawChart(figure);
+  return [...figure.querySelectorAll("path")].map(each => [each.getAttribute("class"), each.getAttribute("d")]);
+}"""
+
+
+def test_lines_whiskers_and_layers_are_drawn_where_they_belong(opened, shown):
+    page = opened(shown.address).page
+    line = Series(label="l", points=tuple((step, float(step)) for step in range(5)))
+    assert page.evaluate(DRAWN, chart_numbers(Chart(title="T", series=(line,))))[0][1].startswith("M46.0 176.0L")
+    held_out = Series(label="h", points=((0, 0.25), (10, 0.5)), style="points", whiskers=((0, 0.0, 0.5), (10, 0.25, 1)))
+    drawn = page.evaluate(DRAWN, chart_numbers(Chart(title="T", series=(held_out,), from_zero=True)))
+    assert [style for style, _ in drawn] == ["thin c0", "whisker c0", "whisker c0"]
+    assert drawn[1][1].startswith("M46 176V92M") and drawn[2][1].startswith("M370 134V8M")
+    layers = tuple(Series(label="l", points=((1, 1.0), (2, top)), colour=at) for at, top in enumerate((1.0, 3.0)))
+    upper, lower = page.evaluate(DRAWN, chart_numbers(Chart(title="T", series=layers, is_layered=True)))
+    assert lower == ["area c0", "M46.0 134.0L370.0 134.0L370 176L46 176Z"]
+    assert upper == ["area c1", "M46.0 92.0L370.0 8.0L370 176L46 176Z"]
 
 
 def test_cards_have_pictures_boxes_completions_rewards_and_advantages(opened, shown):
@@ -182,7 +221,7 @@ def test_filters(opened, shown, root):
     page.until("document.querySelector('#found').textContent !== '32 groups'")
     for text in field(".item-numbers").all_inner_texts():
         assert re.search(r"\b1 of \d right", text)
-    assert page.page.evaluate("location.hash").count("order=lucky") == 1  # the address can be passed on
+    assert page.page.evaluate("location.hash").count("order=lucky") == 1  # the address can be shared
 
 
 def read(run: Path, step: int) -> list[dict]:
@@ -237,7 +276,7 @@ def test_one_row_through_all_its_steps(opened, shown):
     assert page.cards() == ["4 val-3"]
     page.page.go_back()
     page.page.wait_for_selector(".answers-by-step")
-    page.page.locator(".to-step").first.click()  # of its newest group: all held-out rows of that step
+    page.page.locator(".to-step").first.click()  # for its newest group: all held-out rows of that step
     page.until("document.querySelector('#found').textContent === '16 groups'")
     assert {each.split()[0] for each in page.cards()} == {"8"}
 
@@ -307,7 +346,7 @@ def test_the_page_follows_a_run_that_writes(opened, tmp_path):
         page.until("[...document.querySelectorAll('.chart .title')].some(each => each.textContent === 'Reward')")
         other.until("document.querySelectorAll('.item.fresh').length === 4")
 
-        other.page.keyboard.press("j")  # who reads a card keeps it, and is told of news
+        other.page.keyboard.press("j")  # someone who reads a card keeps it, and is told about news
         shutil.copy(groups_path(source, "rollouts", 4), groups_path(run, "rollouts", 4))
         append_entry(run, file_entry(run, "rollouts", 4))
         other.page.wait_for_selector("#pill:not([hidden])")
@@ -448,7 +487,7 @@ def test_tokens_are_coloured_as_the_reader_chooses(opened, tmp_path):
         plain, weak, strong = marks.evaluate_all(colours)
         assert plain == clear[0] and len({plain, weak, strong}) == 3
         assert "logprob -5.000" in (marks.nth(2).get_attribute("title") or "")
-        page.page.locator("#found").click()  # keys are for the page where no field has the focus
+        page.page.locator("#found").click()  # keys are for the page if no field has the focus
         page.page.keyboard.press("c")
         assert card.locator(".colours").input_value() == "entropy"
         card.locator(".colours").select_option("gap")
@@ -477,3 +516,48 @@ def test_dark_and_light(opened, shown, scheme):
     shade = page.page.evaluate("getComputedStyle(document.body).backgroundColor")
     red = int(re.findall(r"\d+", shade)[0])
     assert red > 200 if scheme == "light" else red < 60
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_report_is_the_same_page_without_a_server(opened, root, width):
+    file = write_report(root / "grounding")
+    page = opened(file.as_uri(), width=width)
+    assert page.page.locator("#curves .chart svg").count() > 5 and page.page.locator(".whisker").count() > 0
+    waits = {
+        "rollouts": ".item .outline",
+        "heldout": ".fates",
+        "ranks": ".times",
+        "details": "#recipe",
+        "curves": ".tiles",
+    }
+    for tab, wait in waits.items():
+        page.page.click(f"nav [data-tab={tab}]")
+        page.page.wait_for_selector(wait)
+        assert page.page.locator(".tab:visible").count() == 1
+        assert page.page.evaluate("document.documentElement.scrollWidth") <= width
+    page.page.keyboard.press("/")
+    page.until("document.activeElement.name === 'text'")
+    page.page.keyboard.type("train-8-")
+    page.until("/^[1-9] of the [0-9]+ groups on this page$/.test(document.querySelector('#found').textContent)")
+    assert all("train-8-" in text for text in page.page.locator(".item:visible").all_inner_texts())
+
+
+def test_the_report_can_be_read_without_javascript(opened, root):
+    page = opened(write_report(root / "turns").as_uri(), java_script_enabled=False)
+    assert page.page.locator(".tab:visible").count() == 5 and page.page.locator(".came-back").count() > 0
+    assert "drawn by the page's own JavaScript" in page.page.locator("noscript").first.inner_text()
+
+
+def test_a_hostile_report_is_inert(opened, tmp_path):
+    run = make_grounding(tmp_path / "run", steps=2, rows=4)
+    write_step(run, 3, {f"row {HOSTILE}": [1.0, 0.0], "</script><script>alert(2)</script>": [0.0]}, text=HOSTILE)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 3, f"reward/{HOSTILE}</script>/mean": 0.5}) + "\n")
+    page = opened(write_report(run).as_uri())
+    assert page.page.locator("main img, main script, main iframe, #bar img").count() == 0
+    titles = page.page.locator(".chart .title").all_inner_texts()
+    assert any(title.startswith("Reward <script>document.title='owned'</script><img") for title in titles)
+    page.page.evaluate("document.querySelector('main').innerHTML = '<img src=x onerror=\"window.owned = 1\">'")
+    page.until_told("Content Security Policy")
+    assert page.page.evaluate("window.owned") is None and "owned" not in page.page.title()
+    page.problems.clear()

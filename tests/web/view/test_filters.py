@@ -15,7 +15,7 @@ from tiercel.web.view.groups import Groups
 
 
 def write_step(run, step: int, totals: dict[str, list[float | None]], *, indexed: bool = True, text: str = "") -> None:
-    """A step whose groups have these totals; right where the total is 1."""
+    """Write a step whose groups have these totals. A completion is right if its total is 1."""
     lines = []
     for id, values in totals.items():
         made = [
@@ -154,7 +154,7 @@ def test_a_run_that_was_cut_and_went_on(run):
     groups = known(run)
     for step in (2, 3):
         groups_path(run, "rollouts", step).unlink()
-    groups.refresh()  # files are gone, their lines are not yet: no group is shown that cannot be read
+    groups.refresh()  # files are gone, but their lines are not yet: no group is shown that cannot be read
     cut_index(run, 1)
     groups.refresh()
     assert len(groups.columns("rollouts")) == 2
@@ -174,6 +174,19 @@ def test_files_without_an_index_are_read_in_the_background(run):
     columns = groups.columns("rollouts")
     assert names(columns) == names(complete)
     assert columns.starts.tolist() == complete.starts.tolist()
+
+
+def test_a_run_without_an_index_that_was_cut_and_went_on(run):
+    (run / "index.jsonl").unlink()
+    groups = known(run)
+    groups.read_unread(9.0)
+    for step in (2, 3):
+        groups_path(run, "rollouts", step).unlink()
+    groups.refresh()
+    write_step(run, 2, {"z": [0.5]}, indexed=False)
+    groups.refresh()
+    groups.read_unread(9.0)
+    assert names(groups.columns("rollouts")) == ["1a", "1b", "2z"]
 
 
 def test_a_file_that_has_just_been_written_waits_for_its_line(run):

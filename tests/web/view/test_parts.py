@@ -1,4 +1,4 @@
-"""What is drawn: the state of a run and its ranks, tokens, comparisons, and reading a run that goes on."""
+"""What is drawn: the state of a run and its ranks, tokens, comparisons, and the reading of a run in progress."""
 
 import fcntl
 import json
@@ -11,11 +11,10 @@ from tests.web.report.fake_runs import cut_last_lines, make_grounding, make_sft
 from tiercel.runs.files import write_atomically
 from tiercel.runs.records import GroupRecord, GroupTokens, TokenRecord
 from tiercel.web.report.reading import read_run
+from tiercel.web.report.tokens import choices_of, records_of, tokens_of
 from tiercel.web.view.compare import flat, shared_charts
 from tiercel.web.view.live import LiveRun
-from tiercel.web.view.parts import status_line
-from tiercel.web.view.ranks import rank_signs, ranks_block, state_of
-from tiercel.web.view.tokens import choices_of, marked_tokens
+from tiercel.web.view.ranks import rank_signs, ranks_part, state_of, status_part
 
 
 def test_a_live_run_reads_what_the_report_reads(tmp_path):
@@ -26,7 +25,7 @@ def test_a_live_run_reads_what_the_report_reads(tmp_path):
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "loss": 1.0}\n{"step": 6, "lo')
-    assert live.read().last_step == 5  # the line that is being written waits
+    assert live.read().last_step == 5  # the line that is being written is not read yet
     with (run / "metrics.jsonl").open("a") as file:
         file.write('ss": 2.0}\n')
     assert live.read().series("loss")[-2:] == [(5, 1.0), (6, 2.0)]
@@ -63,17 +62,17 @@ def test_ranks_are_shown_with_their_phase_and_time_since_progress(tmp_path):
     run = make_sft(tmp_path / "run", steps=3)
     write_sign(run, 1, waits_in="sum of loss", phase="learn", rows=["a", "b", "c", "d", "e"])
     write_sign(run, 0)
-    (run / "pulse" / "rank-2.json").write_text('{"rank": 2, "pha')  # as none writes it
+    (run / "pulse" / "rank-2.json").write_text('{"rank": 2, "pha')  # not in a form that a rank writes
     assert [sign.rank for sign in rank_signs(run)] == [0, 1]
     assert state_of(read_run(run)) == ("running", "rollout, learn")
-    text = ranks_block(read_run(run))
+    text = ranks_part(read_run(run))
     assert "sum of loss" in text and "a, b, c, d, …" in text and "silent" not in text
     assert "1 h 06 min" in text and "10 min 00 s" in text
     write_sign(run, 0, age=42)
-    assert "silent for 42 s" in ranks_block(read_run(run)) and state_of(read_run(run))[0] == "running"
+    assert "silent for 42 s" in ranks_part(read_run(run)) and state_of(read_run(run))[0] == "running"
     write_sign(run, 1, age=60)
     (run / "pulse" / "rank-2.json").unlink()
-    assert state_of(read_run(run))[0] == "killed" and "was killed" in ranks_block(read_run(run))
+    assert state_of(read_run(run))[0] == "killed" and "was killed" in ranks_part(read_run(run))
     with (run / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert state_of(read_run(run)) == ("silent", "no sign of a rank for 42 s")
@@ -83,13 +82,13 @@ def test_how_a_run_ended_is_told(tmp_path):
     run = make_sft(tmp_path / "run", steps=3)
     (run / "end.json").write_text('{"exit_code": 3, "reason": "loss is not finite"}')
     assert state_of(read_run(run)) == ("failed", "loss is not finite")
-    assert "loss is not finite" in ranks_block(read_run(run))
+    assert "loss is not finite" in ranks_part(read_run(run))
     (run / "end.json").unlink()
     (run / "report.html").touch()
-    assert "<b>done</b>" in status_line(read_run(run))  # all steps are there: made by an older version
+    assert "<b>done</b>" in status_part(read_run(run))  # all steps are there: made by an older version
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("steps: null", "steps: 9"))
-    assert state_of(read_run(run))[0] == "killed" and "was killed" in ranks_block(read_run(run))
+    assert state_of(read_run(run))[0] == "killed" and "was killed" in ranks_part(read_run(run))
 
 
 def group_of(count: int, teacher: bool = False) -> GroupRecord:
@@ -102,23 +101,24 @@ def group_of(count: int, teacher: bool = False) -> GroupRecord:
 
 def test_tokens_bear_the_strength_of_each_colour():
     record = TokenRecord(texts=("a", "<b>"), logprobs=(-3.0, None), entropies=(0.1, 0.5), gaps=None)
-    tokens = GroupTokens(index=4, completions=(record,))
-    assert choices_of(group_of(1), tokens) == ["plain", "logprob", "entropy"]
-    text = marked_tokens(group_of(1), tokens)[0]
-    assert 'data-logprob="down3"' in text and text.count("data-logprob") == 1
-    assert 'data-entropy="up1"' in text and text.count("data-entropy") == 1 and "data-gap" not in text
-    assert "&lt;b&gt;" in text and "<b>" not in text
+    group, tokens = group_of(1), GroupTokens(index=4, completions=(record,))
+    assert choices_of(group, tokens) == ["plain", "logprob", "entropy"]
+    first, second = tokens_of(group.completions[0], *records_of(group, tokens))
+    assert (first.text, first.strengths) == ("a", {"logprob": "down3"})
+    assert (second.text, second.strengths) == ("<b>", {"entropy": "up1"})
 
 
 def test_tokens_of_a_teacher_are_shown_without_others():
-    assert choices_of(group_of(1, teacher=True), None) == ["plain", "teacher"]
-    assert 'data-teacher="up1"' in marked_tokens(group_of(1, teacher=True), None)[0]
-    assert choices_of(group_of(1), None) == [] and marked_tokens(group_of(1), None) == {}
+    group = group_of(1, teacher=True)
+    assert choices_of(group, None) == ["plain", "teacher"]
+    told = tokens_of(group.completions[0], *records_of(group, None))
+    assert [(each.text, each.strengths) for each in told] == [("a", {"teacher": "up1"}), ("b", {})]
+    assert choices_of(group_of(1), None) == [] and tokens_of(group_of(1).completions[0], None) == []
 
 
 def test_tokens_of_another_group_are_not_shown():
     record = TokenRecord(texts=("a",), logprobs=(-3.0,), entropies=None, gaps=None)
-    assert marked_tokens(group_of(2), GroupTokens(index=4, completions=(record,))) == {}
+    assert records_of(group_of(2), GroupTokens(index=4, completions=(record,))) == [None, None]
 
 
 def test_recipes_are_compared_by_their_leaves():

@@ -1,4 +1,4 @@
-"""The server as a process: who is answered, with which headers, and what a request can reach."""
+"""The server as a process: who gets an answer, with which headers, and what a request can reach."""
 
 import os
 import signal
@@ -150,7 +150,7 @@ def test_a_taken_port_is_an_error_with_the_remedy(page, root):
 def test_ctrl_c_ends_it_without_a_traceback(root, tmp_path):
     with served(root, state=tmp_path) as found, httpx.stream("GET", f"{found.root}/events") as events:
         assert next(events.iter_lines()) == "event: hello"
-        found.process.send_signal(signal.SIGINT)  # an open page does not hold it up
+        found.process.send_signal(signal.SIGINT)  # an open page does not delay it
         assert found.process.wait(10) == 0
 
 

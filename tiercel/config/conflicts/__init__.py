@@ -1,1 +1,1 @@
-"""Judgements on a recipe that look at more than one key or at files."""
+"""Checks of a recipe that need more than one key, or that look at files."""

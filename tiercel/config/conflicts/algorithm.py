@@ -1,6 +1,6 @@
-"""Judgements on the algorithm: which losses, advantages, penalties and ways of sampling make sense together.
+"""Check that the losses, advantages, penalties and ways of sampling of a recipe make sense together.
 
-What a loss or an advantage needs and reads stands in its table in tiercel/algorithms; the rules here ask the tables.
+What a loss or an advantage needs and reads is in its table in tiercel/algorithms; the rules here look it up there.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ DEFAULTS = Algorithm()
 
 
 def updates_per_rollout(recipe: GrpoRecipe) -> int:
-    """Count the optimiser's updates of a step."""
+    """Return how many optimiser updates a step has."""
     return recipe.optim.minibatches * recipe.optim.rollout_epochs
 
 
@@ -122,7 +122,7 @@ def _loss(recipe: GrpoRecipe) -> Problems:
 
 
 def _entropy(algorithm: Algorithm) -> Problems:
-    """Judge what belongs to a weight or a share of entropies that the recipe does not have."""
+    """Refuse keys that belong to an entropy term or to a share of tokens by entropy if the recipe has none."""
     if algorithm.entropy_mean != "loss" and algorithm.entropy_coef == 0:
         yield Keys("algorithm.entropy_mean", "algorithm.entropy_coef").problem(
             f"{algorithm.entropy_mean} given with algorithm.entropy_coef 0; write a coef, such as 0.001, or remove it"
@@ -134,7 +134,7 @@ def _entropy(algorithm: Algorithm) -> Problems:
 
 
 def _parts(keys: LossKeys) -> Problems:
-    """Judge a ratio and a surrogate that the recipe names by themselves."""
+    """Check a ratio and a surrogate that the recipe names separately from the loss."""
     parts = keys.parts
     if parts is None:
         for name in ("ratio", "surrogate"):
@@ -152,7 +152,7 @@ def _parts(keys: LossKeys) -> Problems:
 
 
 def _unread_keys(algorithm: Algorithm) -> Problems:
-    """Judge bounds and gates that the loss does not read."""
+    """Refuse bounds and gates that the loss does not read."""
     parts = algorithm.parts
     reads: tuple[str, ...] = ()
     given = "a loss of your own"
@@ -172,7 +172,7 @@ class SharedGradient:
     """A key that makes all tokens of a completion share one gradient."""
 
     given: str  # the key and its value
-    remedy: str  # what to write for a gradient of each token
+    remedy: str  # what to write so that each token has its own gradient
 
 
 def _shared_gradient(keys: LossKeys) -> SharedGradient | None:
@@ -268,7 +268,7 @@ def _reference(recipe: GrpoRecipe) -> Problems:
 
 
 def _kept_start(recipe: GrpoRecipe) -> Problems:
-    """Judge a reference that is a copy of weights, since they are trained whole."""
+    """Check a reference that is a copy of weights, which it is if they are trained whole."""
     kl, whole = recipe.algorithm.kl, ", ".join(whole_parts(recipe))
     if recipe.train.strategy == "deepspeed":
         yield Keys("algorithm.kl.coef", "train.strategy").problem(

@@ -1,4 +1,4 @@
-"""Which recipes admit compiled decoder layers (`learner.compile`)."""
+"""Decide which recipes allow compiled decoder layers (`learner.compile`)."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from tiercel.config.strategies import StrategyKind
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompileObstacle:
-    """Says why layers cannot be compiled."""
+    """The reason why layers cannot be compiled."""
 
     key: str
     given: str  # the key and its value
@@ -20,7 +20,7 @@ class CompileObstacle:
 
 
 def compile_obstacle(recipe: BaseRecipe, strategy: StrategyKind | None) -> CompileObstacle | None:
-    """Find what keeps the layers from being compiled; None where nothing does. `strategy`: None where the run chooses
+    """Find what keeps the layers from being compiled; None if nothing does. `strategy` is None if the run chooses
     it."""
     if strategy is not None and strategy.shards_model:
         return CompileObstacle(

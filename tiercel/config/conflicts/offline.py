@@ -1,4 +1,4 @@
-"""Judgements of recipes that learn from answers in their rows or from a teacher."""
+"""Check recipes that learn from the answers in their rows or from a teacher."""
 
 from collections.abc import Callable
 from string import Formatter
@@ -45,7 +45,7 @@ def _last_turn(recipe: OfflineRecipe) -> Problems:
 
 
 def dropout(recipe: BaseRecipe) -> Problems:
-    """Judge dropout where continuations share a prompt."""
+    """Refuse dropout if continuations share a prompt."""
     form = recipe.learner.form
     if recipe.lora is not None and recipe.lora.dropout > 0 and form != "repeated":
         yield Keys("lora.dropout", "learner.form").problem(
@@ -177,7 +177,7 @@ def teacher(recipe: GrpoRecipe) -> Problems:
 
 
 def _served(recipe: GrpoRecipe, section: Teacher, url: str, key: str) -> Problems:
-    """Judge a teacher on a server, which tells the likeliest words of its own model, at temperature 1."""
+    """Check a teacher on a server, which returns the most likely tokens of its own model, at temperature 1."""
     if (fault := address_fault(url)) is not None:
         yield Keys(f"{key}.url").problem(f"{fault}; write it like http://127.0.0.1:8000")
     for name, own in (("adapter", "serves a whole model"), ("dtype", "computes in its own dtype (--dtype)")):
@@ -197,7 +197,7 @@ def _served(recipe: GrpoRecipe, section: Teacher, url: str, key: str) -> Problem
 
 
 def template_problems(key: str, template: str | None) -> Problems:
-    """Judge a text with {prompt} and names of columns."""
+    """Check a text with {prompt} and with names of columns in braces."""
     try:
         fields = [field[1:] for field in Formatter().parse(template or "") if field[1] is not None]
     except ValueError as error:
@@ -211,7 +211,7 @@ def template_problems(key: str, template: str | None) -> Problems:
 
 
 def distill(recipe: GrpoRecipe) -> Problems:
-    """Refuse what only rewards have a use for."""
+    """Refuse the keys that only make sense with rewards."""
     if not isinstance(recipe, DistillRecipe):
         return
     if recipe.algorithm.teacher is not None:
@@ -238,7 +238,7 @@ def distill(recipe: GrpoRecipe) -> Problems:
 
 
 def _changed(section: Section, default: Section, prefix: str) -> list[tuple[str, object]]:
-    """List the keys below a section that have another value than their default."""
+    """List the keys below a section whose value is not the default."""
     found: list[tuple[str, object]] = []
     for name in type(section).model_fields:
         value, usual = getattr(section, name), getattr(default, name)

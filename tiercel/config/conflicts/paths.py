@@ -1,4 +1,4 @@
-"""Judgements on the files and directories that a recipe names."""
+"""Check the files and directories that a recipe names."""
 
 from collections.abc import Callable, Iterator, Mapping
 from os import getcwd, listdir
@@ -11,14 +11,15 @@ from tiercel.config.row_sources import row_source
 from tiercel.sections import Keys, Problem, shown
 from tiercel.wording import LONGEST_PATH
 
-BESIDE = (f"rewards.{ENTRY}.model", "teacher", "algorithm.teacher")  # sections of models beside the one trained
+BESIDE = (f"rewards.{ENTRY}.model", "teacher", "algorithm.teacher")  # models other than the trained one
 CHECKPOINT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".json")
 
 
 def path_problems(tree: Mapping[str, Any]) -> list[Problem]:
-    """List files and directories that a recipe names and that are missing; relative to the working directory.
+    """List the files and directories that a recipe names and that do not exist, relative to the working directory.
 
-    Takes the recipe as read, so that it can speak beside the schema: what is not text is passed over.
+    Takes the recipe as it was read, so that its problems can be reported together with those of the schema; a value
+    that is not text is skipped.
     """
     problems = [
         Keys(key).problem(f"{shown(given, LONGEST_PATH)} given; {fault}")

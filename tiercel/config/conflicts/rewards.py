@@ -1,4 +1,4 @@
-"""Judgements on the recipe's rewards, tools and environments."""
+"""Check the recipe's rewards, tools and environments."""
 
 from tiercel.calls import CALL_FORM
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
@@ -20,7 +20,8 @@ def reward_entries(recipe: GrpoRecipe) -> Problems:
 
 
 def reward_names(recipe: GrpoRecipe) -> Problems:
-    """Refuse an entry that comes twice; sections, such as the rows or the judge, tell two of a name apart."""
+    """Refuse an entry that is given twice. Two entries with the same name are different if their sections differ, such
+    as the rows that they apply to or the judge."""
     first: dict[str, str] = {}
     for index, reward in enumerate(recipe.rewards):
         own = "name" if reward.name else "call"
@@ -37,12 +38,12 @@ def reward_names(recipe: GrpoRecipe) -> Problems:
 
 
 def tells_right(reward: RewardEntry) -> bool:
-    """Say whether the reward tells right completions from wrong ones."""
+    """Return whether the reward tells right completions from wrong ones."""
     return reward.right_from is not None
 
 
 def reward_models(recipe: BaseRecipe) -> tuple[RewardModel, ...]:
-    """List the checkpoints that score."""
+    """List the reward models of the recipe."""
     rewards = recipe.rewards if isinstance(recipe, GrpoRecipe) else ()
     return tuple(reward.model for reward in rewards if isinstance(reward, ByModel))
 
@@ -52,7 +53,7 @@ OF_TURNS = ("max_turns", "max_trajectory_tokens")
 
 
 def turns(recipe: GrpoRecipe) -> Problems:
-    """Refuse keys of turns where nothing answers, and what turns cannot have."""
+    """Refuse keys of turns if neither tools nor an environment answer, and what cannot be combined with turns."""
     rollout = recipe.rollout
     for index, tool in enumerate(rollout.tools):
         if ":" not in tool and tool not in BUILTIN_TOOLS:

@@ -1,4 +1,4 @@
-"""Judgements that look at more than one key. They refuse and never fill in."""
+"""Check what depends on more than one key. The rules refuse; they never fill in a value."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -22,7 +22,8 @@ EVALUATED: dict[Purpose, tuple[str, ...]] = {
     "labels": ("eval/loss",),
     "grpo": ("eval/accuracy", "eval/reward/mean"),
 }
-# When a verb compares with a reference, and the keys that decide whether it keeps a copy of the start for that.
+# For each command that compares with a reference: the condition under which it keeps a copy of the start, and the keys
+# that decide it.
 _KL = ("algorithm.kl.coef above 0 and ", ("algorithm.kl.coef", "lora", "freeze"))
 COMPARES: dict[Kind, tuple[str, tuple[str, ...]]] = {
     "grpo": _KL,
@@ -37,8 +38,8 @@ TARGET_WORDS = ("language", "vision", "projector", "all")
 
 
 def rule_problems(recipe: BaseRecipe) -> list[Problem]:
-    """List all judgements on a recipe that the schema admits, in the order of its sections. Reads no file. A recipe
-    calls it when it is made; call it for one that was copied with other values."""
+    """List what all rules refuse in a recipe that the schema allows, in the order of its sections. Reads no file. A
+    recipe calls it when it is made; call it yourself for a recipe that was copied with other values."""
     problems = [problem for rule in COMMON_RULES for problem in rule(recipe)]
     if isinstance(recipe, GrpoRecipe):
         problems += [problem for rule in GRPO_RULES for problem in rule(recipe)]
@@ -74,7 +75,7 @@ def _learnt_turns(recipe: GrpoRecipe) -> Problems:
 
 
 def _vision_cache(recipe: BaseRecipe) -> Problems:
-    """Require a frozen tower and projector: features are taken after the projector."""
+    """Require a frozen tower and projector for the cache, because features are taken after the projector."""
     given = recipe.model.vision_cache_bytes
     changing = _what_trains_vision(recipe)
     if given > 0 and changing:
@@ -85,14 +86,14 @@ def _vision_cache(recipe: BaseRecipe) -> Problems:
 
 
 def _what_trains_vision(recipe: BaseRecipe) -> str | None:
-    """Return the key and value that make tower or projector change, as far as the recipe alone tells."""
+    """Return the key and value that make the tower or the projector change, as far as the recipe alone can tell."""
     if recipe.lora is not None and {"vision", "projector"} & set(adapted_parts(recipe) or ()):
         return f"lora.targets {recipe.lora.targets}"
     return f"freeze {shown(list(recipe.freeze))}" if {"vision", "projector"} & set(whole_parts(recipe)) else None
 
 
 def _quantized(recipe: BaseRecipe) -> Problems:
-    """Require that quantised weights stay as they are, and whole on each rank."""
+    """Require that quantised weights are not trained, and that each rank holds all of them."""
     kind, strategy = recipe.model.quantize, recipe.train.strategy_kind
     if kind is None:
         return
@@ -115,7 +116,7 @@ def _quantized(recipe: BaseRecipe) -> Problems:
 
 
 def _adapter_kind(recipe: BaseRecipe) -> Problems:
-    """Keep DoRA and LoftQ to what applies them exactly: the trainer's own model, whole on each rank."""
+    """Allow DoRA and LoftQ only where they are applied exactly: in the trainer's own model, held whole by each rank."""
     lora, strategy = recipe.lora, recipe.train.strategy_kind
     if lora is None:
         return
@@ -149,7 +150,7 @@ def _adapter_kind(recipe: BaseRecipe) -> Problems:
 
 
 def _frozen_parts(recipe: BaseRecipe) -> Problems:
-    """Require that a part is trained by an adapter or whole, not both."""
+    """Require that a part is trained either by an adapter or whole, not both."""
     if recipe.lora is None:
         return
     if both := [part for part in whole_parts(recipe) if part in (adapted_parts(recipe) or ())]:
@@ -163,7 +164,7 @@ def _frozen_parts(recipe: BaseRecipe) -> Problems:
 
 def _part_rates(recipe: BaseRecipe) -> Problems:
     adapted = adapted_parts(recipe)
-    if adapted is None:  # the model tells
+    if adapted is None:  # it depends on the model
         return
     for part in PARTS:
         rate = getattr(recipe.optim.part_lr, part)
@@ -271,7 +272,8 @@ def _stop_strings(recipe: GrpoRecipe) -> Problems:
 def _keys_of_others(
     path: str, section: Section, choice: str, kinds: Mapping[str, EngineKind] | Mapping[str, StrategyKind]
 ) -> Problems:
-    """Refuse keys of a section that what its key `choice` names does not read, but another would."""
+    """Refuse keys of a section that the engine or strategy named by its key `choice` does not read, but another one
+    does."""
     chosen = getattr(section, choice)
     own = kinds[chosen].own_keys if chosen in kinds else ()
     for key in dict.fromkeys(key for kind in kinds.values() for key in kind.own_keys if key not in own):
@@ -336,7 +338,7 @@ def _keep_best(recipe: BaseRecipe, metric: str) -> Problems:
 
 
 def _context(recipe: BaseRecipe) -> Problems:
-    """Require what lets ranks compute a microbatch together."""
+    """Check what ranks need in order to compute a microbatch together."""
     size, strategy, form = recipe.train.context_parallel, recipe.train.strategy_kind, recipe.learner.form
     if size == 1:
         return

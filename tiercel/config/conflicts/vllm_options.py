@@ -1,11 +1,12 @@
-"""What rollout.vllm.options may not say: what tiercel sets itself, and what would change the policy that is sampled."""
+"""Check rollout.vllm.options: refuse what tiercel sets itself, and what would change the policy that is sampled
+from."""
 
 from tiercel.config.rollout import Vllm
 from tiercel.config.schema import GrpoRecipe
 from tiercel.sections import Keys, Problems, shown
 
 KEY = "rollout.vllm.options"
-OWN = {  # by the name of vLLM's argument: the key of the recipe that sets it
+OWN = {  # the name of vLLM's argument, and the key of the recipe that sets it
     "model": "model.path",
     "tokenizer": "model.path",
     "revision": "model.revision",
@@ -21,7 +22,7 @@ OWN = {  # by the name of vLLM's argument: the key of the recipe that sets it
     "max_lora_rank": "lora.rank",
     "enable_lora": "the section lora",
 }
-FIXED = (  # tiercel relies on its own value
+FIXED = (  # tiercel relies on its own value of these
     *("logprobs_mode", "generation_config", "override_generation_config", "limit_mm_per_prompt", "max_loras"),
     *("enable_tower_connector_lora", "distributed_executor_backend", "disable_log_stats", "skip_tokenizer_init"),
 )
@@ -36,7 +37,7 @@ CHANGES_THE_POLICY = (
 
 
 def vllm_options(recipe: GrpoRecipe) -> Problems:
-    """Refuse options that are not the user's to set, and keys that servers would not get."""
+    """Refuse options that are not yours to set, and keys that have no effect on servers."""
     vllm, engine = recipe.rollout.vllm, recipe.rollout.engine_kind
     if engine.is_served and vllm.model_copy(update={"options": {}}) != Vllm():
         yield Keys("rollout.vllm", "rollout.engine").problem(

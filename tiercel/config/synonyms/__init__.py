@@ -1,5 +1,5 @@
-"""What other frameworks and other habits call the keys, sections and words of a recipe. The tables are the text files
-beside this one, read when a name is first looked up; their first lines say what the columns are."""
+"""Read the names that other frameworks and habits use for the keys, sections and words of a recipe. The tables are the
+text files beside this one, read when a name is first looked up; their first lines explain the columns."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ NOT_YET = "not in this version"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suggestion:
-    """`key`: what to write instead, if there is such a key. `hint`: what else to know."""
+    """`key` is what to write instead, if there is such a key; `hint` is what else to know."""
 
     key: str | None = None
     hint: str = ""
@@ -19,7 +19,7 @@ class Suggestion:
 
 @cache
 def key_synonyms() -> Mapping[str, Suggestion]:
-    """Read other names of keys. A dotted name counts as a suffix."""
+    """Read other names of keys. A dotted name also matches the end of a longer one."""
     return {
         name: Suggestion(key=key or None, hint=hint)
         for names, key, hint in _rows("keys.txt")
@@ -35,7 +35,7 @@ def section_synonyms() -> Mapping[str, str]:
 
 @cache
 def word_synonyms() -> Mapping[str, Mapping[str, str | None]]:
-    """Read other words for values, by the key that takes them; None for what is not in this version."""
+    """Read other words for values, by the key that takes them; None for a word that is not in this version."""
     words: dict[str, dict[str, str | None]] = {}
     for key, names, word in _rows("words.txt"):
         words.setdefault(key, {}).update(dict.fromkeys(names.split(", "), word or None))
@@ -43,7 +43,7 @@ def word_synonyms() -> Mapping[str, Mapping[str, str | None]]:
 
 
 def _rows(file: str) -> Iterator[list[str]]:
-    """Read the columns of each line of a table."""
+    """Yield the columns of each line of a table."""
     text = (files(__name__) / file).read_text(encoding="utf-8")
     for line in text.splitlines():
         if line and not line.startswith("#"):

@@ -1,1 +1,1 @@
-"""Tables of the peers' flags: data files only."""
+"""Hold the tables of the peers' flags; there are only data files here."""

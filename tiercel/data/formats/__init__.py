@@ -1,1 +1,1 @@
-"""From a record of any format to a draft of a row."""
+"""Convert records of any format to drafts of rows."""

@@ -1,4 +1,4 @@
-"""Columns of rows: their names in the formats, and values that JSON and UTF-8 can hold."""
+"""Rename columns of rows to what the formats expect, and check that JSON and UTF-8 can hold their values."""
 
 import math
 from collections.abc import Container, Mapping, Sequence
@@ -9,12 +9,12 @@ from tiercel.data.readers import Record
 from tiercel.errors import DataError
 from tiercel.samples import column
 
-_MOST_NAMED = 20  # columns in a message
+_MOST_NAMED = 20  # the most columns in a message
 
 
 def named(record: Record, columns: Mapping[str, str]) -> Record:
-    """Copy a record with columns under other names. `columns`: the row's name by the new one. What a row does not have
-    stays as it is; a value from within a column stays there too."""
+    """Copy a record with some columns under other names. `columns` maps each new name to the name in the row. A column
+    that the row does not have is skipped; a value inside another column is copied and also stays there."""
     found = {name: value for name, given in columns.items() if (value := column(record.value, given)) is not None}
     moved = {columns[name] for name in found}
     kept = {key: value for key, value in record.value.items() if key not in moved}
@@ -22,12 +22,12 @@ def named(record: Record, columns: Mapping[str, str]) -> Record:
 
 
 def lacking(record: Record, columns: Mapping[str, str]) -> list[str]:
-    """List the columns that data.columns names and a row does not have."""
+    """List the columns that data.columns names but the row does not have."""
     return [given for given in columns.values() if column(record.value, given) is None]
 
 
 def require_columns(records: Sequence[Record], columns: Mapping[str, str], file: str) -> None:
-    """Raise DataError where no row has a column that data.columns names, or one is named for two."""
+    """Raise DataError if no row has a column that data.columns names, or if it names one column twice."""
     for name, given in columns.items():
         if others := [other for other in columns if other != name and columns[other] == given]:
             raise DataError(
@@ -46,7 +46,7 @@ def require_columns(records: Sequence[Record], columns: Mapping[str, str], file:
         )
 
 
-_DEEPEST = 64  # levels of a value; deeper ones could not be read again from the files that tiercel writes
+_DEEPEST = 64  # the most levels of a value; a deeper one could not be read again from the files that tiercel writes
 _VISUALS = ("images", "image", "videos", "video", "rejected_images", "rejected_videos")
 _ALWAYS_PLAIN = frozenset({int, bool, type(None)})
 
@@ -60,8 +60,8 @@ def require_plain(record: Mapping[str, Any]) -> None:
 
 
 def foreign_columns(record: Mapping[str, Any], read: Container[str]) -> dict[str, str]:
-    """Return the columns with a value of a type that JSON does not know, such as bytes or a date, with that type, but
-    for those that are in `read`. Images and videos are read elsewhere."""
+    """Map each column whose value has a type that JSON does not know, such as bytes or a date, to that type; skip the
+    columns in `read`. Images and videos are read elsewhere."""
     kinds = {key: _foreign(value, _DEEPEST) for key, value in record.items() if key not in read}
     kinds = {key: kind for key, kind in kinds.items() if key not in _VISUALS}
     return {key: kind for key, kind in kinds.items() if kind is not None}
@@ -78,7 +78,7 @@ def _foreign(value: Any, levels: int) -> str | None:
 
 
 def require_plain_value(value: Any, field: str, levels: int) -> None:
-    """Raise DataError for a value of a field that JSON or UTF-8 cannot hold, or with more levels."""
+    """Raise DataError if JSON or UTF-8 cannot hold the value of a field, or if it has more than `levels` levels."""
     kind = type(value)
     if kind is str:
         _require_text(value, field)

@@ -53,7 +53,7 @@ _SHARE_GPT_ROLES: dict[str, Role] = {
 
 _OPENAI_ROLES: dict[str, Role] = {"system": "system", "developer": "system", **ROLES}
 VERL_ANSWER = "reward_model.ground_truth"
-QUESTIONS = ("question", "problem", "prompt")  # what a question is called beside its answer
+QUESTIONS = ("question", "problem", "prompt")  # names of the column with the question, beside an answer
 EXPRESSIONS = ("expression", "caption", "sentence", "sent")
 SEVERAL = ("sentences", "captions")
 
@@ -92,7 +92,7 @@ def from_swift(record: Mapping[str, Any]) -> RowDraft:
 
 
 def from_vlm_r1(record: Mapping[str, Any]) -> RowDraft:
-    """Read VLM-R1's rows. The answer is `solution`, otherwise the gpt turn that ends the conversation."""
+    """Read VLM-R1's rows. The answer is `solution`, or else the gpt turn that ends the conversation."""
     field, last = "conversations", None
     if given(record, field):
         messages, last = _conversation(record[field])
@@ -105,7 +105,7 @@ def from_vlm_r1(record: Mapping[str, Any]) -> RowDraft:
 
 
 def _named_by_vlm_r1(messages: Sequence[Message], last: Any) -> dict[str, Any]:
-    """Make what VLM-R1 makes of a conversation for its rewards: problem, and the answer in tags."""
+    """Return what VLM-R1 itself would pass to its rewards for a conversation: the problem, and the answer in tags."""
     asked = next((message.content for message in reversed(messages) if message.role == "user"), "")
     named = {"problem": asked.replace("<image>", ""), "accu_reward_method": "default"}
     if last is not None:
@@ -115,7 +115,7 @@ def _named_by_vlm_r1(messages: Sequence[Message], last: Any) -> dict[str, Any]:
 
 
 def from_sharegpt(record: Mapping[str, Any]) -> RowDraft:
-    """Read LLaMA-Factory's ShareGPT rows. The answer is `solution` or `answer`, otherwise the gpt turn that ends the
+    """Read LLaMA-Factory's ShareGPT rows. The answer is `solution` or `answer`, or else the gpt turn that ends the
     conversation."""
     _refuse(record, "audios", "tools", "chosen", "rejected")
     messages, last = _conversation(record.get("conversations"))
@@ -135,7 +135,7 @@ def from_alpaca(record: Mapping[str, Any]) -> RowDraft:
 
 
 def from_openai(record: Mapping[str, Any]) -> RowDraft:
-    """Read OpenAI's messages, with each image at the place of its part. The answer is `answer` or `solution`."""
+    """Read OpenAI's messages, placing each image where its part is. The answer is `answer` or `solution`."""
     _refuse(record, "tools", "functions")
     record = _without_videos(record)
     if given(record, "images") or given(record, "image"):
@@ -173,8 +173,9 @@ def from_refcoco(record: Mapping[str, Any]) -> RowDraft:
 
 
 def from_trl(record: Mapping[str, Any]) -> RowDraft:
-    """Read TRL's rows: a prompt, and the completion where there is one, each text or a list of turns. A completion
-    alone is a whole conversation. RLHF-V's prompt is `question`, which beside a prompt is a column."""
+    """Read TRL's rows: a prompt, and its completion if there is one, each as text or as a list of turns. A completion
+    without a prompt is a whole conversation. In RLHF-V's rows the prompt is `question`; in rows that have a prompt,
+    `question` is an ordinary column."""
     _refuse(record, "tools", "chosen", "rejected")
     turns: list[Any] = []
     asked = "prompt" if given(record, "prompt") else "question"
@@ -186,8 +187,8 @@ def from_trl(record: Mapping[str, Any]) -> RowDraft:
 
 
 def from_qa(record: Mapping[str, Any]) -> RowDraft:
-    """Read a question, as text or as turns, and its answer, which is also the assistant turn where it is text, a number
-    or a list of numbers and no turn of the assistant is there."""
+    """Read a question, as text or as turns, and its answer. If the row has no assistant turn after the question and the
+    answer is text, a number or a list of numbers, the answer also becomes the assistant turn."""
     _refuse(record, "tools", "chosen", "rejected")
     field = next((key for key in QUESTIONS if given(record, key)), QUESTIONS[0])
     asked = record.get(field)
@@ -202,13 +203,13 @@ def from_qa(record: Mapping[str, Any]) -> RowDraft:
 
 
 def _answer_text(answer: Any) -> str | None:
-    """Write an answer as a turn; None where it is not one answer, such as a list of admissible texts."""
+    """Write an answer as a turn; None if it is not a single answer, such as a list of texts that are all accepted."""
     if isinstance(answer, str):
         return answer
     numbers = answer if isinstance(answer, list) else [answer]
     if not numbers or not all(is_number(number) for number in numbers):
         return None
-    # A column of whole numbers in which one is missing is read from Parquet as one of fractions.
+    # If a column of whole numbers in Parquet has a missing value, its numbers are read as floats.
     is_whole = isinstance(answer, float) and answer.is_integer()
     return json.dumps(int(answer) if is_whole else answer)
 
@@ -223,8 +224,8 @@ def _draft(
     otherwise: Any = None,
 ) -> RowDraft:
     """Make a draft of turns that were read from the columns `read`, with the record's images and videos. The right
-    answer is in the first column of `answers` that the row has, else where verl has it, `otherwise` where it has none;
-    a column `answer` that it was read from is no column of the row."""
+    answer is in the first column of `answers` that the row has, or else where verl has it, or else `otherwise`. If it
+    was read from the column `answer`, that is not one of the row's columns."""
     key = next((key for key in answers if given(record, key)), None)
     found = column(record, VERL_ANSWER) if key is None else record[key]
     return RowDraft(
@@ -261,7 +262,8 @@ def _columns(record: Mapping[str, Any], *read: str) -> dict[str, Any]:
 
 
 def _without_videos(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Copy a record of a format without videos. Raises DataError where it has one."""
+    """Copy a record of a format that does not support videos, without the keys for them. Raises DataError if it has
+    one."""
     for key in ("videos", "video"):
         if record.get(key):
             raise DataError("this format has no place for videos; write tiercel's own rows", field=key)
@@ -288,7 +290,7 @@ def _swift_messages(record: Mapping[str, Any]) -> tuple[Message, ...]:
 
 
 def _after_system(system: tuple[Message, ...], messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Put the turn of a system column before the others. Raises DataError where they have one too."""
+    """Put the turn of a system column before the others. Raises DataError if these have a system turn too."""
     if system and messages[0].role == "system":
         raise DataError("the row has a system column and a system turn; keep one", field="system")
     return (*system, *messages)
@@ -317,7 +319,7 @@ def _system_turn(value: Any) -> tuple[Message, ...]:
 
 
 def _objects(value: Any) -> Any:
-    """Read objects that are written as JSON text, which keeps their types in tables."""
+    """Parse objects that are written as JSON text, which keeps their types in tables."""
     if not isinstance(value, str):
         return value
     try:
@@ -335,8 +337,8 @@ def _references(value: Any) -> tuple[str, ...]:
 
 
 def _conversation(value: Any) -> tuple[tuple[Message, ...], Any]:
-    """Read the turns of human and gpt, whose value VLM-R1 allows to be a number or a list. Returns them with the value
-    of the gpt turn that ends the conversation as it was given."""
+    """Read the turns of human and gpt; VLM-R1 allows the value of a turn to be a number or a list. Return them, and the
+    original value of the gpt turn that ends the conversation."""
     last = None
     turns = list(value) if isinstance(value, list) else value
     for number, turn in enumerate(turns if isinstance(value, list) else []):

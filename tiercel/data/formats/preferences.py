@@ -43,7 +43,8 @@ def label_of(record: Record) -> tuple[bool, Record]:
 
 
 def wanted_margin(row: Row, ranking: Ranking) -> float:
-    """Return by how much a pair's chosen answer is to be better. Raises DataError where its column has no number."""
+    """Return by how much a pair's chosen answer should be better. Raises DataError if its column does not have a
+    number."""
     name = ranking.margin_column
     if name is None:
         return ranking.margin
@@ -59,7 +60,7 @@ def without(record: Record, *keys: str) -> dict[str, Any]:
 
 
 def pair_in_text(record: Record) -> Record | None:
-    """Read RLHF-V's JSON in `text`; None where there is none."""
+    """Parse RLHF-V's JSON in `text`; None if there is none."""
     try:
         inner = json.loads(record["text"]) if isinstance(record.get("text"), str) else None
     except (ValueError, RecursionError):
@@ -68,7 +69,7 @@ def pair_in_text(record: Record) -> Record | None:
 
 
 def _of_messages(record: Record) -> tuple[Record, Record]:
-    """Read messages, or ms-swift's query and response, with another answer beside them."""
+    """Split messages, or ms-swift's query and response, that come with another answer."""
     keys = [key for key in REJECTED if given(record, key)]
     if len(keys) != 1:
         raise DataError(f"{' and '.join(keys) or 'no rejected answer'} given; {_LAYOUT}", field="rejected")
@@ -78,7 +79,7 @@ def _of_messages(record: Record) -> tuple[Record, Record]:
         return chosen, {**other, "response": value}
     turns = record["messages"]
     if not isinstance(turns, list):
-        return chosen, other  # who reads them tells
+        return chosen, other  # the converter reports what is wrong
     if isinstance(value, str):
         value = [{"role": "assistant", "content": value}]
     if not isinstance(value, list) or not value:
@@ -89,7 +90,7 @@ def _of_messages(record: Record) -> tuple[Record, Record]:
 
 
 def _of_answers(record: Record, key: str) -> tuple[Record, Record]:
-    """Read two answers of a format that has its own under `key`."""
+    """Split two answers of a format that expects its answer under `key`."""
     return _each(record, lambda rest, answer: {**rest, key: answer})
 
 
@@ -105,7 +106,7 @@ def _of_rlhf_v(record: Record) -> tuple[Record, Record]:
 
 
 def _each(record: Record, with_answer: Callable[[Record, Any], Record]) -> tuple[Record, Record]:
-    """Put both answers in place. `with_answer`: makes a record of the rest and an answer."""
+    """Put each of the two answers in place. `with_answer` makes a record of the rest and an answer."""
     for key in ("chosen", "rejected"):
         if not given(record, key):
             raise DataError(f"is missing; {_LAYOUT}", field=key)
@@ -114,7 +115,7 @@ def _each(record: Record, with_answer: Callable[[Record, Any], Record]) -> tuple
 
 
 def _visuals_apart(record: Record) -> tuple[Record, Record]:
-    """Return the record with the pictures and videos of the chosen side, and that with those of the rejected side."""
+    """Return the record with the chosen side's pictures and videos, and the record with those of the rejected side."""
     chosen = other = without(record, "rejected_images", "rejected_videos")
     for kind in ("image", "video"):
         if given(record, f"rejected_{kind}s"):
@@ -130,7 +131,8 @@ def _no_pairs(record: Record) -> tuple[Record, Record]:
     raise DataError("this format has no place for pairs; write tiercel's own rows", field="rejected")
 
 
-# Of each format what makes of a pair the record with the chosen answer, and the one with the rejected answer.
+# For each format, the function that splits a pair into the record with the chosen answer and the one with the rejected
+# answer.
 SIDES: dict[FormatName, Callable[[Record], tuple[Record, Record]]] = {
     "tiercel": _of_messages,
     "swift": _of_messages,

@@ -1,4 +1,4 @@
-"""The formats of rows: one entry for each, how a record is read by it, and which format a file has."""
+"""List the formats of rows, with one entry for each; read records by them, and detect the format of a file."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ from tiercel.errors import DataError
 from tiercel.samples import column
 from tiercel.types import RejectedRow, Row
 
-# What any format reads; of every other column a value that JSON does not know is left out.
+# All columns that some format reads. In every other column, a value that JSON does not know is left out.
 # fmt: off
 _READ = frozenset((
     "id", "messages", "conversations", "query", "response", "history", "system", "instruction", "input", "output",
@@ -56,13 +56,13 @@ _READ = frozenset((
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataFormat:
-    """Reads one format. The texts are for messages and for the table of docs/data.md."""
+    """Describes one format. The texts are used in messages and in the table of docs/data.md."""
 
     convert: Callable[[Mapping[str, Any]], RowDraft]
     rows: str
-    marks: str  # the keys that tell it from other formats
+    marks: str  # the keys that distinguish it from other formats
     answer: str  # where the right answer comes from
-    turns: tuple[str, ...] = ()  # where the turns may be; a row with none of these may be a plain question
+    turns: tuple[str, ...] = ()  # the keys that may hold the turns; a row with none of these may be a plain question
 
 
 _LAST_TURN = "the gpt turn that ends the conversation"
@@ -146,7 +146,7 @@ FORMATS: dict[FormatName, DataFormat] = {
 
 def expanded(format: FormatName, record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Split a refcoco record with several expressions of one box into one record for each expression. Any other record
-    is returned as it is, in a list."""
+    is returned unchanged, in a list."""
     key = next((key for key in SEVERAL if given(record, key)), None)
     is_several = key is not None and isinstance(record[key], list) and bool(record[key])
     if format != "refcoco" or key is None or not is_several or given(record, "expression"):
@@ -163,8 +163,8 @@ def expanded(format: FormatName, record: Mapping[str, Any]) -> list[Mapping[str,
 def parse_record(
     record: Mapping[str, Any], *, format: FormatName, line: int, reading: Reading, default: str | None = None
 ) -> Row | RejectedRow:
-    """Convert a record to a Row, or to a RejectedRow with the wrong field and the reason. `default`: the id of a row
-    that has none."""
+    """Convert a record to a Row, or to a RejectedRow with the wrong field and the reason. `default` is the id if the
+    row has none."""
     file = reading.file
     id = default or default_id(file, line)
     try:
@@ -189,19 +189,21 @@ def parse_record(
     except DataError as error:
         field, reason = shortened(error.field), shortened(str(error))
         return RejectedRow(id=id, file=file, line=line, field=field, reason=reason)
-    except RecursionError:  # from a message that shows the wrong value
+    except RecursionError:  # from a message that quotes the wrong value
         return RejectedRow(id=id, file=file, line=line, field="row", reason="is nested too deeply")
 
 
 def split_shared_turns(chosen: RowDraft, rejected: RowDraft) -> tuple[RowDraft, RowDraft]:
-    """Share out boxes and references that a pair lists once for both answers: first those of the question, then those
-    of the chosen answer, then those of the rejected one, as ms-swift does. What fits each side alone stays."""
+    """Divide the boxes and references that a pair lists once for both answers, as ms-swift does: first come those of
+    the question, then those of the chosen answer, then those of the rejected one. Lists that fit each side alone
+    stay."""
     asked = [answer_start(side.messages) for side in (chosen, rejected)]
     if chosen.messages[: asked[0]] != rejected.messages[: asked[1]]:
         return chosen, rejected
 
     def parts(mark: str, listed: int) -> tuple[slice, slice] | None:
-        """Return of a list for both the part up to the rejected answer's, and that answer's."""
+        """Return the slices of a list for both sides that belong to the question and to the rejected answer; None if
+        its length does not fit the marks."""
         of_question = count_marks(chosen.messages[: asked[0]], mark)
         first, second = (count_marks(side.messages, mark) - of_question for side in (chosen, rejected))
         if listed != of_question + first + second:
@@ -223,7 +225,7 @@ def split_shared_turns(chosen: RowDraft, rejected: RowDraft) -> tuple[RowDraft, 
 
 
 def paired(chosen: Row, rejected: Row) -> Row:
-    """Make the row of a pair. Raises DataError where both sides are equal."""
+    """Make the row of a pair. Raises DataError if both sides are equal."""
     sides = [(side.messages, side.boxes, side.box_images, side.visuals) for side in (chosen, rejected)]
     if sides[0] == sides[1]:
         raise DataError("both answers are equal, so there is nothing to prefer", field="rejected")
@@ -236,11 +238,12 @@ def default_id(file: str, line: int) -> str:
 
 
 def detect_format(records: Sequence[Mapping[str, Any]], file: str) -> FormatName:
-    """Find the format of a file from the keys of its first records. Raises DataError where none fits, or several do."""
+    """Detect the format of a file from the keys of its first records. Raises DataError if no format fits, or several
+    do."""
     found = set[FormatName]()
     for record in records:
         found |= _formats_of(record)
-    # Rows of bare messages and images read the same as tiercel's and as ms-swift's.
+    # Rows that have only messages and images mean the same in tiercel's format and in ms-swift's.
     if not found and any(given(record, "messages") for record in records):
         return "tiercel"
     if len(found) == 1:
@@ -252,7 +255,7 @@ def detect_format(records: Sequence[Mapping[str, Any]], file: str) -> FormatName
 
 
 def _formats_of(record: Mapping[str, Any]) -> set[FormatName]:
-    """Return the formats that a record's keys fit."""
+    """Return the formats that fit a record's keys."""
     has = {key for key in record if given(record, key)}
     found = set[FormatName]()
     if "messages" in has and has_image_parts(record["messages"]):
@@ -260,7 +263,7 @@ def _formats_of(record: Mapping[str, Any]) -> set[FormatName]:
     elif "messages" in has:
         if has & {"objects", "solution", "label", "system", "rejected_response", "rejected_messages"}:
             found.add("swift")
-        # Of an answer and a solution ms-swift would read the solution, tiercel the answer.
+        # If there are an answer and a solution, ms-swift would read the solution, and tiercel the answer.
         if has & {"boxes", "rejected"} or {"answer", "solution"} <= has:
             found.add("tiercel")
     elif has & {"query", "response"}:
@@ -285,19 +288,19 @@ def _formats_of(record: Mapping[str, Any]) -> set[FormatName]:
 
 
 def _is_qa(has: Set[str]) -> bool:
-    """Whether keys are those of a question and its answer, and of no other format."""
+    """Return whether the keys are those of a question and its answer, and of no other format."""
     others = {"conversations", "instruction", "bbox"}
     return "answer" in has and ("question" in has or ("problem" in has and "solution" not in has)) and not has & others
 
 
 def convert(format: FormatName, record: Mapping[str, Any]) -> RowDraft:
-    """Read a record of a file of that format."""
+    """Read a record from a file of that format."""
     return from_qa(record) if _is_plain_question(format, record) else FORMATS[format].convert(record)
 
 
 def _is_plain_question(format: FormatName, record: Mapping[str, Any]) -> bool:
-    """Whether a record has nothing of what its file's format reads, but a question with an answer beside it: then it is
-    read as what it is."""
+    """Return whether a record has none of the keys that its file's format reads, but a question with an answer. It is
+    then read as a question and its answer."""
     keys = FORMATS[format].turns
     is_answered = given(record, "answer") or column(record, VERL_ANSWER) is not None
     return bool(keys) and not any(given(record, key) for key in keys) and is_answered and _has_question(record)

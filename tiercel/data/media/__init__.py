@@ -1,1 +1,1 @@
-"""Pictures and videos of rows."""
+"""Open pictures and videos of rows."""

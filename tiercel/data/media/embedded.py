@@ -1,4 +1,5 @@
-"""Pictures inside rows: base64 text, a data: URL, parts of a message as OpenAI writes them."""
+"""Read pictures that are embedded in rows: as base64 text, as a data: URL, or as parts of a message in OpenAI's
+form."""
 
 import base64
 import binascii
@@ -11,14 +12,14 @@ from tiercel.errors import DataError
 from tiercel.types import ImageSource
 
 _DATA_URL = re.compile(r"data:[a-z0-9.+/-]*(?:;[a-z0-9=.-]+)*;base64,", re.IGNORECASE)
-# What base64 of PNG, JPEG and WEBP begins with. A path could begin so too, but is not that long.
+# How base64 of PNG, JPEG and WEBP begins. A path could begin in the same way, but would not be as long.
 _BEGINNINGS = ("iVBORw0KGgo", "/9j/", "UklGR")
-_SHORTEST = 64  # characters; a picture of one pixel has more
+_SHORTEST = 64  # characters; even a picture of one pixel has more
 
 
 def embedded_picture(text: str, field: str) -> bytes | None:
     """Return the bytes of a picture that is written as base64; None for any other text, such as a path. Raises
-    DataError where it is not base64 to its end."""
+    DataError if the text begins as base64 but is not valid base64 to its end."""
     url = _DATA_URL.match(text)
     if url is None and (len(text) < _SHORTEST or not text.startswith(_BEGINNINGS) or "." in text[-6:]):
         return None
@@ -34,7 +35,7 @@ _KINDS = ("image_url", "input_image")
 
 
 def has_image_parts(messages: Any) -> bool:
-    """Whether any turn has a part with the address of an image."""
+    """Return whether any turn has a part with the address of an image."""
     turns = messages if isinstance(messages, list) else []
     contents = [turn.get("content") for turn in turns if isinstance(turn, Mapping)]
     parts = [part for content in contents if isinstance(content, list) for part in content]
@@ -42,8 +43,8 @@ def has_image_parts(messages: Any) -> bool:
 
 
 def read_image_parts(messages: Any, field: str) -> tuple[Any, tuple[ImageSource, ...]]:
-    """Return the turns with {"type": "image"} for each part with an address, and the images in their order. Raises
-    DataError for an address that cannot be read."""
+    """Return the turns with {"type": "image"} in place of each part that has an address, and the images in the same
+    order. Raises DataError for an address that cannot be read."""
     if not isinstance(messages, list):
         return messages, ()
     images: list[ImageSource] = []

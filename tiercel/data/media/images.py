@@ -23,10 +23,10 @@ from tiercel.wording import CUT, LONGEST_PATH
 
 ACCEPTED_FORMATS = ("PNG", "JPEG", "WEBP")
 
-# data.max_image_pixels is the limit, which `_opened` compares with the header before a pixel is decoded. Pillow's own
-# would refuse a picture that the recipe allows, from 179 million pixels on.
+# data.max_image_pixels is the limit, which `_opened` compares with the header before any pixel is decoded. Pillow's own
+# limit would refuse pictures that the recipe allows, from 179 million pixels on.
 Image.MAX_IMAGE_PIXELS = None
-# Text beside the pixels of a PNG, such as the workflow that made it, does not matter; Pillow's own limit is 1 MB.
+# Text in a PNG beside its pixels, such as the workflow that made it, is harmless; Pillow's own limit for it is 1 MB.
 PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 64 * 1024 * 1024
 
 # What Pillow raises for broken files: SyntaxError for broken chunks, LookupError for broken EXIF blocks.
@@ -43,16 +43,16 @@ _UNREADABLE = (
     zlib.error,
 )
 
-LONGEST_NAME = 255  # bytes of a name in a path, which is the system's limit
-_LONGEST_SHOWN = 200  # characters, in a message, of a text that is too long to be a path
-_MOST_READS = 300_000  # of one image of up to 600 MB; a PNG of 400 MB takes 200,000
-_BYTES_OF_A_READ = 2000  # at least, of a larger one
+LONGEST_NAME = 255  # bytes; the system's limit for one name in a path
+_LONGEST_SHOWN = 200  # characters shown in a message, of a text that is too long to be a path
+_MOST_READS = 300_000  # for an image of up to 600 MB; a PNG of 400 MB takes 200,000
+_BYTES_OF_A_READ = 2000  # the least on average, for a larger image
 # Control characters, and halves of surrogate pairs, which cannot be written to a file.
 _UNWRITABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class ImageProblem(DataError):
-    """Raised where an image cannot be used. `path`: as the row names it; `reason`: why."""
+    """An image cannot be used. `path` is as the row names it; `reason` says why."""
 
     def __init__(self, path: str, reason: str, field: str = "images"):
         self.path = path
@@ -66,8 +66,8 @@ class ImageProblem(DataError):
 def open_header(source: ImageSource, roots: ImageRoots, max_pixels: int) -> Size:
     """Read (width, height) in pixels of the upright picture from the header.
 
-    Raises ImageProblem where the path leads out of `roots`, and where the file is missing, empty, of another format,
-    animated, or has more than `max_pixels` by its header.
+    Raises ImageProblem if the path leads out of `roots`, or if the file is missing, empty, of another format, animated,
+    or has more than `max_pixels` by its header.
     """
     with _opened(source, roots, max_pixels) as image:
         width, height = image.size
@@ -78,7 +78,7 @@ def decode(source: ImageSource, roots: ImageRoots, max_pixels: int) -> Image.Ima
     """Decode an image to an upright picture in 8-bit RGB, without metadata.
 
     Transparent pixels are drawn on white. 16-bit greyscale keeps its high byte. CMYK is converted without a colour
-    profile. Raises ImageProblem as `open_header` does, and where the pixel data are incomplete or broken.
+    profile. Raises ImageProblem as `open_header` does, and if the pixel data are incomplete or broken.
     """
     if ImageFile.LOAD_TRUNCATED_IMAGES:
         raise EnvironmentProblem(
@@ -90,12 +90,12 @@ def decode(source: ImageSource, roots: ImageRoots, max_pixels: int) -> Image.Ima
 
 
 def source_name(source: ImageSource) -> str:
-    """Name an image for messages and reports."""
+    """Return the name of an image for messages and reports."""
     return source.path if source.path is not None else "(embedded image)"
 
 
 def path_problem(path: str) -> str | None:
-    """Say why a row's image path is refused, from its text; None where it may be opened."""
+    """Return why a row's image path is refused, judging by its text alone; None if it may be opened."""
     if not path:
         return "the path is empty"
     longest = _longest_name(path)
@@ -122,14 +122,14 @@ def _longest_name(path: str) -> int:
 
 
 def require_path(path: str, field: str = "images") -> None:
-    """Raise ImageProblem where `path_problem` refuses a path."""
+    """Raise ImageProblem if `path_problem` refuses a path."""
     if problem := path_problem(path):
         raise ImageProblem(path, problem, field)
 
 
 def stray_problem(path: str, roots: ImageRoots) -> str | None:
-    """Say why an absolute path is refused. None for any other path, and where its directory is under a root: then the
-    file is checked when it is opened."""
+    """Return why an absolute path is refused; None for any other path, and None if its directory is under a root, in
+    which case the file is checked when it is opened."""
     if not path.startswith("/") or _directory_is_under(os.path.dirname(path), roots):
         return None
     return None if _is_under(Path(os.path.realpath(path)), roots) else _stray(roots)
@@ -141,7 +141,7 @@ def _directory_is_under(directory: str, roots: ImageRoots) -> bool:
 
 
 def _is_under(file: Path, roots: ImageRoots) -> bool:
-    """Whether a file is under a root, with links followed. The root of the file system does not count."""
+    """Return whether a file is under a root, following links. The root of the file system does not count as a root."""
     real = (Path(os.path.realpath(root)) for root in (roots.base, *roots.more))
     return any(root != root.parent and file.is_relative_to(root) for root in real)
 
@@ -154,14 +154,15 @@ def _stray(roots: ImageRoots) -> str:
 
 
 def shown_path(path: str) -> str:
-    """Write a row's path for a message, without control characters; only what is no path is cut."""
+    """Return a row's path as shown in a message, without control characters; only a text that is too long to be a path
+    is shortened."""
     is_path = len(path) <= LONGEST_PATH and _longest_name(path) <= LONGEST_NAME
     text = path if is_path else path[:_LONGEST_SHOWN] + CUT
     return text if text.isprintable() else ascii(text)
 
 
 def resolve(path: str, roots: ImageRoots) -> Path:
-    """Return the file that `path` names under `roots`, with symbolic links followed. Raises ImageProblem where it is
+    """Return the file that `path` names under `roots`, following symbolic links. Raises ImageProblem if it is
     elsewhere, missing, empty, or not a regular file."""
     require_path(path)
     try:
@@ -183,7 +184,7 @@ def resolve(path: str, roots: ImageRoots) -> Path:
     except FileNotFoundError as error:
         where = "" if path.startswith("/") else f" under data.image_root ({roots.base})"
         raise ImageProblem(path, f"no such file{where}") from error
-    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
+    except (OSError, RuntimeError) as error:  # RuntimeError is raised for a loop of links before Python 3.13
         raise ImageProblem(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not stat.S_ISREG(status.st_mode):
         raise ImageProblem(path, "is not a regular file")
@@ -194,7 +195,8 @@ def resolve(path: str, roots: ImageRoots) -> Path:
 
 @contextmanager
 def _opened(source: ImageSource, roots: ImageRoots, max_pixels: int) -> Iterator[Image.Image]:
-    """Open an image and check its header. Errors of reading it, in the caller's code too, become ImageProblem."""
+    """Open an image and check its header. Errors in reading it, also those in the caller's code, become
+    ImageProblem."""
     name = source_name(source)
     try:
         with _stream(source, roots) as stream, Image.open(stream, formats=ACCEPTED_FORMATS) as image:
@@ -210,7 +212,7 @@ def _opened(source: ImageSource, roots: ImageRoots, max_pixels: int) -> Iterator
 
 
 class _Stream(BufferedReader):
-    """Reads bytes of an image, with a limited number of reads: Pillow looks for a JPEG's next marker byte by byte,
+    """Reads the bytes of an image, with a limited number of reads: Pillow looks for a JPEG's next marker byte by byte,
     through padding of any length."""
 
     reads, most_reads = 0, _MOST_READS

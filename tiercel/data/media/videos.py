@@ -1,4 +1,4 @@
-"""Read videos of rows: lists of frames, or files, from which PyAV takes frames at equal distances.
+"""Read videos of rows: lists of frames, or files from which PyAV takes frames at equal distances.
 
 The first bytes of a file decide whether it is opened as MP4, Matroska (WebM) or AVI. It is opened as a file object, so
 that no other file or address that it names is opened. Frames are turned upright, as images are.
@@ -25,13 +25,13 @@ class VideoHeader:
     """Describes the frames to take from a video."""
 
     size: Size
-    frame_numbers: tuple[int, ...]  # in the file, or in the list
-    fps: float  # frames a second of these frames
+    frame_numbers: tuple[int, ...]  # positions in the file, or in the list
+    fps: float  # frames per second of the frames that are taken
 
 
 def open_video(source: VideoSource, roots: ImageRoots, data: Data) -> VideoHeader:
-    """Read the size of a video's frames and choose the frames to take, from every frame's header of a list, or from the
-    first frame of a file. Raises ImageProblem, and EnvironmentProblem where a file needs PyAV."""
+    """Read the size of a video's frames and choose the frames to take. For a list, every frame's header is read; for a
+    file, its first frame. Raises ImageProblem, and EnvironmentProblem if a file needs PyAV and it is not installed."""
     with _naming_videos():
         return _header_of_list(source, roots, data) if source.frames else _header_of_file(source, roots, data)
 
@@ -48,7 +48,7 @@ def decode_video(source: VideoSource, roots: ImageRoots, data: Data, header: Vid
 
 @contextmanager
 def _naming_videos() -> Iterator[None]:
-    """Name `videos` as the wrong field, whatever raises ImageProblem inside."""
+    """Report `videos` as the wrong field for each ImageProblem that is raised inside the context."""
     try:
         yield
     except ImageProblem as problem:
@@ -108,15 +108,15 @@ def _upright(frame: Any) -> Image.Image:
 
 
 def evenly(count: int, rate: Fraction, fps: float, most: int) -> tuple[tuple[int, ...], float]:
-    """Choose frames at equal distances: about `fps` a second from `count` frames at `rate` a second, at most `most`.
-    Returns their numbers and their real frames a second."""
+    """Choose frames at equal distances: about `fps` per second from `count` frames at `rate` per second, at most
+    `most`. Return their numbers and their actual frames per second."""
     wanted = max(1, min(count, most, round(count * Fraction(fps) / rate)))
     numbers = tuple(count * number // wanted for number in range(wanted))
     return numbers, float(wanted * rate / count)
 
 
 def _kind(head: bytes) -> str | None:
-    """Return FFmpeg's name of a file's container, from its first bytes; None where it is unknown."""
+    """Return FFmpeg's name for a file's container, from its first bytes; None if it is unknown."""
     if head[4:8] == b"ftyp":
         return "mp4"
     if head[:4] == b"\x1a\x45\xdf\xa3":

@@ -1,1 +1,1 @@
-"""How ranks share the weights, gradients and moments of what is trained."""
+"""Share the weights, gradients and moments of what is trained among the ranks."""

@@ -1,4 +1,4 @@
-"""How ranks share the work of training: the methods of a strategy, and the class of each name.
+"""Define how ranks share the work of training: the methods of a strategy, and the class of each name.
 
 A strategy owns the trained weights: it wraps the learner, sums gradients, updates weights, and gathers them for saving.
 All strategies give the same numbers on any number of ranks, to rounding.
@@ -24,7 +24,7 @@ class Strategy(Protocol):
 
     ranks: Ranks
     learner: Any  # the wrapped learner; only its forward may be called, unless passes are private
-    # Passes have no collectives, so ranks may make different numbers of them and call parts of the learner.
+    # Private passes have no collectives, so ranks may make different numbers of them and call parts of the learner.
     passes_are_private: bool
 
     def set_learning_rate(self, rate: float) -> None:
@@ -38,18 +38,18 @@ class Strategy(Protocol):
 
     def backward(self, loss: Tensor, *, is_last: bool) -> None:
         """Add the gradient of this rank's share of the loss. The sum of all shares is the loss of the minibatch.
-        `is_last`: this is the last backward pass of the update on this rank."""
+        `is_last` means that this is the last backward pass of the update on this rank."""
 
     def reduce_gradients(self) -> float:
-        """Sum gradients over the ranks. Returns the L2 norm of the sum, which is not finite where a gradient is not."""
+        """Sum gradients over the ranks. Return the L2 norm of the sum, which is not finite if a gradient is not."""
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the summed gradient before clipping, whole and on the CPU, by parameter; empty except on the first
         rank."""
 
     def update(self, norm: float, max_norm: float) -> bool:
-        """Clip the gradient and update the weights. False where a float16 gradient overflowed: then the weights are not
-        changed and the loss scale is lowered."""
+        """Clip the gradient and update the weights. Return False if a float16 gradient overflowed: then the weights are
+        not changed and the loss scale is lowered."""
 
     @property
     def loss_scale(self) -> float:
@@ -69,15 +69,16 @@ class Strategy(Protocol):
         """Return the state of the loss scale, as JSON."""
 
     def restore(self, tensors: SavedTensors, scaler_state: Mapping[str, Any]) -> None:
-        """Restore the results of `optimizer_tensors`, of which the strategy reads what it needs, and `scaler_state`."""
+        """Restore the results of `optimizer_tensors`, of which the strategy reads what it needs, and of
+        `scaler_state`."""
 
     def moved(self, change: Callable[[Tensor], Tensor]) -> AbstractContextManager[None]:
         """Replace each trained weight by `change(weight)`. At the end all weights are restored, bit for bit. Every rank
         makes the same change."""
 
     def as_reference(self) -> AbstractContextManager[None]:
-        """Make the policy compute with the weights of the reference: those of the start of the run, or those to which
-        the reference has moved."""
+        """Make the policy compute with the weights of the reference: those of the start of the run, or those that the
+        reference has moved to."""
 
     def whole_policy(self) -> AbstractContextManager[None]:
         """Gather all weights of the policy on every rank, so that each can sample by itself."""
@@ -99,6 +100,6 @@ def build_strategy(
     learner: Any,
     start: Mapping[str, Tensor] | None = None,
 ) -> Strategy:
-    """Build the strategy of that name. `start`: whole weights of the KL reference, by name, which differ from the
-    policy's; the strategy keeps its share of them. Raises EnvironmentProblem where a package is missing."""
+    """Build the strategy of that name. `start` has whole weights of the KL reference that differ from the policy's, by
+    name; the strategy keeps its share of them. Raises EnvironmentProblem if a package is missing."""
     return STRATEGIES[name](recipe, ranks, policy, learner, start)

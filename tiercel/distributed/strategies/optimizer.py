@@ -1,7 +1,7 @@
 """Build AdamW, clip gradients, and save and restore the optimiser's state as tensors.
 
 torch's own AdamW keeps its moments in float32. Those of bitsandbytes keep them in 8 bits (Dettmers et al. 2022,
-arXiv:2110.02861), or in memory that moves to the host where the GPU's is short.
+arXiv:2110.02861), or in memory that moves to the host when the GPU's is short.
 """
 
 from collections.abc import Mapping
@@ -16,13 +16,14 @@ from tiercel.errors import EnvironmentProblem, ModelError, RunError
 from tiercel.models.policy import Policy, base_name
 
 STATE_NAMES = ("step", "exp_avg", "exp_avg_sq")
-OWN_STATE_NAMES = ("step", "state1", "state2", "absmax1", "absmax2")  # of bitsandbytes; the maps of codes are constant
+# The names of bitsandbytes; its maps of codes are constant.
+OWN_STATE_NAMES = ("step", "state1", "state2", "absmax1", "absmax2")
 OF_BITSANDBYTES = {"adamw_8bit": "AdamW8bit", "paged_adamw": "PagedAdamW32bit", "paged_adamw_8bit": "PagedAdamW8bit"}
 
 
 def build_optimizer(policy: Policy, optim: Optim) -> torch.optim.Optimizer:
     """Build AdamW over all trained parameters: in one kernel on a GPU, otherwise by operations on all of them together,
-    which a CPU computes to the same bytes as ever. Raises EnvironmentProblem for paged moments without a GPU."""
+    which give the same bytes on a CPU as ever. Raises EnvironmentProblem for paged moments without a GPU."""
     groups = parameter_groups(policy, optim)
     settings: dict[str, Any] = {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps}
     if optim.name == "adamw":
@@ -44,8 +45,8 @@ def require_optimizer(optim: Optim, device: torch.device) -> None:
 
 def parameter_groups(policy: Policy, optim: Optim) -> list[dict[str, Any]]:
     """Group the parameters for the optimiser. Only matrices have weight decay, not norms and biases. Sharded parameters
-    have their own groups, because no operation takes them together with whole ones. `share`: the group's learning rate
-    divided by optim.lr. Raises ModelError where a part has a learning rate but no trained parameter."""
+    have their own groups, because no operation takes them together with whole ones. `share` is the group's learning
+    rate divided by optim.lr. Raises ModelError if a part has a learning rate but no trained parameter."""
     rates = {part: rate for part, rate in optim.part_lr if rate is not None}
     groups: dict[tuple[bool, bool, float], list[nn.Parameter]] = {}
     trained_parts = set()
@@ -83,8 +84,8 @@ def clip_gradients(parameters: Mapping[str, nn.Parameter], norm: float, max_norm
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Return the state as `NAME.step`, `NAME.exp_avg` and `NAME.exp_avg_sq`, in the order of the names; of
-    bitsandbytes' kinds by its own keys."""
+    """Return the state as `NAME.step`, `NAME.exp_avg` and `NAME.exp_avg_sq`, in the order of the names; bitsandbytes'
+    optimisers have their own keys."""
     return {
         f"{name}.{key}": torch.as_tensor(optimizer.state[parameter][key])
         for name, parameter in parameters.items()
@@ -103,7 +104,7 @@ def restore_optimizer(optimizer: Any, parameters: Mapping[str, nn.Parameter], te
     for name, parameter in parameters.items():
         if f"{name}.step" in tensors:
             state = {key: tensors[f"{name}.{key}"].clone() for key in STATE_NAMES}
-            # The fused kernel reads the step count on the parameter's device, the others on the CPU.
+            # The fused kernel reads the step count on the parameter's device, the others read it on the CPU.
             step_device = parameter.device if optimizer.defaults["fused"] else torch.device("cpu")
             optimizer.state[parameter] = {
                 key: value.to(step_device if key == "step" else parameter.device) for key, value in state.items()
@@ -111,7 +112,7 @@ def restore_optimizer(optimizer: Any, parameters: Mapping[str, nn.Parameter], te
 
 
 def _restore_own(optimizer: Any, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
-    """Let bitsandbytes make its state, and copy what was saved into it."""
+    """Let bitsandbytes create its state, and copy what was saved into it."""
     names = {parameter: name for name, parameter in parameters.items()}
     for number, group in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(group["params"]):
@@ -126,6 +127,6 @@ def _restore_own(optimizer: Any, parameters: Mapping[str, nn.Parameter], tensors
 
 
 def require_known_states(tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> None:
-    """Raise RunError where a checkpoint has the state of a parameter that is not trained here."""
+    """Raise RunError if a checkpoint has the state of a parameter that is not trained here."""
     if unknown := sorted(name for name in tensors if name.rpartition(".")[0] not in parameters):
         raise RunError(f"the checkpoint has optimiser state for unknown parameters, such as {unknown[0]}")

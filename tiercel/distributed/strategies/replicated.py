@@ -1,4 +1,4 @@
-"""Strategies in which every rank has all weights. Gradients are summed by one all_reduce of a flat buffer."""
+"""Implement the strategies in which every rank has all weights. Gradients are summed by all_reduce of flat buffers."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from tiercel.distributed.strategies.shard_files import SavedTensors
 from tiercel.models.policy import Policy
 
 FIRST_LOSS_SCALE = 2.0**16
-BUFFER_ELEMENTS = 2**28  # of a flat gradient buffer; one is enough for adapters, full fine-tuning needs several
+BUFFER_ELEMENTS = 2**28  # the largest flat gradient buffer; one is enough for adapters, full fine-tuning needs several
 
 
 class Replicated:
@@ -144,7 +144,7 @@ class Replicated:
 
 
 def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters, a tied one once, and the buffers that a checkpoint has."""
+    """Return the parameters, a tied one only once, and the buffers that a checkpoint has."""
     names = set(model.state_dict())
     parameters = dict(model.named_parameters())
     return {**parameters, **{name: buffer for name, buffer in model.named_buffers() if name in names}}

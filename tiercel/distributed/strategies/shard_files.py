@@ -1,8 +1,9 @@
-"""Tensors in shards: each rank writes the rows that it has of each, and reads the rows that it needs.
+"""Save and load tensors in shards: each rank writes the rows that it has of each tensor, and reads the rows that it
+needs.
 
 The files are those of torch's distributed checkpoint in its safetensors form, which `HuggingFaceStorageReader` reads:
 `DCP_SHARDING_INFO` in a file's header has the place of each piece. They are written and read here, because torch's
-writer holds a rank's share twice more in memory, and its collectives are unknown to the watchdog. No file is a pickle.
+writer holds a rank's share twice more in memory, and the watchdog does not know its collectives. No file is a pickle.
 """
 
 import json
@@ -21,7 +22,7 @@ from tiercel.errors import ModelError
 from tiercel.models.weights.memory_errors import is_out_of_memory, memory_to_load
 
 PLACES, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"  # torch's names
-MOMENTS_FILE, MOMENTS = "optimizer.safetensors", "optimizer"  # in a checkpoint: whole, or the folder of shards
+MOMENTS_FILE, MOMENTS = "optimizer.safetensors", "optimizer"  # in a checkpoint: the whole file, or the folder of shards
 REMEDY = "free some memory, or put the right file there"
 
 
@@ -30,7 +31,7 @@ class ShardPiece:
     """Consecutive rows of a tensor, or all of it."""
 
     tensor: Tensor
-    start: int = 0  # the place of its first row in the whole tensor
+    start: int = 0  # the position of its first row in the whole tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,13 +44,13 @@ class StoredPiece:
 
     @property
     def stop(self) -> int:
-        """Return the row after its last one."""
+        """Return the number of the row after its last one."""
         return self.start + self.shape[0] if self.shape else 1
 
 
 def write_pieces(directory: Path, rank: int, pieces: Mapping[str, ShardPiece], most_bytes: int) -> list[Path]:
-    """Write a rank's pieces into files of at most that many bytes, and return the files; one tensor may have more. Only
-    the tensors of one file are copied to the CPU at once."""
+    """Write a rank's pieces into files of at most that many bytes, and return the files; a file with only one tensor
+    may have more. Only the tensors of one file are copied to the CPU at once."""
     bunches: list[list[str]] = []
     held = 0
     for name, piece in pieces.items():
@@ -71,7 +72,7 @@ def _write(file: Path, pieces: Mapping[str, ShardPiece]) -> None:
 
 
 class SavedTensors(Mapping[str, Tensor]):
-    """Reads tensors from files, each when it is asked for. A file without places holds whole tensors."""
+    """Reads tensors from files, each when it is accessed. A file without places contains whole tensors."""
 
     def __init__(self, files: Sequence[Path]):
         self._opened: dict[Path, Any] = {}
@@ -87,7 +88,7 @@ class SavedTensors(Mapping[str, Tensor]):
         return len(self._pieces)
 
     def __getitem__(self, name: str) -> Tensor:
-        """Read a whole tensor. Raises ModelError where rows are missing or a file cannot be read."""
+        """Read a whole tensor. Raises ModelError if rows are missing or a file cannot be read."""
         return self.rows(name, 0, max(piece.stop for piece in self._pieces[name]))
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
@@ -113,7 +114,7 @@ class SavedTensors(Mapping[str, Tensor]):
             return opened.get_slice(name)[start - piece.start : stop - piece.start]
 
     def _listed(self, file: Path) -> Iterator[tuple[str, StoredPiece]]:
-        """Yield what a file holds."""
+        """Yield the pieces in a file, by the tensor's name."""
         with memory_to_load(file, REMEDY), _readable(file):
             self._opened[file] = opened = safe_open(file, "pt")
             places = json.loads((opened.metadata() or {}).get(PLACES, "{}"))
@@ -125,7 +126,7 @@ class SavedTensors(Mapping[str, Tensor]):
 
 @contextmanager
 def _readable(file: Path) -> Iterator[None]:
-    """Wrap code that reads a file. Raises ModelError, which names it, where it is not what it should be."""
+    """Raise ModelError, which names the file, if the code in this context cannot read it."""
     try:
         yield
     except (OSError, SafetensorError, ValueError, LookupError, TypeError) as error:
@@ -135,7 +136,6 @@ def _readable(file: Path) -> Iterator[None]:
 
 
 def saved_moments(checkpoint: Path) -> SavedTensors:
-    """Find the optimiser's state in a checkpoint: in one file, or in shards. Raises ModelError where it cannot be
-    read."""
+    """Find the optimiser's state in a checkpoint: in one file, or in shards. Raises ModelError if it cannot be read."""
     whole = checkpoint / MOMENTS_FILE
     return SavedTensors([whole] if whole.is_file() else sorted((checkpoint / MOMENTS).glob("*.safetensors")) or [whole])

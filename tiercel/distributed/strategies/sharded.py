@@ -1,9 +1,9 @@
-"""FSDP2: each rank has its share of every decoder layer. A layer is gathered for its pass and freed after it.
+"""Implement FSDP2: each rank has its share of every decoder layer. A layer is gathered for its pass and freed after it.
 
 With an adapter only the frozen base is sharded; every rank has the whole adapter, whose gradient is summed as in `ddp`.
 In full fine-tuning weights, gradients and moments are sharded. With train.shard_size a group of ranks shards a copy of
-the model, and the copies' gradients are summed (HSDP). The vision tower is not part of the learner, and every
-rank has all of it: otherwise all ranks would have to call it equally often, with or without images.
+the model, and the copies' gradients are summed (HSDP). The vision tower is not part of the learner, and every rank has
+all of it: otherwise all ranks would have to call it equally often, with or without images.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -36,13 +36,14 @@ class Sharded(Replicated):
         self, recipe: BaseRecipe, ranks: Ranks, policy: Policy, learner: Any, start: Mapping[str, Tensor] | None = None
     ):
         mesh = mesh_of(recipe, ranks, policy.device)
-        self.copies = ranks.world_size // mesh.shape[-1]  # of the model; a rank's share is in each of them
+        self.copies = ranks.world_size // mesh.shape[-1]  # of the model; each copy has a rank's share
         options: dict[str, Any] = {"mesh": mesh}
         if policy.peft is not None:
             named = learner.named_parameters()
             options["ignored_params"] = {p for name, p in named if p.requires_grad or ".lora_" in name}
         elif policy.needs_autocast:
-            # Autocast would keep a cast copy of every gathered weight until the backward pass, so FSDP2 casts.
+            # Autocast would keep a cast copy of every gathered weight until the backward pass, so FSDP2 does the
+            # casting.
             options["mp_policy"] = MixedPrecisionPolicy(param_dtype=policy.compute_dtype, reduce_dtype=torch.float32)
             learner.autocast = learner.head_autocast = nullcontext
         self.layers = list(learner.language_model.layers)
@@ -73,15 +74,15 @@ class Sharded(Replicated):
         return super().model_weights()
 
     def model_parts(self, most_bytes: int) -> Iterator[dict[str, Tensor]]:
-        """Yield what `model_weights` returns in parts of whole layers, of at most that many bytes where a layer has no
-        more. Every rank goes through all of them, and has one whole tensor at a time; the first has one part."""
+        """Yield what `model_weights` returns in parts of whole layers, of at most that many bytes unless a layer has
+        more. Every rank goes through all parts and has one whole tensor at a time; the first rank has one part."""
         self.learner.reset_iter_state()
         tensors = saved_tensors(self.policy.model)
         for names in parts_of({name: _bytes(tensor) for name, tensor in tensors.items()}, most_bytes):
             yield self._on_first({name: tensors[name] for name in names})
 
     def checkpoint_bytes(self) -> int:
-        """Return the bytes of a full checkpoint's weights and moments."""
+        """Return the number of bytes of a full checkpoint's weights and moments."""
         moments = optimizer_tensors(self.optimizer, self.parameters)
         return sum(map(_bytes, (*saved_tensors(self.policy.model).values(), *moments.values())))
 
@@ -90,7 +91,7 @@ class Sharded(Replicated):
         return {name: _local(parameter) for name, parameter in self.parameters.items()}
 
     def moment_pieces(self) -> dict[str, ShardPiece]:
-        """Return what this rank is to write of the result of `optimizer_tensors`: its rows, and some of the tensors
+        """Return what this rank should write of the result of `optimizer_tensors`: its rows, and some of the tensors
         that all ranks have. Each row is written by one rank."""
         copy, share = divmod(self.ranks.rank, self.ranks.world_size // self.copies)
         shares = self.ranks.world_size // self.copies
@@ -109,7 +110,7 @@ class Sharded(Replicated):
         self.scaler.load_state_dict(dict(scaler_state))
 
     def _share_of_saved(self, saved: SavedTensors, name: str) -> Tensor:
-        """Read a moment as its parameter is sharded: this rank's rows of it."""
+        """Read a moment in the way in which its parameter is sharded: this rank's rows of it."""
         parameter = self.parameters[name.rpartition(".")[0]]
         if not isinstance(parameter, DTensor) or name.endswith(".step"):
             return saved[name]
@@ -125,7 +126,8 @@ class Sharded(Replicated):
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
-        """Copy the reference's weights into FSDP2's own memory, from which it gathers, and the policy's back after."""
+        """Copy the reference's weights into FSDP2's own memory, from which it gathers, and the policy's weights back at
+        the end."""
         own = {name: _local(self.parameters[name]).clone() for name in self.start}
         try:
             self._exchange(self.start)
@@ -162,8 +164,8 @@ class Sharded(Replicated):
 
 
 def mesh_of(recipe: BaseRecipe, ranks: Ranks, device: torch.device) -> DeviceMesh:
-    """Return the ranks in the order of copies and of shares. The first call must be made by all ranks at once. Raises
-    EnvironmentProblem where the ranks are no whole number of copies."""
+    """Return the mesh of the ranks, in the order of copies and of shares. All ranks must make the first call at once.
+    Raises EnvironmentProblem if the number of ranks is not a multiple of train.shard_size."""
     size = recipe.train.shard_size or ranks.world_size
     if ranks.world_size % size:
         raise EnvironmentProblem(f"train.shard_size: {size} does not divide {ranks.world_size} ranks")
@@ -179,7 +181,7 @@ def _mesh(device_type: str, copies: int, size: int) -> DeviceMesh:
 
 
 class _Shares(Mapping[str, Tensor]):
-    """This rank's part of saved tensors, each read when it is asked for."""
+    """This rank's part of saved tensors, each read when it is accessed."""
 
     def __init__(self, saved: SavedTensors, read: Callable[[SavedTensors, str], Tensor]):
         self._saved = saved
@@ -196,15 +198,15 @@ class _Shares(Mapping[str, Tensor]):
 
 
 def _rows(tensor: DTensor, share: int) -> tuple[int, int]:
-    """Return the first row of a share, and the one after its last. FSDP2 gives each share equally many rows of a
-    tensor's first dimension; the last ones have fewer, or none."""
+    """Return the first row of a share, and the row after its last. FSDP2 gives each share equally many rows of a
+    tensor's first dimension; the last shares have fewer, or none."""
     rows = tensor.shape[0]
     each = -(-rows // tensor.device_mesh.shape[-1])
     return min(share * each, rows), min((share + 1) * each, rows)
 
 
 def _bytes(tensor: Tensor) -> int:
-    """Return the bytes of the whole tensor."""
+    """Return the number of bytes of the whole tensor."""
     return tensor.numel() * tensor.element_size()
 
 
@@ -222,6 +224,6 @@ def _sharded_modules(learner: nn.Module) -> list[FSDPModule]:
 
 
 def _square_sum(tensors: list[Tensor], device: torch.device) -> Tensor:
-    """Add up the squares of all elements, fp32; 0 without tensors."""
+    """Add up the squares of all elements, fp32; 0 if there are no tensors."""
     norms = [torch.linalg.vector_norm(tensor, dtype=torch.float32) for tensor in tensors]
     return torch.stack(norms).square().sum() if norms else torch.zeros((), device=device)

@@ -1,7 +1,7 @@
-"""DeepSpeed's ZeRO: it partitions weights, gradients and moments, and saving gathers them.
+"""Implement DeepSpeed's ZeRO: it partitions weights, gradients and moments, and saving gathers them.
 
-DeepSpeed averages gradients over the ranks, so the loss is multiplied by their number. docs/decisions.md tells what
-DeepSpeed did on two ranks, and which mistakes let it hang.
+DeepSpeed averages gradients over the ranks, so the loss is multiplied by their number. docs/decisions.md describes what
+DeepSpeed did on two ranks, and which mistakes make it hang.
 """
 
 import math
@@ -63,10 +63,10 @@ class Zero:
         set_learning_rate(self.learner.optimizer, rate)
 
     def zero_gradients(self) -> None:
-        """Nothing is done: DeepSpeed drops the gradients in its step."""
+        """Do nothing: DeepSpeed drops the gradients in its step."""
 
     def leave_out(self) -> None:
-        """Nothing is done: a recipe that needs this is refused, because DeepSpeed keeps the gradients."""
+        """Do nothing: a recipe that needs this is refused, because DeepSpeed keeps the gradients."""
 
     def backward(self, loss: Tensor, *, is_last: bool) -> None:
         self.learner.set_gradient_accumulation_boundary(is_last)
@@ -135,7 +135,7 @@ class Zero:
             return
         outer = self.learner.optimizer
         flats = outer.fp32_partitioned_groups_flat if self.stage == 3 else outer.single_partition_of_fp32_groups
-        for flat in flats:  # DeepSpeed makes its state at the first step
+        for flat in flats:  # DeepSpeed only creates its state at the first step
             moments = {key: torch.zeros_like(flat, requires_grad=False) for key in STATE_NAMES[1:]}
             outer.optimizer.state[flat] = {"step": steps[0].clone(), **moments}
         if self.stage < 3:
@@ -157,7 +157,7 @@ class Zero:
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
-        """Switch the adapter. A recipe that would need a copy of whole weights is refused."""
+        """Switch the adapter off or to the reference's. A recipe that would need a copy of whole weights is refused."""
         with self.policy.as_reference():
             yield
 
@@ -219,7 +219,7 @@ class Zero:
 
 def _partition(deepspeed: Any, learner: nn.Module, config: Mapping[str, Any], device: torch.device) -> None:
     """Move one parameter after the other to the device and partition it there, before DeepSpeed would move the whole
-    model. Each is copied, also on a CPU: the original is part of a checkpoint file that all ranks map, and DeepSpeed
+    model. Each is copied, even on a CPU: the original is part of a checkpoint file that all ranks map, and DeepSpeed
     would write to it."""
 
     def copied(parameter: nn.Parameter) -> nn.Parameter:
@@ -230,7 +230,7 @@ def _partition(deepspeed: Any, learner: nn.Module, config: Mapping[str, Any], de
     first, *others = learner.parameters()
     deepspeed.zero.Init(module=nn.ParameterList([copied(first)]), config_dict_or_path=config)
     first.convert_to_zero_parameters(param_list=map(copied, others))  # type: ignore[attr-defined]
-    for buffer in learner.buffers():  # DeepSpeed leaves those of a partitioned model where they are
+    for buffer in learner.buffers():  # DeepSpeed does not move the buffers of a partitioned model
         buffer.data = buffer.data.to(device)
 
 

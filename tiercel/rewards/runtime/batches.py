@@ -1,4 +1,4 @@
-"""What scores the rewards that are started: a process, a server, a model, each for a whole batch of completions."""
+"""Start the rewards that need a process, a server or a model; each scores a whole batch of completions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +15,10 @@ from tiercel.types import EncodedPrompt
 
 
 class BatchReward(Protocol):
-    """A reward with a part of its own to start and to end."""
+    """A reward that has something to start and to end."""
 
     def start(self) -> None:
-        """Start it. Raises RecipeError with the reason where that fails."""
+        """Start it. Raises RecipeError with the reason if that fails."""
 
     def score(self, samples: Sequence[Sample]) -> tuple[RewardValue, ...]: ...
     def close(self) -> None: ...
@@ -26,14 +26,14 @@ class BatchReward(Protocol):
 
 @runtime_checkable
 class AnswerReward(BatchReward, Protocol):
-    """A reward that sees a completion's prompt as well, with its pictures."""
+    """A reward that also sees a completion's prompt, with its pictures."""
 
     def score_answers(self, samples: Sequence[Sample], prompts: Sequence[EncodedPrompt]) -> tuple[RewardValue, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class WithTruth:
-    """A reward in a process of its own, which finds the right answer in `answer`, whatever its column."""
+    """A reward in its own process, which is passed the right answer as `answer`, whatever column it is in."""
 
     user: UserReward
     reward: Math
@@ -53,7 +53,7 @@ class WithTruth:
 
 
 def _by_model(reward: ByModel, reliability: Reliability) -> BatchReward:
-    from tiercel.rewards.runtime.model import ModelReward  # torch and transformers, which no other reward needs
+    from tiercel.rewards.runtime.model import ModelReward  # needs torch and transformers, which no other reward does
 
     return ModelReward(reward)
 
@@ -73,6 +73,6 @@ STARTERS: dict[type[RewardEntry], Callable[[Any, Reliability], BatchReward]] = {
 
 
 def batch_reward(reward: RewardEntry, reliability: Reliability) -> BatchReward | None:
-    """Return what scores batches for a reward, not yet started; None where the reward scores by itself."""
+    """Return what scores batches for a reward, not started yet; None if the reward scores by itself."""
     starter = STARTERS.get(type(reward))
     return None if starter is None else starter(reward, reliability)

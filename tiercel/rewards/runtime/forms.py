@@ -1,10 +1,10 @@
-"""The forms that a reward of the user's may have, by what the object is; each becomes a function of samples.
+"""Turn each form that a reward of the user may have, as told by the object itself, into a function of samples.
 
-- tiercel's own: it takes a sample, or with `batched = True` a list of them, and is left as it is;
+- tiercel's own: it takes a sample, or a list of samples if it has `batched = True`, and is not changed;
 - TRL's: a function with a parameter `completions`, called by keyword with `prompts` and every column of the rows, each
-  a list with an entry for every completion; VLM-R1's are such, too;
-- by name: a function with a parameter `completion`, called for each completion with what it has parameters for, such as
-  f(completion, answer): the names of a Sample, and the columns of the row;
+  a list with an entry for every completion; VLM-R1's rewards have this form, too;
+- by name: a function with a parameter `completion`, called for each completion with the values that it has parameters
+  for, such as f(completion, answer): the names of a Sample, and the columns of the row;
 - ms-swift's: a class, or an object of one, whose `__call__` has that parameter.
 
 Loaded in the process of a reward; imports nothing heavy.
@@ -20,15 +20,15 @@ from typing import Any
 from tiercel.samples import Sample, SampleImage
 
 SAMPLE_NAMES = ("id", "prompt", "completion", "answer", "token_count", "is_truncated", "messages", "coordinate_space")
-STOOD_IN = ("ORM", "AsyncORM", "orms")  # of swift.plugin and swift.rewards
+STOOD_IN = ("ORM", "AsyncORM", "orms")  # names in swift.plugin and swift.rewards
 
 
 class NoReward(TypeError):
-    """What the recipe names is no reward; the message says why."""
+    """What the recipe names is not a reward; the message says why."""
 
 
 def as_reward(found: Any) -> Callable[..., Any]:
-    """Return what to call with a sample, or, where it has `batched = True`, with a list of them. Raises NoReward."""
+    """Return what to call with a sample, or with a list of samples if it has `batched = True`. Raises NoReward."""
     if inspect.isclass(found):
         found = _made(found)
     if not callable(found):
@@ -44,14 +44,14 @@ def as_reward(found: Any) -> Callable[..., Any]:
 
 
 def _made(found: type) -> Any:
-    """Make an object of a class as ms-swift does. Raises whatever its constructor does."""
+    """Make an object of a class as ms-swift does. Raises whatever its constructor raises."""
     if names := [each.name for each in _named(found) if each.default is each.empty]:
         raise NoReward(f"is a class that requires {', '.join(names)}; a reward class is created without arguments")
     return found()
 
 
 def _takes(found: Callable[..., Any], name: str) -> bool:
-    """Tell whether a function is called by the names of its parameters, `name` among them."""
+    """Return whether a function is called by the names of its parameters, one of which is `name`."""
     parameters = _parameters(found)
     kinds = [parameter.kind for parameter in parameters.values()]
     is_of_samples = next(iter(parameters), None) in ("sample", "samples")
@@ -82,17 +82,18 @@ def _by_name(found: Callable[..., Any]) -> Callable[[Sample], Any]:
 def _parameters(found: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(found).parameters
-    except ValueError:  # a function in C that does not tell
+    except ValueError:  # a function in C whose signature is not known
         return {}
 
 
 def _named(found: Callable[..., Any]) -> list[inspect.Parameter]:
-    """List its parameters without *args and **kwargs."""
+    """List the function's parameters without *args and **kwargs."""
     return [each for each in _parameters(found).values() if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
 
 
 def _of_lists(found: Callable[..., Any], *, is_conversational: bool) -> Callable[..., Any]:
-    """Wrap a function that takes lists by name as a function of samples. It is given what it has parameters for."""
+    """Wrap a function that takes lists by name as a function of samples. It is passed the lists that it has parameters
+    for."""
     takes_all = any(each.kind is each.VAR_KEYWORD for each in _parameters(found).values())
     names = [each.name for each in _named(found)]
     needed = [each.name for each in _named(found) if each.default is each.empty]
@@ -109,8 +110,9 @@ def _of_lists(found: Callable[..., Any], *, is_conversational: bool) -> Callable
 
 
 def _lists(samples: Sequence[Sample], is_conversational: bool) -> dict[str, list[Any]]:
-    """Prompts, completions and every column of any row, `answer` among them, and `solution`, which is the answer where
-    no row has such a column; None where a row lacks a column. Pictures in the forms of TRL and VLM-R1."""
+    """Collect prompts, completions and every column of any row, including `answer`, and `solution`, which is the answer
+    if no row has a column of that name. The entry is None if a row lacks a column. Pictures are in the forms of TRL and
+    VLM-R1."""
     answers = [sample.answer for sample in samples]
     lists = {"solution": [sample.named.get("solution", sample.answer) for sample in samples], "answer": answers}
     columns = dict.fromkeys(name for sample in samples for name in sample.columns)
@@ -127,7 +129,8 @@ def _lists(samples: Sequence[Sample], is_conversational: bool) -> dict[str, list
 
 
 def _pictures(samples: Sequence[Sample], **lists: list[Any]) -> dict[str, list[Any]]:
-    """Add to lists the pictures of each sample, their files, and the patches of the first, where any has a picture."""
+    """Add to `lists` the pictures of each sample, their files, and the patches of the first picture, if any sample has
+    one."""
     if not any(sample.images for sample in samples):
         return lists
     lists |= {
@@ -141,7 +144,7 @@ def _pictures(samples: Sequence[Sample], **lists: list[Any]) -> dict[str, list[A
 
 
 class Pictures(Sequence[Any]):
-    """The pictures of a sample, each opened when it is asked for."""
+    """The pictures of a sample, each opened only when it is accessed."""
 
     def __init__(self, images: Sequence[SampleImage]):
         self._images = images
@@ -155,17 +158,17 @@ class Pictures(Sequence[Any]):
 
 
 class _StandInOrm:
-    """Base class of ms-swift's rewards."""
+    """Replaces the base class of ms-swift's rewards."""
 
     def __init__(self, args: Any = None, **options: Any):
         self.args = args
 
 
 def stand_in_for_swift() -> None:
-    """Make `from swift.plugin import ORM, orms`, and the same of swift.rewards, work in this process, where ms-swift
-    is not installed. Nothing else of it is there."""
+    """Make `from swift.plugin import ORM, orms`, and the same import from swift.rewards, work in this process if
+    ms-swift is not installed. Nothing else of ms-swift is provided."""
     package = ModuleType("swift")
-    package.__path__ = []  # a package without further modules
+    package.__path__ = []  # marks it as a package, without further modules
     registry: dict[str, Any] = {}
     for name in ("plugin", "rewards"):
         module = ModuleType(f"swift.{name}")
@@ -177,5 +180,5 @@ def stand_in_for_swift() -> None:
 
 
 def is_swifts(error: ImportError) -> bool:
-    """Say whether an import failed because ms-swift, or something in it, is missing."""
+    """Return whether an import failed because ms-swift, or something in it, is missing."""
     return (error.name or "").partition(".")[0] == "swift"

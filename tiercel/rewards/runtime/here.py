@@ -1,5 +1,6 @@
-"""Rewards that are called in the trainer's own process: functions of a Python session that no file can hold, such as a
-method of an object that has a model loaded. They have no limits of memory, and none of time but a warning."""
+"""Call rewards in the trainer's own process: functions of a Python session that cannot be in a file, such as a method
+of an object that has loaded a model. They have no limit of memory, and exceeding the limit of time only makes a
+warning."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -14,22 +15,22 @@ from tiercel.rewards.runtime.worker import score_batch
 from tiercel.samples import RewardValue, Sample
 
 PREFIX = f"{__name__}:"
-_FUNCTIONS: dict[str, Any] = {}  # by name, of this process
+_FUNCTIONS: dict[str, Any] = {}  # functions of this process, by name
 
 
 def call_here(function: Any, name: str) -> str:
-    """Keep a function, and return the text that names it in a recipe of this process."""
+    """Remember a function, and return the text that names it in a recipe of this process."""
     word = name if name.isidentifier() else "function"
     _FUNCTIONS[word] = function
     return PREFIX + word
 
 
 class HereReward:
-    """One function of this process, called for a batch of samples at a time, in a thread of its own."""
+    """One function of this process, called for a batch of samples at a time, in its own thread."""
 
     def __init__(self, call: str, limits: Reliability):
         self.call = call
-        self.hear: Callable[[str], None] | None = None  # is told that a batch takes long
+        self.hear: Callable[[str], None] | None = None  # is called with a message when a batch takes long
         self._name = call.removeprefix(PREFIX)
         self._seconds = limits.reward_timeout
         self._thread: ThreadPoolExecutor | None = None

@@ -1,4 +1,4 @@
-"""The reward `judge`: a model behind an OpenAI-compatible address grades completions, many at a time."""
+"""Run the reward `judge`: a model behind an OpenAI-compatible address grades completions, many at a time."""
 
 import asyncio
 import re
@@ -36,14 +36,14 @@ Reply with a whole number from 0 (wrong) to 10 (right), inside <answer></answer>
 """
 WORTH_A_TRY = (408, 409, 425, 429, 500, 502, 503, 504)
 FIRST_PAUSE = 0.5  # seconds; doubled with every try
-MOST_BYTES = 1 << 22  # of a reply
+MOST_BYTES = 1 << 22  # the largest reply
 _NUMBER = r"-?[0-9]{1,9}(?:\.[0-9]{1,9})?"
 _GRADE = re.compile(rf"\s*(?P<grade>{_NUMBER})\s*(?:/\s*(?P<of>{_NUMBER}))?\s*\.?\s*")
-LONGEST_REPLY = 300  # characters of a reply that is shown
+LONGEST_REPLY = 300  # characters of a reply that a message shows
 
 
 class _Unanswered(Exception):
-    """A request that got no grade; the text says why."""
+    """A request did not get a grade; the text says why."""
 
 
 class _Text(ServerAnswer):
@@ -55,15 +55,14 @@ class _Choice(ServerAnswer):
 
 
 class ChatReply(ServerAnswer):
-    """What is read of a chat completion."""
+    """The part of a chat completion that is read."""
 
     choices: Annotated[tuple[_Choice, ...], Field(min_length=1)]
 
 
 class JudgeReward:
-    """Asks for a grade of each completion: at most `judge.concurrency` requests at a time, each tried again after a
-    pause where the server is busy, fails or does not answer. A completion without a grade is unscorable.
-    """
+    """Asks for a grade of each completion, with at most `judge.concurrency` requests at a time. Each is retried after a
+    pause if the server is busy, fails or does not answer. A completion without a grade is unscorable."""
 
     def __init__(self, reward: ByJudge, reliability: Reliability):
         self._reward, self._judge = reward, reward.judge
@@ -86,8 +85,8 @@ class JudgeReward:
             self._question = _read_question(judge.prompt)
 
     def score(self, samples: Sequence[Sample]) -> tuple[RewardValue, ...]:
-        """Ask for a grade of each sample, over `judge.best`; None where the row has no right answer that the
-        question asks for. All of them take at most reliability.reward_timeout seconds together."""
+        """Ask for a grade of each sample, divided by `judge.best`; None if the question asks for a right answer that
+        the row does not have. All of them together take at most reliability.reward_timeout seconds."""
         return asyncio.run(self._score_all(samples))
 
     def close(self) -> None:
@@ -118,12 +117,13 @@ class JudgeReward:
             async with gate:
                 reply = await self._ask(client, question)
             grade = self._grade(reply)
-        except (_Unanswered, ValueError, LookupError, TypeError) as error:  # text that cannot be sent, or filled in
+        except (_Unanswered, ValueError, LookupError, TypeError) as error:  # text that cannot be sent or filled in
             return self._failure(f"row {sample.id}: {error}")
         return RewardValue(value=float(min(Fraction(1), max(Fraction(0), grade))))
 
     def _grade(self, reply: str) -> Fraction:
-        """Read a number, or number/best, that is all of the answer; over `judge.best`. Raises _Unanswered."""
+        """Read the grade, divided by `judge.best`; it is a number or number/best, and nothing else in the answer.
+        Raises _Unanswered."""
         best = Fraction(repr(self._judge.best))
         found = _GRADE.fullmatch(extract_answer(reply))
         if found is None or (found["of"] is not None and Fraction(found["of"]) != best):
@@ -134,7 +134,7 @@ class JudgeReward:
         return RewardValue(value=None, failure=f"reward judge at {self._judge.url}: {text}")
 
     def _filled(self, sample: Sample) -> str | None:
-        """Write the question about a sample; None where it asks for a right answer that the row does not have."""
+        """Return the question about a sample; None if it asks for a right answer that the row does not have."""
         answer = ""
         if any(name == "answer" for _, name, _, _ in Formatter().parse(self._question)):
             truth = self._reward.truth(sample)
@@ -183,7 +183,7 @@ def _text_of(reply: HttpReply) -> str:
 
 
 def _read_question(file: str) -> str:
-    """Read the file. Raises RecipeError where it has other places than the ones that are filled in."""
+    """Read the question's file. Raises RecipeError if it has placeholders other than those that are filled in."""
     try:
         text = Path(file).read_text(encoding="utf-8")
         names = {name for _, name, _, _ in Formatter().parse(text) if name is not None}

@@ -1,8 +1,9 @@
-"""The reward `math`: equality of mathematical expressions by the library math-verify. It runs in a process of
-its own, because a parser of what a model writes needs limits of time and memory.
+"""Compute the reward `math`: equality of mathematical expressions by the library math-verify. It runs in its own
+process, because parsing what a model writes needs limits of time and memory.
 
-math-verify reads an expression between dollar signs or in a box. What stands bare is put between them here, as a whole;
-in prose, only a number that it settles on is read. So no part of an expression is taken for it.
+math-verify reads an expression between dollar signs or in a box. An expression without either is put between dollar
+signs here, as a whole; in prose, only a number that it settles on is read. So a part of an expression is never taken
+for the whole.
 """
 
 import functools
@@ -47,8 +48,8 @@ _REASON = re.compile(
 
 
 def score(sample: Sample) -> float | None:
-    """Return 1 where the answer equals the row's expression, or one of its expressions, else 0. Raises ValueError where
-    the row's cannot be read for certain."""
+    """Return 1 if the answer equals the row's expression, or one of its expressions, else 0. Raises ValueError if the
+    row's expression cannot be read with certainty."""
     if sample.answer is None:
         return None
     truths = sample.answer if isinstance(sample.answer, list | tuple) else [sample.answer]
@@ -68,14 +69,14 @@ def score(sample: Sample) -> float | None:
 
 
 def _plain_words(said: str) -> str:
-    """Return the words of an answer that has nothing else, bare or in a box, as an answer such as `\\text{even}` is
-    compared with them."""
+    """Return the words of an answer that consists of words, bare or in a box, as they are compared with a right answer
+    such as `\\text{even}`."""
     boxed = boxes(said)
     return (boxed[0] if len(boxed) == 1 else said).strip(" .*$\n").casefold()
 
 
 def _wanted(truth: Any) -> tuple[Any, ...]:
-    """Read a right answer; empty where it is no expression, or says more than one thing."""
+    """Read a right answer; empty if it is not an expression, or says more than one thing."""
     if isinstance(truth, str):
         return _parsed(extract_answer(truth), is_truth=True)
     is_number = isinstance(truth, int | float) and not isinstance(truth, bool) and math.isfinite(truth)
@@ -107,8 +108,8 @@ def _parsed(text: str, is_truth: bool = False) -> tuple[Any, ...]:
 
 
 def _bare(text: str, is_truth: bool) -> list[str]:
-    """Return what may be the expression of a bare text: what follows "answer is"; else all of it, and in a
-    completion also what follows its last "is"."""
+    """Return what may be the expression in a text without delimiters: what follows "answer is"; or else the whole text,
+    and for a completion also what follows its last "is"."""
     places = [place for place in answer_places(text) if place.is_linked]
     if places:
         said = text[places[-1].start : places[-1].end]
@@ -118,7 +119,7 @@ def _bare(text: str, is_truth: bool) -> list[str]:
 
 
 def _expression(text: str) -> tuple[Any, ...]:
-    """Read a text that is one expression, as a whole; empty where it is prose."""
+    """Read a text that is a single expression, as a whole; empty if it is prose."""
     from math_verify import LatexExtractionConfig, parse
 
     text = text.lstrip("* \n").rstrip("。.* \n")
@@ -135,24 +136,24 @@ def _expression(text: str) -> tuple[Any, ...]:
 
 
 def _is_number(text: str) -> bool:
-    """Say whether no letter of a text can be a variable."""
+    """Return whether no letter of a text can be a variable."""
     return _NUMERIC.fullmatch(text) is not None
 
 
 def _is_prose(text: str) -> bool:
-    """Say whether a text has words; letters that stand for numbers are no words, up to two of them."""
+    """Return whether a text has words; up to two letters that stand for numbers are not a word."""
     rest = _NAME.sub(" ", text)
     words = _WORD.findall(rest)
     return any(not _MATHEMATICAL.fullmatch(word) or _PROSE_OF_TWO.fullmatch(word) for word in words)
 
 
 def _has_formula(text: str) -> bool:
-    """Say whether a text holds LaTeX between delimiters; "$5 and $6" are sums of money."""
+    """Return whether a text has LaTeX between delimiters; "$5 and $6" are sums of money."""
     return any(not _is_prose(next(filter(None, found.groups()))) for found in _DELIMITED.finditer(text))
 
 
 def _delimited(text: str) -> tuple[Any, ...]:
-    """Read the expressions between delimiters in which a text ends."""
+    """Read the expressions between delimiters that a text ends with."""
     from math_verify import LatexExtractionConfig, parse
 
     return tuple(parse(text, [LatexExtractionConfig()], fallback_mode="no_fallback"))

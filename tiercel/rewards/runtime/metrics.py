@@ -1,4 +1,4 @@
-"""Numbers about scored groups: failures, accuracy, means and spreads. Pure functions."""
+"""Compute metrics of scored groups: failures, accuracy, means and spreads. Pure functions."""
 
 import statistics
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from tiercel.types import ScoredCompletion, ScoredGroup
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailureStats:
-    """How many completions have a failed reward. Statistics of several ranks add up."""
+    """How many completions have a failed reward. The statistics of several ranks can be added."""
 
     completions: int
     failed: int
@@ -25,11 +25,11 @@ class FailureStats:
 
     @property
     def fraction(self) -> float:
-        """Return the share of the completions that have a failed reward; 0 where there are none."""
+        """Return the share of the completions that have a failed reward; 0 if there are none."""
         return self.failed / self.completions if self.completions else 0.0
 
     def require_at_most(self, max_fraction: float) -> None:
-        """Raise TrainingError with the first failure where more than `max_fraction` of the completions failed."""
+        """Raise TrainingError with the first failure if more than `max_fraction` of the completions failed."""
         if self.fraction <= max_fraction:
             return
         raise TrainingError(

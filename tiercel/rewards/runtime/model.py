@@ -1,8 +1,8 @@
-"""The reward `model`: the score that a Hugging Face sequence-classification model gives a conversation, or the value
-that a reward model of `tiercel reward` gives it (values.py).
+"""Run the reward `model`: the score that a Hugging Face sequence-classification model gives a conversation, or the
+value that a reward model of `tiercel reward` gives it (values.py).
 
 Shape suffixes: R rows of a pass, T tokens of the longest, O labels. Imports torch and transformers, unlike the other
-rewards, so batches.py imports it where a recipe has one.
+rewards, so batches.py only imports it if a recipe has one.
 """
 
 from collections.abc import Sequence
@@ -34,22 +34,22 @@ from tiercel.samples import RewardValue, Sample, Turn
 from tiercel.types import VISUAL_MARK, EncodedPrompt
 
 NO_PADDING = -1  # no token has this id
-LEFT_BY_TRAINING = "lm_head."  # of the language model that a reward model was made from; no score depends on it
+LEFT_BY_TRAINING = "lm_head."  # of the language model that the reward model was made from; no score depends on it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedRewardModel:
-    """A frozen model that scores conversations, and how it wants them."""
+    """A frozen model that scores conversations, and how it expects them."""
 
     path: Path
     model: Any
     tokenizer: Any
     template: str
     label: int
-    pad_id: int | None  # None: it knows no padding, and only rows of one length share a pass
+    pad_id: int | None  # None if the model knows no padding, so that only rows of equal length share a pass
 
     def token_ids(self, turns: Sequence[Turn]) -> list[int]:
-        """Apply the chat template. Raises one of TEMPLATE_FAULTS where it refuses the conversation."""
+        """Apply the chat template. Raises one of TEMPLATE_FAULTS if it refuses the conversation."""
         messages = [{"role": turn.role, "content": turn.content} for turn in turns]
         return self.tokenizer.apply_chat_template(
             messages, tokenize=True, return_dict=False, add_generation_prompt=False, chat_template=self.template
@@ -57,8 +57,8 @@ class LoadedRewardModel:
 
     @torch.no_grad()
     def scores(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        """Score rows padded on the right, where a causal model's own tokens do not see the padding; the model takes
-        its score at the last token that is no padding."""
+        """Score rows that are padded on the right, where the tokens of a causal model do not see the padding; the model
+        takes its score at the last token that is not padding."""
         longest = max(map(len, rows))
         token_ids_RT = torch.full((len(rows), longest), 0 if self.pad_id is None else self.pad_id)
         mask_RT = torch.zeros_like(token_ids_RT)
@@ -80,21 +80,22 @@ class LoadedRewardModel:
 
 
 class ModelReward:
-    """Loaded once, before the first step; every rank has its own."""
+    """Scores by a model that is loaded once, before the first step; every rank has its own."""
 
     def __init__(self, reward: ByModel):
         self._options = reward.model
         self._loaded: LoadedRewardModel | ValueModel | None = None
 
     def start(self) -> None:
-        """Load the model. Raises RecipeError where the checkpoint cannot be fetched or read, or is no reward model."""
+        """Load the model. Raises RecipeError if the checkpoint cannot be fetched or read, or is not a reward model."""
         try:
             self._loaded = load_reward_model(self._options)
         except (ModelError, EnvironmentProblem) as error:
             raise RecipeError([str(error)]) from error
 
     def score_answers(self, samples: Sequence[Sample], prompts: Sequence[EncodedPrompt]) -> tuple[RewardValue, ...]:
-        """Score each sample, whose prompt has the pictures; a failure where it cannot be encoded or is too long."""
+        """Score each sample, with the pictures of its prompt; a sample that cannot be encoded or is too long is a
+        failure."""
         if not isinstance(self._loaded, ValueModel):
             return self.score(samples)
         if samples and samples[0].turns:
@@ -112,7 +113,7 @@ class ModelReward:
         )
 
     def score(self, samples: Sequence[Sample]) -> tuple[RewardValue, ...]:
-        """Score each sample without pictures; a failure where the template refuses it or it is too long."""
+        """Score each sample without pictures; a sample that the template refuses or that is too long is a failure."""
         assert isinstance(self._loaded, LoadedRewardModel), "start comes first"
         values: dict[int, RewardValue] = {}
         rows: dict[int, list[int]] = {}
@@ -159,8 +160,8 @@ def without_images(content: str) -> str:
 
 
 def batches(lengths: dict[int, int], budget: int, *, is_padded: bool) -> list[list[int]]:
-    """Group rows by index, like lengths together: each pass at most `budget` tokens, its padding included. Without
-    padding a pass has rows of one length."""
+    """Group rows by index, those of similar lengths together: each pass has at most `budget` tokens, including padding.
+    Without padding, all rows of a pass have the same length."""
     found: list[list[int]] = []
     for index in sorted(lengths, key=lambda index: lengths[index]):
         length = lengths[index]  # the longest so far
@@ -173,8 +174,8 @@ def batches(lengths: dict[int, int], budget: int, *, is_padded: bool) -> list[li
 
 
 def load_reward_model(options: RewardModel) -> LoadedRewardModel | ValueModel:
-    """Load from safetensors alone, with no code of its own and no weights made up. Raises ModelError,
-    EnvironmentProblem."""
+    """Load a reward model from safetensors only; no code of the checkpoint is run, and no weights are made up. Raises
+    ModelError, EnvironmentProblem."""
     path = resolve(options)
     require_no_code(path, read_config(path))
     if is_value_model(options, path):
@@ -190,7 +191,7 @@ def load_reward_model(options: RewardModel) -> LoadedRewardModel | ValueModel:
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # of broken files tokenizers raises Exception itself
+    except Exception as error:  # for broken files, tokenizers raises Exception itself
         raise ModelError(f"{path}: config or tokenizer cannot be read: {type(error).__name__}: {error}") from error
     template = _chat_template(path, tokenizer, options)
     require_embeddings(path, tokenizer, config.get_text_config().vocab_size)
@@ -202,17 +203,18 @@ def load_reward_model(options: RewardModel) -> LoadedRewardModel | ValueModel:
         )
     with memory_to_load(path, "take a smaller reward model, or a machine with more memory"):
         model = _load_weights(path, options)
-    label = _label(path, config.num_labels, options.label)  # after the weights: any config has a number of labels
+    label = _label(path, config.num_labels, options.label)  # once the weights fit: any config has a number of labels
     pad_id = config.get_text_config().pad_token_id
     if pad_id is None or not 0 <= pad_id < model.get_input_embeddings().num_embeddings:
         pad_id = None
-        model.config.get_text_config().pad_token_id = NO_PADDING  # so that it takes the last token, of several rows too
+        # So that it takes the last token, also of several rows.
+        model.config.get_text_config().pad_token_id = NO_PADDING
     return LoadedRewardModel(path=path, model=model, tokenizer=tokenizer, template=template, label=label, pad_id=pad_id)
 
 
 def _load_weights(path: Path, options: RewardModel) -> Any:
-    """Load the frozen weights onto their device. Refuses weights that would be drawn at random, and weights that
-    would be left out."""
+    """Load the frozen weights onto their device. Refuse weights that would be drawn at random, and weights that would
+    be left out."""
     try:
         model, found = AutoModelForSequenceClassification.from_pretrained(
             path,
@@ -263,7 +265,7 @@ def _chat_template(path: Path, tokenizer: Any, options: RewardModel) -> str:
 
 
 def _label(path: Path, count: int, given: int | None) -> int:
-    """Choose the score. Raises ModelError unless the model has one, or the recipe names one of several."""
+    """Choose the score. Raises ModelError unless the model has only one, or the recipe names one of several."""
     if given is None and count > 1:
         raise ModelError(f"{path} gives {count} scores; say which one is the reward with model.label: 0 to {count - 1}")
     if given is not None and given >= count:

@@ -1,5 +1,5 @@
-"""Files of a prompt's pictures, for rewards of the user's that look at them. A picture in the row itself is written to
-a file that nobody may change, which is there while a batch is scored."""
+"""Provide the files of a prompt's pictures for the user's rewards that look at them. A picture that is embedded in the
+row is written to a read-only file, which exists while a batch is scored."""
 
 import hashlib
 from pathlib import Path
@@ -13,7 +13,7 @@ READ_ONLY = 0o444
 
 
 class PictureFiles:
-    """Finds the file of each picture. As a context manager it removes those that it wrote."""
+    """Finds the file of each picture. As a context manager it removes the files that it wrote."""
 
     def __init__(self) -> None:
         self._folder: TemporaryDirectory[str] | None = None
@@ -30,7 +30,7 @@ class PictureFiles:
 
     def of(self, prompt: EncodedPrompt) -> tuple[str | None, ...]:
         """Return the file of each picture of a prompt; None for a video, for a picture that an environment added, and
-        for one that has gone."""
+        for a picture that no longer exists."""
         visuals = prompt.row.visuals
         return tuple(self._file(visuals[i], prompt) if i < len(visuals) else None for i in range(len(prompt.images)))
 

@@ -1,7 +1,7 @@
-"""Groups in, scored groups out: every reward of the recipe, their weighted sum, right or wrong.
+"""Score groups: every reward of the recipe, their weighted sum, and whether each completion is right.
 
-A reward that answers None does not apply and leaves the weighted sum, which is not rescaled. A completion with a
-failed reward, or with none that applies, is masked: its total is None.
+A reward that returns None does not apply and is left out of the weighted sum, which is not rescaled. A completion with
+a failed reward, or with none that applies, is masked: its total is None.
 """
 
 import math
@@ -36,8 +36,8 @@ from tiercel.types import (
 
 
 def reward_names(rewards: Sequence[RewardEntry]) -> tuple[str, ...]:
-    """Name the rewards for metrics and rollouts: the built-in's or the function's name; from its second use on,
-    NAME_2 ..."""
+    """Return the rewards' names in metrics and rollouts: the name of the built-in reward or of the function; from its
+    second use on, NAME_2 ..."""
     names: list[str] = []
     for reward in rewards:
         name, count = reward.title, 1
@@ -58,8 +58,8 @@ def make_sample(
     coordinate_space: CoordinateSpace | None,
     files: Sequence[str | None] = (),
 ) -> Sample:
-    """Make what the rewards see of one completion; `prompt.row` has at least one user turn. `files`: of its pictures;
-    none where no reward opens them."""
+    """Make the Sample of one completion, which is what rewards see. `prompt.row` has at least one user turn. `files`
+    are those of its pictures; empty if no reward opens them."""
     row = prompt.row
     images = tuple(
         SampleImage(
@@ -92,15 +92,15 @@ def make_sample(
 
 
 def _grid_thw(plan: ImagePlan) -> tuple[int, int, int] | None:
-    """Return the patches (t, h, w) of a picture, which families of Qwen have."""
+    """Return the patches (t, h, w) of a picture, which families of Qwen have; None for others."""
     if plan.fps is not None or len(plan.grid) != 3:
         return None
     return plan.grid[0], plan.grid[1], plan.grid[2]
 
 
 def weighted_sum(values: Sequence[RewardValue], weights: Sequence[float]) -> float | None:
-    """Sum weight * value over the rewards that apply. None where one failed, none of those given applies, or it exceeds
-    fp32."""
+    """Sum weight * value over the rewards that apply. None if one failed, if none of those given applies, or if the sum
+    exceeds fp32."""
     if not values:
         return 0.0
     if any(value.failure is not None for value in values):
@@ -111,10 +111,10 @@ def weighted_sum(values: Sequence[RewardValue], weights: Sequence[float]) -> flo
 
 
 def is_right(values: Sequence[RewardValue], thresholds: Sequence[float | None]) -> bool | None:
-    """Say right or wrong by the first reward that has a threshold and applies: value >= threshold.
+    """Decide whether a completion is right by the first reward that has a threshold and applies: value >= threshold.
 
-    Where that reward failed, the completion is wrong: what cannot be scored earns nothing. None where no reward with
-    a threshold applies.
+    If that reward failed, the completion is wrong: what cannot be scored earns nothing. None if no reward with a
+    threshold applies.
     """
     for value, threshold in zip(values, thresholds, strict=True):
         if threshold is None:
@@ -127,21 +127,21 @@ def is_right(values: Sequence[RewardValue], thresholds: Sequence[float | None]) 
 
 
 Judgements = Sequence[bool | None]  # whether each sample is right, by the rewards before
-Prompts = Sequence[EncodedPrompt]  # of the samples
+Prompts = Sequence[EncodedPrompt]  # the prompts of the samples
 Ask = Callable[[Sequence[Sample], Judgements, Prompts], tuple[RewardValue, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _ReadyReward:
-    """One reward of the recipe, ready to be asked."""
+    """One reward of the recipe, ready to score."""
 
     reward: RewardEntry
-    batch: BatchReward | None  # None: it scores by itself
+    batch: BatchReward | None  # None if it scores by itself
     ask: Ask
 
 
 def require_coordinates(rewards: Sequence[RewardEntry], coordinate_space: CoordinateSpace | None) -> None:
-    """Raise RecipeError where a reward reads boxes and it is not known how the model's family writes them."""
+    """Raise RecipeError if a reward reads boxes and it is not known how the model's family writes them."""
     problems = [
         f"rewards.{index}.name: {reward.title} reads boxes, and this model's family does not document how it writes "
         "them; set data.coordinates, or use a reward without boxes"
@@ -158,8 +158,8 @@ class Scorer:
     def __init__(
         self, rewards: Sequence[RewardEntry], reliability: Reliability, coordinate_space: CoordinateSpace | None
     ):
-        """`coordinate_space` is the one that the model's family writes boxes in. Raises RecipeError where it is not
-        known and a reward reads boxes."""
+        """Prepare the rewards. `coordinate_space` is the one that the model's family writes boxes in. Raises
+        RecipeError if it is not known and a reward reads boxes."""
         require_coordinates(rewards, coordinate_space)
         self.names = reward_names(rewards)
         self.coordinate_space: CoordinateSpace | None = coordinate_space
@@ -170,15 +170,15 @@ class Scorer:
         self._right_from = [reward.right_from for reward in rewards]
 
     def hear(self, tell: Callable[[str], None]) -> "Scorer":
-        """Let `tell` hear what the user's own rewards print; return the scorer."""
+        """Pass to `tell` what the user's own rewards print; return the scorer."""
         for asked in self._asked:
             if isinstance(asked.batch, UserReward):
                 asked.batch.hear = tell
         return self
 
     def __enter__(self) -> "Scorer":
-        """Start every reward that is started. Raises one RecipeError with all that cannot be loaded, and all variables
-        of the environment that are not set."""
+        """Start every reward that needs it. Raises one RecipeError with everything that cannot be loaded, and all
+        environment variables that are not set."""
         problems: list[str] = []
         with ExitStack() as processes:
             for index, asked in enumerate(self._asked):
@@ -202,7 +202,7 @@ class Scorer:
         self._processes.close()
 
     def score(self, groups: Sequence[Group]) -> tuple[ScoredGroup, ...]:
-        """Score every completion; each reward of the user's sees all of them as one batch."""
+        """Score every completion; each reward of the user sees all of them as one batch."""
         prompts = [group.prompt for group in groups for _ in group.completions]
         with PictureFiles() as pictures:
             samples: list[Sample] = []
@@ -220,7 +220,7 @@ class Scorer:
         )
 
     def score_samples(self, samples: Sequence[Sample], prompts: Prompts) -> tuple[dict[str, RewardValue], ...]:
-        """Return the rewards of each sample by name, in the recipe's order. `prompts`: those of the samples."""
+        """Return the rewards of each sample by name, in the recipe's order. `prompts` are those of the samples."""
         found: list[list[RewardValue]] = [[] for _ in samples]
         for asked in self._asked:
             right = [is_right(values, self._right_from[: len(values)]) for values in found]
@@ -257,7 +257,7 @@ def _ask_itself(reward: RewardEntry) -> Ask:
             value = reward.score_after(sample, is_right)
         except DataError as error:
             return RewardValue(value=None, failure=str(error))
-        except (ArithmeticError, ValueError, RecursionError) as error:  # of what a model may write
+        except (ArithmeticError, ValueError, RecursionError) as error:  # because of what a model may write
             return RewardValue(value=None, failure=f"reward {reward.name}, row {sample.id}: {error!r}")
         if value is not None and not abs(value) <= LARGEST_VALUE:
             return RewardValue(value=None, failure=f"reward {reward.name}, row {sample.id}: {value} is not a reward")
@@ -267,7 +267,7 @@ def _ask_itself(reward: RewardEntry) -> Ask:
 
 
 def _asked_where(ask: Ask, where: RowFilter | None) -> Ask:
-    """Ask for the rows that the entry is for; to others it does not apply."""
+    """Ask only for the rows that the entry selects; to all others the reward does not apply."""
     if where is None:
         return ask
 

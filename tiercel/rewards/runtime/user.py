@@ -1,4 +1,4 @@
-"""The user's own reward function, run in a process of its own. See worker.py for what the function may be."""
+"""Run a reward function of the user in its own process. worker.py says what the function may be."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -12,29 +12,29 @@ from tiercel.sandbox.process import FOREIGN_REPLY, ExchangeResult, ProcessJob, U
 from tiercel.wording import counted
 
 WORKER = "tiercel.rewards.runtime.worker:run"
-MOST_HEARD = 1000  # lines of a reward in a run's log, of each start
+MOST_HEARD = 1000  # lines of a reward that the log of a run takes, for each start of the run
 
 
 class UserReward:
-    """One function of the user's, called for a batch of samples at a time.
+    """One function of the user, called for a batch of samples at a time.
 
-    A completion whose call raises, hangs, ends the process, takes more than its limits allow or answers anything but
-    a finite number or None is unscorable, and its failure says why. The process is killed after a hang and started
-    afresh for the next batch. One that ends between two batches is replaced, and nothing fails.
+    A completion is unscorable if its call raises, hangs, ends the process, exceeds its limits, or returns anything but
+    a finite number or None; its failure says why. After a hang the process is killed, and a new one is started for the
+    next batch. A process that ends between two batches is replaced without any failure.
     """
 
     def __init__(self, call: str, limits: Reliability, *, variables: Collection[str] = ()):
-        """`call` is file.py:function or package.module:function. `variables` of the environment are seen by it though
-        they look like secrets."""
+        """Prepare to call the function that `call` names, as file.py:function or package.module:function. It sees
+        `variables` of the environment although they look like secrets."""
         self.call = call
         self._limits = limits
         self._variables = tuple(variables)
         self._process: UserProcess | None = None
-        self.hear: Callable[[str], None] | None = None  # is told what the user's code prints
+        self.hear: Callable[[str], None] | None = None  # is called with what the user's code prints
         self._heard = 0
 
     def start(self) -> None:
-        """Import the user's code. Raises RecipeError with the reason where that fails."""
+        """Import the user's code. Raises RecipeError with the reason if that fails."""
         problem = self._start()
         if problem is not None:
             raise RecipeError([problem])
@@ -53,13 +53,13 @@ class UserReward:
         return tuple(values[index] for index in range(len(samples)))
 
     def close(self) -> None:
-        """Kill the process, where there is one, and all that it started."""
+        """Kill the process, if there is one, and everything that it started."""
         if self._process is not None:
             self._process.close()
             self._process = None
 
     def _start(self) -> str | None:
-        """Start the process; return the reason where the user's code cannot be loaded."""
+        """Start the process; return the reason if the user's code cannot be loaded."""
         self.close()
         job = ProcessJob(name=f"the reward {self.call}", entry=WORKER, work=self.call)
         self._process = UserProcess(job, self._limits, self._variables)
@@ -78,7 +78,7 @@ class UserReward:
                 return {index: RewardValue(value=None, failure=f"reward {problem}") for index in lines}
             exchange, printed = self._exchange(request, len(lines), samples)
             if exchange.replies or not exchange.has_ended:
-                break  # else it had ended before this batch, and nothing of it was begun
+                break  # otherwise it had ended before this batch, and had not begun it
         replies = {reply.get("index"): reply for reply in exchange.replies[1:] if isinstance(reply.get("index"), int)}
         values: dict[int, RewardValue] = {}
         for position, index in enumerate(lines):
@@ -90,10 +90,10 @@ class UserReward:
         return values
 
     def _exchange(self, request: bytes, sample_count: int, samples: Sequence[Sample]) -> tuple[ExchangeResult, str]:
-        """Ask for a batch: a sign that it has begun and a reply for each sample; and return what was printed."""
+        """Ask for a batch: a sign that it has begun, and a reply for each sample. Also return what was printed."""
         process = self._process
         assert process is not None
-        self._pass_on(process.printed(), process.passed_over, ())  # what came before this batch
+        self._pass_on(process.printed(), process.passed_over, ())  # what was printed before this batch
         is_reusable = False
         try:
             exchange = process.exchange(request, reply_count=sample_count + 1, timeout=self._limits.reward_timeout)
@@ -102,13 +102,14 @@ class UserReward:
             printed = in_words(lines)
             answered = sorted(str(reply.get("index")) for reply in exchange.replies[1:])
             is_reusable = answered == sorted(map(str, range(sample_count)))
-        finally:  # a signal may arrive here: answers still on their way must not meet the next batch
+        finally:  # a signal may arrive here: answers still on their way must not be taken for those of the next batch
             if not is_reusable:
                 self.close()
         return exchange, printed
 
     def _pass_on(self, lines: Sequence[str], passed_over: int, samples: Sequence[Sample]) -> None:
-        """Tell the last lines that the user's code printed, and how many more there were, as long as they are few."""
+        """Pass on the last lines that the user's code printed, and how many came before them, until MOST_HEARD is
+        reached."""
         if self.hear is None or not lines or self._heard >= MOST_HEARD:
             return
         text = "\n".join(lines)
@@ -122,7 +123,8 @@ class UserReward:
 
 
 def checked_reply(reply: Mapping[str, Any]) -> tuple[float | None, str | None]:
-    """Return value and failure of a reply. The user's code may have written what looks like one."""
+    """Return the value and the failure of a reply. The user's code may have written something that looks like a
+    reply."""
     if "value" in reply and reply["value"] is None:
         return None, None
     value, failure = reply.get("value"), reply.get("failure", FOREIGN_REPLY)
@@ -132,6 +134,6 @@ def checked_reply(reply: Mapping[str, Any]) -> tuple[float | None, str | None]:
 
 
 def without_secrets_of(columns: Mapping[str, Any], failure: str) -> str:
-    """Redact values of columns named like a secret, as those of variables are."""
+    """Redact the values of columns whose names look like secrets, as those of variables are redacted."""
     texts = {name: value for name, value in columns.items() if isinstance(value, str)}
     return Redactor(texts).redact(failure)

@@ -1,5 +1,5 @@
-"""The reward `model` by a reward model of `tiercel reward`: the value that it gives a row's prompt, with its pictures,
-and a completion.
+"""Compute the reward `model` by a reward model of `tiercel reward`: the value that it gives a row's prompt, with its
+pictures, and a completion.
 
 Completions of one prompt share its computation, as in the learner. Imports torch and transformers, as model.py does.
 """
@@ -47,13 +47,13 @@ class ValueModel:
     vision: VisionStore
 
     def scores(self, answers: Sequence[AnsweredPrompt]) -> list[float | DataError]:
-        """Compute the value of each answer; in its place the error of one that cannot be encoded."""
+        """Compute the value of each answer; for an answer that cannot be encoded, return the error in its place."""
         found: list[float | DataError] = []
         examples: list[Example] = []
         images: dict[Hashable, tuple[EncodedImage, ...]] = {}  # decoded once for all answers
         for answer in answers:
             row = answer.prompt.row
-            # not the row's id, which two files may have
+            # The key is not the row's id, because two files may use the same id.
             shown = row.visuals[: len(answer.prompt.images)], row.image_roots, row.pixels
             try:
                 if shown not in images:
@@ -75,7 +75,7 @@ class ValueModel:
         """Decode the pictures of the prompt's row. Raises DataError for a video."""
         row = prompt.row
         found = []
-        for source, image in zip(row.visuals, prompt.images, strict=False):  # the row may have pictures of later turns
+        for source, image in zip(row.visuals, prompt.images, strict=False):  # others are of later turns
             if isinstance(source, VideoSource):
                 raise DataError("a reward model of `tiercel reward` does not accept videos as a reward", field="videos")
             width, height = image.plan.original_size
@@ -130,14 +130,14 @@ class ValueModel:
 
 
 def is_value_model(options: RewardModel, path: Path) -> bool:
-    """Tell whether a recipe's reward model is one of `tiercel reward`, by its files. `path`: the checkpoint's
-    directory."""
+    """Return whether a recipe's reward model was made by `tiercel reward`, judging by its files. `path` is the
+    checkpoint's directory."""
     return options.adapter is not None or (path / WHOLE_FILE).is_file()
 
 
 def load_value_model(options: RewardModel, path: Path) -> ValueModel:
-    """Load a reward model of `tiercel reward` from its directory, or from its base's with `options.adapter`. Raises
-    ModelError."""
+    """Load a reward model of `tiercel reward` from its directory, or from the directory of its base and
+    `options.adapter`. Raises ModelError."""
     if options.label:
         raise ModelError(f"model.label: got {options.label}, but {path} gives 1, counted from 0")
     on_gpu = options.device == "auto" and torch.cuda.is_available()

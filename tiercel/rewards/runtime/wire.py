@@ -1,4 +1,4 @@
-"""Samples as JSON lines, on their way to a reward's own process. Imports no torch."""
+"""Encode samples as JSON lines, to send them to a reward's own process. Imports no torch."""
 
 import json
 from collections.abc import Mapping
@@ -11,17 +11,17 @@ LARGEST_VALUE = 3.4e38  # of a reward: advantages are computed in fp32
 
 
 class NotJson(ValueError):
-    """A row holds something that JSON cannot carry; the message names row and column."""
+    """A row has a value that JSON cannot represent; the message names row and column."""
 
 
 def encode_sample(sample: Sample) -> str:
-    """Write a sample as one line of JSON. Raises NotJson where a column of the row cannot be carried."""
+    """Encode a sample as one line of JSON. Raises NotJson if a column of the row cannot be represented."""
     return as_line(asdict(sample), sample.id, {"answer": sample.answer, **sample.columns})
 
 
 def as_line(fields: Mapping[str, Any], row_id: str, columns: Mapping[str, Any]) -> str:
-    """Write fields, among which are a row's columns, as one line of JSON. Raises NotJson where a column cannot be
-    carried."""
+    """Encode fields, which include a row's columns, as one line of JSON. Raises NotJson if a column cannot be
+    represented."""
     try:
         return json.dumps(fields)
     except (TypeError, ValueError) as error:
@@ -35,7 +35,7 @@ def as_line(fields: Mapping[str, Any], row_id: str, columns: Mapping[str, Any]) 
 
 
 def decode_sample(fields: Mapping[str, Any]) -> Sample:
-    """Read the sample that `encode_sample` wrote; its lists of sizes are tuples again."""
+    """Decode a sample that `encode_sample` wrote; its lists of sizes become tuples again."""
     outcome = fields["outcome"]
     decoded = {
         "images": images_of(fields["images"]),

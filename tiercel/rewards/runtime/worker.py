@@ -1,8 +1,8 @@
-"""The process that runs one reward function of the user's: forked by supervisor.py, never imported by training.
+"""Run one reward function of the user in its own process, which supervisor.py forks; training never imports this file.
 
-It reads one JSON line per batch from a socket of its own, answers that it has begun, and one JSON line per sample as
-soon as that sample is scored. Standard output and error belong to the user's code. Imports no torch unless that does.
-`serve` is the part that the process of an environment has too.
+The process reads one JSON line per batch from its socket, replies that it has begun, and sends one JSON line per sample
+as soon as that sample is scored. Standard output and error belong to the user's code. Imports torch only if that code
+does. `serve` is the part that it shares with the process of an environment.
 """
 
 import asyncio
@@ -37,16 +37,16 @@ _OWN_MODULES = (__name__, calls.__name__, forms.__name__, "tiercel.environments.
 LONGEST_FAILURE = 4000  # characters
 
 Report = Callable[[int, Mapping[str, Any]], None]
-Reply = Callable[..., None]  # sends its keywords as one line
+Reply = Callable[..., None]  # sends its keyword arguments as one line
 Handle = Callable[[Any, Reply], None]  # answers one request
 
 
 def run(descriptor: int, call: str, file_mb: float) -> None:
-    """Score batches of samples by the function that `call` names."""
+    """Score batches of samples with the function that `call` names."""
 
     def load() -> Handle:
         function = load_function(call)
-        loop = asyncio.new_event_loop()  # one for the life of the worker, so that clients may keep connections
+        loop = asyncio.new_event_loop()  # one loop for the life of the worker, so that clients may keep connections
 
         def handle(batch: Any, reply: Reply) -> None:
             samples = [decode_sample(fields) for fields in batch]
@@ -59,18 +59,18 @@ def run(descriptor: int, call: str, file_mb: float) -> None:
 
 
 def serve(descriptor: int, load: Callable[[], Handle], file_mb: float) -> None:
-    """Load the user's code, say so, then answer requests until the other side closes the socket. `load` raises
+    """Load the user's code, report it, then answer requests until the other side closes the socket. `load` may raise
     CannotLoad."""
     _limit_files(file_mb)
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=False)  # process.py asks where a hang is
+    faulthandler.register(signal.SIGUSR1, all_threads=False)  # process.py uses it to ask where the code hangs
     channel = socket.socket(fileno=descriptor)
     channel.set_inheritable(False)
     own = os.getpid()
 
     def reply(**fields: Any) -> None:
         if os.getpid() != own:
-            os._exit(0)  # a child that the function forked came back from it
+            os._exit(0)  # this is a child that the user's function forked, and that returned from it
         channel.sendall(json.dumps(fields).encode() + b"\n")
 
     try:
@@ -85,7 +85,7 @@ def serve(descriptor: int, load: Callable[[], Handle], file_mb: float) -> None:
 
 
 def _limit_files(file_mb: float) -> None:
-    """Forbid core dumps, and limit the size of each file. Python ignores SIGXFSZ, so a write beyond it raises
+    """Forbid core dumps, and limit the size of each file. Python ignores SIGXFSZ, so a write beyond the limit raises
     OSError."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     limit, (_, hard) = round(file_mb * 1e6), resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -103,12 +103,12 @@ def load_function(call: str) -> Callable[..., Any]:
         return forms.as_reward(found)
     except forms.NoReward as error:
         raise CannotLoad(f"{source}: {name} {error}") from error
-    except BaseException as error:  # of the constructor of a class
+    except BaseException as error:  # from the constructor of a class
         raise CannotLoad(f"{source}: {name} cannot be created:\n{failure_text(error)}") from error
 
 
 def load_named(call: str, load: Callable[[str], ModuleType]) -> tuple[str, str, Callable[..., Any]]:
-    """Return the source and the name in `call`, and what can be called there; `load` imports the source. Raises
+    """Return the source and the name in `call`, and the callable that they name; `load` imports the source. Raises
     CannotLoad."""
     source, _, name = call.rpartition(":")
     if not source or not name.isidentifier():
@@ -129,20 +129,20 @@ def load_named(call: str, load: Callable[[str], ModuleType]) -> tuple[str, str, 
 
 
 def _registered(module: ModuleType, name: str) -> Any:
-    """Find what a plugin of ms-swift's has registered by that name."""
+    """Return what an ms-swift plugin has registered under that name."""
     orms = getattr(module, "orms", None)
     return orms.get(name) if isinstance(orms, dict) else None
 
 
 def _registrations(module: ModuleType) -> list[str]:
-    """List the names by which a plugin of ms-swift's has registered something of its own."""
+    """List the names under which an ms-swift plugin has registered its own objects."""
     orms = getattr(module, "orms", None)
     known = orms.items() if isinstance(orms, dict) else ()
     return [str(name) for name, value in known if getattr(value, "__module__", None) == module.__name__]
 
 
 def _load_with_stand_in(source: str) -> ModuleType:
-    """Load the module. Where it needs ms-swift, which is not installed, it finds stand-ins for what plugins need."""
+    """Load the module. If it needs ms-swift, which is not installed, provide stand-ins for what plugins need."""
     try:
         return load_module(source, MODULE_PREFIX)
     except ImportError as error:
@@ -165,7 +165,7 @@ def score_batch(
 ) -> None:
     """Call the user's function for every sample and report each by its index, once: its value, or its failure.
 
-    Whatever the function raises is a failure, KeyboardInterrupt and the like included.
+    Whatever the function raises is a failure, even KeyboardInterrupt and the like.
     """
     if getattr(function, "batched", False):
         try:
@@ -211,11 +211,12 @@ def _as_list(values: Any, expected: int) -> list[Any]:
 
 
 def checked_value(value: Any) -> dict[str, Any]:
-    """Make the reply for an answer: a finite number (True is 1, False 0), None, or a failure that says what it is."""
+    """Make the reply for an answer: a finite number (True is 1, False 0), None, or a failure that describes the
+    answer."""
     if value is None:
         return {"value": None}
     if not isinstance(value, numbers.Real) and getattr(value, "shape", None) == () and hasattr(value, "item"):
-        value = value.item()  # a number in an array's or a tensor's clothes
+        value = value.item()  # a number in an array or a tensor
     if not isinstance(value, numbers.Real):
         return {"failure": f"returned {_brief(value)}, a {type(value).__name__}; a reward must return a number or None"}
     try:
@@ -232,7 +233,7 @@ def checked_value(value: Any) -> dict[str, Any]:
 def _brief(value: Any) -> str:
     try:
         text = repr(value)
-    except Exception:  # the user's own __repr__
+    except Exception:  # raised by the user's own __repr__
         text = object.__repr__(value)
     return brief(text, 80)
 

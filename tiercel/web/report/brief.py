@@ -4,30 +4,29 @@ It takes what training writes: a line for each step, in their order, without a b
 only be a key of the row. What has another form is left to `read_run`, which reads everything.
 """
 
-import os
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from tiercel.regular_files import LARGEST_FILE, open_regular, read_text
 from tiercel.runs.json_lines import blocks_of_lines
+from tiercel.web.report.files import end_of_log, mapping_of, yaml_value
 from tiercel.web.report.metrics import Metrics
-from tiercel.web.report.reading import Run, recipe_of
+from tiercel.web.report.reading import Run
 
 _LONGEST_CONFIG, _LONGEST_SECTIONS = 1 << 18, 1 << 13  # characters
-_LOG_BYTES = 1 << 16  # of the end of log.txt
 _LARGEST_STEP = 1 << 53  # that a column holds
 _SECTIONS = re.compile(r"^(?:train|optim):[^\n]*\n(?:[ -][^\n]*\n)*", re.MULTILINE)
 _KIND = re.compile(r"# tiercel ([a-z]+)\s")
 _FIRST = b'{"step": '
 
 
-def read_briefly(path: Path, keys: Sequence[Sequence[str]]) -> Run | None:
-    """Read a run with two sections of its recipe, and its metrics: of each sequence of keys the first that it has. None
-    where one of its files is not as training writes it. Raises OSError where one cannot be read."""
+def read_briefly(path: Path, keys: Sequence[str]) -> Run | None:
+    """Read a run with two sections of its recipe, and the metrics of some keys. None where one of its files is not as
+    training writes it. Raises OSError where one cannot be read."""
     text = read_text(path / "config.yaml", _LONGEST_CONFIG)
     kind, recipe = _KIND.match(text), _recipe(text)
     metrics = _metrics(path / "metrics.jsonl", keys) if kind and recipe else None
@@ -41,7 +40,7 @@ def read_briefly(path: Path, keys: Sequence[Sequence[str]]) -> Run | None:
         environment={},
         metrics=metrics,
         bad_rows=(),
-        log=() if isinstance(recipe["train"].get("steps"), int) else _end_of_log(path / "log.txt"),
+        log=() if isinstance(recipe["train"].get("steps"), int) else end_of_log(path / "log.txt"),
         rollout_steps=(),
         evaluation_steps=(),
         unreadable={},
@@ -53,57 +52,37 @@ def _recipe(text: str) -> Mapping[str, Any] | None:
     found = "".join(_SECTIONS.findall(text))
     if len(found) > _LONGEST_SECTIONS or any(mark in found for mark in "&*[{"):
         return None
-    recipe = recipe_of(found)
+    recipe = mapping_of(yaml_value, found) or {}
     return recipe if all(isinstance(recipe.get(name), dict) for name in ("train", "optim")) else None
 
 
-def _end_of_log(file: Path) -> tuple[str, ...]:
-    if not file.exists():
-        return ()
-    with open_regular(file) as stream:
-        size = stream.seek(0, os.SEEK_END)
-        stream.seek(max(0, size - _LOG_BYTES))
-        lines = stream.read(_LOG_BYTES).decode("utf-8", errors="replace").splitlines()
-    return tuple(lines[1:] if size > _LOG_BYTES else lines)
-
-
-def _metrics(file: Path, keys: Sequence[Sequence[str]]) -> Metrics | None:
-    """Return the numbers under the first of each of these keys that a run has; None where a line has another form."""
-    steps, numbers = list[int](), {key: dict[int, float]() for some in keys for key in some}
+def _metrics(file: Path, keys: Sequence[str]) -> Metrics | None:
+    """Return the numbers under these keys; None where a line has another form."""
+    steps, numbers = list[int](), {key.encode(): dict[int, float]() for key in keys}
+    pairs = re.compile(rb'"(step|%b)": ([^,}]+)' % b"|".join(map(re.escape, numbers)))
     if file.exists():
         with open_regular(file, LARGEST_FILE) as stream:
             for block in blocks_of_lines(stream):
-                if not _add(block, steps, numbers, keys):
+                if not _add(block, pairs, steps, numbers):
                     return None
     is_ordered = all(before < after for before, after in pairwise(steps))
-    return Metrics.of_numbers(steps, numbers) if is_ordered and steps[-1:] < [_LARGEST_STEP] else None
+    found = {key.decode(): values for key, values in numbers.items()}
+    return Metrics.of_numbers(steps, found) if is_ordered and steps[-1:] < [_LARGEST_STEP] else None
 
 
-def _add(
-    block: bytes, steps: list[int], numbers: Mapping[str, dict[int, float]], keys: Sequence[Sequence[str]]
-) -> bool:
+def _add(block: bytes, pairs: re.Pattern, steps: list[int], numbers: Mapping[bytes, dict[int, float]]) -> bool:
     """Add steps, and numbers by place; say whether the lines have the known form."""
     lines, before = block.split(b"\n"), len(steps)
     is_whole = lines.pop() == b"" and len(lines) == block.count(b"{") == block.count(b"}\n")
     if not is_whole or b"\\" in block or b"[" in block or not all(line.startswith(_FIRST) for line in lines):
         return False
-    try:
-        steps += [int(line[len(_FIRST) : line.find(b",", len(_FIRST))]) for line in lines]
-    except ValueError:
-        return False
-    for key in (key for some in keys for key in some):
-        if (name := b'"%b": ' % key.encode()) in block and not any(numbers[other] for other in _better(key, keys)):
-            numbers[key].update((before + place, value) for place, value in _numbers(lines, name))
-    return True
-
-
-def _better(key: str, keys: Sequence[Sequence[str]]) -> Sequence[str]:
-    return next(some[: some.index(key)] for some in keys if key in some)
-
-
-def _numbers(lines: Sequence[bytes], name: bytes) -> Iterator[tuple[int, float]]:
-    size = len(name)
-    for place, line in enumerate(lines):
-        if (at := line.find(name)) >= 0:
-            with suppress(ValueError):  # null
-                yield place, float(line[at + size : line.find(b",", at + size)])
+    for key, value in pairs.findall(block):
+        try:
+            if key == b"step":
+                steps.append(int(value))
+            elif math.isfinite(number := float(value)):
+                numbers[key][len(steps) - 1] = number
+        except ValueError:
+            if key == b"step" or value != b"null":
+                return False
+    return len(steps) - before == len(lines)

@@ -1,16 +1,17 @@
-"""Parts of the page that held-out rows and rollouts share: prompts, answers, completions, rewards."""
+"""Texts of cards: what a reader sees of prompts, answers and completions."""
 
 import json
 from typing import Any
 
 from tiercel.rewards.boxes import iou, is_proper
 from tiercel.runs.records import CompletionRecord, GroupRecord
-from tiercel.web.report.markup import Html, aside, element
+from tiercel.samples import ToolCall
+from tiercel.web.report.boxes import box_text, predicted_box, true_box
 from tiercel.web.report.numbers import NOTHING, short
-from tiercel.web.report.pictures import box_text, has_boxes, predicted_box, true_box
 
 LONGEST_TEXT = 1500  # characters of one text on the page
 _KEPT_TAIL = 400
+_LONGEST_CALL = 300
 
 
 def clipped(text: str, longest: int = LONGEST_TEXT) -> str:
@@ -22,13 +23,9 @@ def clipped(text: str, longest: int = LONGEST_TEXT) -> str:
     return f"{text[: longest - tail]}\n[… {left_out:,} characters left out here …]\n{text[-tail:]}"
 
 
-def text_block(text: str, style: str = "said", longest: int = LONGEST_TEXT) -> Html:
-    """Show text as written: "(empty)" for none, and escapes for text of white space alone."""
-    if not text:
-        return element("p", "(empty)", class_="aside")
-    if text.isspace():
-        text = json.dumps(text)
-    return element("pre", clipped(text, longest), class_=style, dir="auto")
+def in_sight(text: str) -> str:
+    """Write text of white space alone with escapes, so that it can be seen."""
+    return json.dumps(text) if text.isspace() else text
 
 
 def value_text(value: float | None) -> str:
@@ -36,9 +33,9 @@ def value_text(value: float | None) -> str:
     return NOTHING if value is None else short(value)
 
 
-def number_cell(column: str, text: str) -> Html:
-    """Make a cell of a table of completions, which bears its column's name where the screen is narrow."""
-    return element("td", text, class_="number", data_label=column)
+def mean_text(values: list[float]) -> str:
+    """Format the mean of rewards; of none it is a dash."""
+    return value_text(sum(values) / len(values) if values else None)
 
 
 def answer_text(answer: Any) -> str:
@@ -48,17 +45,10 @@ def answer_text(answer: Any) -> str:
     return clipped(answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False), 600)
 
 
-def prompt_block(group: GroupRecord) -> Html:
-    """Show the row's id, question and right answer, and the prompt as rendered for the model."""
-    rendered = answer = note = None
-    if group.prompt and group.prompt != group.question:
-        rendered = element("details", element("summary", "Prompt as the model gets it"), text_block(group.prompt))
-    if group.answer is not None or len(group.completions) < 2:
-        code = element("code", answer_text(group.answer))
-        answer = element("p", element("b", "Right answer "), code, class_="answer")
-    if has_boxes(group) and group.coordinate_space is None:
-        note = aside("The run does not say in which coordinates the model writes boxes, so its boxes cannot be drawn.")
-    return element("div", element("h4", group.id), text_block(group.question, "question"), answer, rendered, note)
+def call_text(call: ToolCall) -> str:
+    """Write a tool call as Python would."""
+    arguments = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in call.arguments.items())
+    return clipped(f"{call.name}({arguments})" if call.name else "a call that cannot be read", _LONGEST_CALL)
 
 
 def overlap(group: GroupRecord, completion: CompletionRecord) -> float | None:
@@ -76,13 +66,19 @@ def box_cell(group: GroupRecord, completion: CompletionRecord) -> str:
     return box_text(found.box) + ("" if is_proper(found.box) else " (inverted)")
 
 
-def failures_block(completion: CompletionRecord) -> Html | None:
-    """Show what each failed reward said, in a <details>: open with turns, whose environment may have failed for all."""
-    if not completion.failures:
-        return None
+def failure_reasons(completion: CompletionRecord) -> dict[str, list[str]]:
+    """Return what failed rewards said, each reason once, and the rewards that said it."""
     names_by_reason: dict[str, list[str]] = {}
     for name, reason in completion.failures.items():
         names_by_reason.setdefault(reason, []).append(name)
-    said = [[element("b", ", ".join(names)), text_block(reason)] for reason, names in names_by_reason.items()]
-    summary = element("summary", f"{', '.join(completion.failures)}: failed", class_="bad")
-    return element("details", summary, said, class_="failures", open=bool(completion.turns))
+    return names_by_reason
+
+
+def totals_of(group: GroupRecord) -> list[float]:
+    """Return the rewards of the completions that have one."""
+    return [completion.total for completion in group.completions if completion.total is not None]
+
+
+def judged_of(group: GroupRecord) -> list[bool]:
+    """Return the verdicts of the completions that have one."""
+    return [completion.is_correct for completion in group.completions if completion.is_correct is not None]

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 
-from tiercel.web.report.charts import Chart, Series, line_chart, smoothing, stacked_chart
-from tiercel.web.report.markup import Html, aside, element, section
+from tiercel.web.report.charts import Chart, Series, smoothing
 from tiercel.web.report.reading import Run
 
 PHASES = {"time/rollout": "rollout", "time/reward": "reward", "time/learn": "learn", "time/sync": "sync"}
@@ -19,18 +18,12 @@ _OF_TURNS = (
 )
 
 
-def curves_section(run: Run) -> Html:
-    """Draw every chart that has data, and explain its lines."""
-    charts = [line_chart(chart) for chart in charts_of(run)]
-    if (time := time_chart(run)) is not None:
-        charts.append(time)
-    if not charts:
-        return section("curves", "Curves", element("p", "No step is recorded yet."))
+def curves_note(run: Run) -> str:
+    """Explain the lines of the charts."""
     size = smoothing(run.last_step)
     thick = f"thin: each step; thick: mean of it and the {size - 1} before" if size > 1 else "a point for each step"
     said = f"Over optimiser steps; {thick}. Dots: held-out rows; whiskers: 95 % interval."
-    turns = _OF_TURNS if run.series("turns/mean") else ""
-    return section("curves", "Curves", aside(said + turns), element("div", charts, class_="charts"))
+    return said + (_OF_TURNS if run.series("turns/mean") else "")
 
 
 def charts_of(run: Run) -> Iterator[Chart]:
@@ -103,14 +96,14 @@ def _chart(
     return Chart(title=title, series=tuple(each for each in (training, held) if each.points), from_zero=from_zero)
 
 
-def time_chart(run: Run) -> Html | None:
-    """Draw the seconds of a step, by phase where the run records them; time outside all phases is "other"."""
+def time_chart(run: Run) -> Chart | None:
+    """Return the seconds of a step, by phase where the run records them; time outside all phases is "other"."""
     steps = run.series("time/step")
     phases = {key: found for key in PHASES if any((found := dict(run.series(key))).values())}
     if not steps:
         return None
     if not phases or len(steps) < 2:
-        return line_chart(_chart(run, "Seconds per step", "time/step", "seconds", from_zero=True))
+        return _chart(run, "Seconds per step", "time/step", "seconds", from_zero=True)
     size = -(-len(steps) // _MOST_AREAS)
     stretches = [steps[start : start + size] for start in range(0, len(steps), size)]
     layers = [
@@ -121,4 +114,9 @@ def time_chart(run: Run) -> Html | None:
     labels = [PHASES[key] for key in phases]
     if max(rest) > 0.01 * max(totals):
         layers, labels = [*layers, rest], [*labels, "other"]
-    return stacked_chart("Seconds per step", labels, [part[-1][0] for part in stretches], layers)
+    at = [part[-1][0] for part in stretches]
+    series = [
+        Series(label=label, points=tuple(zip(at, layer, strict=True)), colour=colour)
+        for colour, (label, layer) in enumerate(zip(labels, layers, strict=True))
+    ]
+    return Chart(title="Seconds per step", series=tuple(series), is_layered=True)

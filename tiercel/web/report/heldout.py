@@ -1,69 +1,41 @@
 """Held-out rows before and after: how many were fixed and broken, and examples of each kind."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from tiercel.runs.records import GroupRecord
-from tiercel.web.report.cards import (
-    box_cell,
-    failures_block,
-    number_cell,
-    overlap,
-    prompt_block,
-    text_block,
-    value_text,
-)
-from tiercel.web.report.markup import Html, aside, element, legend, section, side_head, table
+from tiercel.runs.records import CompletionRecord, GroupRecord
+from tiercel.web.report.boxes import Outline, has_boxes, predicted_outlines, true_outlines
+from tiercel.web.report.cards import box_cell, overlap, value_text
 from tiercel.web.report.numbers import evenly_spaced, share, sign_test
-from tiercel.web.report.pictures import Album, Outline, has_boxes, pictures, predicted_outlines, true_outlines
 from tiercel.web.report.reading import GroupFile
-from tiercel.web.report.turns import ASKED, completion_block, drawn_outlines, is_asked
+from tiercel.web.report.rollouts import ASKED
+from tiercel.web.report.turns import drawn_outlines, is_asked
 from tiercel.wording import counted
 
 SIDES = (("gained", "chosen"), ("lost", "rejected"))  # class of the style sheet, which answer
-INTRO = (
+_EVENLY = "Rows of each kind are spread evenly over the file, not picked by hand."
+_OF_ROWS = f"The same rows, answered greedily at the first and the last evaluation. {_EVENLY}"
+_OF_PAIRS = (
     "The same pairs at the first and the last evaluation. The value of an answer is its implicit reward, or what the "
     "reward model says of it. A pair is right where the chosen answer has the higher one, and wrong where both are "
-    "equal. Rows of each kind are spread evenly over the file, not picked by hand."
+    f"equal. {_EVENLY}"
 )
 
-
-def is_pair(group: GroupRecord) -> bool:
-    """Tell whether a held-out group is a pair of answers from the row."""
-    return len(group.completions) == len(SIDES)
-
-
-def pair_outlines(group: GroupRecord) -> list[Outline]:
-    """Return the boxes of both answers."""
-    answers = zip(group.completions, SIDES, strict=True)
-    return [box for each, (style, side) in answers for box in predicted_outlines(group, each, style, side, side)]
-
-
-def pair_table(columns: Sequence[tuple[str, GroupRecord]]) -> Html:
-    """Show both answers with their values in each evaluation, and the margin."""
-    rows = []
-    for number, (style, side) in enumerate(SIDES):
-        values = [group.completions[number].total for _, group in columns]
-        mark = side_head(element("i", class_=f"key {style}"), side)
-        text = element("td", text_block(columns[-1][1].completions[number].text), class_="text")
-        rows.append([mark, *_cells(columns, values), text])
-    margins = _cells(columns, [_margin(group) for _, group in columns])
-    rows.append([side_head("margin"), *margins, element("td")])
-    return table(rows, ("", *(name for name, _ in columns), "answer"), "completions")
-
-
-def _cells(columns: Sequence[tuple[str, GroupRecord]], values: Sequence[float | None]) -> list[Html]:
-    return [number_cell(name, value_text(value)) for (name, _), value in zip(columns, values, strict=True)]
-
-
-def _margin(group: GroupRecord) -> float | None:
-    chosen, rejected = (completion.total for completion in group.completions)
-    return None if chosen is None or rejected is None else chosen - rejected
-
-
 Fate = Literal["fixed", "broken", "right", "wrong", "better", "worse", "same"]
-Columns = Sequence[tuple[str, GroupRecord, str]]  # an evaluation's name, the row there, a class of the style sheet
+
+
+class Column(NamedTuple):
+    """A row at one evaluation."""
+
+    name: str  # of the evaluation
+    group: GroupRecord
+    style: str  # class of the style sheet
+
+    @property
+    def answer(self) -> CompletionRecord:
+        """Return the greedy answer."""
+        return self.group.completions[0]
 
 
 class Kind(NamedTuple):
@@ -83,6 +55,30 @@ KINDS: dict[Fate, Kind] = {
     "worse": Kind("Reward fell", "lower", 4),
     "same": Kind("Reward stayed the same", "the same", 3),
 }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """Some rows of one kind, each at every evaluation, out of `count`."""
+
+    title: str
+    count: int
+    rows: tuple[tuple[Column, ...], ...]
+    style: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOut:
+    """What the page shows of two evaluations, or of the only one, which has no counts."""
+
+    title: str
+    intro: str
+    blocks: tuple[Block, ...]
+    names: tuple[str, ...] = ()
+    counts: tuple[tuple[str, tuple[tuple[Fate, int, str], ...]], ...] = ()  # the head of a line; fate, count, share
+    chance: str = ""
+    note: str = ""
+    legend: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,53 +128,65 @@ def _greedy(group: GroupRecord):
     return group.completions[0]
 
 
-def held_out_section(first: GroupFile, last: GroupFile, album: Album) -> Html:
-    """Make the section: counts of all rows, then cards of examples."""
-    album.begin_part()
+def held_out_of(first: GroupFile, last: GroupFile) -> HeldOut:
+    """Compare two evaluations: counts of all rows, and examples."""
     if first.step == last.step:
-        return _single_section(last, album)
+        return _single(last)
     pairs = pairs_of(first, last)
     by_fate = fates(pairs)
     lost = len(first.groups) + len(last.groups) - 2 * len(pairs)
     names = (f"before (step {first.step:,})", f"after (step {last.step:,})")
-    intro = (
-        "The same rows, answered greedily at the first and the last evaluation. Rows of each kind are spread evenly "
-        "over the file, not picked by hand."
-    )
-    shown = []
+    blocks = []
     for fate, chosen in by_fate.items():
-        rows = [[(names[0], pair.before, "before"), (names[1], pair.after, "after")] for pair in chosen]
-        shown.append(_block(KINDS[fate].title, rows, KINDS[fate].examples, album, f"fate-block {fate}"))
-    return section(
-        "before-after",
-        "Before and after",
-        aside(INTRO if any(is_pair(pair.after) for pair in pairs) else intro),
-        _counts_table(by_fate, names),
-        aside(f"{counted(lost, 'row')} could not be paired." if lost else None),
-        _legend(pairs, names),
-        shown,
+        kind, rows = KINDS[fate], [_columns(names, pair) for pair in chosen]
+        blocks.append(_block(kind.title, rows, kind.examples, f"fate-block {fate}"))
+    return HeldOut(
+        title="Before and after",
+        intro=_OF_PAIRS if any(is_pair(pair.after) for pair in pairs) else _OF_ROWS,
+        blocks=tuple(filter(None, blocks)),
+        names=names,
+        counts=tuple(_counts(by_fate, names)),
+        chance=_chance(len(by_fate["fixed"]), len(by_fate["broken"])) if "fixed" in by_fate else "",
+        note=f"{counted(lost, 'row')} could not be paired." if lost else "",
+        legend=tuple(_legend(pairs, names)),
     )
 
 
-def _counts_table(by_fate: Mapping[Fate, Sequence[Pair]], names: tuple[str, str]) -> Html:
-    """Make a table of rows by their change: two by two where right and wrong are known, with a test against chance.
-    `names` are the two evaluations."""
+def _single(only: GroupFile) -> HeldOut:
+    """Show the rows of the only evaluation so far, without a comparison."""
+    name = f"at step {only.step:,}"
+    rows = [(Column(name, group, "after"),) for group in only.groups]
+    if any(_greedy(group).is_correct is not None for group in only.groups):
+        right = [row for row in rows if row[0].answer.is_correct is True]
+        kinds = {"Right": right, "Wrong": [row for row in rows if row[0].answer.is_correct is not True]}
+    else:
+        kinds = {"Rows": rows}
+    return HeldOut(
+        title="Held-out rows",
+        intro=f"There is one evaluation so far, {name}, so nothing to compare it with yet.",
+        blocks=tuple(filter(None, (_block(title, chosen, 4) for title, chosen in kinds.items()))),
+    )
+
+
+def _columns(names: tuple[str, str], pair: Pair) -> tuple[Column, ...]:
+    return Column(names[0], pair.before, "before"), Column(names[1], pair.after, "after")
+
+
+def _block(title: str, rows: Sequence[tuple[Column, ...]], most: int, style: str = "") -> Block | None:
+    shown = tuple(rows[place] for place in evenly_spaced(len(rows), most))
+    return Block(title=title, count=len(rows), rows=shown, style=style) if rows else None
+
+
+def _counts(
+    by_fate: Mapping[Fate, Sequence[Pair]], names: tuple[str, str]
+) -> Iterator[tuple[str, tuple[tuple[Fate, int, str], ...]]]:
+    """Yield the lines of a table of rows by their change: two by two where right and wrong are known."""
     total = max(1, sum(len(pairs) for pairs in by_fate.values()))
-
-    def cell(fate: Fate) -> Html:
-        count = len(by_fate[fate])
-        percentage = element("small", share(count / total))
-        return element("td", element("b", f"{count:,}"), f" {KINDS[fate].in_table} ", percentage, class_=f"fate {fate}")
-
-    if "fixed" not in by_fate:
-        reward = side_head(f"Reward {names[1]} against {names[0]}")
-        return table([(reward, cell("better"), cell("same"), cell("worse"))], style="fates")
-    rows = [
-        (side_head(f"wrong {names[0]}"), cell("fixed"), cell("wrong")),
-        (side_head(f"right {names[0]}"), cell("right"), cell("broken")),
-    ]
-    counts = table(rows, (element("td"), f"right {names[1]}", f"wrong {names[1]}"), "fates")
-    return element("div", counts, element("p", _chance(len(by_fate["fixed"]), len(by_fate["broken"]))))
+    lines: dict[str, tuple[Fate, ...]] = {f"Reward {names[1]} against {names[0]}": ("better", "same", "worse")}
+    if "fixed" in by_fate:
+        lines = {f"wrong {names[0]}": ("fixed", "wrong"), f"right {names[0]}": ("right", "broken")}
+    for head, found in lines.items():
+        yield head, tuple((fate, len(by_fate[fate]), share(len(by_fate[fate]) / total)) for fate in found)
 
 
 def _chance(gained: int, lost: int) -> str:
@@ -190,43 +198,37 @@ def _chance(gained: int, lost: int) -> str:
     return f"{gained:,} fixed against {lost:,} broken: {meaning} ({strength}, exact McNemar test)."
 
 
-def _legend(pairs: Sequence[Pair], names: tuple[str, str]) -> Html | None:
+def _legend(pairs: Sequence[Pair], names: tuple[str, str]) -> list[tuple[str, str]]:
     boxed = any(has_boxes(pair.after) for pair in pairs)
     asked = any(is_asked(group) for pair in pairs for group in (pair.before, pair.after))
     if not boxed and not asked:
-        return None
-    keys = [("before", f"box {names[0]}"), ("after", f"box {names[1]}")]
+        return []
+    keys = [("key before", f"box {names[0]}"), ("key after", f"box {names[1]}")]
     if any(is_pair(pair.after) for pair in pairs):
-        keys = [(style, f"box of the {side} answer") for style, side in SIDES]
-    keys = [*([("truth", "right box")] if boxed else []), *keys, *([ASKED] if asked else [])]
-    return legend((f"key {style}", text) for style, text in keys)
+        keys = [(f"key {style}", f"box of the {side} answer") for style, side in SIDES]
+    return [*([("key truth", "right box")] if boxed else []), *keys, *([ASKED] if asked else [])]
 
 
-def _block(title: str, rows: Sequence[Columns], most: int, album: Album, style: str | None = None) -> Html | None:
-    """Show some rows under a heading; None without rows."""
-    cards = [_article(rows[place], album) for place in evenly_spaced(len(rows), most)]
-    heading = element("h3", title, " ", element("small", f"{len(cards)} of {counted(len(rows), 'row')}"))
-    return element("div", heading, element("div", cards, class_="cards"), class_=style) if cards else None
+def is_pair(group: GroupRecord) -> bool:
+    """Tell whether a held-out group is a pair of answers from the row."""
+    return len(group.completions) == len(SIDES)
 
 
-def _article(columns: Columns, album: Album) -> Html:
-    """Show a row and what was answered in each evaluation."""
-    group = columns[-1][1]
-    if is_pair(group):
-        answers = pair_table([(name, each) for name, each, _ in columns])
-    else:
-        answers = element("div", [_answer(*column, album) for column in columns], class_="answers")
-    picture = pictures(album, group, _outlines(columns))
-    return element(
-        "article",
-        picture,
-        element("div", prompt_block(group), answers, class_="words"),
-        class_="card" if picture is not None else "card text-only",
-    )
+def margin(group: GroupRecord) -> float | None:
+    """Return by how much the chosen answer of a pair is worth more."""
+    chosen, rejected = (completion.total for completion in group.completions)
+    return None if chosen is None or rejected is None else chosen - rejected
 
 
-def _outlines(columns: Columns) -> list[Outline]:
-    group = columns[-1][1]
+def pair_outlines(group: GroupRecord) -> list[Outline]:
+    """Return the boxes of both answers."""
+    answers = zip(group.completions, SIDES, strict=True)
+    return [box for each, (style, side) in answers for box in predicted_outlines(group, each, style, side, side)]
+
+
+def row_outlines(columns: Sequence[Column]) -> list[Outline]:
+    """Return the right box of a row, and those of its answers."""
+    group = columns[-1].group
     outlines = true_outlines(group)
     if is_pair(group):
         return outlines + pair_outlines(group)
@@ -235,9 +237,9 @@ def _outlines(columns: Columns) -> list[Outline]:
     return outlines
 
 
-def _answer(name: str, group: GroupRecord, style: str, album: Album) -> Html:
+def facts_of(group: GroupRecord) -> list[tuple[str, str]]:
+    """Return what is said of the greedy answer: its reward, its box, each reward of several."""
     completion = _greedy(group)
-    verdict = {True: "right", False: "wrong", None: ""}[completion.is_correct]
     facts = [("reward", value_text(completion.total))]
     if has_boxes(group):
         facts += [("IoU", value_text(overlap(group, completion))), ("box", box_cell(group, completion))]
@@ -245,27 +247,4 @@ def _answer(name: str, group: GroupRecord, style: str, album: Album) -> Html:
         facts += [(each, value_text(value)) for each, value in completion.rewards.items() if each != "iou"]
     if completion.is_truncated:
         facts.append(("length", f"truncated at {completion.tokens:,} tokens"))
-    key = element("i", class_=f"key {style}") if has_boxes(group) or is_asked(group) else None
-    listed = [element("div", element("dt", fact), " ", element("dd", text)) for fact, text in facts]
-    told = element("span", verdict, class_=f"verdict {verdict}") if verdict else None
-    return element(
-        "div",
-        element("h5", key, name, " ", told),
-        element("dl", listed, class_="facts"),
-        completion_block(album, group, completion, style),
-        failures_block(completion),
-        class_="given",
-    )
-
-
-def _single_section(only: GroupFile, album: Album) -> Html:
-    """Show the rows of the only evaluation so far, without a comparison."""
-    name = f"at step {only.step:,}"
-    knows = any(_greedy(group).is_correct is not None for group in only.groups)
-    rows: dict[str, list[Columns]] = {"Right": [], "Wrong": []} if knows else {"Rows": []}
-    for group in only.groups:
-        title = ("Right" if _greedy(group).is_correct is True else "Wrong") if knows else "Rows"
-        rows[title].append([(name, group, "after")])
-    text = f"There is one evaluation so far, {name}, so nothing to compare it with yet."
-    blocks = [_block(title, chosen, 4, album) for title, chosen in rows.items()]
-    return section("before-after", "Held-out rows", aside(text), blocks)
+    return facts

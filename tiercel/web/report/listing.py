@@ -1,9 +1,10 @@
 """The runs below a folder: state, step, best held-out score, and what stopped each."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tiercel.runs.ending import RunEnding, State, ending_of
 from tiercel.runs.recipe import is_run
 from tiercel.runs.records import finite
 from tiercel.web.report.brief import read_briefly
-from tiercel.web.report.numbers import ends, pair
+from tiercel.web.report.numbers import Point, ends, pair
 from tiercel.web.report.reading import Run, read_run
 from tiercel.web.report.verdict import HELD_OUT
 
@@ -58,15 +59,15 @@ class ListedRun:
     """A run in the list."""
 
     path: str
-    kind: str  # the verb
-    state: State
-    step: int
-    steps: int | None  # to make; None where the run has not come so far as to know
-    score: Score | None
-    training: Training | None
-    learning_rate: float | None
-    changed: float  # seconds since 1970
-    reason: str  # what stopped it, or why it cannot be read; empty where nothing is wrong
+    kind: str = ""  # the verb
+    state: State = "failed"
+    step: int = 0
+    steps: int | None = None  # to make; None where the run has not come so far as to know
+    score: Score | None = None
+    training: Training | None = None
+    learning_rate: float | None = None
+    changed: float = 0.0  # seconds since 1970
+    reason: str = ""  # what stopped it, or why it cannot be read; empty where nothing is wrong
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields by name."""
@@ -112,18 +113,7 @@ def _entry(path: Path) -> ListedRun:
         changed = max(os.lstat(file).st_mtime for file in (path, path / "config.yaml", *path.glob("*.jsonl")))
         run = _read(path)
     except (RunError, OSError) as error:
-        return ListedRun(
-            path=str(path),
-            kind="",
-            state="failed",
-            step=0,
-            steps=None,
-            score=None,
-            training=None,
-            learning_rate=None,
-            changed=changed,
-            reason=str(error),
-        )
+        return ListedRun(path=str(path), changed=changed, reason=str(error))
     try:
         ending = run_ending(run)
     except OSError as error:
@@ -144,7 +134,7 @@ def _entry(path: Path) -> ListedRun:
 
 def _read(path: Path) -> Run:
     with suppress(OSError):
-        if (run := read_briefly(path, (tuple(HELD_OUT), tuple(TRAINED)))) is not None:
+        if (run := read_briefly(path, (*HELD_OUT, *TRAINED))) is not None:
             return run
     return read_run(path)
 
@@ -152,8 +142,7 @@ def _read(path: Path) -> Run:
 def _score(run: Run) -> Score | None:
     for key, name in HELD_OUT.items():
         if points := run.series(key):
-            choose = min if key == "eval/loss" else max
-            step, best = choose(points, key=lambda point: point[1])
+            step, best = _best(points, min if key == "eval/loss" else max)
             return Score(name=name.removeprefix("held-out "), best=best, step=step, newest=points[-1][1])
     return None
 
@@ -162,7 +151,10 @@ def _training(run: Run) -> Training | None:
     """Return the reward of the sampled completions, or else the loss."""
     for key, choose in TRAINED.items():
         if points := run.series(key):
-            step, best = choose(points, key=lambda point: point[1])
-            _, newest, _ = ends(points)
-            return Training(name=key.partition("/")[0], newest=newest, best=best, step=step)
+            step, best = _best(points, choose)
+            return Training(name=key.partition("/")[0], newest=ends(points)[1], best=best, step=step)
     return None
+
+
+def _best(points: Sequence[Point], choose: Callable[..., Point]) -> Point:
+    return choose(points, key=itemgetter(1))

@@ -1,6 +1,5 @@
 """Numbers for readers: means over windows, smoothing, the sign test, formats. Pure functions."""
 
-import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -70,15 +69,6 @@ def sign_test(gained: int, lost: int) -> float:
     return min(1.0, 2 * math.fsum(math.exp(log_term(k)) for k in range(fewer + 1)))
 
 
-def nice_ticks(low: float, high: float, count: int) -> list[float]:
-    """Return about `count` round numbers (1, 2 or 5 times a power of ten apart) from `low` to `high`; low < high."""
-    rough = (high - low) / max(1, count)
-    power = 10.0 ** math.floor(math.log10(rough))
-    spacing = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
-    first, last = math.floor(low / spacing + 1e-9), math.ceil(high / spacing - 1e-9)
-    return [number * spacing for number in range(first, last + 1)]
-
-
 def short(value: float) -> str:
     """Format a number in about four characters, with a true minus sign: 0, 0.312, 1.25, 12.3, 1,024, 12.3k, 2e-05."""
     size = abs(value)
@@ -94,25 +84,6 @@ def short(value: float) -> str:
     else:
         text = f"{size:.2g}"
     return f"\u2212{text}" if value < 0 else text
-
-
-def tick_labels(ticks: Sequence[float]) -> list[str]:
-    """Label ticks with the smallest number of decimals that distinguishes neighbours."""
-    largest = max(abs(tick) for tick in ticks)
-    spacing = min((b - a for a, b in itertools.pairwise(ticks)), default=1.0)
-    if largest == 0:
-        return ["0" for _ in ticks]
-    if largest < 1e-3:
-        return ["0" if abs(tick) < spacing / 2 else f"{tick:.2g}" for tick in ticks]
-    for limit, factor, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
-        if largest >= limit:
-            return [_plain(tick / factor, spacing / factor) + (unit if tick else "") for tick in ticks]
-    return [_plain(tick, spacing) for tick in ticks]
-
-
-def _plain(tick: float, spacing: float) -> str:
-    decimals = max(0, math.ceil(-math.log10(spacing) - 1e-9))
-    return f"{tick:.{decimals}f}".replace("-", "\u2212") if abs(tick) > spacing / 2 else "0"
 
 
 def pair(before: float, after: float) -> tuple[str, str]:

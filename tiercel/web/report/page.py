@@ -1,34 +1,30 @@
-"""report.html: one file that opens offline and reads without JavaScript."""
+"""report.html: the page of one run with its parts inside, in one file that opens offline."""
 
 import base64
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from tiercel import __version__
+from markupsafe import Markup
+
 from tiercel.reliability.diagnosis import symptoms
 from tiercel.runs.files import write_atomically
-from tiercel.web.report.curves import curves_section
-from tiercel.web.report.details import (
-    bad_rows_section,
-    environment_section,
-    log_section,
-    recipe_section,
-    reproduce_section,
-    symptoms_section,
-)
-from tiercel.web.report.heldout import held_out_section
-from tiercel.web.report.markup import Html, element, fragment, trusted
-from tiercel.web.report.numbers import NOTHING, duration, evenly_spaced
-from tiercel.web.report.pictures import Album, has_boxes
+from tiercel.web.report import parts
+from tiercel.web.report.boxes import has_boxes
+from tiercel.web.report.numbers import evenly_spaced
+from tiercel.web.report.pictures import Album
 from tiercel.web.report.reading import GroupFile, Run, read_groups, read_run
-from tiercel.web.report.rollouts import MOST_STEPS, rollouts_section
-from tiercel.web.report.verdict import Notice, changes, completions_sampled, headline, note, notices, progress, warning
+from tiercel.web.report.rollouts import MOST_STEPS
+from tiercel.web.report.templates import drawn
+from tiercel.web.report.verdict import Notice, headline, note, notices, progress, warning
 from tiercel.wording import counted
 from tiercel.writing import writing
 
 FILE = "report.html"
+_BAD_ROWS_SHOWN = 20
+_TITLES = {"ranks": "Time"}  # what ranks do is over
 
 
 def write_report(run: Path) -> Path:
@@ -49,27 +45,52 @@ def describe(run: Path) -> str:
 def render(run: Run) -> str:
     """Make the page's HTML. Equal runs give equal pages."""
     album = Album(run.path / "images")
-    evaluations = [read_groups(run, "evaluations", step) for step in _first_and_last(run.evaluation_steps)]
+    evaluations = [read_groups(run, "evaluations", step) for step in first_and_last(run.evaluation_steps)]
     steps = [run.rollout_steps[place] for place in evenly_spaced(len(run.rollout_steps), MOST_STEPS)]
     rollouts = [read_groups(run, "rollouts", step) for step in steps]
-    shown = [file for file in evaluations if file.groups]
-    sections = [
-        symptoms_section(symptoms(run.metrics)),
-        curves_section(run),
-        held_out_section(shown[0], shown[-1], album) if shown else None,
-        rollouts_section(rollouts, len(run.rollout_steps), album) if rollouts else None,
-        recipe_section(run),
-        environment_section(run),
-        bad_rows_section(run),
-        log_section(run),
-        reproduce_section(run),
-    ]
+    made = {  # held-out rows first: what they take of the album stays in the page
+        "heldout": parts.held_out_part(evaluations, album) if any(file.groups for file in evaluations) else "",
+        "rollouts": parts.rollouts_part(rollouts, len(run.rollout_steps), album) if rollouts else "",
+        "ranks": parts.times_part(run),
+        "details": parts.details_part(run, _BAD_ROWS_SHOWN),
+    }
     said = [*notices(run), *_page_notices(evaluations, rollouts, album)]
-    body = fragment(_header(run, said), sections)
-    return document(f"{run.name}: tiercel {run.kind}", "the run directory alone", body)
+    made["curves"] = parts.curves_part(run, said, parts.findings_part(symptoms(run.metrics)))
+    shown = {tab: made[tab] for tab in parts.TABS if made.get(tab, "").strip()}
+    return offline(
+        "page.html",
+        title=f"{run.name}: tiercel {run.kind}",
+        origin="the run directory alone",
+        name=run.name,
+        status=f"{run.kind}, {progress(run)}",
+        tabs={tab: _TITLES.get(tab, parts.TABS[tab]) for tab in shown},
+        keys=[key for key in parts.KEYS if key not in parts.LIVE_KEYS],
+        parts=shown,
+    )
 
 
-def _first_and_last(steps: tuple[int, ...]) -> tuple[int, ...]:
+def offline(template: str, **values: Any) -> str:
+    """Make a whole page that opens offline and runs only its own script."""
+    style, script = asset("page.css"), asset("charts.js") + asset("page.js")
+    policy = f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+    policy += "base-uri 'none'; form-action 'none'"
+    return drawn(template, style=Markup(style), script=Markup(script), policy=policy, **values)
+
+
+@cache
+def asset(name: str) -> str:
+    """Return the style sheet or a script of the page."""
+    return (Path(__file__).parent.parent / "static" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    """Return the hash by which a content security policy admits a script. No other script on the page may run, whatever
+    a completion holds."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+
+
+def first_and_last(steps: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the steps of the evaluations that are compared."""
     return steps if len(steps) <= 1 else (steps[0], steps[-1])
 
 
@@ -92,70 +113,3 @@ def _page_notices(evaluations: list[GroupFile], rollouts: list[GroupFile], album
         yield note(f"Of the rows shown, {count} cannot be read from images/. The first is {name}: {reason}.")
     if album.left_out:
         yield note(f"To keep this page small, {counted(album.left_out, 'image')} of the rows shown stayed out.")
-
-
-def _header(run: Run, said: list[Notice]) -> Html:
-    return element(
-        "header",
-        element("h1", run.name),
-        element("p", headline(run).replace("->", "→"), class_="verdict-line"),
-        tiles_block(run),
-        notices_block(said),
-    )
-
-
-def notices_block(said: Sequence[Notice]) -> Html:
-    """Show the problems of a run, and notes."""
-    return fragment([element("p", notice.text, class_=f"notice {notice.level}") for notice in said])
-
-
-def tiles_block(run: Run) -> Html:
-    """Show the numbers of the verdict, and the time."""
-    tiles = []
-    for change in changes(run):
-        number = change.before if change.after is None else f"{change.before} → {change.after}"
-        notes = [each for each in (change.before_note, change.after_note, change.note) if each]
-        tiles.append(_tile(change.label[:1].upper() + change.label[1:], number, "; ".join(notes)))
-    seconds = sum(value for key in ("time/step", "eval/time") for _, value in run.series(key))
-    facts = [progress(run)]
-    if (sampled := completions_sampled(run)) > 0:
-        facts.append(counted(sampled, "completion"))
-    tiles.append(_tile("Time", duration(seconds) if seconds else NOTHING, ", ".join(facts)))
-    return element("div", tiles, class_="tiles")
-
-
-def _tile(label: str, number: str, remark: str) -> Html:
-    name = element("span", label, class_="label")
-    return element("div", name, element("b", number), element("small", remark), class_="tile")
-
-
-def document(title: str, origin: str, body: Html) -> str:
-    """Make a whole page that opens offline and runs only its own script. `origin`: what the page was made from."""
-    style, script = _asset("report.css"), _asset("report.js")
-    policy = f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
-    policy += "base-uri 'none'; form-action 'none'"
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("meta", name="generator", content=f"tiercel {__version__}"),
-        element("title", title),
-        element("style", trusted(style)),
-    )
-    footer = element("footer", f"tiercel {__version__}; made from {origin}")
-    content = element("body", element("main", body), footer, element("script", trusted(script)))
-    page = element("html", head, content, lang="en")
-    return f"<!doctype html>\n{page}\n"
-
-
-@cache
-def _asset(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    """Return the hash by which a content security policy admits a script. No other script on the page may run, whatever
-    a completion holds."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")

@@ -1,25 +1,16 @@
-"""Pictures with boxes drawn over them, embedded in the page up to a limit of number and bytes."""
+"""Pictures of a run, embedded in the page up to a limit of number and bytes."""
 
 import base64
 import io
 import struct
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
-from tiercel.geometry import to_pixels
 from tiercel.regular_files import LARGEST_FILE, open_regular
-from tiercel.rewards.answers import extract_answer, parse_box
-from tiercel.rewards.boxes import is_proper, to_original
-from tiercel.runs.records import CompletionRecord, GroupRecord, ImageRecord, finite
-from tiercel.samples import Box, Size
-from tiercel.web.report.markup import Html, aside, element
-from tiercel.web.report.numbers import TIMES
-from tiercel.wording import counted
+from tiercel.samples import Size
 
 MOST_IMAGES = 60
 MOST_PIXELS = 1 << 25  # of a picture of a run, which has the size that the model got; a file of 170 kB may have 5 times
@@ -27,8 +18,6 @@ MOST_IMAGE_BYTES = 4_000_000  # in the page, as base64
 PART_IMAGE_BYTES = 600_000  # of the pictures that came back between turns, in each part of the page
 
 _LONGEST_SIDE = 480  # pixels embedded
-_SHOWN = (336, 272)  # pixels on the page, at most
-_LARGEST_ZOOM = 4
 _PIXELATED_BELOW = 160  # pixels: smaller pictures are shown with visible pixels, not smoothed
 _LARGEST_PNG = 30_000
 _JPEG_QUALITY = 82
@@ -37,25 +26,6 @@ UNREADABLE = (
     *(OSError, EOFError, ValueError, SyntaxError, TypeError, LookupError, OverflowError),
     *(struct.error, zlib.error, Image.DecompressionBombError),
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outline:
-    """A box to draw, in pixels of the original image."""
-
-    box: Box
-    style: str  # class of the style sheet
-    label: str  # for readers who cannot see the picture
-    tag: str = ""  # written at the box's corner
-    image: int = 0  # among the prompt's images, then those that came back
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prediction:
-    """The box of a completion in pixels of the original image; `missing` says why there is none."""
-
-    box: Box | None
-    missing: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,149 +128,3 @@ def reduced(image: Image.Image) -> tuple[str, bytes]:
         return "png", png.getvalue()
     image.save(jpeg, format="JPEG", quality=_JPEG_QUALITY, optimize=True)
     return "jpeg", jpeg.getvalue()
-
-
-def true_box(group: GroupRecord) -> Box | None:
-    """Return the row's right box; None where its answer is no box."""
-    answer = group.answer
-    if not group.images:
-        return None
-    is_written = isinstance(answer, str) and _is_scored_by_iou(group)
-    box = parse_box(extract_answer(answer)) if is_written else box_of(answer)
-    image = group.images[answer_image(group)]
-    return to_pixels(box, group.answer_space, image.original_size) if box is not None and is_proper(box) else None
-
-
-def answer_image(group: GroupRecord) -> int:
-    """Return the number of the image on which the row's right box lies."""
-    number = group.answer_image or 0
-    return number if number < len(group.images) else 0
-
-
-def box_of(value: Any) -> Box | None:
-    """Read a box, or a point as a box without an area, from JSON; None where it is neither."""
-    sides = [finite(side) for side in value] if isinstance(value, list | tuple) else []
-    known = [side for side in sides if side is not None]
-    if len(known) != len(sides) or len(known) not in (2, 4):
-        return None
-    return known[0], known[1], known[-2], known[-1]
-
-
-def has_boxes(group: GroupRecord) -> bool:
-    """Whether the completions of the prompt should hold boxes."""
-    return bool(group.images) and (true_box(group) is not None or _is_scored_by_iou(group))
-
-
-def _is_scored_by_iou(group: GroupRecord) -> bool:
-    return any(name == "iou" or name.startswith("iou_") for name in group.completions[0].rewards)
-
-
-def predicted_box(group: GroupRecord, completion: CompletionRecord) -> Prediction:
-    """Read the completion's box on the image of the right one, with the parser that training uses."""
-    written = parse_box(extract_answer(completion.text))
-    if written is None:
-        return Prediction(box=None, missing="no box")
-    if group.coordinate_space is None:
-        return Prediction(box=None, missing="coordinates unknown")
-    image = group.images[answer_image(group)]
-    box = to_original(written, group.coordinate_space, image.original_size, image.processed_size)
-    return Prediction(box=box, missing="")
-
-
-def true_outlines(group: GroupRecord) -> list[Outline]:
-    """Return the row's right box, where it has one."""
-    box = true_box(group)
-    return [] if box is None else [Outline(box=box, style="truth", label="right", image=answer_image(group))]
-
-
-def predicted_outlines(
-    group: GroupRecord, completion: CompletionRecord, style: str, label: str, tag: str = ""
-) -> list[Outline]:
-    """Return the completion's box, where it should have one and has."""
-    box = predicted_box(group, completion).box if has_boxes(group) else None
-    return [] if box is None else [Outline(box=box, style=style, label=label, tag=tag, image=answer_image(group))]
-
-
-def box_text(box: Box) -> str:
-    """Format a box in whole pixels, for a table."""
-    return ", ".join(f"{side:.0f}" if abs(side) < 1e7 else f"{side:.0e}" for side in box)
-
-
-def pictures(album: Album, group: GroupRecord, outlines: Sequence[Outline], most: int = 4) -> Html | None:
-    """Show the prompt's images, with boxes over them; None for a prompt without images."""
-    if not group.images:
-        return None
-    shown = [picture(album, image, on(outlines, number)) for number, image in enumerate(group.images[:most])]
-    more = len(group.images) - most
-    rest = aside(f"and {counted(more, 'more image')}" if more > 0 else None)
-    return element("div", shown, rest, class_="pictures")
-
-
-def on(outlines: Sequence[Outline], image: int) -> list[Outline]:
-    """Choose the boxes that lie on one image."""
-    return [outline for outline in outlines if outline.image == image]
-
-
-def picture(album: Album, image: ImageRecord, outlines: Sequence[Outline], number: int | None = None) -> Html:
-    """Show an image with boxes over it. `number`: of one that came back, counted from 1 with the prompt's."""
-    name = f"image {number}" if number is not None else image.path or f"{image.sha256[:12]}.png"
-    caption = f"{name}, {image.original_size[0]} {TIMES} {image.original_size[1]}"
-    taken = album.take(image.sha256, came_back=number is not None)
-    if taken is None:
-        is_lost = f"{image.sha256}.png" in album.missing
-        reason = "images/ has no readable file for it" if is_lost else "left out: the page's share of images is used up"
-        empty = element("p", reason, class_="no-picture")
-        return element("figure", empty, element("figcaption", caption), class_="picture")
-    return figure(taken, name, caption, image.original_size, outlines)
-
-
-def figure(taken: Embedded, name: str, caption: str, original: Size, outlines: Sequence[Outline]) -> Html:
-    """Show an embedded picture with boxes over it; boxes are in pixels of the original."""
-    size = _shown_size(original)
-    boxes = ", ".join(f"{outline.label} [{box_text(outline.box)}]" for outline in outlines)
-    return element(
-        "figure",
-        element(
-            "svg",
-            _pixels(taken),
-            [_drawn(outline, original, size) for outline in outlines],
-            viewBox=f"0 0 {size[0]} {size[1]}",
-            width=size[0],
-            height=size[1],
-            role="img",
-            aria_label=f"{name}; boxes: {boxes}" if boxes else name,
-        ),
-        element("figcaption", caption),
-        class_="picture",
-    )
-
-
-def _pixels(taken: Embedded) -> Html:
-    if taken.href.startswith("#"):
-        return element("use", href=taken.href)
-    style = "squares" if taken.is_small else None
-    # Of the <svg> around it, so that another one can use it too.
-    whole = {"width": "100%", "height": "100%", "preserveAspectRatio": "none"}
-    return element("image", href=taken.href, id=taken.id, class_=style, **whole)
-
-
-def _shown_size(original: Size) -> Size:
-    zoom = min(_SHOWN[0] / original[0], _SHOWN[1] / original[1], _LARGEST_ZOOM)
-    return max(8, round(original[0] * zoom)), max(8, round(original[1] * zoom))
-
-
-def _drawn(outline: Outline, original: Size, shown: Size) -> Html:
-    """Draw a box. Corners are sorted and kept close to the picture, because a completion may write any number."""
-    x1, x2 = sorted(_placed(side, original[0], shown[0]) for side in (outline.box[0], outline.box[2]))
-    y1, y2 = sorted(_placed(side, original[1], shown[1]) for side in (outline.box[1], outline.box[3]))
-    frame = {"x": x1, "y": y1, "width": max(1.0, x2 - x1), "height": max(1.0, y2 - y1)}
-    tag = None
-    if outline.tag:
-        place = {"x": min(max(x1 + 3, 2.0), shown[0] - 14.0), "y": min(max(y1 + 12, 12.0), shown[1] - 3.0)}
-        tag = element("text", outline.tag, **place)
-    halo, edge = (element("rect", class_=part, **frame) for part in ("halo", "edge"))
-    return element("g", halo, edge, tag, class_=f"outline {outline.style}", data_box=outline.tag or None)
-
-
-def _placed(side: float, original: int, shown: int) -> float:
-    return min(max(side / original, -1.0), 2.0) * shown

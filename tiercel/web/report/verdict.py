@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tiercel.runs.records import finite
-from tiercel.web.report.numbers import WINDOW, ends, pair, share, short
+from tiercel.web.report.numbers import NOTHING, WINDOW, duration, ends, pair, share, short
 from tiercel.web.report.reading import Run
 from tiercel.wording import counted
 
@@ -81,6 +81,19 @@ def changes(run: Run) -> list[MetricChange]:
     """Return the numbers of the verdict, the most important first: the held-out score, then the one of training."""
     found = [_held_out(run), _ends(run, *_OF_TRAINING.get(run.kind, ("training loss", "loss")))]
     return [change for change in found if change is not None]
+
+
+def tiles(run: Run) -> Iterator[tuple[str, str, str]]:
+    """Yield the numbers of the verdict, and the time: each with its label and a remark."""
+    for change in changes(run):
+        number = change.before if change.after is None else f"{change.before} → {change.after}"
+        notes = [each for each in (change.before_note, change.after_note, change.note) if each]
+        yield change.label[:1].upper() + change.label[1:], number, "; ".join(notes)
+    seconds = sum(value for key in ("time/step", "eval/time") for _, value in run.series(key))
+    facts = [progress(run)]
+    if (sampled := completions_sampled(run)) > 0:
+        facts.append(counted(sampled, "completion"))
+    yield "Time", duration(seconds) if seconds else NOTHING, ", ".join(facts)
 
 
 def _held_out(run: Run) -> MetricChange | None:
@@ -181,7 +194,7 @@ def _learning_notices(run: Run) -> Iterator[Notice]:
     if failed > _MANY_FAILED_CALLS:
         yield warning(
             f"{over} {share(failed)} of the tool calls failed: the policy writes them wrongly, or the tools raise "
-            "errors. The rollouts below have the reasons."
+            "errors. The rollouts have the reasons."
         )
     gap, _ = _recent(run, "sampler/logprob_gap_mean")
     if gap > _LARGE_LOGPROB_GAP:

@@ -4,40 +4,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tiercel.web.report.cards import clipped
-from tiercel.web.report.charts import Chart, Series, line_chart
+from markupsafe import Markup
+
+from tiercel.web.report.charts import Chart, Series
 from tiercel.web.report.curves import charts_of
-from tiercel.web.report.markup import Html, aside, element, fragment, legend, section, side_head, table
-from tiercel.web.report.numbers import NOTHING
 from tiercel.web.report.reading import Run
+from tiercel.web.report.templates import drawn
 from tiercel.web.report.verdict import headline
 
 MOST_RUNS = 8  # as many as there are colours
-_LONGEST_VALUE = 200
 _EXPECTED = ("output",)  # differs between any two runs
 
 
-def compare_section(runs: Sequence[tuple[str, Run]]) -> Html:
+def compare_part(runs: Sequence[tuple[str, Run]]) -> Markup:
     """Show up to MOST_RUNS runs, given with their names."""
-    if len(runs) < 2:
-        return element("p", "Choose two runs or more.")
-    names = [name for name, _ in runs]
-    recipes = compared_recipes([run for _, run in runs])
-    versions = [flat(run.environment) for _, run in runs]
-    verdicts = [(_mark(number, name), headline(run).replace("->", "→")) for number, (name, run) in enumerate(runs)]
-    charts = [line_chart(chart) for chart in shared_charts(runs)]
-    colours = legend((f"swatch c{number}", name) for number, name in enumerate(names))
-    note = "Lines: training; dots: held-out rows, with their 95 % interval where one is known."
-    return fragment(
-        section("verdicts", "Runs", table(verdicts)),
-        section("curves", "Curves", colours, aside(note), element("div", charts, class_="charts")),
-        section("differences", "What differs in their recipes", _differences(names, recipes)),
-        section("versions", "What differs in their environments", _differences(names, versions)),
+    return drawn(
+        "compare.html",
+        names=[name for name, _ in runs],
+        verdicts=[headline(run).replace("->", "→") for _, run in runs],
+        shown=shared_charts(runs),
+        recipes=_differences(compared_recipes([run for _, run in runs])),
+        environments=_differences([flat(run.environment) for _, run in runs]),
     )
 
 
-def _mark(number: int, name: str) -> Html:
-    return side_head(element("i", class_=f"swatch area c{number}"), f" {name}")
+def _differences(values: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
+    return [(key, [each.get(key) for each in values]) for key in differing(values)]
 
 
 def shared_charts(runs: Sequence[tuple[str, Run]]) -> list[Chart]:
@@ -79,17 +71,3 @@ def differing(values: Sequence[Mapping[str, Any]]) -> list[str]:
 def compared_recipes(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return the leaves of the runs' recipes, without what differs between any two."""
     return [flat({key: value for key, value in run.recipe.items() if key not in _EXPECTED}) for run in runs]
-
-
-def _differences(names: Sequence[str], values: Sequence[Mapping[str, Any]]) -> Html:
-    different = differing(values)
-    if not different:
-        return element("p", "Nothing.")
-    rows = [(side_head(element("code", key)), *(_value(each, key) for each in values)) for key in different]
-    heads = [element("th", element("i", class_=f"swatch area c{at}"), f" {name}") for at, name in enumerate(names)]
-    return table(rows, [element("th", "key"), *heads], "plain differences")
-
-
-def _value(values: Mapping[str, Any], key: str) -> str:
-    value = values.get(key)
-    return NOTHING if value is None else clipped(str(value), _LONGEST_VALUE)

@@ -15,9 +15,10 @@ from starlette.exceptions import HTTPException
 
 from tiercel.regular_files import LONGEST_LINE, open_regular
 from tiercel.runs.records import Folder, GroupRecord, groups_path
-from tiercel.web.report.reading import parsed_lines
+from tiercel.web.report.files import parsed_lines
 from tiercel.web.view.groups import FOLDERS, Columns
 
+FOLDER_TITLES: Mapping[str, str] = {"rollouts": "sampled", "evaluations": "held out"}
 ORDERS: Mapping[str, str] = {
     "newest": "newest first",
     "oldest": "oldest first",
@@ -153,7 +154,7 @@ class StepFiles:
             assert self._stream is not None
             size = min(int(columns.bytes[position]), LONGEST_LINE)
             return os.pread(self._stream.fileno(), size, int(columns.starts[position]))
-        except (OSError, ValueError):  # a number of the index may be any
+        except (OSError, ValueError, OverflowError):  # a number of the index may be any
             return b""
 
 

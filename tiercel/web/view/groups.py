@@ -4,32 +4,22 @@ import json
 import os
 import threading
 import time
-from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 
-from tiercel.regular_files import LARGEST_FILE, open_regular
 from tiercel.runs.index import FILE, file_entry
-from tiercel.runs.json_lines import blocks_of_lines
 from tiercel.runs.records import Folder, groups_path
-from tiercel.web.report.reading import steps_of
+from tiercel.web.report.files import Tail, steps_of
 
 FOLDERS: tuple[Folder, ...] = get_args(Folder)
 # Of a line that is no entry.
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
-_NUMBERS = ("best", "mean", "worst")  # columns of an entry that may be None
-_COUNTS = ("starts", "bytes", "judged", "right", "masked")
-_KINDS = {
-    "steps": "q",
-    "starts": "q",
-    **dict.fromkeys(("places", "ids", *_COUNTS[1:]), "i"),
-    **dict.fromkeys(_NUMBERS, "d"),
-}
+_NUMBERS = ("starts", "bytes", "best", "mean", "worst", "judged", "right", "masked")  # of an entry; None is NaN
 _PATIENCE_SECONDS = 3.0  # in which the run writes the index line of a file that it has just written
 
 
@@ -56,98 +46,65 @@ class Columns:
         return len(self.steps)
 
 
-class _Numbers:
-    """Numbers that others are added to. What was given away is not copied, and stays as it is."""
+class _Steps:
+    """The entries of the steps of a folder, each as an array: a line for the ids, each of _NUMBERS and each reward."""
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind  # as array and numpy both name it
-        self._kept, self._count = np.empty(1024, dtype=kind), 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def extend(self, values: array | np.ndarray) -> None:
-        needed = self._count + len(values)
-        if needed > len(self._kept):
-            grown = np.empty(max(needed, len(self._kept) * 3 // 2), dtype=self.kind)
-            grown[: self._count] = self.now()
-            self._kept = grown
-        self._kept[self._count : needed] = values
-        self._count = needed
-
-    def now(self) -> np.ndarray:
-        return self._kept[: self._count]
-
-
-@dataclass(kw_only=True, slots=True)
-class _Growing:
-    """Columns that entries are added to."""
-
-    columns: dict[str, _Numbers] = field(default_factory=lambda: {name: _Numbers(_KINDS[name]) for name in _KINDS})
-    rewards: dict[str, _Numbers] = field(default_factory=dict)
-    names: list[str] = field(default_factory=list)
-    codes: dict[str, int] = field(default_factory=dict)
-    steps: set[int] = field(default_factory=set)
-    again: dict[int, int] = field(default_factory=dict)  # where what counts of a step begins, if it came twice
-    is_ordered: bool = True  # each entry is of a later step than those before
+    def __init__(self) -> None:
+        self.entries: dict[int, tuple[tuple[str, ...], np.ndarray]] = {}  # with the names of the rewards
+        self._names: list[str] = []
+        self._codes: dict[str, int] = {}
+        self._rewards: dict[tuple[str, ...], tuple[str, ...]] = {}  # each once
 
     def add(self, entry: Mapping[str, Any]) -> None:
-        """Add the groups of a step; they replace those that it had. Raises one of MALFORMED, and adds nothing, where
-        the entry is malformed."""
-        ids, count, before, step = list(map(str, entry["ids"])), len(entry["ids"]), self.count, entry["step"]
-        added = {name: array(_KINDS[name], entry[name]) for name in _COUNTS}
-        added |= {name: array(_KINDS[name], _floats(entry[name])) for name in _NUMBERS}
-        added |= {"steps": array("q", [step]) * count, "places": array("i", range(count))}
-        rewards = {str(name): array("d", _floats(values)) for name, values in entry["rewards"].items()}
-        if any(len(values) != count for values in (*added.values(), *rewards.values())):
-            raise ValueError("lists of different lengths")
-        if step in self.steps:
-            self.again[step] = before
-        for id in ids:
-            if id not in self.codes:
-                self.codes[id] = len(self.names)
-                self.names.append(id)
-        added["ids"] = array("i", [self.codes[id] for id in ids])
-        steps = self.columns["steps"].now()
-        self.is_ordered = self.is_ordered and (before == 0 or step > steps[-1])
-        for name, values in added.items():
-            self.columns[name].extend(values)
-        for name, values in rewards.items():
-            column = self.rewards.setdefault(name, _Numbers("d"))
-            column.extend(np.full(before - len(column), np.nan))
-            column.extend(values)
-        self.steps.add(step)
+        """Take the entry of a step, in place of the one that it had. Raises one of MALFORMED where it is malformed."""
+        ids, rewards = list(map(str, entry["ids"])), tuple(map(str, entry["rewards"]))
+        lines = [[0.0] * len(ids), *(entry[name] for name in _NUMBERS), *entry["rewards"].values()]
+        numbers = np.array(lines, dtype=np.float64)  # ValueError for lists of different lengths
+        if numbers.shape != (len(lines), len(ids)):
+            raise ValueError("a list in a list")
+        for place, id in enumerate(ids):
+            if id not in self._codes:
+                self._codes[id] = len(self._names)
+                self._names.append(id)
+            numbers[0, place] = self._codes[id]
+        self.entries[int(entry["step"])] = self._rewards.setdefault(rewards, rewards), numbers
 
-    @property
-    def count(self) -> int:
-        return len(self.columns["steps"])
-
-    def frozen(self) -> Columns:
-        """Return what is there, in the order of the steps."""
-        for column in self.rewards.values():
-            column.extend(np.full(self.count - len(column), np.nan))
-        columns = {name: column.now() for name, column in self.columns.items()}
-        rewards = {name: column.now() for name, column in self.rewards.items()}
-        if self.again or not self.is_ordered:
-            order = self._order()
-            columns, rewards = ({name: each[order] for name, each in some.items()} for some in (columns, rewards))
-        return Columns(names=self.names, codes=self.codes, rewards=rewards, **columns)
-
-    def _order(self) -> np.ndarray:
-        """Return the positions that count, by step and place."""
-        steps, places = self.columns["steps"].now(), self.columns["places"].now()
-        counts = np.ones(self.count, dtype=bool)
-        if self.again:
-            known = np.array(sorted(self.again), dtype=np.int64)
-            begins = np.array([self.again[step] for step in known.tolist()])
-            at = np.minimum(np.searchsorted(known, steps), len(known) - 1)
-            counts = (known[at] != steps) | (np.arange(self.count) >= begins[at])
-        chosen = np.flatnonzero(counts)
-        return chosen[np.lexsort((places[chosen], steps[chosen]))]
+    def columns(self, there: set[int]) -> Columns:
+        """Return the groups of the steps whose files are there, in the order of the steps."""
+        steps = sorted(self.entries.keys() & there)
+        entries = [self.entries[step] for step in steps]
+        counts = [numbers.shape[1] for _, numbers in entries]
+        empty = np.empty((1 + len(_NUMBERS), 0))
+        ids, *known = np.concatenate([empty, *(numbers[: len(empty)] for _, numbers in entries)], axis=1)
+        names = dict.fromkeys(name for rewards in dict.fromkeys(rewards for rewards, _ in entries) for name in rewards)
+        return Columns(
+            steps=np.repeat(np.array(steps, dtype=np.int64), counts),
+            places=np.concatenate([np.arange(0), *map(np.arange, counts)]),
+            ids=ids.astype(np.int64),
+            names=self._names,
+            codes=self._codes,
+            rewards={name: np.concatenate([_of_reward(name, *entry) for entry in entries]) for name in names},
+            **dict(zip(_NUMBERS, known, strict=True)),
+        )
 
 
-def _floats(values: Sequence[float | None]) -> list[float]:
-    return [np.nan if value is None else value for value in values]
+def _of_reward(name: str, rewards: tuple[str, ...], numbers: np.ndarray) -> np.ndarray:
+    if name in rewards:
+        return numbers[1 + len(_NUMBERS) + rewards.index(name)]
+    return np.full(numbers.shape[1], np.nan)
+
+
+class _Index(Tail):
+    """The lines of index.jsonl, by folder in `steps`."""
+
+    def drop(self) -> None:
+        self.steps = {folder: _Steps() for folder in FOLDERS}
+
+    def add(self, block: bytes) -> None:
+        for line in block.split(b"\n"):
+            with suppress(*MALFORMED):
+                entry = json.loads(line)
+                self.steps[entry["folder"]].add(entry)
 
 
 class Groups:
@@ -156,33 +113,32 @@ class Groups:
     def __init__(self, run: Path) -> None:
         self._run = run
         self._lock = threading.Lock()
-        self._gone: set[tuple[Folder, int]] = set()  # in the index, without a file
-        self._reset()
-
-    def _reset(self) -> None:
-        self._growing = {folder: _Growing() for folder in FOLDERS}
-        self._frozen: dict[Folder, Columns] = {}
-        self._inode = self._read = 0
+        self._index = _Index(run / FILE, is_over=False)
+        self._there: dict[Folder, set[int]] = {folder: set() for folder in FOLDERS}  # steps that have a file
+        self._columns: dict[Folder, Columns] = {}
         self.unread: list[tuple[Folder, int]] = []  # files that the index does not know, newest first
 
     def columns(self, folder: Folder) -> Columns:
         """Return the groups that are known by now."""
         with self._lock:
-            if folder not in self._frozen:
-                self._frozen[folder] = self._growing[folder].frozen()
-            return self._frozen[folder]
+            if folder not in self._columns:
+                self._columns[folder] = self._index.steps[folder].columns(self._there[folder])
+            return self._columns[folder]
 
     def refresh(self) -> None:
         """Read the new lines of the index, and note the files that it does not know. Raises OSError."""
         with self._lock:
-            self._read_index()
+            self._index.refresh()
             there = {folder: set(steps_of(self._run / folder)) for folder in FOLDERS}
-            gone = {(folder, step) for folder in FOLDERS for step in self._growing[folder].steps - there[folder]}
-            if gone - self._gone:  # the run was cut
-                self._reset()
-                self._read_index()
-            self._gone = gone
-            missing = [(folder, step) for folder in FOLDERS for step in there[folder] - self._growing[folder].steps]
+            if not (self._run / FILE).exists() and any(self._there[folder] - there[folder] for folder in FOLDERS):
+                self._index.drop()  # the run was cut, and its files may be others when they come again
+            self._there = there
+            self._columns.clear()
+            missing = [
+                (folder, step)
+                for folder in FOLDERS
+                for step in there[folder] - self._index.steps[folder].entries.keys()
+            ]
             self.unread = sorted(filter(self._is_due, missing), key=lambda each: -each[1])
 
     def read_unread(self, seconds: float) -> None:
@@ -196,10 +152,10 @@ class Groups:
             with self._lock:
                 if self.unread and self.unread[0] == (folder, step):
                     del self.unread[0]
-                    if entry and step not in self._growing[folder].steps:
+                    if entry and step not in self._index.steps[folder].entries:
                         with suppress(*MALFORMED):
-                            self._growing[folder].add(entry)
-                        self._frozen.pop(folder, None)
+                            self._index.steps[folder].add(entry)
+                        self._columns.pop(folder, None)
 
     def _is_due(self, file: tuple[Folder, int]) -> bool:
         """Whether the run, which writes a file and then its line, will not add the line any more."""
@@ -208,29 +164,3 @@ class Groups:
         except OSError:
             return False
         return not (self._run / FILE).exists() or time.time() - changed > _PATIENCE_SECONDS
-
-    def _read_index(self) -> None:
-        try:
-            found = os.stat(self._run / FILE)
-        except OSError:
-            return
-        if found.st_ino != self._inode or found.st_size < self._read:
-            self._reset()
-            self._inode = found.st_ino
-        if found.st_size <= self._read:
-            return
-        with open_regular(self._run / FILE, LARGEST_FILE) as file:
-            file.seek(self._read)
-            for block in blocks_of_lines(file, found.st_size):
-                if block.endswith(b"\n"):
-                    self._read += len(block)
-                    self._add_lines(block)
-        self._frozen.clear()
-
-    def _add_lines(self, block: bytes) -> None:
-        for line in block.split(b"\n"):
-            try:
-                entry = json.loads(line)
-                self._growing[entry["folder"]].add(entry)
-            except MALFORMED:
-                continue

@@ -6,19 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from tiercel.regular_files import read_text
 from tiercel.reliability.heartbeat import HEARTBEATS
 from tiercel.reliability.redaction import redact, redact_values
 from tiercel.runs.ending import SILENT_SECONDS
-from tiercel.web.report.cards import clipped, text_block
+from tiercel.runs.records import finite
 from tiercel.web.report.listing import run_ending
-from tiercel.web.report.markup import Html, aside, element, side_head, table
 from tiercel.web.report.numbers import NOTHING, duration
 from tiercel.web.report.reading import Run
+from tiercel.web.report.templates import drawn
+from tiercel.web.report.verdict import progress
 
 _LARGEST_SIGN = 1 << 20  # bytes
 _ROWS_SHOWN = 4
-_REASON = 600  # characters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +34,22 @@ class RankSign:
     @property
     def is_silent(self) -> bool:
         return self.age_seconds > SILENT_SECONDS
+
+    @property
+    def rows(self) -> str:
+        """Return the first rows that it works on."""
+        rows = list(map(str, given)) if isinstance(given := self.doing.get("rows"), list) else []
+        return ", ".join(rows[:_ROWS_SHOWN]) + (", …" if len(rows) > _ROWS_SHOWN else "")
+
+    def said(self, name: str) -> str:
+        """Return a value of the sign in words."""
+        value = self.doing.get(name)
+        return NOTHING if value is None or value == "" else str(value)
+
+    def seconds(self, name: str, more: float = 0.0) -> str:
+        """Return a time of the sign, and the time since, in words."""
+        value = self.doing.get(name)
+        return duration(value + more) if isinstance(value, int | float) else NOTHING
 
 
 def rank_signs(run: Path) -> list[RankSign]:
@@ -61,36 +79,18 @@ def state_of(run: Run) -> tuple[str, str]:
     return "running", ", ".join(dict.fromkeys(str(sign.doing.get("phase")) for sign in signs))
 
 
-def ranks_block(run: Run) -> Html:
-    """Show a table of the ranks, or how the run ended."""
-    signs, (state, reason) = rank_signs(run.path), state_of(run)
-    if not signs or state not in ("running", "silent"):
-        said = text_block(clipped(reason, _REASON)) if reason else None
-        return element("div", element("p", "No rank is at work. State: ", element("b", state)), said)
-    heads = ("rank", "phase", "step", "since progress", "limit", "waits in", "rows", "process")
-    note = "Each rank writes what it does every two seconds. A stall is found by the ranks themselves, at the limit."
-    return element("div", table(map(_row, signs), heads, "plain ranks"), aside(note))
+def ranks_part(run: Run) -> Markup:
+    """Show what the ranks do, or how the run ended."""
+    state, reason = state_of(run)
+    return drawn("ranks.html", signs=rank_signs(run.path), state=state, reason=reason)
 
 
-def _row(sign: RankSign) -> Html:
-    doing = sign.doing
-    quiet = _seconds(doing.get("quiet_seconds"), sign.age_seconds)
-    rows = list(map(str, given)) if isinstance(given := doing.get("rows"), list) else []
-    shown = ", ".join(rows[:_ROWS_SHOWN]) + (", …" if len(rows) > _ROWS_SHOWN else "")
-    where = f"{doing.get('process') or NOTHING} on {doing.get('host') or 'an unknown host'}"
-    silent = f"silent for {duration(sign.age_seconds)}" if sign.is_silent else None
-    cells = (
-        side_head(element("i", class_=f"pulse {'silent' if sign.is_silent else 'running'}"), f" {sign.rank}"),
-        element("td", str(doing.get("phase", NOTHING)), element("b", silent, class_="bad block") if silent else None),
-        str(doing.get("step", NOTHING)),
-        quiet,
-        _seconds(doing.get("limit_seconds")),
-        str(doing.get("waits_in") or NOTHING),
-        clipped(shown, 200) or NOTHING,
-        where,
-    )
-    return element("tr", [cell if isinstance(cell, Html) else element("td", cell) for cell in cells])
-
-
-def _seconds(value: Any, more: float = 0.0) -> str:
-    return duration(value + more) if isinstance(value, int | float) else NOTHING
+def status_part(run: Run) -> Markup:
+    """Show in one line how the run stands."""
+    state, why = state_of(run)
+    seconds = [value for row in run.metrics[-20:] if (value := finite(row.get("time/step"))) is not None]
+    left = ""
+    if state == "running" and run.total_steps and seconds:
+        left = f", about {duration(sum(seconds) / len(seconds) * max(0, run.total_steps - run.last_step))} left"
+    doing = f" ({why})" if state in ("running", "silent") else ""
+    return drawn("status.html", run=run, state=state, doing=doing, progress=progress(run), left=left)

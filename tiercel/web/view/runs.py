@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tiercel.errors import RunError
+from tiercel.web.report.files import sign_of
 from tiercel.web.report.listing import runs_below
-from tiercel.web.view.live import LiveRun, sign_of
+from tiercel.web.view.live import LiveRun
 from tiercel.web.view.parts import overview
 
 _DEPTH = 2  # folders below one that is given

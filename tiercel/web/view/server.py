@@ -3,11 +3,11 @@
 import hmac
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from anyio.to_thread import current_default_thread_limiter
+from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -16,16 +16,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tiercel.errors import RunError
-from tiercel.web.report.details import symptoms_section
-from tiercel.web.report.markup import Html, element
+from tiercel.web.report.page import asset
 from tiercel.web.report.pictures import UNREADABLE, in_words, opened, reduced
 from tiercel.web.report.reading import Run
-from tiercel.web.view import parts
-from tiercel.web.view.cards import cards_page, row_page
-from tiercel.web.view.compare import MOST_RUNS, compare_section
+from tiercel.web.report.templates import drawn
+from tiercel.web.view.cards import cards_part, row_part
+from tiercel.web.view.compare import MOST_RUNS, compare_part
 from tiercel.web.view.filters import after_of, find, wanted_of
-from tiercel.web.view.frame import ICON, page, run_options
 from tiercel.web.view.live import LiveRun
+from tiercel.web.view.parts import PARTS, SCRIPTS, page
 from tiercel.web.view.runs import Following, Runs
 
 CARDS = 10  # of one answer
@@ -44,12 +43,11 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
 }
-_ASSETS = {
-    "report.css": ("report", "text/css"),
-    "report.js": ("report", "text/javascript"),
-    "view.css": ("view", "text/css"),
-    "view.js": ("view", "text/javascript"),
-}
+_ASSETS = {"page.css": "text/css", **dict.fromkeys(SCRIPTS, "text/javascript")}
+_ICON = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><path d="M2 12 6 6l3 4 5-8" fill="none" '
+    'stroke="#2f7de1" stroke-width="2.4" stroke-linejoin="round" stroke-linecap="round"/></svg>'
+)
 
 
 class Guard:
@@ -115,34 +113,23 @@ def make_app(runs: Runs, token: str) -> tuple[Guard, Following]:
     def shell(request: Request) -> Response:
         return HTMLResponse(page([run.name for run in runs.all()]))
 
-    routes: list[tuple[str, Callable[[Request], Response] | Callable[[Request], Awaitable[Response]]]] = [
-        ("/", shell),
-        ("/events", events),
-        ("/icon.svg", lambda request: Response(ICON, media_type="image/svg+xml")),
-        ("/runs", lambda request: _part(run_options([run.name for run in runs.all()]))),
-        ("/compare", pages.compare),
-        ("/cards", pages.cards),
-        ("/row", pages.row),
-        ("/images/{sha256}", pages.picture),
-        *((f"/{name}", _asset) for name in _ASSETS),
-        *((f"/{name}", pages.part) for name in PARTS),
-    ]
     app = Starlette(
-        routes=[Route(path, call) for path, call in routes],
+        routes=[
+            Route("/", shell),
+            Route("/events", events),
+            Route("/icon.svg", lambda request: Response(_ICON, media_type="image/svg+xml")),
+            Route("/runs", lambda request: _part(drawn("runs.html", runs=[run.name for run in runs.all()]))),
+            Route("/compare", pages.compare),
+            Route("/cards", pages.cards),
+            Route("/row", pages.row),
+            Route("/images/{sha256}", pages.picture),
+            *(Route(f"/{name}", _asset) for name in _ASSETS),
+            *(Route(f"/{name}", pages.part) for name in PARTS),
+        ],
         exception_handlers={OSError: _unreadable, RunError: _unreadable},
         lifespan=lifespan,
     )
     return Guard(app, token), following
-
-
-PARTS: dict[str, Callable[[LiveRun, Run], Html]] = {
-    "status": lambda live, run: parts.status_line(run),
-    "curves": lambda live, run: live.drawn(parts.overview),
-    "findings": lambda live, run: symptoms_section(live.symptoms()) or element("p", hidden=True),
-    "heldout": lambda live, run: parts.held_out(run, live.name),
-    "ranks": lambda live, run: parts.ranks_page(run),
-    "details": lambda live, run: parts.details(run),
-}
 
 
 class _Pages:
@@ -164,20 +151,20 @@ class _Pages:
     def compare(self, request: Request) -> Response:
         names = request.query_params.getlist("run")[:MOST_RUNS]
         runs = [self._run(request, name) for name in names]
-        return _part(compare_section([(live.name, live.read()) for live in runs]))
+        return _part(compare_part([(live.name, live.read()) for live in runs]))
 
     def cards(self, request: Request) -> Response:
         live, wanted = self._run(request), wanted_of(request.query_params)
         columns = live.known_groups().columns(wanted.folder)
         after = after_of(request.query_params)
         found = find(live.path, columns, wanted, after=after, most=CARDS, seconds=SEARCH_SECONDS)
-        block = cards_page(live.path, live.name, columns, wanted, found)
+        block = cards_part(live.path, live.name, columns, wanted, found)
         unread = len(live.groups.unread)
         return _part(block, {"x-unread": str(unread), "x-rewards": json.dumps(list(columns.rewards))})
 
     def row(self, request: Request) -> Response:
         live = self._run(request)
-        return _part(row_page(live.path, live.name, live.known_groups(), request.query_params.get("id", "")))
+        return _part(row_part(live.path, live.name, live.known_groups(), request.query_params.get("id", "")))
 
     def picture(self, request: Request) -> Response:
         """Return a picture by its hash, made as small as the page shows it."""
@@ -192,9 +179,9 @@ class _Pages:
         return Response(data, media_type=f"image/{kind}", headers=_KEEP)
 
 
-def _read(live: LiveRun, draw: Callable[[LiveRun, Run], Html]) -> Html:
+def _read(live: LiveRun, draw: Callable[[LiveRun, Run], Markup]) -> Markup:
     if not (live.path / "config.yaml").exists():
-        return element("p", "The run has not begun: its directory has no config.yaml yet.")
+        return Markup("<p>The run has not begun: its directory has no config.yaml yet.</p>")
     return draw(live, live.read())
 
 
@@ -202,11 +189,10 @@ def _unreadable(request: Request, error: Exception) -> Response:
     return PlainTextResponse(f"Cannot be read now: {error}", 503)
 
 
-def _part(content: Html, headers: dict[str, str] | None = None) -> Response:
+def _part(content: Markup, headers: dict[str, str] | None = None) -> Response:
     return HTMLResponse(content, headers=headers)
 
 
 def _asset(request: Request) -> Response:
     name = request.url.path.rpartition("/")[2]
-    folder, kind = _ASSETS[name]
-    return Response((Path(__file__).parent.parent / folder / name).read_text(encoding="utf-8"), media_type=kind)
+    return Response(asset(name), media_type=_ASSETS[name])

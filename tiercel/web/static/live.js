@@ -1,38 +1,13 @@
 "use strict";
 // Loads the parts of the page, which the server draws, and loads them again when a run has changed.
-// State lies in the address after #: the part, the run, the filters. Nothing is drawn here but what the server gives.
 
 const KINDS = { curves: ["metrics", "rest"], heldout: ["groups"], ranks: ["ranks", "metrics"], details: ["rest"], compare: ["metrics"], row: ["groups"] };
-const FILTERS = ["folder", "order", "measure", "low", "high", "steps", "row", "text"];
 const NEAR_TOP = 240; // pixels
-const SEARCH_WAIT = 350; // milliseconds after the last key
-const RETRY = 1500;
-const $ = (id) => document.getElementById(id);
-const view = $("view");
-const form = $("filters");
+const RETRY = 1500; // milliseconds
 
-let state = { tab: "curves", run: "" };
 let loading = null; // the AbortController of what is being loaded
 let after = ""; // the last group that the page has
 let refreshTimer = 0;
-
-function parse() {
-  const [tab, query] = location.hash.slice(1).split("?");
-  return { tab: tab || "curves", run: "", ...Object.fromEntries(new URLSearchParams(query || "")) };
-}
-
-function go(changes, replace = false) {
-  const next = { ...state, ...changes };
-  const query = new URLSearchParams();
-  for (const [key, value] of Object.entries(next)) if (key !== "tab" && value) query.set(key, value);
-  const hash = `#${next.tab}?${query}`;
-  if (replace) {
-    history.replaceState(null, "", hash);
-    route();
-  } else {
-    location.hash = hash;
-  }
-}
 
 async function get(path, parameters, signal) {
   const response = await fetch(`${path}?${new URLSearchParams(parameters)}`, { signal });
@@ -72,34 +47,22 @@ function problem(error) {
   view.replaceChildren(said);
 }
 
-async function route() {
-  const before = state;
-  state = parse();
+show = async (isOther) => {
   if (!state.run && $("run").options.length) state.run = $("run").value;
   if (state.run) $("run").value = state.run;
-  for (const link of document.querySelectorAll("#bar nav a")) {
-    link.classList.toggle("here", link.dataset.tab === (state.tab === "row" ? "rollouts" : state.tab));
-  }
-  const here = document.querySelector("#bar nav .here");
-  if (here) here.parentElement.scrollLeft = here.offsetLeft - here.parentElement.clientWidth / 3;
-  form.hidden = state.tab !== "rollouts";
-  $("pill").hidden = true;
-  for (const name of FILTERS) {
-    const field = form.elements[name];
-    if (document.activeElement === field) continue;
-    if (name === "measure" && state.measure) addMeasures([state.measure]);
-    field.value = state[name] || (field.tagName === "SELECT" ? field.options[0].value : "");
-  }
   document.title = `${state.run || "tiercel"} · tiercel view`;
-  const isOther = before.tab !== state.tab || before.run !== state.run || before.id !== state.id;
+  $("pill").hidden = true;
+  if (state.measure) {
+    addMeasures([state.measure]);
+    form.elements.measure.value = state.measure;
+  }
   if (isOther) {
     view.replaceChildren();
     texts.delete(view);
-    scrollTo(0, 0);
   }
   loadStatus();
   await load();
-}
+};
 
 async function loadStatus() {
   if (!state.run) return;
@@ -180,28 +143,8 @@ async function loadCards(signal, isMore) {
     view.append(more);
     observer.observe(more);
   }
-  colour();
   highlight();
   texts.delete(view);
-}
-
-// Mark the text that was searched for, and bring it into sight where a text is longer than its box.
-function highlight() {
-  if (!CSS.highlights) return;
-  const found = new Highlight();
-  const wantedText = (state.text || "").toLowerCase();
-  const walker = document.createTreeWalker(view, NodeFilter.SHOW_TEXT);
-  for (let node = walker.nextNode(); node && wantedText; node = walker.nextNode()) {
-    const at = node.data.toLowerCase().indexOf(wantedText);
-    if (at < 0) continue;
-    const range = new Range();
-    range.setStart(node, at);
-    range.setEnd(node, Math.min(at + wantedText.length, node.length));
-    found.add(range);
-    const box = node.parentElement.closest("pre.said");
-    if (box) box.scrollTop += range.getBoundingClientRect().top - box.getBoundingClientRect().top - 20;
-  }
-  CSS.highlights.set("found", found);
 }
 
 function tellFound(data, count, unread, took) {
@@ -233,27 +176,6 @@ function addMeasures(names) {
   for (const name of names) {
     if (![...select.options].some((option) => option.value === name)) select.add(new Option(`mean of ${name}`, name));
   }
-}
-
-// Colours of tokens: one choice for all cards, kept for the next visit.
-
-function chosenColour() {
-  return localStorage.getItem("colour") || "plain";
-}
-
-function colour() {
-  const chosen = chosenColour();
-  view.dataset.colour = chosen;
-  for (const select of view.querySelectorAll("select.colours")) {
-    select.value = [...select.options].some((option) => option.value === chosen) ? chosen : "plain";
-  }
-}
-
-function nextColour() {
-  const select = view.querySelector("select.colours");
-  if (!select) return;
-  localStorage.setItem("colour", select.options[(select.selectedIndex + 1) % select.options.length].value);
-  colour();
 }
 
 // Comparison
@@ -333,7 +255,7 @@ async function loadRuns() {
     return;
   }
   if ([...$("run").options].some((option) => option.value === state.run)) $("run").value = state.run;
-  document.querySelector("[data-tab=compare]").hidden = $("run").options.length < 2;
+  document.querySelector("nav [data-tab=compare]").hidden = $("run").options.length < 2;
 }
 
 // A hidden page holds no connection: browsers allow six to a server.
@@ -371,37 +293,6 @@ document.addEventListener("visibilitychange", () => {
 
 // What the reader does
 
-addEventListener("hashchange", route);
-$("run").addEventListener("change", () => go({ run: $("run").value, id: "", row: "", steps: "" }));
-document.querySelector("#bar nav").addEventListener("click", (event) => {
-  const link = event.target.closest("a");
-  if (!link) return;
-  event.preventDefault();
-  go({ tab: link.dataset.tab, id: "" });
-});
-$("pill").addEventListener("click", () => toTop());
-$("open-help").addEventListener("click", () => $("help").showModal());
-$("clear").addEventListener("click", clear);
-$("more-filters").addEventListener("click", () => {
-  $("more-filters").setAttribute("aria-expanded", form.classList.toggle("open"));
-});
-form.addEventListener("submit", (event) => event.preventDefault());
-form.addEventListener("input", (event) => {
-  clearTimeout(form.timer);
-  form.timer = setTimeout(filtered, event.target.tagName === "SELECT" ? 0 : SEARCH_WAIT);
-});
-
-function filtered() {
-  const changes = Object.fromEntries(FILTERS.map((name) => [name, form.elements[name].value.trim()]));
-  for (const name of ["folder", "order", "measure"]) if (form.elements[name].selectedIndex === 0) changes[name] = "";
-  go(changes, true);
-}
-
-function clear() {
-  document.activeElement?.blur();
-  go(Object.fromEntries(FILTERS.map((name) => [name, ""])));
-}
-
 async function toTop() {
   document.activeElement?.blur();
   scrollTo(0, 0);
@@ -409,6 +300,12 @@ async function toTop() {
   await load();
 }
 
+moreKeys = {
+  g: toTop,
+  Enter: () => document.activeElement?.closest?.(".item")?.querySelector(".to-row").click(),
+};
+$("run").addEventListener("change", () => go({ run: $("run").value, id: "", row: "", steps: "" }));
+$("pill").addEventListener("click", toTop);
 view.addEventListener("click", (event) => {
   const button = event.target.closest("button");
   if (!button) return;
@@ -421,69 +318,8 @@ view.addEventListener("click", (event) => {
   if (button.classList.contains("to-row")) go({ tab: "row", id: row });
 });
 view.addEventListener("change", (event) => {
-  if (event.target.matches("select.colours")) {
-    localStorage.setItem("colour", event.target.value);
-    colour();
-  }
-  if (event.target.matches("#picker input")) {
-    const chosen = [...$("picker").querySelectorAll("input:checked")].map((box) => box.value);
-    go({ runs: chosen.join("\n") }, true);
-  }
+  if (!event.target.matches("#picker input")) return;
+  const chosen = [...$("picker").querySelectorAll("input:checked")].map((box) => box.value);
+  go({ runs: chosen.join("\n") }, true);
 });
-
-function items() {
-  return [...view.querySelectorAll(".item")];
-}
-
-function move(choose) {
-  const all = items();
-  const now = all.indexOf(document.activeElement?.closest?.(".item"));
-  const next = all[choose(all, now)];
-  if (!next) return;
-  next.focus({ preventScroll: true });
-  next.scrollIntoView({ block: "start" });
-}
-
-function nextStep(all, now) {
-  return now < 0 ? 0 : all.findIndex((item, at) => at > now && item.dataset.step !== all[now].dataset.step);
-}
-
-function stepBefore(all, now) {
-  let at = now;
-  while (at > 0 && all[at].dataset.step === all[now].dataset.step) at -= 1;
-  const step = all[Math.max(at, 0)]?.dataset.step;
-  return all.findIndex((item) => item.dataset.step === step);
-}
-
-const MOVES = {
-  j: () => move((all, now) => Math.min(now + 1, all.length - 1)),
-  k: () => move((all, now) => Math.max(now - 1, 0)),
-  n: () => move(nextStep),
-  p: () => move(stepBefore),
-  c: nextColour,
-  g: toTop,
-  "?": () => $("help").showModal(),
-  "/": () => {
-    if (state.tab !== "rollouts") go({ tab: "rollouts", id: "" });
-    setTimeout(() => form.elements.text.focus(), 30);
-  },
-  Enter: () => document.activeElement?.closest?.(".item")?.querySelector(".to-row").click(),
-};
-
-addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || $("help").open) return;
-  if (event.key === "Escape") {
-    if (event.target.matches("input, select")) event.target.blur();
-    else if (state.tab === "rollouts") clear();
-    return;
-  }
-  if (event.target.matches("input, select, textarea, button, a, summary") && (event.key === "Enter" || !event.target.matches("button, a, summary"))) return;
-  const tabs = [...document.querySelectorAll("#bar nav a")];
-  const action = MOVES[event.key] || (/^[1-9]$/.test(event.key) && tabs[event.key - 1] && (() => go({ tab: tabs[event.key - 1].dataset.tab, id: "" })));
-  if (!action) return;
-  event.preventDefault();
-  action();
-});
-
-route();
-connect();
+document.addEventListener("DOMContentLoaded", connect);

@@ -1,0 +1,142 @@
+"""Boxes of rows and of completions, on the original image and as drawn on the page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tiercel.geometry import to_pixels
+from tiercel.rewards.answers import extract_answer, parse_box
+from tiercel.rewards.boxes import is_proper, to_original
+from tiercel.runs.records import CompletionRecord, GroupRecord, finite
+from tiercel.samples import Box, Size
+
+_SHOWN = (336, 272)  # pixels on the page, at most
+_LARGEST_ZOOM = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outline:
+    """A box to draw, in pixels of the original image."""
+
+    box: Box
+    style: str  # class of the style sheet
+    label: str  # for readers who cannot see the picture
+    tag: str = ""  # written at the box's corner
+    image: int = 0  # among the prompt's images, then those that came back
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """The box of a completion in pixels of the original image; `missing` says why there is none."""
+
+    box: Box | None
+    missing: str
+
+
+def true_box(group: GroupRecord) -> Box | None:
+    """Return the row's right box; None where its answer is no box."""
+    answer = group.answer
+    if not group.images:
+        return None
+    is_written = isinstance(answer, str) and _is_scored_by_iou(group)
+    box = parse_box(extract_answer(answer)) if is_written else box_of(answer)
+    image = group.images[answer_image(group)]
+    return to_pixels(box, group.answer_space, image.original_size) if box is not None and is_proper(box) else None
+
+
+def answer_image(group: GroupRecord) -> int:
+    """Return the number of the image on which the row's right box lies."""
+    number = group.answer_image or 0
+    return number if number < len(group.images) else 0
+
+
+def box_of(value: Any) -> Box | None:
+    """Read a box, or a point as a box without an area, from JSON; None where it is neither."""
+    sides = [finite(side) for side in value] if isinstance(value, list | tuple) else []
+    known = [side for side in sides if side is not None]
+    if len(known) != len(sides) or len(known) not in (2, 4):
+        return None
+    return known[0], known[1], known[-2], known[-1]
+
+
+def has_boxes(group: GroupRecord) -> bool:
+    """Whether the completions of the prompt should hold boxes."""
+    return bool(group.images) and (true_box(group) is not None or _is_scored_by_iou(group))
+
+
+def _is_scored_by_iou(group: GroupRecord) -> bool:
+    return any(name == "iou" or name.startswith("iou_") for name in group.completions[0].rewards)
+
+
+def predicted_box(group: GroupRecord, completion: CompletionRecord) -> Prediction:
+    """Read the completion's box on the image of the right one, with the parser that training uses."""
+    written = parse_box(extract_answer(completion.text))
+    if written is None:
+        return Prediction(box=None, missing="no box")
+    if group.coordinate_space is None:
+        return Prediction(box=None, missing="coordinates unknown")
+    image = group.images[answer_image(group)]
+    box = to_original(written, group.coordinate_space, image.original_size, image.processed_size)
+    return Prediction(box=box, missing="")
+
+
+def true_outlines(group: GroupRecord) -> list[Outline]:
+    """Return the row's right box, where it has one."""
+    box = true_box(group)
+    return [] if box is None else [Outline(box=box, style="truth", label="right", image=answer_image(group))]
+
+
+def predicted_outlines(
+    group: GroupRecord, completion: CompletionRecord, style: str, label: str, tag: str = ""
+) -> list[Outline]:
+    """Return the completion's box, where it should have one and has."""
+    box = predicted_box(group, completion).box if has_boxes(group) else None
+    return [] if box is None else [Outline(box=box, style=style, label=label, tag=tag, image=answer_image(group))]
+
+
+def box_text(box: Box) -> str:
+    """Format a box in whole pixels, for a table."""
+    return ", ".join(f"{side:.0f}" if abs(side) < 1e7 else f"{side:.0e}" for side in box)
+
+
+def on(outlines: Sequence[Outline], image: int) -> list[Outline]:
+    """Choose the boxes that lie on one image."""
+    return [outline for outline in outlines if outline.image == image]
+
+
+def shown_size(original: Size) -> Size:
+    """Return the size of a picture on the page, in pixels."""
+    zoom = min(_SHOWN[0] / original[0], _SHOWN[1] / original[1], _LARGEST_ZOOM)
+    return max(8, round(original[0] * zoom)), max(8, round(original[1] * zoom))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawn:
+    """A box as drawn on the page, and where its tag stands."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    tag_x: float
+    tag_y: float
+
+
+def drawn_box(outline: Outline, original: Size) -> Drawn:
+    """Place a box on the page. Corners are sorted and kept close to the picture, because a completion may write any
+    number."""
+    shown = shown_size(original)
+    x1, x2 = sorted(_placed(side, original[0], shown[0]) for side in (outline.box[0], outline.box[2]))
+    y1, y2 = sorted(_placed(side, original[1], shown[1]) for side in (outline.box[1], outline.box[3]))
+    return Drawn(
+        x=x1,
+        y=y1,
+        width=max(1.0, x2 - x1),
+        height=max(1.0, y2 - y1),
+        tag_x=min(max(x1 + 3, 2.0), shown[0] - 14.0),
+        tag_y=min(max(y1 + 12, 12.0), shown[1] - 3.0),
+    )
+
+
+def _placed(side: float, original: int, shown: int) -> float:
+    return min(max(side / original, -1.0), 2.0) * shown

@@ -1,0 +1,143 @@
+"""Files of a run as they are, without secrets: texts, lines of JSON, and files that grow."""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tiercel.regular_files import LARGEST_FILE, is_linked, open_regular, read_text
+from tiercel.reliability.redaction import redact, redact_values
+from tiercel.runs.json_lines import blocks_of_lines
+from tiercel.web.report.metrics import GrowingMetrics
+
+_STEP_FILE = re.compile(r"step-([0-9]{6,12})\.jsonl")
+_LOG_BYTES = 1 << 16  # of the end of log.txt
+_SHORT_YAML = 8192  # characters; a recipe with every key has 5,000
+_MOST_BRACKETS = 10_000  # a recipe has dozens
+Sign = tuple[int, int, int]  # inode, size, time of the last change
+
+
+def sign_of(path: Path) -> Sign | None:
+    """Return what changes when a file or the names in a folder change; None where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def steps_of(folder: Path) -> tuple[int, ...]:
+    """Return the steps that rollouts/ or evaluations/ has a file of, in order."""
+    names = os.listdir(folder) if folder.is_dir() and not is_linked(str(folder)) else []
+    return tuple(sorted({int(match[1]) for name in names if (match := _STEP_FILE.fullmatch(name))}))
+
+
+def text_of(file: Path, largest: int = LARGEST_FILE) -> str:
+    """Read a file without secrets; an empty text where there is none. Raises OSError where it cannot be read."""
+    return redact(read_text(file, largest)) if os.path.lexists(file) else ""
+
+
+def end_of_log(file: Path) -> tuple[str, ...]:
+    """Return the last lines of log.txt. Raises OSError where it cannot be read."""
+    if not os.path.lexists(file):
+        return ()
+    with open_regular(file) as stream:
+        size = stream.seek(0, os.SEEK_END)
+        stream.seek(max(0, size - _LOG_BYTES))
+        text = stream.read(_LOG_BYTES).decode("utf-8", errors="replace")
+    return tuple(redact(text).splitlines()[1 if size > _LOG_BYTES else 0 :])
+
+
+class Tail:
+    """The lines of a file that grows, in `values`: None for one that is no JSON. A file that was replaced or became
+    shorter is read again from its start."""
+
+    def __init__(self, file: Path, is_over: bool) -> None:
+        """`is_over`: nobody writes the file, so a last line without a newline counts as well."""
+        self.file = file
+        self._is_over = is_over
+        self._inode, self._read = -1, 0
+        self.drop()
+
+    def refresh(self) -> bool:
+        """Read what is new. Returns whether the lines that were there before were dropped. Raises OSError."""
+        inode, size, _ = sign_of(self.file) or (0, 0, 0)
+        is_new = inode != self._inode or size < self._read
+        if is_new:
+            self.drop()
+            self._inode, self._read = -1, 0
+        if (is_new and os.path.lexists(self.file)) or size > self._read:
+            with open_regular(self.file, LARGEST_FILE) as file:
+                file.seek(self._read)
+                for block in blocks_of_lines(file, size):
+                    if self._is_over or block.endswith(b"\n"):
+                        self._read += len(block)
+                        self.add(block)
+        self._inode = inode
+        return is_new
+
+    def drop(self) -> None:
+        """Forget all lines."""
+        self.values: list[Any] = []
+
+    def add(self, block: bytes) -> None:
+        """Take whole lines that are new."""
+        self.values += parsed_lines(block.decode("utf-8", errors="replace"))
+
+
+class MetricsTail(Tail):
+    """The rows of metrics.jsonl, in `rows`."""
+
+    def drop(self) -> None:
+        self.rows = GrowingMetrics()
+
+    def add(self, block: bytes) -> None:
+        for value in parsed_lines(block.decode("utf-8", errors="replace")):
+            self.rows.add(value)
+
+
+def mapping_of(parse: Callable[[str], Any], text: str) -> dict[str, Any] | None:
+    """Parse a text; None where it is no mapping."""
+    try:
+        value = parse(text)
+    except (ValueError, yaml.YAMLError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def yaml_value(text: str) -> Any:
+    """Parse what `render` wrote, by libyaml if PyYAML was built with it: ten times faster. libyaml's stack overflows
+    on brackets by the ten thousand, so a longer text is left to PyYAML's own parser, which raises RecursionError."""
+    if text.count("[") + text.count("{") > _MOST_BRACKETS:  # which would take seconds
+        raise RecursionError
+    is_short = len(text) <= _SHORT_YAML
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text) if is_short else yaml.SafeLoader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
+def parsed_lines(text: str) -> list[Any]:
+    """Return the values of lines of JSON without secrets; None for a line that cannot be read."""
+    is_clean = redact(text) == text
+    lines = [line for line in text.split("\n") if line.strip()]
+    if is_clean:
+        with suppress(ValueError, RecursionError):
+            values: list[Any] = json.loads(f"[{','.join(lines)}]")  # all values share their keys: half the memory
+            if len(values) == len(lines):
+                return values
+    return [_parsed(line, is_clean) for line in lines]
+
+
+def _parsed(line: str, is_clean: bool) -> Any:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if is_clean or redact(line) == line else redact_values(value)

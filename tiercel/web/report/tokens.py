@@ -1,0 +1,103 @@
+"""Completions token by token, each with the strength of its colour by what the reader chooses."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tiercel.regular_files import read_text
+from tiercel.runs.records import CompletionRecord, GroupRecord, GroupTokens, TokenRecord, tokens_path
+from tiercel.web.report.files import parsed_lines
+
+CHOICES: Mapping[str, str] = {
+    "plain": "no colours",
+    "logprob": "unlikely tokens (logprob)",
+    "entropy": "open choices (entropy)",
+    "gap": "engine gap",
+    "teacher": "teacher",
+}
+_LIMITS: Mapping[str, tuple[float, float, float]] = {  # nats, from which on a token has a colour and stronger ones
+    "logprob": (0.1, 0.7, 2.3),  # below 0: 90 %, 50 % and 10 % likely
+    "entropy": (0.3, 1.0, 2.0),
+    "gap": (0.01, 0.05, 0.2),
+    "teacher": (0.1, 0.5, 2.0),
+}
+_NAMES = {"teacher": "policy over teacher"}
+_FORMATS = {"gap": "+.4f", "teacher": "+.2f"}
+_ONE_SIDED = {"logprob": "down", "entropy": "up"}  # what their colours stand for
+MOST_TOKENS = 800  # coloured ones of a completion
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Token:
+    """A token with its numbers in words, and the strength of each of its colours, as in "up2"."""
+
+    text: str
+    title: str
+    strengths: Mapping[str, str]
+
+
+def read_tokens(run: Path, step: int) -> dict[int, GroupTokens]:
+    """Read a step's file of tokens/, by the index of the prompt. What cannot be read is left out."""
+    try:
+        text = read_text(tokens_path(run, step))
+    except OSError:
+        return {}
+    found = {}
+    for value in parsed_lines(text):
+        try:
+            group = GroupTokens.from_json(value)
+        except ValueError:
+            continue
+        found[group.index] = group
+    return found
+
+
+def records_of(group: GroupRecord, tokens: GroupTokens | None) -> Sequence[TokenRecord | None]:
+    """Return the tokens that the run kept of each completion; None where these are of another group."""
+    if tokens is None or len(tokens.completions) != len(group.completions):
+        return [None] * len(group.completions)
+    return tokens.completions
+
+
+def choices_of(group: GroupRecord, tokens: GroupTokens | None) -> list[str]:
+    """Return by what the tokens of a group can be coloured; none where the run knows no tokens of it."""
+    known = tokens.completions if tokens is not None else ()
+    has = {
+        "logprob": bool(known),
+        "entropy": any(each.entropies is not None for each in known),
+        "gap": any(each.gaps is not None for each in known),
+        "teacher": any(each.teacher for each in group.completions),
+    }
+    found = [name for name, is_there in has.items() if is_there]
+    return ["plain", *found] if found else []
+
+
+def tokens_of(completion: CompletionRecord, record: TokenRecord | None) -> list[Token]:
+    """Return the tokens of a completion, the first MOST_TOKENS; none where the run knows none."""
+    told = [gap for _, gap in completion.teacher]
+    texts = record.texts if record is not None else tuple(text for text, _ in completion.teacher)
+    columns: dict[str, Sequence[float | None] | None] = {"teacher": told if len(told) == len(texts) else None}
+    if record is not None:
+        columns |= {"logprob": record.logprobs, "entropy": record.entropies, "gap": record.gaps}
+    known = {name: values for name in _LIMITS if (values := columns.get(name)) is not None}
+    rows = enumerate(texts[:MOST_TOKENS])
+    return [_token(text, {name: values[at] for name, values in known.items()}) for at, text in rows]
+
+
+def left_out(completion: CompletionRecord, record: TokenRecord | None) -> int:
+    """Return how many of a completion's tokens are not shown."""
+    return max(0, len(record.texts if record is not None else completion.teacher) - MOST_TOKENS)
+
+
+def _token(text: str, numbers: Mapping[str, float | None]) -> Token:
+    given = {name: value for name, value in numbers.items() if value is not None}
+    said = ", ".join(f"{_NAMES.get(name, name)} {value:{_FORMATS.get(name, '.3f')}}" for name, value in given.items())
+    title = f"{json.dumps(text, ensure_ascii=False)}: {said}" if said else ""
+    strengths = {name: _strength(name, value) for name, value in given.items()}
+    return Token(text=text, title=title, strengths={name: strength for name, strength in strengths.items() if strength})
+
+
+def _strength(name: str, value: float) -> str:
+    level = sum(abs(value) > limit for limit in _LIMITS[name])
+    return f"{_ONE_SIDED.get(name) or ('up' if value > 0 else 'down')}{level}" if level else ""
