@@ -5,7 +5,6 @@ T tokens of a packed row.
 
 from collections.abc import Iterator
 from functools import partial
-from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -17,7 +16,7 @@ from benchmarks.gpu.running import Cell, verdict
 from benchmarks.gpu.setup import Setup
 from tiercel.models.layers.attention import Layer
 from tiercel.packing.attention.flex import FlexAttention
-from tiercel.packing.layout import GroupSpans, PrefixLayout
+from tiercel.packing.tree import PrefixTree, groups_tree
 
 LAYOUTS, TOY_LAYOUTS = 50, 3
 LONGEST = 150  # of a prompt or completion: rows have up to 4,200 tokens, whose scores the oracle holds in float64
@@ -38,36 +37,31 @@ def attention_cells(is_toy: bool) -> Iterator[Cell]:
 
 
 def attention_check(dtype: torch.dtype, is_apart: bool, setup: Setup) -> dict[str, Any]:
-    """Return the largest error over all layouts. Its layout is named by its seed."""
+    """Return the largest error over all trees. Its tree is named by its seed."""
     errors = [_error(seed, dtype, is_apart, setup) for seed in range(TOY_LAYOUTS if setup.is_toy else LAYOUTS)]
     worst = max(range(len(errors)), key=lambda seed: errors[seed] if errors[seed] == errors[seed] else float("inf"))
     if dtype == torch.float32:
         row = verdict(errors[worst], FLOAT32_LIMIT, f"{WHAT}, relative")
     else:
         row = verdict(errors[worst], BFLOAT16_LIMIT, f"{WHAT}, error over that of the dense mask")
-    return {**row, "layouts": len(errors), "worst_seed": worst}
+    return {**row, "trees": len(errors), "worst_seed": worst}
 
 
-def random_layout(seed: int, is_apart: bool, longest: int) -> PrefixLayout:
+def random_tree(seed: int, is_apart: bool, longest: int) -> PrefixTree:
     """Return ragged groups, or one group if completions come after their prompt."""
     random = Random(seed)
-    spans, start = [], 0
+    groups = []
     for _ in range(1 if is_apart else random.randint(1, 4)):
         prompt = random.choice((1, random.randint(2, longest), 128))
         lengths = [random.choice((1, random.randint(1, longest))) for _ in range(random.randint(1, 6))]
-        bounds = [start, start + prompt]
-        for length in lengths:
-            bounds.append(bounds[-1] + length)
-        first, *rest = pairwise(bounds)
-        spans.append(GroupSpans(prompt=first, completions=tuple(rest)))
-        start = bounds[-1]
-    return PrefixLayout(groups=tuple(spans), length=start)
+        groups.append((prompt, *lengths))
+    return groups_tree(*groups)
 
 
 def _error(seed: int, dtype: torch.dtype, is_apart: bool, setup: Setup) -> float:
-    layout = random_layout(seed, is_apart, 40 if setup.is_toy else LONGEST)
-    first = layout.groups[0].prompt[1] if is_apart else 0
-    exact_inputs = [tensor.double() for tensor in _inputs(layout, dtype, first, seed)]
+    tree = random_tree(seed, is_apart, 40 if setup.is_toy else LONGEST)
+    first = tree.nodes[0].span[1] if is_apart else 0
+    exact_inputs = [tensor.double() for tensor in _inputs(tree, dtype, first, seed)]
     has_backward = setup.device.type == "cuda"  # PyTorch refuses flex with a gradient on a CPU
 
     def results(compute: Any, inputs: list[Tensor]) -> list[Tensor]:
@@ -80,11 +74,11 @@ def _error(seed: int, dtype: torch.dtype, is_apart: bool, setup: Setup) -> float
         return [each.detach().double().cpu() for each in (output, *gradients)]
 
     def dense(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        mask = layout.dense_mask(query.device)[:, :, first:]
+        mask = tree.dense_mask(query.device)[:, :, first:]
         return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=SIZE**-0.5, enable_gqa=True)
 
-    flex = FlexAttention(layout, setup.device, layout.after(first))
-    inputs = [tensor.to(setup.device) for tensor in _inputs(layout, dtype, first, seed)]
+    flex = FlexAttention(tree, setup.device, tree.after(first))
+    inputs = [tensor.to(setup.device) for tensor in _inputs(tree, dtype, first, seed)]
     right = results(dense, exact_inputs)
     found = _relative(results(lambda q, k, v: flex(Layer(index=0, scale=SIZE**-0.5), q, k, v), inputs), right)
     if dtype == torch.float32:
@@ -92,10 +86,10 @@ def _error(seed: int, dtype: torch.dtype, is_apart: bool, setup: Setup) -> float
     return max(mine / other for mine, other in zip(found, _relative(results(dense, inputs), right), strict=True))
 
 
-def _inputs(layout: PrefixLayout, dtype: torch.dtype, first: int, seed: int) -> list[Tensor]:
+def _inputs(tree: PrefixTree, dtype: torch.dtype, first: int, seed: int) -> list[Tensor]:
     """Return query (1, heads, T - first, size), and key and value (1, key heads, T, size)."""
     generator = torch.Generator().manual_seed(seed)
-    shapes = ((HEADS, layout.length - first), (KEY_HEADS, layout.length), (KEY_HEADS, layout.length))
+    shapes = ((HEADS, tree.length - first), (KEY_HEADS, tree.length), (KEY_HEADS, tree.length))
     return [torch.randn(1, heads, length, SIZE, generator=generator).to(dtype) for heads, length in shapes]
 
 

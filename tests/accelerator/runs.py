@@ -19,7 +19,7 @@ from tiercel.models.vision_cache import VisionStore
 from tiercel.packing import forward as learner
 from tiercel.packing.attention.flex import FlexAttention
 from tiercel.packing.attention.forms import DenseAttention
-from tiercel.packing.layout import GroupSpans, PrefixLayout
+from tiercel.packing.tree import groups_tree
 from tiercel.rollout.local.engine import LocalSampler
 from tiercel.runs.directory import read_metrics
 from tiercel.training import trainer as build
@@ -116,9 +116,8 @@ def test_parts_that_share_a_pass_over_their_prompt_do_not_wait(tiny_checkpoints,
 
 @pytest.mark.parametrize("first_query", (0, 150))
 def test_a_block_mask_is_made_without_a_wait(first_query):
-    groups = (GroupSpans(prompt=(0, 150), completions=((150, 180), (180, 300))),)
-    layout = PrefixLayout(groups=groups, length=300)
-    mask = FlexAttention(layout, DEVICE, layout.after(first_query)).masks.of(FULL)
+    tree = groups_tree((150, 30, 120))
+    mask = FlexAttention(tree, DEVICE, tree.after(first_query)).masks.of(FULL)
     assert mask.kv_indices.device.type == mask.q_indices.device.type == DEVICE.type
 
 

@@ -148,7 +148,7 @@ def test_a_groups_logprobs_do_not_depend_on_its_neighbours_tokens(tiny_checkpoin
     policy = policy_of(tiny_checkpoints[name], lora_noise=0.1)
     items = items_of(policy.family, torch.Generator().manual_seed(5))
     packed = pack(items)
-    start, stop = packed.layout.groups[1].completions[1][0], packed.layout.groups[1].completions[2][1]
+    start, stop = packed.tree.nodes[packed.ends_C[4]].span[0], packed.tree.nodes[packed.ends_C[5]].span[1]
     changed_ids = packed.token_ids_T.clone()
     changed_ids[start:stop] = changed_ids[start:stop].flip(0)
     assert not torch.equal(changed_ids, packed.token_ids_T)

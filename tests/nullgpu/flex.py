@@ -14,18 +14,15 @@ import torch
 from tests.nullgpu.log import logged
 from tiercel.models.layers.attention import Layer
 from tiercel.packing.attention.flex import FlexAttention, compiled_flex, reason_of
-from tiercel.packing.layout import GroupSpans, PrefixLayout
+from tiercel.packing.tree import PrefixTree, groups_tree
 from tiercel.rollout.local.attention_kernels import kernel_for
 from tiercel.rollout.local.static_cache import BatchSize, FixedMemory
 
 PROMPT, COMPLETION, COMPLETIONS = 1180, 200, 8  # tokens of a group of the 7B
 
 
-def layout() -> PrefixLayout:
-    starts = range(PROMPT, PROMPT + COMPLETIONS * COMPLETION, COMPLETION)
-    completions = tuple((start, start + COMPLETION) for start in starts)
-    group = GroupSpans(prompt=(0, PROMPT), completions=completions)
-    return PrefixLayout(groups=(group,), length=completions[-1][1])
+def tree() -> PrefixTree:
+    return groups_tree((PROMPT, *[COMPLETION] * COMPLETIONS))
 
 
 def compile_for(shape: str) -> dict[str, Any]:
@@ -48,12 +45,12 @@ def learner_for(heads: int, key_heads: int, size: int, dtype: torch.dtype) -> di
     problem = ""
     with logged() as log:
         query, key, value = (
-            torch.zeros(1, count, layout().length, size, device="cuda", dtype=dtype, requires_grad=True)
+            torch.zeros(1, count, tree().length, size, device="cuda", dtype=dtype, requires_grad=True)
             for count in (heads, key_heads, key_heads)
         )
         try:
             with contextlib.redirect_stderr(io.StringIO()):
-                form = FlexAttention(layout(), torch.device("cuda"))
+                form = FlexAttention(tree(), torch.device("cuda"))
                 form(Layer(index=0, scale=size**-0.5), query, key, value).sum().backward()
         except RuntimeError as error:
             problem = reason_of(error)

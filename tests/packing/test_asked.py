@@ -5,21 +5,16 @@ import math
 import pytest
 import torch
 
-from tiercel.packing.layout import GroupSpans, PrefixLayout
 from tiercel.packing.pass_options import EmbeddingNoise
+from tiercel.packing.tree import groups_tree
 
 ALPHA, WIDTH = 5.0, 16
-FIRST = GroupSpans(prompt=(0, 4), completions=((4, 9),))
-SECOND = GroupSpans(prompt=(9, 12), completions=((12, 25),))
+FIRST, SECOND = (4, 5), (3, 13)  # tokens of a prompt and its completion
 NOTHING_TH = torch.zeros(0, WIDTH)
 
 
-def layout(*groups, length):
-    return PrefixLayout(groups=groups, length=length, picture_spans=())
-
-
 def test_noise_is_even_within_its_bound():
-    long = layout(GroupSpans(prompt=(0, 1), completions=((1, 500),)), length=500)
+    long = groups_tree((1, 499))
     noise_TH = EmbeddingNoise(alpha=ALPHA, seeds=(7,)).of(long, NOTHING_TH, WIDTH)
     bound = ALPHA / math.sqrt(500 * WIDTH)
     assert 0.99 * bound < noise_TH.abs().max() <= bound
@@ -28,14 +23,14 @@ def test_noise_is_even_within_its_bound():
 
 
 def test_noise_of_a_row_does_not_depend_on_the_pack():
-    together_TH = EmbeddingNoise(alpha=ALPHA, seeds=(7, 8)).of(layout(FIRST, SECOND, length=25), NOTHING_TH, WIDTH)
-    alone_TH = EmbeddingNoise(alpha=ALPHA, seeds=(8,)).of(layout(SECOND.moved(-9), length=16), NOTHING_TH, WIDTH)
+    together_TH = EmbeddingNoise(alpha=ALPHA, seeds=(7, 8)).of(groups_tree(FIRST, SECOND), NOTHING_TH, WIDTH)
+    alone_TH = EmbeddingNoise(alpha=ALPHA, seeds=(8,)).of(groups_tree(SECOND), NOTHING_TH, WIDTH)
     assert torch.equal(together_TH[9:], alone_TH)
-    other_TH = EmbeddingNoise(alpha=ALPHA, seeds=(9,)).of(layout(SECOND.moved(-9), length=16), NOTHING_TH, WIDTH)
+    other_TH = EmbeddingNoise(alpha=ALPHA, seeds=(9,)).of(groups_tree(SECOND), NOTHING_TH, WIDTH)
     assert not torch.equal(other_TH, alone_TH)
 
 
 def test_inputs_of_layers_and_an_empty_pass_have_none():
-    noise_TH = EmbeddingNoise(alpha=ALPHA, seeds=(7,)).of(layout(FIRST, length=9), torch.zeros(0, WIDTH + 3), WIDTH)
+    noise_TH = EmbeddingNoise(alpha=ALPHA, seeds=(7,)).of(groups_tree(FIRST), torch.zeros(0, WIDTH + 3), WIDTH)
     assert bool((noise_TH[:, WIDTH:] == 0).all()) and bool((noise_TH[:, :WIDTH] != 0).all())
-    assert not EmbeddingNoise(alpha=ALPHA, seeds=()).of(layout(FIRST, length=9), NOTHING_TH, WIDTH).any()
+    assert not EmbeddingNoise(alpha=ALPHA, seeds=()).of(groups_tree(FIRST), NOTHING_TH, WIDTH).any()

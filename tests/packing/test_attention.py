@@ -1,6 +1,5 @@
-"""The split form against one dense attention with a mask, on random ragged layouts."""
+"""The split form against one dense attention with a mask, on random ragged trees."""
 
-import itertools
 from dataclasses import replace
 
 import pytest
@@ -11,34 +10,40 @@ from torch.nn.functional import scaled_dot_product_attention
 from tiercel.models.layers.attention import Layer
 from tiercel.models.layers.sight import FULL, Sight
 from tiercel.packing.attention.forms import SplitAttention, split_plan
-from tiercel.packing.layout import GroupSpans, PrefixLayout
+from tiercel.packing.tree import Node, PrefixTree, groups_tree
 
 CPU = torch.device("cpu")
 HEADS, KEY_HEADS, SIZE = 4, 2, 16
 
 
-def layout_of(*groups: tuple[int, ...], picture_spans: tuple[tuple[int, int], ...] = ()) -> PrefixLayout:
-    """Groups by the lengths of their prompt and completions."""
-    spans, start = [], 0
-    for prompt, *completions in groups:
-        bounds = [start, start + prompt]
-        for length in completions:
-            bounds.append(bounds[-1] + length)
-        pairs = list(itertools.pairwise(bounds))
-        spans.append(GroupSpans(prompt=pairs[0], completions=tuple(pairs[1:])))
-        start = bounds[-1]
-    return PrefixLayout(groups=tuple(spans), length=start, picture_spans=picture_spans)
-
-
-LAYOUTS = {
-    "one": layout_of((5, 3)),
-    "prompt alone": layout_of((7,)),
-    "single tokens": layout_of((1, 1, 1), (1, 1)),
-    "ragged": layout_of((9, 1, 17, 4, 40), (3, 2, 2, 2), (30,), (21, 33, 5, 6, 7, 1)),
-    "even": layout_of((12, 8, 8, 8), (12, 8, 8, 8)),
-    "conversations": layout_of((4, 9), (13, 2), (6, 30)),
-    "pictures": layout_of((9, 1, 17, 4, 40), (12, 2, 2, 2), picture_spans=((2, 7), (71, 73), (74, 82))),
-    "a picture in a later turn": layout_of((4, 9), (6, 30), picture_spans=((1, 3), (5, 9), (20, 45))),
+TREES = {
+    "one": groups_tree((5, 3)),
+    "prompt alone": groups_tree((7,)),
+    "single tokens": groups_tree((1, 1, 1), (1, 1)),
+    "ragged": groups_tree((9, 1, 17, 4, 40), (3, 2, 2, 2), (30,), (21, 33, 5, 6, 7, 1)),
+    "even": groups_tree((12, 8, 8, 8), (12, 8, 8, 8)),
+    "conversations": groups_tree((4, 9), (13, 2), (6, 30)),
+    "deep": PrefixTree(
+        nodes=tuple(
+            Node(span, parent)
+            for span, parent in (
+                ((0, 9), None),
+                ((9, 12), 0),
+                ((12, 13), 1),
+                ((13, 33), 2),
+                ((33, 38), 2),
+                ((38, 50), 0),
+                ((50, 53), 5),
+                ((53, 54), 5),
+                ((54, 60), None),
+                ((60, 75), 8),
+                ((75, 76), 9),
+            )
+        ),
+        picture_spans=((2, 7), (15, 20), (40, 50)),
+    ),
+    "pictures": groups_tree((9, 1, 17, 4, 40), (12, 2, 2, 2), picture_spans=((2, 7), (71, 73), (74, 82))),
+    "a picture in a later turn": groups_tree((4, 9), (6, 30), picture_spans=((1, 3), (5, 9), (20, 45))),
 }
 SIGHTS = {
     "full": FULL,
@@ -49,17 +54,17 @@ SIGHTS = {
 LAYER = Layer(index=0, scale=0.3)
 
 
-def inputs_of(layout: PrefixLayout, dtype: torch.dtype = torch.float32, first_query: int = 0) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(layout.length)
-    shapes = [(HEADS, layout.length - first_query), (KEY_HEADS, layout.length), (KEY_HEADS, layout.length)]
+def inputs_of(tree: PrefixTree, dtype: torch.dtype = torch.float32, first_query: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(tree.length)
+    shapes = [(HEADS, tree.length - first_query), (KEY_HEADS, tree.length), (KEY_HEADS, tree.length)]
     return [
         torch.randn(1, length, heads, SIZE, generator=generator).to(dtype).transpose(1, 2).requires_grad_()
         for heads, length in shapes
     ]
 
 
-def dense(query: Tensor, key: Tensor, value: Tensor, layout: PrefixLayout, first_query: int = 0, sight=FULL) -> Tensor:
-    mask = layout.dense_mask(CPU, sight, layout.after(first_query))
+def dense(query: Tensor, key: Tensor, value: Tensor, tree: PrefixTree, first_query: int = 0, sight=FULL) -> Tensor:
+    mask = tree.dense_mask(CPU, sight, tree.after(first_query))
     return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3, enable_gqa=True)
 
 
@@ -70,13 +75,13 @@ def output_and_gradients(compute, inputs: list[Tensor]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("sight", SIGHTS.values(), ids=SIGHTS)
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", TREES)
 def test_split_equals_a_dense_mask_forward_and_backward(name, sight):
-    layout = LAYOUTS[name]
-    inputs = inputs_of(layout)
-    attend, layer = SplitAttention(layout, CPU), replace(LAYER, sight=sight)
+    tree = TREES[name]
+    inputs = inputs_of(tree)
+    attend, layer = SplitAttention(tree, CPU), replace(LAYER, sight=sight)
     found = output_and_gradients(lambda q, k, v: attend(layer, q, k, v), inputs)
-    expected = output_and_gradients(lambda q, k, v: dense(q, k, v, layout, sight=sight), inputs)
+    expected = output_and_gradients(lambda q, k, v: dense(q, k, v, tree, sight=sight), inputs)
     for mine, right in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-5)
 
@@ -84,11 +89,11 @@ def test_split_equals_a_dense_mask_forward_and_backward(name, sight):
 @pytest.mark.parametrize("sight", SIGHTS.values(), ids=SIGHTS)
 @pytest.mark.parametrize("lengths", [(9, 1, 17, 4, 40), (1, 1, 1), (5, 7)])
 def test_completions_over_keys_of_an_earlier_pass(lengths, sight):
-    layout, first = layout_of(lengths), lengths[0]
-    inputs = inputs_of(layout, first_query=first)
-    attend, layer = SplitAttention(layout, CPU, layout.after(first)), replace(LAYER, sight=sight)
+    tree, first = groups_tree(lengths), lengths[0]
+    inputs = inputs_of(tree, first_query=first)
+    attend, layer = SplitAttention(tree, CPU, tree.after(first)), replace(LAYER, sight=sight)
     found = output_and_gradients(lambda q, k, v: attend(layer, q, k, v), inputs)
-    expected = output_and_gradients(lambda q, k, v: dense(q, k, v, layout, first, sight), inputs)
+    expected = output_and_gradients(lambda q, k, v: dense(q, k, v, tree, first, sight), inputs)
     for mine, right in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-5)
 
@@ -99,27 +104,27 @@ def relative(found: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize("sight", (FULL, Sight(window=7)))
 def test_in_bfloat16_split_is_as_close_to_float32_as_a_dense_mask_is(sight):
-    layout = LAYOUTS["ragged"]
-    inputs = inputs_of(layout, torch.bfloat16)
+    tree = TREES["ragged"]
+    inputs = inputs_of(tree, torch.bfloat16)
     exact_inputs = [tensor.detach().float().requires_grad_() for tensor in inputs]
-    exact = output_and_gradients(lambda q, k, v: dense(q, k, v, layout, sight=sight), exact_inputs)
-    plain = output_and_gradients(lambda q, k, v: dense(q, k, v, layout, sight=sight), inputs)
-    attend, layer = SplitAttention(layout, CPU), replace(LAYER, sight=sight)
+    exact = output_and_gradients(lambda q, k, v: dense(q, k, v, tree, sight=sight), exact_inputs)
+    plain = output_and_gradients(lambda q, k, v: dense(q, k, v, tree, sight=sight), inputs)
+    attend, layer = SplitAttention(tree, CPU), replace(LAYER, sight=sight)
     found = output_and_gradients(lambda q, k, v: attend(layer, q, k, v), inputs)
     for mine, other, right in zip(found, plain, exact, strict=True):
         assert relative(mine, right) <= 1.2 * relative(other, right)
 
 
 def test_a_plan_by_hand():
-    plan = split_plan(layout_of((4, 2, 3, 8), (2,)), CPU)
-    blocks = [(block.queries, block.keys, block.is_causal) for block in plan.blocks]
-    assert blocks == [((0, 4), (0, 4), True), ((4, 17), (0, 4), False), ((17, 19), (17, 19), True)]
+    plan = split_plan(groups_tree((4, 2, 3, 8), (2,)), CPU)
+    blocks = [(block.queries, block.keys, block.is_causal) for block in (*plan.roots, *plan.over)]
+    assert blocks == [((0, 4), (0, 4), True), ((17, 19), (17, 19), True), ((4, 17), (0, 4), False)]
     # 3 is more than 1.25 times 2, and 8 more than 1.25 times 3
     assert [bucket.places_RL.tolist() for bucket in plan.buckets] == [
         [[4, 5]],
         [[6, 7, 8]],
         [[9, 10, 11, 12, 13, 14, 15, 16]],
     ]
-    (bucket,) = split_plan(layout_of((4, 4, 5)), CPU).buckets
+    (bucket,) = split_plan(groups_tree((4, 4, 5)), CPU).buckets
     assert bucket.places_RL.tolist() == [[4, 5, 6, 7, 7], [8, 9, 10, 11, 12]]
     assert bucket.valid.tolist() == [0, 1, 2, 3, 5, 6, 7, 8, 9]

@@ -117,7 +117,7 @@ def test_a_large_group_shares_one_pass_over_its_prompt():
     assert [len(unit.batches) for unit in units] == [1, 3, 1]
     assert [unit.prefix is not None for unit in units] == [False, True, False]
     assert units[1].prefix.token_ids_T.tolist() == [1, 2, 3] and len(units[1].prefix.targets_N) == 0
-    assert [batch.packed.layout.length for batch in units[1].batches] == [6, 6, 7]
+    assert [batch.packed.tree.length for batch in units[1].batches] == [6, 6, 7]
     assert units[2].batches[0].prompt_ids == ("row-0", "row-0")
     assert [len(unit.batches) for unit in policy_units(groups, TOTALS, "dense", 7, True)] == [1] * 5
 

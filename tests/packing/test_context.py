@@ -4,20 +4,22 @@ tests/distributed/test_context.py."""
 import pytest
 import torch
 
-from tests.packing.test_attention import layout_of
 from tiercel.distributed.context import ContextGroup
 from tiercel.packing.context_parallel import Part, part_of
 from tiercel.packing.layout import PackedTokens
+from tiercel.packing.tree import groups_tree
 
 
 def packed(length: int, scoring: list[int]) -> PackedTokens:
     scored = torch.tensor(scoring, dtype=torch.int64)
     return PackedTokens(
-        layout=layout_of((length - 1, 1)),
+        tree=groups_tree((length - 1, 1)),
         token_ids_T=100 + torch.arange(length),
         positions_DT=torch.arange(length)[None],
         images=(),
-        image_counts=(),
+        image_nodes=(),
+        ends_C=(1,),
+        repeated_length=length,
         scoring_N=scored,
         targets_N=scored,
         continuation_of_N=scored,
@@ -33,7 +35,7 @@ def test_parts_by_hand():
     batch = packed(10, scoring=[1, 9, 3, 8, 6])
     first, second = parts(batch, 2)
     assert (first.spans, second.spans) == (((0, 3), (9, 12)), ((3, 6), (6, 9)))
-    assert first.layout.length == second.layout.length == 12
+    assert first.tree.length == second.tree.length == 12
     assert first.of(batch.token_ids_T).tolist() == [100, 101, 102, 109, 0, 0]
     assert second.of(batch.positions_DT).tolist() == [[3, 4, 5, 6, 7, 8]]
     assert first.scored_M.tolist() == [0, 1] and second.scored_M.tolist() == [2, 3, 4]

@@ -8,15 +8,15 @@ import torch
 from torch._dynamo.utils import counters
 from torch.nn.attention import flex_attention as pytorchs
 
-from tests.packing.test_attention import CPU, LAYER, LAYOUTS, SIGHTS, dense, inputs_of, layout_of, output_and_gradients
-from tests.packing.test_block_mask import random_layout
+from tests.packing.test_attention import CPU, LAYER, SIGHTS, TREES, dense, inputs_of, output_and_gradients
+from tests.packing.test_block_mask import random_tree
 from tiercel.distributed.context import ContextGroup
 from tiercel.errors import TrainingError
 from tiercel.models.layers.sight import FULL, Sight
 from tiercel.packing.attention.block_mask import BLOCK
 from tiercel.packing.attention.flex import GRAPHS, FlexAttention, Padding, compiled_flex
 from tiercel.packing.context_parallel import part_of
-from tiercel.packing.layout import PrefixLayout
+from tiercel.packing.tree import PrefixTree, groups_tree
 
 
 @pytest.fixture(autouse=True)
@@ -37,16 +37,16 @@ def graphs() -> int:
 
 
 def require_equal_to_dense(
-    layout: PrefixLayout, first_query: int = 0, without_gradient: tuple[int, ...] = (), sight: Sight = FULL
+    tree: PrefixTree, first_query: int = 0, without_gradient: tuple[int, ...] = (), sight: Sight = FULL
 ) -> None:
-    inputs = inputs_of(layout, first_query=first_query)
-    flex = FlexAttention(layout, CPU, layout.after(first_query), compiled_flex("aot_eager"))
+    inputs = inputs_of(tree, first_query=first_query)
+    flex = FlexAttention(tree, CPU, tree.after(first_query), compiled_flex("aot_eager"))
     for place in without_gradient:
         inputs[place].requires_grad_(False)
     trained = [tensor for tensor in inputs if tensor.requires_grad]
     layer = replace(LAYER, sight=sight)
     output = flex(layer, *inputs)
-    expected = dense(*inputs, layout, first_query, sight)
+    expected = dense(*inputs, tree, first_query, sight)
     torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
     weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
     found = torch.autograd.grad((output * weights).sum(), trained)
@@ -56,18 +56,18 @@ def require_equal_to_dense(
         torch.testing.assert_close(flex(layer, *inputs), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_two_graphs_serve_all_layouts_forward_and_backward():
+def test_two_graphs_serve_all_trees_forward_and_backward():
     """Rows of one block and of many, as many blocks as heads, the first layer's patterns of gradients, passes without a
     gradient, and completions after a prompt that was run before."""
     patterns = [(), (0,), (1, 2), (0, 1), (2,)]
-    layouts = [*LAYOUTS.values(), layout_of((500, 12)), layout_of((256,))]
-    layouts += [random_layout(torch.Generator().manual_seed(seed)) for seed in range(110)]
-    small = [layout for layout in layouts if layout.length <= 800]
+    trees = [*TREES.values(), groups_tree((500, 12)), groups_tree((256,))]
+    trees += [random_tree(torch.Generator().manual_seed(seed)) for seed in range(110)]
+    small = [tree for tree in trees if tree.length <= 800]
     assert len(small) >= 50
     sights = list(SIGHTS.values())
-    for number, layout in enumerate(small[:50]):
+    for number, tree in enumerate(small[:50]):
         sight = sights[number % len(sights)]
-        require_equal_to_dense(layout, without_gradient=patterns[number % len(patterns)], sight=sight)
+        require_equal_to_dense(tree, without_gradient=patterns[number % len(patterns)], sight=sight)
     for lengths in [
         (9, 1, 17, 4, 40),
         (1, 1, 1),
@@ -79,18 +79,18 @@ def test_two_graphs_serve_all_layouts_forward_and_backward():
         (1, 1),
     ]:
         for sight in (FULL, Sight(window=60)):
-            require_equal_to_dense(layout_of(lengths), first_query=lengths[0], sight=sight)
+            require_equal_to_dense(groups_tree(lengths), first_query=lengths[0], sight=sight)
     assert graphs() == GRAPHS
 
 
 @pytest.mark.parametrize("size", (2, pytest.param(3, marks=pytest.mark.catalogue)))
 def test_each_rank_s_part_of_a_row_is_that_of_the_whole_row(size):
     """What ranks of a group compute, side by side."""
-    layout = LAYOUTS["ragged"]
-    batch = SimpleNamespace(layout=layout, scoring_N=torch.arange(layout.length))
+    tree = TREES["ragged"]
+    batch = SimpleNamespace(tree=tree, scoring_N=torch.arange(tree.length))
     groups = [ContextGroup(place=place, size=size, processes=None) for place in range(size)]
     parts = [part_of(batch, group, BLOCK) for group in groups]
-    padded = parts[0].layout
+    padded = parts[0].tree
     for sight in (FULL, Sight(window=7)):
         query, key, value = inputs_of(padded)
         whole = dense(query, key, value, padded, sight=sight)
@@ -104,9 +104,9 @@ def test_each_rank_s_part_of_a_row_is_that_of_the_whole_row(size):
 
 
 def test_a_graph_too_many_is_an_error_and_never_runs_uncompiled():
-    layout = LAYOUTS["ragged"]
-    inputs = inputs_of(layout)
-    flex = FlexAttention(layout, CPU, attend=compiled_flex("aot_eager", limit=1))
+    tree = TREES["ragged"]
+    inputs = inputs_of(tree)
+    flex = FlexAttention(tree, CPU, attend=compiled_flex("aot_eager", limit=1))
     flex(LAYER, *inputs)
     with torch.no_grad(), pytest.raises(TrainingError, match=r"flex would compile more than 1 graphs.*form: dense"):
         flex(LAYER, *inputs)
@@ -123,14 +123,14 @@ def test_padding_by_hand():
 
 def test_padding_never_reaches_a_result():
     """Whatever the padding held, outputs would show it as NaN."""
-    layout = layout_of((300, 100))
-    inputs = inputs_of(layout, first_query=300)
+    tree = groups_tree((300, 100))
+    inputs = inputs_of(tree, first_query=300)
     values = output_and_gradients(
-        lambda q, k, v: FlexAttention(layout, CPU, layout.after(300), compiled_flex("aot_eager"))(LAYER, q, k, v),
+        lambda q, k, v: FlexAttention(tree, CPU, tree.after(300), compiled_flex("aot_eager"))(LAYER, q, k, v),
         inputs,
     )
     assert all(bool(value.isfinite().all()) for value in values)
-    padded = layout.padded(2, 3)
+    padded = tree.padded(2, 3)
     mask = padded.dense_mask(CPU)[0, 0]
-    assert torch.equal(mask[2:-3, 2:-3], layout.dense_mask(CPU)[0, 0])
+    assert torch.equal(mask[2:-3, 2:-3], tree.dense_mask(CPU)[0, 0])
     assert not mask[2:-3, :2].any() and not mask[2:-3, -3:].any() and mask.diagonal().all()

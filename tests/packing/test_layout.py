@@ -5,7 +5,8 @@ import torch
 
 from tests.packing.items import continuation, item, prompt
 from tiercel.models.layers.sight import Sight
-from tiercel.packing.layout import GroupSpans, PackItem, PrefixLayout, pack
+from tiercel.packing.layout import PackItem, pack
+from tiercel.packing.tree import groups_tree
 
 
 def rows_of(mask: torch.Tensor) -> list[str]:
@@ -14,14 +15,8 @@ def rows_of(mask: torch.Tensor) -> list[str]:
 
 def test_dense_mask_by_hand():
     # [P P a b b | Q Q Q c d], a and b continue P, c and d continue Q
-    layout = PrefixLayout(
-        groups=(
-            GroupSpans(prompt=(0, 2), completions=((2, 3), (3, 5))),
-            GroupSpans(prompt=(5, 8), completions=((8, 9), (9, 10))),
-        ),
-        length=10,
-    )
-    mask = layout.dense_mask(torch.device("cpu"))
+    tree = groups_tree((2, 1, 2), (3, 1, 1))
+    mask = tree.dense_mask(torch.device("cpu"))
     assert mask.shape == (1, 1, 10, 10) and mask.dtype == torch.bool
     assert rows_of(mask) == [
         "x.........",  # P
@@ -40,10 +35,8 @@ def test_dense_mask_by_hand():
 def test_dense_mask_of_a_window_by_hand():
     """A picture of three tokens in a prompt of six, before completions of one and three tokens; a token sees itself and
     the two tokens before it in its own sequence."""
-    layout = PrefixLayout(
-        groups=(GroupSpans(prompt=(0, 6), completions=((6, 7), (7, 10))),), length=10, picture_spans=((1, 4),)
-    )
-    assert rows_of(layout.dense_mask(torch.device("cpu"), Sight(window=3))) == [
+    tree = groups_tree((6, 1, 3), picture_spans=((1, 4),))
+    assert rows_of(tree.dense_mask(torch.device("cpu"), Sight(window=3))) == [
         "x.........",
         "xxxx......",  # the picture
         "xxxx......",
@@ -55,14 +48,14 @@ def test_dense_mask_of_a_window_by_hand():
         ".....x.xx.",
         ".......xxx",
     ]
-    causal = layout.dense_mask(torch.device("cpu"), Sight(whole_pictures=False))
+    causal = tree.dense_mask(torch.device("cpu"), Sight(whole_pictures=False))
     assert rows_of(causal)[1] == "xx........"
 
 
 def test_one_conversation_is_plainly_causal():
-    layout = PrefixLayout(groups=(GroupSpans(prompt=(0, 3), completions=((3, 7),)),), length=7)
+    tree = groups_tree((3, 4))
     causal = torch.ones(7, 7).tril().bool()
-    assert torch.equal(layout.dense_mask(torch.device("cpu"))[0, 0], causal)
+    assert torch.equal(tree.dense_mask(torch.device("cpu"))[0, 0], causal)
 
 
 def test_pack_lays_groups_end_to_end():
@@ -75,13 +68,7 @@ def test_pack_lays_groups_end_to_end():
     )
     assert packed.token_ids_T.tolist() == [10, 11, 12, 13, 14, 15, 20, 21, 22, 23, 24]
     assert packed.positions_DT.tolist() == [[0, 1, 2, 3, 4, 2, 0, 1, 2, 3, 4]]
-    assert packed.layout == PrefixLayout(
-        groups=(
-            GroupSpans(prompt=(0, 2), completions=((2, 5), (5, 6))),
-            GroupSpans(prompt=(6, 9), completions=((9, 11),)),
-        ),
-        length=11,
-    )
+    assert packed.tree == groups_tree((2, 3, 1), (3, 2))
     # a completion's first token is scored by the last state of its prompt, and each other one by the state before it
     assert packed.scoring_N.tolist() == [1, 2, 3, 1, 8, 9]
     assert packed.targets_N.tolist() == [12, 13, 14, 15, 23, 24]

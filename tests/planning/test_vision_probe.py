@@ -72,7 +72,7 @@ def test_a_frozen_tower_ends_before_the_learner_begins_and_a_trained_one_keeps_i
 def test_the_block_mask_is_counted_as_it_is_made(tmp_path):
     subject = subject_of(tmp_path, "qwen2_5_vl", "3b", trains_tower=False)
     tokens = 6400
-    mask = block_mask(packed_case(subject.composition, tokens, 3).layout, torch.device("cpu"))
+    mask = block_mask(packed_case(subject.composition, tokens, 3).tree, torch.device("cpu"))
     held = sum(value.nbytes for value in mask.as_tuple() if isinstance(value, torch.Tensor))
     planned = learn_bytes(subject, tokens=tokens, on_gpu=True).parts["learn"]["block mask"]
     assert planned == held == 16 * 50 * 51

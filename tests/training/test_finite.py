@@ -233,7 +233,7 @@ def test_a_kept_microbatch_is_what_was_computed(tiny_checkpoints, rows, monkeypa
     wanted = unit.batches[0]
     for name in ("token_ids_T", "positions_DT", "scoring_N", "targets_N", "continuation_of_N"):
         assert torch.equal(getattr(batch.packed, name), getattr(wanted.packed, name))
-    assert batch.packed.layout == wanted.packed.layout and batch.names_C == wanted.names_C
+    assert batch.packed.tree == wanted.packed.tree and batch.names_C == wanted.names_C
     assert (
         torch.equal(batch.sampler_logprobs_N, wanted.sampler_logprobs_N) and not batch.sampler_logprobs_N.isnan().any()
     )
@@ -241,13 +241,17 @@ def test_a_kept_microbatch_is_what_was_computed(tiny_checkpoints, rows, monkeypa
     assert all(
         torch.equal(a.views[0], b.views[0]) for a, b in zip(batch.packed.images, wanted.packed.images, strict=True)
     )
+    roots = [wanted.packed.tree.path(number)[0] for number in wanted.packed.image_nodes]
+    images_of_rows = [
+        roots.count(number) for number, node in enumerate(wanted.packed.tree.nodes) if node.parent is None
+    ]
     parts = [part.unit.batches[0] for _, part in kept.of_rows()]
     for name in ("token_ids_T", "targets_N"):
         joined = torch.cat([getattr(part.packed, name) for part in parts])
         assert torch.equal(joined, getattr(wanted.packed, name))
     assert torch.equal(torch.cat([part.advantages_C for part in parts]), wanted.advantages_C)
     assert [part.prompt_ids[0] for part in parts] == list(wanted.prompt_ids)
-    assert [len(part.packed.images) for part in parts] == list(wanted.packed.image_counts)
+    assert [len(part.packed.images) for part in parts] == images_of_rows
 
 
 def test_a_run_kept_by_an_older_version_is_told(tiny_checkpoints, rows, capsys):

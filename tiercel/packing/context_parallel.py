@@ -24,15 +24,16 @@ from tiercel.models.layers.attention import Layer, PackAttend
 from tiercel.models.layers.delta_net import DeltaScan, DeltaTokens
 from tiercel.models.layers.sight import Sight, Span
 from tiercel.packing.forms import PackedForm
-from tiercel.packing.layout import PackedTokens, PrefixLayout
+from tiercel.packing.layout import PackedTokens
 from tiercel.packing.logprobs import TokenScores
+from tiercel.packing.tree import PrefixTree
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
     """The tokens of a pack that one rank computes."""
 
-    layout: PrefixLayout  # of the pack with its padding
+    tree: PrefixTree  # of the pack with its padding
     spans: tuple[Span, Span]
     scored_M: Tensor  # int64, the places among the scored tokens
     states_M: Tensor  # int64, the places among this rank's tokens of the states that predict them
@@ -42,13 +43,13 @@ class Part:
     def of(self, tensor_T: Tensor) -> Tensor:
         """Return the entries of this rank's tokens along the last dimension. `tensor_T` covers the pack without its
         padding, which is filled with 0."""
-        filled = pad(tensor_T, (0, self.layout.length - tensor_T.shape[-1]))
+        filled = pad(tensor_T, (0, self.tree.length - tensor_T.shape[-1]))
         return torch.cat([filled[..., start:stop] for start, stop in self.spans], dim=-1)
 
 
 def part_of(batch: PackedTokens, group: ContextGroup, multiple: int) -> Part:
     """Choose this rank's part. The number of tokens in a chunk is a multiple of `multiple`."""
-    length, size = batch.layout.length, group.size
+    length, size = batch.tree.length, group.size
     chunk = -(-length // (2 * size * multiple)) * multiple
     own = (group.place, 2 * size - 1 - group.place)
     chunk_N = batch.scoring_N // chunk
@@ -56,7 +57,7 @@ def part_of(batch: PackedTokens, group: ContextGroup, multiple: int) -> Part:
     scored_M = (rank_N == group.place).nonzero()[:, 0]
     states_M = batch.scoring_N[scored_M] % chunk + chunk * (chunk_N[scored_M] >= size)
     return Part(
-        layout=batch.layout.padded(0, 2 * size * chunk - length),
+        tree=batch.tree.padded(0, 2 * size * chunk - length),
         spans=((own[0] * chunk, (own[0] + 1) * chunk), (own[1] * chunk, (own[1] + 1) * chunk)),
         scored_M=scored_M,
         states_M=states_M,
@@ -85,10 +86,10 @@ class PartForm(PackedForm):
     state in full, because each token needs all tokens before it."""
 
     def __init__(self, attend: PackAttend, batch: PackedTokens, part: Part, group: ContextGroup, device: torch.device):
-        super().__init__(attend, batch.layout, device)
+        super().__init__(attend, batch.tree, device)
         self.part = part
         self.group = group
-        self.length = batch.layout.length
+        self.length = batch.tree.length
 
     def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:
         given = [tokens.mixed_RTO, tokens.log_decay_RTA, tokens.rate_RTA]

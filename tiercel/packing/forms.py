@@ -1,11 +1,11 @@
-"""The form of packed rows `[P1 | c11 .. c1G | P2 | ..]`: their attention, and the recurrence of layers with a state.
-Each prompt starts from an empty state, and each of its completions from the state after the prompt.
+"""The form of a prefix tree: its attention, and the recurrence of layers with a state. A root starts from an empty
+state, and any other node from the state after its parent.
 
 Shape suffixes: docs/shapes.md. Here R are rows of similar length, padded to L tokens; A, O as in
 models/layers/delta_net.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,25 +17,26 @@ from tiercel.errors import ModelError
 from tiercel.models.layers.attention import Layer, PackAttend
 from tiercel.models.layers.delta_net import DeltaScan, DeltaState, DeltaTokens
 from tiercel.packing.attention.forms import Bucket, bucket_of, similar
-from tiercel.packing.layout import PackItem, PrefixLayout
+from tiercel.packing.layout import PackItem
+from tiercel.packing.tree import PrefixTree
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Rows:
-    """Spans of similar length that run side by side."""
+    """Nodes of similar length that run side by side."""
 
     bucket: Bucket
     lengths_R: Tensor
-    group_R: Tensor  # the number of each span's group
+    parent_R: Tensor  # the place of each node's parent in the level above
 
 
 class PackedForm:
     """The attention of a pack, computed by `attend`, and its recurrence. `first_query` is the number of tokens at the
     start that were run before."""
 
-    def __init__(self, attend: PackAttend, layout: PrefixLayout, device: torch.device, first_query: int = 0):
+    def __init__(self, attend: PackAttend, tree: PrefixTree, device: torch.device, first_query: int = 0):
         self.attend = attend
-        self._made_from = layout, device, first_query
+        self._made_from = tree, device, first_query
 
     @cached_property
     def recurrence(self) -> "PackedRecurrence":
@@ -49,56 +50,64 @@ class PackedForm:
 
 
 class PackedRecurrence:
-    """The recurrence over a pack: first its prompts, then all completions. `first_query` is the number of tokens at the
-    start that were run before."""
+    """The recurrence over a tree, level by level: roots, then their children, and so on. `first_query` is the number of
+    tokens at the start that were run before; they are the first node."""
 
-    def __init__(self, layout: PrefixLayout, device: torch.device, first_query: int = 0):
-        prompts, completions = [], []
-        for number, group in enumerate(layout.groups):
-            if group.prompt[0] >= first_query:
-                prompts.append((group.prompt[0] - first_query, group.prompt[1] - first_query, number))
-            completions += [(start - first_query, stop - first_query, number) for start, stop in group.completions]
-        self.prompts = _rows_of(prompts, device)
-        self.completions = _rows_of(completions, device)
+    def __init__(self, tree: PrefixTree, device: torch.device, first_query: int = 0):
+        levels = [
+            [number for number, level in enumerate(tree.levels) if level == depth]
+            for depth in range(max(tree.levels) + 1)
+        ]
+        self.levels: list[list[_Rows]] = []
+        self.orders: list[Tensor] = []  # from the rows of a level's buckets to the order of its nodes
+        above: dict[int | None, int] = {None: 0}
+        for numbers in levels:
+            run = [number for number in numbers if tree.nodes[number].span[0] >= first_query]
+            assert run == numbers or numbers == [0]
+            rows, order = _rows_of(tree, run, above, first_query, device)
+            self.levels.append(rows)
+            self.orders.append(order)
+            above = {number: place for place, number in enumerate(numbers)}
 
     def __call__(
-        self, tokens: DeltaTokens, scan: DeltaScan, start: DeltaState | None = None
-    ) -> tuple[Tensor, DeltaState]:
-        """Return the output (1, S, A, E) of the tokens, and the state after each prompt. Pass that state as `start` if
-        the prompts are not part of `tokens`."""
+        self, tokens: DeltaTokens, scan: DeltaScan, start: DeltaState | None = None, *, keeps_last: bool = False
+    ) -> tuple[Tensor, DeltaState | None]:
+        """Return the output (1, S, A, E) of the tokens, and, with `keeps_last`, the states after the nodes of the last
+        level. Pass the state after the first node as `start` if that node is not part of `tokens`."""
         outputs: list[Tensor] = []
         places: list[Tensor] = []
-        states, groups = [], []
-        for rows in self.prompts:
-            output, state = scan(tokens.rows(rows.bucket.places_RL, rows.bucket.is_padding_RL), rows.lengths_R)
-            _put(outputs, places, output, rows.bucket)
-            states.append(state)
-            groups.append(rows.group_R)
-        if start is None:
-            start = _joined(states).of(torch.cat(groups).argsort())
-        for rows in self.completions:
-            of_rows = tokens.rows(rows.bucket.places_RL, rows.bucket.is_padding_RL)
-            output, _ = scan(of_rows, rows.lengths_R, start.of(rows.group_R))
-            _put(outputs, places, output, rows.bucket)
-        return torch.cat(outputs)[torch.cat(places).argsort()][None], start
+        state = start
+        for level, order in zip(self.levels, self.orders, strict=True):
+            ends = []
+            for rows in level:
+                of_rows = tokens.rows(rows.bucket.places_RL, rows.bucket.is_padding_RL)
+                before = None if state is None else state.of(rows.parent_R)
+                output, end = scan(of_rows, rows.lengths_R, before)
+                outputs.append(output.flatten(0, 1)[rows.bucket.valid])
+                places.append(rows.bucket.valid_places)
+                ends.append(end)
+            is_needed = keeps_last or level is not self.levels[-1]
+            if ends:
+                state = _joined(ends).of(order) if is_needed else None
+        return torch.cat(outputs)[torch.cat(places).argsort()][None], state
 
 
-def _rows_of(spans: Sequence[tuple[int, int, int]], device: torch.device) -> list[_Rows]:
-    """Build rows from spans, each given with the number of its group."""
-    group_of = {(start, stop): number for start, stop, number in spans}
-    return [
+def _rows_of(
+    tree: PrefixTree, numbers: Sequence[int], above: Mapping[int | None, int], first_query: int, device: torch.device
+) -> tuple[list[_Rows], Tensor]:
+    """Build the rows of a level's nodes. Return with them the places of the nodes among all rows."""
+    number_of = {tree.nodes[number].span: number for number in numbers}
+    buckets = similar(list(number_of))
+    rows = [
         _Rows(
-            bucket=bucket_of(bucket, 0, device),
+            bucket=bucket_of([(start - first_query, stop - first_query) for start, stop in bucket], 0, device),
             lengths_R=moved(torch.tensor([stop - start for start, stop in bucket]), device),
-            group_R=moved(torch.tensor([group_of[span] for span in bucket]), device),
+            parent_R=moved(torch.tensor([above[tree.nodes[number_of[span]].parent] for span in bucket]), device),
         )
-        for bucket in similar(list(group_of))
+        for bucket in buckets
     ]
-
-
-def _put(outputs: list[Tensor], places: list[Tensor], output_RLAE: Tensor, bucket: Bucket) -> None:
-    outputs.append(output_RLAE.flatten(0, 1)[bucket.valid])
-    places.append(bucket.valid_places)
+    in_rows = torch.tensor([numbers.index(number_of[span]) for bucket in buckets for span in bucket], dtype=torch.int64)
+    return rows, moved(in_rows.argsort(), device)
 
 
 def _joined(states: Sequence[DeltaState]) -> DeltaState:

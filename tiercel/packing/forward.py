@@ -28,11 +28,12 @@ from tiercel.packing.compiling import compiled_layers, like_later_inputs
 from tiercel.packing.context_parallel import GatheredAttention, Part, PartForm, joined, part_of
 from tiercel.packing.divergence import Target
 from tiercel.packing.forms import PackedForm
-from tiercel.packing.layout import PackedTokens, PrefixLayout
+from tiercel.packing.layout import PackedTokens
 from tiercel.packing.logprobs import TokenHead, TokenScores
 from tiercel.packing.pass_options import NOTHING, EmbeddingNoise, PassOptions
+from tiercel.packing.tree import PrefixTree
 
-MakeAttention = Callable[[PrefixLayout, torch.device, Sequence[Span]], PackAttend]  # the spans are those of the queries
+MakeAttention = Callable[[PrefixTree, torch.device, Sequence[Span]], PackAttend]  # the spans are those of the queries
 ATTENTIONS: dict[str, MakeAttention] = {  # by learner.form
     "split": SplitAttention,
     "flex": FlexAttention,
@@ -151,7 +152,7 @@ class PackedPolicy(nn.Module):
         feature_S = part.of(is_vision_T.cumsum(0) * is_vision_T) - 1  # -1: not a token of a picture
         if features_KH is not None:
             features_KH = features_KH[moved(feature_S[feature_S >= 0], self.device)]
-        attend: PackAttend = ATTENTIONS[self.form](part.layout, self.device, part.spans)
+        attend: PackAttend = ATTENTIONS[self.form](part.tree, self.device, part.spans)
         form = PartForm(self._kept(GatheredAttention(attend, context)), batch, part, context, self.device)
         with self.autocast():
             noise_TH = self._noise(noise, batch)
@@ -173,7 +174,7 @@ class PackedPolicy(nn.Module):
         if noise is None:
             return None
         like_TH = self.embedding(moved(batch.token_ids_T[:1], self.device)).detach()
-        return noise.of(batch.layout, like_TH, self.head.linear.in_features)
+        return noise.of(batch.tree, like_TH, self.head.linear.in_features)
 
     def _embedded(
         self,
@@ -198,8 +199,8 @@ class PackedPolicy(nn.Module):
 
     def _form(self, batch: PackedTokens, first_query: int = 0) -> PackedForm:
         """Build the form for a pass over the pack, or over what follows its first `first_query` tokens."""
-        attend: PackAttend = ATTENTIONS[self.form](batch.layout, self.device, batch.layout.after(first_query))
-        return PackedForm(self._kept(attend), batch.layout, self.device, first_query)
+        attend: PackAttend = ATTENTIONS[self.form](batch.tree, self.device, batch.tree.after(first_query))
+        return PackedForm(self._kept(attend), batch.tree, self.device, first_query)
 
     def _kept(self, attend: PackAttend) -> PackAttend:
         return KeptAttention(attend) if self.checkpointing == "selective" else attend
@@ -218,7 +219,7 @@ class PackedPolicy(nn.Module):
 
     def _states_after(self, batch: PackedTokens, features_KH: Tensor | None, prefix: PrefixPass) -> Tensor:
         """Compute the hidden states (N, H) that predict the scored tokens, in a pass over what follows the prompt."""
-        length = batch.layout.groups[0].prompt[1]
+        length = batch.tree.nodes[0].span[1]
         embeddings_SH = self._embedded(batch.token_ids_T[length:], features_KH)
         attention = ContinuedAttention(self._form(batch, first_query=length), prefix)
         hidden_SH = self._states(embeddings_SH, batch.positions_DT[:, length:], attention)
@@ -230,34 +231,32 @@ class PackedPolicy(nn.Module):
         repeats its prompt."""
         places_RU, row_N, column_N = self._repeated_layout(batch)
         embeddings_RUH = embeddings_TH[moved(places_RU, self.device)]
-        masks = self._repeated_masks(batch.layout, places_RU.shape[1])
+        masks = self._repeated_masks(batch, places_RU.shape[1])
         hidden_RUH = self._decoded(
             embeddings_RUH, batch.positions_DT[:, places_RU], attention_mask=masks, use_cache=False
         )
         return hidden_RUH[moved(row_N, self.device), moved(column_N, self.device)]
 
-    def _repeated_masks(self, layout: PrefixLayout, length: int) -> dict[str, Tensor] | None:
+    def _repeated_masks(self, batch: PackedTokens, length: int) -> dict[str, Tensor] | None:
         """Return the masks (R, 1, U, U) of repeated rows by kind of layer, if there are pictures whose tokens see each
         other. Without such pictures, transformers makes the masks itself."""
-        if not layout.picture_spans:
+        tree = batch.tree
+        if not tree.picture_spans:
             return None
-        spans = []
-        for group in layout.groups:
-            of_prompt, offset = layout.picture_spans_in(group.prompt), group.prompt[1] - group.prompt[0]
-            for completion in group.completions:
-                own = [(start + offset, stop + offset) for start, stop in layout.picture_spans_in(completion)]
-                spans.append([*of_prompt, *own])
+        spans: list[list[Span]] = []
+        for end in batch.ends_C:
+            spans.append([])
+            for number in tree.path(end):
+                depth = tree.depths[number]
+                of_node = tree.picture_spans_in(tree.nodes[number].span)
+                spans[-1] += [(start + depth, stop + depth) for start, stop in of_node]
         sights = sights_of(self.language_model.config)
         return {kind: moved(sequence_masks(sight, length, spans), self.device) for kind, sight in sights.items()}
 
     def _repeated_layout(self, batch: PackedTokens) -> tuple[Tensor, Tensor, Tensor]:
         """Return the places (R, U) in the pack of the tokens of each repeated row, and for each scored token the row
         (N,) and the column (N,) of the state that predicts it."""
-        rows = [
-            torch.cat([torch.arange(*group.prompt), torch.arange(*completion)])
-            for group in batch.layout.groups
-            for completion in group.completions
-        ]
+        rows = [batch.tree.places(end) for end in batch.ends_C]
         column_N = torch.zeros_like(batch.scoring_N)
         for number, row in enumerate(rows):
             mine = batch.continuation_of_N == number

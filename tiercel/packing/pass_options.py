@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tiercel.packing.layout import PrefixLayout
+from tiercel.packing.tree import PrefixTree
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,14 +17,13 @@ class EmbeddingNoise:
     the rank that computes it."""
 
     alpha: float
-    seeds: tuple[int, ...]  # one for each of the pack's groups, which are rows; an empty pass has none
+    seeds: tuple[int, ...]  # one for each root of the pack, which are rows; an empty pass has none
 
-    def of(self, layout: PrefixLayout, like_TH: Tensor, width: int) -> Tensor:
+    def of(self, tree: PrefixTree, like_TH: Tensor, width: int) -> Tensor:
         """Draw the noise (T, H) for a pack, on the device of `like_TH` and in its dtype. It is 0 beyond `width`, where
         a family keeps inputs of layers."""
-        noise_TH = like_TH.new_zeros(layout.length, like_TH.shape[-1])
-        for group, seed in zip(layout.groups, self.seeds, strict=bool(self.seeds)):
-            start, stop = group.prompt[0], max(stop for _, stop in (group.prompt, *group.completions))
+        noise_TH = like_TH.new_zeros(tree.length, like_TH.shape[-1])
+        for (start, stop), seed in zip(tree.roots, self.seeds, strict=bool(self.seeds)):
             generator = torch.Generator(like_TH.device).manual_seed(seed)
             even_LH = torch.rand(stop - start, width, generator=generator, device=like_TH.device)
             size = self.alpha / math.sqrt((stop - start) * width)

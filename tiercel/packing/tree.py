@@ -1,8 +1,8 @@
 """Prefix trees: packed tokens in which each beginning that sequences share stands once. Shape suffixes: docs/shapes.md.
 
 The spans of the nodes follow each other in the order of a depth-first walk, `[picture | question 1 | c11 .. c1G |
-question 2 | ..]`, so that all descendants of a node stand between its end and the place where its subtree stops. A token
-sees the earlier tokens of its node and all tokens of the node's ancestors, as far as the layer sees.
+question 2 | ..]`, so all descendants of a node stand between its end and the place where its subtree stops. A token sees
+the earlier tokens of its node and all tokens of the node's ancestors, as far as the layer sees.
 """
 
 from collections.abc import Callable, Sequence
@@ -94,9 +94,7 @@ class PrefixTree:
     @property
     def roots(self) -> list[Span]:
         """Return the span of each root's whole subtree."""
-        return [
-            (node.span[0], stop) for node, stop in zip(self.nodes, self.stops, strict=True) if node.parent is None
-        ]
+        return [(node.span[0], stop) for node, stop in zip(self.nodes, self.stops, strict=True) if node.parent is None]
 
     def path(self, number: int) -> list[int]:
         """Return the numbers of the nodes from a root down to this one."""
@@ -154,6 +152,18 @@ class PrefixTree:
         `queries` are the spans of the rows' tokens; None means all tokens."""
         mask_ST = self.visibility(sight).mask(queries or self.after(0))
         return moved(mask_ST[None, None], device)
+
+
+def groups_tree(*groups: Sequence[int], picture_spans: Sequence[Span] = ()) -> PrefixTree:
+    """Build a tree from groups, each given by the number of tokens of its prompt and of the completions after it."""
+    nodes: list[Node] = []
+    start = 0
+    for lengths in groups:
+        root = len(nodes)
+        for place, length in enumerate(lengths):
+            nodes.append(Node((start, start + length), root if place else None))
+            start += length
+    return PrefixTree(nodes=tuple(nodes), picture_spans=tuple(picture_spans))
 
 
 class BySight(Generic[Made]):

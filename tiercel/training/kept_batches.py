@@ -18,7 +18,8 @@ from tiercel.algorithms import Totals
 from tiercel.errors import RunError
 from tiercel.packing.batch import CompletionName, PolicyBatch, PolicyUnit
 from tiercel.packing.divergence import TeacherTokens
-from tiercel.packing.layout import GroupSpans, PackedTokens, PrefixLayout
+from tiercel.packing.layout import PackedTokens
+from tiercel.packing.tree import Node, PrefixTree
 from tiercel.regular_files import require_regular
 from tiercel.reliability.redaction import redact_values
 from tiercel.training.finite import MICROBATCHES
@@ -80,7 +81,7 @@ _KINDS: tuple[type, ...] = (
     TeacherTokens,
     KeptPlan,
 )
-_KINDS += (PackedTokens, PrefixLayout, GroupSpans, EncodedImage, ImagePlan)
+_KINDS += (PackedTokens, PrefixTree, Node, EncodedImage, ImagePlan)
 CLASSES = {kind.__name__: kind for kind in _KINDS}
 
 
@@ -147,30 +148,14 @@ def _changed(known: PrecomputedValues, change: Any) -> PrecomputedValues:
 
 def _one_group(batch: PolicyBatch, known: PrecomputedValues, number: int) -> KeptUnit:
     """Cut a prompt with its completions out of a microbatch."""
-    packed, groups = batch.packed, batch.packed.layout.groups
-    first = sum(len(group.completions) for group in groups[:number])
-    last = first + len(groups[number].completions)
-    start, stop = groups[number].prompt[0], groups[number].completions[-1][1]
-    first_image = sum(packed.image_counts[:number])
-    pictures = packed.layout.picture_spans
+    packed = batch.packed
+    rows = [(name.row, name.index) for name in batch.names_C]
+    own = [place for place, row in enumerate(rows) if row == list(dict.fromkeys(rows))[number]]
+    first, last = own[0], own[-1] + 1
     is_own_N = (packed.continuation_of_N >= first) & (packed.continuation_of_N < last)
-    own = PackedTokens(
-        layout=PrefixLayout(
-            groups=(groups[number].moved(-start),),
-            length=stop - start,
-            picture_spans=tuple((begin - start, end - start) for begin, end in pictures if start <= begin < stop),
-        ),
-        token_ids_T=packed.token_ids_T[start:stop],
-        positions_DT=packed.positions_DT[:, start:stop],
-        images=packed.images[first_image : first_image + packed.image_counts[number]],
-        image_counts=(packed.image_counts[number],),
-        scoring_N=packed.scoring_N[is_own_N] - start,
-        targets_N=packed.targets_N[is_own_N],
-        continuation_of_N=packed.continuation_of_N[is_own_N] - first,
-    )
     alone = replace(
         batch,
-        packed=own,
+        packed=packed.only(first, last),
         advantages_C=batch.advantages_C[first:last],
         sampler_logprobs_N=batch.sampler_logprobs_N[is_own_N],
         old_logprobs_N=None if batch.old_logprobs_N is None else batch.old_logprobs_N[is_own_N],

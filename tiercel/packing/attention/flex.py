@@ -20,7 +20,7 @@ from tiercel.models.layers.sight import Sight, Span
 from tiercel.models.weights.memory_errors import is_out_of_memory
 from tiercel.packing.attention.block_mask import BLOCK, block_mask
 from tiercel.packing.compiling import default_backend, few_graphs
-from tiercel.packing.tree import BySight, Node, PrefixTree
+from tiercel.packing.tree import BySight, PrefixTree, groups_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +194,9 @@ def flex_obstacle(config: Any, dtype: torch.dtype, device: torch.device, *, lear
 
 @cache
 def _obstacle(query_heads: int, heads: Heads, dtype: torch.dtype, device: torch.device, learns: bool) -> str | None:
-    length = 2 * BLOCK
-    tree = PrefixTree(nodes=(Node((0, BLOCK)), Node((BLOCK, length), 0)))
+    tree = groups_tree((BLOCK, BLOCK))
     query, key, value = (
-        torch.zeros(1, count, length, heads.size, device=device, dtype=dtype, requires_grad=learns)
+        torch.zeros(1, count, tree.length, heads.size, device=device, dtype=dtype, requires_grad=learns)
         for count in (query_heads, heads.keys, heads.keys)
     )
     try:

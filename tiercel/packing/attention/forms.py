@@ -1,10 +1,9 @@
-"""Attention of packed rows `[P1 | c11 .. c1G | P2 | ..]`, where each prompt is computed once, and each completion
-attends to its prompt and to itself.
+"""Attention of the nodes of a prefix tree: each token attends to its node and to the node's ancestors.
 
 `split` computes three kinds of small attentions without a mask and joins them by their log-sum-exp. Tests compare it
-with the dense (T, T) mask of `PrefixLayout`. The form for a GPU is in flex.py.
+with the dense (T, T) mask of `PrefixTree`. The form for a GPU is in flex.py.
 
-Shape suffixes: docs/shapes.md. Here R are the completions of a bucket, padded to L tokens.
+Shape suffixes: docs/shapes.md. Here R are the nodes of a bucket, padded to L tokens.
 """
 
 from collections.abc import Sequence
@@ -18,9 +17,9 @@ from torch import Tensor
 from tiercel.devices import moved
 from tiercel.models.layers.attention import Layer, attended
 from tiercel.models.layers.sight import FULL, Sight, Span, sequence_masks
-from tiercel.packing.layout import BySight, GroupSpans, PrefixLayout
+from tiercel.packing.tree import BySight, PrefixTree, Visibility
 
-PADDING_TOLERANCE = 1.25  # in a bucket the longest completion has at most this many times the tokens of the shortest
+PADDING_TOLERANCE = 1.25  # in a bucket the longest node has at most this many times the tokens of the shortest
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -45,7 +44,7 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """The causal attention of completions of similar length, each over itself."""
+    """The causal attention of nodes of similar length, each over itself."""
 
     places_RL: Tensor  # int64, place among the queries; the padding repeats the last one
     is_padding_RL: Tensor  # bool
@@ -57,60 +56,63 @@ class Bucket:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitPlan:
-    """What to compute: first the blocks, then the buckets, whose results are joined to those of the blocks."""
+    """What to compute: each node over itself, then the descendants of a node over that node, which are joined."""
 
-    blocks: tuple[Block, ...]
-    buckets: tuple[Bucket, ...]
+    roots: tuple[Block, ...]
+    buckets: tuple[Bucket, ...]  # the nodes that have a parent
+    over: tuple[Block, ...]
 
 
-def split_plan(layout: PrefixLayout, device: torch.device, first_query: int = 0, sight: Sight = FULL) -> SplitPlan:
+def split_plan(tree: PrefixTree, device: torch.device, first_query: int = 0, sight: Sight = FULL) -> SplitPlan:
     """Plan the attention of a packed row. The first `first_query` tokens have keys but no queries."""
-    sight = layout.simplest(sight)
-    completions: list[Span] = []
-    blocks: list[Block] = []
-    for group in layout.groups:
-        if group.prompt[0] >= first_query:
-            blocks.append(_over_itself(layout, group.prompt, sight))
-        if group.completions:
-            blocks += _over_prompt(group, sight)
-        completions += group.completions
+    sight = tree.simplest(sight)
+    visibility = tree.visibility(sight)
+    own = [node for node in tree.nodes if node.span[0] >= first_query]
+    roots = [_over_itself(tree, node.span, sight) for node in own if node.parent is None]
+    others = [node.span for node in own if node.parent is not None]
+    over = [block for number in range(len(tree.nodes)) for block in _over_ancestor(tree, number, sight, visibility)]
     return SplitPlan(
-        blocks=tuple(block.after(first_query, device) for block in blocks),
-        buckets=tuple(_own_bucket(layout, spans, sight, first_query, device) for spans in similar(completions)),
+        roots=tuple(block.after(first_query, device) for block in roots),
+        buckets=tuple(_own_bucket(tree, spans, sight, first_query, device) for spans in similar(others)),
+        over=tuple(block.after(first_query, device) for block in over),
     )
 
 
-def _over_itself(layout: PrefixLayout, prompt: Span, sight: Sight) -> Block:
-    length, picture_spans = prompt[1] - prompt[0], layout.picture_spans_in(prompt)
+def _over_itself(tree: PrefixTree, own: Span, sight: Sight) -> Block:
+    length, picture_spans = own[1] - own[0], tree.picture_spans_in(own)
     sight = sight.within(length, picture_spans)
     if sight.is_causal:
-        return Block(queries=prompt, keys=prompt, is_causal=True)
+        return Block(queries=own, keys=own, is_causal=True)
     bias_11PP = _bias(sequence_masks(sight, length, [picture_spans]))
-    return Block(queries=prompt, keys=prompt, is_causal=False, bias_11SK=bias_11PP)
+    return Block(queries=own, keys=own, is_causal=False, bias_11SK=bias_11PP)
 
 
-def _over_prompt(group: GroupSpans, sight: Sight) -> list[Block]:
-    """Build one block for all completions, or, if a window limits what they see, a block for each, because a query that
-    saw no key would have no log-sum-exp."""
-    if sight.window is None:
-        queries = (group.completions[0][0], group.completions[-1][1])
-        return [Block(queries=queries, keys=group.prompt, is_causal=False)]
-    reach = sight.window - 1  # how many tokens before itself a token sees
-    keys = (max(group.prompt[0], group.prompt[1] - reach), group.prompt[1])
+def _over_ancestor(tree: PrefixTree, number: int, sight: Sight, visibility: Visibility) -> list[Block]:
+    """Build the attention of a node's descendants over the node: one block for all of them, or, if a window limits what
+    they see, one for each, because a query that saw no key would have no log-sum-exp."""
+    (start, stop), subtree_stop = tree.nodes[number].span, tree.stops[number]
+    if stop == subtree_stop:
+        return []
+    depth_T = visibility.depth_T
+    if sight.window is None or int(depth_T[stop:subtree_stop].max()) - int(depth_T[start]) < sight.window:
+        return [Block(queries=(stop, subtree_stop), keys=(start, stop), is_causal=False)]
+    reach, last = sight.window - 1, int(depth_T[stop - 1])  # a token sees so many tokens before itself
     blocks = []
-    for start, stop in group.completions:
-        queries = (start, min(stop, start + reach))
-        if queries[0] < queries[1]:
-            distance_SK = torch.arange(queries[1] - start)[:, None] + torch.arange(keys[1] - keys[0], 0, -1)
-            bias_11SK = _bias(distance_SK <= reach)[None, None]
-            blocks.append(Block(queries=queries, keys=keys, is_causal=False, bias_11SK=bias_11SK))
+    for node, depth in zip(tree.nodes, tree.depths, strict=True):
+        if stop <= node.span[0] < subtree_stop:
+            queries = (node.span[0], min(node.span[1], node.span[0] + reach - (depth - last) + 1))
+            keys = (max(start, stop - (reach - (depth - last) + 1)), stop)
+            if queries[0] < queries[1]:
+                distance_SK = depth_T[slice(*queries), None] - depth_T[slice(*keys)]
+                bias_11SK = _bias(distance_SK <= reach)[None, None]
+                blocks.append(Block(queries=queries, keys=keys, is_causal=False, bias_11SK=bias_11SK))
     return blocks
 
 
 def _own_bucket(
-    layout: PrefixLayout, spans: Sequence[Span], sight: Sight, first_query: int, device: torch.device
+    tree: PrefixTree, spans: Sequence[Span], sight: Sight, first_query: int, device: torch.device
 ) -> Bucket:
-    picture_spans = [layout.picture_spans_in(span) for span in spans]
+    picture_spans = [tree.picture_spans_in(span) for span in spans]
     length = spans[-1][1] - spans[-1][0]
     sight = sight.within(length, [pair for of_row in picture_spans for pair in of_row])
     moved_spans = [(start - first_query, stop - first_query) for start, stop in spans]
@@ -154,14 +156,14 @@ def bucket_of(spans: Sequence[Span], key_offset: int, device: torch.device) -> B
 
 
 class SplitAttention:
-    """Three kinds of attention without a mask: prompts over themselves, completions over their prompt, and completions
-    over themselves. The last two are joined as in blockwise attention (Milakov & Gimelshein 2018; Dao et al. 2022).
-    `queries` is one span that reaches to the end of the pack."""
+    """Three kinds of attention without a mask: roots over themselves, other nodes over themselves, and descendants over
+    an ancestor. They are joined as in blockwise attention (Milakov & Gimelshein 2018; Dao et al. 2022). `queries` is
+    one span that reaches to the end of the pack."""
 
-    def __init__(self, layout: PrefixLayout, device: torch.device, queries: Sequence[Span] | None = None):
-        (first_query, _), *more = queries or layout.after(0)
+    def __init__(self, tree: PrefixTree, device: torch.device, queries: Sequence[Span] | None = None):
+        (first_query, _), *more = queries or tree.after(0)
         assert not more  # forms.py refuses that
-        self.plans = BySight(layout, lambda sight: split_plan(layout, device, first_query, sight))
+        self.plans = BySight(tree, lambda sight: split_plan(tree, device, first_query, sight))
 
     def prepare(self, sight: Sight) -> None:
         self.plans.of(sight)
@@ -176,23 +178,25 @@ class _JoinedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: SplitPlan, scale: float) -> Tensor:
-        joined_ASE = torch.zeros(query.shape[1:], dtype=torch.float32, device=query.device)
-        lse_AS = torch.full(query.shape[1:3], -torch.inf, device=query.device)  # if they see no key of the prompt
-        for block in plan.blocks:
-            queries, keys = slice(*block.queries), slice(*block.keys)
-            rows = query[:, :, queries], key[:, :, keys], value[:, :, keys]
-            output, lse = _flash(*rows, 0.0, block.is_causal, attn_mask=_in(block.bias_11SK, query), scale=scale)
-            joined_ASE[:, queries], lse_AS[:, queries] = output[0], lse[0]
+        joined_ASE = torch.empty(query.shape[1:], dtype=torch.float32, device=query.device)
+        lse_AS = torch.empty(query.shape[1:3], device=query.device)
+        for block in plan.roots:
+            queries = slice(*block.queries)
+            output, lse = _over(block, query, key, value, scale)
+            joined_ASE[:, queries], lse_AS[:, queries] = output, lse
         for bucket in plan.buckets:
             bias, rows = _in(bucket.bias_R1LL, query), _gathered(bucket, query, key, value)
             output, lse = _flash(*rows, 0.0, bias is None, attn_mask=bias, scale=scale)
             places = bucket.valid_places
-            own_AME, own_AM = _flat(output)[:, bucket.valid].float(), _flat(lse)[:, bucket.valid]
-            prompt_AM = lse_AS[:, places]
-            both_AM = torch.logaddexp(own_AM, prompt_AM)
-            prompt_AME = joined_ASE[:, places] * (prompt_AM - both_AM).exp()[..., None]
-            joined_ASE[:, places] = prompt_AME + own_AME * (own_AM - both_AM).exp()[..., None]
-            lse_AS[:, places] = both_AM
+            joined_ASE[:, places] = _flat(output)[:, bucket.valid].float()
+            lse_AS[:, places] = _flat(lse)[:, bucket.valid]
+        for block in plan.over:
+            queries = slice(*block.queries)
+            output, lse = _over(block, query, key, value, scale)
+            both = torch.logaddexp(lse_AS[:, queries], lse)
+            joined_ASE[:, queries] *= (lse_AS[:, queries] - both).exp_()[..., None]
+            joined_ASE[:, queries].addcmul_(output.float(), (lse - both).exp_()[..., None])
+            lse_AS[:, queries] = both
         output = joined_ASE[None].to(query.dtype)
         ctx.save_for_backward(query, key, value, output, lse_AS)
         ctx.plan, ctx.scale = plan, scale
@@ -203,7 +207,7 @@ class _JoinedAttention(torch.autograd.Function):
         query, key, value, output, lse_AS = ctx.saved_tensors
         gradient = gradients[0].to(query.dtype)
         sums = [torch.zeros(t.shape[1:], dtype=torch.float32, device=t.device) for t in (query, key, value)]
-        for block in ctx.plan.blocks:
+        for block in (*ctx.plan.roots, *ctx.plan.over):
             queries, keys = slice(*block.queries), slice(*block.keys)
             parts = _flash_backward(
                 gradient[:, :, queries],
@@ -236,6 +240,14 @@ class _JoinedAttention(torch.autograd.Function):
         return d_query, d_key, d_value, None, None
 
 
+def _over(block: Block, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Compute a block's output (A, S, E) and log-sum-exp (A, S)."""
+    queries, keys = slice(*block.queries), slice(*block.keys)
+    rows = query[:, :, queries], key[:, :, keys], value[:, :, keys]
+    output, lse = _flash(*rows, 0.0, block.is_causal, attn_mask=_in(block.bias_11SK, query), scale=scale)
+    return output[0], lse[0]
+
+
 def _in(bias: Tensor | None, query: Tensor) -> Tensor | None:
     """Convert a bias to the dtype of the queries, as the kernel requires."""
     return None if bias is None else bias.to(query.dtype)
@@ -260,9 +272,9 @@ class DenseAttention:
     """Attention with one dense (S, T) mask. `queries` are the spans of the tokens that have queries; None means all
     tokens."""
 
-    def __init__(self, layout: PrefixLayout, device: torch.device, queries: Sequence[Span] | None = None):
-        self.masks_11ST = BySight(layout, lambda sight: layout.dense_mask(device, sight, queries))
-        self.biases = cache(lambda dtype: BySight(layout, lambda sight: self._bias(sight, dtype)))
+    def __init__(self, tree: PrefixTree, device: torch.device, queries: Sequence[Span] | None = None):
+        self.masks_11ST = BySight(tree, lambda sight: tree.dense_mask(device, sight, queries))
+        self.biases = cache(lambda dtype: BySight(tree, lambda sight: self._bias(sight, dtype)))
 
     def prepare(self, sight: Sight) -> None:
         self.masks_11ST.of(sight)

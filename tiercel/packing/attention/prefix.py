@@ -41,7 +41,8 @@ class RecordingAttention:
         return self.form(layer, query_BATE, key_BJTE, value_BJTE)
 
     def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:
-        output, state = self.form.recurrence(tokens, scan)
+        output, state = self.form.recurrence(tokens, scan, keeps_last=True)
+        assert state is not None
         self.kept.setdefault(layer, state)
         return output
 

@@ -1,0 +1,196 @@
+"""Building the prefix tree of a microbatch: sequences that begin alike are joined, so that a picture or a text that
+several rows begin with is computed once. Shape suffixes: docs/shapes.md.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from tiercel.models.layers.sight import Span
+from tiercel.packing.tree import Node, PrefixTree
+from tiercel.types import EncodedImage
+
+IsVision = Callable[[Tensor], Tensor]  # token ids -> which of them are placeholders of pictures
+SHORTEST = 64  # a node is cut only if it then shares so many tokens: fewer cost more in small kernels than they save
+
+
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """Pictures and the span of their placeholders, which a tree never cuts."""
+
+    span: Span
+    images: tuple[EncodedImage, ...]
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        return (self.span, *((image.sha256, image.plan) for image in self.images))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tokens:
+    """Tokens of a sequence with what they depend on."""
+
+    ids_L: Tensor
+    positions_DL: Tensor
+    pictures: tuple[Pictures, ...] = ()  # spans count from the first of the tokens
+    picture_spans: tuple[Span, ...] = ()  # of tokens that see each other
+
+    def __len__(self) -> int:
+        return len(self.ids_L)
+
+    def cut(self, place: int) -> tuple["Tokens", "Tokens"]:
+        """Return the tokens before and from `place` on."""
+        parts = []
+        for start, stop in ((0, place), (place, len(self))):
+            pictures = [each for each in self.pictures if start <= each.span[0] < stop]
+            parts.append(
+                Tokens(
+                    ids_L=self.ids_L[start:stop],
+                    positions_DL=self.positions_DL[:, start:stop],
+                    pictures=tuple(replace(each, span=_moved(each.span, -start)) for each in pictures),
+                    picture_spans=tuple(_moved(span, -start) for span in self.picture_spans if start <= span[0] < stop),
+                )
+            )
+        return parts[0], parts[1]
+
+
+def located(token_ids_L: Tensor, images: Sequence[EncodedImage], is_vision: IsVision | None) -> tuple[Pictures, ...]:
+    """Find the placeholders of each picture. If they cannot be told apart, because a family writes other tokens among
+    them, all pictures are taken as one; without `is_vision`, as one that fills the whole sequence."""
+    if not images:
+        return ()
+    if is_vision is None:
+        return (Pictures((0, len(token_ids_L)), tuple(images)),)
+    places = is_vision(token_ids_L).nonzero()[:, 0].tolist()
+    counts = [image.plan.token_count for image in images]
+    if not places or sum(counts) != len(places) or 0 in counts:
+        span = (places[0], places[-1] + 1) if places else (0, len(token_ids_L))
+        return (Pictures(span, tuple(images)),)
+    found, first = [], 0
+    for image, count in zip(images, counts, strict=True):
+        found.append(Pictures((places[first], places[first + count - 1] + 1), (image,)))
+        first += count
+    return tuple(found)
+
+
+def common_length(one: Tokens, other: Tokens) -> int:
+    """Count the leading tokens that are equal in ids, positions and pictures, up to a place where both can be cut."""
+    length = min(len(one), len(other))
+    differs_L = one.ids_L[:length] != other.ids_L[:length]
+    differs_L |= (one.positions_DL[:, :length] != other.positions_DL[:, :length]).any(0)
+    if bool(differs_L.any()):
+        length = int(differs_L.int().argmax())
+    different = {each.identity for each in one.pictures} ^ {each.identity for each in other.pictures}
+    for each in (*one.pictures, *other.pictures):
+        start, stop = each.span
+        if start < length and (each.identity in different or length < stop):
+            length = start
+    return length
+
+
+@dataclass(eq=False, slots=True)
+class Branch:
+    """A node that is still being built."""
+
+    tokens: Tokens
+    children: list["Branch"] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)  # the sequences that end with this node
+
+
+class TreeBuilder:
+    """The nodes of sequences that were added one by one. Without `joins`, only the continuations of one prompt share
+    anything."""
+
+    def __init__(self, joins: bool):
+        self.joins = joins
+        self.roots: list[Branch] = []
+        self.length = 0
+
+    def add_prompt(self, tokens: Tokens) -> Branch:
+        """Add a sequence that others continue, and return the node at whose end it ends."""
+        return self._add(self.roots, tokens)
+
+    def add(self, prompt: Branch, tokens: Tokens, number: int) -> None:
+        """Add what follows a prompt as the sequence `number`."""
+        self._add(prompt.children, tokens).ends.append(number)
+
+    def _add(self, siblings: list[Branch], tokens: Tokens) -> Branch:
+        while True:
+            branch, shared = self._nearest(siblings, tokens)
+            if branch is None:
+                siblings.append(made := Branch(tokens))
+                self.length += len(tokens)
+                return made
+            if shared < len(branch.tokens):
+                first, rest = branch.tokens.cut(shared)
+                below = Branch(rest, branch.children, branch.ends)
+                # Whoever holds the branch means the end of its tokens, so the new node is put above it.
+                above = Branch(first)
+                branch.tokens, branch.children, branch.ends = below.tokens, below.children, below.ends
+                above.children = [branch]
+                siblings[siblings.index(branch)] = branch = above
+            if shared == len(tokens):
+                return branch
+            siblings, tokens = branch.children, tokens.cut(shared)[1]
+
+    def _nearest(self, siblings: Sequence[Branch], tokens: Tokens) -> tuple[Branch | None, int]:
+        """Return the sibling that shares most with the tokens, if joining them pays, and how many they share."""
+        best, most = None, 0
+        for branch in siblings if self.joins else ():
+            if branch.tokens.ids_L[0] == tokens.ids_L[0]:
+                shared = common_length(branch.tokens, tokens)
+                if shared > most and (shared >= SHORTEST or shared == len(branch.tokens)):
+                    best, most = branch, shared
+        return best, most
+
+    def walk(self) -> Iterator[tuple[Branch, int | None]]:
+        """Yield each node with the number of its parent, depth first."""
+        waiting: list[tuple[Branch, int | None]] = [(root, None) for root in reversed(self.roots)]
+        number = 0
+        while waiting:
+            branch, parent = waiting.pop()
+            yield branch, parent
+            waiting += [(child, number) for child in reversed(branch.children)]
+            number += 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuiltTree:
+    """A tree with its tokens."""
+
+    tree: PrefixTree
+    token_ids_T: Tensor
+    positions_DT: Tensor
+    images: tuple[EncodedImage, ...]  # in the order of their placeholders
+    image_nodes: tuple[int, ...]  # the number of each image's node
+    ends: dict[int, int]  # the number of the node with which each sequence ends
+
+
+def built(builder: TreeBuilder) -> BuiltTree:
+    """Lay the nodes end to end."""
+    nodes: list[Node] = []
+    pictures: list[Span] = []
+    branches = list(builder.walk())
+    start = 0
+    for branch, parent in branches:
+        nodes.append(Node((start, start + len(branch.tokens)), parent))
+        pictures += [_moved(span, start) for span in branch.tokens.picture_spans]
+        start += len(branch.tokens)
+    tokens = [branch.tokens for branch, _ in branches]
+    images = [
+        (number, image) for number, each in enumerate(tokens) for found in each.pictures for image in found.images
+    ]
+    return BuiltTree(
+        tree=PrefixTree(nodes=tuple(nodes), picture_spans=tuple(pictures)),
+        token_ids_T=torch.cat([each.ids_L for each in tokens]),
+        positions_DT=torch.cat([each.positions_DL for each in tokens], dim=1),
+        images=tuple(image for _, image in images),
+        image_nodes=tuple(number for number, _ in images),
+        ends={sequence: number for number, (branch, _) in enumerate(branches) for sequence in branch.ends},
+    )
+
+
+def _moved(span: Span, by: int) -> Span:
+    return span[0] + by, span[1] + by
