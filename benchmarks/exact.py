@@ -3,11 +3,12 @@
     make bench-exact
     python -m benchmarks.exact --families qwen2_5_vl --seeds 5
 
-Each seed has a new tiny random checkpoint, with three groups of ragged completions on a prompt without an image, with
-one and with two. The reference repeats the prompt: one sample per row, vision tower included, in float64 on the CPU
-(transformers' norms, rotary embeddings and some softmaxes are float32 in any case; so is its delta rule, which is
-replaced here). The exit code is 1 if a limit is exceeded. No float32 gradient has to be closer to float64 than that of
-transformers' own pass over the same checkpoints.
+Each seed has a new tiny random checkpoint, with seven groups of ragged completions on prompts without an image, with
+one and with two, some of which begin alike. The forms compute them with each prompt by itself, and as a tree. The
+reference repeats the prompt: one sample per row, vision tower included, in float64 on the CPU (transformers' norms,
+rotary embeddings and some softmaxes are float32 in any case; so is its delta rule, which is replaced here). The exit
+code is 1 if a limit is exceeded. No float32 gradient has to be closer to float64 than that of transformers' own pass
+over the same checkpoints.
 
 The bfloat16 reference has the same bfloat16 weights, in float64, so that only the computation's error is compared.
 Which form errs most in bfloat16 is luck in a single draw, hence a median over seeds.
@@ -31,18 +32,17 @@ from torch import Tensor
 from transformers.utils import logging
 
 from benchmarks.delta_rule import in_float64, rule_in_float64
+from benchmarks.random_trees import short_pieces_shared, tree_rows
 from benchmarks.tables import RESULTS, markdown_table, versions, write_results
 from tests.models.test_families import huggingface_inputs
-from tests.tiny_models import FAMILY_NAMES, random_ids, save_tiny_checkpoint, tiny_policy, tiny_prompts
+from tests.tiny_models import FAMILY_NAMES, save_tiny_checkpoint, tiny_policy
 from tiercel.models.policy import Policy
-from tiercel.models.prompts import completion_positions
 from tiercel.models.vision_cache import VisionStore
 from tiercel.packing.batch import AdvantageGroup, policy_units, totals_of
 from tiercel.packing.forward import PackedPolicy
-from tiercel.packing.layout import Continuation, PackItem, pack
+from tiercel.packing.layout import PackItem, pack
 from tiercel.types import EncodedPrompt
 
-COMPLETION_LENGTHS = ((9, 1, 14, 10), (6, 21, 7), (12, 3, 11, 11, 30))  # for each group
 LORA_NOISE = 0.1  # standard deviation of the adapters' B matrices
 TEMPERATURE = 0.7
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -59,6 +59,7 @@ class Computation:
 
     label: str
     form: str | None
+    is_tree: bool = False  # groups that begin alike share that, and so do completions
     is_prompt_apart: bool = False  # `Learner.run_prefix`, completions in several microbatches
     has_backward: bool = True
     has_float64: bool = True
@@ -99,36 +100,29 @@ def computations(device: torch.device) -> tuple[Computation, ...]:
         Computation(label=PLAIN, form=None),
         Computation(label=REPEATED, form="repeated"),
         Computation(label="dense", form="dense"),
+        Computation(label="dense, a tree", form="dense", is_tree=True),
     )
     if device.type == "cpu":
         return (
             *common,
             Computation(label="split", form="split", has_float64=False),
+            Computation(label="split, a tree", form="split", is_tree=True, has_float64=False),
             Computation(label="split, prompt run apart", form="split", is_prompt_apart=True, has_float64=False),
             Computation(label="flex, forward only", form="flex", has_backward=False),
+            Computation(label="flex, a tree, forward only", form="flex", is_tree=True, has_backward=False),
         )
     return (
         *common,
         Computation(label="flex", form="flex", has_float64=False),
+        Computation(label="flex, a tree", form="flex", is_tree=True, has_float64=False),
         Computation(label="flex, prompt run apart", form="flex", is_prompt_apart=True, has_float64=False),
     )
 
 
 def make_case(policy: Policy, seed: int) -> Case:
-    generator = torch.Generator().manual_seed(seed)
-    items = []
-    for prompt, lengths in zip(tiny_prompts(policy.family), COMPLETION_LENGTHS, strict=True):
-        continuations = tuple(
-            Continuation(
-                token_ids_L=random_ids(policy.family, length, generator),
-                positions_DL=completion_positions(prompt.positions_DP, length),
-                is_scored_L=torch.ones(length, dtype=torch.bool),
-            )
-            for length in lengths
-        )
-        items.append(PackItem(prompt=prompt, continuations=continuations))
-    count = sum(sum(lengths) for lengths in COMPLETION_LENGTHS)
-    return Case(items=tuple(items), weights_N=torch.randn(count, generator=generator))
+    items = tree_rows(policy.family, seed)
+    count = sum(sum(_lengths(item)) for item in items)
+    return Case(items=items, weights_N=torch.randn(count, generator=torch.Generator().manual_seed(seed)))
 
 
 def outcome(policy: Policy, case: Case, computation: Computation) -> Outcome:
@@ -181,7 +175,8 @@ def _form_logprobs(policy: Policy, case: Case, computation: Computation) -> Tens
     vision = VisionStore(policy, cache_bytes=0)
     if computation.is_prompt_apart:
         return torch.cat(list(_logprobs_after_prompts(learner, vision, case)))
-    packed = pack(case.items)
+    with short_pieces_shared():
+        packed = pack(case.items, policy.family if computation.is_tree else None)
     logprobs_N = learner(packed, vision.features(packed.images), TEMPERATURE).logprobs_N
     if computation.has_backward:
         (logprobs_N * case.weights_N.to(logprobs_N)).sum().backward()
@@ -191,9 +186,9 @@ def _form_logprobs(policy: Policy, case: Case, computation: Computation) -> Tens
 def _logprobs_after_prompts(learner: PackedPolicy, vision: VisionStore, case: Case) -> Iterator[Tensor]:
     """Yield logprobs with each group's prompt in its own pass and its completions in microbatches of about one, as for
     a group larger than `learner.max_tokens_per_microbatch`."""
-    weights = case.weights_N.split([sum(lengths) for lengths in COMPLETION_LENGTHS])
+    weights = case.weights_N.split([sum(_lengths(item)) for item in case.items])
     for item, group_weights_N in zip(case.items, weights, strict=True):
-        lengths = [len(continuation.token_ids_L) for continuation in item.continuations]
+        lengths = _lengths(item)
         group = AdvantageGroup(
             item=item,
             numbers=tuple(range(len(lengths))),
@@ -202,15 +197,21 @@ def _logprobs_after_prompts(learner: PackedPolicy, vision: VisionStore, case: Ca
         )
         budget = len(item.prompt.token_ids_P) + max(lengths)
         (unit,) = policy_units([group], totals_of([group]), learner.form, budget, may_run_prefix=True)
-        assert unit.prefix is not None and len(unit.batches) > 1
-        prefix = learner.run_prefix(unit.prefix, vision.features(unit.prefix.images))
+        prefix = None  # of a group that fits, such as one with a single completion
+        if unit.prefix is not None:
+            prefix = learner.run_prefix(unit.prefix, vision.features(unit.prefix.images))
         parts = group_weights_N.split([len(batch.packed.targets_N) for batch in unit.batches])
         for batch, weights_N in zip(unit.batches, parts, strict=True):
             features_KH = vision.features(batch.packed.images)
             logprobs_N = learner(batch.packed, features_KH, TEMPERATURE, prefix).logprobs_N
             (logprobs_N * weights_N.to(logprobs_N)).sum().backward()
             yield logprobs_N.detach()
-        prefix.backward()
+        if prefix is not None:
+            prefix.backward()
+
+
+def _lengths(item: PackItem) -> list[int]:
+    return [len(continuation.token_ids_L) for continuation in item.continuations]
 
 
 def compare(family: str, seed: int, device: torch.device, directory: Path) -> list[Errors]:

@@ -229,7 +229,7 @@ def equal_updates(options: argparse.Namespace, ranks: Ranks) -> dict[str, torch.
                     learn(trainer, trainer.with_teacher_terms(groups), recipe)
                 else:
                     objective = objective_of(recipe)
-                    plan = objective.plan(trainer, grouped_by_rank(trainer, examples, recipe))
+                    plan = objective.plan(trainer, grouped_by_rank(trainer, examples))
                     example_update(trainer, objective, plan)
                 trainer.vision.end_step()
             found |= {f"{family_name}.{kind}.{step}": gradient for step, gradient in enumerate(kept)}

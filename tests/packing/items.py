@@ -8,7 +8,25 @@ from tests.tiny_models import make_row
 from tiercel.models.prompts import completion_positions
 from tiercel.packing.batch import AdvantageGroup, advantage_groups
 from tiercel.packing.layout import Continuation, PackItem
-from tiercel.types import Completion, EncodedPrompt, Group, ScoredCompletion, ScoredGroup
+from tiercel.types import Completion, EncodedImage, EncodedPrompt, Group, ImagePlan, ScoredCompletion, ScoredGroup
+
+
+class NineIsAPicture:
+    """A family whose pictures are written as nines."""
+
+    def is_placeholder(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return token_ids == 9
+
+    def image_token_ids(self, plan: ImagePlan) -> list[int]:
+        return [9] * plan.token_count
+
+
+NINES = NineIsAPicture()
+
+
+def picture(name: str, count: int = 1) -> EncodedImage:
+    plan = ImagePlan(original_size=(8, 8), processed_size=(8, 8), grid=(1, 1, 1), token_count=count)
+    return EncodedImage(sha256=name, plan=plan, views=())
 
 
 def prompt(ids: Sequence[int], index: int = 0) -> EncodedPrompt:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.models.test_families import huggingface_inputs
-from tests.packing.items import prompt
+from tests.packing.items import NINES, prompt
 from tests.packing.test_trajectories import SHOWN
 from tests.tiny_models import FAMILY_NAMES, random_ids, tiny_policy, tiny_prompts
 from tiercel.algorithms.completions import lasts, lengths, sums
@@ -15,16 +15,11 @@ from tiercel.algorithms.preference_sections import Dpo
 from tiercel.models.layers.value_head import add_value_head
 from tiercel.models.prompts import completion_positions
 from tiercel.models.vision_cache import VisionStore
-from tiercel.packing.examples import all_items, bundles, conversation_item, shared_item
+from tiercel.packing.examples import all_items, conversation_item, example_groups
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import pack
+from tiercel.packing.tree import groups_tree
 from tiercel.types import EncodedConversation, EncodedImage, Example, ImagePlan
-
-PICTURE = 9  # the token that represents a picture
-
-
-def is_vision(ids):
-    return ids == PICTURE
 
 
 def conversation(asked, answer, index=0, pictures=""):
@@ -40,64 +35,20 @@ def conversation(asked, answer, index=0, pictures=""):
     )
 
 
-def ids(item):
-    return item.prompt.token_ids_P.tolist(), [each.token_ids_L.tolist() for each in item.continuations]
-
-
 def test_a_pair_has_its_prompt_once():
-    pair = [conversation([1, 9, 2], answer, pictures="a") for answer in ([5, 6], [5, 7, 8])]
-    item = shared_item(pair, is_vision)
-    assert ids(item) == ([1, 9, 2], [[5, 6], [5, 7, 8]])
-    assert [each.positions_DL.tolist() for each in item.continuations] == [[[3, 4]], [[3, 4, 5]]]
-    assert [image.sha256 for image in item.images] == ["a"]
+    pair = Example(conversations=tuple(conversation([1, 9, 2], answer, pictures="a") for answer in ([5, 6], [5, 7, 8])))
+    (group,) = example_groups([pair], NINES)
+    packed = pack(group.items, NINES)
+    assert packed.token_ids_T.tolist() == [1, 9, 2, 5, 6, 5, 7, 8]
+    assert packed.tree == groups_tree((3, 2, 3))
+    assert [image.sha256 for image in packed.images] == ["a"]
 
 
-def test_questions_of_one_picture_share_it_and_what_they_do_not_share_is_not_scored():
-    rows = [conversation([1, 9, 2, 3], [5], 0, "a"), conversation([1, 9, 4], [6, 7], 1, "a")]
-    item = shared_item(rows, is_vision)
-    assert ids(item) == ([1, 9], [[2, 3, 5], [4, 6, 7]])
-    assert [each.is_scored_L.tolist() for each in item.continuations] == [[False, False, True], [False, True, True]]
-    assert pack([item]).targets_N.tolist() == [5, 6, 7]
-
-
-@pytest.mark.parametrize(
-    ("asked", "pictures"),
-    (
-        (([1, 9, 2], [1, 9, 2]), ("a", "b")),  # another picture
-        (([1, 2, 9], [1, 3, 9]), ("a", "a")),  # the picture comes after the difference
-        (([1, 2], [3, 2]), ("", "")),  # nothing in common
-        (([1, 9, 2], [1, 2]), ("a", "")),
-    ),
-)
-def test_what_cannot_be_shared_stays_apart(asked, pictures):
-    pair = [conversation(each, [5], 0, names) for each, names in zip(asked, pictures, strict=True)]
-    assert shared_item(pair, is_vision) is None
-    (bundle,) = bundles([Example(conversations=tuple(pair))], is_vision, "dense", 100)
-    assert [ids(item)[0] for item in bundle.items] == list(asked)
-
-
-def test_neighbours_share_up_to_the_budget():
-    questions = [Example(conversations=(conversation([1, 9, n], [n], n, "a"),)) for n in (2, 3, 4)]
-    other = Example(conversations=(conversation([1, 9, 5], [5], 5, "b"),))
-    rows = [*questions, other]
-    apart = bundles(rows, is_vision, "dense", 100)
-    assert [bundle.length("dense") for bundle in apart] == [4, 4, 4, 4]
-    together = bundles(rows, is_vision, "dense", 100, share_rows=True)
-    assert [[example.prompt.index for example in bundle.examples] for bundle in together] == [[2, 3, 4], [5]]
-    assert [bundle.length("dense") for bundle in together] == [8, 4]
-    assert [bundle.length("dense") for bundle in bundles(rows, is_vision, "dense", 7, share_rows=True)] == [6, 4, 4]
-    repeated = bundles(rows, is_vision, "repeated", 100, share_rows=True)
-    assert [len(bundle.examples) for bundle in repeated] == [1, 1, 1, 1]  # it would not have fewer tokens
-
-
-def test_pairs_of_long_questions_are_not_grouped():
-    def pair(asked, index):
-        return Example(conversations=tuple(conversation([1, 9, *asked], [n], index, "a") for n in (5, 6)))
-
-    short, long = [2], [2, 2, 2, 2]
-    assert len(bundles([pair([3], 0), pair(short, 1)], is_vision, "dense", 99, share_rows=True)) == 2
-    # Separately 2 + 1 + 2 tokens each, together 2 + 4 * 2.
-    assert len(bundles([pair([3, *long], 0), pair(long, 1)], is_vision, "dense", 99, share_rows=True)) == 2
+def test_pictures_of_later_turns_belong_to_what_follows_the_prompt():
+    item = conversation_item(conversation([1, 9], [5, 9, 6, 9], pictures="abc"), NINES)
+    assert [image.sha256 for image in item.prompt.images] == ["a"]
+    assert [image.sha256 for image in item.continuations[0].images] == ["b", "c"]
+    assert len(conversation_item(conversation([1, 9], [5, 9, 6, 9], pictures="abc")).prompt.images) == 3
 
 
 def random_pairs(family, seed):
@@ -148,9 +99,8 @@ def test_a_packed_pair_equals_two_plain_passes(tiny_checkpoints, name):
     policy = tiny_policy(tiny_checkpoints[name], noise=0.1)
     examples = random_pairs(policy.family, 3)
     conversations = [each for example in examples for each in example.conversations]
-    made = bundles(examples, policy.family.is_placeholder, "dense", 10_000, share_rows=True)
-    assert len(made) == 3 and all(len(bundle.items) == 1 for bundle in made)
-    packed, vision = pack(all_items(made)), VisionStore(policy, 0)
+    made = example_groups(examples, policy.family)
+    packed, vision = pack(all_items(made), policy.family), VisionStore(policy, 0)
     reference_B2 = -10 * torch.rand(len(examples), 2, generator=torch.Generator().manual_seed(1))
 
     def outcome(logprobs_N):
@@ -195,8 +145,8 @@ def test_values_of_a_packed_pair_equal_two_plain_passes(tiny_checkpoints, name):
     head.data.normal_(generator=torch.Generator().manual_seed(2))
     head.requires_grad_(True)
     examples = random_pairs(policy.family, 3)
-    made = bundles(examples, policy.family.is_placeholder, "dense", 10_000)
-    packed, vision = pack(all_items(made)), VisionStore(policy, 0)
+    made = example_groups(examples, policy.family)
+    packed, vision = pack(all_items(made), policy.family), VisionStore(policy, 0)
 
     def outcome(values_C):
         policy.model.zero_grad()

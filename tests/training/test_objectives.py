@@ -13,8 +13,10 @@ from tiercel.config.schema import DpoRecipe, KtoRecipe, SftRecipe
 from tiercel.data.encoding import ExampleEncoder, with_answer_of
 from tiercel.data.order import file_order
 from tiercel.data.reading import read_training_rows
+from tiercel.packing import sharing
 from tiercel.training.grpo.minibatches import grouped_by_rank
 from tiercel.training.offline.objectives import answer_sums, objective_of, reference_sums
+from tiercel.training.policy_passes import Passes
 from tiercel.training.trainer import build_trainer
 from tiercel.training.update import example_update
 from tiercel.types import Message
@@ -47,7 +49,7 @@ def begun(recipe, rows):
     trainer = build_trainer(recipe)
     encode = ExampleEncoder(recipe=recipe, family=trainer.family, rows=rows, order=file_order(len(rows)))
     examples = [encode(row, index) for index, row in enumerate(rows)]
-    return trainer, objective_of(recipe), grouped_by_rank(trainer, examples, recipe)
+    return trainer, objective_of(recipe), grouped_by_rank(trainer, examples)
 
 
 def learn(trainer, objective, made, known=None):
@@ -65,7 +67,7 @@ def gradient(trainer):
 def test_pairs_start_even_and_are_told_apart(tiny_checkpoints, tmp_path, rows, loss):
     recipe = recipe_of(DpoRecipe, tiny_checkpoints["qwen2_5_vl"], tmp_path, dpo=Dpo(loss=loss, beta=0.5))
     trainer, objective, made = begun(recipe, rows)
-    assert all(len(bundle.items) == 1 and len(bundle.items[0].continuations) == 2 for bundle in made)
+    assert all(len(bundle.items) == 2 for bundle in made)
     update, metrics = learn(trainer, objective, made)
     assert metrics["pairs/accuracy"] == 0.5 and metrics["pairs/margin"] == 0.0
     if loss == "sigmoid":
@@ -145,7 +147,9 @@ def test_a_known_reference_gives_the_same_update(tiny_checkpoints, tmp_path, row
 
 
 @pytest.mark.parametrize("kind", (SftRecipe, DpoRecipe))
-def test_rows_that_share_their_pictures_give_the_same_gradient_together(tiny_checkpoints, tmp_path, rows, kind):
+def test_rows_that_share_their_pictures_give_the_same_gradient_together(
+    tiny_checkpoints, tmp_path, rows, kind, monkeypatch
+):
     pictured = max(rows, key=lambda row: len(row.images))
     several = []
     for number in range(4):
@@ -156,12 +160,12 @@ def test_rows_that_share_their_pictures_give_the_same_gradient_together(tiny_che
         ]
         several.append(replace(sides[0], id=f"row-{number}", rejected=sides[1]))
     found = []
-    for grouped in (False, True):
+    monkeypatch.setattr(sharing, "SHORTEST", 8)
+    for joins in (False, True):
         own = {"dpo": Dpo(loss="sigmoid", sft_coef=0.5)} if kind is DpoRecipe else {}
-        data = {"group_by_prefix": grouped}
-        recipe = recipe_of(kind, tiny_checkpoints["qwen2_5_vl"], tmp_path, data=data, **own)
+        recipe = recipe_of(kind, tiny_checkpoints["qwen2_5_vl"], tmp_path, data={"group_by_prefix": True}, **own)
+        monkeypatch.setattr(Passes, "told_by", property(lambda passes, joins=joins: passes.family if joins else None))
         trainer, objective, made = begun(recipe, several)
-        assert len(made) == (1 if grouped else 4)
         gradients = []
         trainer.strategy.update = lambda norm, most, of=trainer, into=gradients: bool(into.append(gradient(of)) or 1)
         update, _ = learn(trainer, objective, made)
@@ -219,7 +223,7 @@ def test_ktos_divergence_is_that_of_other_rows_answers(tiny_checkpoints, tmp_pat
     examples = [example for bundle in made for example in bundle.examples]
     gaps = []
     for example in examples:
-        (one,) = grouped_by_rank(trainer, [replace(example, conversations=example.conversations[1:])], recipe)
+        (one,) = grouped_by_rank(trainer, [replace(example, conversations=example.conversations[1:])])
         (alone,) = trainer.example_passes([one])
         own = float(trainer.logprobs(alone.packed).sum())
         with trainer.as_reference():
@@ -270,7 +274,7 @@ def test_noise_and_smoothing_do_not_depend_on_the_packing(tiny_checkpoints, tmp_
         recipe = recipe_of(SftRecipe, tiny_checkpoints[family], tmp_path, sft=sft, learner=learner)
         trainer, objective, made = begun(recipe, rows)
         if name == "apart":
-            trainer = replace(trainer, max_tokens=max(bundle.length(trainer.learner.form) for bundle in made))
+            trainer = replace(trainer, max_tokens=max(item.shared_length for bundle in made for item in bundle.items))
         passes = len(trainer.example_passes(made))
         update, _ = learn(trainer, objective, made)
         found[name] = (passes, update.loss, gradient(trainer))
@@ -285,7 +289,7 @@ def test_noise_is_another_in_another_epoch_and_the_same_when_asked_again(tiny_ch
     recipe = recipe_of(SftRecipe, tiny_checkpoints["qwen2_5_vl"], tmp_path, sft={"neftune_alpha": 5})
     trainer, objective, made = begun(recipe, rows)
     encode = ExampleEncoder(recipe=recipe, family=trainer.family, rows=rows, order=file_order(len(rows)))
-    later = grouped_by_rank(trainer, [encode(row, index + 6) for index, row in enumerate(rows)], recipe)
+    later = grouped_by_rank(trainer, [encode(row, index + 6) for index, row in enumerate(rows)])
     seeds = [objective.asked(trainer.example_passes(each)[0]).noise.seeds for each in (made, made, later)]
     assert seeds[0] == seeds[1] and not {*seeds[0]} & {*seeds[2]}
     other = objective_of(recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": 1})}))

@@ -12,7 +12,8 @@ from tiercel.errors import DataError
 from tiercel.models.prompts import completion_positions
 from tiercel.packing.divergence import TeacherTokens
 from tiercel.packing.forms import CONTINUES_A_PREFIX, packed_length
-from tiercel.packing.layout import Continuation, PackedTokens, PackItem, pack
+from tiercel.packing.layout import Continuation, PackedTokens, PackItem, add_item, pack
+from tiercel.packing.sharing import PictureTokens, TreeBuilder
 from tiercel.types import Completion, EncodedImage, EncodedPrompt, Row, ScoredGroup
 
 
@@ -159,17 +160,23 @@ def totals_of(groups: Sequence[AdvantageGroup]) -> Totals:
 
 
 def policy_units(
-    groups: Sequence[AdvantageGroup], totals: Totals, form: str, budget: int, may_run_prefix: bool
+    groups: Sequence[AdvantageGroup],
+    totals: Totals,
+    form: str,
+    budget: int,
+    may_run_prefix: bool,
+    told_by: PictureTokens | None = None,
 ) -> list[PolicyUnit]:
     """Build microbatches from whole groups, in order. A group larger than `budget` tokens is cut between completions.
     Its parts share one pass over the prompt if the form supports it and `may_run_prefix` is true; otherwise each part
-    contains the prompt. Raises DataError if a completion and its prompt do not fit together."""
+    contains the prompt. With `told_by`, groups of a microbatch that begin alike share that beginning. Raises DataError
+    if a completion and its prompt do not fit together."""
     units: list[PolicyUnit] = []
     fitting: list[AdvantageGroup] = []
 
     def flush() -> None:
-        for bin_ in packed_bins([group.item for group in fitting], form, budget):
-            batch = _policy_batch([fitting[i] for i in bin_], totals)
+        for bin_ in packed_bins([(group.item,) for group in fitting], form, budget, told_by):
+            batch = _policy_batch([fitting[i] for i in bin_], totals, told_by)
             units.append(PolicyUnit(prefix=None, batches=(batch,)))
         fitting.clear()
 
@@ -177,7 +184,7 @@ def policy_units(
         parts = _cut(group, form, budget)
         if len(parts) > 1 and may_run_prefix and form in CONTINUES_A_PREFIX:
             flush()
-            packed_bins([part.item for part in parts], form, budget)  # raises if a completion does not fit
+            packed_bins([(part.item,) for part in parts], form, budget)  # raises if a completion does not fit
             prefix = pack([replace(group.item, continuations=())])
             batches = tuple(_policy_batch([_without_prompt_images(part)], totals) for part in parts)
             units.append(PolicyUnit(prefix=prefix, batches=batches))
@@ -223,9 +230,11 @@ def _without_prompt_images(group: AdvantageGroup) -> AdvantageGroup:
     return replace(group, item=replace(group.item, prompt=replace(group.item.prompt, images=())))
 
 
-def _policy_batch(groups: Sequence[AdvantageGroup], totals: Totals) -> PolicyBatch:
+def _policy_batch(
+    groups: Sequence[AdvantageGroup], totals: Totals, told_by: PictureTokens | None = None
+) -> PolicyBatch:
     return PolicyBatch(
-        packed=pack([group.item for group in groups]),
+        packed=pack([group.item for group in groups], told_by),
         advantages_C=torch.cat([group.advantages_G for group in groups]),
         sampler_logprobs_N=torch.cat([row for group in groups for row in group.sampler_logprobs]),
         old_logprobs_N=_old_logprobs(groups),
@@ -247,29 +256,44 @@ def _teacher(groups: Sequence[AdvantageGroup]) -> TeacherTokens | None:
     return TeacherTokens.joined(parts) if parts else None
 
 
-def packed_bins(items: Sequence[PackItem], form: str, budget: int) -> list[list[int]]:
-    """Divide the items, in order, into bins of at most `budget` tokens, and return the indices of each bin's items.
-    Raises DataError if an item does not fit on its own."""
-    return filled_bins([(item.prompt.row.id, packed_length(item, form)) for item in items], budget)
-
-
-def filled_bins(lengths: Sequence[tuple[str, int]], budget: int) -> list[list[int]]:
-    """Divide entries, each given as its row and its length in tokens, into bins in the same way as `packed_bins`."""
+def packed_bins(
+    entries: Sequence[Sequence[PackItem]], form: str, budget: int, told_by: PictureTokens | None = None
+) -> list[list[int]]:
+    """Divide entries, whose items stay together, into bins of at most `budget` tokens, in order, and return the numbers
+    of each bin's entries. `told_by` as in `pack`. Raises DataError if an entry does not fit on its own."""
     bins: list[list[int]] = []
-    room = 0
-    for i, (row, length) in enumerate(lengths):
-        if length > budget:
+    counted = _Counter(form, told_by)
+    for number, items in enumerate(entries):
+        if bins and counted.with_items(items) <= budget:
+            bins[-1].append(number)
+            continue
+        counted = _Counter(form, told_by)
+        if (length := counted.with_items(items)) > budget:
             raise DataError(
-                f"row {row}: {length} tokens exceed learner.max_tokens_per_microbatch = {budget}; raise it, or lower "
-                "data.max_prompt_tokens",
+                f"row {items[0].prompt.row.id}: {length} tokens exceed learner.max_tokens_per_microbatch = {budget}; "
+                "raise it, or lower data.max_prompt_tokens",
                 field="messages",
             )
-        if not bins or length > room:
-            bins.append([])
-            room = budget
-        bins[-1].append(i)
-        room -= length
+        bins.append([number])
     return bins
+
+
+class _Counter:
+    """The tokens that a form computes for the items of a bin."""
+
+    def __init__(self, form: str, told_by: PictureTokens | None):
+        self.form = form
+        self.repeated = 0
+        self.builder = TreeBuilder(told_by)
+
+    def with_items(self, items: Sequence[PackItem]) -> int:
+        """Add items, and count the tokens of all of them."""
+        for item in items:
+            if self.form == "repeated":
+                self.repeated += item.repeated_length
+            else:
+                add_item(self.builder, item)
+        return self.repeated + self.builder.length
 
 
 def _cut(group: AdvantageGroup, form: str, budget: int) -> list[AdvantageGroup]:

@@ -2,18 +2,26 @@
 several rows begin with is computed once. Shape suffixes: docs/shapes.md.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from tiercel.models.layers.sight import Span
 from tiercel.packing.tree import Node, PrefixTree
-from tiercel.types import EncodedImage
+from tiercel.types import EncodedImage, ImagePlan
 
-IsVision = Callable[[Tensor], Tensor]  # token ids -> which of them are placeholders of pictures
 SHORTEST = 64  # a node is cut only if it then shares so many tokens: fewer cost more in small kernels than they save
+
+
+class PictureTokens(Protocol):
+    """What tells pictures among tokens: a family of models."""
+
+    def is_placeholder(self, token_ids: Tensor) -> Tensor: ...
+
+    def image_token_ids(self, plan: ImagePlan) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +64,23 @@ class Tokens:
         return parts[0], parts[1]
 
 
-def located(token_ids_L: Tensor, images: Sequence[EncodedImage], is_vision: IsVision | None) -> tuple[Pictures, ...]:
-    """Find the placeholders of each picture. If they cannot be told apart, because a family writes other tokens among
-    them, all pictures are taken as one; without `is_vision`, as one that fills the whole sequence."""
+def located(token_ids_L: Tensor, images: Sequence[EncodedImage], told_by: PictureTokens | None) -> tuple[Pictures, ...]:
+    """Find the placeholders of each picture, of which `images` may have more than the tokens show. Without `told_by`,
+    the pictures are taken as one that fills the whole sequence."""
     if not images:
         return ()
-    if is_vision is None:
+    if told_by is None:
         return (Pictures((0, len(token_ids_L)), tuple(images)),)
-    places = is_vision(token_ids_L).nonzero()[:, 0].tolist()
-    counts = [image.plan.token_count for image in images]
-    if not places or sum(counts) != len(places) or 0 in counts:
-        span = (places[0], places[-1] + 1) if places else (0, len(token_ids_L))
-        return (Pictures(span, tuple(images)),)
+    places = told_by.is_placeholder(token_ids_L).nonzero()[:, 0].tolist()
     found, first = [], 0
-    for image, count in zip(images, counts, strict=True):
+    for image in images:
+        ids = torch.tensor(told_by.image_token_ids(image.plan), dtype=torch.int64)
+        count = int(told_by.is_placeholder(ids).sum())
+        if first + count > len(places):
+            break
         found.append(Pictures((places[first], places[first + count - 1] + 1), (image,)))
         first += count
+    assert first == len(places), f"{len(places)} placeholders, but the pictures have {first}"
     return tuple(found)
 
 
@@ -100,11 +109,11 @@ class Branch:
 
 
 class TreeBuilder:
-    """The nodes of sequences that were added one by one. Without `joins`, only the continuations of one prompt share
-    anything."""
+    """The nodes of sequences that were added one by one. Without `told_by`, only the continuations of one prompt share
+    anything, and they share the prompt."""
 
-    def __init__(self, joins: bool):
-        self.joins = joins
+    def __init__(self, told_by: PictureTokens | None):
+        self.told_by = told_by
         self.roots: list[Branch] = []
         self.length = 0
 
@@ -138,7 +147,7 @@ class TreeBuilder:
     def _nearest(self, siblings: Sequence[Branch], tokens: Tokens) -> tuple[Branch | None, int]:
         """Return the sibling that shares most with the tokens, if joining them pays, and how many they share."""
         best, most = None, 0
-        for branch in siblings if self.joins else ():
+        for branch in siblings if self.told_by is not None else ():
             if branch.tokens.ids_L[0] == tokens.ids_L[0]:
                 shared = common_length(branch.tokens, tokens)
                 if shared > most and (shared >= SHORTEST or shared == len(branch.tokens)):

@@ -1,8 +1,8 @@
 """Prefix trees: packed tokens in which each beginning that sequences share stands once. Shape suffixes: docs/shapes.md.
 
 The spans of the nodes follow each other in the order of a depth-first walk, `[picture | question 1 | c11 .. c1G |
-question 2 | ..]`, so all descendants of a node stand between its end and the place where its subtree stops. A token sees
-the earlier tokens of its node and all tokens of the node's ancestors, as far as the layer sees.
+question 2 | ..]`, so all descendants of a node stand between its end and the place where its subtree stops. A token
+sees the earlier tokens of its node and all tokens of the node's ancestors, as far as the layer sees.
 """
 
 from collections.abc import Callable, Sequence
@@ -129,6 +129,11 @@ class PrefixTree:
         if sight.window is not None:
             first_T = (depth_T - sight.window + 1).clamp_min(0)
         return Visibility(until_T=until_T, first_T=first_T, stop_T=stop_T, depth_T=depth_T)
+
+    def seen_pairs(self, window: int | None) -> int:
+        """Count the pairs of a token and one that it sees, pictures aside."""
+        last = self.visibility(FULL).depth_T + 1
+        return int((last if window is None else last.clamp_max(window)).sum())
 
     def padded(self, front: int, back: int) -> "PrefixTree":
         """Return the tree with `front` more tokens at the start and `back` more at the end. Padding tokens see only

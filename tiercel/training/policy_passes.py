@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tiercel.algorithms import Totals
-from tiercel.config.schema import BaseRecipe, GrpoRecipe
+from tiercel.config.schema import BaseRecipe, GrpoRecipe, SftRecipe
 from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind
 from tiercel.distributed.context import ContextGroup, exchanged
 from tiercel.distributed.ranks import ALONE, Ranks
@@ -23,7 +23,7 @@ from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
 from tiercel.packing.attention.flex import flex_obstacle
 from tiercel.packing.attention.prefix import PrefixPass
-from tiercel.packing.batch import AdvantageGroup, PolicyUnit, empty_item, filled_bins, policy_units
+from tiercel.packing.batch import AdvantageGroup, PolicyUnit, empty_item, packed_bins, policy_units
 from tiercel.packing.batch import empty_unit as unit_of
 from tiercel.packing.compiling import chosen_backend
 from tiercel.packing.examples import ExampleGroup, all_items
@@ -63,6 +63,7 @@ class Passes:
     passes_are_private: bool
     temperature: float
     max_tokens: int  # of a microbatch
+    joins_rows: bool = True  # rows that begin alike share the computation of that beginning
     context: ContextGroup | None = None  # the ranks that compute each pass together; all have the same passes
 
     @property
@@ -84,6 +85,11 @@ class Passes:
     def family(self) -> Family:
         return self.policy.family
 
+    @property
+    def told_by(self) -> Family | None:
+        """Return what `pack` needs to let rows share the computation of their beginning; None if they must not."""
+        return self.family if self.joins_rows else None
+
     def length(self, item: PackItem) -> int:
         """Count the tokens that the learner computes for an item."""
         return packed_length(item, self.learner.form)
@@ -93,20 +99,20 @@ class Passes:
         number. `totals` is of the minibatch over all ranks. Raises DataError for a completion that does not fit into
         any microbatch."""
         form, private = self.learner.form, self.passes_are_private
-        units = self.ranks.together(lambda: policy_units(groups, totals, form, self.max_tokens, private))
+        units = self.ranks.together(lambda: policy_units(groups, totals, form, self.max_tokens, private, self.told_by))
         return units + [unit_of(self._empty_item(), totals)] * self._missing(len(units))
 
     def example_passes(self, made: Sequence[ExampleGroup]) -> list[ExamplePass]:
         """Pack bundles into passes, in order, together with the bundles of the ranks that compute the same passes.
         Empty passes follow, as in `units`."""
         made = self.with_partners(made, lambda bundle: bundle.items)
-        lengths = [(bundle.examples[0].row.id, bundle.length(self.learner.form)) for bundle in made]
-        bins = self.ranks.together(lambda: filled_bins(lengths, self.max_tokens))
+        form, items = self.learner.form, [bundle.items for bundle in made]
+        bins = self.ranks.together(lambda: packed_bins(items, form, self.max_tokens, self.told_by))
         passes = []
         for places in bins:
             chosen = [made[place] for place in places]
             examples = tuple(example for bundle in chosen for example in bundle.examples)
-            passes.append(ExamplePass(packed=pack(all_items(chosen)), examples=examples))
+            passes.append(ExamplePass(packed=pack(all_items(chosen), self.told_by), examples=examples))
         return passes + [self.empty_pass()] * self._missing(len(passes))
 
     def with_partners(self, items: Sequence[T], packed: Callable[[T], Sequence[PackItem]]) -> list[T]:
@@ -187,6 +193,7 @@ def passes_for_inference(policy: Policy, recipe: BaseRecipe, ranks: Ranks = ALON
         passes_are_private=True,
         temperature=learning_temperature(recipe),
         max_tokens=tokens_without_gradient(recipe),
+        joins_rows=joins_rows(recipe),
     )
 
 
@@ -211,6 +218,14 @@ def new_learner(
         form = _form_that_fits(policy, recipe, device, say)
     backend = chosen_backend(recipe, strategy, form, device, say)
     return PackedPolicy(policy, form, recipe.learner.gradient_checkpointing, backend, context)
+
+
+def joins_rows(recipe: BaseRecipe) -> bool:
+    """Return whether rows that begin alike may share the computation of that beginning. They may not if each row has
+    random numbers of its own in it: dropout, or noise on its embeddings."""
+    has_dropout = recipe.lora is not None and recipe.lora.dropout > 0
+    has_noise = isinstance(recipe, SftRecipe) and recipe.sft.neftune_alpha is not None
+    return not has_dropout and not has_noise
 
 
 def learning_temperature(recipe: BaseRecipe) -> float:

@@ -15,11 +15,11 @@ from tiercel.data.order import indices_of_step
 from tiercel.data.reading import read_training_rows
 from tiercel.errors import DataError, RunError
 from tiercel.models.weights.saving import restore_adapter
+from tiercel.packing.examples import example_groups
 from tiercel.regular_files import read_json
 from tiercel.runs.checkpoints import newest_valid
 from tiercel.runs.directory import RunDirectory
 from tiercel.training.finite import REPORT, gradient_size, kept_of_step, spoilt_weight
-from tiercel.training.grpo.minibatches import bundled
 from tiercel.training.kept_batches import KeptPlan, read_kept
 from tiercel.training.offline.objectives import objective_of
 from tiercel.training.session import run_length, set_up_numerics
@@ -171,7 +171,7 @@ def _example_passes(trainer: Trainer, recipe: OfflineRecipe, directory: Path) ->
     known = {index: sums for each in kept for index, sums in each.known.items()}
     matched = {index: values for each in kept for index, values in each.matched_values.items()}
     plan = replace(
-        objective.plan(trainer, bundled(trainer, examples), known),
+        objective.plan(trainer, example_groups(examples, trainer.told_by), known),
         examples=kept[0].examples,
         tokens=kept[0].tokens,
         first_tokens=kept[0].first_tokens,

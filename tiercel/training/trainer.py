@@ -32,7 +32,7 @@ from tiercel.runs.checkpoints import FoundCheckpoint
 from tiercel.runs.progress import waiting
 from tiercel.training.distillation.opening import open_teacher
 from tiercel.training.distillation.teacher_term import Teaching
-from tiercel.training.policy_passes import Passes, Say, learning_temperature, new_learner
+from tiercel.training.policy_passes import Passes, Say, joins_rows, learning_temperature, new_learner
 from tiercel.training.strategy_choice import chosen_strategy, with_tokens
 
 
@@ -115,6 +115,7 @@ def build_trainer(
         context=context,
         temperature=learning_temperature(recipe),
         max_tokens=choice.tokens,
+        joins_rows=joins_rows(recipe),
         strategy=strategy,
         max_grad_norm=recipe.optim.max_grad_norm,
         kl=KlTerm.of(recipe.algorithm.kl) if isinstance(recipe, GrpoRecipe) else None,

@@ -21,8 +21,8 @@ from tiercel.models.prompts import encode_conversation, prompt_messages
 from tiercel.models.vision_cache import VisionStore
 from tiercel.models.weights.loading import DTYPES, load_family, read_tensors
 from tiercel.models.weights.memory_errors import first_line, is_out_of_memory
-from tiercel.packing.batch import filled_bins
-from tiercel.packing.examples import all_items, bundles
+from tiercel.packing.batch import packed_bins
+from tiercel.packing.examples import all_items, example_groups
 from tiercel.packing.forms import chosen_form
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import pack
@@ -110,10 +110,10 @@ class ValueModel:
         """Compute the values, by the examples' indices."""
         form, budget = self.learner.form, self.options.batch_tokens
         found: dict[int, float] = {}
-        made = bundles(examples, self._family.is_placeholder, form, budget, share_rows=True)
-        for places in filled_bins([(str(bundle.index), bundle.length(form)) for bundle in made], budget):
+        made = example_groups(examples, self._family)
+        for places in packed_bins([group.items for group in made], form, budget, self._family):
             chosen = [made[place] for place in places]
-            packed = pack(all_items(chosen))
+            packed = pack(all_items(chosen), self._family)
             try:
                 values_N = self.learner(packed, self.vision.features(packed.images), 1.0).values_N
             except (RuntimeError, MemoryError) as error:

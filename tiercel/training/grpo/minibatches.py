@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tiercel.algorithms import Totals
-from tiercel.config.schema import GrpoRecipe, OfflineRecipe
+from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.balance import balancing_moves
 from tiercel.distributed.ranks import Ranks
 from tiercel.packing.batch import AdvantageGroup, PolicyUnit, totals_of, without_zero_groups
-from tiercel.packing.examples import ExampleGroup, bundles
+from tiercel.packing.examples import ExampleGroup, example_groups
 from tiercel.packing.layout import PackItem
 from tiercel.training.grpo.spreading import cut_for_all
 from tiercel.training.policy_passes import NO_TOTALS, Passes
@@ -61,16 +61,9 @@ def learnt_items(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: Grp
     return [group.item for group in learnt_groups(trainer, groups, recipe)] * recipe.optim.rollout_epochs
 
 
-def grouped_by_rank(passes: Passes, examples: Sequence[Example], recipe: OfflineRecipe) -> list[ExampleGroup]:
-    """Bundle a step's examples, divide the bundles among the ranks, and return this rank's."""
-    made = bundled(passes, examples, share_rows=recipe.data.group_by_prefix)
-    return balanced(passes, made, lambda bundle: bundle.items)
-
-
-def bundled(passes: Passes, examples: Sequence[Example], *, share_rows: bool = False) -> list[ExampleGroup]:
-    """Bundle this rank's examples."""
-    form, budget = passes.learner.form, passes.max_tokens
-    return bundles(examples, passes.family.is_placeholder, form, budget, share_rows=share_rows)
+def grouped_by_rank(passes: Passes, examples: Sequence[Example]) -> list[ExampleGroup]:
+    """Divide a step's examples among the ranks, and return this rank's."""
+    return balanced(passes, example_groups(examples, passes.told_by), lambda group: group.items)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -114,7 +114,7 @@ def _bundles_of(
         for _ in range(loader.steps_left):
             batch = next_batch(loader, passes.ranks)
             rejected += batch.rejected
-            yield grouped_by_rank(passes, batch.prompts, recipe)
+            yield grouped_by_rank(passes, batch.prompts)
 
 
 def _added(shares: Sequence[PassTerms]) -> dict[str, float]:

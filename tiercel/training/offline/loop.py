@@ -85,10 +85,10 @@ class OfflineLoop:
 
 def one_step(loop: OfflineLoop, step: Step) -> None:
     """Learn from the step's examples, evaluate where that is due; record."""
-    recipe, session, trainer, objective = loop.recipe, loop.session, loop.trainer, loop.objective
+    session, trainer, objective = loop.session, loop.trainer, loop.objective
     with step.phase("learn"):
         rate = session.prepare_update(trainer, step)
-        made = grouped_by_rank(trainer, step.prompts, recipe)
+        made = grouped_by_rank(trainer, step.prompts)
         plan = objective.plan(trainer, made, loop.reference.of(made, loop.order))
         attempted, kept = partial(example_update, trainer, objective, plan), partial(kept_plan, plan, objective.state)
         update = session.guard.attempt(trainer, attempted, kept) or NO_UPDATE

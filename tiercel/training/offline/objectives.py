@@ -20,10 +20,9 @@ from tiercel.algorithms.sft import TOKEN_LOSSES, Sft
 from tiercel.config.schema import DpoRecipe, KtoRecipe, OfflineRecipe, RewardRecipe, SftRecipe
 from tiercel.data.formats.preferences import wanted_margin
 from tiercel.devices import moved
-from tiercel.packing.examples import ExampleGroup
+from tiercel.packing.examples import ExampleGroup, example_groups
 from tiercel.packing.logprobs import TokenScores
 from tiercel.packing.pass_options import NOTHING, EmbeddingNoise, PassOptions
-from tiercel.training.grpo.minibatches import bundled
 from tiercel.training.policy_passes import ExamplePass, Passes
 from tiercel.types import Example
 
@@ -236,13 +235,13 @@ class Labels(_Plain):
 
     def plan(self, passes: Passes, made: Sequence[ExampleGroup], reference: Known | None = None) -> UpdateInputs:
         examples = [example for bundle in made for example in bundle.examples]
-        own = bundled(passes, [_only(example, 0) for example in examples])
+        own = example_groups([_only(example, 0) for example in examples], passes.told_by)
         if self._kto.loss == "apo_zero_unpaired":
             return replace(
                 _counted(passes, own), reference=reference_sums(passes, own) if reference is None else reference
             )
         reference = reference_sums(passes, made) if reference is None else reference
-        policy = answer_sums(passes, bundled(passes, [_only(example, 1) for example in examples]))
+        policy = answer_sums(passes, example_groups([_only(example, 1) for example in examples], passes.told_by))
         gaps = {index: float(policy[index][0] - reference[index][1]) for index in policy}
         known = [gap for gap in gaps.values() if math.isfinite(gap)]
         # A row whose gap is not finite has no loss; it must not spoil the loss of all other rows.
