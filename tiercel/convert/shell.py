@@ -181,17 +181,15 @@ class _Script:
         """Return what an expansion stands for; None where the script does not say."""
         if expansion.startswith("$(("):
             values = _one(_computed(self._text(expansion[3:-2]), self.variables))
-        elif expansion.startswith("${"):
-            values = self._parameter(expansion[2:-1])
         elif expansion.startswith(("$(", "`")):
             values = self._printed(expansion[2 if expansion[0] == "$" else 1 : -1])
         else:
-            values = self.variables.get(expansion[1:], [])[:1] or None
+            values = self._parameter(expansion[2:-1] if expansion[1] == "{" else expansion[1:])
         self._take(values or [])
         return values
 
     def _parameter(self, inside: str) -> list[str] | None:
-        """Return the value of `${inside}`; None where the script does not give it, or it cuts or replaces text."""
+        """Return the value of `${inside}` or `$inside`; None where the script does not give it, or it cuts or replaces text."""
         if (match := _PARAMETER.fullmatch(inside)) is None:
             return None
         values = self.variables.get(match["name"])
@@ -202,8 +200,8 @@ class _Script:
             if is_there and not rule.endswith("+"):
                 return values and values[:1]
             return [self._text(match["other"]) if is_there != rule.endswith(("-", "=")) else ""]
-        if values is None or match["index"] in ("@", "*"):
-            return values
+        if not values or match["index"] in ("@", "*"):
+            return values if values is None or match["index"] else [""]
         place = int(match["index"] or 0)
         return values[place : place + 1] or None
 
