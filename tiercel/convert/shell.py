@@ -189,7 +189,7 @@ class _Script:
         return values
 
     def _parameter(self, inside: str) -> list[str] | None:
-        """Return the value of `${inside}` or `$inside`; None where the script does not give it, or it cuts or replaces text."""
+        """Return the value of `${inside}`; None where the script does not give it, or it cuts or replaces text."""
         if (match := _PARAMETER.fullmatch(inside)) is None:
             return None
         values = self.variables.get(match["name"])
@@ -207,8 +207,11 @@ class _Script:
 
     def _text(self, text: str) -> str:
         """Return a text with its variables filled in, as one word."""
-        return _QUOTED_PART.sub(lambda match: " ".join(self._values(match[0]) or [match[0]]) if match["expansion"]
-                                else match[0], text).strip("'\"")  # fmt: skip
+
+        def filled(match: re.Match[str]) -> str:
+            return " ".join(self._values(match[0]) or [match[0]]) if match["expansion"] else match[0]
+
+        return _QUOTED_PART.sub(filled, text).strip("'\"")
 
     def _printed(self, inside: str) -> list[str] | None:
         """Return what a command prints that only computes or handles paths; None for any other."""
