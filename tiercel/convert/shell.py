@@ -181,12 +181,10 @@ class _Script:
         """Return what an expansion stands for; None where the script does not say."""
         if expansion.startswith("$(("):
             values = _one(_computed(self._text(expansion[3:-2]), self.variables))
-        elif expansion.startswith("${"):
-            values = self._parameter(expansion[2:-1])
         elif expansion.startswith(("$(", "`")):
             values = self._printed(expansion[2 if expansion[0] == "$" else 1 : -1])
         else:
-            values = self.variables.get(expansion[1:], [])[:1] or None
+            values = self._parameter(expansion[2:-1] if expansion[1] == "{" else expansion[1:])
         self._take(values or [])
         return values
 
@@ -202,15 +200,18 @@ class _Script:
             if is_there and not rule.endswith("+"):
                 return values and values[:1]
             return [self._text(match["other"]) if is_there != rule.endswith(("-", "=")) else ""]
-        if values is None or match["index"] in ("@", "*"):
-            return values
+        if not values or match["index"] in ("@", "*"):
+            return values if values is None or match["index"] else [""]
         place = int(match["index"] or 0)
         return values[place : place + 1] or None
 
     def _text(self, text: str) -> str:
         """Return a text with its variables filled in, as one word."""
-        return _QUOTED_PART.sub(lambda match: " ".join(self._values(match[0]) or [match[0]]) if match["expansion"]
-                                else match[0], text).strip("'\"")  # fmt: skip
+
+        def filled(match: re.Match[str]) -> str:
+            return " ".join(self._values(match[0]) or [match[0]]) if match["expansion"] else match[0]
+
+        return _QUOTED_PART.sub(filled, text).strip("'\"")
 
     def _printed(self, inside: str) -> list[str] | None:
         """Return what a command prints that only computes or handles paths; None for any other."""

@@ -88,8 +88,8 @@ def culprits(signs: Sequence[RankSignal]) -> tuple[RankSignal, ...]:
     3. ranks that wait for nobody, if others wait or there is only one rank;
     4. if all are in the same place: ranks whose innermost call is not one of torch's, if that of others is;
     5. ranks that are in another place than most;
-    6. if no place has most of the ranks: those that are further than the last, because they skipped a collective. If
-       any seems to work, as on GPUs, where the device itself waits: those that are behind.
+    6. if no place has most of the ranks: those that are further than the last one, because they skipped a collective.
+       If all seem to work, as on GPUs, where the device itself waits: those that are behind.
     """
     silent = [sign for sign in signs if sign.is_silent]
     is_stuck = any(sign.waits_in is None and sign.is_over and not sign.is_silent for sign in signs)
