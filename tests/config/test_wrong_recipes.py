@@ -588,7 +588,7 @@ WRONG = [
     of("kto", "kto.desirable_weight=-1", "kto.desirable_weight", "at least 0"),
     of("kto", "kto.undesirable_weight=x", "kto.undesirable_weight", "must be a number"),
     of("kto", "dpo.loss=ipo", "dpo", "use `tiercel dpo`"),
-    of("kto", "data.group_by_prefix=true", "data.group_by_prefix", "learns each row's answer by itself"),
+    of("kto", "data.group_by_prefix=true", "data.group_by_prefix", "compares a row with the next row's answer"),
     of("kto", "train.keep_best=eval/accuracy & data.eval=rows.jsonl", "train.keep_best", "write eval/loss"),
     of("reward", "ranking.margin=-1", "ranking.margin", "at least 0"),
     of("reward", "ranking.margin_column=3", "ranking.margin_column", "must be text"),
@@ -640,7 +640,6 @@ WRONG = [
     of("distill", "teacher_model_name_or_path=a/b", "teacher_model_name_or_path", "write teacher.path"),
     of("distill", "lmbda=0.5", "lmbda", "write teacher.rows_share"),
     of("distill", "dpo.loss=ipo", "dpo", "a distillation recipe has no dpo"),
-    of("distill", "data.group_by_prefix=true", "data.group_by_prefix", "`tiercel distill` groups the completions"),
     of("distill", "data.train_turns=last", "data.train_turns", "`tiercel distill` learns completions"),
     of("distill", "data.eval=rows.jsonl & train.keep_best=eval/accuracy", "data.eval", "given without rewards"),
     grpo("algorithm.teacher={path: a/b, rows_share: 0.5}", "algorithm.teacher.rows_share", "teacher.rows_share"),
@@ -650,7 +649,11 @@ WRONG = [
     sft("data.group_by_prefix=yes", "data.group_by_prefix", "true or false"),
     sft("data.group_by_prefix=true & data.mix=[{path: rows.jsonl}]", "data.group_by_prefix", "takes rows of the files"),
     sft("data.group_by_prefix=true & lora.dropout=0.1", "lora.dropout", "answers share one prompt computation"),
-    grpo("data.group_by_prefix=true", "data.group_by_prefix", "`tiercel grpo` groups the completions"),
+    grpo("data.rows_per_prefix=4", "data.rows_per_prefix", "write data.group_by_prefix: true"),
+    grpo("data.rows_per_prefix=0 & data.group_by_prefix=true", "data.rows_per_prefix", "above 0"),
+    grpo(
+        "data.group_by_prefix=true & data.mix=[{path: rows.jsonl}]", "data.group_by_prefix", "takes rows of the files"
+    ),
     grpo("dpo.loss=sigmoid", "dpo", "use `tiercel dpo`"),
     text(GOOD["grpo"] + "data2: !!python/object:os.system x\n", "line 7, column 8", "not used in recipes"),
 ]

@@ -164,6 +164,10 @@ def test_the_order_of_clusters_never_changes_and_does_not_depend_on_what_was_ask
     assert [order.row(index) for index in reversed(range(12))] == expected[::-1]
 
 
+def test_a_large_cluster_is_cut_into_parts_that_stand_apart():
+    assert clusters_of([0, 0, 1, 0, 0, 0], most=2).of_row.tolist() == [0, 0, 1, 2, 2, 3]
+
+
 def test_clusters_of_unequal_sizes():
     keys = ["a", "b", "a", "c", "b", "a"]
     order = RowOrder(counts=(6,), weights=(1.0,), seed=0, shuffle=True, clusters=clusters_of(keys))

@@ -15,7 +15,7 @@ from tests.training.test_loops import write_rows
 
 pytestmark = pytest.mark.scale
 KL = {"coef": 0.1, "place": "reward", "estimator": "k1"}  # computed before the advantages, for each rank's own groups
-COMPARED = {"loss", "grad_norm", "reward/mean", "entropy/mean", "eval/reward/mean", "tokens/packed", "kl/mean"}
+COMPARED = {"loss", "grad_norm", "reward/mean", "entropy/mean", "eval/reward/mean", "tokens/shared_fraction", "kl/mean"}
 
 
 @pytest.fixture(scope="module")

@@ -172,7 +172,7 @@ def test_rows_that_share_their_pictures_give_the_same_gradient_together(
         found.append((update, gradients[0]))
     (apart, expected), (together, computed) = found
     assert together.loss == pytest.approx(apart.loss, abs=1e-6) and together.tokens == apart.tokens
-    assert together.pass_sums["tokens/packed"] < apart.pass_sums["tokens/packed"]
+    assert together.pass_sums["packed/tokens"] < apart.pass_sums["packed/tokens"]
     assert float((computed - expected).norm() / expected.norm()) < 1e-5
 
 

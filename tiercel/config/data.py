@@ -114,9 +114,11 @@ class Data(Section):
     train_turns: Literal["all", "last"] = "all"
     """SFT: which assistant turns are learnt, of those that the row itself does not leave out."""
     group_by_prefix: bool = False
-    """Rows that neighbour each other in a step and begin alike (system turn, pictures) go through the model as one
-    group, what they share once; the order keeps rows of the same pictures together. For SFT, DPO
-    and a reward model."""
+    """The order keeps rows of the same system turn and pictures together, so that the model computes what they share
+    once. Rows of a step are then less independent."""
+    rows_per_prefix: PositiveInt | None = None
+    """With group_by_prefix: at most so many rows of the same pictures stand together, the others elsewhere in the
+    epoch; null keeps all of them together."""
     coordinates: Literal["thousandths", "unit"] | None = None
     """How the model writes boxes, for a model whose family documents none: thousandths or unit of each side; rewards of
     boxes are refused without it."""

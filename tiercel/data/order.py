@@ -11,6 +11,7 @@ RESAMPLED. The number of tries that a step made is not stored either, because ea
 """
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -35,10 +36,16 @@ class Clusters:
     of_row: np.ndarray
 
 
-def clusters_of(keys: Sequence[Hashable]) -> Clusters:
-    """Put rows with equal keys into the same cluster."""
+def clusters_of(keys: Sequence[Hashable], most: int | None = None) -> Clusters:
+    """Put rows with equal keys into the same cluster, or into several that have at most `most` rows each."""
     numbers: dict[Hashable, int] = {}
-    return Clusters(np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64))
+    seen: Counter[Hashable] = Counter()
+    of_row = []
+    for key in keys:
+        part = 0 if most is None else seen[key] // most
+        of_row.append(numbers.setdefault((key, part), len(numbers)))
+        seen[key] += 1
+    return Clusters(np.array(of_row, dtype=np.int64))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

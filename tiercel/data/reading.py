@@ -60,7 +60,8 @@ class RowTable:
 
     def order(self, seed: int, data: Data) -> RowOrder:
         """Return the order of the rows."""
-        clusters = clusters_of([_beginning(row) for row in self.rows]) if data.group_by_prefix else None
+        keys = [_beginning(row) for row in self.rows] if data.group_by_prefix else []
+        clusters = clusters_of(keys, data.rows_per_prefix) if data.group_by_prefix else None
         return RowOrder(counts=self.counts, weights=self.weights, seed=seed, shuffle=data.shuffle, clusters=clusters)
 
     def identity(self) -> dict[str, Any]:

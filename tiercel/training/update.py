@@ -19,6 +19,7 @@ from tiercel.devices import moved
 from tiercel.errors import TrainingError
 from tiercel.packing.attention.prefix import PrefixPass
 from tiercel.packing.batch import CompletionName, PolicyBatch, PolicyUnit
+from tiercel.packing.layout import PackedTokens
 from tiercel.packing.logprobs import TokenScores
 from tiercel.training.finite import (
     TracedPart,
@@ -74,7 +75,7 @@ NO_UPDATE = Update(
     grad_norm=0.0,
     loss_sums={},
     tokens=0,
-    pass_sums={"entropy/mean": 0.0, "tokens/packed": 0.0},
+    pass_sums={"entropy/mean": 0.0, "packed/tokens": 0.0, "packed/repeated": 0.0},
     pass_largest={},
     was_skipped=False,
 )
@@ -120,7 +121,10 @@ def policy_contributions(
                 inputs = (batch.packed, features_KH, trainer.temperature, prefix, rewards_entropy)
                 scores = trainer.learner(*inputs, target)
             own = _policy_contribution(batch, scores, each, trainer, recipe)
-            yield replace(own, pass_sums={**own.pass_sums, **_load_sums(trainer, own.tokens)})
+            run_before = len(unit.prefix.token_ids_T) if unit.prefix is not None and batch is not unit.batches[0] else 0
+            counted = _packed_sums(own.loss, batch.packed, bool(batch.prompt_ids), run_before)
+            sums = {**_load_sums(trainer, own.tokens), **counted}
+            yield replace(own, pass_sums={**own.pass_sums, **sums})
 
 
 def _policy_contribution(
@@ -172,6 +176,19 @@ def _policy_contribution(
             entropy_N=scores.entropy_N.detach(),
         ),
     )
+
+
+def _packed_sums(like: Tensor, packed: PackedTokens, has_rows: bool, run_before: int = 0) -> dict[str, Tensor]:
+    """Count the tokens that a pass computes, and those that rows by themselves would take. `run_before` tokens of the
+    pack were computed by another pass."""
+    counts = {"packed/tokens": packed.tree.length - run_before, "packed/repeated": packed.repeated_length}
+    return {name: like.detach().new_full((), count * has_rows) for name, count in counts.items()}
+
+
+def sharing_metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    """Return `tokens/shared_fraction`: which part of the tokens of all rows was computed for another row too."""
+    repeated = sums.get("packed/repeated", 0.0)
+    return {"tokens/shared_fraction": 1 - sums["packed/tokens"] / repeated} if repeated else {}
 
 
 def _product(factors: Sequence[Tensor | None]) -> Tensor | None:
@@ -252,7 +269,7 @@ def example_contributions(
         loss_sums=share.sums,
         pass_sums={
             **({} if scores.values_N is not None else {"entropy/mean": scores.entropy_N.sum()}),
-            "tokens/packed": share.loss.new_full((), len(packed.token_ids_T) if rows else 0),
+            **_packed_sums(share.loss, packed, bool(rows)),
             **_load_sums(trainer, len(packed.targets_N)),
         },
         tokens=len(packed.targets_N),

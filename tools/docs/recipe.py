@@ -100,7 +100,7 @@ KEYS_ACROSS = """\
 - GRPO: `rewards.N.model.batch_tokens` is at least its `max_tokens`.
 - SFT: `sft.label_smoothing` goes with `sft.loss: nll`; `sft.neftune_alpha` goes without `data.group_by_prefix`.
 - DPO: an option of `dpo` that its `loss` does not read is refused.
-- `data.group_by_prefix` goes with SFT, DPO and a reward model only, and without `data.mix`.
+- `data.group_by_prefix` goes without `data.mix`, and not with KTO; `data.rows_per_prefix` goes with it.
 - Distillation without `rewards` measures nothing on held-out rows, so it has no `train.keep_best`.
 - Distillation: of `algorithm` only what is no matter of rewards; `teacher.mix` goes with `divergence: jsd`, and
   `teacher.top_k` not with `divergence: token`; `teacher.url` with `teacher.top_k` or `divergence: token`, with

@@ -54,14 +54,23 @@ def dropout(recipe: BaseRecipe) -> Problems:
         )
 
 
-def _grouped_rows(recipe: OfflineRecipe) -> Problems:
-    if recipe.data.group_by_prefix and recipe.purpose == "labels":
-        yield Keys("data.group_by_prefix").problem(
-            f"true given, but `tiercel {recipe.kind}` learns each row's answer by itself and groups nothing; remove it"
+def grouped_rows(recipe: BaseRecipe) -> Problems:
+    """Refuse an order of rows by their pictures if the recipe leaves no room for one."""
+    data = recipe.data
+    if data.rows_per_prefix is not None and not data.group_by_prefix:
+        yield Keys("data.rows_per_prefix", "data.group_by_prefix").problem(
+            f"{data.rows_per_prefix} given without data.group_by_prefix; write data.group_by_prefix: true, or remove it"
         )
-    elif recipe.data.group_by_prefix and recipe.data.mix:
+    elif data.group_by_prefix and data.mix:
         yield Keys("data.group_by_prefix", "data.mix").problem(
             "true given with data.mix, which takes rows of the files by turns; write one file, or remove one of the two"
+        )
+
+
+def _grouped_answers(recipe: OfflineRecipe) -> Problems:
+    if recipe.data.group_by_prefix and recipe.purpose == "labels":
+        yield Keys("data.group_by_prefix").problem(
+            f"true given, but `tiercel {recipe.kind}` compares a row with the next row's answer; remove it"
         )
 
 
@@ -141,7 +150,7 @@ OFFLINE_RULES: tuple[Callable[[OfflineRecipe], Problems], ...] = (
     _rows_fit_microbatch,
     _one_update,
     _last_turn,
-    _grouped_rows,
+    _grouped_answers,
     _shared_dropout,
     _pair_loss,
     _token_loss,

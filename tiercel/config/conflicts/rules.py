@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from tiercel.config.conflicts.algorithm import ALGORITHM_RULES
 from tiercel.config.conflicts.compiling import compile_obstacle
-from tiercel.config.conflicts.offline import OFFLINE_RULES, distill, dropout, teacher, template_problems
+from tiercel.config.conflicts.offline import OFFLINE_RULES, distill, dropout, grouped_rows, teacher, template_problems
 from tiercel.config.conflicts.rewards import reward_entries, reward_names, turns
 from tiercel.config.conflicts.vllm_options import vllm_options
 from tiercel.config.data import HeldOut
@@ -64,10 +64,6 @@ def _held_out(recipe: BaseRecipe) -> Problems:
 
 
 def _learnt_turns(recipe: GrpoRecipe) -> Problems:
-    if recipe.data.group_by_prefix:
-        yield Keys("data.group_by_prefix").problem(
-            f"true given, but `tiercel {recipe.kind}` groups the completions of each prompt; remove it"
-        )
     if recipe.data.train_turns != "all":
         yield Keys("data.train_turns").problem(
             f"{recipe.data.train_turns} given, but `tiercel {recipe.kind}` learns completions; remove it"
@@ -399,6 +395,7 @@ def _trackers(recipe: BaseRecipe) -> Problems:
 COMMON_RULES: tuple[Callable[[BaseRecipe], Problems], ...] = (
     _pixels,
     _held_out,
+    grouped_rows,
     lambda recipe: template_problems("data.prompt", recipe.data.prompt),
     _vision_cache,
     _quantized,

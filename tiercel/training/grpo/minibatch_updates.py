@@ -16,7 +16,7 @@ from tiercel.training.kept_batches import kept_units
 from tiercel.training.session import Session
 from tiercel.training.step import Step
 from tiercel.training.trainer import Trainer
-from tiercel.training.update import TokensSeen, Update, policy_update
+from tiercel.training.update import TokensSeen, Update, policy_update, sharing_metrics
 
 Attempt = Callable[[Callable[[], Update], Kept], Update | None]
 
@@ -43,7 +43,7 @@ class StepUpdates:
         in_loss = _summed([update.loss_sums for update in self.updates])
         in_pass, largest = self.in_passes()
         passed = in_pass.pop("tokens", 0.0)
-        apart = {name: in_pass.pop(name) for name in list(in_pass) if name.startswith(("drift/", "gap/"))}
+        apart = {name: in_pass.pop(name) for name in list(in_pass) if name.startswith(("drift/", "gap/", "packed/"))}
         return {
             "loss": _mean([update.loss for update in self.updates]),
             "grad_norm": _mean([update.grad_norm for update in self.updates]),
@@ -52,6 +52,7 @@ class StepUpdates:
             **_per_token(in_pass, passed),
             **gap_metrics(apart),
             **drift_metrics(apart),
+            **sharing_metrics(apart),
             **largest,
         }
 

@@ -21,7 +21,7 @@ from tiercel.training.session import Session, open_session
 from tiercel.training.step import Step
 from tiercel.training.step_rows import StepRows
 from tiercel.training.trainer import Trainer
-from tiercel.training.update import NO_UPDATE, example_update
+from tiercel.training.update import NO_UPDATE, example_update, sharing_metrics
 
 
 def train(recipe: OfflineRecipe, run: RunDirectory) -> None:
@@ -99,7 +99,8 @@ def one_step(loop: OfflineLoop, step: Step) -> None:
         "grad_norm": update.grad_norm,
         **(objective.metrics(update.loss_sums, plan.examples) if update is not NO_UPDATE else {}),
         **update.token_means("entropy/"),
-        "tokens/prompt": update.pass_sums["tokens/packed"] - update.tokens,
+        "tokens/prompt": update.pass_sums["packed/tokens"] - update.tokens,
+        **sharing_metrics(update.pass_sums),
         "tokens/completion": update.tokens,
         **update.token_means(METRICS),
         "loss_scale/skipped": int(update.was_skipped),
