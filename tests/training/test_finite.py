@@ -241,17 +241,22 @@ def test_a_kept_microbatch_is_what_was_computed(tiny_checkpoints, rows, monkeypa
     assert all(
         torch.equal(a.views[0], b.views[0]) for a, b in zip(batch.packed.images, wanted.packed.images, strict=True)
     )
-    roots = [wanted.packed.tree.path(number)[0] for number in wanted.packed.image_nodes]
-    images_of_rows = [
-        roots.count(number) for number, node in enumerate(wanted.packed.tree.nodes) if node.parent is None
-    ]
     parts = [part.unit.batches[0] for _, part in kept.of_rows()]
-    for name in ("token_ids_T", "targets_N"):
-        joined = torch.cat([getattr(part.packed, name) for part in parts])
-        assert torch.equal(joined, getattr(wanted.packed, name))
+    assert torch.equal(torch.cat([part.packed.targets_N for part in parts]), wanted.packed.targets_N)
+    assert sequences([part.packed for part in parts]) == sequences([wanted.packed])
     assert torch.equal(torch.cat([part.advantages_C for part in parts]), wanted.advantages_C)
     assert [part.prompt_ids[0] for part in parts] == list(wanted.prompt_ids)
-    assert [len(part.packed.images) for part in parts] == images_of_rows
+
+
+def sequences(packs):
+    """The tokens and the pictures of each continuation, from the start of its prompt."""
+    found = []
+    for packed in packs:
+        for end in packed.ends_C:
+            pictures = zip(packed.images, packed.image_nodes, strict=True)
+            shown = [image.sha256 for image, node in pictures if node in packed.tree.path(end)]
+            found.append((packed.token_ids_T[packed.tree.places(end)].tolist(), shown))
+    return found
 
 
 def test_a_run_kept_by_an_older_version_is_told(tiny_checkpoints, rows, capsys):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.delta_rule import in_float64, rule_in_float64
 from tests.packing.test_examples import plain_words, random_pairs
 from tests.tiny_models import FAMILY_NAMES, tiny_policy
 from tests.training.test_loops import grpo_recipe, merged, run_grpo, write_rows
@@ -49,6 +50,8 @@ def completion(ids):
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_divergence_and_gradient_equal_plain_passes_of_student_and_teacher(tiny_checkpoints, name):
+    """The gradient is as near to that of plain passes in float64 as plain passes in float32 are; how much those round
+    depends on the processor."""
     student, other = (tiny_policy(tiny_checkpoints[name], noise=noise) for noise in (0.1, 0.4))
     examples = random_pairs(student.family, 3)
     answers = [each for example in examples for each in example.conversations]
@@ -56,19 +59,12 @@ def test_divergence_and_gradient_equal_plain_passes_of_student_and_teacher(tiny_
         advantage_group(each.prompt, [completion(side.token_ids_L) for side in each.conversations], [0.0, 0.0])
         for each in examples
     ]
-    with torch.no_grad():
-        taught_words = [plain_words(other, each) for each in answers]
+    exact_student, exact_other = (in_float64(each, tiny_checkpoints[name]) for each in (student, other))
     for divergence in ("reverse_kl", "jsd", "token"):
-        expected = 0.0
-        for each, teacher_LV in zip(answers, taught_words, strict=True):
-            # Placeholders have a probability of 0 in both, whose product with an infinite logprob is NaN.
-            policy_LV, teacher_LV = (words.clamp_min(-1e30) for words in (plain_words(student, each), teacher_LV))
-            if divergence == "token":
-                gaps_L = (policy_LV - teacher_LV).gather(1, each.token_ids_L[:, None])
-                expected = expected + (gaps_L.square() / 2).sum()
-            else:
-                expected = expected + DIVERGENCES[divergence].of(policy_LV, teacher_LV, 0.5).sum()
-        wanted = gradient(student, expected)
+        plain = gradient(student, plain_divergence(student, other, answers, divergence))
+        with rule_in_float64(exact_student.model), rule_in_float64(exact_other.model):
+            expected = plain_divergence(exact_student, exact_other, answers, divergence)
+            wanted = gradient(exact_student, expected)
         section = Teacher(path="teacher", divergence=divergence, coef=2.0)
         told_by = LocalTeacher(section=section, passes=passes_of(other), words=other.family.vocabulary_size)
         teaching = Teaching(section=section, told_by=told_by, encode=None, ranks=ALONE)
@@ -81,7 +77,23 @@ def test_divergence_and_gradient_equal_plain_passes_of_student_and_teacher(tiny_
                 scores = learner.learner(batch.packed, features_KH, 1.0, None, False, teaching.target(batch))
                 found = found + teaching.term(batch, scores).values_N.sum() / 2
         assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-5), divergence
-        assert float((gradient(student, found) - wanted).norm() / wanted.norm()) < 1e-5, divergence
+        errors = [float((each - wanted).norm() / wanted.norm()) for each in (gradient(student, found), plain)]
+        assert errors[0] < max(1e-5, 1.5 * errors[1]), divergence
+
+
+def plain_divergence(student, other, answers, divergence):
+    """Sum the divergence over the tokens of answers, by transformers' own passes."""
+    sums = []
+    for each in answers:
+        with torch.no_grad():
+            taught_LV = plain_words(other, each)
+        # Placeholders have a probability of 0 in both, whose product with an infinite logprob is NaN.
+        policy_LV, teacher_LV = (words.clamp_min(-1e30) for words in (plain_words(student, each), taught_LV))
+        if divergence == "token":
+            sums.append(((policy_LV - teacher_LV).gather(1, each.token_ids_L[:, None]).square() / 2).sum())
+        else:
+            sums.append(DIVERGENCES[divergence].of(policy_LV, teacher_LV, 0.5).sum())
+    return torch.stack(sums).sum()
 
 
 def gradient(policy, loss):
