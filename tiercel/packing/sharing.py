@@ -48,6 +48,10 @@ class Tokens:
     def __len__(self) -> int:
         return len(self.ids_L)
 
+    def start(self, count: int) -> bytes:
+        """Return the first ids as a key."""
+        return self.ids_L[:count].numpy().tobytes()
+
     def cut(self, place: int) -> tuple["Tokens", "Tokens"]:
         """Return the tokens before and from `place` on."""
         parts = []
@@ -104,8 +108,40 @@ class Branch:
     """A node that is still being built."""
 
     tokens: Tokens
-    children: list["Branch"] = field(default_factory=list)
+    children: "Siblings" = field(default_factory=lambda: Siblings())
     ends: list[int] = field(default_factory=list)  # the sequences that end with this node
+
+
+class Siblings:
+    """Nodes with the same parent, found by the tokens that another one must share to be joined."""
+
+    def __init__(self, *branches: Branch):
+        self.branches: list[Branch] = []
+        self._by_start: dict[bytes, list[Branch]] = {}
+        self._lengths: set[int] = set()  # of the keys
+        for branch in branches:
+            self.add(branch)
+
+    def add(self, branch: Branch) -> None:
+        length = min(len(branch.tokens), SHORTEST)
+        self.branches.append(branch)
+        self._lengths.add(length)
+        self._by_start.setdefault(branch.tokens.start(length), []).append(branch)
+
+    def replace(self, branch: Branch, other: Branch) -> None:
+        """Put `other`, whose tokens begin those of `branch`, in its place."""
+        for branches in (self.branches, self._by_start[branch.tokens.start(min(len(branch.tokens), SHORTEST))]):
+            branches[branches.index(branch)] = other
+
+    def nearest(self, tokens: Tokens) -> tuple[Branch | None, int]:
+        """Return the node that shares most with the tokens, if joining them pays, and how many they share."""
+        best, most = None, 0
+        for length in self._lengths:
+            for branch in self._by_start.get(tokens.start(length), ()) if length <= len(tokens) else ():
+                shared = common_length(branch.tokens, tokens)
+                if shared > most and (shared >= SHORTEST or shared == len(branch.tokens)):
+                    best, most = branch, shared
+        return best, most
 
 
 class TreeBuilder:
@@ -114,7 +150,7 @@ class TreeBuilder:
 
     def __init__(self, told_by: PictureTokens | None):
         self.told_by = told_by
-        self.roots: list[Branch] = []
+        self.roots = Siblings()
         self.length = 0
 
     def add_prompt(self, tokens: Tokens) -> Branch:
@@ -125,44 +161,39 @@ class TreeBuilder:
         """Add what follows a prompt as the sequence `number`."""
         self._add(prompt.children, tokens).ends.append(number)
 
-    def _add(self, siblings: list[Branch], tokens: Tokens) -> Branch:
+    def _add(self, siblings: Siblings, tokens: Tokens) -> Branch:
         while True:
-            branch, shared = self._nearest(siblings, tokens)
+            branch, shared = siblings.nearest(tokens) if self.told_by is not None else (None, 0)
             if branch is None:
-                siblings.append(made := Branch(tokens))
+                siblings.add(made := Branch(tokens))
                 self.length += len(tokens)
                 return made
             if shared < len(branch.tokens):
-                first, rest = branch.tokens.cut(shared)
-                below = Branch(rest, branch.children, branch.ends)
-                # Whoever holds the branch means the end of its tokens, so the new node is put above it.
-                above = Branch(first)
-                branch.tokens, branch.children, branch.ends = below.tokens, below.children, below.ends
-                above.children = [branch]
-                siblings[siblings.index(branch)] = branch = above
+                branch = _cut(branch, shared, siblings)
             if shared == len(tokens):
                 return branch
             siblings, tokens = branch.children, tokens.cut(shared)[1]
 
-    def _nearest(self, siblings: Sequence[Branch], tokens: Tokens) -> tuple[Branch | None, int]:
-        """Return the sibling that shares most with the tokens, if joining them pays, and how many they share."""
-        best, most = None, 0
-        for branch in siblings if self.told_by is not None else ():
-            if branch.tokens.ids_L[0] == tokens.ids_L[0]:
-                shared = common_length(branch.tokens, tokens)
-                if shared > most and (shared >= SHORTEST or shared == len(branch.tokens)):
-                    best, most = branch, shared
-        return best, most
-
     def walk(self) -> Iterator[tuple[Branch, int | None]]:
         """Yield each node with the number of its parent, depth first."""
-        waiting: list[tuple[Branch, int | None]] = [(root, None) for root in reversed(self.roots)]
+        waiting: list[tuple[Branch, int | None]] = [(root, None) for root in reversed(self.roots.branches)]
         number = 0
         while waiting:
             branch, parent = waiting.pop()
             yield branch, parent
-            waiting += [(child, number) for child in reversed(branch.children)]
+            waiting += [(child, number) for child in reversed(branch.children.branches)]
             number += 1
+
+
+def _cut(branch: Branch, place: int, siblings: Siblings) -> Branch:
+    """Cut a node in two, and return the upper part. The lower part keeps its identity, because whoever holds a node
+    means the end of its tokens."""
+    first, rest = branch.tokens.cut(place)
+    above = Branch(first)
+    siblings.replace(branch, above)
+    branch.tokens = rest
+    above.children.add(branch)
+    return above
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
