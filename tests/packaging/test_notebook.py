@@ -1,8 +1,10 @@
 """The notebook: it is stored without outputs; run with the installed wheel, it shows its pictures, and its run
 learns."""
 
+import ast
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,15 @@ def test_it_is_kept_without_outputs():
     assert len(cells) > 10
     for cell in cells:
         assert not cell.get("outputs") and cell.get("execution_count") is None
+
+
+def test_what_it_imports_is_there():
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("tiercel"):
+            module = import_module(str(node.module))
+            assert all(hasattr(module, name.name) for name in node.names), ast.unparse(node)
 
 
 @pytest.mark.notebook
