@@ -48,10 +48,15 @@ def test_the_wheel_has_the_package_with_the_demos_recipes_and_nothing_else(wheel
     assert set(names) == package_files() | {f"tiercel/demo/{name}" for name in demos} | OF_WHEELS
 
 
+WEB = ROOT / "tiercel/web"
+
+
 def test_what_the_package_reads_at_run_time_is_in_the_wheel(wheel):
     with ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    assert {f"tiercel/web/report/report.{kind}" for kind in ("css", "js")} <= names
+    pages = {file.relative_to(ROOT).as_posix() for kind in ("html", "css", "js") for file in WEB.rglob(f"*.{kind}")}
+    assert len(pages) > 5 and pages <= names
+    assert {"tiercel/doctor/pairs.json", "tiercel/doctor/advice.json"} <= names
     assert {"tiercel/py.typed", "tiercel/config/synonyms/keys.txt", "tiercel/convert/peers/trl.txt"} <= names
     starts = {
         f"tiercel/demo/{start}/{file}"
