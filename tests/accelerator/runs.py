@@ -24,6 +24,7 @@ from tiercel.rollout.local.engine import LocalSampler
 from tiercel.runs.directory import read_metrics
 from tiercel.training import trainer as build
 from tiercel.training.grpo import minibatch_updates
+from tiercel.training.policy_passes import Passes
 
 DEVICE, LIBRARY = register()
 PLAIN = {"data": {"workers": 0, "eval": None, "max_prompt_tokens": 144}, "train": {"steps": 1}}
@@ -63,11 +64,18 @@ def waits_of_updates(monkeypatch) -> list[tuple[int, dict[str, int]]]:
     return found
 
 
+@pytest.fixture
+def rows_apart(monkeypatch):
+    """Rows share nothing, so that a step of few small rows has several microbatches."""
+    monkeypatch.setattr(Passes, "told_by", None)
+
+
 def recipe_of(checkpoint: Path, rows: Path, output: str = "run", **changes) -> GrpoRecipe:
     learner_keys = {"form": "flex", "max_tokens_per_microbatch": 150, "skip_zero_advantage": False}
     return grpo_recipe(checkpoint, rows, rows.parent / output, **{"learner": learner_keys, **PLAIN, **changes})
 
 
+@pytest.mark.usefixtures("rows_apart")
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_a_step_of_grpo_on_the_device_is_that_of_the_cpu(tiny_checkpoints, rows, name, waits_of_updates, monkeypatch):
     """Sampling, vision tower, penalties, learner, loss, AdamW; the second run is on the CPU."""
@@ -138,6 +146,7 @@ def test_trajectories_on_the_device_are_those_of_the_cpu(tiny_checkpoints, name)
     assert_equal(*groups, atol=1e-4)
 
 
+@pytest.mark.usefixtures("rows_apart")
 def test_a_loss_that_is_not_finite_names_its_rows(tiny_checkpoints, rows):
     with planning([Fault(site="loss", kind="nan", step=0)]), pytest.raises(NonFiniteError) as caught:
         run_grpo(recipe_of(tiny_checkpoints["qwen2_vl"], rows))
