@@ -33,6 +33,7 @@ NOT_READ = ("checkpoints", ".lock")  # by these commands
 UNREADABLE = ("a pipe", "a device", "a socket", "a directory", "a link to nothing", "6 GB of nothing")
 UNREADABLE += ("a link to itself", "a file that may not be read")
 REPORTED = ("metrics.jsonl", "bad_rows.jsonl", "env.json", "log.txt", "rollouts", "evaluations", "images", "end.json")
+END_IS_READ = ("6 GB of nothing", "log.txt")  # of a log, however long, the end is shown
 CASE_SECONDS = 5.0  # of processor time
 CASE_BYTES = 300 << 20  # bytes that a case may take beyond those of earlier cases
 Case = tuple[str, str]  # an accident, and the file that it happens to
@@ -101,7 +102,7 @@ def _problem(run: Path, accident: str, file: str, expected: str | None) -> str |
             return f"{words[0]} ended with {code}: {text[-500:]}"
         said.append(text)
     page = (run / "report.html").read_text() if code == 0 else ""
-    is_lost = accident in UNREADABLE and file.split("/")[0] in REPORTED
+    is_lost = accident in UNREADABLE and file.split("/")[0] in REPORTED and (accident, file) != END_IS_READ
     if is_lost and Path(file).name not in "".join(said) + page.partition("</header>")[0]:
         return f"nothing names the file: {said}"
     return asyncio.run(_page_problem(run))
