@@ -181,6 +181,10 @@ WRONG = [
     ),
     grpo("rollout.tools=[look]", "rollout.tools.0", "built in are zoom, crop, mark"),
     grpo("rollout.environment=Game", "rollout.environment", "write a class of yours as file.py"),
+    grpo("rollout.environment={}", "rollout.environment", "write one, or remove it"),
+    grpo("rollout.environment={shop: Shop}", "rollout.environment.shop", "write a class of yours as file.py"),
+    grpo("rollout.environment={shop: 3}", "rollout.environment.shop", "must be text"),
+    grpo("rollout.environment=[shop.py:Shop]", "rollout.environment", "must be a text or texts by name"),
     grpo("rewards.0={name: environment}", "rewards.0.name", "given without rollout.environment"),
     grpo("rollout.max_turns=3", "rollout.max_turns", "so a completion has one turn; remove it"),
     grpo(

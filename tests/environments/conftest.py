@@ -63,7 +63,7 @@ def opened(tool_family) -> Opened:
         code = UserCode(environment=environment, functions=functions)
         toolbox = Toolbox(code=code, schemas=schemas, **abilities)
         with EnvironmentDialogues(
-            toolbox,
+            {None: toolbox},
             tool_family,
             data=Data(train="rows.jsonl"),
             reliability=limits(timeout, reward_memory_gb=0.5),

@@ -34,7 +34,7 @@ def family_of(checkpoint, coordinates=None):
 
 def dialogues_of(toolbox, family):
     most = Limits(max_turns=4, max_tokens=4000)
-    return EnvironmentDialogues(toolbox, family, data=DATA, reliability=limits(), limits=most, seed=0)
+    return EnvironmentDialogues({None: toolbox}, family, data=DATA, reliability=limits(), limits=most, seed=0)
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)

@@ -79,6 +79,15 @@ def test_what_no_run_reads_and_a_run_without_a_step_do_not_matter(recipe):
     assert told(recipe) == ()
 
 
+def test_files_of_several_environments_are_digested(recipe):
+    Path("map.py").write_text("")
+    rollout = recipe.rollout.model_copy(update={"environment": {"a": "tool.py:A", "b": "map.py:B"}})
+    several = recipe.model_copy(update={"rollout": rollout})
+    before = digests(several)["rollout.environment"]
+    Path("map.py").write_text("1")
+    assert digests(several)["rollout.environment"] != before
+
+
 def test_a_run_of_an_older_version_has_no_digests(recipe):
     make_a_step(recipe)
     file = Path("run/env.json")

@@ -51,16 +51,24 @@ class LoadedModel:
         temperature: float = 0.0,
         count: int = 1,
         seed: int = 0,
+        environment: str | None = None,
     ) -> Answer:
-        """Complete a prompt, which is a text, or turns with `role` and `content`. `images` are paths or Pillow images;
-        `<image>` marks their places, and without marks they come first. Decoding is greedy at temperature 0; above it,
-        `count` completions are sampled. Raises DataError if the pictures do not fit the marks."""
+        """Complete a prompt: a text, or turns with `role` and `content`. `images`: paths or Pillow images; `<image>`
+        marks their places, else they come first. Greedy at temperature 0; above it, `count` completions are drawn.
+        `environment` names which of the recipe's answers, if there are several. Raises DataError for pictures that do
+        not fit the marks."""
         if count > 1 and temperature <= 0:
             raise DataError("count: several completions need a temperature above 0, or all would be the same")
         sources = [_source(image) for image in images]
         turns = [as_message(prompt, len(images))] if isinstance(prompt, str) else [_turn(each) for each in prompt]
         found = self.generator.complete(
-            turns, sources, count=count, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed
+            turns,
+            sources,
+            count=count,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            seed=seed,
+            environment=environment,
         )
         return Answer(found)
 

@@ -223,6 +223,7 @@ def _commands_after_a_run(commands) -> None:
         "--quantize", choices=get_args(Quantization), help="as the model.quantize that the adapter was trained with"
     )
     predict.add_argument("--max-new-tokens", type=at_least(1), default=256, metavar="N", help="at most (256)")
+    predict.add_argument("--environment", metavar="NAME", help="which of the recipe's environments answers")
 
     export = _command(
         commands, "export", "write what a run trained as a Hugging Face directory", "tiercel export runs/demo --merge"

@@ -1,7 +1,7 @@
 """Scoring of a made-up completion of a real row before a run, with the recipe's environment and rewards."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 
 import torch
@@ -27,10 +27,15 @@ MORE_ROWS = 7  # further rows, spread over all, for a user's function that does 
 def dry_run(
     recipe: GrpoRecipe, family: Family, dialogues: EnvironmentDialogues | None, rows: Sequence[Row], console: Console
 ) -> None:
-    """Call the environment and every reward for the first row, and for a few more rows if one of your own functions
-    does not apply to the first. Raises TrainingError if one fails, as it would in training."""
+    """Ask the environment and every reward about the first row, about the first row of each environment if there are
+    several, and about a few more rows if a function of the user's does not apply to the first. Raises TrainingError
+    where one fails, as it would in training."""
     with Scorer(recipe.rewards, recipe.reliability, family.coordinate_space) as scorer:
-        values = _asked(recipe, family, dialogues, rows[0], scorer)
+        first, *of_others = _firsts(family, rows)
+        values = _asked(recipe, family, dialogues, first, scorer)
+        for row in of_others:
+            _asked(recipe, family, dialogues, row, scorer)
+            console.print(f"environment {family.environment_of(row)}: answers a made-up completion of row {row.id}")
         own = [name for name, reward in zip(scorer.names, recipe.rewards, strict=True) if isinstance(reward, ByCall)]
         silent = [name for name in own if values[name].value is None]
         more = rows[1 :: max(1, len(rows) // MORE_ROWS)][:MORE_ROWS] if silent and dialogues is None else ()
@@ -40,7 +45,18 @@ def dry_run(
         if name in silent and others and all(other[name].value is None for other in others):
             console.print(f"reward {name}: does not apply for a made-up completion of any of {len(others) + 1} rows")
             continue
-        console.print(f"reward {name}: {shown} for a made-up completion of row {rows[0].id}")
+        console.print(f"reward {name}: {shown} for a made-up completion of row {first.id}")
+
+
+def _firsts(family: Family, rows: Sequence[Row]) -> list[Row]:
+    """Return the first row of each environment; one row if all have the same."""
+    if not family.tools_by_environment:
+        return list(rows[:1])
+    firsts: dict[str | None, Row] = {}
+    for row in rows:
+        with suppress(DataError):  # the scan has said that a row is rejected
+            firsts.setdefault(family.environment_of(row), row)
+    return list(firsts.values())
 
 
 def _asked(

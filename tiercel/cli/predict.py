@@ -25,6 +25,10 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
         recipe, adapter = with_weights(recipe, trained), adapter or trained.adapter
     images = [ImageSource(path=str(image.absolute())) for image in arguments.image]
     (completion,) = load_generator(recipe, adapter).complete(
-        [as_message(arguments.prompt, len(images))], images, max_new_tokens=arguments.max_new_tokens, say=print
+        [as_message(arguments.prompt, len(images))],
+        images,
+        max_new_tokens=arguments.max_new_tokens,
+        environment=arguments.environment,
+        say=print,
     )
     print(in_words(completion))

@@ -3,10 +3,18 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from tiercel.config.engines import ENGINE_KINDS, EngineKind, EngineName
-from tiercel.sections import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from tiercel.sections import (
+    SECTION_FORM,
+    TEXT_FORM,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    form_of,
+)
 
 
 class Vllm(Section):
@@ -70,9 +78,15 @@ class Rollout(Section):
     this many more rollouts of other rows fill the step; groups that differ already are kept. 0 is off."""
     stop: tuple[str, ...] = ()
     """A completion ends with the token that completes one of these strings."""
-    environment: str | None = None
+    environment: (
+        Annotated[
+            Annotated[str, Tag(TEXT_FORM)] | Annotated[Mapping[str, str], Tag(SECTION_FORM)], Discriminator(form_of)
+        ]
+        | None
+    ) = None
     """A class of your own, as file.py:Class or package.module:Class, whose methods the policy calls as tools, or whose
-    `respond` answers each of its turns (docs/environments.md)."""
+    `respond` answers each of its turns (docs/environments.md). Several by their names, as {shop: shop.py:Shop}; then
+    the column `environment` of each row names its own."""
     tools: tuple[str, ...] = ()
     """Functions that the policy may call: the built-in zoom, crop and mark, or your own as file.py:function."""
     max_turns: PositiveInt = 8
@@ -88,6 +102,13 @@ class Rollout(Section):
     def has_turns(self) -> bool:
         """Return whether tools or an environment answer the policy."""
         return self.environment is not None or bool(self.tools)
+
+    @property
+    def environments(self) -> Mapping[str | None, str | None]:
+        """Return the classes by the names that rows call them. One class for all rows, or none, has the name None."""
+        if isinstance(self.environment, Mapping):
+            return {name: environment for name, environment in self.environment.items()}  # of a wider type
+        return {None: self.environment}
 
     @property
     def versions(self) -> int:

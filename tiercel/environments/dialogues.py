@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tiercel.config.schema import Data, Reliability
-from tiercel.environments.answers import Answer, answer_of, harmless, with_observation
-from tiercel.environments.calls import CallReader, Malformed
-from tiercel.environments.processes import EnvironmentFailure, EnvironmentProcess, Processes
-from tiercel.environments.setting import EnvironmentSetting
-from tiercel.environments.tools import BUILT_IN, PictureTools, SeenPicture, Toolbox, ToolProblem, use
+from tiercel.environments.answers import Answer, answer_of, with_observation
+from tiercel.environments.calls import Malformed
+from tiercel.environments.processes import EnvironmentFailure, EnvironmentProcess
+from tiercel.environments.setting import EnvironmentSetting, settings_of
+from tiercel.environments.tools import BUILT_IN, PictureTools, SeenPicture, Toolboxes, ToolProblem, use
 from tiercel.errors import DataError, RecipeError
 from tiercel.models.chat import encode_answer
 from tiercel.models.families.base import Family
@@ -33,25 +33,19 @@ class EnvironmentDialogues:
     """The maker of a run's dialogues. A context manager, which ends all processes when it closes."""
 
     def __init__(
-        self, toolbox: Toolbox, family: Family, *, data: Data, reliability: Reliability, limits: Limits, seed: int
+        self, toolboxes: Toolboxes, family: Family, *, data: Data, reliability: Reliability, limits: Limits, seed: int
     ):
-        """`seed` is the run's. Raises ModelError if the chat template writes no tool calls, and RecipeError if built-in
-        tools cannot know the coordinates of boxes."""
-        if family.coordinate_space is None and (cutting := [name for name in toolbox.names if name in BUILT_IN]):
+        """`seed` is the run's. Gives the family the tools, which the chat template shows. Raises ModelError if that
+        writes no tool calls, and RecipeError if built-in tools cannot know the coordinates of boxes."""
+        names = {name: None for toolbox in toolboxes.values() for name in toolbox.names if name in BUILT_IN}
+        if family.coordinate_space is None and names:
             why = "does not document how it writes boxes; set data.coordinates"
             why = "reads no pictures; remove them" if family.image_marker is None else why
-            raise RecipeError([f"rollout.tools: {', '.join(cutting)} given, and {family.name} {why}"])
+            raise RecipeError([f"rollout.tools: {', '.join(names)} given, and {family.name} {why}"])
         self.limits = limits
-        self._seed = seed
+        self._seed, self._family = seed, family
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="environment")
-        self._setting = EnvironmentSetting(
-            toolbox=toolbox,
-            family=family,
-            data=data,
-            processes=Processes(toolbox.code, reliability),
-            reader=CallReader(family, data.system, toolbox.schemas) if toolbox.schemas else None,
-            harmless=harmless(family),
-        )
+        self._settings = settings_of(toolboxes, family, data, reliability)
 
     def __enter__(self) -> "EnvironmentDialogues":
         return self
@@ -62,29 +56,35 @@ class EnvironmentDialogues:
     def prompts_of(self, prompts: Sequence[EncodedPrompt]) -> list[EncodedPrompt]:
         """Return the prompts with the answer of the environment's `reset` for their first sample; their rows stay the
         same. A prompt whose reset fails is unchanged, and its dialogues fail with the reason."""
-        if self._setting.toolbox.code.environment is None:
+        if self._settings.keys() == {None} and self._settings[None].toolbox.code.environment is None:
             return list(prompts)
         return list(self._threads.map(self._observed, prompts))
 
     def open(self, prompt: EncodedPrompt, samples: Sequence[int]) -> list[Dialogue]:
-        """Start a trajectory for each of these samples of a prompt that `prompts_of` returned."""
+        """Begin a trajectory for each of these samples of a prompt that `prompts_of` returned."""
+        setting = self._setting_of(prompt)
         seeds = [self._seed_of(prompt, sample) for sample in samples]
-        return [EnvironmentDialogue(self._setting, self._threads, prompt, seed) for seed in seeds]
+        return [EnvironmentDialogue(setting, self._threads, prompt, seed) for seed in seeds]
 
     def close(self) -> None:
         """End all processes, whatever they are doing."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._setting.processes.close()
+        for setting in self._settings.values():
+            setting.processes.close()
         self._threads.shutdown()
 
     def _observed(self, prompt: EncodedPrompt) -> EncodedPrompt:
+        setting = self._setting_of(prompt)
         try:
-            with self._setting.processes.lent() as process:
-                observation = self._setting.reset(process, prompt.row, self._seed_of(prompt, 0))
-            encoded = self._setting.encode(with_observation(prompt.row, observation), prompt.index)
+            with setting.processes.lent() as process:
+                observation = setting.reset(process, prompt.row, self._seed_of(prompt, 0))
+            encoded = setting.encode(with_observation(prompt.row, observation), prompt.index)
         except (EnvironmentFailure, DataError):
             return prompt
         return replace(encoded, row=prompt.row)
+
+    def _setting_of(self, prompt: EncodedPrompt) -> EnvironmentSetting:
+        return self._settings[self._family.environment_of(prompt.row)]
 
     def _seed_of(self, prompt: EncodedPrompt, sample: int) -> int:
         return sampling_seed(self._seed, prompt.index) + sample

@@ -1,21 +1,21 @@
-"""What all trajectories of a run share: the tools, the model's family, the processes of the user's code."""
+"""What trajectories share: the tools, the model's family, the processes of the user's code."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Lock
 from typing import Generic, TypeVar
 
 from PIL import Image
 
-from tiercel.config.schema import Data
+from tiercel.config.schema import Data, Reliability
 from tiercel.data.encoding import prompt_encoder
 from tiercel.data.media.images import decode
-from tiercel.environments.answers import Answer, answer_of, reset_fields
+from tiercel.environments.answers import Answer, answer_of, harmless, reset_fields
 from tiercel.environments.calls import CallReader
 from tiercel.environments.processes import EnvironmentFailure, EnvironmentProcess, Processes
-from tiercel.environments.tools import Toolbox, ToolProblem
+from tiercel.environments.tools import Toolbox, Toolboxes, ToolProblem
 from tiercel.models.families.base import Family
 from tiercel.models.prompts import with_boxes
 from tiercel.types import EncodedImage, EncodedPrompt, ImageSource, Row, VideoSource
@@ -74,7 +74,7 @@ def _seen() -> SharedCache[EncodedImage]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentSetting:
-    """What the trajectories of a run share."""
+    """What the trajectories of an environment share."""
 
     toolbox: Toolbox
     family: Family
@@ -82,8 +82,8 @@ class EnvironmentSetting:
     processes: Processes
     reader: CallReader | None  # None: there are no tools
     harmless: Callable[[str], str]  # made by answers.harmless
-    originals: SharedCache[Image.Image] = field(default_factory=_originals)
-    seen: SharedCache[EncodedImage] = field(default_factory=_seen)
+    originals: SharedCache[Image.Image]
+    seen: SharedCache[EncodedImage]
 
     def reset(self, process: EnvironmentProcess, row: Row, seed: int) -> Answer:
         """Start a trajectory in a process. Raises EnvironmentFailure."""
@@ -121,3 +121,26 @@ class EnvironmentSetting:
             self.encode(row, prompt.index)
             reason = "its answer is another than for the row's first sample; all samples of a row begin alike"
             raise EnvironmentFailure(f"reset: {reason}")
+
+
+def settings_of(
+    toolboxes: Toolboxes, family: Family, data: Data, reliability: Reliability
+) -> Mapping[str | None, EnvironmentSetting]:
+    """Give the family the tools of each environment, and make what the trajectories of each share, by the names of the
+    environments. Raises ModelError if the chat template writes no tool calls."""
+    family.tools = toolboxes[None].schemas if None in toolboxes else ()
+    family.tools_by_environment = {name: each.schemas for name, each in toolboxes.items() if name is not None}
+    originals, seen, written = _originals(), _seen(), harmless(family)
+    return {
+        name: EnvironmentSetting(
+            toolbox=toolbox,
+            family=family.with_tools(toolbox.schemas),
+            data=data,
+            processes=Processes(toolbox.code, reliability),
+            reader=CallReader(family, data.system, toolbox.schemas) if toolbox.schemas else None,
+            harmless=written,
+            originals=originals,
+            seen=seen,
+        )
+        for name, toolbox in toolboxes.items()
+    }

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 from pydantic import Field, FiniteFloat, ValidationError, validate_call
 from transformers.utils import get_json_schema
 
-from tiercel.config.schema import Reliability
+from tiercel.config.schema import Reliability, Rollout
 from tiercel.environments.processes import EnvironmentFailure, EnvironmentProcess, UserCode
 from tiercel.errors import RecipeError
 from tiercel.geometry import from_original, to_original
@@ -141,11 +141,32 @@ class Toolbox:
         return tuple(schema["function"]["name"] for schema in self.schemas)
 
 
-def load_toolbox(environment: str | None, tools: Sequence[str], reliability: Reliability) -> Toolbox:
-    """Find the tools of `rollout.environment` and `rollout.tools`. The user's code is imported and described in a
-    process. Raises RecipeError with everything that is wrong."""
+Toolboxes = Mapping[str | None, Toolbox]  # by the names of environments; one for all rows has the name None
+
+
+def load_toolboxes(rollout: Rollout, reliability: Reliability) -> Toolboxes:
+    """Find the tools of each environment, which has those of `rollout.tools` too. Raises RecipeError with everything
+    that is wrong."""
+    found: dict[str | None, Toolbox] = {}
+    problems: list[str] = []
+    for name, environment in rollout.environments.items():
+        try:
+            found[name] = load_toolbox(environment, rollout.tools, reliability, name)
+        except RecipeError as error:
+            problems += error.problems
+    if problems:
+        raise RecipeError(problems)
+    return found
+
+
+def load_toolbox(
+    environment: str | None, tools: Sequence[str], reliability: Reliability, name: str | None = None
+) -> Toolbox:
+    """Find the tools of one of `rollout.environment` and of `rollout.tools`. The user's code is imported in a process
+    and described there. `name` is that of the environment among several. Raises RecipeError with everything that is
+    wrong."""
     code = UserCode(environment=environment, functions=tuple(name for name in tools if name not in BUILT_IN))
-    key = "rollout.tools" if environment is None else "rollout.environment"
+    key = "rollout.tools" if environment is None else ".".join(filter(None, ("rollout.environment", name)))
     try:
         found = _description(code, reliability) if code.exists else {}
     except EnvironmentFailure as failure:

@@ -41,6 +41,7 @@ def encode_answer(family: Family, messages: Sequence[Message], images: Sequence[
 def second_turn(family: Family, prompt: EncodedPrompt) -> EncodedPrompt:
     """Continue a prompt with a turn and an answer, for comparing engines. The answer shows the prompt's first picture
     again if there is one."""
+    family = family.for_row(prompt.row)
     shown = [image for image in prompt.images[:1] if image.plan.fps is None]
     role: Literal["tool", "user"] = "tool" if family.tools else "user"
     tool = family.tools[0]["function"]["name"] if family.tools else None

@@ -194,6 +194,7 @@ def prompt_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
 def prompt_length(family: Family, row: Row, plans: Sequence[ImagePlan], system: str | None) -> int:
     """Count the tokens of the row's prompt. `plans` come from the images' headers. Raises DataError if the row cannot
     be encoded."""
+    family = family.for_row(row)
     messages = prompt_messages(with_system(with_boxes(row, plans, family), system))
     text = render(family, messages, True)
     require_whole(text, messages, with_answers=False)
@@ -230,6 +231,7 @@ def encode_prompt(
 ) -> EncodedPrompt:
     """Encode the prompt to sample after. It is never truncated: raises DataError if it is longer than
     `max_prompt_tokens`."""
+    family = family.for_row(row)
     plans = [image.plan for image in images]
     messages = prompt_messages(with_system(with_boxes(row, plans, family), system))
     images = tuple(images[: _image_count(messages)])

@@ -140,7 +140,8 @@ def changed_files(run: Path, recipe: Recipe) -> list[str]:
 
 def _places(key: str, value: object) -> Iterator[str]:
     declared = declared_name(key)
-    for each in value if isinstance(value, tuple) else (value,):
+    several = tuple(value.values()) if isinstance(value, Mapping) else value
+    for each in several if isinstance(several, tuple) else (several,):
         if not isinstance(each, str) or declared in _NOT_READ:
             continue
         if declared in _CALLS:

@@ -8,6 +8,8 @@ from tiercel.config import Recipe
 from tiercel.config.schema import GrpoRecipe, Rollout
 from tiercel.data.encoding import row_images
 from tiercel.devices import training_device
+from tiercel.errors import DataError
+from tiercel.models.families.base import ENVIRONMENT_COLUMN
 from tiercel.models.policy import Policy, load_for_inference
 from tiercel.models.prompts import encode_prompt
 from tiercel.models.vision_cache import VisionStore
@@ -36,10 +38,12 @@ class Generator:
         max_new_tokens: int | None = None,
         temperature: float = 0.0,
         seed: int = 0,
+        environment: str | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> tuple[Completion, ...]:
-        """Complete one prompt `count` times, or once and greedily at temperature 0. `max_new_tokens` defaults to the
-        recipe's. Raises DataError if the prompt or a picture cannot be encoded."""
+        """Complete one prompt `count` times, or once and greedily at temperature 0. `max_new_tokens` is by default the
+        recipe's; `environment` is one of several by its name.
+        Raises DataError if the prompt or a picture cannot be encoded."""
         recipe, family = self.recipe, self.policy.family
         own = recipe.rollout if isinstance(recipe, GrpoRecipe) else Rollout()
         asked = Rollout(group_size=max(2, count), max_new_tokens=max_new_tokens or own.max_new_tokens, stop=own.stop)
@@ -51,15 +55,17 @@ class Generator:
             id="prompt",
             messages=tuple(messages),
             images=tuple(images),
-            columns={},
+            columns={} if environment is None else {ENVIRONMENT_COLUMN: environment},
             file="a prompt",
             line=1,
             image_roots=ImageRoots(more=folders),
         )
         encoded = row_images(family, recipe.data, row)
         limit = recipe.data.max_prompt_tokens
-        request = encode_prompt(family, row, 0, encoded, system=recipe.data.system, max_prompt_tokens=limit)
-        with open_dialogues(recipe, family, say) as dialogues:
+        with open_dialogues(recipe, family, say) as dialogues:  # which gives the family its tools
+            if environment is not None and not family.tools_by_environment:
+                raise DataError(f"environment: {environment} given, but the recipe has no environments by name")
+            request = encode_prompt(family, row, 0, encoded, system=recipe.data.system, max_prompt_tokens=limit)
             completer = Completer(sampler=self.sampler, dialogues=dialogues)
             (group,) = completer.sample(completer.begun([request]), params, [sampling_seed(seed, 0)])
         return group.completions

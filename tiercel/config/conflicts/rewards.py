@@ -60,10 +60,12 @@ def turns(recipe: GrpoRecipe) -> Problems:
             yield Keys(f"rollout.tools.{index}").problem(
                 f"{shown(tool)} given; built in are {', '.join(BUILTIN_TOOLS)}; write your own as {CALL_FORM}"
             )
-    if rollout.environment is not None and ":" not in rollout.environment:
-        yield Keys("rollout.environment").problem(
-            f"{shown(rollout.environment)} given; write a class of yours as {CALL_FORM}"
-        )
+    if not rollout.environments:
+        yield Keys("rollout.environment").problem("names no class; write one, or remove it")
+    for name, environment in rollout.environments.items():
+        if environment is not None and ":" not in environment:
+            key = "rollout.environment" if name is None else f"rollout.environment.{name}"
+            yield Keys(key).problem(f"{shown(environment)} given; write a class of yours as {CALL_FORM}")
     for index, reward in enumerate(recipe.rewards):
         if isinstance(reward, OfEnvironment) and rollout.environment is None:
             yield Keys(f"rewards.{index}.name", "rollout.environment").problem(

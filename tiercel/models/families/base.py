@@ -6,9 +6,10 @@ hold it. Methods that need weights get the model as an argument. Shape suffixes:
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from PIL import Image
@@ -20,9 +21,12 @@ from tiercel.errors import DataError, ModelError
 from tiercel.models.families.image_transforms import picture_tensor, resized, views_sha256
 from tiercel.models.layers.attention import shared_prefix_obstacle
 from tiercel.models.layers.sight import Span
-from tiercel.types import CoordinateSpace, EncodedImage, EncodedPrompt, ImagePlan, PixelLimits, Size
+from tiercel.types import CoordinateSpace, EncodedImage, EncodedPrompt, ImagePlan, PixelLimits, Row, Size
+from tiercel.wording import brief
 
 HuggingFaceModel = Any  # a PreTrainedModel; only its family knows its submodules
+Tools = tuple[Mapping[str, Any], ...]  # JSON schemas, in the form of chat templates
+ENVIRONMENT_COLUMN = "environment"  # of rows, where the recipe has several environments
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +74,10 @@ class Family(ABC):
     def __init__(self, checkpoint: Checkpoint, min_pixels: int | None, max_pixels: int | None):
         self.checkpoint = checkpoint
         self.tokenizer = checkpoint.tokenizer
-        self.tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas of the tools that the policy may call
+        self.tools: Tools = ()  # that the policy may call
+        self.tools_by_environment: Mapping[
+            str, Tools
+        ] = {}  # by the name in a row's column; empty: all rows have `tools`
         self.min_pixels = min_pixels
         self.max_pixels = max_pixels
 
@@ -93,6 +100,32 @@ class Family(ABC):
                 f"data.coordinates: got {given}, but {self.name} writes boxes in {self.coordinate_space}; remove it"
             )
         self.coordinate_space = given  # type: ignore[misc]  # other families have it in the class
+
+    def environment_of(self, row: Row) -> str | None:
+        """Return the name of a row's environment, or None if all rows have the same. Raises DataError if the row names
+        none, or one that the recipe does not have."""
+        names = self.tools_by_environment
+        if not names:
+            return None
+        listed, named = " or ".join(names), row.columns.get(ENVIRONMENT_COLUMN)
+        if named is None:
+            raise DataError(f"names no environment; write {listed} there", field=ENVIRONMENT_COLUMN)
+        if not isinstance(named, str) or named not in names:
+            raise DataError(
+                f"{brief(repr(named), 60)} is no name in rollout.environment; write {listed}", field=ENVIRONMENT_COLUMN
+            )
+        return named
+
+    def for_row(self, row: Row) -> Self:
+        """Return the family with the tools of the row's environment. Raises DataError as `environment_of` does."""
+        name = self.environment_of(row)
+        return self if name is None else self.with_tools(self.tools_by_environment[name])
+
+    def with_tools(self, tools: Tools) -> Self:
+        """Return the family with these tools for all rows."""
+        family = copy(self)
+        family.tools, family.tools_by_environment = tools, {}
+        return family
 
     def prove_encoding(self) -> None:  # noqa: B027  # most families need no proof
         """Compare ids and pixels with those of the checkpoint's whole processor, if the family needs a proof. Raises

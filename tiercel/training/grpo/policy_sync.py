@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tiercel.config.schema import GrpoRecipe, Recipe
 from tiercel.environments.dialogues import EnvironmentDialogues
-from tiercel.environments.tools import BUILT_IN, Toolbox, load_toolbox
+from tiercel.environments.tools import BUILT_IN, Toolbox, Toolboxes, load_toolboxes
 from tiercel.errors import RecipeError
 from tiercel.models.chat import require_joining
 from tiercel.models.families.base import Family
@@ -198,26 +198,34 @@ def open_dialogues(recipe: Recipe, family: Family, say: Callable[[str], None]) -
         yield None
         return
     rollout = recipe.rollout
-    toolbox = load_toolbox(rollout.environment, rollout.tools, recipe.reliability)
-    _require_reward(recipe, toolbox, say)
-    family.tools = toolbox.schemas
-    if toolbox.schemas:
-        require_joining(family, "tool", has_pictures=not BUILT_IN.keys().isdisjoint(toolbox.names))
-    if toolbox.responds:
-        require_joining(family, "user")
+    toolboxes = load_toolboxes(rollout, recipe.reliability)
+    _require_reward(recipe, toolboxes, say)
+    for name, toolbox in toolboxes.items():
+        _require_joining(family.with_tools(toolbox.schemas), toolbox)
+        of = "" if name is None else f" of {name}"
+        say(f"tools{of}: {', '.join(toolbox.names) or 'none'}; turns join as the chat template writes them")
     limits = Limits(max_turns=rollout.max_turns, max_tokens=rollout.max_trajectory_tokens)
-    say(f"tools: {', '.join(toolbox.names) or 'none'}; turns join as the chat template writes them")
     with EnvironmentDialogues(
-        toolbox, family, data=recipe.data, reliability=recipe.reliability, limits=limits, seed=recipe.train.seed
+        toolboxes, family, data=recipe.data, reliability=recipe.reliability, limits=limits, seed=recipe.train.seed
     ) as dialogues:
         yield dialogues
 
 
-def _require_reward(recipe: GrpoRecipe, toolbox: Toolbox, say: Callable[[str], None]) -> None:
-    """Raise RecipeError if the recipe asks for a reward that the environment does not give."""
+def _require_joining(family: Family, toolbox: Toolbox) -> None:
+    if toolbox.schemas:
+        require_joining(family, "tool", has_pictures=not BUILT_IN.keys().isdisjoint(toolbox.names))
+    if toolbox.responds:
+        require_joining(family, "user")
+
+
+def _require_reward(recipe: GrpoRecipe, toolboxes: Toolboxes, say: Callable[[str], None]) -> None:
+    """Raise RecipeError if the recipe asks for a reward that an environment does not give."""
     asked = next((i for i, reward in enumerate(recipe.rewards) if isinstance(reward, OfEnvironment)), None)
-    name = recipe.rollout.environment
-    if asked is not None and not toolbox.gives_reward:
-        raise RecipeError([f"rewards.{asked}.name: got environment, but {name} has no get_reward; add it"])
-    if asked is None and toolbox.gives_reward:
-        say(f"{name} has a get_reward that nothing reads; add {{name: environment}} to rewards to learn from it")
+    lacking = [each.code.environment for each in toolboxes.values() if not each.gives_reward]
+    if asked is not None and lacking:
+        problems = [f"rewards.{asked}.name: got environment, but {name} has no get_reward; add it" for name in lacking]
+        raise RecipeError(problems)
+    for toolbox in toolboxes.values():
+        if asked is None and toolbox.gives_reward:
+            name = toolbox.code.environment
+            say(f"{name} has a get_reward that nothing reads; add {{name: environment}} to rewards to learn from it")
