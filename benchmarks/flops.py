@@ -142,3 +142,21 @@ def vision_forward(vision_config: Any, grid: Sequence[int]) -> Flops:
 def _window_squares(length: int, side: int) -> int:
     """Return the sum of the squared widths of windows along one edge."""
     return length // side * side**2 + (length % side) ** 2
+
+
+def causal_pairs(length: int, window: int | None = None) -> int:
+    """Count the pairs of one causal row."""
+    near = length if window is None else min(length, window)  # tokens that see all before them
+    return near * (near + 1) // 2 + (length - near) * near
+
+
+def group_pairs(prompt_length: int, completion_lengths: Sequence[int], window: int | None = None) -> int:
+    """Count the pairs of a group whose prompt is computed once."""
+    of_prompt = causal_pairs(prompt_length, window)
+    rows = repeated_pairs(prompt_length, completion_lengths, window)
+    return rows - (len(completion_lengths) - 1) * of_prompt
+
+
+def repeated_pairs(prompt_length: int, completion_lengths: Sequence[int], window: int | None = None) -> int:
+    """Count the pairs of a group whose prompt is computed with every completion."""
+    return sum(causal_pairs(prompt_length + length, window) for length in completion_lengths)

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.tables import RESULTS, markdown_table
 from tests.nullgpu.card import CARDS, ROOT, environment_of
 from tiercel.packing.attention.flex import KERNELS
-from tiercel.packing.kernel_table import FILE, Fit, read_fits
+from tiercel.packing.kernel_table import FILE, KernelFit, read_fits
 from tiercel.runs.files import write_atomically
 
 HEADS, KEY_HEADS = 16, 4
@@ -65,7 +65,7 @@ def _place(row: Row) -> tuple[int, int, int]:
     return CARDS.index(row["card"]), row["head_size"], DTYPES.index(row["dtype"])
 
 
-def markdown(fits: Sequence[Fit]) -> str:
+def markdown(fits: Sequence[KernelFit]) -> str:
     """Return the bytes that a thread spills in the forward and the backward pass, or that a card refuses the
     kernels."""
     cards = [card for card in CARDS if any(fit.card == card for fit in fits)]
@@ -79,7 +79,7 @@ def markdown(fits: Sequence[Fit]) -> str:
     return markdown_table(["heads", *cards], rows)
 
 
-def _cell(fit: Fit) -> str:
+def _cell(fit: KernelFit) -> str:
     return "refused" if fit.problem else " / ".join(f"{each:,}" for each in fit.stack_bytes)
 
 

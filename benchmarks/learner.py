@@ -26,11 +26,12 @@ from benchmarks.drivers.measuring import LORA_RANK
 from benchmarks.flops import (
     decoder_shape,
     decoder_update,
+    group_pairs,
     head_update,
+    repeated_pairs,
     vision_forward,
 )
 from benchmarks.shapes import SHAPES, save_images
-from tiercel.training.metrics import group_pairs, repeated_pairs
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from benchmarks.flops import DecoderShape, Flops, decoder_shape, decoder_update, head_update
+from benchmarks.flops import DecoderShape, Flops, decoder_shape, decoder_update, group_pairs, head_update
 from benchmarks.peers import machine
 from benchmarks.peers_report import rounded, spread
 from benchmarks.random_groups import random_group, random_prompt
@@ -39,7 +39,6 @@ from tiercel.config.schema import Data, Lora, Model, SftRecipe, Train
 from tiercel.models.policy import Policy, build_policy
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import PackedTokens, pack
-from tiercel.training.metrics import group_pairs
 
 VOCABULARY = 32_768
 LORA_RANK = 16

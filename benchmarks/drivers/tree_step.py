@@ -10,7 +10,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,13 +18,13 @@ from torch import Tensor
 
 from benchmarks.drivers.learner_step import TEXT_IDS, make_policy, make_prompt
 from benchmarks.drivers.measuring import answer_stream, peak_bytes
+from benchmarks.random_trees import row_of
 from tests.models.test_families import huggingface_inputs
 from tiercel.models.policy import Policy
-from tiercel.models.prompts import completion_positions
 from tiercel.models.vision_cache import VisionStore
 from tiercel.packing.batch import packed_bins
 from tiercel.packing.forward import PackedPolicy
-from tiercel.packing.layout import Continuation, PackItem, pack
+from tiercel.packing.layout import PackItem, pack
 from tiercel.types import EncodedPrompt
 
 
@@ -89,24 +89,13 @@ def make_items(policy: Policy, start: EncodedPrompt, load: Workload) -> list[Pac
 
     items = []
     for index in range(load.questions):
-        asked_Q = words(load.question_tokens)
-        positions_DQ = completion_positions(start.positions_DP, len(asked_Q))
-        prompt = replace(
-            start,
-            index=index,
-            token_ids_P=torch.cat([start.token_ids_P, asked_Q]),
-            positions_DP=torch.cat([start.positions_DP, positions_DQ], dim=1),
-        )
+        asked_L = words(load.question_tokens)
         beginnings = [words(load.shared) for _ in range(load.beginnings)] or [words(0)]
-        continuations = tuple(
-            Continuation(
-                token_ids_L=torch.cat([beginnings[number % len(beginnings)], words(load.tokens - load.shared)]),
-                positions_DL=completion_positions(prompt.positions_DP, load.tokens),
-                is_scored_L=torch.ones(load.tokens, dtype=torch.bool),
-            )
+        answers = [
+            torch.cat([beginnings[number % len(beginnings)], words(load.tokens - load.shared)])
             for number in range(load.completions)
-        )
-        items.append(PackItem(prompt=prompt, continuations=continuations))
+        ]
+        items.append(row_of(start, index, asked_L, answers))
     return items
 
 
@@ -114,9 +103,9 @@ def packed_passes(
     policy: Policy, items: Sequence[PackItem], budget: int, is_tree: bool
 ) -> Iterator[Callable[[], Tensor]]:
     """Yield the passes over the microbatches; each returns logprobs (N,)."""
-    learner, told_by = PackedPolicy(policy, "split", False), policy.family if is_tree else None
-    for places in packed_bins([(item,) for item in items], "split", budget, told_by):
-        packed = pack([items[place] for place in places], told_by)
+    learner, family = PackedPolicy(policy, "split", False), policy.family if is_tree else None
+    for places in packed_bins([(item,) for item in items], "split", budget, family):
+        packed = pack([items[place] for place in places], family)
 
         def compute(packed=packed) -> Tensor:
             return learner(packed, VisionStore(policy, 0).features(packed.images), 1.0).logprobs_N

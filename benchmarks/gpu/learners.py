@@ -19,7 +19,9 @@ from benchmarks.flops import (
     DecoderShape,
     Flops,
     decoder_update,
+    group_pairs,
     head_update,
+    repeated_pairs,
     vision_forward,
 )
 from benchmarks.gpu.running import NotHere
@@ -28,7 +30,6 @@ from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
 from tiercel.packing.batch import AdvantageGroup, policy_units, totals_of
 from tiercel.packing.layout import Continuation
-from tiercel.training.metrics import group_pairs, repeated_pairs
 from tiercel.training.policy_passes import new_learner
 
 

@@ -13,13 +13,12 @@ from transformers import AutoProcessor, GenerationConfig, Qwen2_5_VLForCondition
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.drivers.measuring import LORA_TARGETS, QUESTION, SYSTEM, installed
-from benchmarks.flops import decoder_shape, decoder_update, head_update, vision_forward
+from benchmarks.flops import decoder_shape, decoder_update, head_update, repeated_pairs, vision_forward
 from benchmarks.gpu.learning import Place
 from benchmarks.gpu.models import MODELS, ModelShape, make_config
 from benchmarks.gpu.setup import Clock, Setup
 from benchmarks.peers_report import rounded, spread
 from benchmarks.shapes import ROWS_FROM_FIRST_SPECIAL_TOKEN, SPECIAL_TOKENS, make_tokenizer, save_images, save_processor
-from tiercel.training.metrics import repeated_pairs
 
 TOY_VOCABULARY = 3000  # its tokenizer knows a thousand pieces of words
 

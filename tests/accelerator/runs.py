@@ -67,7 +67,7 @@ def waits_of_updates(monkeypatch) -> list[tuple[int, dict[str, int]]]:
 @pytest.fixture
 def rows_apart(monkeypatch):
     """Rows share nothing, so that a step of few small rows has several microbatches."""
-    monkeypatch.setattr(Passes, "told_by", None)
+    monkeypatch.setattr(Passes, "sharing_family", None)
 
 
 def recipe_of(checkpoint: Path, rows: Path, output: str = "run", **changes) -> GrpoRecipe:
@@ -91,6 +91,12 @@ def test_a_step_of_grpo_on_the_device_is_that_of_the_cpu(tiny_checkpoints, rows,
     for key in ("loss", "grad_norm", "reward/mean", "kl/mean", "entropy/mean", "completion/tokens_mean"):
         assert there[key] == pytest.approx(here[key], rel=1e-3, abs=1e-5), key
     assert there["sampler/logprob_gap_max"] < 1e-4
+
+
+def test_rows_that_share_their_beginning_wait_no_more_often(tiny_checkpoints, rows, waits_of_updates):
+    run_grpo(recipe_of(tiny_checkpoints["qwen2_vl"], rows))
+    ((microbatches, waits),) = waits_of_updates
+    assert microbatches == 1 and waits == UPDATE
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_a_recipe_that_is_there_stays(rows, capsys):
 def test_only_grpo_is_asked_for_its_task():
     asked = []
 
-    def ask(question: init.Question) -> str:
+    def ask(question: init.RecipeQuestion) -> str:
         asked.append(question.flag)
         return question.usual or "x"
 

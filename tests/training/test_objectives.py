@@ -164,7 +164,9 @@ def test_rows_that_share_their_pictures_give_the_same_gradient_together(
     for joins in (False, True):
         own = {"dpo": Dpo(loss="sigmoid", sft_coef=0.5)} if kind is DpoRecipe else {}
         recipe = recipe_of(kind, tiny_checkpoints["qwen2_5_vl"], tmp_path, data={"group_by_prefix": True}, **own)
-        monkeypatch.setattr(Passes, "told_by", property(lambda passes, joins=joins: passes.family if joins else None))
+        monkeypatch.setattr(
+            Passes, "sharing_family", property(lambda passes, joins=joins: passes.family if joins else None)
+        )
         trainer, objective, made = begun(recipe, several)
         gradients = []
         trainer.strategy.update = lambda norm, most, of=trainer, into=gradients: bool(into.append(gradient(of)) or 1)

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.flops import decoder_shape, decoder_update, head_update
+from benchmarks.flops import causal_pairs, decoder_shape, decoder_update, group_pairs, head_update, repeated_pairs
 from tests.tiny_models import random_ids, tiny_policy, tiny_prompts
 from tests.training.test_loops import grpo_recipe, run_grpo, run_offline, sft_recipe, write_rows
 from tiercel.models.prompts import completion_positions
-from tiercel.packing.layout import Continuation, PackItem
+from tiercel.packing.layout import Continuation, PackItem, pack
 from tiercel.planning import devices
 from tiercel.planning.devices import known_device
 from tiercel.runs.directory import read_metrics
-from tiercel.training.metrics import causal_pairs, group_pairs, repeated_pairs, update_operations
+from tiercel.training.metrics import update_operations
 
 
 def item_of(policy, lengths) -> PackItem:
@@ -44,19 +44,19 @@ def test_a_window_takes_away_the_pairs_that_it_hides(tiny_checkpoints):
     prompt = len(item.prompt.token_ids_P)
     seen = [*range(prompt), *range(prompt, prompt + 3), *range(prompt, prompt + 5)]  # how many tokens are before each
     hidden = sum(max(0, before + 1 - 8) for before in seen)
-    with_windows = update_operations(policy, "split", [item])
+    with_windows = update_operations(policy, "split", pack([item]))
     policy.family.checkpoint.config.get_text_config().layer_types = ["full_attention"] * 3
     assert hidden > 0
-    assert update_operations(policy, "split", [item]) - with_windows == 12 * 64 * 2 * hidden
+    assert update_operations(policy, "split", pack([item])) - with_windows == 12 * 64 * 2 * hidden
 
 
 def test_layers_without_attention_have_no_pairs(tiny_checkpoints):
     policy = tiny_policy(tiny_checkpoints["qwen3_5"])  # one of four layers attends
     item = item_of(policy, [3, 5])
-    before = update_operations(policy, "split", [item])
+    before = update_operations(policy, "split", pack([item]))
     policy.family.checkpoint.config.get_text_config().layer_types = ["full_attention"] * 4
     pairs = group_pairs(len(item.prompt.token_ids_P), [3, 5])
-    assert update_operations(policy, "split", [item]) - before == 12 * 64 * 3 * pairs
+    assert update_operations(policy, "split", pack([item])) - before == 12 * 64 * 3 * pairs
 
 
 def test_operations_are_those_of_the_weights_by_hand(tiny_checkpoints):
@@ -73,9 +73,9 @@ def test_operations_are_those_of_the_weights_by_hand(tiny_checkpoints):
     attention = 12 * config.hidden_size * config.num_hidden_layers
     head = 4 * 8 * config.hidden_size * config.vocab_size
     shared = (prompt + 8) * (4 * frozen + 6 * trained) + attention * group_pairs(prompt, [3, 5]) + head
-    assert update_operations(policy, "split", [item]) == shared
+    assert update_operations(policy, "split", pack([item])) == shared
     repeated = (2 * prompt + 8) * (4 * frozen + 6 * trained) + attention * repeated_pairs(prompt, [3, 5]) + head
-    assert update_operations(policy, "repeated", [item, item]) == 2 * repeated
+    assert update_operations(policy, "repeated", pack([item, item])) == 2 * repeated
 
 
 def test_operations_are_near_those_that_an_update_executes(tiny_checkpoints):
@@ -86,7 +86,7 @@ def test_operations_are_near_those_that_an_update_executes(tiny_checkpoints):
     shape = decoder_shape(config, rank_of(policy))
     pairs = group_pairs(len(item.prompt.token_ids_P), [20, 30])
     executed = decoder_update(shape, item.shared_length, pairs) + head_update(shape, 50)
-    needed = update_operations(policy, "split", [item])
+    needed = update_operations(policy, "split", pack([item]))
     first = 2 * item.shared_length * config.hidden_size * (config.hidden_size + 2 * shape.key_heads * shape.head_size)
     first += 3 * 2 * item.shared_length * config.hidden_size * shape.lora_rank
     recomputed = 2 * pairs * config.hidden_size * config.num_hidden_layers
@@ -101,11 +101,11 @@ def rank_of(policy) -> int:
 def test_the_adapter_of_the_reference_does_not_count(tiny_checkpoints):
     policy = tiny_policy(tiny_checkpoints["qwen2_vl"])
     item = item_of(policy, [3])
-    before = update_operations(policy, "split", [item])
+    before = update_operations(policy, "split", pack([item]))
     for module in policy.model.modules():
         if hasattr(module, "lora_A"):
             module.lora_A["reference"] = nn.Linear(1, 1)
-    assert update_operations(replace(policy, reference_adapter="reference"), "split", [item]) == before
+    assert update_operations(replace(policy, reference_adapter="reference"), "split", pack([item])) == before
 
 
 def test_a_card_is_known_by_the_name_that_torch_gives_it():

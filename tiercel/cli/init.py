@@ -1,7 +1,7 @@
 """`tiercel init`: ask six questions and write a recipe that passes `tiercel check`. Flags can answer them too."""
 
 import sys
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,7 @@ SMALL_GPU, MIDDLE_GPU = 30e9, 60e9  # bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
+class RecipeQuestion:
     """A question of the command: its flag, its text, its default and the accepted answers."""
 
     flag: str
@@ -46,18 +46,20 @@ class Question:
 
 
 QUESTIONS = (
-    Question(flag="model", text="The model, a directory or a name on the hub", usual="Qwen/Qwen2.5-VL-3B-Instruct"),
-    Question(flag="data", text="The rows, a file or a directory"),
-    Question(flag="method", text="How to train", usual="grpo", choices=tuple(METHODS)),
-    Question(
+    RecipeQuestion(
+        flag="model", text="The model, a directory or a name on the hub", usual="Qwen/Qwen2.5-VL-3B-Instruct"
+    ),
+    RecipeQuestion(flag="data", text="The rows, a file or a directory"),
+    RecipeQuestion(flag="method", text="How to train", usual="grpo", choices=tuple(METHODS)),
+    RecipeQuestion(
         flag="task",
         text="What the answers are, which decides the rewards",
         usual="text",
         choices=tuple(TASKS),
         is_asked=lambda given: given["method"] == "grpo",
     ),
-    Question(flag="gpu", text="The memory of your GPU, such as 24GB, or none", usual="none"),
-    Question(flag="output", text="The directory of the run", usual="runs/first"),
+    RecipeQuestion(flag="gpu", text="The memory of your GPU, such as 24GB, or none", usual="none"),
+    RecipeQuestion(flag="output", text="The directory of the run", usual="runs/first"),
 )
 
 
@@ -76,7 +78,7 @@ def run(recipe: None, arguments: Namespace) -> None:
     print(f"{file}\nnext: tiercel check {file}; tiercel plan {file}; tiercel {kind} {file}")
 
 
-def answers(arguments: Namespace, ask: Callable[[Question], str]) -> dict[str, str]:
+def answers(arguments: Namespace, ask: Callable[[RecipeQuestion], str]) -> dict[str, str]:
     """Return the answer to each question under its flag. Raises RecipeError if an answer is missing or is not among the
     choices."""
     found: dict[str, str] = {}
@@ -122,11 +124,11 @@ def _memory(text: str) -> MemorySize | None:
         return None
     try:
         return size(text)
-    except Exception as error:  # the type of error that argparse expects
+    except ArgumentTypeError as error:
         raise RecipeError([f"--gpu: {error}"], source="init") from error
 
 
-def _ask(question: Question) -> str:
+def _ask(question: RecipeQuestion) -> str:
     """Ask on standard error, so that standard output has only the result."""
     choices = f" ({', '.join(question.choices)})" if question.choices else ""
     usual = f" [{question.usual}]" if question.usual else ""
@@ -134,5 +136,5 @@ def _ask(question: Question) -> str:
     return sys.stdin.readline().strip() or question.usual
 
 
-def _usual(question: Question) -> str:
+def _usual(question: RecipeQuestion) -> str:
     return question.usual

@@ -49,7 +49,7 @@ def accelerate_of(file: Path) -> Accelerate | None:
 
 
 def zero(stage: object, parameters: object = None, optimizer: object = None) -> Sharding | None:
-    """Return the keys for a stage of ZeRO, by where weights and moments are kept; None where there is no stage."""
+    """Return the keys for a stage of ZeRO, by where weights and moments are kept. Without a stage, return None."""
     if not isinstance(stage, int):
         return None
     if stage == 0:

@@ -96,8 +96,7 @@ class RecipeDraft:
         return str(self.values.get("model.path", "")).lower()
 
     def note(self, text: str, *labels: str, subject: str = "", is_change: bool = True) -> None:
-        """Add a note on a subject, or on those of the labels that the command gives; if it gives none of them and there
-        is no subject, add nothing."""
+        """Add a note on a subject, or on those of the labels that the command gives. Without either, add nothing."""
         given = tuple(label for label in labels if label in self.given)
         unsaid = [self.shown(label) for label in given if label.rpartition(" ")[2] not in subject]
         shown = ", ".join(filter(None, (subject, *unsaid)))

@@ -141,7 +141,7 @@ def _penalty(draft: RecipeDraft) -> None:
     asked = launch.text(kind) or "kl"
     estimator = _ESTIMATORS.get(asked) if is_in_loss or is_verl else "k1"  # EasyR1: always p - q
     if estimator is None or (is_in_loss and estimator == "k1"):
-        estimator, text = "k2", f"{asked} is no estimator in the loss here; k2 has the divergence's gradient"
+        estimator, text = "k2", f"{asked} is not an estimator of the loss here; k2 has the divergence's gradient"
         draft.note(text, f"--{kind}", subject=kind)
     put(draft, "algorithm.kl.estimator", estimator, kind)
 

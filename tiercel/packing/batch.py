@@ -13,7 +13,7 @@ from tiercel.models.prompts import completion_positions
 from tiercel.packing.divergence import TeacherTokens
 from tiercel.packing.forms import CONTINUES_A_PREFIX, packed_length
 from tiercel.packing.layout import Continuation, PackedTokens, PackItem, add_item, pack
-from tiercel.packing.sharing import PictureTokens, TreeBuilder
+from tiercel.packing.sharing import PictureFamily, TreeBuilder
 from tiercel.types import Completion, EncodedImage, EncodedPrompt, Row, ScoredGroup
 
 
@@ -165,18 +165,18 @@ def policy_units(
     form: str,
     budget: int,
     may_run_prefix: bool,
-    told_by: PictureTokens | None = None,
+    family: PictureFamily | None = None,
 ) -> list[PolicyUnit]:
     """Build microbatches from whole groups, in order. A group larger than `budget` tokens is cut between completions.
     Its parts share one pass over the prompt if the form supports it and `may_run_prefix` is true; otherwise each part
-    contains the prompt. With `told_by`, groups of a microbatch that begin alike share that beginning. Raises DataError
+    contains the prompt. With `family`, groups of a microbatch that begin alike share that beginning. Raises DataError
     if a completion and its prompt do not fit together."""
     units: list[PolicyUnit] = []
     fitting: list[AdvantageGroup] = []
 
     def flush() -> None:
-        for bin_ in packed_bins([(group.item,) for group in fitting], form, budget, told_by):
-            batch = _policy_batch([fitting[i] for i in bin_], totals, told_by)
+        for bin_ in packed_bins([(group.item,) for group in fitting], form, budget, family):
+            batch = _policy_batch([fitting[i] for i in bin_], totals, family)
             units.append(PolicyUnit(prefix=None, batches=(batch,)))
         fitting.clear()
 
@@ -230,11 +230,9 @@ def _without_prompt_images(group: AdvantageGroup) -> AdvantageGroup:
     return replace(group, item=replace(group.item, prompt=replace(group.item.prompt, images=())))
 
 
-def _policy_batch(
-    groups: Sequence[AdvantageGroup], totals: Totals, told_by: PictureTokens | None = None
-) -> PolicyBatch:
+def _policy_batch(groups: Sequence[AdvantageGroup], totals: Totals, family: PictureFamily | None = None) -> PolicyBatch:
     return PolicyBatch(
-        packed=pack([group.item for group in groups], told_by),
+        packed=pack([group.item for group in groups], family),
         advantages_C=torch.cat([group.advantages_G for group in groups]),
         sampler_logprobs_N=torch.cat([row for group in groups for row in group.sampler_logprobs]),
         old_logprobs_N=_old_logprobs(groups),
@@ -257,17 +255,17 @@ def _teacher(groups: Sequence[AdvantageGroup]) -> TeacherTokens | None:
 
 
 def packed_bins(
-    entries: Sequence[Sequence[PackItem]], form: str, budget: int, told_by: PictureTokens | None = None
+    entries: Sequence[Sequence[PackItem]], form: str, budget: int, family: PictureFamily | None = None
 ) -> list[list[int]]:
     """Divide entries, whose items stay together, into bins of at most `budget` tokens, in order, and return the numbers
-    of each bin's entries. `told_by` as in `pack`. Raises DataError if an entry does not fit on its own."""
+    of each bin's entries. `family` as in `pack`. Raises DataError if an entry does not fit on its own."""
     bins: list[list[int]] = []
-    counted = _Counter(form, told_by)
+    counted = TokenCounter(form, family)
     for number, items in enumerate(entries):
         if bins and counted.with_items(items) <= budget:
             bins[-1].append(number)
             continue
-        counted = _Counter(form, told_by)
+        counted = TokenCounter(form, family)
         if (length := counted.with_items(items)) > budget:
             raise DataError(
                 f"row {items[0].prompt.row.id}: {length} tokens exceed learner.max_tokens_per_microbatch = {budget}; "
@@ -278,13 +276,13 @@ def packed_bins(
     return bins
 
 
-class _Counter:
+class TokenCounter:
     """The tokens that a form computes for the items of a bin."""
 
-    def __init__(self, form: str, told_by: PictureTokens | None):
+    def __init__(self, form: str, family: PictureFamily | None):
         self.form = form
         self.repeated = 0
-        self.builder = TreeBuilder(told_by)
+        self.builder = TreeBuilder(family)
 
     def with_items(self, items: Sequence[PackItem]) -> int:
         """Add items, and count the tokens of all of them."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from tiercel.packing.layout import Continuation, PackItem
-from tiercel.packing.sharing import PictureTokens, located
+from tiercel.packing.sharing import PictureFamily, located
 from tiercel.types import EncodedConversation, EncodedImage, Example
 
 
@@ -27,23 +27,23 @@ class ExampleGroup:
         return tuple(image for item in self.items for image in item.images)
 
 
-def example_groups(examples: Sequence[Example], told_by: PictureTokens | None) -> list[ExampleGroup]:
-    """Make each example a group of its own. `told_by` as in `conversation_item`."""
+def example_groups(examples: Sequence[Example], family: PictureFamily | None) -> list[ExampleGroup]:
+    """Make each example a group of its own. `family` as in `conversation_item`."""
     return [
         ExampleGroup(
-            examples=(example,), items=tuple(conversation_item(each, told_by) for each in example.conversations)
+            examples=(example,), items=tuple(conversation_item(each, family) for each in example.conversations)
         )
         for example in examples
     ]
 
 
-def conversation_item(conversation: EncodedConversation, told_by: PictureTokens | None = None) -> PackItem:
-    """Build an item from a conversation: its prompt with one continuation. With `told_by`, each has the pictures that
+def conversation_item(conversation: EncodedConversation, family: PictureFamily | None = None) -> PackItem:
+    """Build an item from a conversation: its prompt with one continuation. With `family`, each has the pictures that
     its own tokens show, which an item needs that shares tokens with others; without it, the prompt has all of them."""
     prompt = conversation.prompt
     shown = prompt.images
-    if told_by is not None:
-        shown = tuple(image for each in located(prompt.token_ids_P, shown, told_by) for image in each.images)
+    if family is not None:
+        shown = tuple(image for each in located(prompt.token_ids_P, shown, family) for image in each.images)
     continuation = Continuation(
         token_ids_L=conversation.token_ids_L,
         positions_DL=conversation.positions_DL,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tiercel.models.layers.sight import Span
-from tiercel.packing.sharing import Branch, PictureTokens, Tokens, TreeBuilder, built, located
+from tiercel.packing.sharing import Branch, PictureFamily, Segment, TreeBuilder, built, located
 from tiercel.packing.tree import Node, PrefixTree
 from tiercel.types import EncodedImage, EncodedPrompt
 
@@ -104,29 +104,29 @@ def add_item(builder: TreeBuilder, item: PackItem, number: int = 0) -> Branch:
     """Add an item's prompt and continuations, which are numbered from `number` on. Return the prompt's last node."""
     prompt = item.prompt
     end = builder.add_prompt(
-        Tokens(
+        Segment(
             ids_L=prompt.token_ids_P,
             positions_DL=prompt.positions_DP,
-            pictures=located(prompt.token_ids_P, prompt.images, builder.told_by),
+            pictures=located(prompt.token_ids_P, prompt.images, builder.family),
             picture_spans=prompt.picture_spans,
         )
     )
     for place, each in enumerate(item.continuations):
-        tokens = Tokens(
+        tokens = Segment(
             ids_L=each.token_ids_L,
             positions_DL=each.positions_DL,
-            pictures=located(each.token_ids_L, each.images, builder.told_by),
+            pictures=located(each.token_ids_L, each.images, builder.family),
             picture_spans=each.picture_spans,
         )
         builder.add(end, tokens, number + place)
     return end
 
 
-def pack(items: Sequence[PackItem], told_by: PictureTokens | None = None) -> PackedTokens:
-    """Lay items into a tree. With `told_by`, items and continuations that begin alike share that beginning; without it,
+def pack(items: Sequence[PackItem], family: PictureFamily | None = None) -> PackedTokens:
+    """Lay items into a tree. With `family`, items and continuations that begin alike share that beginning; without it,
     only the continuations of an item share, and they share its prompt. Continuations are numbered in the order of the
     items; an item may have none."""
-    builder, count = TreeBuilder(told_by), 0
+    builder, count = TreeBuilder(family), 0
     for item in items:
         add_item(builder, item, count)
         count += len(item.continuations)

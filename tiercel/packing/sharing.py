@@ -13,11 +13,11 @@ from tiercel.models.layers.sight import Span
 from tiercel.packing.tree import Node, PrefixTree
 from tiercel.types import EncodedImage, ImagePlan
 
-SHORTEST = 64  # a node is cut only if it then shares so many tokens: fewer cost more in small kernels than they save
+SHORTEST = 64  # tokens that a cut must share; an estimate of where more and smaller kernels stop to pay
 
 
-class PictureTokens(Protocol):
-    """What tells pictures among tokens: a family of models."""
+class PictureFamily(Protocol):
+    """The part of a family of models that finds pictures among tokens."""
 
     def is_placeholder(self, token_ids: Tensor) -> Tensor: ...
 
@@ -25,7 +25,7 @@ class PictureTokens(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Pictures:
+class PlacedPictures:
     """Pictures and the span of their placeholders, which a tree never cuts."""
 
     span: Span
@@ -37,12 +37,12 @@ class Pictures:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tokens:
-    """Tokens of a sequence with what they depend on."""
+class Segment:
+    """Consecutive tokens of a sequence, with everything that their embeddings and positions depend on."""
 
     ids_L: Tensor
     positions_DL: Tensor
-    pictures: tuple[Pictures, ...] = ()  # spans count from the first of the tokens
+    pictures: tuple[PlacedPictures, ...] = ()  # spans count from the first of the tokens
     picture_spans: tuple[Span, ...] = ()  # of tokens that see each other
 
     def __len__(self) -> int:
@@ -52,13 +52,13 @@ class Tokens:
         """Return the first ids as a key."""
         return self.ids_L[:count].numpy().tobytes()
 
-    def cut(self, place: int) -> tuple["Tokens", "Tokens"]:
+    def cut(self, place: int) -> tuple["Segment", "Segment"]:
         """Return the tokens before and from `place` on."""
         parts = []
         for start, stop in ((0, place), (place, len(self))):
             pictures = [each for each in self.pictures if start <= each.span[0] < stop]
             parts.append(
-                Tokens(
+                Segment(
                     ids_L=self.ids_L[start:stop],
                     positions_DL=self.positions_DL[:, start:stop],
                     pictures=tuple(replace(each, span=_moved(each.span, -start)) for each in pictures),
@@ -68,27 +68,29 @@ class Tokens:
         return parts[0], parts[1]
 
 
-def located(token_ids_L: Tensor, images: Sequence[EncodedImage], told_by: PictureTokens | None) -> tuple[Pictures, ...]:
-    """Find the placeholders of each picture, of which `images` may have more than the tokens show. Without `told_by`,
+def located(
+    token_ids_L: Tensor, images: Sequence[EncodedImage], family: PictureFamily | None
+) -> tuple[PlacedPictures, ...]:
+    """Find the placeholders of each picture, of which `images` may have more than the tokens show. Without `family`,
     the pictures are taken as one that fills the whole sequence."""
     if not images:
         return ()
-    if told_by is None:
-        return (Pictures((0, len(token_ids_L)), tuple(images)),)
-    places = told_by.is_placeholder(token_ids_L).nonzero()[:, 0].tolist()
+    if family is None:
+        return (PlacedPictures((0, len(token_ids_L)), tuple(images)),)
+    places = family.is_placeholder(token_ids_L).nonzero()[:, 0].tolist()
     found, first = [], 0
     for image in images:
-        ids = torch.tensor(told_by.image_token_ids(image.plan), dtype=torch.int64)
-        count = int(told_by.is_placeholder(ids).sum())
+        ids = torch.tensor(family.image_token_ids(image.plan), dtype=torch.int64)
+        count = int(family.is_placeholder(ids).sum())
         if first + count > len(places):
             break
-        found.append(Pictures((places[first], places[first + count - 1] + 1), (image,)))
+        found.append(PlacedPictures((places[first], places[first + count - 1] + 1), (image,)))
         first += count
     assert first == len(places), f"{len(places)} placeholders, but the pictures have {first}"
     return tuple(found)
 
 
-def common_length(one: Tokens, other: Tokens) -> int:
+def common_length(one: Segment, other: Segment) -> int:
     """Count the leading tokens that are equal in ids, positions and pictures, up to a place where both can be cut."""
     length = min(len(one), len(other))
     differs_L = one.ids_L[:length] != other.ids_L[:length]
@@ -107,7 +109,7 @@ def common_length(one: Tokens, other: Tokens) -> int:
 class Branch:
     """A node that is still being built."""
 
-    tokens: Tokens
+    tokens: Segment
     children: "Siblings" = field(default_factory=lambda: Siblings())
     ends: list[int] = field(default_factory=list)  # the sequences that end with this node
 
@@ -133,7 +135,7 @@ class Siblings:
         for branches in (self.branches, self._by_start[branch.tokens.start(min(len(branch.tokens), SHORTEST))]):
             branches[branches.index(branch)] = other
 
-    def nearest(self, tokens: Tokens) -> tuple[Branch | None, int]:
+    def nearest(self, tokens: Segment) -> tuple[Branch | None, int]:
         """Return the node that shares most with the tokens, if joining them pays, and how many they share."""
         best, most = None, 0
         for length in self._lengths:
@@ -145,25 +147,25 @@ class Siblings:
 
 
 class TreeBuilder:
-    """The nodes of sequences that were added one by one. Without `told_by`, only the continuations of one prompt share
+    """The nodes of sequences that were added one by one. Without `family`, only the continuations of one prompt share
     anything, and they share the prompt."""
 
-    def __init__(self, told_by: PictureTokens | None):
-        self.told_by = told_by
+    def __init__(self, family: PictureFamily | None):
+        self.family = family
         self.roots = Siblings()
         self.length = 0
 
-    def add_prompt(self, tokens: Tokens) -> Branch:
+    def add_prompt(self, tokens: Segment) -> Branch:
         """Add a sequence that others continue, and return the node at whose end it ends."""
         return self._add(self.roots, tokens)
 
-    def add(self, prompt: Branch, tokens: Tokens, number: int) -> None:
+    def add(self, prompt: Branch, tokens: Segment, number: int) -> None:
         """Add what follows a prompt as the sequence `number`."""
         self._add(prompt.children, tokens).ends.append(number)
 
-    def _add(self, siblings: Siblings, tokens: Tokens) -> Branch:
+    def _add(self, siblings: Siblings, tokens: Segment) -> Branch:
         while True:
-            branch, shared = siblings.nearest(tokens) if self.told_by is not None else (None, 0)
+            branch, shared = siblings.nearest(tokens) if self.family is not None else (None, 0)
             if branch is None:
                 siblings.add(made := Branch(tokens))
                 self.length += len(tokens)

@@ -150,8 +150,9 @@ def _one_group(batch: PolicyBatch, known: PrecomputedValues, number: int) -> Kep
     """Cut a prompt with its completions out of a microbatch."""
     packed = batch.packed
     rows = [(name.row, name.index) for name in batch.names_C]
-    own = [place for place, row in enumerate(rows) if row == list(dict.fromkeys(rows))[number]]
-    first, last = own[0], own[-1] + 1
+    row = list(dict.fromkeys(rows))[number]
+    first = rows.index(row)
+    last = first + rows.count(row)
     is_own_N = (packed.continuation_of_N >= first) & (packed.continuation_of_N < last)
     alone = replace(
         batch,

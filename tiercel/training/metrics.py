@@ -14,8 +14,8 @@ from tiercel.distributed.ranks import Ranks
 from tiercel.models.layers.attention import heads_of, sights_of
 from tiercel.models.layers.experts import ExpertLayer, mixtures
 from tiercel.models.policy import Policy
-from tiercel.packing.forms import packed_length
-from tiercel.packing.layout import PackItem
+from tiercel.packing.layout import PackedTokens, PackItem, pack
+from tiercel.packing.tree import groups_tree
 from tiercel.planning.devices import known_device
 from tiercel.rewards.runtime.metrics import reward_statistics
 from tiercel.training.policy_passes import Passes
@@ -24,8 +24,8 @@ from tiercel.types import Completion, ScoredGroup
 ATTENTION_PRODUCTS = 6
 
 
-def update_operations(policy: Policy, form: str, items: Sequence[PackItem]) -> float:
-    """Count the operations of one forward and backward pass over prompts with their continuations."""
+def update_operations(policy: Policy, form: str, packed: PackedTokens) -> float:
+    """Count the operations of one forward and backward pass over a pack."""
     config = policy.family.checkpoint.config.get_text_config()
     per_pair = _per_pair(config)
     per_token = sum(
@@ -37,11 +37,14 @@ def update_operations(policy: Policy, form: str, items: Sequence[PackItem]) -> f
     )
     per_token += sum(_of_experts(mixture, config) for mixture in mixtures(policy.model))
     per_scored = _per_token(policy.model.get_output_embeddings())
-    operations = 0.0
-    for item in items:
-        operations += per_token * packed_length(item, form) + per_scored * _scored(item)
-        operations += sum(each * seen_pairs(item, form, window) for window, each in per_pair.items())
-    return operations
+    tree, windows = packed.tree, per_pair.keys()
+    if form == "repeated":
+        tokens, rows = packed.repeated_length, [groups_tree((len(tree.places(end)),)) for end in packed.ends_C]
+        pairs = {window: sum(row.seen_pairs(window) for row in rows) for window in windows}
+    else:
+        tokens, pairs = tree.length, {window: tree.seen_pairs(window) for window in windows}
+    attention = sum(each * pairs[window] for window, each in per_pair.items())
+    return per_token * tokens + per_scored * len(packed.targets_N) + attention
 
 
 def _per_pair(config: Any) -> Mapping[int | None, int]:
@@ -69,34 +72,6 @@ def _of_experts(mixture: ExpertLayer, config: Any) -> int:
     products = 3 if any(parameter.requires_grad for parameter in mixture.block.experts.parameters()) else 2
     chosen = 3 * products * config.num_experts_per_tok * width
     return 2 * config.hidden_size * (chosen + 2 * mixture.router.num_experts)
-
-
-def seen_pairs(item: PackItem, form: str, window: int | None = None) -> int:
-    """Count the pairs of a token with a token that it sees, itself included. `window` is how many it sees at most."""
-    prompt, lengths = len(item.prompt.token_ids_P), [len(each.token_ids_L) for each in item.continuations]
-    return (repeated_pairs if form == "repeated" else group_pairs)(prompt, lengths, window)
-
-
-def _scored(item: PackItem) -> int:
-    return sum(int(each.is_scored_L.sum()) for each in item.continuations)
-
-
-def causal_pairs(length: int, window: int | None = None) -> int:
-    """Count the pairs of one causal row."""
-    near = length if window is None else min(length, window)  # tokens that see all before them
-    return near * (near + 1) // 2 + (length - near) * near
-
-
-def group_pairs(prompt_length: int, completion_lengths: Sequence[int], window: int | None = None) -> int:
-    """Count the pairs of a group whose prompt is computed once."""
-    of_prompt = causal_pairs(prompt_length, window)
-    rows = repeated_pairs(prompt_length, completion_lengths, window)
-    return rows - (len(completion_lengths) - 1) * of_prompt
-
-
-def repeated_pairs(prompt_length: int, completion_lengths: Sequence[int], window: int | None = None) -> int:
-    """Count the pairs of a group whose prompt is computed with every completion."""
-    return sum(causal_pairs(prompt_length + length, window) for length in completion_lengths)
 
 
 def rollout_metrics(step: int, scored: Sequence[ScoredGroup], recipe: GrpoRecipe) -> dict[str, float]:
@@ -164,14 +139,18 @@ def _peak_memory(device: torch.device) -> int:
     return 0
 
 
-def utilisation_metrics(passes: Passes, items: Sequence[PackItem], seconds: float) -> dict[str, float]:
+def utilisation_metrics(passes: Passes, items: Sequence[PackItem], seconds: float, epochs: int = 1) -> dict[str, float]:
     """Return `mfu`: the operations that the updates need (`update_operations`) divided by what the devices of all ranks
     can do in the seconds that the learner took. Empty if a device is not known, and on CPUs. `items` are this rank's,
-    once for each time that they are learnt from."""
+    learnt from `epochs` times. All of them count as one tree, so what several microbatches compute counts once."""
     device = known_device(_card_name(passes.policy.device))
+    needed = 0.0
+    if device is not None and items:
+        packed = pack(items, passes.sharing_family)
+        needed = epochs * update_operations(passes.policy, passes.learner.form, packed)
     sums = passes.ranks.sum(
         {
-            "operations": update_operations(passes.policy, passes.learner.form, items),
+            "operations": needed,
             "possible": seconds * device.flops if device else 0.0,
             "unknown": device is None,
         }

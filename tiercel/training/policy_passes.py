@@ -23,11 +23,11 @@ from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
 from tiercel.packing.attention.flex import flex_obstacle
 from tiercel.packing.attention.prefix import PrefixPass
-from tiercel.packing.batch import AdvantageGroup, PolicyUnit, empty_item, packed_bins, policy_units
+from tiercel.packing.batch import AdvantageGroup, PolicyUnit, TokenCounter, empty_item, packed_bins, policy_units
 from tiercel.packing.batch import empty_unit as unit_of
 from tiercel.packing.compiling import chosen_backend
 from tiercel.packing.examples import ExampleGroup, all_items
-from tiercel.packing.forms import chosen_form, packed_length
+from tiercel.packing.forms import chosen_form
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import PackedTokens, PackItem, pack
 from tiercel.packing.logprobs import TokenScores
@@ -86,20 +86,22 @@ class Passes:
         return self.policy.family
 
     @property
-    def told_by(self) -> Family | None:
+    def sharing_family(self) -> Family | None:
         """Return what `pack` needs to let rows share the computation of their beginning; None if they must not."""
         return self.family if self.joins_rows else None
 
-    def length(self, item: PackItem) -> int:
-        """Count the tokens that the learner computes for an item."""
-        return packed_length(item, self.learner.form)
+    def tokens(self, items: Sequence[PackItem]) -> int:
+        """Count the tokens that the learner computes for items in one microbatch."""
+        return TokenCounter(self.learner.form, self.sharing_family).with_items(items)
 
     def units(self, groups: Sequence[AdvantageGroup], totals: Totals) -> list[PolicyUnit]:
         """Pack groups into units of microbatches, in order, followed by empty units so that all ranks have the same
         number. `totals` is of the minibatch over all ranks. Raises DataError for a completion that does not fit into
         any microbatch."""
         form, private = self.learner.form, self.passes_are_private
-        units = self.ranks.together(lambda: policy_units(groups, totals, form, self.max_tokens, private, self.told_by))
+        units = self.ranks.together(
+            lambda: policy_units(groups, totals, form, self.max_tokens, private, self.sharing_family)
+        )
         return units + [unit_of(self._empty_item(), totals)] * self._missing(len(units))
 
     def example_passes(self, made: Sequence[ExampleGroup]) -> list[ExamplePass]:
@@ -107,12 +109,12 @@ class Passes:
         Empty passes follow, as in `units`."""
         made = self.with_partners(made, lambda bundle: bundle.items)
         form, items = self.learner.form, [bundle.items for bundle in made]
-        bins = self.ranks.together(lambda: packed_bins(items, form, self.max_tokens, self.told_by))
+        bins = self.ranks.together(lambda: packed_bins(items, form, self.max_tokens, self.sharing_family))
         passes = []
         for places in bins:
             chosen = [made[place] for place in places]
             examples = tuple(example for bundle in chosen for example in bundle.examples)
-            passes.append(ExamplePass(packed=pack(all_items(chosen), self.told_by), examples=examples))
+            passes.append(ExamplePass(packed=pack(all_items(chosen), self.sharing_family), examples=examples))
         return passes + [self.empty_pass()] * self._missing(len(passes))
 
     def with_partners(self, items: Sequence[T], packed: Callable[[T], Sequence[PackItem]]) -> list[T]:

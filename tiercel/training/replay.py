@@ -171,7 +171,7 @@ def _example_passes(trainer: Trainer, recipe: OfflineRecipe, directory: Path) ->
     known = {index: sums for each in kept for index, sums in each.known.items()}
     matched = {index: values for each in kept for index, values in each.matched_values.items()}
     plan = replace(
-        objective.plan(trainer, example_groups(examples, trainer.told_by), known),
+        objective.plan(trainer, example_groups(examples, trainer.sharing_family), known),
         examples=kept[0].examples,
         tokens=kept[0].tokens,
         first_tokens=kept[0].first_tokens,

@@ -122,7 +122,7 @@ def policy_contributions(
                 scores = trainer.learner(*inputs, target)
             own = _policy_contribution(batch, scores, each, trainer, recipe)
             run_before = len(unit.prefix.token_ids_T) if unit.prefix is not None and batch is not unit.batches[0] else 0
-            counted = _packed_sums(own.loss, batch.packed, bool(batch.prompt_ids), run_before)
+            counted = _packed_sums(trainer, own.loss, batch.packed if batch.prompt_ids else None, run_before)
             sums = {**_load_sums(trainer, own.tokens), **counted}
             yield replace(own, pass_sums={**own.pass_sums, **sums})
 
@@ -178,11 +178,13 @@ def _policy_contribution(
     )
 
 
-def _packed_sums(like: Tensor, packed: PackedTokens, has_rows: bool, run_before: int = 0) -> dict[str, Tensor]:
-    """Count the tokens that a pass computes, and those that rows by themselves would take. `run_before` tokens of the
-    pack were computed by another pass."""
-    counts = {"packed/tokens": packed.tree.length - run_before, "packed/repeated": packed.repeated_length}
-    return {name: like.detach().new_full((), count * has_rows) for name, count in counts.items()}
+def _packed_sums(trainer: Trainer, like: Tensor, packed: PackedTokens | None, run_before: int = 0) -> dict[str, Tensor]:
+    """Count the tokens that a pass computes, and those that rows by themselves would take; 0 for a pass without rows.
+    `run_before` tokens of the pack were computed by another pass."""
+    repeated = 0 if packed is None else packed.repeated_length
+    computed = repeated if packed is None or trainer.learner.form == "repeated" else packed.tree.length - run_before
+    counts = {"packed/tokens": computed, "packed/repeated": repeated}
+    return {name: like.detach().new_full((), count) for name, count in counts.items()}
 
 
 def sharing_metrics(sums: Mapping[str, float]) -> dict[str, float]:
@@ -269,7 +271,7 @@ def example_contributions(
         loss_sums=share.sums,
         pass_sums={
             **({} if scores.values_N is not None else {"entropy/mean": scores.entropy_N.sum()}),
-            **_packed_sums(share.loss, packed, bool(rows)),
+            **_packed_sums(trainer, share.loss, packed if rows else None),
             **_load_sums(trainer, len(packed.targets_N)),
         },
         tokens=len(packed.targets_N),

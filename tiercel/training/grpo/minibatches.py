@@ -57,13 +57,13 @@ def learnt_groups(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: Gr
 
 
 def learnt_items(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> list[PackItem]:
-    """List what the updates of a step compute, once per epoch over the rollout."""
-    return [group.item for group in learnt_groups(trainer, groups, recipe)] * recipe.optim.rollout_epochs
+    """List what the updates of a step compute in each epoch over the rollout."""
+    return [group.item for group in learnt_groups(trainer, groups, recipe)]
 
 
 def grouped_by_rank(passes: Passes, examples: Sequence[Example]) -> list[ExampleGroup]:
     """Divide a step's examples among the ranks, and return this rank's."""
-    return balanced(passes, example_groups(examples, passes.told_by), lambda group: group.items)
+    return balanced(passes, example_groups(examples, passes.sharing_family), lambda group: group.items)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +95,7 @@ def balanced(passes: Passes, items: Sequence[T], packed: Callable[[T], Sequence[
     ranks, vision = passes.ranks, passes.vision
     if ranks.world_size == 1:
         return list(items)
-    costs = ranks.gather([sum(map(passes.length, packed(item))) for item in items])
+    costs = ranks.gather([passes.tokens(packed(item)) for item in items])
     moves = balancing_moves(costs, ranks.world_size // passes.learners)
     parcels = {
         number: _Parcel(item=items[move.item], features=vision.held(_images(packed(items[move.item]))))

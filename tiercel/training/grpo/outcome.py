@@ -53,6 +53,6 @@ def step_metrics(trainer: Trainer, rollouts: Rollouts, outcome: StepOutcome, ste
         **outcome.sampled.metrics(),
         **updates.skipped_of_all(ranks),
         **memory_metrics(ranks, trainer.policy.device),
-        **utilisation_metrics(trainer, items, step.seconds("learn")),
+        **utilisation_metrics(trainer, items, step.seconds("learn"), recipe.optim.rollout_epochs),
         **step.times(),
     }

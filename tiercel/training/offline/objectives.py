@@ -235,13 +235,13 @@ class Labels(_Plain):
 
     def plan(self, passes: Passes, made: Sequence[ExampleGroup], reference: Known | None = None) -> UpdateInputs:
         examples = [example for bundle in made for example in bundle.examples]
-        own = example_groups([_only(example, 0) for example in examples], passes.told_by)
+        own = example_groups([_only(example, 0) for example in examples], passes.sharing_family)
         if self._kto.loss == "apo_zero_unpaired":
             return replace(
                 _counted(passes, own), reference=reference_sums(passes, own) if reference is None else reference
             )
         reference = reference_sums(passes, made) if reference is None else reference
-        policy = answer_sums(passes, example_groups([_only(example, 1) for example in examples], passes.told_by))
+        policy = answer_sums(passes, example_groups([_only(example, 1) for example in examples], passes.sharing_family))
         gaps = {index: float(policy[index][0] - reference[index][1]) for index in policy}
         known = [gap for gap in gaps.values() if math.isfinite(gap)]
         # A row whose gap is not finite has no loss; it must not spoil the loss of all other rows.

@@ -58,7 +58,7 @@ KINDS: dict[Fate, Kind] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
+class HeldOutBlock:
     """Some rows of one kind, each at every evaluation, out of `count`."""
 
     title: str
@@ -68,12 +68,12 @@ class Block:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HeldOut:
+class HeldOutTab:
     """What the page shows of two evaluations, or of the only one, which has no counts."""
 
     title: str
     intro: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[HeldOutBlock, ...]
     names: tuple[str, ...] = ()
     counts: tuple[tuple[str, tuple[tuple[Fate, int, str], ...]], ...] = ()  # the head of a line; fate, count, share
     chance: str = ""
@@ -128,7 +128,7 @@ def _greedy(group: GroupRecord):
     return group.completions[0]
 
 
-def held_out_of(first: GroupFile, last: GroupFile) -> HeldOut:
+def held_out_of(first: GroupFile, last: GroupFile) -> HeldOutTab:
     """Compare two evaluations: counts of all rows, and examples."""
     if first.step == last.step:
         return _single(last)
@@ -140,7 +140,7 @@ def held_out_of(first: GroupFile, last: GroupFile) -> HeldOut:
     for fate, chosen in by_fate.items():
         kind, rows = KINDS[fate], [_columns(names, pair) for pair in chosen]
         blocks.append(_block(kind.title, rows, kind.examples, f"fate-block {fate}"))
-    return HeldOut(
+    return HeldOutTab(
         title="Before and after",
         intro=_OF_PAIRS if any(is_pair(pair.after) for pair in pairs) else _OF_ROWS,
         blocks=tuple(filter(None, blocks)),
@@ -152,7 +152,7 @@ def held_out_of(first: GroupFile, last: GroupFile) -> HeldOut:
     )
 
 
-def _single(only: GroupFile) -> HeldOut:
+def _single(only: GroupFile) -> HeldOutTab:
     """Show the rows of the only evaluation so far, without a comparison."""
     name = f"at step {only.step:,}"
     rows = [(Column(name, group, "after"),) for group in only.groups]
@@ -161,7 +161,7 @@ def _single(only: GroupFile) -> HeldOut:
         kinds = {"Right": right, "Wrong": [row for row in rows if row[0].answer.is_correct is not True]}
     else:
         kinds = {"Rows": rows}
-    return HeldOut(
+    return HeldOutTab(
         title="Held-out rows",
         intro=f"There is one evaluation so far, {name}, so nothing to compare it with yet.",
         blocks=tuple(filter(None, (_block(title, chosen, 4) for title, chosen in kinds.items()))),
@@ -172,9 +172,9 @@ def _columns(names: tuple[str, str], pair: Pair) -> tuple[Column, ...]:
     return Column(names[0], pair.before, "before"), Column(names[1], pair.after, "after")
 
 
-def _block(title: str, rows: Sequence[tuple[Column, ...]], most: int, style: str = "") -> Block | None:
+def _block(title: str, rows: Sequence[tuple[Column, ...]], most: int, style: str = "") -> HeldOutBlock | None:
     shown = tuple(rows[place] for place in evenly_spaced(len(rows), most))
-    return Block(title=title, count=len(rows), rows=shown, style=style) if rows else None
+    return HeldOutBlock(title=title, count=len(rows), rows=shown, style=style) if rows else None
 
 
 def _counts(
