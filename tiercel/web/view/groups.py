@@ -20,6 +20,8 @@ FOLDERS: tuple[Folder, ...] = get_args(Folder)
 # Of a line that is no entry.
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 _NUMBERS = ("starts", "bytes", "best", "mean", "worst", "judged", "right", "masked")  # of an entry; None is NaN
+_KNOWN = 3 + len(_NUMBERS)  # columns of a table before its rewards
+_MOST_WAITING = 4096  # entries
 _PATIENCE_SECONDS = 3.0  # in which the run writes the index line of a file that it has just written
 
 
@@ -47,18 +49,24 @@ class Columns:
 
 
 class _Steps:
-    """The entries of the steps of a folder, each as an array: a line for the ids, each of _NUMBERS and each reward."""
+    """The groups of a folder as one table of numbers, in the order of their steps and places: a row for each group,
+    with its step, its place, the code of its id, each of _NUMBERS and each reward. New entries wait until they are many
+    or are asked for."""
 
     def __init__(self) -> None:
-        self.entries: dict[int, tuple[tuple[str, ...], np.ndarray]] = {}  # with the names of the rewards
+        self.known: set[int] = set()  # steps
+        self._waiting: dict[int, tuple[tuple[str, ...], np.ndarray]] = {}  # with the names of the rewards
+        self._comes_again = False  # a waiting entry has the step of one in the table
+        self._table = np.empty((0, _KNOWN))
+        self._rewards: list[str] = []  # by column of the table after the first _KNOWN
         self._names: list[str] = []
         self._codes: dict[str, int] = {}
-        self._rewards: dict[tuple[str, ...], tuple[str, ...]] = {}  # each once
 
     def add(self, entry: Mapping[str, Any]) -> None:
         """Take the entry of a step, in place of the one that it had. Raises one of MALFORMED where it is malformed."""
-        ids, rewards = list(map(str, entry["ids"])), tuple(map(str, entry["rewards"]))
-        lines = [[0.0] * len(ids), *(entry[name] for name in _NUMBERS), *entry["rewards"].values()]
+        ids, rewards, step = list(map(str, entry["ids"])), tuple(map(str, entry["rewards"])), int(entry["step"])
+        zeros, places = [0.0] * len(ids), range(len(ids))
+        lines = [[step] * len(ids), places, zeros, *(entry[name] for name in _NUMBERS), *entry["rewards"].values()]
         numbers = np.array(lines, dtype=np.float64)  # ValueError for lists of different lengths
         if numbers.shape != (len(lines), len(ids)):
             raise ValueError("a list in a list")
@@ -66,32 +74,53 @@ class _Steps:
             if id not in self._codes:
                 self._codes[id] = len(self._names)
                 self._names.append(id)
-            numbers[0, place] = self._codes[id]
-        self.entries[int(entry["step"])] = self._rewards.setdefault(rewards, rewards), numbers
+            numbers[2, place] = self._codes[id]
+        self._comes_again |= step in self.known and step not in self._waiting
+        self.known.add(step)
+        self._waiting[step] = rewards, numbers.T
+        if len(self._waiting) > max(_MOST_WAITING, len(self.known) // 4):
+            self._merge()
 
     def columns(self, there: set[int]) -> Columns:
-        """Return the groups of the steps whose files are there, in the order of the steps."""
-        steps = sorted(self.entries.keys() & there)
-        entries = [self.entries[step] for step in steps]
-        counts = [numbers.shape[1] for _, numbers in entries]
-        empty = np.empty((1 + len(_NUMBERS), 0))
-        ids, *known = np.concatenate([empty, *(numbers[: len(empty)] for _, numbers in entries)], axis=1)
-        names = dict.fromkeys(name for rewards in dict.fromkeys(rewards for rewards, _ in entries) for name in rewards)
+        """Return the groups of the steps whose files are there."""
+        self._merge()
+        table = self._table
+        if self.known - there:
+            table = table[np.isin(table[:, 0], list(there))]
+        steps, places, ids = (table[:, column].astype(np.int64) for column in range(3))
         return Columns(
-            steps=np.repeat(np.array(steps, dtype=np.int64), counts),
-            places=np.concatenate([np.arange(0), *map(np.arange, counts)]),
-            ids=ids.astype(np.int64),
+            steps=steps,
+            places=places,
+            ids=ids,
             names=self._names,
             codes=self._codes,
-            rewards={name: np.concatenate([_of_reward(name, *entry) for entry in entries]) for name in names},
-            **dict(zip(_NUMBERS, known, strict=True)),
+            rewards={name: table[:, _KNOWN + place] for place, name in enumerate(self._rewards)},
+            **{name: table[:, 3 + place] for place, name in enumerate(_NUMBERS)},
         )
 
+    def _merge(self) -> None:
+        if not self._waiting:
+            return
+        before = self._rewards.copy()
+        seen = (name for rewards in dict.fromkeys(rewards for rewards, _ in self._waiting.values()) for name in rewards)
+        self._rewards = list(dict.fromkeys((*before, *seen)))
+        kept = _aligned(self._table, before, self._rewards)
+        if self._comes_again:
+            kept = kept[~np.isin(kept[:, 0], list(self._waiting))]
+        table = np.concatenate([kept, *(_aligned(own, names, self._rewards) for names, own in self._waiting.values())])
+        if bool((np.diff(table[:, 0]) < 0).any()):
+            table = table[np.lexsort((table[:, 1], table[:, 0]))]
+        self._table, self._comes_again = table, False
+        self._waiting.clear()
 
-def _of_reward(name: str, rewards: tuple[str, ...], numbers: np.ndarray) -> np.ndarray:
-    if name in rewards:
-        return numbers[1 + len(_NUMBERS) + rewards.index(name)]
-    return np.full(numbers.shape[1], np.nan)
+
+def _aligned(table: np.ndarray, rewards: Sequence[str], names: Sequence[str]) -> np.ndarray:
+    """Return a table with a column for each of `names`, NaN where its groups do not have that reward."""
+    if list(rewards) == list(names):
+        return table
+    wide = np.full((len(table), _KNOWN + len(names)), np.nan)
+    wide[:, [*range(_KNOWN), *(_KNOWN + names.index(name) for name in rewards)]] = table
+    return wide
 
 
 class _Index(Tail):
@@ -134,11 +163,7 @@ class Groups:
                 self._index.drop()  # the run was cut, and its files may be others when they come again
             self._there = there
             self._columns.clear()
-            missing = [
-                (folder, step)
-                for folder in FOLDERS
-                for step in there[folder] - self._index.steps[folder].entries.keys()
-            ]
+            missing = [(folder, step) for folder in FOLDERS for step in there[folder] - self._index.steps[folder].known]
             self.unread = sorted(filter(self._is_due, missing), key=lambda each: -each[1])
 
     def read_unread(self, seconds: float) -> None:
@@ -152,7 +177,7 @@ class Groups:
             with self._lock:
                 if self.unread and self.unread[0] == (folder, step):
                     del self.unread[0]
-                    if entry and step not in self._index.steps[folder].entries:
+                    if entry and step not in self._index.steps[folder].known:
                         with suppress(*MALFORMED):
                             self._index.steps[folder].add(entry)
                         self._columns.pop(folder, None)
