@@ -6,7 +6,7 @@ import math
 import pytest
 
 from tiercel.web.report.charts import Chart, Series, beyond_note, chart_numbers, first_and_last, smoothing
-from tiercel.web.report.templates import ENVIRONMENT
+from tiercel.web.report.templates import environment
 
 
 def chart_of(*points, **more) -> Chart:
@@ -53,8 +53,10 @@ def test_degenerate_series_have_axes(points):
 
 
 def test_titles_and_labels_are_text():
-    made = ENVIRONMENT.get_template("pieces.html").module.figure(
-        Chart(title="<T>", series=(Series(label="</script>\"'<b>", points=((1, 1.0),)),))
+    made = (
+        environment()
+        .get_template("pieces.html")
+        .module.figure(Chart(title="<T>", series=(Series(label="</script>\"'<b>", points=((1, 1.0),)),)))
     )
     assert "&lt;T&gt;" in made and "<b>" not in made and "</script>" not in made and "\"'" not in made
 

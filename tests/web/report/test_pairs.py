@@ -11,7 +11,7 @@ from tiercel.web.report.heldout import fates, pair_outlines, pairs_of
 from tiercel.web.report.parts import held_out_part
 from tiercel.web.report.pictures import Album
 from tiercel.web.report.reading import GroupFile, read_groups, read_run
-from tiercel.web.report.templates import ENVIRONMENT
+from tiercel.web.report.templates import environment
 
 
 def pair(number: int, chosen: float, rejected: float, image: dict | None = None) -> dict:
@@ -59,7 +59,7 @@ def told(*tokens: tuple[str, float | None]) -> CompletionRecord:
 
 def block(tmp_path, made: CompletionRecord) -> str:
     record = GroupRecord.from_json(group("a", "?", "7", [], [completion("x", {}, None)]))
-    cards = ENVIRONMENT.get_template("cards.html").module
+    cards = environment().get_template("cards.html").module
     return str(cards.completion(Album(tmp_path), record, made, "gained"))
 
 

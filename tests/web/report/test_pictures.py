@@ -8,9 +8,9 @@ from tiercel.web.report.boxes import Outline, box_of, predicted_box, true_box
 from tiercel.web.report.cards import box_cell, overlap
 from tiercel.web.report.pictures import Album
 from tiercel.web.report.reading import read_groups, read_run
-from tiercel.web.report.templates import ENVIRONMENT
+from tiercel.web.report.templates import environment
 
-CARDS = ENVIRONMENT.get_template("cards.html").module
+CARDS = environment().get_template("cards.html").module
 SHA, OTHER = "ab" * 32, "cd" * 32
 
 

@@ -8,14 +8,14 @@ from PIL import Image
 from tests.web.report.fake_runs import call, completion, group, turn
 from tiercel.runs.records import CompletionRecord, GroupRecord
 from tiercel.web.report.pictures import Album
-from tiercel.web.report.templates import ENVIRONMENT
+from tiercel.web.report.templates import environment
 from tiercel.web.report.turns import asked_outlines, is_asked
 
 SHA = "ab" * 32
 
 
 def drawn(folder, made: tuple[GroupRecord, CompletionRecord], style: str = "after") -> str:
-    return str(ENVIRONMENT.get_template("cards.html").module.completion(Album(folder), *made, style))
+    return str(environment().get_template("cards.html").module.completion(Album(folder), *made, style))
 
 
 def image(size: tuple[int, int], processed: tuple[int, int], sha256: str = SHA) -> dict:

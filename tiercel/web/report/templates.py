@@ -2,11 +2,11 @@
 
 import html
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from tiercel import __version__
@@ -37,7 +37,7 @@ def escaped(value: Any) -> Markup:
 
 def drawn(template: str, **values: Any) -> Markup:
     """Fill in a template."""
-    return Markup(ENVIRONMENT.get_template(template).render(**values))
+    return Markup(environment().get_template(template).render(**values))
 
 
 def _encoded(id: str) -> str:
@@ -50,27 +50,33 @@ def _tenth(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-ENVIRONMENT = Environment(
-    loader=FileSystemLoader(Path(__file__).parent.parent / "templates"),
-    autoescape=True,
-    finalize=escaped,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    auto_reload=False,
-)
-ENVIRONMENT.filters |= {"clipped": cards.clipped, "encoded": _encoded, "tenth": _tenth, "thousands": "{:,}".format}
-ENVIRONMENT.globals |= {
-    "version": __version__,
-    "TIMES": numbers.TIMES,
-    "NOTHING": numbers.NOTHING,
-    "counted": counted,
-    "duration": numbers.duration,
-    "boxes": boxes,
-    "cards": cards,
-    "charts": charts,
-    "heldout": heldout,
-    "pictures": pictures,
-    "tokens": tokens,
-    "turns": turns,
-}
+@cache
+def environment() -> Any:
+    """Make the environment of the templates. The list of runs, which needs none, does without jinja2's import."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    made = Environment(
+        loader=FileSystemLoader(Path(__file__).parent.parent / "templates"),
+        autoescape=True,
+        finalize=escaped,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    made.filters |= {"clipped": cards.clipped, "encoded": _encoded, "tenth": _tenth, "thousands": "{:,}".format}
+    made.globals |= {
+        "version": __version__,
+        "TIMES": numbers.TIMES,
+        "NOTHING": numbers.NOTHING,
+        "counted": counted,
+        "duration": numbers.duration,
+        "boxes": boxes,
+        "cards": cards,
+        "charts": charts,
+        "heldout": heldout,
+        "pictures": pictures,
+        "tokens": tokens,
+        "turns": turns,
+    }
+    return made
