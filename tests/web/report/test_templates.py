@@ -1,10 +1,10 @@
 import pytest
 
-from tiercel.web.report.templates import ENVIRONMENT, escaped
+from tiercel.web.report.templates import environment, escaped
 
 
 def filled(template: str, **values) -> str:
-    return ENVIRONMENT.from_string(template).render(**values)
+    return environment().from_string(template).render(**values)
 
 
 def test_text_is_escaped_wherever_it_goes():
@@ -22,7 +22,7 @@ def test_characters_that_no_page_may_hold_are_shown():
     assert escaped("\u202eabc\u2066") == "[U+202E]abc[U+2066]"
 
 
-@pytest.mark.parametrize("name", ENVIRONMENT.list_templates())
+@pytest.mark.parametrize("name", environment().list_templates())
 def test_no_template_switches_escaping_off(name):
-    source, _, _ = ENVIRONMENT.loader.get_source(ENVIRONMENT, name)
+    source, _, _ = environment().loader.get_source(environment(), name)
     assert "safe" not in source.split() and "|safe" not in source and "autoescape" not in source
