@@ -121,7 +121,12 @@ def test_a_script_is_refused_and_not_run(cache, tmp_path):
     ("name", "content", "says"),
     [
         ("train.pkl", b"cos\nsystem\n(S'touch ran'\ntR.", "hf:"),
-        ("train.h5", b"\x89HDF\r\n\x1a\n", r"^hf:\./files:train: has hdf5 files, .* save it as Parquet"),
+        # datasets below 4 does not know HDF5, and finds no data in such a folder.
+        (
+            "train.h5",
+            b"\x89HDF\r\n\x1a\n",
+            r"^hf:\./files:train: (has hdf5 files, .* save it as Parquet|cannot be read)",
+        ),
         ("train.tar", b"", r"has webdataset files"),
         ("train.parquet", b"PAR1", "cannot be read: "),
         ("train.jsonl", b"{broken", "cannot be read: "),
