@@ -19,7 +19,7 @@ Shape suffixes: N scored tokens of all completions, T tokens of one sample, V vo
 import argparse
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,9 +36,11 @@ from benchmarks.random_trees import short_pieces_shared, tree_rows
 from benchmarks.tables import RESULTS, markdown_table, versions, write_results
 from tests.models.test_families import huggingface_inputs
 from tests.tiny_models import FAMILY_NAMES, save_tiny_checkpoint, tiny_policy
+from tiercel.models.families.base import Family
 from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
-from tiercel.packing.batch import AdvantageGroup, policy_units, totals_of
+from tiercel.packing.attention.prefix import OpenPrefixes
+from tiercel.packing.batch import AdvantageGroup, in_row_order, policy_units, totals_of
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import PackItem, pack
 from tiercel.types import EncodedPrompt
@@ -60,7 +62,7 @@ class Computation:
     label: str
     form: str | None
     is_tree: bool = False  # groups that begin alike share that, and so do completions
-    is_prompt_apart: bool = False  # `Learner.run_prefix`, completions in several microbatches
+    is_cut: bool = False  # prefixes in passes of their own, completions in several microbatches
     has_backward: bool = True
     has_float64: bool = True
 
@@ -101,13 +103,15 @@ def computations(device: torch.device) -> tuple[Computation, ...]:
         Computation(label=REPEATED, form="repeated"),
         Computation(label="dense", form="dense"),
         Computation(label="dense, a tree", form="dense", is_tree=True),
+        Computation(label="dense, a tree cut", form="dense", is_tree=True, is_cut=True),
     )
     if device.type == "cpu":
         return (
             *common,
             Computation(label="split", form="split", has_float64=False),
             Computation(label="split, a tree", form="split", is_tree=True, has_float64=False),
-            Computation(label="split, prompt run apart", form="split", is_prompt_apart=True, has_float64=False),
+            Computation(label="split, prompt run apart", form="split", is_cut=True, has_float64=False),
+            Computation(label="split, a tree cut", form="split", is_tree=True, is_cut=True, has_float64=False),
             Computation(label="flex, forward only", form="flex", has_backward=False),
             Computation(label="flex, a tree, forward only", form="flex", is_tree=True, has_backward=False),
         )
@@ -115,7 +119,8 @@ def computations(device: torch.device) -> tuple[Computation, ...]:
         *common,
         Computation(label="flex", form="flex", has_float64=False),
         Computation(label="flex, a tree", form="flex", is_tree=True, has_float64=False),
-        Computation(label="flex, prompt run apart", form="flex", is_prompt_apart=True, has_float64=False),
+        Computation(label="flex, prompt run apart", form="flex", is_cut=True, has_float64=False),
+        Computation(label="flex, a tree cut", form="flex", is_tree=True, is_cut=True, has_float64=False),
     )
 
 
@@ -173,8 +178,14 @@ def _form_logprobs(policy: Policy, case: Case, computation: Computation) -> Tens
     assert computation.form is not None
     learner = PackedPolicy(policy, computation.form, checkpointing=False)
     vision = VisionStore(policy, cache_bytes=0)
-    if computation.is_prompt_apart:
-        return torch.cat(list(_logprobs_after_prompts(learner, vision, case)))
+    if computation.is_cut:
+        with short_pieces_shared():
+            if computation.is_tree:
+                return torch.cat(_logprobs_cut(learner, vision, case.items, case.weights_N, policy.family))
+        weights = case.weights_N.split([sum(_lengths(item)) for item in case.items])
+        pairs = zip(case.items, weights, strict=True)
+        of_items = [_logprobs_cut(learner, vision, [item], of_item, None) for item, of_item in pairs]
+        return torch.cat([logprobs for of_item in of_items for logprobs in of_item])
     with short_pieces_shared():
         packed = pack(case.items, policy.family if computation.is_tree else None)
     logprobs_N = learner(packed, vision.features(packed.images), TEMPERATURE).logprobs_N
@@ -183,31 +194,35 @@ def _form_logprobs(policy: Policy, case: Case, computation: Computation) -> Tens
     return logprobs_N
 
 
-def _logprobs_after_prompts(learner: PackedPolicy, vision: VisionStore, case: Case) -> Iterator[Tensor]:
-    """Yield logprobs with each group's prompt in its own pass and its completions in microbatches of about one, as for
-    a group larger than `learner.max_tokens_per_microbatch`."""
-    weights = case.weights_N.split([sum(_lengths(item)) for item in case.items])
-    for item, group_weights_N in zip(case.items, weights, strict=True):
-        lengths = _lengths(item)
-        group = AdvantageGroup(
+def _logprobs_cut(
+    learner: PackedPolicy, vision: VisionStore, items: Sequence[PackItem], weights_N: Tensor, family: Family | None
+) -> list[Tensor]:
+    """Compute logprobs of each completion with microbatches of about one, as for trees that are larger than
+    `learner.max_tokens_per_microbatch`: prefixes in passes of their own."""
+    lengths = [length for item in items for length in _lengths(item)]
+    weights = weights_N.split(lengths)
+    groups = [
+        AdvantageGroup(
             item=item,
-            numbers=tuple(range(len(lengths))),
-            advantages_G=torch.ones(len(lengths)),
-            sampler_logprobs=tuple(torch.zeros(length) for length in lengths),
+            numbers=tuple(range(len(item.continuations))),
+            advantages_G=torch.ones(len(item.continuations)),
+            sampler_logprobs=tuple(torch.zeros(length) for length in _lengths(item)),
         )
-        budget = len(item.prompt.token_ids_P) + max(lengths)
-        (unit,) = policy_units([group], totals_of([group]), learner.form, budget, may_run_prefix=True)
-        prefix = None  # of a group that fits, such as one with a single completion
-        if unit.prefix is not None:
-            prefix = learner.run_prefix(unit.prefix, vision.features(unit.prefix.images))
-        parts = group_weights_N.split([len(batch.packed.targets_N) for batch in unit.batches])
-        for batch, weights_N in zip(unit.batches, parts, strict=True):
+        for item in items
+    ]
+    budget = max(len(item.prompt.token_ids_P) + max(_lengths(item)) for item in items)
+    units = policy_units(groups, totals_of(groups), learner.form, budget, may_run_prefix=True, family=family)
+    found: list[Tensor] = []
+    for unit in units:
+        prefixes = OpenPrefixes(unit, learner, vision.features)
+        for number, batch in enumerate(unit.batches):
             features_KH = vision.features(batch.packed.images)
-            logprobs_N = learner(batch.packed, features_KH, TEMPERATURE, prefix).logprobs_N
-            (logprobs_N * weights_N.to(logprobs_N)).sum().backward()
-            yield logprobs_N.detach()
-        if prefix is not None:
-            prefix.backward()
+            logprobs_N = learner(batch.packed, features_KH, TEMPERATURE, prefixes.before(number)).logprobs_N
+            own_N = torch.cat([weights[row] for row in batch.rows])
+            (logprobs_N * own_N.to(logprobs_N)).sum().backward()
+            found += logprobs_N.detach().split([lengths[row] for row in batch.rows])
+        prefixes.close(len(unit.batches))
+    return in_row_order(units, found)
 
 
 def _lengths(item: PackItem) -> list[int]:

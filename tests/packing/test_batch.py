@@ -9,6 +9,7 @@ from tiercel.algorithms import LossInput, Totals, policy_loss
 from tiercel.config.schema import Algorithm
 from tiercel.errors import DataError
 from tiercel.models.vision_cache import VisionStore
+from tiercel.packing.attention.prefix import OpenPrefixes
 from tiercel.packing.batch import (
     PolicyBatch,
     advantage_groups,
@@ -75,7 +76,7 @@ def test_batches_carry_everything_in_the_order_of_the_completions():
     assert totals == Totals(tokens=7, completions=5, groups=2)
     (unit,) = policy_units(groups, totals, "dense", 11, True)
     (batch,) = unit.batches
-    assert unit.prefix is None
+    assert unit.prefixes == ()
     assert batch.packed.token_ids_T.tolist() == [1, 2, 3, 5, 6, 7, 4, 8, 9, 10, 11]
     assert batch.packed.targets_N.tolist() == [5, 6, 7, 8, 9, 10, 11]
     assert batch.packed.continuation_of_N.tolist() == [0, 1, 1, 2, 2, 3, 4]
@@ -90,7 +91,7 @@ def test_batches_carry_everything_in_the_order_of_the_completions():
 def whole_batches(groups, form: str, budget: int) -> list[PolicyBatch]:
     """Microbatches that carry their prompts themselves."""
     units = policy_units(groups, TOTALS, form, budget, False)
-    assert all(unit.prefix is None and len(unit.batches) == 1 for unit in units)
+    assert all(unit.prefixes == () and len(unit.batches) == 1 for unit in units)
     return [unit.batches[0] for unit in units]
 
 
@@ -110,16 +111,18 @@ def test_a_large_group_is_cut_between_completions():
 
 
 def test_a_large_group_shares_one_pass_over_its_prompt():
-    small = scored_group(prompt([7], 0), [([8], 1.0), ([9], 0.0)])
+    small = [scored_group(prompt([7], index), [([8], 1.0), ([9], 0.0)]) for index in (0, 2, 3)]
     large = scored_group(prompt([1, 2, 3], 1), [([10 * n] * n, float(n)) for n in (1, 2, 3, 4)])
-    groups = learnable_groups([small, large, small, small])
+    groups = learnable_groups([small[0], large, *small[1:]])
     units = policy_units(groups, TOTALS, "split", 7, True)
     assert [len(unit.batches) for unit in units] == [1, 3, 1]
-    assert [unit.prefix is not None for unit in units] == [False, True, False]
-    assert units[1].prefix.token_ids_T.tolist() == [1, 2, 3] and len(units[1].prefix.targets_N) == 0
+    assert [len(unit.prefixes) for unit in units] == [0, 1, 0]
+    (prefix,) = units[1].prefixes
+    assert prefix.packed.token_ids_T.tolist() == [1, 2, 3] and len(prefix.packed.targets_N) == 0
+    assert [units[1].computed(number) for number in range(3)] == [6, 3, 4]
     assert [batch.packed.tree.length for batch in units[1].batches] == [6, 6, 7]
-    assert units[2].batches[0].prompt_ids == ("row-0", "row-0")
-    assert [len(unit.batches) for unit in policy_units(groups, TOTALS, "dense", 7, True)] == [1] * 5
+    assert units[2].batches[0].prompt_ids == ("row-2", "row-3")
+    assert [len(unit.batches) for unit in policy_units(groups, TOTALS, "dense", 7, False)] == [1] * 5
 
 
 def test_groups_without_advantage_stay_out_and_are_counted_in_the_totals():
@@ -191,12 +194,10 @@ def gradient(case, form: str, budget: int, may_run_prefix: bool = False, checkpo
     units = policy_units(groups, totals_of(groups), form, budget, may_run_prefix)
     total = 0.0
     for unit in units:
-        prefix = None
-        if unit.prefix is not None:
-            prefix = learner.run_prefix(unit.prefix, vision.features(unit.prefix.images))
-        for batch in unit.batches:
+        prefixes = OpenPrefixes(unit, learner, vision.features)
+        for number, batch in enumerate(unit.batches):
             features = vision.features(batch.packed.images)
-            logprobs = learner(batch.packed, features, 0.9, prefix).logprobs_N
+            logprobs = learner(batch.packed, features, 0.9, prefixes.before(number)).logprobs_N
             loss = policy_loss(
                 LossInput(
                     logprobs_N=logprobs,
@@ -211,13 +212,12 @@ def gradient(case, form: str, budget: int, may_run_prefix: bool = False, checkpo
             ).loss
             loss.backward()
             total += float(loss.detach())
-        if prefix is not None:
-            prefix.backward()
+        prefixes.close(len(unit.batches))
     if checkpointing:
         policy.model.gradient_checkpointing_disable()
     policy.model.eval()
     flat = torch.cat([parameter.grad.flatten() for parameter in policy.trained_parameters().values()])
-    return flat.clone(), total, sum(len(unit.batches) for unit in units), sum(unit.prefix is not None for unit in units)
+    return flat.clone(), total, sum(len(unit.batches) for unit in units), sum(len(unit.prefixes) for unit in units)
 
 
 def smallest_budget(groups) -> int:

@@ -84,9 +84,9 @@ def test_answers_that_begin_alike_fork_and_equal_ones_are_one():
     assert nodes(packed) == [[1, 2], [3, 4, 5], [6], [7]]
     assert packed.ends_C == (2, 3, 2, 1)
     assert packed.scoring_N.tolist() == [1, 2, 3, 4] * 3 + [1, 2, 3]
-    only = packed.only(1, 3)
+    only = packed.only([1, 2])
     assert nodes(only) == nodes(packed) and only.ends_C == (3, 2)
-    assert nodes(packed.only(3, 4)) == [[1, 2], [3, 4, 5]]
+    assert nodes(packed.only([3])) == [[1, 2], [3, 4, 5]]
 
 
 @pytest.mark.parametrize("seed", range(60))

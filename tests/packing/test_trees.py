@@ -10,6 +10,8 @@ from tiercel.packing.layout import pack
 
 DENSE = Computation(label="dense, a tree", form="dense", is_tree=True)
 SPLIT = Computation(label="split, a tree", form="split", is_tree=True)
+DENSE_CUT = Computation(label="dense, a tree cut", form="dense", is_tree=True, is_cut=True)
+SPLIT_CUT = Computation(label="split, a tree cut", form="split", is_tree=True, is_cut=True)
 REPEATED = Computation(label="repeated, from a tree", form="repeated", is_tree=True)
 
 
@@ -30,9 +32,10 @@ def test_a_tree_equals_rows_by_themselves(tiny_checkpoints, name):
     assert joined.tree.length < 0.8 * pack(case.items).tree.length and max(joined.tree.levels) >= 2
     with rule_in_float64(double.model):
         right = outcome(double, case, Computation(label=PLAIN, form=None))
-        logprob, gradient = errors(outcome(double, case, DENSE), right)
-        assert logprob < 1e-6 and gradient < 3e-7
+        for computation in (DENSE, DENSE_CUT):
+            logprob, gradient = errors(outcome(double, case, computation), right)
+            assert logprob < 1e-6 and gradient < 3e-7, computation.label
     plain = errors(outcome(single, case, Computation(label=PLAIN, form=None)), right)[1]
-    for computation in (SPLIT, DENSE, REPEATED):
+    for computation in (SPLIT, SPLIT_CUT, DENSE, REPEATED):
         logprob, gradient = errors(outcome(single, case, computation), right)
         assert logprob < 1e-4 and gradient < max(1e-5, 1.5 * plain), computation.label

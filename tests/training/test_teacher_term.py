@@ -71,7 +71,7 @@ def test_divergence_and_gradient_equal_plain_passes_of_student_and_teacher(tiny_
         learner = passes_of(student)
         found = 0.0
         for unit in learner.units(teaching.with_teacher_terms(groups), NO_TOTALS):
-            assert unit.prefix is None
+            assert unit.prefixes == ()
             for batch in unit.batches:
                 features_KH = learner.vision.features(batch.packed.images)
                 scores = learner.learner(batch.packed, features_KH, 1.0, None, False, teaching.target(batch))

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -10,11 +10,13 @@ from torch import Tensor
 from tiercel.algorithms import Totals
 from tiercel.errors import DataError
 from tiercel.models.prompts import completion_positions
+from tiercel.packing.cutting import Cuts, TreeCutter, cut_repeated
 from tiercel.packing.divergence import TeacherTokens
-from tiercel.packing.forms import CONTINUES_A_PREFIX, packed_length
 from tiercel.packing.layout import Continuation, PackedTokens, PackItem, add_item, pack
 from tiercel.packing.sharing import PictureFamily, TreeBuilder
 from tiercel.types import Completion, EncodedImage, EncodedPrompt, Row, ScoredGroup
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +62,7 @@ class PolicyBatch:
     """One microbatch of a policy update."""
 
     packed: PackedTokens
+    rows: tuple[int, ...]  # the places of its completions among those of all groups
     advantages_C: Tensor  # fp32
     sampler_logprobs_N: Tensor  # fp32, from the engine that sampled
     old_logprobs_N: Tensor | None = None  # fp32, from the learner's policy; None: not computed yet
@@ -70,17 +73,40 @@ class PolicyBatch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PolicyUnit:
-    """Microbatches that run together: a single one, or the parts of a group that is too large for one."""
+class PolicyPrefix:
+    """The beginning of several microbatches, which a pass of its own computes."""
 
-    prefix: PackedTokens | None  # the prompt that the parts share, run only once
+    packed: PackedTokens  # without rows; its first node is what the prefix itself continues, if it does
+    first: int  # the microbatches from `first` up to, but not including, `stop` continue it
+    stop: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyUnit:
+    """Microbatches that run together: a single one, or the parts of a tree that is too large for one."""
+
     batches: tuple[PolicyBatch, ...]
+    prefixes: tuple[PolicyPrefix, ...] = ()  # outer ones before those that continue them
+
+    def opening(self, number: int) -> list[PolicyPrefix]:
+        """Return the prefixes that are computed just before a microbatch, in order."""
+        return [each for each in self.prefixes if each.first == number]
+
+    def computed(self, number: int) -> int:
+        """Count the tokens that a microbatch computes, together with those of the prefixes that open with it."""
+        covering = [each for each in self.prefixes if each.first <= number < each.stop]
+        path = max((each.packed.tree.length for each in covering), default=0)
+        known = max((each.packed.tree.length for each in covering if each.first < number), default=0)
+        return self.batches[number].packed.tree.length - path + (path - known)
 
     @property
     def images_of_passes(self) -> list[tuple[EncodedImage, ...]]:
         """Return, for each pass of the unit, the images whose vision features it needs."""
-        prefix = () if self.prefix is None else (self.prefix.images,)
-        return [*prefix, *(batch.packed.images for batch in self.batches)]
+        return [
+            packed.images
+            for number, batch in enumerate(self.batches)
+            for packed in (*(each.packed for each in self.opening(number)), batch.packed)
+        ]
 
 
 def advantage_groups(
@@ -167,31 +193,38 @@ def policy_units(
     may_run_prefix: bool,
     family: PictureFamily | None = None,
 ) -> list[PolicyUnit]:
-    """Build microbatches from whole groups, in order. A group larger than `budget` tokens is cut between completions.
-    Its parts share one pass over the prompt if the form supports it and `may_run_prefix` is true; otherwise each part
-    contains the prompt. With `family`, groups of a microbatch that begin alike share that beginning. Raises DataError
-    if a completion and its prompt do not fit together."""
-    units: list[PolicyUnit] = []
-    fitting: list[AdvantageGroup] = []
+    """Build microbatches of at most `budget` tokens. Completions of a group share its prompt; with `family`, groups
+    that begin alike share that beginning. A tree that does not fit is cut at its nodes; if `may_run_prefix`, its
+    parts share passes over their prefixes, and otherwise each part contains them. Raises DataError if a completion and
+    its prompt do not fit together."""
+    if not groups:
+        return []
+    whole = pack([group.item for group in groups], family)
+    rows = [group.part(place, place + 1) for group in groups for place in range(len(group.numbers))]
+    lengths = [len(whole.tree.places(end)) for end in whole.ends_C]
+    for row, length in zip(rows, lengths, strict=True):
+        _require_fit(row.item, length, budget)
+    if form == "repeated":
+        cuts = cut_repeated(lengths, budget)
+    else:
+        cuts = TreeCutter(whole.tree, whole.ends_C, budget, continues=may_run_prefix).cuts()
+    return [_unit(each, whole, rows, totals) for each in cuts]
 
-    def flush() -> None:
-        for bin_ in packed_bins([(group.item,) for group in fitting], form, budget, family):
-            batch = _policy_batch([fitting[i] for i in bin_], totals, family)
-            units.append(PolicyUnit(prefix=None, batches=(batch,)))
-        fitting.clear()
 
-    for group in groups:
-        parts = _cut(group, form, budget)
-        if len(parts) > 1 and may_run_prefix and form in CONTINUES_A_PREFIX:
-            flush()
-            packed_bins([(part.item,) for part in parts], form, budget)  # raises if a completion does not fit
-            prefix = pack([replace(group.item, continuations=())])
-            batches = tuple(_policy_batch([_without_prompt_images(part)], totals) for part in parts)
-            units.append(PolicyUnit(prefix=prefix, batches=batches))
-        else:
-            fitting += parts
-    flush()
-    return units
+def _unit(cuts: Cuts, whole: PackedTokens, rows: Sequence[AdvantageGroup], totals: Totals) -> PolicyUnit:
+    prefixes = []
+    for cut in cuts.prefixes:
+        packed = whole.prefix(cut.node, below=whole.tree.nodes[cut.node].parent)
+        prefixes.append(PolicyPrefix(packed=packed, first=cut.first, stop=cut.stop))
+    batches = [_policy_batch(whole.only(bin_.rows, bin_.below), bin_.rows, rows, totals) for bin_ in cuts.bins]
+    return PolicyUnit(batches=tuple(batches), prefixes=tuple(prefixes))
+
+
+def in_row_order(units: Sequence[PolicyUnit], values: Sequence[T]) -> list[T]:
+    """Bring values of all completions of the units into the order of the groups. Those of empty units come last, and
+    are left out."""
+    rows = [row for unit in units for batch in unit.batches for row in batch.rows]
+    return [value for _, value in sorted(zip(rows, values, strict=False), key=lambda pair: pair[0])]
 
 
 def empty_item(dimensions: int, token_id: int) -> PackItem:
@@ -216,30 +249,32 @@ def empty_unit(item: PackItem, totals: Totals) -> PolicyUnit:
     """Build a unit from the result of `empty_item`."""
     batch = PolicyBatch(
         packed=pack([item]),
+        rows=(),
         advantages_C=torch.zeros(1),
         sampler_logprobs_N=torch.empty(0),
         totals=totals,
         prompt_ids=(),
         names_C=(),
     )
-    return PolicyUnit(prefix=None, batches=(batch,))
+    return PolicyUnit(batches=(batch,))
 
 
-def _without_prompt_images(group: AdvantageGroup) -> AdvantageGroup:
-    """Drop the prompt's pictures, because the prompt has a pass of its own."""
-    return replace(group, item=replace(group.item, prompt=replace(group.item.prompt, images=())))
-
-
-def _policy_batch(groups: Sequence[AdvantageGroup], totals: Totals, family: PictureFamily | None = None) -> PolicyBatch:
+def _policy_batch(
+    packed: PackedTokens, numbers: tuple[int, ...], rows: Sequence[AdvantageGroup], totals: Totals
+) -> PolicyBatch:
+    """Build the microbatch of the rows with these numbers; each of `rows` is a group of one completion."""
+    own = [rows[number] for number in numbers]
+    prompts = {row.item.prompt.index: row.item.prompt.row.id for row in own}
     return PolicyBatch(
-        packed=pack([group.item for group in groups], family),
-        advantages_C=torch.cat([group.advantages_G for group in groups]),
-        sampler_logprobs_N=torch.cat([row for group in groups for row in group.sampler_logprobs]),
-        old_logprobs_N=_old_logprobs(groups),
-        teacher=_teacher(groups),
+        packed=packed,
+        rows=numbers,
+        advantages_C=torch.cat([row.advantages_G for row in own]),
+        sampler_logprobs_N=torch.cat([logprobs for row in own for logprobs in row.sampler_logprobs]),
+        old_logprobs_N=_old_logprobs(own),
+        teacher=_teacher(own),
         totals=totals,
-        prompt_ids=tuple(group.item.prompt.row.id for group in groups),
-        names_C=tuple(name for group in groups for name in group.names),
+        prompt_ids=tuple(prompts.values()),
+        names_C=tuple(name for row in own for name in row.names),
     )
 
 
@@ -266,12 +301,7 @@ def packed_bins(
             bins[-1].append(number)
             continue
         counted = TokenCounter(form, family)
-        if (length := counted.with_items(items)) > budget:
-            raise DataError(
-                f"row {items[0].prompt.row.id}: {length} tokens exceed learner.max_tokens_per_microbatch = {budget}; "
-                "raise it, or lower data.max_prompt_tokens",
-                field="messages",
-            )
+        _require_fit(items[0], counted.with_items(items), budget)
         bins.append([number])
     return bins
 
@@ -294,15 +324,10 @@ class TokenCounter:
         return self.repeated + self.builder.length
 
 
-def _cut(group: AdvantageGroup, form: str, budget: int) -> list[AdvantageGroup]:
-    """Return the group itself if it fits, otherwise parts of it, each with the prompt."""
-    if packed_length(group.item, form) <= budget:
-        return [group]
-    bounds = [0]
-    continuations = group.item.continuations
-    for i in range(1, len(continuations) + 1):
-        candidate = replace(group.item, continuations=continuations[bounds[-1] : i])
-        if packed_length(candidate, form) > budget and i - 1 > bounds[-1]:
-            bounds.append(i - 1)
-    bounds.append(len(continuations))
-    return [group.part(start, stop) for start, stop in pairwise(bounds)]
+def _require_fit(item: PackItem, length: int, budget: int) -> None:
+    if length > budget:
+        raise DataError(
+            f"row {item.prompt.row.id}: {length} tokens exceed learner.max_tokens_per_microbatch = {budget}; "
+            "raise it, or lower data.max_prompt_tokens",
+            field="messages",
+        )

@@ -17,7 +17,6 @@ from tiercel.errors import ModelError
 from tiercel.models.layers.attention import Layer, PackAttend
 from tiercel.models.layers.delta_net import DeltaScan, DeltaState, DeltaTokens
 from tiercel.packing.attention.forms import Bucket, bucket_of, similar
-from tiercel.packing.layout import PackItem
 from tiercel.packing.tree import PrefixTree
 
 
@@ -118,7 +117,6 @@ def _joined(states: Sequence[DeltaState]) -> DeltaState:
 
 
 AUTO = {"cpu": "split", "cuda": "flex"}
-CONTINUES_A_PREFIX = ("split", "flex")  # forms that can run completions after a separate pass over their prompt
 COMPUTES_PARTS = ("flex", "dense")  # forms that ranks can compute together, each for its share of the tokens
 
 
@@ -141,8 +139,3 @@ def chosen_form(asked: str, device: torch.device, obstacle: str | None, *, in_pa
     if asked == "flex" and device.type == "cpu":
         raise ModelError("learner.form: flex has no backward pass on a CPU; use split")
     return asked
-
-
-def packed_length(item: PackItem, form: str) -> int:
-    """Return the number of tokens that a form computes for an item."""
-    return item.repeated_length if form == "repeated" else item.shared_length

@@ -91,13 +91,13 @@ class PackedPolicy(nn.Module):
     ) -> TokenScores:
         """Compute logprobs and entropy of the N scored tokens, or their values if the policy is a reward model.
         `features_KH`: vision features of `batch.images`, in their order; None without images. `prefix`: the pass over
-        the prompt of the batch's only group, if it was run before; `batch.images` are then those after the prompt.
+        the batch's first node, if it was run before; `batch.images` are then those after that node.
         `entropy_gradient`: whether the entropy has a gradient too. `target`: a teacher's distribution at these tokens,
         from which the divergence is computed. `asked`: what else a loss of rows' answers needs."""
         if self.context is None:
             hidden_NH = self.scoring_states(batch, features_KH, prefix, asked.noise)
             return self._scores(hidden_NH, batch.targets_N, temperature, entropy_gradient, target, asked)
-        assert prefix is None  # no single rank has the whole prompt
+        assert prefix is None  # no single rank has all of it
         part = part_of(batch, self.context, CHUNK_MULTIPLES.get(self.form, 1))
         hidden_MH = self._part_states(batch, features_KH, part, self.context, asked.noise)
         target = None if target is None else target.of_tokens(part.scored_M)
@@ -161,13 +161,16 @@ class PackedPolicy(nn.Module):
             hidden_SH = self._states(embeddings_SH, part.of(batch.positions_DT), form)
             return hidden_SH[moved(part.states_M, self.device)]
 
-    def run_prefix(self, prompt: PackedTokens, features_KH: Tensor | None) -> PrefixPass:
-        """Run a prompt without its completions. `prompt` is the pack of an item without continuations."""
-        recording = RecordingAttention(self._form(prompt))
+    def run_prefix(
+        self, prefix: PackedTokens, features_KH: Tensor | None, before: PrefixPass | None = None
+    ) -> PrefixPass:
+        """Run the tokens that several microbatches begin with. `prefix` has no rows; with `before`, its first node is
+        what that pass has computed."""
+        first = 0 if before is None else _run_before(prefix)
+        recording = RecordingAttention(self._form(prefix, first), before)
         with self.autocast():
-            embeddings_PH = self._embedded(prompt.token_ids_T, features_KH)
-            hidden_PH = self._states(embeddings_PH, prompt.positions_DT, recording)
-        return PrefixPass(recording.kept, hidden_PH[-1])
+            states_PH = self._states_from(first, prefix, features_KH, recording)
+        return PrefixPass(recording.kept, states_PH, before)
 
     def _noise(self, noise: EmbeddingNoise | None, batch: PackedTokens) -> Tensor | None:
         """Draw the noise (T, H) for a pack's embeddings."""
@@ -218,13 +221,19 @@ class PackedPolicy(nn.Module):
             return self.language_model(**inputs, position_ids=positions, **options).last_hidden_state
 
     def _states_after(self, batch: PackedTokens, features_KH: Tensor | None, prefix: PrefixPass) -> Tensor:
-        """Compute the hidden states (N, H) that predict the scored tokens, in a pass over what follows the prompt."""
-        length = batch.tree.nodes[0].span[1]
-        embeddings_SH = self._embedded(batch.token_ids_T[length:], features_KH)
-        attention = ContinuedAttention(self._form(batch, first_query=length), prefix)
-        hidden_SH = self._states(embeddings_SH, batch.positions_DT[:, length:], attention)
-        states = torch.cat([prefix.last_state_H[None].to(hidden_SH.dtype), hidden_SH])
-        return states[moved(batch.scoring_N - (length - 1), self.device)]
+        """Compute the hidden states (N, H) that predict the scored tokens, in a pass over what follows the prefix."""
+        first = _run_before(batch)
+        attention = ContinuedAttention(self._form(batch, first), prefix)
+        own_SH = self._states_from(first, batch, features_KH, attention)
+        states_TH = torch.cat([prefix.states().to(own_SH.dtype), own_SH])
+        return states_TH[moved(batch.scoring_N, self.device)]
+
+    def _states_from(
+        self, first: int, batch: PackedTokens, features_KH: Tensor | None, attention: AttentionForm
+    ) -> Tensor:
+        """Compute the last hidden states (S, H) of the tokens from `first` on."""
+        embeddings_SH = self._embedded(batch.token_ids_T[first:], features_KH)
+        return self._states(embeddings_SH, batch.positions_DT[:, first:], attention)
 
     def _repeated_states(self, batch: PackedTokens, embeddings_TH: Tensor) -> Tensor:
         """Compute the hidden states (N, H) that predict the scored tokens, with one causal row for each completion that
@@ -263,3 +272,8 @@ class PackedPolicy(nn.Module):
             column_N[mine] = torch.searchsorted(row, batch.scoring_N[mine])
         places_RU = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=rows[0][0].item())
         return places_RU, batch.continuation_of_N, column_N
+
+
+def _run_before(batch: PackedTokens) -> int:
+    """Return how many tokens of a pack another pass has computed, if one has."""
+    return batch.tree.nodes[0].span[1]

@@ -3,7 +3,7 @@
 Shape suffixes: docs/shapes.md.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -69,20 +69,39 @@ class PackedTokens:
         """Count the continuations, C."""
         return len(self.ends_C)
 
-    def only(self, first: int, last: int) -> "PackedTokens":
-        """Cut the continuations from `first` up to, but not including, `last` out of the pack."""
-        kept = sorted({number for end in self.ends_C[first:last] for number in self.tree.path(end)})
-        new = {number: place for place, number in enumerate(kept)}
-        nodes, place = [], 0
-        for number in kept:
+    def only(self, rows: Sequence[int], below: int | None = None) -> "PackedTokens":
+        """Cut rows out of the pack. If `below` is given, all rows are in the subtree of that node, and a pass of its
+        own computes the path down to it: the path becomes the first node, without its pictures."""
+        numbers = {number for row in rows for number in self.tree.path(self.ends_C[row])}
+        return self._of_nodes(numbers, [] if below is None else self.tree.path(below), rows)
+
+    def prefix(self, node: int, below: int | None) -> "PackedTokens":
+        """Cut a node out of the pack, without rows, after the path down to `below`, which becomes the first node."""
+        return self._of_nodes({node}, [] if below is None else self.tree.path(below), ())
+
+    def _of_nodes(self, numbers: Collection[int], above: Sequence[int], rows: Sequence[int]) -> "PackedTokens":
+        """Cut nodes out of the pack, with the nodes of the path `above` as one."""
+        kept = [*above, *sorted(set(numbers).difference(above))]
+        parts = [torch.arange(*self.tree.nodes[number].span) for number in kept]
+        places_T = torch.cat(parts)
+        to_new = torch.full((self.tree.length,), -1).scatter(0, places_T, torch.arange(len(places_T)))
+        new = dict.fromkeys(above, 0)
+        nodes = [Node((0, sum(map(len, parts[: len(above)]))))] if above else []
+        place = nodes[0].span[1] if above else 0
+        for number in kept[len(above) :]:
             (start, stop), parent = self.tree.nodes[number].span, self.tree.nodes[number].parent
+            new[number] = len(nodes)
             nodes.append(Node((place, place + stop - start), None if parent is None else new[parent]))
             place += stop - start
-        places_T = torch.cat([torch.arange(*self.tree.nodes[number].span) for number in kept])
-        to_new = torch.full((self.tree.length,), -1).scatter(0, places_T, torch.arange(place))
         pictures = [span for span in self.tree.picture_spans if to_new[span[0]] >= 0]
-        images = [each for each in zip(self.images, self.image_nodes, strict=True) if each[1] in new]
-        is_own_N = (self.continuation_of_N >= first) & (self.continuation_of_N < last)
+        images = [
+            (image, new[node])
+            for image, node in zip(self.images, self.image_nodes, strict=True)
+            if node in new and node not in above
+        ]
+        order = {row: number for number, row in enumerate(rows)}
+        is_own_N = torch.isin(self.continuation_of_N, torch.tensor(list(rows), dtype=torch.int64))
+        owners = [order[row] for row in self.continuation_of_N[is_own_N].tolist()]
         return PackedTokens(
             tree=PrefixTree(
                 nodes=tuple(nodes),
@@ -91,12 +110,12 @@ class PackedTokens:
             token_ids_T=self.token_ids_T[places_T],
             positions_DT=self.positions_DT[:, places_T],
             images=tuple(image for image, _ in images),
-            image_nodes=tuple(new[number] for _, number in images),
-            ends_C=tuple(new[end] for end in self.ends_C[first:last]),
+            image_nodes=tuple(node for _, node in images),
+            ends_C=tuple(new[self.ends_C[row]] for row in rows),
             scoring_N=to_new[self.scoring_N[is_own_N]],
             targets_N=self.targets_N[is_own_N],
-            continuation_of_N=self.continuation_of_N[is_own_N] - first,
-            repeated_length=sum(len(self.tree.places(end)) for end in self.ends_C[first:last]),
+            continuation_of_N=torch.tensor(owners, dtype=torch.int64),
+            repeated_length=sum(len(self.tree.places(self.ends_C[row])) for row in rows),
         )
 
 

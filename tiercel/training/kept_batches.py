@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tiercel.algorithms import Totals
 from tiercel.errors import RunError
-from tiercel.packing.batch import CompletionName, PolicyBatch, PolicyUnit
+from tiercel.packing.batch import CompletionName, PolicyBatch, PolicyPrefix, PolicyUnit
 from tiercel.packing.divergence import TeacherTokens
 from tiercel.packing.layout import PackedTokens
 from tiercel.packing.tree import Node, PrefixTree
@@ -40,13 +40,9 @@ class KeptUnit:
 
     def of_rows(self) -> Iterator[tuple[str, "KeptUnit"]]:
         """Yield each row by itself, with its id."""
-        unit = self.unit
-        if unit.prefix is not None or len(unit.batches[0].prompt_ids) == 1:  # one row, perhaps in parts
-            yield unit.batches[0].prompt_ids[0], self
-            return
-        (batch,), (known,) = unit.batches, self.known
-        for number, row in enumerate(batch.prompt_ids):
-            yield row, _one_group(batch, known, number)
+        names = [(name.row, name.index) for batch in self.unit.batches for name in batch.names_C]
+        for row in dict.fromkeys(names):
+            yield row[0], _one_row(self, row)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +70,7 @@ class KeptPlan:
 _KINDS: tuple[type, ...] = (
     KeptUnit,
     PolicyUnit,
+    PolicyPrefix,
     PolicyBatch,
     PrecomputedValues,
     CompletionName,
@@ -146,26 +143,43 @@ def _changed(known: PrecomputedValues, change: Any) -> PrecomputedValues:
     return PrecomputedValues(**{name: None if value is None else change(value) for name, value in tensors.items()})
 
 
-def _one_group(batch: PolicyBatch, known: PrecomputedValues, number: int) -> KeptUnit:
-    """Cut a prompt with its completions out of a microbatch."""
+def _one_row(kept: KeptUnit, row: tuple[str, int]) -> KeptUnit:
+    """Cut a row with its completions out of the microbatches of a unit."""
+    parts = {
+        number: part
+        for number, (batch, known) in enumerate(zip(kept.unit.batches, kept.known, strict=True))
+        if (part := _part(batch, known, row)) is not None
+    }
+    prefixes = []
+    for each in kept.unit.prefixes:
+        first, stop = (sum(number < end for number in parts) for end in (each.first, each.stop))
+        if first < stop:
+            prefixes.append(replace(each, first=first, stop=stop))
+    unit = PolicyUnit(batches=tuple(batch for batch, _ in parts.values()), prefixes=tuple(prefixes))
+    return KeptUnit(unit=unit, known=tuple(known for _, known in parts.values()))
+
+
+def _part(
+    batch: PolicyBatch, known: PrecomputedValues, row: tuple[str, int]
+) -> tuple[PolicyBatch, PrecomputedValues] | None:
+    """Cut a row's completions out of a microbatch; None if it has none."""
+    places = [place for place, name in enumerate(batch.names_C) if (name.row, name.index) == row]
+    if not places:
+        return None
     packed = batch.packed
-    rows = [(name.row, name.index) for name in batch.names_C]
-    row = list(dict.fromkeys(rows))[number]
-    first = rows.index(row)
-    last = first + rows.count(row)
-    is_own_N = (packed.continuation_of_N >= first) & (packed.continuation_of_N < last)
+    is_own_N = torch.isin(packed.continuation_of_N, torch.tensor(places))
     alone = replace(
         batch,
-        packed=packed.only(first, last),
-        advantages_C=batch.advantages_C[first:last],
+        packed=packed.only(places),
+        rows=tuple(batch.rows[place] for place in places),
+        advantages_C=batch.advantages_C[places],
         sampler_logprobs_N=batch.sampler_logprobs_N[is_own_N],
         old_logprobs_N=None if batch.old_logprobs_N is None else batch.old_logprobs_N[is_own_N],
         teacher=None if batch.teacher is None else batch.teacher[is_own_N],
-        prompt_ids=(batch.prompt_ids[number],),
-        names_C=batch.names_C[first:last],
+        prompt_ids=(row[0],),
+        names_C=tuple(batch.names_C[place] for place in places),
     )
-    unit = PolicyUnit(prefix=None, batches=(alone,))
-    return KeptUnit(unit=unit, known=(_changed(known, lambda value_N: value_N[is_own_N.to(value_N.device)]),))
+    return alone, _changed(known, lambda value_N: value_N[is_own_N.to(value_N.device)])
 
 
 def _written(kept: Sequence[KeptUnit | KeptPlan]) -> bytes:

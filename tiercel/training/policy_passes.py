@@ -6,6 +6,7 @@ N scored tokens of a microbatch.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -22,7 +23,7 @@ from tiercel.models.layers.delta_net import rule_in_use
 from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
 from tiercel.packing.attention.flex import flex_obstacle
-from tiercel.packing.attention.prefix import PrefixPass
+from tiercel.packing.attention.prefix import OpenPrefixes, PrefixPass
 from tiercel.packing.batch import AdvantageGroup, PolicyUnit, TokenCounter, empty_item, packed_bins, policy_units
 from tiercel.packing.batch import empty_unit as unit_of
 from tiercel.packing.compiling import chosen_backend
@@ -163,13 +164,12 @@ class Passes:
         self, unit: PolicyUnit, of_reference: bool = False
     ) -> Iterator[tuple[PackedTokens, Tensor | None, PrefixPass | None]]:
         """Yield the inputs of each microbatch's pass."""
-        prefix = None
-        if unit.prefix is not None:
-            features_KH = self.vision.features(unit.prefix.images, of_reference=of_reference)
-            prefix = self.learner.run_prefix(unit.prefix, features_KH)
-        for batch in unit.batches:
+        features = partial(self.vision.features, of_reference=of_reference)
+        prefixes = OpenPrefixes(unit, self.learner, features)
+        for number, batch in enumerate(unit.batches):
             self.ranks.heartbeat.work_on(batch.prompt_ids)
-            yield batch.packed, self.vision.features(batch.packed.images, of_reference=of_reference), prefix
+            prefix = prefixes.before(number)
+            yield batch.packed, features(batch.packed.images), prefix
 
     def _empty_item(self) -> PackItem:
         family = self.family

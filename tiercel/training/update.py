@@ -5,7 +5,6 @@ C completions, N scored tokens of a microbatch.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 
@@ -17,7 +16,7 @@ from tiercel.algorithms.correction import drift_sums, is_near_policy
 from tiercel.config.schema import GrpoRecipe
 from tiercel.devices import moved
 from tiercel.errors import TrainingError
-from tiercel.packing.attention.prefix import PrefixPass
+from tiercel.packing.attention.prefix import OpenPrefixes
 from tiercel.packing.batch import CompletionName, PolicyBatch, PolicyUnit
 from tiercel.packing.layout import PackedTokens
 from tiercel.packing.logprobs import TokenScores
@@ -112,19 +111,20 @@ def policy_contributions(
 ) -> Iterator[Contribution]:
     """Yield what each microbatch of a unit adds to the loss. Compute its gradient before asking for the next."""
     rewards_entropy = recipe.algorithm.entropy_coef > 0
-    with opened_prefix(trainer, unit) as prefix:
-        for batch, each in zip(unit.batches, known, strict=True):
-            trainer.ranks.heartbeat.work_on(batch.prompt_ids)
-            with trainer.training_mode():
-                features_KH = trainer.vision.features(batch.packed.images, with_gradient=True)
-                target = None if trainer.teacher is None else trainer.teacher.target(batch)
-                inputs = (batch.packed, features_KH, trainer.temperature, prefix, rewards_entropy)
-                scores = trainer.learner(*inputs, target)
-            own = _policy_contribution(batch, scores, each, trainer, recipe)
-            run_before = len(unit.prefix.token_ids_T) if unit.prefix is not None and batch is not unit.batches[0] else 0
-            counted = _packed_sums(trainer, own.loss, batch.packed if batch.prompt_ids else None, run_before)
-            sums = {**_load_sums(trainer, own.tokens), **counted}
-            yield replace(own, pass_sums={**own.pass_sums, **sums})
+    prefixes = OpenPrefixes(unit, trainer.learner, partial(trainer.vision.features, with_gradient=True))
+    for number, (batch, each) in enumerate(zip(unit.batches, known, strict=True)):
+        trainer.ranks.heartbeat.work_on(batch.prompt_ids)
+        with trainer.training_mode():
+            prefix = prefixes.before(number)
+            features_KH = trainer.vision.features(batch.packed.images, with_gradient=True)
+            target = None if trainer.teacher is None else trainer.teacher.target(batch)
+            inputs = (batch.packed, features_KH, trainer.temperature, prefix, rewards_entropy)
+            scores = trainer.learner(*inputs, target)
+        own = _policy_contribution(batch, scores, each, trainer, recipe)
+        counted = _packed_sums(trainer, own.loss, batch.packed if batch.prompt_ids else None, unit.computed(number))
+        sums = {**_load_sums(trainer, own.tokens), **counted}
+        yield replace(own, pass_sums={**own.pass_sums, **sums})
+    prefixes.close(len(unit.batches))
 
 
 def _policy_contribution(
@@ -178,12 +178,18 @@ def _policy_contribution(
     )
 
 
-def _packed_sums(trainer: Trainer, like: Tensor, packed: PackedTokens | None, run_before: int = 0) -> dict[str, Tensor]:
+def _packed_sums(
+    trainer: Trainer, like: Tensor, packed: PackedTokens | None, computed: int | None = None
+) -> dict[str, Tensor]:
     """Count the tokens that a pass computes, and those that rows by themselves would take; 0 for a pass without rows.
-    `run_before` tokens of the pack were computed by another pass."""
-    repeated = 0 if packed is None else packed.repeated_length
-    computed = repeated if packed is None or trainer.learner.form == "repeated" else packed.tree.length - run_before
-    counts = {"packed/tokens": computed, "packed/repeated": repeated}
+    `computed` are those of the tree; None: all of its tokens."""
+    if packed is None:
+        counts = {"packed/tokens": 0, "packed/repeated": 0}
+    elif trainer.learner.form == "repeated":
+        counts = {"packed/tokens": packed.repeated_length, "packed/repeated": packed.repeated_length}
+    else:
+        tokens = packed.tree.length if computed is None else computed
+        counts = {"packed/tokens": tokens, "packed/repeated": packed.repeated_length}
     return {name: like.detach().new_full((), count) for name, count in counts.items()}
 
 
@@ -233,20 +239,6 @@ def engine_match(
         "correction/capped_fraction": weights.is_capped_N.sum(),
     }
     return EngineMatch(weights_N=weights.values_N, sums=sums, largest_gap=largest)
-
-
-@contextmanager
-def opened_prefix(trainer: Trainer, unit: PolicyUnit) -> Iterator[PrefixPass | None]:
-    """Open the pass over the prompt that the unit's parts share, if they do. On exit, the gradients that the parts have
-    left there go back through the prompt."""
-    if unit.prefix is None:
-        yield None
-        return
-    with trainer.training_mode():
-        features_KH = trainer.vision.features(unit.prefix.images, with_gradient=True)
-        prefix = trainer.learner.run_prefix(unit.prefix, features_KH)
-    yield prefix
-    prefix.backward()
 
 
 def example_update(trainer: Trainer, objective: Objective, plan: UpdateInputs) -> Update:

@@ -21,7 +21,7 @@ from tiercel.distributed.ranks import Ranks
 from tiercel.errors import DataError, ModelError
 from tiercel.models.families.base import Family
 from tiercel.models.prompts import completion_positions
-from tiercel.packing.batch import AdvantageGroup, PolicyBatch
+from tiercel.packing.batch import AdvantageGroup, PolicyBatch, in_row_order
 from tiercel.packing.divergence import Target, TeacherTokens
 from tiercel.packing.layout import PackItem
 from tiercel.packing.logprobs import TokenScores
@@ -59,14 +59,15 @@ class LocalTeacher:
         """Compute what the teacher says, each prompt once for all its completions."""
         passes = self.passes
         found: list[TeacherTokens] = []
-        for unit in passes.units(groups, NO_TOTALS):
+        units = passes.units(groups, NO_TOTALS)
+        for unit in units:
             for batch, states_NH in zip(unit.batches, passes.states(unit), strict=True):
                 tokens = self._told(states_NH, batch.packed.targets_N).moved(torch.device("cpu"))
                 lengths = completions.lengths(batch.packed.continuation_of_N, batch.packed.continuation_count).tolist()
                 ends = list(accumulate(lengths))
                 found += [tokens[end - size : end] for size, end in zip(lengths, ends, strict=True)]
         passes.vision.end_step()
-        return found
+        return in_row_order(units, found)
 
     @torch.no_grad()
     def _told(self, states_NH: Tensor, targets_N: Tensor) -> TeacherTokens:

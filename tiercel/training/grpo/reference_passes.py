@@ -15,7 +15,7 @@ from tiercel.config.conflicts.algorithm import updates_per_rollout
 from tiercel.config.schema import GrpoRecipe
 from tiercel.devices import moved
 from tiercel.distributed.ranks import Ranks
-from tiercel.packing.batch import AdvantageGroup, PolicyBatch, PolicyUnit, advantage_groups
+from tiercel.packing.batch import AdvantageGroup, PolicyBatch, PolicyUnit, advantage_groups, in_row_order
 from tiercel.training.policy_passes import NO_TOTALS
 from tiercel.training.trainer import Trainer
 from tiercel.types import ScoredGroup
@@ -119,14 +119,14 @@ def kl_penalties(trainer: Trainer, scored: Sequence[ScoredGroup]) -> Penalties:
             lengths += completions.lengths(completion_of_N, count).tolist()
     if not units:
         return _by_group(groups, [], [], kl.coef)
-    return _by_group(groups, torch.cat(sums).tolist(), torch.cat(logprobs).cpu().split(lengths), kl.coef)
+    values = in_row_order(units, torch.cat(sums).tolist())
+    return _by_group(groups, values, in_row_order(units, torch.cat(logprobs).cpu().split(lengths)), kl.coef)
 
 
 def _by_group(
     groups: Sequence[AdvantageGroup], sums: Sequence[float], logprobs: Sequence[Tensor], coef: float
 ) -> Penalties:
-    """Divide sums and logprobs of completions, which are in the groups' order, by group. Those of empty units come
-    last."""
+    """Divide sums and logprobs of completions, which are in the groups' order, by group."""
     of_group, old_logprobs, start = {}, {}, 0
     for group in groups:
         end = start + len(group.sampler_logprobs)

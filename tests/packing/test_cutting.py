@@ -1,0 +1,96 @@
+"""Cuts of trees that do not fit into a microbatch."""
+
+import random
+
+import pytest
+
+from tiercel.packing.cutting import Bin, Cuts, PrefixCut, TreeCutter, cut_repeated
+from tiercel.packing.tree import Node, PrefixTree
+
+
+def tree_of(*nodes: tuple[int, int | None]) -> PrefixTree:
+    """Build a tree from the length and the parent of each node."""
+    made, start = [], 0
+    for length, parent in nodes:
+        made.append(Node((start, start + length), parent))
+        start += length
+    return PrefixTree(nodes=tuple(made))
+
+
+# A picture of 10 tokens with two questions of 2 tokens; three answers of 3 tokens to the first, two to the second.
+PICTURE = tree_of((10, None), (2, 0), (3, 1), (3, 1), (3, 1), (2, 0), (3, 5), (3, 5))
+ENDS = [2, 3, 4, 6, 7]
+
+
+def cuts(budget: int, *, continues: bool = True, tree: PrefixTree = PICTURE, ends: list[int] = ENDS) -> list[Cuts]:
+    return TreeCutter(tree, ends, budget, continues=continues).cuts()
+
+
+def test_a_tree_that_fits_is_one_bin():
+    assert cuts(29) == [Cuts(bins=[Bin((0, 1, 2, 3, 4))])]
+
+
+def test_a_tree_is_cut_between_its_questions():
+    assert cuts(28) == [Cuts(bins=[Bin((0, 1, 2), 0), Bin((3, 4), 0)], prefixes=[PrefixCut(0, 0, 2)])]
+
+
+def test_a_question_that_does_not_fit_after_its_picture_is_cut_below_itself():
+    assert cuts(18) == [
+        Cuts(bins=[Bin((0, 1), 1), Bin((2,), 1), Bin((3, 4), 0)], prefixes=[PrefixCut(0, 0, 3), PrefixCut(1, 0, 2)])
+    ]
+
+
+def test_bins_contain_their_paths_if_no_pass_may_continue_another():
+    found = cuts(18, continues=False)
+    assert found == [Cuts(bins=[Bin((0, 1))]), Cuts(bins=[Bin((2,))]), Cuts(bins=[Bin((3, 4))])]
+
+
+def test_roots_that_fit_share_a_bin_around_one_that_does_not():
+    tree = tree_of((2, None), (3, None), (4, 1), (4, 1), (2, None), (2, None))
+    assert cuts(8, tree=tree, ends=[0, 2, 3, 4, 5]) == [
+        Cuts(bins=[Bin((0,))]),
+        Cuts(bins=[Bin((1,), 1), Bin((2,), 1)], prefixes=[PrefixCut(1, 0, 2)]),
+        Cuts(bins=[Bin((3, 4))]),
+    ]
+
+
+def test_a_row_that_others_continue_goes_with_the_first_of_them():
+    tree = tree_of((4, None), (3, 0), (3, 0))
+    assert cuts(7, tree=tree, ends=[1, 0, 2])[0].bins == [Bin((0, 1), 0), Bin((2,), 0)]
+
+
+def test_repeated_rows_fill_bins_in_order():
+    assert cut_repeated([4, 3, 5, 2], 7) == [Cuts(bins=[Bin((0, 1))]), Cuts(bins=[Bin((2, 3))])]
+    assert cut_repeated([], 7) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_row_is_in_one_bin_that_fits(seed):
+    dice = random.Random(seed)
+    nodes: list[tuple[int, int | None]] = []
+
+    def grow(parent: int | None, levels: int) -> None:
+        number = len(nodes)
+        nodes.append((dice.randint(1, 9), parent))
+        for _ in range(dice.randint(0, 3) if levels else 0):
+            grow(number, levels - 1)
+
+    for _ in range(3):
+        grow(None, 4)
+    tree = tree_of(*nodes)
+    ends = [number for number in range(len(nodes)) if dice.random() < 0.7] or [0]
+    budget = max(len(tree.places(end)) for end in ends) + dice.randint(0, 10)
+    leaves = set(range(len(nodes))) - {parent for _, parent in nodes}
+    if not leaves <= set(ends):
+        budget = max(len(tree.places(number)) for number in range(len(nodes)))
+    for continues in (False, True):
+        found = cuts(budget, continues=continues, tree=tree, ends=ends)
+        rows = [row for each in found for bin_ in each.bins for row in bin_.rows]
+        assert sorted(rows) == list(range(len(ends)))
+        for each in found:
+            for number, bin_ in enumerate(each.bins):
+                kept = {node for row in bin_.rows for node in tree.path(ends[row])}
+                above = set() if bin_.below is None else set(tree.path(bin_.below))
+                assert sum(tree.nodes[node].span[1] - tree.nodes[node].span[0] for node in kept | above) <= budget
+                open_cuts = [cut.node for cut in each.prefixes if cut.first <= number < cut.stop]
+                assert open_cuts == (tree.path(bin_.below) if bin_.below is not None else [])
