@@ -6,14 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.random_trees import short_pieces_shared, tree_rows
 from tests.rollout.recorded_step import RecordedStep
 from tests.tiny_models import FAMILY_NAMES, random_ids, tiny_policy, tiny_prompts
 from tiercel.models.families.base import Family
 from tiercel.models.vision_cache import VisionStore
+from tiercel.rollout.local import decoding
 from tiercel.rollout.local.cuda_graphs import FixedDecoder
 from tiercel.rollout.local.decoding import RepeatedDecoder, SharedDecoder
 from tiercel.rollout.local.engine import build_decoder
 from tiercel.rollout.local.paused_rows import ResumedTokens
+from tiercel.rollout.local.prefill import prompt_tree
 from tiercel.types import EncodedPrompt
 
 STEPS, GROUP = 12, 3
@@ -47,6 +50,27 @@ def test_logits_equal_those_of_a_repeated_cache_while_rows_leave(tiny_checkpoint
             assert expected.shape[0] == rows
             for logits in found:
                 torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+@pytest.mark.parametrize("seed", range(2))
+def test_prompts_that_begin_alike_are_run_once(tiny_checkpoints, monkeypatch, name, seed):
+    """Questions of the same pictures: logits, and what later tokens read, as if the prompts were run side by side."""
+    policy = tiny_policy(tiny_checkpoints[name], noise=0.1)
+    vision = VisionStore(policy, 0)
+    prompts = [row.prompt for row in tree_rows(policy.family, seed)]
+    decoder, padded = SharedDecoder(policy, vision), SharedDecoder(policy, vision)
+    with torch.no_grad(), short_pieces_shared():
+        tree = prompt_tree(prompts, policy.family)
+        logits_BV = decoder.prefill(prompts, GROUP, 4)
+        monkeypatch.setattr(decoding, "prompt_tree", lambda prompts, family: None)
+        torch.testing.assert_close(logits_BV, padded.prefill(prompts, GROUP, 4), rtol=0, atol=1e-4)
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(3):
+            ids_R = random_ids(policy.family, len(prompts) * GROUP, generator)
+            torch.testing.assert_close(decoder.step(ids_R), padded.step(ids_R), rtol=0, atol=1e-4)
+    length = sum(len(prompt.token_ids_P) for prompt in prompts)
+    assert tree.laid.tree.length < 0.8 * length and max(tree.laid.tree.levels) >= 1
 
 
 def followed(family: Family, prompt: EncodedPrompt, token_ids: list[int], start: int = 0) -> EncodedPrompt:

@@ -59,23 +59,25 @@ class PackedRecurrence:
         ]
         self.levels: list[list[_Rows]] = []
         self.orders: list[Tensor] = []  # from the rows of a level's buckets to the order of its nodes
+        self.place_of: dict[int, tuple[int, int]] = {}  # the level of a node, and its place there
         above: dict[int | None, int] = {None: 0}
-        for numbers in levels:
+        for depth, numbers in enumerate(levels):
             run = [number for number in numbers if tree.nodes[number].span[0] >= first_query]
             assert run == numbers or numbers == [0]
             rows, order = _rows_of(tree, run, above, first_query, device)
             self.levels.append(rows)
             self.orders.append(order)
             above = {number: place for place, number in enumerate(numbers)}
+            self.place_of |= {number: (depth, place) for place, number in enumerate(numbers)}
 
     def __call__(
-        self, tokens: DeltaTokens, scan: DeltaScan, start: DeltaState | None = None, *, keeps_last: bool = False
+        self, tokens: DeltaTokens, scan: DeltaScan, start: DeltaState | None = None, after: Sequence[int] = ()
     ) -> tuple[Tensor, DeltaState | None]:
-        """Return the output (1, S, A, E) of the tokens, and, with `keeps_last`, the states after the nodes of the last
-        level. Pass the state after the first node as `start` if that node is not part of `tokens`."""
+        """Return the output (1, S, A, E) of the tokens, and the states after the nodes with the numbers `after`. Pass
+        the state after the first node as `start` if that node is not part of `tokens`."""
         outputs: list[Tensor] = []
         places: list[Tensor] = []
-        state = start
+        state, states = start, []
         for level, order in zip(self.levels, self.orders, strict=True):
             ends = []
             for rows in level:
@@ -85,10 +87,20 @@ class PackedRecurrence:
                 outputs.append(output.flatten(0, 1)[rows.bucket.valid])
                 places.append(rows.bucket.valid_places)
                 ends.append(end)
-            is_needed = keeps_last or level is not self.levels[-1]
             if ends:
-                state = _joined(ends).of(order) if is_needed else None
-        return torch.cat(outputs)[torch.cat(places).argsort()][None], state
+                state = _joined(ends).of(order) if after or level is not self.levels[-1] else None
+            states.append(state)
+        output = torch.cat(outputs)[torch.cat(places).argsort()][None]
+        return output, self._after(states, after) if after else None
+
+    def _after(self, states: Sequence[DeltaState | None], numbers: Sequence[int]) -> DeltaState:
+        found = []
+        for number in numbers:
+            level, place = self.place_of[number]
+            of_level = states[level]
+            assert of_level is not None
+            found.append(of_level.of(torch.tensor([place], device=of_level.recent.device)))
+        return _joined(found)
 
 
 def _rows_of(

@@ -51,7 +51,8 @@ class RecordingAttention:
 
     def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:
         start = None if self.before is None else self.before.state(layer)
-        output, state = self.form.recurrence(tokens, scan, start, keeps_last=True)
+        recurrence = self.form.recurrence
+        output, state = recurrence(tokens, scan, start, after=[max(recurrence.place_of)])
         assert state is not None
         self.kept.setdefault(layer, state)
         return output

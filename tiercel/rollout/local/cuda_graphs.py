@@ -16,8 +16,9 @@ from torch import Tensor
 from tiercel.devices import moved
 from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
-from tiercel.rollout.local.decoding import PrefillAttention, RowDecoder
+from tiercel.rollout.local.decoding import RowDecoder
 from tiercel.rollout.local.paused_rows import RowState
+from tiercel.rollout.local.prefill import PrefillAttention
 from tiercel.rollout.local.static_cache import BatchSize, FixedMemory
 from tiercel.types import EncodedPrompt
 

@@ -6,8 +6,6 @@ docs/shapes.md. B are the prompts of a batch, R the rows that are being decoded.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -15,14 +13,21 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from tiercel.devices import moved
-from tiercel.models.layers.attention import AttentionForm, Layer, attended, form_inputs, position_ids, sights_of
-from tiercel.models.layers.delta_net import DeltaScan, DeltaState, DeltaTokens
-from tiercel.models.layers.sight import FULL, Sight, Span, sequence_masks
+from tiercel.models.layers.attention import AttentionForm, form_inputs, position_ids, sights_of
+from tiercel.models.layers.sight import FULL, Sight
 from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
 from tiercel.rollout.local.attention import DecodeAttention
 from tiercel.rollout.local.paused_rows import ResumedAttention, ResumedTokens, RowMemory, RowState
-from tiercel.types import EncodedPrompt
+from tiercel.rollout.local.prefill import (
+    PaddedPrompts,
+    PrefillAttention,
+    PromptTree,
+    TreePrefill,
+    prompt_tree,
+    starts_after,
+)
+from tiercel.types import EncodedImage, EncodedPrompt
 
 MOST_SCORES = 2**22  # of a head, in a pass of observed tokens
 
@@ -55,27 +60,6 @@ class Decoder(Protocol):
         """Free them."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PaddedPrompts:
-    """The prompts of a batch, padded on the right."""
-
-    embeddings_BPH: Tensor
-    positions: Tensor  # (D, B, P), or (B, P) if D is 1, as in transformers
-    lengths: tuple[int, ...]
-    lengths_B: Tensor  # the same on the device
-    starts_B: Tensor  # first position after each prompt
-    picture_spans: tuple[tuple[Span, ...], ...]  # of each prompt
-
-    def mask(self, sight: Sight) -> Tensor | None:
-        """Return the mask, bool (B, 1, P, P); None if it is causal. Padding comes last, so that no real token sees
-        it."""
-        length = self.embeddings_BPH.shape[1]
-        sight = sight.within(length, [span for of_prompt in self.picture_spans for span in of_prompt])
-        return (
-            None if sight.is_causal else moved(sequence_masks(sight, length, self.picture_spans), self.starts_B.device)
-        )
-
-
 class BaseDecoder:
     """The common parts of the decoders: padded prompts, positions, logits."""
 
@@ -97,21 +81,22 @@ class BaseDecoder:
         positions = [p.positions_DP.T for p in prompts]
         positions_DBP = moved(nn.utils.rnn.pad_sequence(positions, batch_first=True).permute(2, 0, 1), device)
         lengths_B = moved(torch.tensor(lengths), device)
-        embeddings_BPH = self.embedding(ids_BP)
-        features_KH = self.vision.features([image for p in prompts for image in p.images])
-        if features_KH is not None:
-            is_prompt_BP = torch.arange(ids_BP.shape[1], device=device) < lengths_B[:, None]
-            is_vision_BP = self.family.is_placeholder(ids_BP) & is_prompt_BP
-            embeddings_BPH = self.family.with_features(embeddings_BPH, is_vision_BP, features_KH)
-        starts = [int(p.positions_DP.max()) + 1 for p in prompts]
+        is_prompt_BP = torch.arange(ids_BP.shape[1], device=device) < lengths_B[:, None]
+        is_vision_BP = self.family.is_placeholder(ids_BP) & is_prompt_BP
         return PaddedPrompts(
-            embeddings_BPH=embeddings_BPH,
+            embeddings_BPH=self.embedded(ids_BP, [image for p in prompts for image in p.images], is_vision_BP),
             positions=position_ids(positions_DBP),
             lengths=lengths,
             lengths_B=lengths_B,
-            starts_B=moved(torch.tensor(starts), device),
+            starts_B=moved(torch.tensor(starts_after(prompts)), device),
             picture_spans=tuple(prompt.picture_spans for prompt in prompts),
         )
+
+    def embedded(self, token_ids: Tensor, images: Sequence[EncodedImage], is_vision: Tensor) -> Tensor:
+        """Embed tokens (..., H), with the features of the pictures in place of those of `is_vision`."""
+        embeddings = self.embedding(token_ids)
+        features_KH = self.vision.features(images)
+        return embeddings if features_KH is None else self.family.with_features(embeddings, is_vision, features_KH)
 
     def rows_for(self, going_on: int) -> int:
         return going_on
@@ -145,37 +130,6 @@ class BaseDecoder:
             **form_inputs(form),
         ).last_hidden_state
         return hidden_R1H[:, 0]
-
-
-class PromptStore(Protocol):
-    """A store of what the layers make of the prompts."""
-
-    def put(self, layer: int, key_BJPE: Tensor, value_BJPE: Tensor) -> None:
-        """Keep the keys and values of a layer."""
-
-    def put_state(self, layer: int, state: DeltaState) -> None:
-        """Keep the state of a layer after each prompt."""
-
-
-class PrefillAttention:
-    """The attention of padded prompts, and the recurrence of layers with a state."""
-
-    def __init__(self, store: PromptStore, prompts: PaddedPrompts):
-        self.store = store
-        self.lengths_B = prompts.lengths_B
-        self.mask = cache(prompts.mask)
-
-    def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:
-        order_P = torch.arange(tokens.rate_RTA.shape[1], device=self.lengths_B.device)
-        is_padding_BP = order_P >= self.lengths_B[:, None]
-        output, state = scan(tokens.without(is_padding_BP), self.lengths_B)
-        self.store.put_state(layer, state)
-        return output
-
-    def __call__(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
-        self.store.put(layer.index, key_BJTE, value_BJTE)
-        mask = self.mask(layer.sight)
-        return attended(query_BATE, key_BJTE, value_BJTE, layer, mask, is_causal=mask is None)
 
 
 class RowDecoder(BaseDecoder):
@@ -216,12 +170,27 @@ class SharedDecoder(RowDecoder):
     def prefill(
         self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int, *, rows_return: bool = False
     ) -> Tensor:
-        padded = self.padded(prompts)
-        self.positions_R = padded.starts_B.repeat_interleave(group_size)
-        self.attention = DecodeAttention(padded.lengths, group_size, max_new_tokens, rows_return)
-        hidden_BPH = self.hidden_states(padded, PrefillAttention(self.attention, padded))
+        lengths = [len(prompt.token_ids_P) for prompt in prompts]
+        self.positions_R = torch.tensor(starts_after(prompts)).repeat_interleave(group_size)
+        self.attention = DecodeAttention(lengths, group_size, max_new_tokens, rows_return)
+        tree = prompt_tree(prompts, self.family)
+        logits_BV = self._side_by_side(prompts) if tree is None else self._as_tree(tree)
         self.attention.arrange()
-        return self.logits_after(padded, hidden_BPH)
+        return logits_BV
+
+    def _side_by_side(self, prompts: Sequence[EncodedPrompt]) -> Tensor:
+        padded = self.padded(prompts)
+        return self.logits_after(padded, self.hidden_states(padded, PrefillAttention(self.attention, padded)))
+
+    def _as_tree(self, tree: PromptTree) -> Tensor:
+        laid = tree.laid
+        embeddings_TH = self.embedded(laid.token_ids_T, laid.images, self.family.is_placeholder(laid.token_ids_T))
+        hidden_1TH = self.language_model(
+            **self.family.decoder_inputs(embeddings_TH[None]),
+            position_ids=position_ids(laid.positions_DT[:, None]),
+            **form_inputs(TreePrefill(self.attention, tree)),
+        ).last_hidden_state
+        return self.logits(hidden_1TH[0, tree.lasts_B])
 
     def step(self, token_ids_R: Tensor) -> Tensor:
         logits_RV = self.logits(self.new_hidden_states(token_ids_R, self.positions_R, self.attention))

@@ -1,0 +1,141 @@
+"""Prefill of a batch of prompts: side by side with padding, or, on a CPU and if they begin alike, as a tree in which
+what they share is run once, such as the picture of several questions.
+
+Shape suffixes: docs/shapes.md. B are the prompts of a batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from tiercel.devices import moved
+from tiercel.models.families.base import Family
+from tiercel.models.layers.attention import Layer, attended
+from tiercel.models.layers.delta_net import DeltaScan, DeltaState, DeltaTokens
+from tiercel.models.layers.sight import Sight, Span, sequence_masks
+from tiercel.packing.attention.forms import SplitAttention
+from tiercel.packing.forms import PackedForm
+from tiercel.packing.layout import PackItem, add_item
+from tiercel.packing.sharing import BuiltTree, TreeBuilder, built
+from tiercel.types import EncodedPrompt
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PaddedPrompts:
+    """The prompts of a batch, padded on the right."""
+
+    embeddings_BPH: Tensor
+    positions: Tensor  # (D, B, P), or (B, P) if D is 1, as in transformers
+    lengths: tuple[int, ...]
+    lengths_B: Tensor  # the same on the device
+    starts_B: Tensor  # first position after each prompt
+    picture_spans: tuple[tuple[Span, ...], ...]  # of each prompt
+
+    def mask(self, sight: Sight) -> Tensor | None:
+        """Return the mask, bool (B, 1, P, P); None if it is causal. Padding comes last, so that no real token sees
+        it."""
+        length = self.embeddings_BPH.shape[1]
+        sight = sight.within(length, [span for of_prompt in self.picture_spans for span in of_prompt])
+        return (
+            None if sight.is_causal else moved(sequence_masks(sight, length, self.picture_spans), self.starts_B.device)
+        )
+
+
+def starts_after(prompts: Sequence[EncodedPrompt]) -> list[int]:
+    """Return the first position after each prompt."""
+    return [int(prompt.positions_DP.max()) + 1 for prompt in prompts]
+
+
+class PromptStore(Protocol):
+    """A store of what the layers make of the prompts."""
+
+    def put(self, layer: int, key_BJPE: Tensor, value_BJPE: Tensor) -> None:
+        """Keep the keys and values of a layer."""
+
+    def put_state(self, layer: int, state: DeltaState) -> None:
+        """Keep the state of a layer after each prompt."""
+
+
+class PrefillAttention:
+    """The attention of padded prompts, and the recurrence of layers with a state."""
+
+    def __init__(self, store: PromptStore, prompts: PaddedPrompts):
+        self.store = store
+        self.lengths_B = prompts.lengths_B
+        self.mask = cache(prompts.mask)
+
+    def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:
+        order_P = torch.arange(tokens.rate_RTA.shape[1], device=self.lengths_B.device)
+        is_padding_BP = order_P >= self.lengths_B[:, None]
+        output, state = scan(tokens.without(is_padding_BP), self.lengths_B)
+        self.store.put_state(layer, state)
+        return output
+
+    def __call__(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
+        self.store.put(layer.index, key_BJTE, value_BJTE)
+        mask = self.mask(layer.sight)
+        return attended(query_BATE, key_BJTE, value_BJTE, layer, mask, is_causal=mask is None)
+
+
+@dataclass(frozen=True)
+class PromptTree:
+    """The prompts of a batch, with what they share once."""
+
+    laid: BuiltTree
+    prompts: int
+
+    @property
+    def ends(self) -> list[int]:
+        """Return the number of the node with which each prompt ends."""
+        return [self.laid.ends[number] for number in range(self.prompts)]
+
+    @cached_property
+    def places_BP(self) -> Tensor:
+        """The places of each prompt's tokens, padded on the right with place 0."""
+        return pad_sequence([self.laid.tree.places(end) for end in self.ends], batch_first=True)
+
+    @property
+    def lasts_B(self) -> Tensor:
+        """Return the place of each prompt's last token."""
+        return torch.tensor([self.laid.tree.nodes[end].span[1] - 1 for end in self.ends])
+
+
+def prompt_tree(prompts: Sequence[EncodedPrompt], family: Family) -> PromptTree | None:
+    """Join prompts; None if they share nothing."""
+    builder = TreeBuilder(family)
+    for number, prompt in enumerate(prompts):
+        add_item(builder, PackItem(prompt=prompt, continuations=())).ends.append(number)
+    if builder.length == sum(len(prompt.token_ids_P) for prompt in prompts):
+        return None
+    laid = built(builder)
+    return PromptTree(laid=laid, prompts=len(prompts))
+
+
+class TreePrefill:
+    """The attention and the recurrence of a tree of prompts on a CPU. `store` gets what the layers make of each
+    prompt, as if the prompts had been run side by side."""
+
+    def __init__(self, store: PromptStore, prompts: PromptTree):
+        self.store = store
+        self.prompts = prompts
+        tree = prompts.laid.tree
+        self.form = PackedForm(SplitAttention(tree, CPU), tree, CPU)
+
+    def __call__(self, layer: Layer, query_1ATE: Tensor, key_1JTE: Tensor, value_1JTE: Tensor) -> Tensor:
+        places_BP = self.prompts.places_BP
+        key_BJPE, value_BJPE = (each[0, :, places_BP].transpose(0, 1).contiguous() for each in (key_1JTE, value_1JTE))
+        self.store.put(layer.index, key_BJPE, value_BJPE)
+        return self.form(layer, query_1ATE, key_1JTE, value_1JTE)
+
+    def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:
+        output, state = self.form.recurrence(tokens, scan, after=self.prompts.ends)
+        assert isinstance(state, DeltaState)
+        self.store.put_state(layer, state)
+        return output
