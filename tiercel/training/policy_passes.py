@@ -91,9 +91,9 @@ class Passes:
         """Return what `pack` needs to let rows share the computation of their beginning; None if they must not."""
         return self.family if self.joins_rows else None
 
-    def tokens(self, items: Sequence[PackItem]) -> int:
-        """Count the tokens that the learner computes for items in one microbatch."""
-        return TokenCounter(self.learner.form, self.sharing_family).with_items(items)
+    def token_counter(self) -> TokenCounter:
+        """Return a counter of the tokens that the learner computes for items in one microbatch."""
+        return TokenCounter(self.learner.form, self.sharing_family)
 
     def units(self, groups: Sequence[AdvantageGroup], totals: Totals) -> list[PolicyUnit]:
         """Pack groups into units of microbatches, in order, followed by empty units so that all ranks have the same

@@ -3,13 +3,13 @@
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tiercel.algorithms import Totals
 from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.balance import balancing_moves
 from tiercel.distributed.ranks import Ranks
-from tiercel.packing.batch import AdvantageGroup, PolicyUnit, totals_of, without_zero_groups
+from tiercel.packing.batch import AdvantageGroup, PolicyUnit, TokenCounter, totals_of, without_zero_groups
 from tiercel.packing.examples import ExampleGroup, example_groups
 from tiercel.packing.layout import PackItem
 from tiercel.training.grpo.spreading import cut_for_all
@@ -68,10 +68,19 @@ def grouped_by_rank(passes: Passes, examples: Sequence[Example]) -> list[Example
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Parcel:
-    """An item on its way to another rank, with those features of its pictures that have been computed."""
+    """Items on their way to another rank, with those features of their pictures that have been computed."""
 
-    item: Any
+    items: list[Any]
     features: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Neighbours(Generic[T]):
+    """Items next to each other on a rank that share what they begin with."""
+
+    items: list[T]
+    tokens: int  # that the learner computes for them
+    counter: TokenCounter
 
 
 def minibatch_shares(ranks: Ranks, items: Sequence[T], count: int, index_of: Callable[[T], int]) -> list[list[T]]:
@@ -88,27 +97,45 @@ def minibatch_shares(ranks: Ranks, items: Sequence[T], count: int, index_of: Cal
 
 def balanced(passes: Passes, items: Sequence[T], packed: Callable[[T], Sequence[PackItem]]) -> list[T]:
     """Move items between ranks so that all have nearly the same number of tokens to compute; each rank's items are in
-    the global order.
+    the global order. Neighbours that share a beginning stay together.
 
     Features that a frozen tower has computed travel along, so that no picture is computed twice.
     """
     ranks, vision = passes.ranks, passes.vision
     if ranks.world_size == 1:
         return list(items)
-    costs = ranks.gather([passes.tokens(packed(item)) for item in items])
-    moves = balancing_moves(costs, ranks.world_size // passes.learners)
-    parcels = {
-        number: _Parcel(item=items[move.item], features=vision.held(_images(packed(items[move.item]))))
-        for number, move in enumerate(moves)
-        if move.sender == ranks.rank
-    }
+    runs = sharing_runs(passes, items, packed)
+    moves = balancing_moves(ranks.gather([run.tokens for run in runs]), ranks.world_size // passes.learners)
+    parcels = {}
+    for number, move in enumerate(moves):
+        if move.sender == ranks.rank:
+            own = runs[move.item].items
+            images = _images([each for item in own for each in packed(item)])
+            parcels[number] = _Parcel(items=own, features=vision.held(images))
     received = ranks.send([(move.sender, move.receiver) for move in moves], parcels)
     gone = {move.item for move in moves if move.sender == ranks.rank}
-    kept = [item for place, item in enumerate(items) if place not in gone]
+    kept = [item for place, run in enumerate(runs) if place not in gone for item in run.items]
     for parcel in received.values():
         vision.adopt(parcel.features)
-        kept.append(parcel.item)
+        kept += parcel.items
     return sorted(kept, key=lambda item: packed(item)[0].prompt.index)
+
+
+def sharing_runs(passes: Passes, items: Sequence[T], packed: Callable[[T], Sequence[PackItem]]) -> list[Neighbours[T]]:
+    """Join neighbours that begin alike, for as long as they fit into one microbatch: on one rank, what they share is
+    computed once."""
+    runs: list[Neighbours[T]] = []
+    for item in items:
+        counter = passes.token_counter()
+        alone = counter.with_items(packed(item))
+        if runs:
+            last = runs[-1]
+            together = last.counter.with_items(packed(item))
+            if together < last.tokens + alone and together <= passes.max_tokens:
+                runs[-1] = Neighbours(items=[*last.items, item], tokens=together, counter=last.counter)
+                continue
+        runs.append(Neighbours(items=[item], tokens=alone, counter=counter))
+    return runs
 
 
 def _images(items: Sequence[PackItem]) -> tuple[EncodedImage, ...]:
