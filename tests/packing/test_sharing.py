@@ -118,3 +118,15 @@ def test_every_sequence_of_a_random_tree_is_a_path(seed):
     assert all(isinstance(node, Node) and node.span[0] < node.span[1] for node in packed.tree.nodes)
     ends = torch.tensor([node.span[1] for node in packed.tree.nodes])
     assert bool((ends.diff() > 0).all())
+
+
+def test_tokens_at_the_same_place_are_scored_once():
+    answers = [[5, 6, 7, 1], [5, 6, 7, 2], [5, 8]]
+    packed = pack([item([1, 9, 2], *answers, pictures="a")], NINES)  # the first three tokens of two answers are shared
+    first_M, which_N = packed.distinct()
+    distinct = [(int(packed.scoring_N[n]), int(packed.targets_N[n])) for n in first_M]
+    assert len(distinct) == len(set(distinct)) == 6 and len(packed.targets_N) == 10
+    assert torch.equal(packed.scoring_N[first_M][which_N], packed.scoring_N)
+    assert torch.equal(packed.targets_N[first_M][which_N], packed.targets_N)
+    assert first_M[which_N].tolist() == [0, 1, 2, 3, 0, 1, 2, 7, 0, 9]  # the last answer begins with the same token
+    assert pack([item([1, 9, 2], [5, 6], [7, 8], pictures="a")], NINES).distinct() is None

@@ -96,7 +96,14 @@ class PackedPolicy(nn.Module):
         from which the divergence is computed. `asked`: what else a loss of rows' answers needs."""
         if self.context is None:
             hidden_NH = self.scoring_states(batch, features_KH, prefix, asked.noise)
-            return self._scores(hidden_NH, batch.targets_N, temperature, entropy_gradient, target, asked)
+            distinct = None if self.form == "repeated" else batch.distinct()
+            if distinct is None:
+                return self._scores(hidden_NH, batch.targets_N, temperature, entropy_gradient, target, asked)
+            first_M, which_N = distinct
+            target = None if target is None else target.of_tokens(first_M)
+            hidden_MH = hidden_NH[moved(first_M, self.device)]
+            scores = self._scores(hidden_MH, batch.targets_N[first_M], temperature, entropy_gradient, target, asked)
+            return scores.of(moved(which_N, self.device))
         assert prefix is None  # no single rank has all of it
         part = part_of(batch, self.context, CHUNK_MULTIPLES.get(self.form, 1))
         hidden_MH = self._part_states(batch, features_KH, part, self.context, asked.noise)

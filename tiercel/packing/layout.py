@@ -69,6 +69,17 @@ class PackedTokens:
         """Count the continuations, C."""
         return len(self.ends_C)
 
+    def distinct(self) -> tuple[Tensor, Tensor] | None:
+        """Return the first of the scored tokens that stand at the same place of the tree (M,), and for each scored
+        token which of these it is (N,). None if no two do."""
+        pairs_N2 = torch.stack([self.scoring_N, self.targets_N], dim=1)
+        distinct_M2, which_N = torch.unique(pairs_N2, dim=0, return_inverse=True)
+        if len(distinct_M2) == len(pairs_N2):
+            return None
+        order_N = torch.arange(len(which_N))
+        first_M = torch.full((len(distinct_M2),), len(which_N)).scatter_reduce(0, which_N, order_N, "amin")
+        return first_M, which_N
+
     def only(self, rows: Sequence[int], below: int | None = None) -> "PackedTokens":
         """Cut rows out of the pack. If `below` is given, all rows are in the subtree of that node, and a pass of its
         own computes the path down to it: the path becomes the first node, without its pictures."""

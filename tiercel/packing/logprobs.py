@@ -51,6 +51,10 @@ class TokenScores(NamedTuple):
     squares_N: Tensor | None = None  # fp32, log of the sum of p² over all words, detached; None unless requested
     values_N: Tensor | None = None  # fp32, of a reward model, with gradient; there are no logprobs and no entropy then
 
+    def of(self, which_N: Tensor) -> "TokenScores":
+        """Return the scores of tokens, which may name one several times; gradients add up there."""
+        return TokenScores(*(each if each is None or not len(each) else each[which_N] for each in self))
+
 
 class TokenHead(nn.Module):
     """The head that computes log-softmax(h W^T / temperature) at the target tokens, without vision placeholders.
