@@ -53,7 +53,7 @@ class TokenScores(NamedTuple):
 
     def of(self, which_N: Tensor) -> "TokenScores":
         """Return the scores of tokens, which may name one several times; gradients add up there."""
-        return TokenScores(*(each if each is None or not len(each) else each[which_N] for each in self))
+        return TokenScores._make(each if each is None or not len(each) else each[which_N] for each in self)
 
 
 class TokenHead(nn.Module):
