@@ -1,6 +1,7 @@
 """Row files: JSON Lines, JSON lists and Parquet, and the record of what was rejected."""
 
 import builtins
+import gzip
 import io
 import json
 from pathlib import Path
@@ -10,6 +11,7 @@ from PIL import Image
 
 from tiercel.config.row_sources import RowSource
 from tiercel.config.schema import Data
+from tiercel.data import readers
 from tiercel.data.media.images import decode
 from tiercel.data.reading import (
     image_roots,
@@ -41,6 +43,55 @@ def test_json_lines_in_order_with_blank_lines_and_byte_order_mark(tmp_path):
     table = read(file)
     assert [(row.id, row.line) for row in table.rows] == [("a", 1), ("rows:4", 4), ("c", 5)]
     assert (table.total, table.rejected, table.format, table.file) == (3, (), "tiercel", str(file))
+
+
+def test_a_pattern_names_several_files(tmp_path):
+    for name, ids in (("part-1", "cd"), ("part-0", "ab"), ("other", "x")):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(line, ids)))
+    table = read(str(tmp_path / "part-*.jsonl"))
+    assert [row.id for row in table.rows] == ["a", "b", "c", "d"] and table.counts == (4,)
+    assert [(Path(row.file).name, row.line) for row in table.rows][1:3] == [("part-0.jsonl", 2), ("part-1.jsonl", 1)]
+    assert len(read(str(tmp_path / "part-*.jsonl#3")).rows) == 3
+    (tmp_path / "part-2.jsonl").write_text(f"{line('a')}\n{line('e')}")
+    table = read(str(tmp_path / "part-*.jsonl"))
+    (rejected,) = table.rejected
+    assert (rejected.id, rejected.field, rejected.line) == ("a", "id", 1) and rejected.file.endswith("part-2.jsonl")
+    with pytest.raises(DataError):
+        read(str(tmp_path / "none-*.jsonl"))
+    odd = tmp_path / "rows[1].jsonl"
+    odd.write_text(line("odd"))
+    assert [row.id for row in read(str(odd)).rows] == ["odd"]  # a file of that very name
+
+
+def compressed(file: Path, data: bytes) -> None:
+    if file.suffix == ".gz":
+        file.write_bytes(gzip.compress(data))
+        return
+    pyarrow = pytest.importorskip("pyarrow")
+    with pyarrow.CompressedOutputStream(str(file), "zstd") as stream:
+        stream.write(data)
+
+
+@pytest.mark.parametrize("name", ("rows.jsonl.gz", "rows.jsonl.zst"))
+def test_compressed_rows(tmp_path, name, monkeypatch):
+    file = tmp_path / name
+    compressed(file, b"\xef\xbb\xbf" + f"{line('a')}\n\n{line('b')}\n".encode())
+    assert [(row.id, row.line) for row in read(file).rows] == [("a", 1), ("b", 3)]
+    whole = file.read_bytes()
+    for data in (whole[: len(whole) // 2], b"plain text", b""):
+        file.write_bytes(data)
+        with pytest.raises(DataError):
+            read(file)
+
+
+@pytest.mark.parametrize("name", ("rows.jsonl.gz", "rows.jsonl.zst"))
+@pytest.mark.parametrize("rows", ((line() + "\n").encode() * 2**17, line().encode() + b"\n" + b"x" * 2**23))
+def test_compressed_rows_that_expand_beyond_measure(tmp_path, name, rows, monkeypatch):
+    monkeypatch.setattr(readers, "_LEAST_LIMIT", 2**16)
+    file = tmp_path / name
+    compressed(file, rows)
+    with pytest.raises(DataError, match="expands to more than"):
+        read(file)
 
 
 def test_bad_lines_are_rejected_with_line_and_reason(tmp_path):
@@ -97,7 +148,7 @@ def test_json_list(tmp_path):
         ("rows.jsonl", "{}".encode("utf-16"), "UTF-16"),
         ("rows.jsonl", b"x\n", "line 1: is not valid JSON"),
         ("rows.jsonl", b'{"messages": []}\n', "none of its 1 rows"),
-        ("rows.csv", b"a,b", ".jsonl, .json, .parquet"),
+        ("rows.csv", b"a,b", ".jsonl, .jsonl.gz, .jsonl.zst, .json, .parquet"),
         ("rows.parquet", b"not parquet", "Parquet"),
     ],
 )

@@ -1,12 +1,13 @@
 """Parse what data.train, data.eval and data.mix may name: a file, a directory, or a data set of the hub, whole or in
 part.
 
-The forms are PATH, hf:ORGANISATION/NAME, hf:ORGANISATION/NAME/CONFIG and hf:./FOLDER, the last three also with :SPLIT,
-and any of these with #N.
+The forms are PATH, a pattern of several files (with *, ?, [..], and ** for folders), hf:ORGANISATION/NAME,
+hf:ORGANISATION/NAME/CONFIG and hf:./FOLDER, the last three also with :SPLIT, and any of these with #N.
 """
 
 import re
 from dataclasses import dataclass
+from glob import glob, has_magic
 from os.path import exists, isdir
 
 HUB = "hf:"
@@ -21,7 +22,7 @@ _PART = re.compile(r"\w[\w.-]*")
 class RowSource:
     """Where rows come from."""
 
-    path: str  # a file or directory; for the hub, ORGANISATION/NAME or the folder of a downloaded copy
+    path: str  # a file, a directory or a pattern; for the hub, ORGANISATION/NAME or the folder of a downloaded copy
     config: str | None = None  # the config of a data set of the hub
     split: str | None = None  # the split of a data set of the hub; None for a file or directory
     count: int | None = None  # use this number of its rows; None for all
@@ -29,6 +30,13 @@ class RowSource:
     @property
     def is_hub(self) -> bool:
         return self.split is not None
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Return the files or the directory: what a pattern matches, sorted by name, else the path itself."""
+        if self.is_hub or exists(self.path) or not has_magic(self.path):
+            return (self.path,)
+        return tuple(sorted(glob(self.path, recursive=True)))
 
     @property
     def name(self) -> str:

@@ -1,8 +1,11 @@
 """Read records from files: JSON Lines, a JSON list, COCO's annotations, Parquet, and data sets of Hugging Face."""
 
+import gzip
+import io
 import json
 import math
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,6 +19,7 @@ from tiercel.errors import DataError, EnvironmentProblem
 
 _SHARD = re.compile(r"-\d+-of-\d+(-[0-9a-f]+)?$")  # the end of the name of a file that is one part of a data set
 _SHOWN_BYTES = 500  # shown of a line that cannot be read
+_MOST_EXPANSION, _LEAST_LIMIT = 200, 2**30  # text rarely compresses to a twentieth; bytes
 _BATCH_ROWS = 256  # read at once; rows with embedded images are large
 _STATE, _SPLITS = "state.json", "dataset_dict.json"  # written by save_to_disk for one data set, and for several
 
@@ -38,29 +42,70 @@ def records_of(source: RowSource) -> Iterator[Record]:
     path = Path(source.path)
     if path.is_dir():
         return read_directory(path)
-    reader = READERS.get(path.suffix.lower())
-    if reader is None:
-        raise DataError(f"{path}: rows are read from {', '.join(READERS)} files, not {path.suffix or 'this'}")
-    return reader(path)
+    for ending, reader in READERS.items():
+        if path.name.lower().endswith(ending):
+            return reader(path)
+    raise DataError(f"{path}: rows are read from {', '.join(READERS)} files, not {path.suffix or 'this'}")
 
 
 def files_of(source: RowSource) -> list[Path]:
     """Return the files that hold the rows, sorted by name. Raises what `records_of` raises."""
     if source.is_hub:
         return cached_files(source)
-    path = Path(source.path)
-    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    found: list[Path] = []
+    for path in map(Path, source.files):
+        found += sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    return found
 
 
 def read_json_lines(file: Path) -> Iterator[Record]:
     """Read a file with one JSON object per line. Raises DataError for a file in UTF-16."""
     with file.open("rb") as stream:
-        for line, data in enumerate(stream, start=1):
-            if line == 1:
-                _refuse_utf16(data, file)
-                data = data.removeprefix(b"\xef\xbb\xbf")
-            if data.strip():
-                yield _record(data, line)
+        yield from _json_lines(stream, file)
+
+
+def read_gzipped_lines(file: Path) -> Iterator[Record]:
+    """Read a .jsonl.gz file. Raises DataError if it is cut short, is not gzip, or expands beyond measure."""
+    try:
+        with gzip.open(file) as stream:
+            yield from _json_lines(_expanding(stream, file), file)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{file}: cannot be read as gzip: {error}") from error
+
+
+def read_zstd_lines(file: Path) -> Iterator[Record]:
+    """Read a .jsonl.zst file. Raises DataError as `read_gzipped_lines` does, and EnvironmentProblem if pyarrow is
+    missing."""
+    with _arrow(file, "zstd") as pyarrow:
+        try:
+            with pyarrow.CompressedInputStream(pyarrow.OSFile(str(file)), "zstd") as raw:
+                yield from _json_lines(_expanding(io.BufferedReader(raw), file), file)
+        except OSError as error:  # ZSTD_decompress failed, or the stream ended early
+            raise DataError(f"{file}: cannot be read as zstd: {error}") from error
+
+
+def _json_lines(stream: Iterable[bytes], file: Path) -> Iterator[Record]:
+    for line, data in enumerate(stream, start=1):
+        if line == 1:
+            _refuse_utf16(data, file)
+            data = data.removeprefix(b"\xef\xbb\xbf")
+        if data.strip():
+            yield _record(data, line)
+
+
+def _expanding(stream: io.BufferedIOBase, file: Path) -> Iterator[bytes]:
+    """Yield the lines of a compressed file. Raises DataError if it expands to more than text does, because a small file
+    could fill the memory."""
+    most = max(_LEAST_LIMIT, _MOST_EXPANSION * file.stat().st_size)
+    total = 0
+    while line := stream.readline(most - total + 1):
+        total += len(line)
+        if total > most:
+            raise DataError(
+                f"{file}: expands to more than {most:,} bytes, {_MOST_EXPANSION} times its own size; if that is right, "
+                "unpack it to a .jsonl file"
+            )
+        yield line
 
 
 def read_json_list(file: Path) -> Iterator[Record]:
@@ -202,6 +247,8 @@ def _arrow(place: Path, kind: str) -> Iterator[Any]:
 
 READERS: dict[str, Callable[[Path], Iterator[Record]]] = {
     ".jsonl": read_json_lines,
+    ".jsonl.gz": read_gzipped_lines,
+    ".jsonl.zst": read_zstd_lines,
     ".json": read_json_list,
     ".parquet": read_parquet,
 }

@@ -190,13 +190,49 @@ def _all_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) -
 
 
 def read_rows(given: str | Path, config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RowTable:
-    """Read all rows of a file or data set, in its order; with #N, N of them. `beat` is called for each row.
+    """Read all rows of a file or data set, in its order, or of a pattern's files, in the order of their names; with #N,
+    N of them. `beat` is called for each row.
 
-    Raises DataError if the file is missing, empty, of no known format, without a usable row, or has fewer rows than N,
+    Raises DataError if a file is missing, empty, of no known format, without a usable row, or has fewer rows than N,
     and EnvironmentProblem if a package is missing. Rejected rows do not raise: record them with `write_bad_rows`, then
     call `require_few_bad`.
     """
     source = _source(str(given))
+    if not source.files:
+        raise DataError(f"{source.name}: no file matches this pattern")
+    if source.files == (source.path,):
+        return replace(_read_source(source, config, purpose, beat), file=str(given))
+    parts = [replace(source, path=file, count=None) for file in source.files]
+    table = _joined([_read_source(part, config, purpose, beat) for part in parts], str(given))
+    if source.count is None:
+        return table
+    rows, rejected = _part(table.rows, table.rejected, source.count, source.name)
+    return replace(table, rows=tuple(rows), rejected=tuple(rejected), counts=(len(rows),))
+
+
+def _joined(tables: Sequence[RowTable], name: str) -> RowTable:
+    """Join the tables of a pattern's files to one. Ids must differ among them, as within a file."""
+    known: dict[str, Row] = {}
+    rejected = [row for table in tables for row in table.rejected]
+    for row in (row for table in tables for row in table.rows):
+        if (other := known.get(row.id)) is None:
+            known[row.id] = row
+            continue
+        reason = f"{shortened(row.id)!r} is already the id of line {other.line} of {other.file}"
+        reason += "; where rows share ids, write data.ids: line"
+        rejected.append(RejectedRow(id=row.id, file=row.file, line=row.line, field="id", reason=reason))
+    return RowTable(
+        file=name,
+        format=", ".join(dict.fromkeys(table.format for table in tables)),
+        rows=tuple(known.values()),
+        rejected=tuple(rejected),
+        counts=(len(known),),
+        without=tuple(each for table in tables for each in table.without),
+    )
+
+
+def _read_source(source: RowSource, config: Data, purpose: Purpose, beat: Callable[[], None]) -> RowTable:
+    """Read the rows of one file, directory or data set."""
     file = source.name
     roots = image_roots(source, config)
     without: Counter[str] = Counter()  # number of rows, by the column of data.columns that they lack
@@ -237,7 +273,7 @@ def read_rows(given: str | Path, config: Data, purpose: Purpose, beat: Callable[
         )
     counts = (len(rows),)
     return RowTable(
-        file=str(given),
+        file=file,
         format=format,
         rows=tuple(rows),
         rejected=tuple(rejected),

@@ -147,7 +147,7 @@ def _places(key: str, value: object) -> Iterator[str]:
         if declared in _CALLS:
             yield from map(str, files_of_call(each))
         elif declared in _ROWS:
-            yield row_source(each).path
+            yield from row_source(each).files
         elif declared in PATH_CHECKS:
             yield expanduser(each)
 

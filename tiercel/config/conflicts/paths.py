@@ -113,7 +113,13 @@ def _rows_fault(given: str) -> str | None:
         return str(error)
     if source.is_hub:
         return _directory_fault(source.path) if source.path.startswith(("/", ".", "~")) else None
-    path = source.path
+    if not source.files:
+        return "no file matches this pattern"
+    faults = (_rows_file_fault(path) for path in source.files)
+    return next((fault for fault in faults if fault is not None), None)
+
+
+def _rows_file_fault(path: str) -> str | None:
     if not isdir(path):
         return _file_fault(path)
     names = [*listdir(path), *(listdir(join(path, "data")) if isdir(join(path, "data")) else [])]
