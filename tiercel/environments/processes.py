@@ -38,7 +38,7 @@ class UserCode:
         return f"tools {', '.join(self.functions)}".rstrip()
 
 
-class EnvironmentProcess:
+class EnvironmentProcess(UserProcess):
     """A process with the user's code, for one trajectory at a time."""
 
     def __init__(self, code: UserCode, limits: Reliability):
@@ -46,39 +46,31 @@ class EnvironmentProcess:
         EnvironmentProblem if no process can be started."""
         self._timeout, self._number = limits.reward_timeout, 0
         longest = 2 * LARGEST_PICTURES  # longer than base64 and a text
-        job = ProcessJob(name=f"the {code.name}", entry=WORKER, work=asdict(code), longest_reply=longest)
-        self._process = UserProcess(job, limits)
+        super().__init__(
+            ProcessJob(name=f"the {code.name}", entry=WORKER, work=asdict(code), longest_reply=longest), limits
+        )
         try:
-            if (problem := self._process.load()) is not None:
+            if (problem := self.load()) is not None:
                 raise EnvironmentFailure(problem)
         except BaseException:
             self.close()
             raise
 
-    @property
-    def is_alive(self) -> bool:
-        """Return whether the process is alive."""
-        return self._process.is_alive
-
     def ask(self, ask: str, *, seconds: float | None = None, **fields: Any) -> Mapping[str, Any]:
         """Call one of worker.Host's methods. `seconds` replaces `reliability.reward_timeout`. After an
         EnvironmentFailure the process must be closed."""
         self._number += 1
-        self._process.printed()  # discards what was printed before this request
+        self.printed()  # discards what was printed before this request
         request = json.dumps({"number": self._number, "ask": ask, "fields": fields}).encode() + b"\n"
-        exchange = self._process.exchange(request, reply_count=1, timeout=seconds or self._timeout)
+        exchange = self.exchange(request, reply_count=1, timeout=seconds or self._timeout)
         reply: Mapping[str, Any] = exchange.replies[-1] if exchange.replies else {"failure": exchange.interruption}
         failure = reply.get("failure")
         if exchange.replies and (len(exchange.replies) > 1 or reply.get("number") != self._number):
             failure = FOREIGN_REPLY
         if failure is not None:
             asked = f"{ask} {fields['name']}" if "name" in fields else ask  # a call names its tool
-            raise EnvironmentFailure(f"{asked}: {failure}{self._process.printed_text()}")
+            raise EnvironmentFailure(f"{asked}: {failure}{self.printed_text()}")
         return reply
-
-    def close(self) -> None:
-        """End the process and everything that it started."""
-        self._process.close()
 
 
 class Processes:

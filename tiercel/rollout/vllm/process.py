@@ -27,15 +27,13 @@ from tiercel.rollout.trajectory import TrajectoryBuilder, begun_trajectories
 from tiercel.rollout.vllm.full_weights import reload
 from tiercel.rollout.vllm.requests import (
     ImpossibleCompletion,
+    PromptRequest,
     add_sampled,
-    lora_rank_limit,
+    engine_options,
     make_completion,
-    pixel_limits,
     require_same_prompt,
     sampling_fields,
     scheduling,
-    turn_params,
-    turn_seed,
 )
 from tiercel.rollout.vllm.shared_memory import meeting_by_name
 from tiercel.types import Completion, EncodedPrompt, Group
@@ -49,15 +47,6 @@ class _Request:
 
     token_ids: list[int]  # with one placeholder for each picture, which vLLM repeats as often as it needs
     pictures: list[Any]
-    params: SamplingParams
-    seed: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _PromptRequest:
-    """A prompt of this rank, and how to complete it."""
-
-    prompt: EncodedPrompt
     params: SamplingParams
     seed: int
 
@@ -77,9 +66,9 @@ class ProcessSampler:
         self.group = _tensor_parallel_group(ranks, recipe.rollout.vllm.tensor_parallel)
         with meeting_by_name(ranks, recipe.rollout.vllm.tensor_parallel):
             options = _engine_options(family, recipe, images_per_prompt, ranks.world_size > 1)
-            self.engine = _build_engine(
-                options | _adapter_options(recipe, adapts_vision), recipe.rollout.vllm.sleep_level
-            )
+            if adapts_vision:
+                options["enable_tower_connector_lora"] = True
+            self.engine = _build_engine(options, recipe.rollout.vllm.sleep_level)
         if adapts_vision and not all(self.engine.apply_model(_adapts_vision)):
             raise EnvironmentProblem(
                 f"rollout.engine: vllm: this vLLM ignores adapters on vision layers of {family.name}; update vLLM, "
@@ -156,7 +145,7 @@ class ProcessSampler:
     ) -> tuple[Group, ...]:
         if dialogues is None:
             asked = [
-                _PromptRequest(prompt=each, params=params, seed=seed) for each, seed in zip(prompts, seeds, strict=True)
+                PromptRequest(prompt=each, params=params, seed=seed) for each, seed in zip(prompts, seeds, strict=True)
             ]
             sampled = self._sampled(asked) or []
         else:
@@ -172,11 +161,7 @@ class ProcessSampler:
         """Sample turn by turn; the engine is called once for a turn of all trajectories that go on."""
         open_ones = [builder for builders in begun for builder in builders]
         while True:
-            asked = [
-                _PromptRequest(prompt=each.so_far(), params=turn_params(params, each), seed=turn_seed(each))
-                for each in open_ones
-            ]
-            sampled = self._sampled(asked)
+            sampled = self._sampled([PromptRequest.of_turn(each, params) for each in open_ones])
             if sampled is None:
                 return [tuple(builder.completion() for builder in builders) for builders in begun]
             replies = [add_sampled(builder, turn) for builder, (turn,) in zip(open_ones, sampled, strict=True)]
@@ -186,7 +171,7 @@ class ProcessSampler:
                 if reply is not None and builder.add_reply(reply.result())
             ]
 
-    def _sampled(self, asked: Sequence["_PromptRequest"]) -> list[tuple[Completion, ...]] | None:
+    def _sampled(self, asked: Sequence[PromptRequest]) -> list[tuple[Completion, ...]] | None:
         """Sample what this rank asks for, together with what the other ranks of the engine ask for; None if none of
         them asks for anything."""
         every, start = self._of_engine([self._request(each) for each in asked])
@@ -204,7 +189,7 @@ class ProcessSampler:
         place = dist.get_rank(self.group)
         return [request for share in shares for request in share], sum(len(share) for share in shares[:place])
 
-    def _request(self, asked: _PromptRequest) -> _Request:
+    def _request(self, asked: PromptRequest) -> _Request:
         prompt = asked.prompt
         return _Request(
             token_ids=self.family.unexpanded_token_ids(prompt.token_ids_P, [image.plan for image in prompt.images]),
@@ -235,7 +220,7 @@ class ProcessSampler:
         except (ValueError, RuntimeError) as error:
             raise TrainingError(f"rollout.engine: vllm failed to sample: {error}") from error
 
-    def _completions(self, asked: _PromptRequest, output: Any) -> tuple[Completion, ...]:
+    def _completions(self, asked: PromptRequest, output: Any) -> tuple[Completion, ...]:
         prompt, params = asked.prompt, asked.params
         require_same_prompt(self.family, prompt, output.prompt_token_ids, "rollout.engine: vllm")
         completions = sorted(output.outputs, key=lambda each: each.index)
@@ -266,14 +251,6 @@ def _known(fields: dict[str, Any], params: SamplingParams) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in ("stop", "include_stop_str_in_output")}
 
 
-def _adapter_options(recipe: GrpoRecipe, adapts_vision: bool) -> dict[str, Any]:
-    """Return the engine arguments for an adapter; none in full fine-tuning."""
-    if recipe.lora is None:
-        return {}
-    options: dict[str, Any] = {"enable_tower_connector_lora": True} if adapts_vision else {}
-    return options | {"enable_lora": True, "max_loras": 1, "max_lora_rank": lora_rank_limit(recipe.lora.rank)}
-
-
 def _adapts_vision(model: Any) -> bool:
     """Return whether vLLM's model, when asked to, applies adapters to its vision layers."""
     return bool(model.lora_manager.supports_tower_connector_lora)
@@ -283,23 +260,16 @@ def _engine_options(family: Family, recipe: GrpoRecipe, images_per_prompt: int, 
     """Return the engine arguments of the recipe. If a launcher started the ranks, the engine uses their process
     group."""
     vllm = recipe.rollout.vllm
-    row_tokens = recipe.data.max_prompt_tokens + recipe.rollout.longest
-    return dict(
-        model=family.checkpoint.path,
-        dtype=recipe.model.dtype,
-        generation_config="vllm",
-        max_model_len=row_tokens,
-        gpu_memory_utilization=vllm.gpu_memory_utilization,
-        tensor_parallel_size=vllm.tensor_parallel,
-        distributed_executor_backend="external_launcher" if is_launched else None,
-        enable_sleep_mode=vllm.sleep_level > 0 and torch.cuda.is_available(),
-        limit_mm_per_prompt={"image": images_per_prompt, "video": 0},
-        mm_processor_kwargs=pixel_limits(family) or None,
-        logprobs_mode="processed_logprobs",
-        seed=recipe.train.seed,
-        disable_log_stats=True,
-        **scheduling(family, row_tokens),
-    ) | {name.replace("-", "_"): value for name, value in vllm.options.items()}
+    own = {
+        "gpu_memory_utilization": vllm.gpu_memory_utilization,
+        "tensor_parallel_size": vllm.tensor_parallel,
+        "distributed_executor_backend": "external_launcher" if is_launched else None,
+        "enable_sleep_mode": vllm.sleep_level > 0 and torch.cuda.is_available(),
+        "seed": recipe.train.seed,
+        "disable_log_stats": True,
+    }
+    given = {name.replace("-", "_"): value for name, value in vllm.options.items()}
+    return {**engine_options(recipe, family, images_per_prompt, 1), **scheduling(recipe, family), **own, **given}
 
 
 def _build_engine(options: dict[str, Any], sleep_level: int) -> Any:

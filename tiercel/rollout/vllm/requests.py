@@ -8,13 +8,15 @@ import json
 import math
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from tiercel.config.engines import NOT_SERVED, VISION_ADAPTERS
+from tiercel.config.schema import GrpoRecipe
 from tiercel.errors import EnvironmentProblem
 from tiercel.http_json import brief
 from tiercel.models.families.base import Family
@@ -35,9 +37,31 @@ class ImpossibleCompletion(ValueError):
     """Raised if an engine cannot have drawn a completion. The text names the field and its value."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptRequest:
+    """A prompt, and how to complete it. Sample i of the group draws with seed + i."""
+
+    prompt: EncodedPrompt
+    params: SamplingParams
+    seed: int
+
+    @classmethod
+    def of_turn(cls, builder: TrajectoryBuilder, params: SamplingParams, **more: Any) -> Self:
+        """Return the request for the next turn of a trajectory. The seed is the sample's for the first turn, and a
+        function of it and the turn's number for others."""
+        turn, most = len(builder.turns), builder.budget
+        least = min(params.min_new_tokens, most)
+        return cls(
+            prompt=builder.so_far(),
+            params=replace(params, group_size=1, min_new_tokens=least, max_new_tokens=most),
+            seed=sampling_seed(builder.seed, turn) if turn else builder.seed,
+            **more,
+        )
+
+
 def sampling_fields(family: Family, params: SamplingParams, seed: int) -> dict[str, Any]:
     """Return the fields of vLLM's SamplingParams. All are given, because vLLM would take missing ones from the
-    checkpoint's generation_config.json. Sample i of the group draws with seed + i."""
+    checkpoint's generation_config.json."""
     return {
         "n": params.group_size,
         "seed": seed,
@@ -57,12 +81,31 @@ def sampling_fields(family: Family, params: SamplingParams, seed: int) -> dict[s
     }
 
 
-def scheduling(family: Family, row_tokens: int) -> dict[str, Any]:
+def engine_options(recipe: GrpoRecipe, family: Family, images_per_prompt: int, adapters: int) -> dict[str, Any]:
+    """Return the arguments of vLLM's engine that follow from the recipe, in the ranks' processes and on a server.
+    `adapters` is how many it holds at a time."""
+    options: dict[str, Any] = {
+        "model": family.checkpoint.path,
+        "dtype": recipe.model.dtype,
+        "max_model_len": recipe.data.max_prompt_tokens + recipe.rollout.longest,
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "limit_mm_per_prompt": {"image": images_per_prompt, "video": 0},
+    }
+    if recipe.lora is not None:
+        options |= {"enable_lora": True, "max_loras": adapters, "max_lora_rank": lora_rank_limit(recipe.lora.rank)}
+    if limits := pixel_limits(family):
+        options["mm_processor_kwargs"] = limits
+    return options
+
+
+def scheduling(recipe: GrpoRecipe, family: Family) -> dict[str, Any]:
     """Return engine arguments for a machine without a GPU: prompts are not cut into chunks. With chunks, vLLM would
     have to reset the random generator of a request with a seed. On a CPU it cannot ("CPU Generator does not use
     offset"), and the engine would end. Without chunks vLLM cannot keep the states of delta nets in its prefix cache."""
     if torch.cuda.is_available():
         return {}
+    row_tokens = recipe.data.max_prompt_tokens + recipe.rollout.longest
     arguments = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(BATCHED_TOKENS, row_tokens)}
     if family.checkpoint.config.get_text_config().model_type in BRANCHING_MODELS:
         arguments["enable_prefix_caching"] = False
@@ -168,19 +211,6 @@ def pixel_limits(family: Family) -> dict[str, int]:
     """Return the family's pixel limits by their names in vLLM's --mm-processor-kwargs."""
     limits = {"min_pixels": family.min_pixels, "max_pixels": family.max_pixels}
     return {name: value for name, value in limits.items() if value is not None}
-
-
-def turn_params(params: SamplingParams, builder: TrajectoryBuilder) -> SamplingParams:
-    """Return the parameters of the next turn."""
-    least = min(params.min_new_tokens, builder.budget)
-    return replace(params, group_size=1, min_new_tokens=least, max_new_tokens=builder.budget)
-
-
-def turn_seed(builder: TrajectoryBuilder) -> int:
-    """Return the seed of the next turn: the sample's for the first turn, a function of it and the turn's number for
-    others."""
-    turn = len(builder.turns)
-    return builder.seed if turn == 0 else sampling_seed(builder.seed, turn)
 
 
 def add_sampled(builder: TrajectoryBuilder, turn: Completion) -> "Future[TurnReply] | None":

@@ -32,8 +32,8 @@ from tiercel.rollout.vllm.http import (
     servers_key,
 )
 from tiercel.rollout.vllm.protocol import WordLogprob
-from tiercel.rollout.vllm.requests import ROUNDING, UNKNOWN, require_same_prompt
-from tiercel.rollout.vllm.routes import TokenRoute
+from tiercel.rollout.vllm.requests import ROUNDING, UNKNOWN, PromptRequest, require_same_prompt
+from tiercel.rollout.vllm.routes import token_body
 from tiercel.rollout.vllm.server import together
 from tiercel.types import EncodedPrompt
 
@@ -118,7 +118,7 @@ class ServedTeacher:
         """Ask for one completion. Placeholders may be among the likeliest words, so that many more are asked for."""
         told = min((self.section.top_k or 0) + len(self._excluded), self.family.vocabulary_size)
         fields = {"prompt_logprobs": told, "detokenize": False, "bad_words": []}
-        body = await TokenRoute().body(self.family, model, whole, PARAMS, 0, **fields)
+        body = await token_body(self.family, model, PromptRequest(prompt=whole, params=PARAMS, seed=0), **fields)
         most_bytes = SHORT_ANSWER + BYTES_PER_WORD * (told + 2) * len(whole.token_ids_P)
         answer = await server.complete(GENERATE, body, most_bytes)
         if answer.prompt_logprobs is None or answer.prompt_token_ids is None:
@@ -176,14 +176,9 @@ def _whole(prompt: EncodedPrompt, continuation: Continuation) -> EncodedPrompt:
 
 def recipe_of_teacher(recipe: GrpoRecipe, section: Teacher) -> GrpoRecipe:
     """Return the recipe with the teacher as its model."""
+    source = {f"model.{name}": getattr(section, name) for name in ("path", "hub", "revision", "dtype")}
     pixels = section.max_pixels or recipe.model.max_pixels
-    source = {name: getattr(section, name) for name in ("path", "hub", "revision", "dtype")}
-    return recipe.model_copy(
-        update={
-            "model": recipe.model.model_copy(update=source | {"max_pixels": pixels}),
-            "data": recipe.data.model_copy(update={"template": section.template}),
-        }
-    )
+    return recipe.with_values({**source, "model.max_pixels": pixels, "data.template": section.template})
 
 
 def open_served(recipe: GrpoRecipe, section: Teacher, ranks: Ranks = ALONE) -> ServedTeacher:
