@@ -134,9 +134,9 @@ WRONG = [
     sft("use_wandb=true", "use_wandb", "write trackers: [wandb]"),
     grpo("wandb_project=mine", "wandb_project", "export WANDB_PROJECT"),
     # trackers
-    grpo("trackers=[wnadb]", "trackers.0", "must be one of tensorboard, wandb, trackio, swanlab; write wandb"),
+    grpo("trackers=[wnadb]", "trackers.0", "must be one of tensorboard, wandb, trackio, swanlab, mlflow; write wandb"),
     sft("trackers=[tensorboard, tb]", "trackers.1", "write tensorboard"),
-    sft("trackers=[mlflow]", "trackers.0", "mlflow is not in this version"),
+    sft("trackers=[comet]", "trackers.0", "comet is not in this version"),
     grpo("trackers=wandb", "trackers", "must be a list; write [wandb]"),
     sft("trackers=[wandb, tensorboard, wandb]", "trackers.2", "wandb given twice; write it once"),
     sft("num_train_epochs=1", "num_train_epochs", "write train.epochs"),

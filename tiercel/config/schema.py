@@ -36,7 +36,7 @@ Quantization = Literal["nf4", "int8"]
 LoraKind = Literal["lora", "rslora", "dora"]
 Kind = Literal["sft", "dpo", "kto", "reward", "distill", "grpo"]  # a command, and the recipe that it reads
 Purpose = Literal["sft", "pairs", "labels", "grpo"]  # what a row must have
-TrackerName = Literal["tensorboard", "wandb", "trackio", "swanlab"]
+TrackerName = Literal["tensorboard", "wandb", "trackio", "swanlab", "mlflow"]
 
 
 class Model(Source):
