@@ -210,7 +210,7 @@ def _rollout_is_whole(launch: Launch, draft: RecipeDraft) -> bool:
 def _trackers_are_there(launch: Launch, draft: RecipeDraft) -> bool:
     given = launch.flags.get("trainer.logger" if launch.framework in OVERRIDING else "report_to", ())
     asked = {word for value in given for word in re.split(r"[\s,]+", value)}
-    return asked & {"wandb", "tensorboard", "swanlab", "trackio"} == set(draft.values.get("trackers", []))
+    return asked & {"wandb", "tensorboard", "swanlab", "trackio", "mlflow"} == set(draft.values.get("trackers", []))
 
 
 def _preference_scale(launch: Launch, draft: RecipeDraft) -> bool:

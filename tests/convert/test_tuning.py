@@ -223,7 +223,7 @@ def test_tiles_are_no_pixels_and_processes_that_convert_no_workers():
         ("swanlab", ["swanlab"], []),
         ("tensorboard trackio", ["tensorboard", "trackio"], []),
         ("none", [], []),
-        ("mlflow wandb", ["wandb"], ["--report_to mlflow"]),
+        ("mlflow comet_ml wandb", ["mlflow", "wandb"], ["--report_to comet_ml"]),
         ("all", [], ["--report_to all"]),
     ],
 )

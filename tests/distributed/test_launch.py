@@ -18,6 +18,7 @@ from tests.training.test_resume import final_hashes, write_recipe
 pytestmark = pytest.mark.scale
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+BY_TWO = ("--nproc", "2", "train.strategy=ddp")
 STEPS = 6  # the steps that `final_hashes` reads
 
 
@@ -132,19 +133,54 @@ def test_full_fine_tuning_is_saved_whole(tiny_checkpoints, tmp_path, strategy):
         torch.testing.assert_close(mine[key], value, rtol=1e-3, atol=1e-4, msg=key)
 
 
+@pytest.fixture(scope="module")
+def by_muon(tiny_checkpoints, tmp_path_factory) -> Path:
+    """The folder of recipes that train a whole model by Muon: `one`, `two` and `killed`; and the run of `two`."""
+    root = tmp_path_factory.mktemp("muon")
+    optim = {"name": "muon", "lr": 1e-3, "weight_decay": 0.1, "prompts_per_step": 4}
+    for name in ("one", "two", "killed"):
+        make_recipe(tiny_checkpoints, root, name, lora=None, freeze=[], optim=optim)
+    run(root / "two.yaml", *BY_TWO)
+    return root
+
+
+def test_muon_makes_the_update_of_one_rank_on_two(by_muon, tiny_checkpoints):
+    """The momentum is equal to rounding. Muon then rounds it to bfloat16, so that a step may differ by a few of the
+    units there, 2^-8 each, and no more."""
+    run(by_muon / "one.yaml", "train.steps=2")
+    file = Path("checkpoints/step-000002")
+    mine, theirs = (load_file(by_muon / name / file / "optimizer.safetensors") for name in ("two", "one"))
+    assert set(mine) == set(theirs) and any(key.endswith(".momentum_buffer") for key in theirs)
+    start = load_file(tiny_checkpoints["qwen2_5_vl"] / "model.safetensors")
+    mine, theirs = (load_file(by_muon / name / file / "model/model.safetensors") for name in ("two", "one"))
+    steps = [torch.cat([(after[key] - start[key]).flatten() for key in sorted(start)]) for after in (mine, theirs)]
+    error = float((steps[0] - steps[1]).norm() / steps[1].norm())
+    print(f"two ranks and one, steps of Muon: relative difference {error:.1e}")
+    assert error < 0.01
+
+
+def test_muon_goes_on_with_the_same_bytes_after_a_killed_rank(by_muon):
+    finish_with_a_kill(by_muon / "killed.yaml", by_muon / "killed")
+    assert final_hashes(by_muon / "killed") == final_hashes(by_muon / "two")
+
+
 def test_a_strategy_of_many_runs_alone_too(tiny_checkpoints, tmp_path):
     recipe = make_recipe(tiny_checkpoints, tmp_path, "run", train={"steps": 1})
     run(recipe, "train.strategy=fsdp2")
 
 
 def test_a_killed_rank_costs_nothing_but_time(tiny_checkpoints, whole):
-    arguments = ("--nproc", "2", "train.strategy=ddp")
-    run(make_recipe(tiny_checkpoints, whole.parent, "two"), *arguments)
-    recipe = make_recipe(tiny_checkpoints, whole.parent, "killed")
+    run(make_recipe(tiny_checkpoints, whole.parent, "two"), *BY_TWO)
+    finish_with_a_kill(make_recipe(tiny_checkpoints, whole.parent, "killed"), whole.parent / "killed")
+    assert final_hashes(whole.parent / "killed") == final_hashes(whole.parent / "two")
+
+
+def finish_with_a_kill(recipe: Path, output: Path) -> None:
+    """Run the recipe on two ranks, and kill the second one in its third step or soon after."""
     process = subprocess.Popen(
-        command(recipe, *arguments, "--max-restarts", "1"), env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+        command(recipe, *BY_TWO, "--max-restarts", "1"), env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
     )
-    metrics = whole.parent / "killed/metrics.jsonl"
+    metrics = output / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 3):
         assert process.poll() is None and time.monotonic() < deadline
@@ -153,7 +189,6 @@ def test_a_killed_rank_costs_nothing_but_time(tiny_checkpoints, whole):
     _, said = process.communicate(timeout=300)
     assert process.returncode == 0, said
     assert "going on from step 2" in said
-    assert final_hashes(whole.parent / "killed") == final_hashes(whole.parent / "two")
 
 
 def rank_process(launcher: int, rank: int) -> int:

@@ -87,3 +87,14 @@ def test_a_microbatch_has_the_tokens_asked_for(tokens):
     items = Composition(prompt_tokens=10, completion_tokens=2, group_size=4).items(tokens, 3)
     assert sum(item.shared_length for item in items) == tokens
     assert all(1 <= len(item.continuations) <= 4 for item in items)
+
+
+def test_muon_keeps_one_moment_of_the_matrices_and_plans_no_strategy_that_cuts_them(recipe, capsys):
+    def options(*words: str) -> dict[str, int]:
+        assert main(["plan", str(recipe), "lora=null", "model.dtype=bfloat16", "--gpus", "2", "--json", *words]) == 0
+        found = json.loads(capsys.readouterr().out)["options"]
+        usable = [option for option in found if not option["memory"].get("obstacle") and option["fits"]]
+        return {option["memory"]["strategy"]: option["memory"]["components"]["optimizer moments"] for option in usable}
+
+    two, one = options("train.strategy=ddp")["ddp"], options("optim.name=muon")
+    assert one.keys() == {"ddp"} and 0.4 * two < one["ddp"] < two

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.training.test_loops import grpo_recipe, run_grpo, sft_recipe, write_rows
+from tests.training.test_loops import grpo_recipe, run_grpo, run_offline, sft_recipe, write_rows
 from tiercel.config import recipe_to_yaml
 from tiercel.runs.directory import read_metrics
 
@@ -99,6 +99,24 @@ def test_a_run_goes_on_with_other_microbatches_and_workers_and_ends_as_it_would_
     for name, tensor in weights[0].items():
         torch.testing.assert_close(weights[1][name], tensor, rtol=1e-3, atol=1e-5)
     assert [row["step"] for row in read_metrics(changed)] == [1, 2, 3]
+
+
+def test_muon_goes_on_with_the_same_bytes(tiny_checkpoints, tmp_path):
+    rows, checkpoint = write_rows(tmp_path), tiny_checkpoints["qwen2_5_vl"]
+    changes = {"lora": None, "freeze": [], "optim": {"name": "muon", "lr": 1e-3, "weight_decay": 0.1}}
+    changes |= {"data": {"eval": None, "workers": 0}}
+
+    def trained(name: str, steps: int) -> Path:
+        train = {"steps": steps, "save_every": 3, "threads": 1}
+        return run_offline(sft_recipe(checkpoint, rows, tmp_path / name, train=train, **changes))
+
+    whole = trained("whole", STEPS)
+    trained("halved", STEPS // 2)
+    halved = trained("halved", STEPS)
+    assert final_hashes(halved) == final_hashes(whole)
+    assert set(final_hashes(whole)) == {"model/model.safetensors", "optimizer.safetensors"}
+    losses = [row["loss"] for row in read_metrics(whole)]
+    assert losses[-1] < losses[0] - 0.5
 
 
 def test_sigterm_saves_and_ends_with_75(tiny_checkpoints, tmp_path):

@@ -36,7 +36,7 @@ Quantization = Literal["nf4", "int8"]
 LoraKind = Literal["lora", "rslora", "dora"]
 Kind = Literal["sft", "dpo", "kto", "reward", "distill", "grpo"]  # a command, and the recipe that it reads
 Purpose = Literal["sft", "pairs", "labels", "grpo"]  # what a row must have
-TrackerName = Literal["tensorboard", "wandb", "trackio", "swanlab"]
+TrackerName = Literal["tensorboard", "wandb", "trackio", "swanlab", "mlflow"]
 
 
 class Model(Source):
@@ -115,11 +115,12 @@ class PartRates(Section):
 
 
 class Optim(Section):
-    """AdamW and the size of a step. Batch sizes are global: the same on any number of ranks."""
+    """The optimiser and the size of a step. Batch sizes are global: the same on any number of ranks."""
 
-    name: Literal["adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit"] = "adamw"
+    name: Literal["adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit", "muon"] = "adamw"
     """adamw keeps its moments in float32, adamw_8bit in 8 bits, by bitsandbytes; the paged ones keep theirs in memory
-    that moves to the host where a GPU's is short, without DeepSpeed."""
+    that moves to the host where a GPU's is short, without DeepSpeed. muon, for full fine-tuning, updates the matrices
+    of the layers by Muon, with steps of AdamW's size, and all else by AdamW."""
     lr: PositiveFloat = 1e-5
     """Peak learning rate."""
     part_lr: PartRates = PartRates()
@@ -138,6 +139,8 @@ class Optim(Section):
     """Decay rates of AdamW's two moments."""
     eps: PositiveFloat = 1e-8
     """AdamW's epsilon."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Decay rate of Muon's momentum."""
     prompts_per_step: PositiveInt = 16
     """Rows of one step: prompts of a rollout, or conversations of SFT."""
     minibatches: PositiveInt = 1
@@ -147,6 +150,11 @@ class Optim(Section):
     before the first."""
     max_grad_norm: PositiveFloat = 1.0
     """The gradient is scaled down to this norm where it is longer."""
+
+    @property
+    def is_of_torch(self) -> bool:
+        """Say whether torch has it; bitsandbytes has the others."""
+        return self.name in ("adamw", "muon")
 
     @property
     def is_paged(self) -> bool:

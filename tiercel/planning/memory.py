@@ -22,6 +22,7 @@ from tiercel.rollout.local.engine import KEPT_BYTES, TOKENS_IN_FLIGHT
 
 BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 MOMENT_BYTES = {32: 8, 8: 2 + 8 / 256}  # of AdamW's two moments, by their bits; in 8 bits, 256 elements share a scale
+MUON_SPARES = 4  # bytes of a weight that it updates: it keeps one moment, AdamW two
 HOST_OPTIMIZER_BYTES = 16  # of DeepSpeed on the host: moments, and float32 copies of weight and gradient
 LAYERS_GATHERED = 3  # FSDP2: the layer that computes, the next one, and the buffer that it arrives in
 STATE_BYTES = 4  # per element of a delta net's state, float32
@@ -219,6 +220,8 @@ def _learner(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, layout: 
     """Divide what a strategy shards, and move what it offloads."""
     width, ranks = weights_dtype(recipe).itemsize, layout.shares(recipe)
     base, moments = sizes.language_bytes(width), round(MOMENT_BYTES[recipe.optim.moment_bits] * sizes.trained)
+    if recipe.optim.name == "muon":
+        moments -= MUON_SPARES * sizes.trained_matrices
     step = measured.step.at(sizes.layers, layout.tokens)
     gathered = offloaded_weights = offloaded_optimizer = 0
     kind, zero = layout.kind, layout.zero(recipe)

@@ -245,7 +245,8 @@ def _measured_update(
         learner = ProbedLearner(policy, form, recipe.learner.gradient_checkpointing)
         learner.head.tile = GPU_TILE
         # The optimisers of bitsandbytes cannot make a step with fake tensors, and they need less.
-        optimizer = build_optimizer(policy, recipe.optim.model_copy(update={"name": "adamw"}))
+        optim = recipe.optim if recipe.optim.is_of_torch else recipe.optim.model_copy(update={"name": "adamw"})
+        optimizer = build_optimizer(policy, optim)
         resident = live.start_again()
         for parameter in policy.trained_parameters().values():
             parameter.grad = torch.empty_like(parameter)

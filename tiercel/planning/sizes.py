@@ -11,6 +11,7 @@ from torch import nn
 from transformers import AutoConfig
 
 from tiercel.config.schema import BaseRecipe, Model, Quantization
+from tiercel.distributed.strategies.muon import layer_matrices
 from tiercel.errors import ModelError
 from tiercel.models.families.base import Checkpoint, Family
 from tiercel.models.layers.attention import heads_of
@@ -41,6 +42,7 @@ class ModelSizes:
     vision_adapter: int  # of these
     trained: int
     trained_vision: int  # of these
+    trained_matrices: int  # of `trained`: what Muon updates
     obstacle: str | None  # why completions cannot share their prompt
     expert_weights: int  # of the experts of all layers, without the one that all tokens share
     expert_share: float  # of the experts of a layer, the share that a token uses; 1 without experts
@@ -126,6 +128,7 @@ def count(recipe: BaseRecipe, config: Any, family: Family) -> ModelSizes:
         vision_adapter=_elements(vision, adapter=True),
         trained=_trained(parameters),
         trained_vision=_trained(vision),
+        trained_matrices=_trained({name: parameters[name] for name in layer_matrices(model) & parameters.keys()}),
         obstacle=family.sharing_obstacle(text),
         expert_weights=experts,
         expert_share=text.num_experts_per_tok / expert_count if experts else 1.0,

@@ -19,7 +19,7 @@ _OWN_NAMES = {  # by folder
     "policies": r"policy-.+-\d+-[0-9a-f]{8}|unfinished-.+",
     "nonfinite": r"step-\d{6,}(-\d+)?",
     "profiles": r"step-\d{6,}-rank\d+\.json\.gz",
-    "trackers": r"id|id\.tmp|tensorboard|wandb|swanlab|trackio",
+    "trackers": r"id|id\.tmp|tensorboard|wandb|swanlab|trackio|mlflow",
 }
 MARK = b"# tiercel "  # the first bytes of a run's config.yaml
 _BESIDE = ("env.json", LOCK)  # a run has at least one of these next to it

@@ -1,1 +1,1 @@
-"""Trackers that get the rows of metrics.jsonl: TensorBoard, Weights & Biases, trackio, SwanLab. Imports no torch."""
+"""Trackers that get the rows of metrics.jsonl, such as TensorBoard, Weights & Biases and MLflow. Imports no torch."""

@@ -15,12 +15,11 @@ from tiercel.regular_files import LARGEST_JSON, make_directory, read_text
 from tiercel.reliability.redaction import redact_values
 from tiercel.runs.files import write_atomically
 from tiercel.runs.records import finite, groups_path
+from tiercel.trackers.mlflow import Mlflow
 from tiercel.trackers.pictures import rollout_pictures
-from tiercel.trackers.swanlab import SwanLab
 from tiercel.trackers.tensorboard import TensorBoard
 from tiercel.trackers.tracker import TrackedPicture, Tracker, TrackerPlace
-from tiercel.trackers.trackio import Trackio
-from tiercel.trackers.wandb import Wandb
+from tiercel.trackers.wandb_like import SwanLab, Trackio, Wandb
 
 FOLDER = "trackers"  # in the run directory
 PATIENCE = 30.0  # seconds for one call; a tracker that takes longer would delay every step
@@ -31,6 +30,7 @@ TRACKERS: dict[TrackerName, Callable[[TrackerPlace], Tracker]] = {
     "wandb": Wandb,
     "trackio": Trackio,
     "swanlab": SwanLab,
+    "mlflow": Mlflow,
 }
 
 

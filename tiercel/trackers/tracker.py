@@ -1,6 +1,6 @@
 """The protocol of a tracker, and the values that it is given."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,28 +26,6 @@ class TrackerPlace:
     id: str  # of the run; it stays the same when the run resumes
     config: Mapping[str, Any]  # the recipe without secrets
     first_step: int  # of the rows to come; later rows of an earlier process are void. 0: a new run
-
-
-class OfPackage:
-    """The shared part of trackers whose packages have their own types of run and image, `_run` and `_image`."""
-
-    _run: Any
-    _image: Callable[..., Any]
-
-    def row(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
-
-    def images(self, step: int, pictures: Sequence[TrackedPicture]) -> None:
-        self._run.log(by_key(pictures, self._image), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-def by_key(pictures: Sequence[TrackedPicture], make: Callable[..., Any]) -> dict[str, Any]:
-    """Return a tracker's own pictures, each under its own key, because trackers would show a list at the size of its
-    first picture."""
-    return {f"rollouts/{number}": make(each.image, caption=each.caption) for number, each in enumerate(pictures)}
 
 
 class Tracker(Protocol):

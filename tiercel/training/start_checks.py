@@ -32,7 +32,7 @@ def require_installed(recipe: BaseRecipe) -> None:
         load_own_functions(recipe.algorithm)
     if recipe.model.quantize is not None:
         require_package("model.quantize")
-    if recipe.optim.name != "adamw":
+    if not recipe.optim.is_of_torch:
         require_package("optim.name")
     engine = recipe.rollout.engine_kind if isinstance(recipe, GrpoRecipe) else None
     for key, kind, instead in (

@@ -368,15 +368,35 @@ def _strategy(recipe: BaseRecipe) -> Problems:
             f"{recipe.reliability.max_skipped_updates} given with train.strategy {kind.name}, which keeps the "
             "gradients of an update that is left out; write 0, or train.strategy: fsdp2"
         )
-    if recipe.optim.name != "adamw" and kind.divides_trained(has_adapters=recipe.lora is not None):
+    if not recipe.optim.is_of_torch and kind.divides_trained(has_adapters=recipe.lora is not None):
         yield Keys("optim.name", "train.strategy").problem(
             f"{recipe.optim.name} given with train.strategy {kind.name}, whose ranks hold parts of the moments, "
             "which bitsandbytes cannot divide; write adamw, or train.strategy: ddp"
+        )
+    if recipe.optim.name == "muon" and kind.shards_model:
+        yield Keys("optim.name", "train.strategy").problem(
+            f"muon given with train.strategy {kind.name}, whose ranks hold parts of each weight, but Muon's step "
+            "follows from the whole matrix; write adamw, or train.strategy: ddp"
         )
     if (changing := _what_trains_vision(recipe)) and not kind.trains_vision:
         yield Keys("train.strategy", "lora", "freeze").problem(
             f"{kind.name} given with {changing}; ZeRO would wait for every rank at each picture, and a step whose "
             "ranks hold different numbers of pictures hangs; write train.strategy: fsdp2, or train the language only"
+        )
+
+
+def _muon(recipe: BaseRecipe) -> Problems:
+    """Refuse Muon where its step is no step of a weight, and its key where it is not used."""
+    if recipe.optim.name == "muon" and recipe.lora is not None:
+        yield Keys("optim.name", "lora").problem(
+            "muon given with the section lora, whose two small factors have no step as their product would have; "
+            "write adamw, or remove lora"
+        )
+    momentum = recipe.optim.momentum
+    if recipe.optim.name != "muon" and momentum != type(recipe.optim).model_fields["momentum"].default:
+        yield Keys("optim.momentum", "optim.name").problem(
+            f"{momentum:g} given with optim.name {recipe.optim.name}, which does not read it; write optim.betas, or "
+            "optim.name: muon"
         )
 
 
@@ -407,6 +427,7 @@ COMMON_RULES: tuple[Callable[[BaseRecipe], Problems], ...] = (
     _something_to_train,
     _run_length,
     _strategy,
+    _muon,
     _context,
     _compile,
     _trackers,
