@@ -172,7 +172,7 @@ def pixel_limits(family: Family) -> dict[str, int]:
 
 def turn_params(params: SamplingParams, builder: TrajectoryBuilder) -> SamplingParams:
     """Return the parameters of the next turn."""
-    least = min(params.min_new_tokens, builder.budget)
+    least = builder.least(params.min_new_tokens)
     return replace(params, group_size=1, min_new_tokens=least, max_new_tokens=builder.budget)
 
 

@@ -488,7 +488,7 @@ def connect(
             row_tokens=recipe.data.max_prompt_tokens + rollout.longest,
         ),
         patience_seconds=rollout.patience,
-        route=TokenRoute() if rollout.has_turns else CHATS,
+        route=TokenRoute() if rollout.continues else CHATS,
         takes_adapters=recipe.lora is not None,
         versions=rollout.versions,
     )

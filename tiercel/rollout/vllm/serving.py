@@ -61,7 +61,7 @@ def server_arguments(recipe: GrpoRecipe, family: Family, images_per_prompt: int)
     switches = {
         "--enable-lora": recipe.lora is not None,
         "--enable-tower-connector-lora": _may_adapt_vision(recipe, family),
-        "--enable-scale-out": recipe.rollout.has_turns,
+        "--enable-scale-out": recipe.rollout.continues,
     }
     given = [name for name, is_on in switches.items() if is_on]
     options = (word for name, value in recipe.rollout.vllm.options.items() for word in _option(name, value))
