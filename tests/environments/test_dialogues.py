@@ -358,10 +358,13 @@ def test_answers_cannot_smuggle_placeholders_or_ends(write, opened, prompt, tool
         assert dialogue.end().failure is None
 
 
-FORKED = GAME.replace("class Guess:", "import copy\n\n    class Guess:") + """
+FORKED = (
+    GAME.replace("class Guess:", "import copy\n\n    class Guess:")
+    + """
         def fork(self):
             return copy.deepcopy(self)
     """
+)
 
 
 def test_a_copy_goes_on_from_the_state_of_the_first_turn(write, opened, prompt):

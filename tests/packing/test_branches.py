@@ -1,6 +1,5 @@
 """A group that forks: what is learnt from its tree is what its completions teach as sequences by themselves."""
 
-
 import pytest
 import torch
 from torch import Tensor

@@ -41,11 +41,13 @@ def test_parts_are_shared_counted_once_and_learnt(tiny_checkpoints, tmp_path):
                 assert one["forks"] == other["forks"]
                 forked += 2 * (fork < one["tokens"])
                 drawn += one["tokens"] + (other["tokens"] - fork)
-        assert row["branches/reached_fraction"] == forked / 16 and 0 < forked
-        assert row["tokens/drawn"] <= drawn < row["tokens/completion"]
+        assert row["branches/reached_fraction"] == forked / 16 and forked > 0
+        assert row["tokens/drawn"] == drawn < row["tokens/completion"]
         assert 0 <= row["branches/between_fraction"] <= 1
         assert row["sampler/logprob_gap_max"] < 1e-4 and row["grad_norm"] > 0
-        missing = sum(fork == each["tokens"] for line in lines for each in line["completions"] for fork in each["forks"])
+        missing = sum(
+            fork == each["tokens"] for line in lines for each in line["completions"] for fork in each["forks"]
+        )
         assert (f"step {row['step']}: {missing} of 16 completions did not fork" in (run / "log.txt").read_text()) == (
             missing > 0
         )

@@ -24,8 +24,8 @@ from tiercel.models.families.base import Family
 from tiercel.rewards.runtime.user import checked_reply, without_secrets_of
 from tiercel.rollout.dialogue import Dialogue, Limits, TrajectoryEnd, TurnReply
 from tiercel.rollout.drawing import sampling_seed
-from tiercel.sandbox.process import FOREIGN_REPLY
 from tiercel.samples import PolicyTurn, RewardValue, SampleImage, ToolCall
+from tiercel.sandbox.process import FOREIGN_REPLY
 from tiercel.types import EncodedImage, EncodedPrompt, ImageSource, Message, VideoSource
 
 THREADS = 64  # number of answers awaited at a time

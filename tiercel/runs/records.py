@@ -86,9 +86,9 @@ class GroupRecord:
     answer_space: BoxSpace = "pixels"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields in the order of the file. `turns` is written only for trajectories, `forks` only for
-        groups that fork, `teacher` only for completions that a teacher has read, and `answer_image` and `answer_space` only if they differ from their
-        defaults."""
+        """Return the fields in the order of the file. `turns` is written only for trajectories, `forks` only for groups
+        that fork, `teacher` only for completions that a teacher has read, and `answer_image` and `answer_space` only if
+        they differ from their defaults."""
         written: dict[str, Any] = _FORM.dump_python(self, mode="json", by_alias=True)
         for name, usual in (("answer_image", 0), ("answer_space", "pixels")):
             if written[name] == usual:

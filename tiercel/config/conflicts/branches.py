@@ -37,8 +37,7 @@ def branches(recipe: GrpoRecipe) -> Problems:
             )
     elif not at:
         yield Keys("rollout.branch_at", "rollout.branches").problem(
-            f"{'missing' if at is None else 'empty'}, with rollout.branches {given}; write the string that ends a "
-            'first part, such as "</think>"'
+            f'missing, with rollout.branches {given}; write the string that ends a first part, such as "</think>"'
         )
     elif at in rollout.stop:
         yield Keys("rollout.branch_at", "rollout.stop").problem(

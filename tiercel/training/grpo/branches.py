@@ -6,13 +6,13 @@ from itertools import pairwise
 
 from tiercel.types import Completion, ScoredGroup
 
-Part = tuple[int, ...]  # the tokens from the start of a completion to the end of a part
+Part = tuple[int, ...]  # the tokens of a completion up to the end of a part
 
 
 def branch_metrics(scored: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Summarise the forks of a step; empty without. `tokens/drawn` counts sampled tokens once, where `tokens/completion`
-    counts them for each completion. `branches/between_fraction` is the share of the rewards' variance within groups
-    that first parts explain; it is absent if no rewards differ."""
+    """Summarise the forks of a step; empty without. `tokens/drawn` counts the sampled tokens of a shared part once,
+    `tokens/completion` for each completion. `branches/between_fraction` is the share of the variance of rewards within
+    groups that first parts explain; it is absent if no rewards differ."""
     completions = [each.completion for group in scored for each in group.completions]
     if not any(each.forks for each in completions):
         return {}
@@ -29,7 +29,9 @@ def has_forked(completion: Completion) -> bool:
     return all(fork < len(completion.token_ids_L) for fork in completion.forks)
 
 
-def tell_of_unreached(scored: Sequence[ScoredGroup], branch_at: str | None, step: int, say: Callable[[str], None]) -> None:
+def tell_of_unreached(
+    scored: Sequence[ScoredGroup], branch_at: str | None, step: int, say: Callable[[str], None]
+) -> None:
     """Say how many completions of a step stand for several, because a part did not end as a fork needs it."""
     forked = [has_forked(each.completion) for group in scored for each in group.completions if each.completion.forks]
     if missing := forked.count(False):
@@ -40,12 +42,12 @@ def tell_of_unreached(scored: Sequence[ScoredGroup], branch_at: str | None, step
         )
 
 
-def _parts_of(group: ScoredGroup) -> Iterator[tuple[Part, int]]:
-    """Yield the parts of each completion with the number of their sampled tokens."""
+def _parts_of(group: ScoredGroup) -> Iterator[tuple[tuple[int, Part], int]]:
+    """Yield the parts of each completion, each with its place, and the number of its sampled tokens."""
     for each in group.group.completions:
         ids = tuple(each.token_ids_L.tolist())
         for start, stop in pairwise((0, *each.forks, len(ids))):
-            yield ids[:stop], int(each.is_sampled_L[start:stop].sum())
+            yield (start, ids[:stop]), int(each.is_sampled_L[start:stop].sum())
 
 
 def _squares(group: ScoredGroup) -> tuple[float, float]:
@@ -53,7 +55,9 @@ def _squares(group: ScoredGroup) -> tuple[float, float]:
     totals: dict[Part, list[float]] = {}
     for each in group.completions:
         if each.total is not None and each.completion.forks:
-            totals.setdefault(tuple(each.completion.token_ids_L[: each.completion.forks[0]].tolist()), []).append(each.total)
+            totals.setdefault(tuple(each.completion.token_ids_L[: each.completion.forks[0]].tolist()), []).append(
+                each.total
+            )
     every = [value for values in totals.values() for value in values]
     if not every:
         return 0.0, 0.0

@@ -1,10 +1,9 @@
 """The completions of a group as rows of its table. A group that forks is a tree: what several completions begin with
 stands once, and what follows it is indented beneath."""
 
-import os
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from tiercel.runs.records import CompletionRecord, TokenRecord
 from tiercel.web.report.cards import value_text
@@ -52,9 +51,14 @@ def _rows(ranked: Sequence[RankedCompletion], depth: int, place: int, letter: in
             yield _part(first, depth, (place, None), (letter, None), "")
             continue
         fork = first.completion.forks[depth]
-        shared = len(os.path.commonprefix([each.completion.text for each in bundle]))
+        shared = _common_length([each.completion.text for each in bundle])
         yield _part(first, depth, (place, fork), (letter, shared), _said(bundle))
         yield from _rows(bundle, depth + 1, fork, shared)
+
+
+def _common_length(texts: Sequence[str]) -> int:
+    least, most = min(texts), max(texts)
+    return next((n for n, (one, other) in enumerate(zip(least, most, strict=False)) if one != other), len(least))
 
 
 def _said(bundle: Sequence[RankedCompletion]) -> str:
@@ -71,8 +75,12 @@ def _part(
     made, record, (start, stop) = ranked.completion, ranked.record, places
     drawn = slice(_sampled_before(made, start), None if stop is None else _sampled_before(made, stop))
     if record is not None:
-        parts = {field.name: getattr(record, field.name) for field in fields(record)}
-        record = TokenRecord(**{name: None if part is None else part[drawn] for name, part in parts.items()})
+        record = TokenRecord(
+            texts=record.texts[drawn],
+            logprobs=record.logprobs[drawn],
+            entropies=None if record.entropies is None else record.entropies[drawn],
+            gaps=None if record.gaps is None else record.gaps[drawn],
+        )
     first, last = (sum(place is None or turn.start < place for turn in made.turns) for place in places)
     text = made.text[letters[0] : letters[1]]
     cut = replace(made, text=text, teacher=made.teacher[drawn], failures={} if said else made.failures)

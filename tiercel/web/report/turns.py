@@ -22,9 +22,7 @@ class ShownTurn:
     pieces: tuple[Piece, ...] | None
 
 
-def shown_turns(
-    group: GroupRecord, completion: CompletionRecord, among: range | None = None
-) -> Iterator[ShownTurn]:
+def shown_turns(group: GroupRecord, completion: CompletionRecord, among: range | None = None) -> Iterator[ShownTurn]:
     """Yield the turns that the page shows: the first ones and the last. `among`: turns counted from 0; None: all."""
     last, shown = len(completion.turns), len(group.images)
     for number, turn in enumerate(completion.turns, start=1):
