@@ -249,6 +249,7 @@ class Completion:
     is_truncated: bool
     seed: int
     trajectory: Trajectory | None = None
+    forks: tuple[int, ...] = ()  # how many first tokens are those of other completions too, at each fork of the group
 
     @property
     def is_sampled_L(self) -> Tensor:

@@ -21,6 +21,8 @@ from tiercel.rewards.all import BY_NAME, OPTIONS, takers
         ["learner.max_tokens_per_microbatch=4352"],  # 4096 + 256
         ["rollout={tools: [zoom, mine.py:look], max_turns: 3, max_trajectory_tokens: 4096}"],
         ["rollout.environment=mine.py:Game", "rewards.0={name: environment, weight: 2}"],
+        ["rollout={branches: [2, 2, 2], branch_at: </think>, engine: vllm}"],
+        ["rollout={branches: [2, 4], tools: [zoom], max_turns: 2}"],
         ["rollout.environment={shop: shop.py:Shop, map: maps.town:Map}", "rewards.0={name: environment}"],
         ["optim={name: muon, momentum: 0.9}", "lora=null", "train.strategy=ddp"],
         ["rollout.top_p=0.9", "rollout.top_k=50"],

@@ -183,6 +183,23 @@ WRONG = [
     grpo("optim.name=muon & lora=null & train.strategy=fsdp2", "optim.name", "follows from the whole matrix"),
     grpo("optim.name=muon & lora=null & train.strategy=deepspeed", "optim.name", "train.strategy: ddp"),
     grpo("optim.momentum=0.9", "optim.momentum", "write optim.betas, or optim.name: muon"),
+    grpo("rollout={branches: [8], branch_at: x}", "rollout.branches", "has no fork"),
+    grpo("rollout={branches: [2, 3], branch_at: x}", "rollout.branches", "write rollout.group_size: 6, or branches"),
+    grpo("rollout={branches: [2, 0], branch_at: x}", "rollout.branches.1", "above 0"),
+    grpo("rollout.branches=[2, 4]", "rollout.branch_at", "missing, with rollout.branches [2, 4]; write the string"),
+    grpo("rollout={branches: [2, 4], branch_at: ''}", "rollout.branch_at", "write the string"),
+    grpo("rollout={branches: [2, 4], branch_at: x, stop: [x]}", "rollout.branch_at", "take it out of rollout.stop"),
+    grpo("rollout.branch_at=x", "rollout.branch_at", "write branches, such as [2, 4], or remove it"),
+    grpo(
+        "rollout={branches: [2, 4], branch_at: x, tools: [zoom]}", "rollout.branch_at", "fork after a turn; remove it"
+    ),
+    grpo("rollout={branches: [2, 4], tools: [zoom], max_turns: 1}", "rollout.branches", "write rollout.max_turns: 2"),
+    grpo(
+        "rollout={engine: vllm-server, urls: [http://a:1], lookahead: 1, branches: [2, 4], branch_at: x} & "
+        "algorithm.correction.level=token",
+        "rollout.branches",
+        "write rollout.lookahead: 0",
+    ),
     grpo("rollout.tools=[look]", "rollout.tools.0", "built in are zoom, crop, mark"),
     grpo("rollout.environment=Game", "rollout.environment", "write a class of yours as file.py"),
     grpo("rollout.environment={}", "rollout.environment", "write one, or remove it"),

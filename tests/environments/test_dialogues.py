@@ -356,3 +356,63 @@ def test_answers_cannot_smuggle_placeholders_or_ends(write, opened, prompt, tool
             assert observed == [token for token in token_ids(tool_family, bare, ()) if token in special]
             assert reply.observation.images == ()
         assert dialogue.end().failure is None
+
+
+FORKED = (
+    GAME.replace("class Guess:", "import copy\n\n    class Guess:")
+    + """
+        def fork(self):
+            return copy.deepcopy(self)
+    """
+)
+
+
+def test_a_copy_goes_on_from_the_state_of_the_first_turn(write, opened, prompt):
+    with opened(f"{write(FORKED)}:Guess", tools=("guess",), gives_reward=True) as dialogues:
+        (begun,) = dialogues.prompts_of([prompt])
+        (first,) = dialogues.open(begun, [0])
+        (reply,) = play(first, call("guess", number=3))
+        assert reply.turn.answer == "higher"
+        second, third = first.fork(), first.fork()
+        (wrong,), (right,) = play(first, call("guess", number=8)), play(second, call("guess", number=7))
+        assert (wrong.turn.answer, right.turn.answer) == ("lower", "right")
+        assert play(third.fork(), call("guess", number=7))[0].turn.answer == "right"
+        assert play(third, call("guess", number=9))[0].turn.answer == "lower"
+        assert [each.end().outcome.value for each in (first, second, third)] == [0.0, 1.0, 0.0]
+
+
+def test_copies_share_a_process_until_the_last_has_ended(write, opened, prompt):
+    with opened(f"{write(FORKED)}:Guess", tools=("guess",), gives_reward=True) as dialogues:
+        (begun,) = dialogues.prompts_of([prompt])
+        processes = dialogues._settings[None].processes
+        (first,) = dialogues.open(begun, [0])
+        play(first, call("guess", number=3))
+        second = first.fork()
+        first.end()
+        assert processes._idle == []
+        second.end()
+        assert len(processes._idle) == len(processes._all) == 1
+
+
+def test_copies_of_a_failed_environment_fail_too(write, opened, prompt):
+    source = FORKED.replace("self.left -= 1", "self.left -= 1\n            if number == 9: raise SystemExit('gone')")
+    with opened(f"{write(source)}:Guess", tools=("guess",), gives_reward=True) as dialogues:
+        (begun,) = dialogues.prompts_of([prompt])
+        (first,) = dialogues.open(begun, [0])
+        play(first, call("guess", number=3))
+        second = first.fork()
+        play(first, call("guess", number=9))
+        assert "gone" in first.end().failure
+        assert play(second, call("guess", number=7))[0].observation is None
+        assert "forked" in second.end().failure and second.end().outcome is None
+        assert not dialogues._settings[None].processes._all
+
+
+def test_an_environment_that_answers_itself_as_its_copy_fails(write, opened, prompt):
+    source = FORKED.replace("copy.deepcopy(self)", "self")
+    with opened(f"{write(source)}:Guess", tools=("guess",), gives_reward=True) as dialogues:
+        (begun,) = dialogues.prompts_of([prompt])
+        (first,) = dialogues.open(begun, [0])
+        play(first, call("guess", number=3))
+        second = first.fork()
+        assert "copy.deepcopy(self)" in first.end().failure and first.end() == second.end()

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from zlib import crc32
 
 import torch
@@ -68,6 +68,9 @@ class ScriptedDialogue:
             future.set_result(reply)
         return future
 
+    def fork(self) -> "ScriptedDialogue":
+        return replace(self, texts=list(self.texts))
+
     def end(self) -> TrajectoryEnd:
         self.ended += 1
         return TrajectoryEnd(outcome=RewardValue(value=float(len(self.texts))))
@@ -82,6 +85,9 @@ class ScriptedDialogues:
     delays: Sequence[float] = (0.0,)
     opened: list[ScriptedDialogue] = field(default_factory=list)
     asked: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+
+    def limits_of(self, prompt: EncodedPrompt) -> Limits:
+        return self.limits
 
     def open(self, prompt: EncodedPrompt, samples: Sequence[int]) -> list[ScriptedDialogue]:
         self.asked.append((prompt.index, tuple(samples)))

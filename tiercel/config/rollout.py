@@ -63,6 +63,13 @@ class Rollout(Section):
     are decoded more slowly."""
     group_size: PositiveInt = 8
     """Completions sampled for each prompt."""
+    branches: tuple[PositiveInt, ...] = ()
+    """Makes the completions of a prompt fork: [2, 4] samples two first parts and four continuations of each, and so
+    group_size 8. A part ends at branch_at or, with tools or an environment, with a turn and its answer. Sampled and
+    learnt once, a part counts with the sum of the advantages after it; one that cannot go on stands for all of its
+    continuations and is counted in branches/reached_fraction."""
+    branch_at: str | None = None
+    """With branches and without tools and environments: the string that ends a part, such as "</think>"."""
     min_new_tokens: NonNegativeInt = 1
     """End-of-turn tokens are masked before this many tokens."""
     max_new_tokens: PositiveInt = 256
@@ -102,6 +109,11 @@ class Rollout(Section):
     def has_turns(self) -> bool:
         """Return whether tools or an environment answer the policy."""
         return self.environment is not None or bool(self.tools)
+
+    @property
+    def continues(self) -> bool:
+        """Return whether engines go on from what they sampled before."""
+        return self.has_turns or bool(self.branches)
 
     @property
     def environments(self) -> Mapping[str | None, str | None]:

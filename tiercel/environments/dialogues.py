@@ -4,11 +4,13 @@ Resets, answers and rewards run on threads, each of which waits for a process of
 when they finish.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from tiercel.config.schema import Data, Reliability
 from tiercel.environments.answers import Answer, answer_of, with_observation
@@ -23,6 +25,7 @@ from tiercel.rewards.runtime.user import checked_reply, without_secrets_of
 from tiercel.rollout.dialogue import Dialogue, Limits, TrajectoryEnd, TurnReply
 from tiercel.rollout.drawing import sampling_seed
 from tiercel.samples import PolicyTurn, RewardValue, SampleImage, ToolCall
+from tiercel.sandbox.process import FOREIGN_REPLY
 from tiercel.types import EncodedImage, EncodedPrompt, ImageSource, Message, VideoSource
 
 THREADS = 64  # number of answers awaited at a time
@@ -59,6 +62,10 @@ class EnvironmentDialogues:
         if self._settings.keys() == {None} and self._settings[None].toolbox.code.environment is None:
             return list(prompts)
         return list(self._threads.map(self._observed, prompts))
+
+    def limits_of(self, prompt: EncodedPrompt) -> Limits:
+        """Return the limits of a trajectory, which are the same for all."""
+        return self.limits
 
     def open(self, prompt: EncodedPrompt, samples: Sequence[int]) -> list[Dialogue]:
         """Begin a trajectory for each of these samples of a prompt that `prompts_of` returned."""
@@ -114,6 +121,7 @@ class EnvironmentDialogue:
     def __init__(self, setting: EnvironmentSetting, threads: ThreadPoolExecutor, prompt: EncodedPrompt, seed: int):
         self._setting, self._threads, self._prompt, self._seed = setting, threads, prompt, seed
         self._process: EnvironmentProcess | None = None
+        self._copy = 0  # the number of the environment in that process
         self._pictures: list[SeenPicture] = []
         self._ending: TrajectoryEnd | None = None
         self._begun = threads.submit(self._begin)
@@ -121,6 +129,20 @@ class EnvironmentDialogue:
     def answer(self, text: str, token_count: int) -> "Future[TurnReply]":
         """Answer a turn; see Dialogue."""
         return self._threads.submit(self._reply, PolicyTurn(text=text, token_count=token_count))
+
+    def fork(self) -> "EnvironmentDialogue":
+        """Copy the trajectory with its environment; see Dialogue."""
+        made = copy(self)
+        made._pictures = list(self._pictures)
+        if self._process is not None and self._ending is None:
+            with self._failing():
+                number = self._ask("fork").get("copy")
+                if not isinstance(number, int):
+                    raise EnvironmentFailure(FOREIGN_REPLY)
+                made._copy = number
+                self._setting.processes.share(self._process)
+        made._ending = self._ending
+        return made
 
     def end(self) -> TrajectoryEnd:
         """End the trajectory; see Dialogue."""
@@ -134,7 +156,8 @@ class EnvironmentDialogue:
             if setting.toolbox.code.exists:
                 self._process = setting.processes.take()
             if setting.toolbox.code.environment is not None:
-                observation = setting.reset(self._asked, prompt.row, self._seed)
+                assert self._process is not None
+                observation = setting.reset(self._process, prompt.row, self._seed)
                 row = with_observation(prompt.row, observation)
                 setting.require_observation(prompt, row, observation)
             self._see(row.visuals, prompt.images)
@@ -180,7 +203,7 @@ class EnvironmentDialogue:
             if results[-1].is_done:
                 break
         if not calls and self._setting.toolbox.responds:
-            answer = answer_of(self._asked.ask("respond", completion=text), self._setting.harmless)
+            answer = answer_of(self._ask("respond", completion=text), self._setting.harmless)
             results += [] if answer is None else [self._shown(None, answer)]
         return results
 
@@ -191,7 +214,7 @@ class EnvironmentDialogue:
             return self._refused(replace(call, is_known=False), problem)
         if call.name in BUILT_IN:
             return self._by_built_in(call)
-        reply = self._asked.ask("call", name=call.name, arguments=dict(call.arguments))
+        reply = self._ask("call", name=call.name, arguments=dict(call.arguments))
         if isinstance(error := reply.get("error"), str):
             return replace(self._refused(call, error), is_done=reply.get("is_done") is True)
         return self._shown(call, answer_of(reply, self._setting.harmless) or Answer(content=""))
@@ -233,7 +256,7 @@ class EnvironmentDialogue:
             with self._failing():
                 outcome = None
                 if self._setting.toolbox.gives_reward:
-                    value, failure = checked_reply(self._asked.ask("get_reward"))
+                    value, failure = checked_reply(self._ask("get_reward"))
                     if failure is not None:
                         raise EnvironmentFailure(failure)
                     outcome = RewardValue(value=value)
@@ -243,10 +266,9 @@ class EnvironmentDialogue:
         assert self._ending is not None
         return self._ending
 
-    @property
-    def _asked(self) -> EnvironmentProcess:
+    def _ask(self, ask: str, **fields: Any) -> Mapping[str, Any]:
         assert self._process is not None
-        return self._process
+        return self._process.ask(ask, copy=self._copy, **fields)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:

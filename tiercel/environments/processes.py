@@ -39,12 +39,15 @@ class UserCode:
 
 
 class EnvironmentProcess(UserProcess):
-    """A process with the user's code, for one trajectory at a time."""
+    """A process with the user's code, for one trajectory at a time, or for all that were forked from one."""
 
     def __init__(self, code: UserCode, limits: Reliability):
         """Start the process and wait until the code is imported. Raises EnvironmentFailure if it cannot be, and
         EnvironmentProblem if no process can be started."""
         self._timeout, self._number = limits.reward_timeout, 0
+        self._lock = threading.Lock()
+        self._has_failed = False
+        self.users, self.is_spent = 1, False  # trajectories, and whether one of them failed; changed by Processes
         longest = 2 * LARGEST_PICTURES  # longer than base64 and a text
         super().__init__(
             ProcessJob(name=f"the {code.name}", entry=WORKER, work=asdict(code), longest_reply=longest), limits
@@ -56,19 +59,29 @@ class EnvironmentProcess(UserProcess):
             self.close()
             raise
 
-    def ask(self, ask: str, *, seconds: float | None = None, **fields: Any) -> Mapping[str, Any]:
-        """Call one of worker.Host's methods. `seconds` replaces `reliability.reward_timeout`. After an
-        EnvironmentFailure the process must be closed."""
+    def ask(self, ask: str, *, copy: int = 0, seconds: float | None = None, **fields: Any) -> Mapping[str, Any]:
+        """Call one of worker.Host's methods. `copy` is a number that its `fork` gave. `seconds` replaces
+        `reliability.reward_timeout`. After an EnvironmentFailure the process must be closed."""
+        with self._lock:
+            if self._has_failed:
+                raise EnvironmentFailure(f"{ask}: a trajectory that was forked from the same one ended the process")
+            self._has_failed = True
+            reply = self._asked(ask, {"copy": copy, "fields": fields}, seconds or self._timeout)
+            self._has_failed = False
+            return reply
+
+    def _asked(self, ask: str, asked_of: Mapping[str, Any], seconds: float) -> Mapping[str, Any]:
         self._number += 1
         self.printed()  # discards what was printed before this request
-        request = json.dumps({"number": self._number, "ask": ask, "fields": fields}).encode() + b"\n"
-        exchange = self.exchange(request, reply_count=1, timeout=seconds or self._timeout)
+        request = json.dumps({"number": self._number, "ask": ask, **asked_of}).encode() + b"\n"
+        exchange = self.exchange(request, reply_count=1, timeout=seconds)
         reply: Mapping[str, Any] = exchange.replies[-1] if exchange.replies else {"failure": exchange.interruption}
         failure = reply.get("failure")
         if exchange.replies and (len(exchange.replies) > 1 or reply.get("number") != self._number):
             failure = FOREIGN_REPLY
         if failure is not None:
-            asked = f"{ask} {fields['name']}" if "name" in fields else ask  # a call names its tool
+            tool = asked_of["fields"].get("name")
+            asked = ask if tool is None else f"{ask} {tool}"
             raise EnvironmentFailure(f"{asked}: {failure}{self.printed_text()}")
         return reply
 
@@ -87,6 +100,7 @@ class Processes:
         """Return an idle process that is alive, or a new one. Raises EnvironmentFailure."""
         while (idle := self._pop()) is not None:
             if idle.is_alive:
+                idle.users = 1
                 return idle
             self.end(idle)
         process = EnvironmentProcess(self._code, self._limits)
@@ -113,13 +127,30 @@ class Processes:
         with self._lock:
             return self._idle.pop() if self._idle else None
 
-    def give_back(self, process: EnvironmentProcess) -> None:
-        """Keep a process whose trajectory has ended well."""
+    def share(self, process: EnvironmentProcess) -> None:
+        """Let a trajectory use the process that was forked from one of its own."""
         with self._lock:
-            self._idle.append(process)
+            process.users += 1
+
+    def give_back(self, process: EnvironmentProcess) -> None:
+        """Keep a process if its trajectory, or the last of several, has ended well."""
+        with self._lock:
+            process.users -= 1
+            if not process.users and not process.is_spent:
+                self._idle.append(process)
+                return
+        if not process.users:
+            self._close(process)
 
     def end(self, process: EnvironmentProcess) -> None:
-        """End a process whose trajectory has failed."""
+        """End a process whose trajectory has failed, after the last of several."""
+        with self._lock:
+            process.users -= 1
+            process.is_spent = True
+        if process.users <= 0:
+            self._close(process)
+
+    def _close(self, process: EnvironmentProcess) -> None:
         with self._lock:
             if process not in self._all:
                 return
@@ -132,4 +163,4 @@ class Processes:
             self._is_closed = True
             processes = list(self._all)
         for process in processes:
-            self.end(process)
+            self._close(process)

@@ -134,6 +134,7 @@ class Toolbox:
     schemas: tuple[Mapping[str, Any], ...]  # of all tools, in the form that chat templates use
     responds: bool = False  # whether the environment answers turns without tool calls
     gives_reward: bool = False  # whether the environment has its own reward
+    forks: bool = False  # whether the environment can be copied
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -177,6 +178,7 @@ def load_toolbox(
         schemas=(*schemas, *found.get("schemas", ())),
         responds=found.get("responds", False),
         gives_reward=found.get("gives_reward", False),
+        forks=found.get("forks", False),
     )
     problems = [f"{problem}; {ADVICE}" for problem in found.get("problems", ())]
     problems += [f"two tools have the name {name}" for name, count in Counter(toolbox.names).items() if count > 1]

@@ -18,7 +18,7 @@ from tiercel.rewards.runtime.worker import Handle, Reply, checked_value, failure
 LONGEST_TEXT = 1 << 20  # characters of an answer
 LARGEST_PICTURES = 64 << 20  # bytes of an answer's pictures
 MODULE_PREFIX = "tiercel_environment"
-NO_TOOLS = ("reset", "get_reward", "respond")
+NO_TOOLS = ("reset", "get_reward", "respond", "fork")
 
 
 class UnusableAnswer(ValueError):
@@ -52,6 +52,8 @@ class Host:
 
     def __init__(self, environment: Any, functions: list[Callable[..., Any]]):
         self.environment = environment
+        self.functions = functions
+        self.copies = [self]  # by their numbers in requests
         members = inspect.getmembers(type(environment), inspect.isfunction) if environment is not None else []
         names = [name for name, _ in members if name not in NO_TOOLS and not name.startswith("_")]
         self.tools = [*functions, *(getattr(environment, name) for name in names)]
@@ -60,7 +62,8 @@ class Host:
     def handle(self, request: Any, reply: Reply) -> None:
         """Answer a request, whatever the user's code does."""
         try:
-            fields = getattr(self, request["ask"])(**request["fields"])
+            host = self.copies[request.get("copy", 0)]
+            fields = getattr(host, request["ask"])(**request["fields"])
         except UnusableAnswer as error:
             fields = {"failure": str(error)}
         except BaseException as error:  # whatever the user's code raises
@@ -78,10 +81,12 @@ class Host:
             except Exception as error:  # such as for its hints or its docstring
                 problems.append(f"tool {tool.__name__}: {error}")
         has = partial(hasattr, self.environment)
-        return {"schemas": schemas, "problems": problems, "responds": has("respond"), "gives_reward": has("get_reward")}
+        abilities = {"responds": has("respond"), "gives_reward": has("get_reward"), "forks": has("fork")}
+        return {"schemas": schemas, "problems": problems, **abilities}
 
     def reset(self, row: Mapping[str, Any], seed: int) -> dict[str, Any]:
-        """Start a trajectory on a row. `seed` is passed if the method has a parameter of that name."""
+        """Start a trajectory on a row, and drop copies. `seed` is passed if the method has a parameter of that name."""
+        del self.copies[1:]
         parameters = inspect.signature(self.environment.reset).parameters
         if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
             row = {name: value for name, value in {"seed": seed, **row}.items() if name in parameters}
@@ -103,6 +108,19 @@ class Host:
     def respond(self, completion: str) -> dict[str, Any]:
         """Answer a turn of a dialogue."""
         return self._answered(self._result(self.environment.respond(completion)), may_be_none=True)
+
+    def fork(self) -> dict[str, Any]:
+        """Copy the environment, and return the number of the copy."""
+        made = None
+        if self.environment is not None:
+            made = self._result(self.environment.fork())
+            if made is self.environment or not isinstance(made, type(self.environment)):
+                what = "itself" if made is self.environment else f"a {type(made).__name__}"
+                raise UnusableAnswer(f"returned {what}; return a copy, such as copy.deepcopy(self)")
+        copy = Host(made, self.functions)
+        copy.copies = self.copies
+        self.copies.append(copy)
+        return {"copy": len(self.copies) - 1}
 
     def get_reward(self) -> dict[str, Any]:
         """Return the trajectory's reward."""

@@ -19,6 +19,7 @@ class Limits:
 
     max_turns: int
     max_tokens: int  # sampled and observed, after the prompt
+    begun: int = 0  # tokens of the first turn that the prompt has already
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +45,9 @@ class Dialogue(Protocol):
         """Answer what the policy wrote in a turn, without its end token. Never called before the last answer came, nor
         after one without an observation."""
 
+    def fork(self) -> "Dialogue":
+        """Return a copy that goes on by itself. Only called between an answer and the next turn."""
+
     def end(self) -> TrajectoryEnd:
         """End the trajectory: get the environment's reward, and release the environment. Called once."""
 
@@ -51,9 +55,8 @@ class Dialogue(Protocol):
 class Dialogues(Protocol):
     """A source of dialogues for prompts."""
 
-    @property
-    def limits(self) -> Limits:
-        """Return the limits of a trajectory."""
+    def limits_of(self, prompt: EncodedPrompt) -> Limits:
+        """Return the limits of a prompt's trajectories."""
 
     def open(self, prompt: EncodedPrompt, samples: Sequence[int]) -> list[Dialogue]:
         """Begin a trajectory for each of these samples of a prompt, given by their numbers in the group."""

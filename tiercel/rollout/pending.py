@@ -50,12 +50,13 @@ def save_pending(directory: Path, groups: Sequence[PendingGroup]) -> None:
         completions: list[dict[str, Any]] = []
         for number, completion in enumerate(group.completions):
             name = f"{group.index}.{number}"
-            tensors[f"{name}.token_ids"] = completion.token_ids_L.contiguous()
-            tensors[f"{name}.logprobs"] = completion.logprobs_L.contiguous()
+            tensors[f"{name}.token_ids"] = completion.token_ids_L.clone()  # completions of one part may share it
+            tensors[f"{name}.logprobs"] = completion.logprobs_L.clone()
             entry = {"text": completion.text, "is_truncated": completion.is_truncated, "seed": completion.seed}
+            entry |= {"forks": completion.forks} if completion.forks else {}
             if completion.trajectory is not None:
-                tensors[f"{name}.is_sampled"] = completion.trajectory.is_sampled_L
-                tensors[f"{name}.positions"] = completion.trajectory.positions_DL.contiguous()
+                tensors[f"{name}.is_sampled"] = completion.trajectory.is_sampled_L.clone()
+                tensors[f"{name}.positions"] = completion.trajectory.positions_DL.contiguous().clone()
                 tensors |= _picture_tensors(completion.trajectory.images)
                 entry["trajectory"] = _trajectory_entry(completion.trajectory)
             completions.append(entry)
@@ -143,4 +144,5 @@ def _completion(entry: dict[str, Any], name: str, tensors: Mapping[str, Tensor])
         is_truncated=entry["is_truncated"],
         seed=entry["seed"],
         trajectory=_trajectory(entry["trajectory"], name, tensors) if "trajectory" in entry else None,
+        forks=tuple(entry.get("forks", ())),
     )

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from tiercel.config.schema import Rollout
+from tiercel.models.families.base import Family
 from tiercel.rollout.dialogue import Dialogues
 from tiercel.types import EncodedPrompt, Group
 
@@ -23,6 +25,18 @@ class SamplingParams:
     top_k: int = 0
     stop: tuple[str, ...] = ()
     greedy: bool = False
+    branches: tuple[int, ...] = ()  # as in the recipe; engines sample one part after another
+    branch_at: str | None = None
+
+    @property
+    def first_parts(self) -> int:
+        """Return how many parts of a group follow its prompt directly: completions, if they do not fork."""
+        return self.branches[0] if self.branches else self.group_size
+
+    def with_first_parts(self, count: int) -> "SamplingParams":
+        """Return parameters for groups of so many first parts."""
+        branches = (count, *self.branches[1:]) if self.branches else ()
+        return replace(self, branches=branches, group_size=prod(branches) if branches else count)
 
 
 def sampling_params(rollout: Rollout) -> SamplingParams:
@@ -35,17 +49,21 @@ def sampling_params(rollout: Rollout) -> SamplingParams:
         top_p=rollout.top_p,
         top_k=rollout.top_k,
         stop=rollout.stop,
+        branches=rollout.branches,
+        branch_at=rollout.branch_at,
     )
 
 
 def greedy_params(rollout: Rollout) -> SamplingParams:
     """Return the parameters of one greedy completion per prompt, for evaluation and prediction."""
-    return replace(sampling_params(rollout), group_size=1, temperature=1.0, top_p=1.0, top_k=0, greedy=True)
+    params = replace(sampling_params(rollout), group_size=1, branches=(), branch_at=None)
+    return replace(params, temperature=1.0, top_p=1.0, top_k=0, greedy=True)
 
 
 class Sampler(Protocol):
     """An engine that completes prompts. All ranks make the same calls."""
 
+    family: Family
     shares_weights: bool  # the engine uses the trainer's weights and needs no adapter directory
 
     def load_policy(self, version: int, adapter_directory: Path | None) -> None:

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from copy import copy
 from dataclasses import replace
 
 import torch
 
 from tiercel.models.families.base import Family
-from tiercel.rollout.dialogue import Dialogue, Dialogues, Limits, TurnReply
+from tiercel.rollout.dialogue import Dialogue, Dialogues, Limits, TrajectoryEnd, TurnReply
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.samples import PolicyTurn
 from tiercel.types import Completion, EncodedImage, EncodedPrompt, Trajectory
@@ -56,11 +57,28 @@ class TrajectoryBuilder:
         self.turns: list[PolicyTurn] = []
         self.text = ""
         self.is_truncated = False
+        self.ending: TrajectoryEnd | None = None
+        self.forks: list[int] = []  # tokens before each place where it was forked
 
     @property
     def budget(self) -> int:
         """Return how many tokens the next turn may have."""
         return min(self.max_new_tokens, self.limits.max_tokens - len(self.token_ids))
+
+    @property
+    def begun(self) -> int:
+        """Return how many tokens of the next turn are there already."""
+        sampled = next((n for n, each in enumerate(reversed(self.is_sampled)) if not each), len(self.is_sampled))
+        return sampled + (self.limits.begun if sampled == len(self.is_sampled) else 0)
+
+    def least(self, min_new_tokens: int) -> int:
+        """Return how many tokens the next turn must have at least, of the `min_new_tokens` of a whole turn."""
+        return min(max(0, min_new_tokens - self.begun), self.budget)
+
+    @property
+    def has_end(self) -> bool:
+        """Return whether the last token ends a turn."""
+        return self.token_ids[-1] in self.family.checkpoint.end_token_ids
 
     def add_turn(
         self, token_ids: Sequence[int], logprobs: Sequence[float], *, is_truncated: bool
@@ -82,7 +100,7 @@ class TrajectoryBuilder:
         if reply.observation is None:
             return False
         token_ids = reply.observation.token_ids_L.tolist()
-        if self.token_ids[-1] == token_ids[0]:  # else a stop string, or another end token, ended the turn
+        if token_ids[:1] == self.token_ids[-1:]:  # else a stop string, or another end token, ended the turn
             del token_ids[0]
         has_room = len(self.token_ids) + len(token_ids) < self.limits.max_tokens
         self.is_truncated = len(self.turns) == self.limits.max_turns or not has_room
@@ -104,9 +122,36 @@ class TrajectoryBuilder:
             picture_spans=self.family.picture_spans(token_ids_P),
         )
 
+    def remaining(self) -> Limits:
+        """Return the limits of what follows."""
+        return Limits(
+            max_turns=self.limits.max_turns - len(self.turns),
+            max_tokens=self.limits.max_tokens - len(self.token_ids),
+            begun=self.begun,
+        )
+
+    def forked(self, dialogue: Dialogue, seed: int) -> "TrajectoryBuilder":
+        """Return a copy that goes on by itself."""
+        made = copy(self)
+        made.dialogue, made.seed, made.forks = dialogue, seed, [*self.forks, len(self.token_ids)]
+        for name in ("token_ids", "logprobs", "is_sampled", "images", "turns"):
+            setattr(made, name, list(getattr(self, name)))
+        return made
+
+    def add_rest(self, rest: Completion) -> None:
+        """Add all that follows, sampled as a completion of `so_far`."""
+        assert rest.trajectory is not None
+        self.token_ids += rest.token_ids_L.tolist()
+        self.logprobs += rest.logprobs_L.tolist()
+        self.is_sampled += rest.trajectory.is_sampled_L.tolist()
+        self.images += rest.trajectory.images
+        self.turns += rest.trajectory.turns
+        self.text, self.is_truncated = rest.text, rest.is_truncated
+        self.ending = TrajectoryEnd(outcome=rest.trajectory.outcome, failure=rest.trajectory.failure)
+
     def completion(self) -> Completion:
-        """End the dialogue, and return the completion of all turns."""
-        ending = self.dialogue.end()
+        """End the dialogue, if it has not ended, and return the completion of all turns."""
+        ending = self.ending or self.dialogue.end()
         token_ids_L = torch.tensor(self.token_ids)
         return Completion(
             token_ids_L=token_ids_L,
@@ -114,6 +159,7 @@ class TrajectoryBuilder:
             text=self.text,
             is_truncated=self.is_truncated,
             seed=self.seed,
+            forks=tuple(self.forks),
             trajectory=Trajectory(
                 is_sampled_L=torch.tensor(self.is_sampled),
                 positions_DL=self.so_far().positions_DP[:, len(self.prompt.token_ids_P) :].clone(),
@@ -141,8 +187,9 @@ def begun_trajectories(
     """Begin the trajectories of each prompt."""
     return [
         [
-            TrajectoryBuilder(family, prompt, dialogue, dialogues.limits, params.max_new_tokens, seed + number)
+            TrajectoryBuilder(family, prompt, dialogue, limits, params.max_new_tokens, seed + number)
             for number, dialogue in enumerate(dialogues.open(prompt, range(params.group_size)))
         ]
         for prompt, seed in zip(prompts, seeds, strict=True)
+        for limits in (dialogues.limits_of(prompt),)
     ]

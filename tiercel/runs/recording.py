@@ -69,6 +69,7 @@ def group_record(group: ScoredGroup, advantages: Sequence[float | None], space: 
                 total=scored.total,
                 is_correct=scored.is_correct,
                 advantage=advantage,
+                forks=scored.completion.forks,
                 turns=_turns(scored.completion.trajectory),
                 teacher=tuple((text, finite(round(gap, 4))) for text, gap in scored.teacher_gaps),
             )

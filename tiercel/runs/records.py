@@ -64,6 +64,7 @@ class CompletionRecord:
     total: Finite
     is_correct: Annotated[bool | None, Field(alias="correct")]
     advantage: Finite
+    forks: tuple[int, ...] = ()  # first tokens that other completions have too, at each fork of a group
     turns: tuple[TurnRecord, ...] = ()  # with tools or an environment
     teacher: tuple[tuple[str, Finite], ...] = ()  # the sampled tokens: text, ln p - ln q with a teacher's q
 
@@ -85,15 +86,15 @@ class GroupRecord:
     answer_space: BoxSpace = "pixels"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields in the order of the file. `turns` is written only for trajectories, `teacher` only for
-        completions that a teacher has read, and `answer_image` and `answer_space` only if they differ from their
-        defaults."""
+        """Return the fields in the order of the file. `turns` is written only for trajectories, `forks` only for groups
+        that fork, `teacher` only for completions that a teacher has read, and `answer_image` and `answer_space` only if
+        they differ from their defaults."""
         written: dict[str, Any] = _FORM.dump_python(self, mode="json", by_alias=True)
         for name, usual in (("answer_image", 0), ("answer_space", "pixels")):
             if written[name] == usual:
                 del written[name]
         for completion in written["completions"]:
-            for name in ("turns", "teacher"):
+            for name in ("forks", "turns", "teacher"):
                 if not completion[name]:
                     del completion[name]
         return written

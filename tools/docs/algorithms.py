@@ -284,12 +284,39 @@ AROUND: dict[str, tuple[str, type[Section]]] = {
     "algorithm.correction.cap": ("engine and learner differ", Correction),
     "algorithm.off_policy_delta": ("completions of an older policy", Algorithm),
     "rollout.resample_tries": ("many groups of equal rewards", Rollout),
+    "rollout.branches": ("completions whose beginning decides", Rollout),
     "algorithm.overlong": ("truncated completions", Algorithm),
     "algorithm.entropy_coef": ("the entropy falls to 0", Algorithm),
     "algorithm.top_entropy": ("long chains of thought", Algorithm),
     "algorithm.advantage_clip": ("rewards with outliers", Algorithm),
     "algorithm.kl.sync_every": ("long runs with a penalty", Kl),
 }
+
+FORKS = """\
+## Groups that fork
+
+```yaml
+rollout: {group_size: 8, branches: [2, 4], branch_at: "</think>"}
+```
+
+makes the eight completions of a prompt of two first thoughts, each with four answers. With tools or an environment the
+fork is after the first turn and what came back, and `branch_at` is left out
+([environments.md](environments.md#forks)); with `branches: [2, 2, 2]` a second one follows. A first part is sampled
+once. Its tokens stand once in the learner's tree if they are at least 64, and count with the advantage of each
+completion after them, so loss and gradient are those of the eight completions as sequences by themselves. Advantages
+compare the completions of the group as ever. Completions that share a part are less independent than others: a
+group has fewer beginnings, and more of what follows each.
+
+A completion that ends, or is truncated, without `branch_at` cannot be continued. It then stands for all of its
+continuations, so that each completion of a group is drawn from the policy's own distribution, and log.txt says how many
+did. A string of `rollout.stop` ends a completion in any part, and is looked for in each part by itself.
+
+| key | formula | meaning |
+|---|---|---|
+| `branches/reached_fraction` | completions that go on after every fork | low: the model does not write `branch_at` |
+| `branches/between_fraction` | share of the rewards' variance that first parts explain | near 1: first parts decide |
+| `tokens/drawn` | sampled tokens, those of a shared part once | `tokens/completion` counts them for each completion |
+"""
 
 METRICS = """\
 ## Metrics of drift
@@ -321,6 +348,7 @@ def render() -> str:
             catalogue(KL_ESTIMATORS),
             "## Around the loss\n",
             around_table(),
+            FORKS,
             METRICS,
             f"## Pairs: `dpo.loss`\n\n{PAIRS_NOTE}\n",
             catalogue(PAIR_LOSSES),

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from tiercel.config.conflicts.algorithm import ALGORITHM_RULES
+from tiercel.config.conflicts.branches import branches
 from tiercel.config.conflicts.compiling import compile_obstacle
 from tiercel.config.conflicts.offline import OFFLINE_RULES, distill, dropout, grouped_rows, teacher, template_problems
 from tiercel.config.conflicts.rewards import reward_entries, reward_names, turns
@@ -445,6 +446,7 @@ GRPO_RULES: tuple[Callable[[GrpoRecipe], Problems], ...] = (
     reward_entries,
     reward_names,
     turns,
+    branches,
     teacher,
     distill,
 )

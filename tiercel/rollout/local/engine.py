@@ -122,7 +122,9 @@ class LocalSampler:
     ) -> tuple[Group, ...]:
         self.policy.model.eval()
         groups: list[Group] = []
-        longest = params.max_new_tokens if dialogues is None else dialogues.limits.max_tokens
+        longest = params.max_new_tokens
+        if dialogues is not None:
+            longest = max((dialogues.limits_of(prompt).max_tokens for prompt in prompts), default=0)
         with self.weights.of_present_weights():
             for batch in _batches(prompts, params.group_size, longest):
                 with self.policy.autocast(keeps_casts=self.decoder.keeps_casts):

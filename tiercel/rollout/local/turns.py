@@ -106,7 +106,7 @@ class _Turns:
         params, device = self.settings.params, self.logits_RV.device
         seeds_R = moved(torch.tensor([row.builder.seed for row in rows]), device)
         positions_R = moved(torch.tensor([len(row.builder.token_ids) + len(row.token_ids) for row in rows]), device)
-        is_early = [len(row.token_ids) < params.min_new_tokens for row in rows]
+        is_early = [len(row.token_ids) < row.builder.least(params.min_new_tokens) for row in rows]
         is_early_R = moved(torch.tensor(is_early), device) if any(is_early) else None
         drawn_R, logprobs_R = self.draw(self.logits_RV, seeds_R, positions_R, is_early_R)
         self.drawn += 1

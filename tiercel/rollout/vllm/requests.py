@@ -50,7 +50,7 @@ class PromptRequest:
         """Return the request for the next turn of a trajectory. The seed is the sample's for the first turn, and a
         function of it and the turn's number for others."""
         turn, most = len(builder.turns), builder.budget
-        least = min(params.min_new_tokens, most)
+        least = builder.least(params.min_new_tokens)
         return cls(
             prompt=builder.so_far(),
             params=replace(params, group_size=1, min_new_tokens=least, max_new_tokens=most),

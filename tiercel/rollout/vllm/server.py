@@ -480,7 +480,7 @@ def connect(
             row_tokens=recipe.data.max_prompt_tokens + rollout.longest,
         ),
         patience_seconds=rollout.patience,
-        route=GENERATE if rollout.has_turns else CHAT,
+        route=GENERATE if rollout.continues else CHAT,
         takes_adapters=recipe.lora is not None,
         versions=rollout.versions,
     )

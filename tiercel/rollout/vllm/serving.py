@@ -42,7 +42,7 @@ def server_arguments(recipe: GrpoRecipe, family: Family, images_per_prompt: int)
         options["chat_template"] = os.path.abspath(recipe.data.template)
     if _may_adapt_vision(recipe, family):
         options["enable_tower_connector_lora"] = True
-    if recipe.rollout.has_turns:
+    if recipe.rollout.continues:
         options["enable_scale_out"] = True
     return _flags({**options, **recipe.rollout.vllm.options})
 

@@ -46,7 +46,7 @@ def one_step(session: Session, trainer: Trainer, rollouts: Rollouts, step: Step)
     sampled = sample_and_score(session, trainer, rollouts, step)
     with step.phase("learn"):
         learnable = learnable_groups(trainer, sampled, recipe)
-        recorded = record_rollouts(session, trainer, sampled, learnable, step)
+        recorded = record_rollouts(session, trainer, sampled, learnable, step, recipe)
         updates = learn_step(session, trainer, learnable.groups, recipe, step)
     outcome = StepOutcome(sampled=sampled, learnable=learnable, recorded=recorded, updates=updates)
     record_tokens(session, trainer, outcome, recipe.rollout.record_tokens, step)

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tiercel.config.schema import GrpoRecipe
 from tiercel.training.distillation.teacher_term import with_gaps
 from tiercel.training.grpo.advantages import LearnableGroups
+from tiercel.training.grpo.branches import branch_metrics, tell_of_unreached
 from tiercel.training.grpo.minibatch_updates import StepUpdates
 from tiercel.training.grpo.minibatches import learnt_items
 from tiercel.training.grpo.rollouts import ResampledGroups, Rollouts
@@ -27,12 +29,19 @@ class StepOutcome:
 
 
 def record_rollouts(
-    session: Session, trainer: Trainer, sampled: ResampledGroups, learnable: LearnableGroups, step: Step
+    session: Session,
+    trainer: Trainer,
+    sampled: ResampledGroups,
+    learnable: LearnableGroups,
+    step: Step,
+    recipe: GrpoRecipe,
 ) -> Sequence[ScoredGroup]:
     """Write the groups of all ranks to rollouts/, with their advantages; return them on the first rank."""
     values = learnable.advantages
     groups = with_gaps(trainer.family, sampled.scored, values, learnable.groups)
-    return session.run.record_groups("rollouts", step.updates, trainer.family, groups, values)
+    recorded = session.run.record_groups("rollouts", step.updates, trainer.family, groups, values)
+    tell_of_unreached(recorded, recipe.rollout.branch_at, step.number, session.note)
+    return recorded
 
 
 def record_tokens(session: Session, trainer: Trainer, outcome: StepOutcome, most: int, step: Step) -> None:
@@ -48,6 +57,7 @@ def step_metrics(trainer: Trainer, rollouts: Rollouts, outcome: StepOutcome, ste
     return {
         **updates.metrics(),
         **rollout_metrics(step.number, outcome.recorded, recipe),
+        **branch_metrics(outcome.recorded),
         **ranks.sum(rollouts.sampler.metrics()),
         **outcome.learnable.penalties.metrics(ranks),
         **outcome.sampled.metrics(),

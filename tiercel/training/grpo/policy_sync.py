@@ -19,6 +19,7 @@ from tiercel.models.chat import require_joining
 from tiercel.models.families.base import Family
 from tiercel.models.weights.saving import save_adapter, save_model
 from tiercel.rewards.external import OfEnvironment
+from tiercel.rollout.branching import sample_branches
 from tiercel.rollout.dialogue import Dialogue, Limits
 from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import Sampler, SamplingParams
@@ -161,9 +162,8 @@ class SomeSamples:
     dialogues: EnvironmentDialogues
     first: int
 
-    @property
-    def limits(self) -> Limits:
-        return self.dialogues.limits
+    def limits_of(self, prompt: EncodedPrompt) -> Limits:
+        return self.dialogues.limits_of(prompt)
 
     def open(self, prompt: EncodedPrompt, samples: Sequence[int]) -> list[Dialogue]:
         return self.dialogues.open(prompt, [self.first + sample for sample in samples])
@@ -186,6 +186,8 @@ class Completer:
         """Sample completions of prompts that have begun. `seeds` are those of the prompts' samples with the number
         `first`."""
         answers = None if self.dialogues is None else SomeSamples(dialogues=self.dialogues, first=first)
+        if params.branches:
+            return sample_branches(self.sampler, prompts, params, seeds, answers)
         return self.sampler.sample(prompts, params, seeds, answers)
 
 
@@ -200,6 +202,7 @@ def open_dialogues(recipe: Recipe, family: Family, say: Callable[[str], None]) -
     rollout = recipe.rollout
     toolboxes = load_toolboxes(rollout, recipe.reliability)
     _require_reward(recipe, toolboxes, say)
+    _require_fork(recipe, toolboxes)
     for name, toolbox in toolboxes.items():
         _require_joining(family.with_tools(toolbox.schemas), toolbox)
         of = "" if name is None else f" of {name}"
@@ -216,6 +219,20 @@ def _require_joining(family: Family, toolbox: Toolbox) -> None:
         require_joining(family, "tool", has_pictures=not BUILT_IN.keys().isdisjoint(toolbox.names))
     if toolbox.responds:
         require_joining(family, "user")
+
+
+def _require_fork(recipe: GrpoRecipe, toolboxes: Toolboxes) -> None:
+    """Raise RecipeError if the recipe forks trajectories, and an environment cannot be copied."""
+    given = list(recipe.rollout.branches)
+    names = [each.code.environment for each in toolboxes.values() if each.code.environment and not each.forks]
+    if given and names:
+        raise RecipeError(
+            [
+                f"rollout.branches: {given} given, but {name} has no method fork; add one that returns a copy, such as "
+                "copy.deepcopy(self), or remove rollout.branches"
+                for name in names
+            ]
+        )
 
 
 def _require_reward(recipe: GrpoRecipe, toolboxes: Toolboxes, say: Callable[[str], None]) -> None:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from tiercel.algorithms import advantage_of
@@ -147,13 +147,15 @@ class Rollouts:
 
     def _sampled(self, prompts: Sequence[EncodedPrompt]) -> tuple[Group, ...]:
         """Draw the groups, on all ranks if each has an engine, however few the prompts are."""
+        count = self._params.first_parts
         if self._has_engine_per_rank:
-            return drawn_by_all(self.ranks, prompts, self._params.group_size, self._draw)
-        return self.ranks.together(partial(self._draw, prompts, range(self._params.group_size)))
+            return drawn_by_all(self.ranks, prompts, count, self._draw)
+        return self.ranks.together(partial(self._draw, prompts, range(count)))
 
     def _draw(self, prompts: Sequence[EncodedPrompt], numbers: range) -> tuple[Group, ...]:
+        """Draw completions with these numbers in their group, or all that begin with these first parts."""
         seeds = [seed + numbers.start for seed in self._seeds(prompts)]
-        params = replace(self._params, group_size=len(numbers))
+        params = self._params.with_first_parts(len(numbers))
         return self.completer.sample(prompts, params, seeds, first=numbers.start)
 
     def _seeds(self, prompts: Sequence[EncodedPrompt]) -> list[int]:

@@ -56,6 +56,7 @@ def _health_charts(run: Run) -> Iterator[Chart]:
         "completion/truncated_fraction": "Truncated, fraction",
         "turns/mean": "Turns per completion",
         "tokens/observed": "Tokens that came back",
+        "branches/reached_fraction": "Completions that forked, fraction",
         **calls,
         "group/zero_std_fraction": "Equal-reward groups, fraction",
         "sampler/logprob_gap_mean": "Sampler's logprob gap",

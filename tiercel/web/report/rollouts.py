@@ -4,8 +4,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tiercel.runs.records import CompletionRecord, GroupRecord, GroupTokens, TokenRecord
+from tiercel.runs.records import CompletionRecord, GroupRecord, GroupTokens
 from tiercel.web.report.boxes import Outline, has_boxes, true_outlines
+from tiercel.web.report.branches import RankedCompletion, ShownPart, rows_of
 from tiercel.web.report.cards import box_cell, judged_of, totals_of, value_text
 from tiercel.web.report.numbers import evenly_spaced, share
 from tiercel.web.report.reading import GroupFile
@@ -26,23 +27,12 @@ ASKED = ("key asked", "thin: asked of a tool")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankedCompletion:
-    """A completion in the table of its group, counted from 1."""
-
-    number: int
-    completion: CompletionRecord
-    style: str  # class of the style sheet
-    values: tuple[str, ...]  # under the heads of the card
-    record: TokenRecord | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class GroupCard:
-    """A prompt and its completions, best first."""
+    """A prompt and its completions, best first, or as a tree if they fork."""
 
     group: GroupRecord
     heads: tuple[str, ...]
-    ranked: tuple[RankedCompletion, ...]
+    rows: tuple[ShownPart, ...]
     outlines: tuple[Outline, ...]
     note: str  # of what is left out
     choices: tuple[str, ...]  # by which its tokens can be coloured
@@ -114,7 +104,7 @@ def group_card(group: GroupRecord, tokens: GroupTokens | None = None) -> GroupCa
     return GroupCard(
         group=group,
         heads=heads,
-        ranked=tuple(ranked),
+        rows=rows_of(ranked),
         outlines=tuple(_outlines(group, ranked)),
         note=note,
         choices=tuple(choices_of(group, tokens)),

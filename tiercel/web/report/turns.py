@@ -22,13 +22,13 @@ class ShownTurn:
     pieces: tuple[Piece, ...] | None
 
 
-def shown_turns(group: GroupRecord, completion: CompletionRecord) -> Iterator[ShownTurn]:
-    """Yield the turns that the page shows: the first ones and the last."""
+def shown_turns(group: GroupRecord, completion: CompletionRecord, among: range | None = None) -> Iterator[ShownTurn]:
+    """Yield the turns that the page shows: the first ones and the last. `among`: turns counted from 0; None: all."""
     last, shown = len(completion.turns), len(group.images)
     for number, turn in enumerate(completion.turns, start=1):
         images = list(enumerate(turn.images, start=shown))
         shown += len(images)
-        if _is_left_out(number, last):
+        if _is_left_out(number, last) or (among is not None and number - 1 not in among):
             continue
         note = "Came back:" if number < last else "Came back; the trajectory ended before the policy read it:"
         pieces = None if turn.answer is None else tuple(_pieces(turn.answer, images)) or ("",)
