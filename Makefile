@@ -8,7 +8,7 @@
 # make ci-plan         what .ci/run runs for a commit, and why: make ci-plan COMMIT=abc123 BASE=main
 # make lint types      ruff, mypy
 # make wheel           sdist and wheel in dist/, the same bytes from the same files; what is in them, and the wheel installed
-# make test-wheel      make wheel, then the notebook, run with the installed wheel
+# make test-wheel      make wheel, then the notebooks and the scripts of examples/, run with the installed wheel
 # make test-catalogue  whole runs of every loss, advantage, penalty and task family, on a pretended accelerator too; faults
 # make test-quantized   runs on 4-bit and 8-bit weights: learnt as far as others, killed and resumed
 # make test-families   the families' tests with the newest transformers and Pillow, against torchvision's processors

@@ -20,6 +20,8 @@ PAGES = sorted(CHINESE.glob("*.md"))
 SAME_SECTIONS = ("algorithms.md", "coming-from.md", "data.md", "recipe.md", "rewards.md", "troubleshooting.md")
 # Subsections of the Chinese page that are entries for errors of other frameworks, or for pages in docs/failures.
 FENCE = re.compile(r"^```.*?^```\n", re.MULTILINE | re.DOTALL)
+READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
+LONGEST_README = 150  # lines
 
 
 def sections(page: Path, level: int = 2) -> list[str]:
@@ -76,6 +78,45 @@ def test_both_readmes_lead_to_each_other():
     assert "](README.md)" in (ROOT / "README.zh-CN.md").read_text(encoding="utf-8").split("\n## ")[0]
 
 
+def code_lines(page: Path) -> list[str]:
+    """The lines of code, fenced or indented, without their comments, which are translated."""
+    text = page.read_text(encoding="utf-8")
+    lines = [line for block in FENCE.findall(text) for line in block.splitlines()]
+    lines += re.findall(r"^    \S.*$", FENCE.sub("", text), re.MULTILINE)
+    return [re.sub(r"\s+# .*$", "", line) for line in lines]
+
+
+def table_rows(page: Path) -> list[tuple[int, list[str]]]:
+    """The number of cells of each row of a table, and the commands and functions in it."""
+    rows = re.findall(r"^\|.*\|$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return [(row.count("|"), re.findall(r"`[^`]+`", row)) for row in rows]
+
+
+def targets(page: Path) -> set[str]:
+    """The pages that a page links to, with the English one in place of a Chinese one."""
+    found = re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8"))
+    return {target.replace("docs/zh/", "docs/") for target in found} - {readme.name for readme in READMES}
+
+
+@pytest.mark.parametrize("of", (code_lines, table_rows, targets))
+def test_both_readmes_have_the_same(of):
+    english, chinese = map(of, READMES)
+    assert english == chinese and len(english) > 5
+
+
+def test_both_readmes_have_the_same_sections_and_are_short():
+    texts = [FENCE.sub("", readme.read_text(encoding="utf-8")) for readme in READMES]
+    levels = [[len(marks) for marks in re.findall(r"^(#+) ", text, re.MULTILINE)] for text in texts]
+    bullets = [len(re.findall(r"^- ", text, re.MULTILINE)) for text in texts]
+    assert levels[0] == levels[1] and len(levels[0]) > 8 and bullets[0] == bullets[1]
+    assert all(len(readme.read_text(encoding="utf-8").splitlines()) <= LONGEST_README for readme in READMES)
+
+
+def test_the_figures_of_both_readmes_are_the_same():
+    figures = [re.findall(r"\d[\d,.]*\d", readme.read_text(encoding="utf-8")) for readme in READMES]
+    assert sorted(figures[0]) == sorted(figures[1])
+
+
 def test_the_chinese_readme_leads_to_every_chinese_page():
     text = (ROOT / "README.zh-CN.md").read_text(encoding="utf-8")
     assert [page.name for page in PAGES if f"](docs/zh/{page.name})" not in text] == []
@@ -113,8 +154,10 @@ def test_the_examples_of_recipes_are_valid():
     assert all(Data.model_validate(parse(block)[0]["data"]) for block in data) and len(data) > 3
     sft, grpo = re.findall(r"^```yaml\n(.*?)^```", (CHINESE / "recipe.md").read_text(encoding="utf-8"), re.M | re.S)
     assert SftRecipe.model_validate(parse(sft)[0]) and GrpoRecipe.model_validate(parse(grpo)[0])
-    readme = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "README.zh-CN.md").read_text(encoding="utf-8"), re.M | re.S)
-    assert all(GrpoRecipe.model_validate(parse(block)[0]) for block in readme) and len(readme) == 2
+    start = re.findall(r"^```yaml\n(.*?)^```", (CHINESE / "start.md").read_text(encoding="utf-8"), re.M | re.S)
+    readme = re.findall(r"^```yaml\n(.*?)^```", READMES[1].read_text(encoding="utf-8"), re.M | re.S)
+    found = [*start, *readme]
+    assert all(GrpoRecipe.model_validate(parse(block)[0]) for block in found) and len(found) == 2
 
 
 def test_the_figures_of_what_was_tried_are_those_of_the_english_page():
