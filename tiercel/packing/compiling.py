@@ -79,7 +79,7 @@ class CompiledLayers:
     """The compiled parts of decoder layers. They run compiled in passes inside `running`, and when they are recomputed
     in a backward pass."""
 
-    def __init__(self, layers: nn.ModuleList, backend: str, limit: int = GRAPH_LIMIT):
+    def __init__(self, layers: nn.ModuleList, backend: str, limit: int = GRAPH_LIMIT, *, dynamic: bool = True):
         self.limit = limit
         self.is_running = False
         functions: dict[type, Callable[..., Any]] = {}
@@ -91,7 +91,7 @@ class CompiledLayers:
             kind = type(part)
             if kind not in functions:
                 functions[kind] = torch.compile(
-                    kind.forward, dynamic=True, fullgraph=name != ATTENTION, backend=backend
+                    kind.forward, dynamic=dynamic, fullgraph=name != ATTENTION, backend=backend
                 )
             part.forward = _Region(layers=self, compiled=functions[kind], part=part)
 

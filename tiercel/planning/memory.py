@@ -3,9 +3,11 @@
 Weights are counted, the learner's pass is measured on fake tensors (`probe`), and the rest is computed here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import torch
 
 from tiercel.config.engines import EngineKind
 from tiercel.config.parts import keeps_start, whole_parts
@@ -14,6 +16,7 @@ from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind
 from tiercel.models.policy import weights_dtype
 from tiercel.models.weights.loading import DTYPES
 from tiercel.packing.attention.block_mask import BLOCK
+from tiercel.packing.compiling import chosen_backend
 from tiercel.planning.devices import Machine
 from tiercel.planning.frozen_models import FrozenBytes
 from tiercel.planning.probe import LinearBytes, VisionBytes
@@ -126,6 +129,7 @@ class Measured:
     """Peaks of the learner above its weights and moments, as functions of layers and tokens."""
 
     learn: LinearBytes
+    compiled: Callable[[], LinearBytes] | None = None  # `learn` with compiled layers; measured when it is asked for
     step: LinearBytes
     vision: VisionBytes = field(default_factory=VisionBytes)
     vision_share: float = 0.0  # the largest share of a microbatch's tokens: those of its prompts
@@ -241,7 +245,7 @@ def _learner(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, layout: 
         base=base,
         gathered=gathered,
         moments=moments,
-        passes=_with_vision(recipe, sizes, measured, layout.tokens),
+        passes=_with_vision(recipe, sizes, measured, layout),
         step=step,
         buffer=0 if kind.is_alone or is_divided else 4 * sizes.trained,
         offloaded_weights=offloaded_weights,
@@ -249,12 +253,15 @@ def _learner(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, layout: 
     )
 
 
-def _with_vision(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, tokens: int) -> int:
+def _with_vision(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, layout: Layout) -> int:
     """Return the peak of a microbatch's passes, including that of its images through the tower, which ranks do not
     share. A frozen tower's pass ends before the learner starts; a trained one keeps its tensors until its own backward
     pass."""
+    tokens, learn = layout.tokens, measured.learn
+    if measured.compiled is not None and _compiles(recipe, sizes, layout):
+        learn = measured.compiled()
     own = -(-tokens // recipe.train.context_parallel)
-    passes, vision = measured.learn.at(sizes.layers, own) + _gathered_keys(recipe, sizes, tokens), measured.vision
+    passes, vision = learn.at(sizes.layers, own) + _gathered_keys(recipe, sizes, tokens), measured.vision
     seen = round(measured.vision_share * tokens)
     if not sizes.trained_vision:
         return max(passes, vision.frozen.at(0, seen))
@@ -280,13 +287,24 @@ def _start(recipe: BaseRecipe, sizes: ModelSizes, shares: int) -> int:
     return BYTES[recipe.model.dtype] * (vision - (-language // shares))
 
 
+def _is_flex(recipe: BaseRecipe, sizes: ModelSizes, layout: Layout) -> bool:
+    asked = recipe.learner.form
+    return layout.on_gpu and (asked == "flex" or (asked == "auto" and not sizes.obstacle))
+
+
+def _compiles(recipe: BaseRecipe, sizes: ModelSizes, layout: Layout) -> bool:
+    """Return whether the learner's layers are compiled under this strategy."""
+    form = "flex" if _is_flex(recipe, sizes, layout) else recipe.learner.form
+    device = torch.device("cuda" if layout.on_gpu else "cpu")
+    return chosen_backend(recipe, layout.kind, form, device, say=lambda text: None) is not None
+
+
 def _block_mask(recipe: BaseRecipe, sizes: ModelSizes, layout: Layout) -> int:
     """Return the bytes of FlexAttention's block mask. For queries and for keys, it lists the blocks that are partly
     visible and those that are fully visible."""
-    is_flex = recipe.learner.form == "flex" or (recipe.learner.form == "auto" and not sizes.obstacle)
     blocks = -(-layout.tokens // BLOCK)
     own = -(-blocks // recipe.train.context_parallel)
-    return 4 * BYTES["float32"] * (blocks + 1) * own if layout.on_gpu and is_flex else 0
+    return 4 * BYTES["float32"] * (blocks + 1) * own if _is_flex(recipe, sizes, layout) else 0
 
 
 def _exchanged(recipe: BaseRecipe, start: int, layout: Layout) -> int:

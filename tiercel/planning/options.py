@@ -15,7 +15,7 @@ from tiercel.packing.forms import chosen_form
 from tiercel.planning.devices import Machine
 from tiercel.planning.frozen_models import FrozenBytes, held_by_rank, reward_model_sizes, teacher_size
 from tiercel.planning.memory import Layout, Measured, RankMemory, RolloutLoad, rank_memory, step_rollout
-from tiercel.planning.probe import Composition, UpdateBytes, fitted, packed_case, update_bytes
+from tiercel.planning.probe import Composition, LinearBytes, UpdateBytes, fitted, packed_case, refitted, update_bytes
 from tiercel.planning.seconds import phase_seconds
 from tiercel.planning.sizes import ModelSizes, bare_family, count, read_config
 from tiercel.planning.vision_probe import vision_bytes
@@ -130,8 +130,22 @@ def measure(subject: Subject) -> Measured:
     def at(layers: int, count: int) -> UpdateBytes:
         return update_bytes(recipe, family, subject.config, layers, packed(count), form)
 
+    learn = fitted(lambda layers, count: at(layers, count).learn, tokens)
+
+    @cache
+    def compiled() -> LinearBytes:
+        def of_layers(layers: int) -> int:
+            measured = update_bytes(recipe, family, subject.config, layers, packed(tokens), form, compiled=True)
+            return measured.learn
+
+        try:
+            return refitted(learn, of_layers, tokens)
+        finally:
+            torch._dynamo.reset()  # these graphs must not count among those of a run in this process
+
     return Measured(
-        learn=fitted(lambda layers, count: at(layers, count).learn, tokens),
+        learn=learn,
+        compiled=compiled,
         step=fitted(lambda layers, count: at(layers, count).step, tokens),
         vision=vision_bytes(recipe, family, subject.config),
         vision_share=subject.composition.prompt_tokens / subject.composition.group_tokens,

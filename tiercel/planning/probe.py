@@ -8,7 +8,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from tiercel.models.families.base import Family
 from tiercel.models.layers.attention import route_attention, sights_of
 from tiercel.models.policy import Policy, make_trainable, weights_dtype
 from tiercel.packing.batch import prompt_of_no_row
+from tiercel.packing.compiling import CompiledLayers
 from tiercel.packing.forms import PackedForm
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import Continuation, PackedTokens, PackItem, pack
@@ -32,6 +33,9 @@ from tiercel.planning.sizes import with_layers, without_files
 PROBED_LAYERS = (2, 3)  # with a single layer, checkpointing keeps other tensors
 GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default  # of experts
 SMALL_SHARE = 0.5  # of the token budget, for the second number of tokens
+# Compiled layers keep what Inductor's would keep, because the partition is the same. Operations run one by one here, so
+# the temporary tensors are a few percent more than in Inductor's fused kernels.
+BACKEND = "aot_eager_decomp_partition"
 
 
 class LiveBytes(TorchDispatchMode):
@@ -42,6 +46,11 @@ class LiveBytes(TorchDispatchMode):
         self.now = 0
         self.peak = 0
         self._known: set[int] = set()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Allow torch.compile inside, whose operations are counted when they run."""
+        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default:  # most of the calls ask for a fake tensor's device
@@ -153,6 +162,15 @@ def fitted(measure: Callable[[int, int], int], tokens: int) -> LinearBytes:
     return LinearBytes(constant=f11 - b * l1 - c * t1 - d * l1 * t1, per_layer=b, per_token=c, per_layer_token=d)
 
 
+def refitted(start: LinearBytes, measure: Callable[[int], int], tokens: int) -> LinearBytes:
+    """Fit the terms with tokens through `measure(layers)` at this number of tokens. The others are those of `start`."""
+    l1, l2 = PROBED_LAYERS
+    f1, f2 = measure(l1), measure(l2)
+    d = ((f2 - f1) / (l2 - l1) - start.per_layer) / tokens
+    c = (f1 - start.constant - start.per_layer * l1) / tokens - d * l1
+    return replace(start, per_token=c, per_layer_token=d)
+
+
 NOTHING = LinearBytes(constant=0, per_layer=0, per_token=0, per_layer_token=0)
 
 
@@ -213,6 +231,11 @@ def fill_with_fakes(model: nn.Module) -> None:
 class ProbedLearner(PackedPolicy):
     """A learner whose layouts are computed on real tensors, because their code reads numbers."""
 
+    def compile_layers(self) -> None:
+        """Compile the layers for the sizes of the first pass, which takes half the time of graphs for any sizes."""
+        layers: Any = self.language_model.layers
+        self.compiled = CompiledLayers(layers, BACKEND, dynamic=False)
+
     def _form(self, batch: PackedTokens, first_query: int = 0) -> PackedForm:
         with _disable_current_modes():
             form = super()._form(batch, first_query)
@@ -227,23 +250,32 @@ class ProbedLearner(PackedPolicy):
 
 
 def update_bytes(
-    recipe: BaseRecipe, family: Family, config: Any, layers: int, packed: PackedTokens, form: str
+    recipe: BaseRecipe,
+    family: Family,
+    config: Any,
+    layers: int,
+    packed: PackedTokens,
+    form: str,
+    *,
+    compiled: bool = False,
 ) -> UpdateBytes:
     """Measure the peaks of a microbatch and of an update, with the learner's own code and the head's tiles for a GPU.
     The gradients of an earlier microbatch exist already."""
     with younger_garbage():
         policy = empty_policy(recipe, family, config, layers)
-        return _measured_update(recipe, family, policy, packed, form)
+        return _measured_update(recipe, family, policy, packed, form, compiled)
 
 
 def _measured_update(
-    recipe: BaseRecipe, family: Family, policy: Policy, packed: PackedTokens, form: str
+    recipe: BaseRecipe, family: Family, policy: Policy, packed: PackedTokens, form: str, compiled: bool
 ) -> UpdateBytes:
     with fake_tensors(), LiveBytes() as live:
         fill_with_fakes(policy.model)
         route_attention(family.language_model(policy.model))
         learner = ProbedLearner(policy, form, recipe.learner.gradient_checkpointing)
         learner.head.tile = GPU_TILE
+        if compiled:
+            learner.compile_layers()
         # The optimisers of bitsandbytes cannot make a step with fake tensors, and they need less.
         optim = recipe.optim if recipe.optim.is_of_torch else recipe.optim.model_copy(update={"name": "adamw"})
         optimizer = build_optimizer(policy, optim)
