@@ -16,9 +16,11 @@ def test_every_form_is_exact_on_one_family():
         "repeated",
         "dense",
         "dense, a tree",
+        "dense, a tree cut",
         "split",
         "split, a tree",
         "split, prompt run apart",
+        "split, a tree cut",
         "flex, forward only",
         "flex, a tree, forward only",
     ]
