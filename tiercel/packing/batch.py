@@ -181,7 +181,8 @@ def policy_units(
         fitting.clear()
 
     for group in groups:
-        parts = _cut(group, form, budget)
+        is_whole = TokenCounter(form, family).with_items([group.item]) <= budget
+        parts = [group] if is_whole else _cut(group, form, budget)
         if len(parts) > 1 and may_run_prefix and form in CONTINUES_A_PREFIX:
             flush()
             packed_bins([(part.item,) for part in parts], form, budget)  # raises if a completion does not fit
@@ -295,9 +296,7 @@ class TokenCounter:
 
 
 def _cut(group: AdvantageGroup, form: str, budget: int) -> list[AdvantageGroup]:
-    """Return the group itself if it fits, otherwise parts of it, each with the prompt."""
-    if packed_length(group.item, form) <= budget:
-        return [group]
+    """Return parts of a group that fit, each with the prompt."""
     bounds = [0]
     continuations = group.item.continuations
     for i in range(1, len(continuations) + 1):

@@ -95,8 +95,12 @@ class PackedPolicy(nn.Module):
         `entropy_gradient`: whether the entropy has a gradient too. `target`: a teacher's distribution at these tokens,
         from which the divergence is computed. `asked`: what else a loss of rows' answers needs."""
         if self.context is None:
+            may_join = self.form != "repeated" and self.value_head is None and target is None and asked is NOTHING
+            once = batch.distinct() if may_join else None
+            batch = batch if once is None else once[0]
             hidden_NH = self.scoring_states(batch, features_KH, prefix, asked.noise)
-            return self._scores(hidden_NH, batch.targets_N, temperature, entropy_gradient, target, asked)
+            scores = self._scores(hidden_NH, batch.targets_N, temperature, entropy_gradient, target, asked)
+            return scores if once is None else scores.at(moved(once[1], self.device))
         assert prefix is None  # no single rank has the whole prompt
         part = part_of(batch, self.context, CHUNK_MULTIPLES.get(self.form, 1))
         hidden_MH = self._part_states(batch, features_KH, part, self.context, asked.noise)

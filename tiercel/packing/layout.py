@@ -4,13 +4,13 @@ Shape suffixes: docs/shapes.md.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from tiercel.models.layers.sight import Span
-from tiercel.packing.sharing import Branch, PictureFamily, Segment, TreeBuilder, built, located
+from tiercel.packing.sharing import SHORTEST, Branch, PictureFamily, Segment, TreeBuilder, built, located
 from tiercel.packing.tree import Node, PrefixTree
 from tiercel.types import EncodedImage, EncodedPrompt
 
@@ -63,6 +63,17 @@ class PackedTokens:
     targets_N: Tensor  # int64, the predicted token
     continuation_of_N: Tensor  # int64, the number of the token's continuation
     repeated_length: int  # tokens that would be computed if each continuation repeated its prompt
+
+    def distinct(self) -> tuple["PackedTokens", Tensor] | None:
+        """Return the pack with each scored token of a shared node once, and the number there of each of the N tokens;
+        None if fewer than SHORTEST tokens would be saved. The owners of the tokens are not kept."""
+        words = 1 + int(self.targets_N.max()) if len(self.targets_N) else 1
+        pairs_M, number_N = (self.scoring_N * words + self.targets_N).unique(return_inverse=True)
+        if len(number_N) - len(pairs_M) < SHORTEST:
+            return None
+        nothing = torch.empty(0, dtype=torch.int64)
+        once = replace(self, scoring_N=pairs_M // words, targets_N=pairs_M % words, continuation_of_N=nothing)
+        return once, number_N
 
     @property
     def continuation_count(self) -> int:

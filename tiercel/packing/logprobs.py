@@ -51,6 +51,10 @@ class TokenScores(NamedTuple):
     squares_N: Tensor | None = None  # fp32, log of the sum of p² over all words, detached; None unless requested
     values_N: Tensor | None = None  # fp32, of a reward model, with gradient; there are no logprobs and no entropy then
 
+    def at(self, numbers_N: Tensor) -> "TokenScores":
+        """Return logprobs and entropy of the tokens with these numbers, some of them several times."""
+        return TokenScores(logprobs_N=self.logprobs_N[numbers_N], entropy_N=self.entropy_N[numbers_N])
+
 
 class TokenHead(nn.Module):
     """The head that computes log-softmax(h W^T / temperature) at the target tokens, without vision placeholders.
