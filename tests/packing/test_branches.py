@@ -11,8 +11,9 @@ from tiercel.algorithms import LossInput, policy_loss
 from tiercel.config.schema import Algorithm
 from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
-from tiercel.packing.batch import PolicyBatch, advantage_group, policy_units, totals_of
+from tiercel.packing.batch import PolicyBatch, advantage_group, group_item, policy_units, totals_of
 from tiercel.packing.forward import PackedPolicy
+from tiercel.packing.layout import pack
 from tiercel.types import Completion, EncodedPrompt
 
 # Two first parts with three continuations each, and one that ended, which stands for its three.
@@ -92,6 +93,32 @@ def test_a_shared_part_is_learnt_once_with_the_advantage_of_each_completion(tiny
     assert len(batch.packed.targets_N) == sum(len(each.token_ids_L) for each in completions)  # and scored for each
     torch.testing.assert_close(learnt, expected_loss.to(learnt), rtol=0, atol=1e-6)
     assert float((found - expected).norm() / expected.norm()) < 1e-6  # ratios are made of float32 logprobs
+
+
+def test_the_head_computes_a_shared_token_once(tiny_checkpoints, monkeypatch):
+    policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], noise=0.1)
+    prompt, completions = tiny_prompts(policy.family)[0], completions_of(policy)
+    packed = pack([group_item(prompt, completions)], policy.family)
+    learner, seen = PackedPolicy(policy, "dense", False), []
+    score = learner.head.forward
+    monkeypatch.setattr(learner.head, "forward", lambda *given, **more: seen.append(given) or score(*given, **more))
+    found = learner(packed, None, 1.0)
+    hidden_MH, targets_M, _ = seen[0]
+    assert len(hidden_MH) == len(targets_M) == sum(PARTS) + sum(map(sum, CONTINUATIONS))
+    assert len(found.logprobs_N) == len(found.entropy_N) == sum(len(each.token_ids_L) for each in completions)
+    apart = pack([group_item(prompt, completions)])
+    assert apart.distinct() is None
+    torch.testing.assert_close(found.logprobs_N, learner(apart, None, 1.0).logprobs_N, rtol=0, atol=1e-5)
+
+
+def test_a_group_is_whole_if_its_tree_fits(tiny_checkpoints):
+    policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"])
+    prompt = tiny_prompts(policy.family)[0]
+    group = advantage_group(prompt, completions_of(policy), ADVANTAGES)
+    length = len(prompt.token_ids_P) + sum(PARTS) + sum(map(sum, CONTINUATIONS))
+    for budget, is_whole in ((length, True), (length - 1, False)):
+        units = policy_units([group], totals_of([group]), "dense", budget, may_run_prefix=True, family=policy.family)
+        assert (len(units) == 1 and units[0].prefixes == ()) == is_whole
 
 
 def _learn(policy: Policy, batch: PolicyBatch, offsets_N: Tensor, loss: str) -> Tensor:

@@ -1,6 +1,7 @@
 """Metrics of groups that fork, with numbers worked by hand."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -55,6 +56,10 @@ def test_completions_that_do_not_fork_have_no_such_metrics():
 
 def test_what_did_not_fork_is_told():
     said: list[str] = []
-    tell_of_unreached([FORKED, FORKED], "</think>", 4, said.append)
-    tell_of_unreached([scored(([1, 2], 1, 1.0))], "</think>", 4, said.append)
-    assert len(said) == 1 and "step 5: 4 of 8" in said[0] and "</think>" in said[0]
+    noted: list[str] = []
+    session = SimpleNamespace(say=said.append, note=noted.append)
+    tell_of_unreached([FORKED, FORKED], "</think>", 4, session)
+    tell_of_unreached([scored(([1, 2], 1, 1.0))], "</think>", 4, session)
+    assert len(noted) == 1 and "step 5: 4 of 8" in noted[0] and "</think>" in noted[0] and not said
+    tell_of_unreached([scored(([1, 2], 2, 1.0))], None, 4, session)
+    assert len(noted) == 1 and "1 of 1" in said[0] and "first turn" in said[0]

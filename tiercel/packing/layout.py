@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tiercel.models.layers.sight import Span
+from tiercel.packing import sharing
 from tiercel.packing.sharing import Branch, PictureFamily, Segment, TreeBuilder, built, located
 from tiercel.packing.tree import Node, PrefixTree
 from tiercel.types import EncodedImage, EncodedPrompt
@@ -71,10 +72,10 @@ class PackedTokens:
 
     def distinct(self) -> tuple[Tensor, Tensor] | None:
         """Return the first of the scored tokens that stand at the same place of the tree (M,), and for each scored
-        token which of these it is (N,). None if no two do."""
+        token which of these it is (N,). None if this saves too few tokens to pay."""
         pairs_N2 = torch.stack([self.scoring_N, self.targets_N], dim=1)
         distinct_M2, which_N = torch.unique(pairs_N2, dim=0, return_inverse=True)
-        if len(distinct_M2) == len(pairs_N2):
+        if len(pairs_N2) - len(distinct_M2) < sharing.SHORTEST:
             return None
         order_N = torch.arange(len(which_N))
         first_M = torch.full((len(distinct_M2),), len(which_N)).scatter_reduce(0, which_N, order_N, "amin")

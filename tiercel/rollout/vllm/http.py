@@ -139,8 +139,8 @@ class VllmServer:
             raise AdapterMissing(f"it does not know {body['model']}")
         if reply.status in (403, 404) and path == GENERATE:
             raise EnvironmentProblem(
-                f"{self.url}: has no {GENERATE}, which is needed to sample several turns and to ask teachers; start "
-                "vLLM 0.32 or newer with --enable-scale-out"
+                f"{self.url}: has no {GENERATE}, which is needed to sample several turns or parts and to ask teachers; "
+                "start vLLM 0.32 or newer with --enable-scale-out"
             )
         if reply.status >= 400:
             raise EnvironmentProblem(f"{self.url}: {_completion_advice(_message(reply))}")

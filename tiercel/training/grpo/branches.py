@@ -1,9 +1,10 @@
 """What metrics.jsonl and the log say about groups that fork."""
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from tiercel.training.session import Session
 from tiercel.types import Completion, ScoredGroup
 
 Part = tuple[int, ...]  # the tokens of a completion up to the end of a part
@@ -29,14 +30,13 @@ def has_forked(completion: Completion) -> bool:
     return all(fork < len(completion.token_ids_L) for fork in completion.forks)
 
 
-def tell_of_unreached(
-    scored: Sequence[ScoredGroup], branch_at: str | None, step: int, say: Callable[[str], None]
-) -> None:
-    """Say how many completions of a step stand for several, because a part did not end as a fork needs it."""
+def tell_of_unreached(scored: Sequence[ScoredGroup], branch_at: str | None, step: int, session: Session) -> None:
+    """Say how many completions of a step stand for several, because a part did not end as a fork needs it: on the
+    terminal if none forked, else in log.txt."""
     forked = [has_forked(each.completion) for group in scored for each in group.completions if each.completion.forks]
     if missing := forked.count(False):
         place = "first turn ended the trajectory" if branch_at is None else f"first part has no {branch_at!r}"
-        say(
+        (session.note if any(forked) else session.say)(
             f"step {step + 1}: {missing} of {len(forked)} completions did not fork, for their {place}; each such part "
             "stands for all of its continuations"
         )
