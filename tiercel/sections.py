@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import Self
 
 from tiercel.secret_names import REDACTED, harmless
 from tiercel.wording import brief
@@ -39,6 +40,15 @@ class Section(BaseModel):
             if issubclass(base, Section) and base is not Section:
                 found |= _docstrings_after_keys(base)
         return found
+
+    def with_values(self, values: Mapping[str, Any]) -> Self:
+        """Return a copy with other values at dotted keys. They are not validated."""
+        changed = self
+        for key, value in values.items():
+            name, _, rest = key.partition(".")
+            inner = getattr(changed, name).with_values({rest: value}) if rest else value
+            changed = changed.model_copy(update={name: inner})
+        return changed
 
 
 @cache

@@ -12,8 +12,7 @@ from tiercel.config import load_recipe, recipe_to_yaml
 from tiercel.config.conflicts.rules import rule_problems
 from tiercel.config.schema import SftRecipe
 from tiercel.planning import fit
-from tiercel.planning.devices import DEVICES
-from tiercel.planning.machine import Machine
+from tiercel.planning.devices import DEVICES, Machine
 from tiercel.planning.plan import make_plan
 
 CASES = {  # size of the checkpoint, GB, keys that must change, keys that must not

@@ -12,8 +12,7 @@ from tiercel.cli.main import main
 from tiercel.config.rollout import Vllm
 from tiercel.config.schema import GrpoRecipe
 from tiercel.errors import EnvironmentProblem
-from tiercel.planning.devices import DEVICES
-from tiercel.planning.machine import Machine
+from tiercel.planning.devices import DEVICES, Machine
 from tiercel.planning.memory import (
     VLLM_WORKSPACE,
     Layout,

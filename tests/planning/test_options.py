@@ -4,7 +4,7 @@ import pytest
 
 from tests.training.test_loops import grpo_recipe, sft_recipe, write_rows
 from tiercel.config.keys import RECIPES
-from tiercel.planning.machine import Machine
+from tiercel.planning.devices import Machine
 from tiercel.planning.memory import Measured
 from tiercel.planning.options import memory_of, study
 from tiercel.planning.probe import NOTHING, LinearBytes

@@ -12,8 +12,7 @@ from tiercel.config import load_recipe
 from tiercel.config.conflicts.rules import rule_problems
 from tiercel.config.rollout import Vllm
 from tiercel.config.schema import SftRecipe
-from tiercel.planning.devices import DEVICES
-from tiercel.planning.machine import Machine
+from tiercel.planning.devices import DEVICES, Machine
 from tiercel.planning.memory import HOST_OPTIMIZER_BYTES, Layout, Measured, rank_memory
 from tiercel.planning.options import Subject, option, study
 from tiercel.planning.plan import MemoryPlan

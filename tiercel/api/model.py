@@ -100,7 +100,7 @@ def evaluate(source: Run | str | Path, rows: Any = None, *, checkpoint: int | No
     recipe = run.recipe
     if rows is not None:
         held = write_rows(rows, run.path) if is_rows(rows) else str(rows)
-        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"eval": held})})
+        recipe = recipe.with_values({"data.eval": held})
     if recipe.data.eval is None:
         raise RecipeError([f"{run.path}: data.eval names no held-out rows; pass some"])
     if before:

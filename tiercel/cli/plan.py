@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tiercel.config import Recipe
+from tiercel.doctor.machine import total_memory
 from tiercel.errors import EnvironmentProblem
-from tiercel.planning.devices import DEVICES, Device
+from tiercel.planning.devices import DEVICES, Device, Machine
 from tiercel.planning.fit import find_fit, output_file
-from tiercel.planning.machine import Machine, memory_here
 from tiercel.planning.memory import RankMemory
 from tiercel.planning.options import Option
 from tiercel.planning.plan import MemoryPlan, make_plan
@@ -72,7 +72,7 @@ def write_fit(recipe: Recipe, machine: Machine, arguments: Namespace) -> None:
 def host_memory(gpus: int, device: Device) -> int | None:
     """Return the bytes of this machine's memory if it has the GPUs of the plan, or None if the memory of the planned
     machine is unknown."""
-    return memory_here() if torch.cuda.device_count() >= min(gpus, device.per_machine) else None
+    return total_memory() if torch.cuda.device_count() >= min(gpus, device.per_machine) else None
 
 
 def _amount(count: int) -> str:

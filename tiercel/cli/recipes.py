@@ -80,7 +80,7 @@ def predicting_recipe(arguments: Namespace) -> Recipe:
     model = Model(path=arguments.model, dtype="float32")
     recipe = SftRecipe(model=model, data=Data(train="-"), train=Train(steps=1), output="-")
     # Nothing is trained, so the rule that quantized weights need an adapter does not apply.
-    return recipe.model_copy(update={"model": model.model_copy(update={"quantize": arguments.quantize})})
+    return recipe.with_values({"model.quantize": arguments.quantize})
 
 
 def exported_recipe(arguments: Namespace) -> Recipe:
@@ -92,8 +92,7 @@ def replayed_recipe(arguments: Namespace) -> Recipe:
     """Read the recipe of a run, with overrides, for one process."""
     recipe = load_run_recipe(arguments.run, tuple(arguments.overrides))
     require_no_redaction(recipe, arguments.run)
-    alone = recipe.train.model_copy(update={"strategy": "single", "deepspeed": Deepspeed()})
-    return recipe.model_copy(update={"train": alone})
+    return recipe.with_values({"train.strategy": "single", "train.deepspeed": Deepspeed()})
 
 
 def _any_kind(path: Path, overrides: list[str]) -> Recipe:

@@ -1,4 +1,5 @@
-"""What GPUs can do at best, from their data sheets: for the plan's seconds, for `mfu`, and for benchmarks."""
+"""What GPUs can do at best, from their data sheets: for the plan's seconds, for `mfu`, and for benchmarks. And the
+machine of a plan: its ranks, the memory of their devices, and the memory of the host."""
 
 from dataclasses import dataclass
 
@@ -53,3 +54,22 @@ DEVICES: dict[str, Device] = {device.name: device for device in _TABLE}
 def known_device(card: str) -> Device | None:
     """Find a card by the name that torch reports. Returns None if the table does not have it."""
     return next((device for device in DEVICES.values() if device.sold_as in card), None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """The ranks of a plan."""
+
+    ranks: int
+    memory_bytes: int  # of each
+    device: Device | None  # None: a CPU, for which no seconds are estimated
+    host_bytes: int | None = None  # of one machine's host memory, if known
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.device is not None
+
+    @property
+    def ranks_together(self) -> int:
+        """Return the number of ranks on one machine."""
+        return self.ranks if self.device is None else min(self.ranks, self.device.per_machine)

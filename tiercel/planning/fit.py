@@ -6,15 +6,18 @@ fewer bits. If that is not enough either, completions and prompts become shorter
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice, pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from tiercel.config.conflicts.rules import rule_problems
 from tiercel.config.schema import GrpoRecipe, Recipe
 from tiercel.config.yaml_text import render
-from tiercel.planning.machine import Machine
-from tiercel.planning.options import Option, Subject, admitted, measure, option, study
-from tiercel.planning.remedies import TOKENS, Changes, find_remedy, value_at, with_changes, written
+from tiercel.planning.devices import Machine
+from tiercel.planning.options import Option, measure, option, study
+from tiercel.planning.plan import make_plan
+from tiercel.planning.remedies import Changes, words, written
 
 SHARES = (3 / 4, 1 / 2, 3 / 8, 1 / 4, 1 / 8)  # of the recipe's lengths, in the order in which they are tried
 SHORTEST_COMPLETION, SHORTEST_PROMPT = 64, 256
@@ -64,27 +67,15 @@ def find_fit(recipe: Recipe, machine: Machine, say: Callable[[str], None]) -> Fi
     """Find the nearest recipe that fits the machine's ranks, or return None if none fits. `say` is told what is
     tried."""
     for wanted in _ladder(recipe):
-        subject = _with(recipe, wanted)
-        if rule_problems(subject.recipe):
+        lighter = recipe.with_values(wanted)
+        if rule_problems(lighter):
             continue
-        say(f"trying {', '.join(f'{key}: {written(value)}' for key, value in wanted.items()) or 'the recipe as it is'}")
-        measured = measure(subject)
-        options = [option(subject, measured, machine, name) for name in admitted(subject.recipe, machine.ranks)]
-        found = next((each for each in options if each.fits), None)
-        more: Changes = {}
-        if found is None:
-            remedy = find_remedy(subject, measured, machine, more_ranks=(1,))
-            if remedy is None:
-                continue
-            found, more = remedy.option, remedy.changes
-        in_order = {**wanted, **{key: value for key, value in more.items() if key != TOKENS}}
-        if TOKENS in more:
-            in_order[TOKENS] = more[TOKENS]
-        return Fit(
-            recipe=_with(recipe, in_order).recipe,
-            option=found,
-            changes=tuple(_judged(recipe, in_order, machine, found)),
-        )
+        say(f"trying {words(wanted) or 'the recipe as it is'}")
+        plan = make_plan(lighter, machine, more_ranks=(1,))
+        if plan.chosen is not None or plan.remedy is not None:
+            changes = {**wanted, **(plan.remedy.changes if plan.remedy else {})}
+            judged = tuple(_judged(recipe, changes, machine, plan.shown))
+            return Fit(recipe=recipe.with_values(changes), option=plan.shown, changes=judged)
     return None
 
 
@@ -116,14 +107,9 @@ def _ladder(recipe: Recipe) -> Iterator[Changes]:
 
 def _shorter(recipe: Recipe, key: str, share: float, least: int) -> dict[str, Any]:
     """Return a shorter length for a key, or nothing if it would not be shorter."""
-    present = value_at(recipe, key)
+    present = attrgetter(key)(recipe)
     length = max(least, round(present * share / UNIT) * UNIT)
     return {key: length} if length < present else {}
-
-
-def _with(recipe: Recipe, changes: Changes) -> Subject:
-    """Count the sizes of the model of the recipe with these changes."""
-    return study(with_changes(recipe, changes), None)
 
 
 def _judged(recipe: Recipe, changes: Changes, machine: Machine, fitting: Option) -> Iterator[RecipeChange]:
@@ -131,18 +117,16 @@ def _judged(recipe: Recipe, changes: Changes, machine: Machine, fitting: Option)
     for."""
 
     def judge(count: int) -> Option:
-        subject = _with(recipe, dict(list(changes.items())[:count]))
+        subject = study(recipe.with_values(dict(islice(changes.items(), count))), None)
         return option(subject, measure(subject), machine, fitting.memory.strategy)
 
-    before = judge(0)
-    for number, (key, value) in enumerate(changes.items(), start=1):
-        after = judge(number) if number < len(changes) else fitting
+    options = [*map(judge, range(len(changes))), fitting]
+    for (key, value), (before, after) in zip(changes.items(), pairwise(options), strict=True):
         seconds = sum(before.seconds.values()) - sum(after.seconds.values())
         yield RecipeChange(
             key=key,
-            before=value_at(recipe, key),
+            before=attrgetter(key)(recipe),
             after=value,
             saved_bytes=before.memory.peak - after.memory.peak,
             saved_seconds=seconds if machine.device else None,
         )
-        before = after

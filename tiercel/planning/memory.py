@@ -14,6 +14,7 @@ from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind
 from tiercel.models.policy import weights_dtype
 from tiercel.models.weights.loading import DTYPES
 from tiercel.packing.attention.block_mask import BLOCK
+from tiercel.planning.devices import Machine
 from tiercel.planning.frozen_models import FrozenBytes
 from tiercel.planning.probe import LinearBytes, VisionBytes
 from tiercel.planning.sizes import ModelSizes
@@ -108,8 +109,11 @@ class RankMemory:
     def host_bytes(self) -> int:
         return sum(self.host.values())
 
-    def fits(self, memory_bytes: int) -> bool:
-        return self.obstacle is None and self.peak <= memory_bytes
+    def fits_into(self, machine: Machine) -> bool:
+        """Return whether a rank's bytes fit into its device, and those of all ranks of a machine into its host
+        memory."""
+        has_room = machine.host_bytes is None or self.host_bytes * machine.ranks_together <= machine.host_bytes
+        return self.obstacle is None and self.peak <= machine.memory_bytes and has_room
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields for `--json`."""
@@ -293,13 +297,23 @@ def _exchanged(recipe: BaseRecipe, start: int, layout: Layout) -> int:
 def _engine(
     recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad, missing: int, vision: VisionBytes
 ) -> dict[str, int]:
-    """Return the bytes of the engine. `missing` is the number of bytes of the language model that the local engine must
-    gather."""
+    """Return the bytes of the engine. The local one holds keys and values, and logits or the images' pass, for the
+    largest batch of prompts. `missing` is the number of bytes of the language model that it must gather."""
     if rollout.engine.is_served:  # on GPUs of its own
         return {}
     if rollout.engine.is_beside:
         return {"vLLM, awake": rollout.awake_bytes}
-    return {**_local_engine(recipe, sizes, rollout, vision), "weights gathered for the rollout": missing}
+    prompts = max(1, min(rollout.prompts, TOKENS_IN_FLIGHT // (rollout.group_size * rollout.row_tokens)))
+    rows = prompts * rollout.group_size
+    held = prompts * rollout.prompt_tokens + rows * rollout.completion_tokens
+    return {
+        CACHE: cache_token_bytes(recipe, sizes, 1) * held + STATE_BYTES * sizes.state_elements * rows,
+        "decoding": max(
+            rows * sizes.vocabulary * (BYTES[recipe.model.dtype] + 3 * 4),
+            vision.frozen.at(0, prompts * rollout.prompt_tokens),
+        ),
+        "weights gathered for the rollout": missing,
+    }
 
 
 def _prepacked(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad) -> int:
@@ -312,20 +326,6 @@ def _prepacked(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad) -> i
 def _narrow(recipe: BaseRecipe, sizes: ModelSizes) -> int:
     """Return the bytes of the copies that a GPU decodes from if autocast would otherwise cast float32 weights."""
     return 0 if recipe.model.dtype == "float32" else BYTES[recipe.model.dtype] * (sizes.trained - sizes.trained_vision)
-
-
-def _local_engine(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad, vision: VisionBytes) -> dict[str, int]:
-    """Return the bytes of keys and values, and of logits or the images' pass, for the largest batch of prompts."""
-    prompts = max(1, min(rollout.prompts, TOKENS_IN_FLIGHT // (rollout.group_size * rollout.row_tokens)))
-    rows = prompts * rollout.group_size
-    held = prompts * rollout.prompt_tokens + rows * rollout.completion_tokens
-    return {
-        CACHE: cache_token_bytes(recipe, sizes, 1) * held + STATE_BYTES * sizes.state_elements * rows,
-        "decoding": max(
-            rows * sizes.vocabulary * (BYTES[recipe.model.dtype] + 3 * 4),
-            vision.frozen.at(0, prompts * rollout.prompt_tokens),
-        ),
-    }
 
 
 def cache_token_bytes(recipe: BaseRecipe, sizes: ModelSizes, tensor_parallel: int) -> int:

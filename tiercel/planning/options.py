@@ -12,8 +12,8 @@ from tiercel.config.schema import GrpoRecipe, Recipe
 from tiercel.config.strategies import STRATEGY_KINDS
 from tiercel.models.families.base import Family
 from tiercel.packing.forms import chosen_form
+from tiercel.planning.devices import Machine
 from tiercel.planning.frozen_models import FrozenBytes, held_by_rank, reward_model_sizes, teacher_size
-from tiercel.planning.machine import Machine
 from tiercel.planning.memory import Layout, Measured, RankMemory, RolloutLoad, rank_memory, step_rollout
 from tiercel.planning.probe import Composition, UpdateBytes, fitted, packed_case, update_bytes
 from tiercel.planning.seconds import phase_seconds
@@ -34,7 +34,7 @@ class Option:
     tokens: int  # of a microbatch: the recipe's number, or what `auto` chooses
     largest_tokens: int  # the largest learner.max_tokens_per_microbatch that fits; 0 if none does
     auto_tokens: int  # what learner.max_tokens_per_microbatch: auto chooses; 0 if nothing fits
-    seconds: Mapping[str, float]
+    seconds: Mapping[str, float]  # of a step, by phase; empty if there are no figures of a device
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields for `--json`."""
@@ -57,12 +57,10 @@ class Subject:
         """Compute the recipe's rollout on one rank of the machine, or return None if the recipe does not sample."""
         if not isinstance(self.recipe, GrpoRecipe):
             return None
-        rollout = step_rollout(self.recipe, machine.ranks, self.prompt_tokens, machine.memory_bytes)
-        teacher = [] if self.teacher is None else [self.teacher]
         return replace(
-            rollout,
+            step_rollout(self.recipe, machine.ranks, self.prompt_tokens, machine.memory_bytes),
             reward_models=held_by_rank(self.reward_models, on_gpu=machine.is_gpu),
-            teacher=held_by_rank(teacher, on_gpu=machine.is_gpu),
+            teacher=held_by_rank([self.teacher] if self.teacher else [], on_gpu=machine.is_gpu),
         )
 
     def learnt_tokens(self, machine: Machine) -> int:
@@ -94,9 +92,7 @@ class Subject:
         if isinstance(self.recipe, GrpoRecipe):
             rollout = self.recipe.rollout
             return Composition(
-                prompt_tokens=self.prompt_tokens,
-                completion_tokens=rollout.longest,
-                group_size=rollout.group_size,
+                prompt_tokens=self.prompt_tokens, completion_tokens=rollout.longest, group_size=rollout.group_size
             )
         answer = max(1, self.prompt_tokens // 4)  # the scored tokens of a conversation; assumed
         answers = 2 if self.recipe.purpose == "pairs" else 1
@@ -155,8 +151,8 @@ def admitted(recipe: Recipe, ranks: int) -> Sequence[str]:
 
 def strategy_problems(recipe: Recipe, name: str) -> list[str]:
     """Return why the recipe's rules refuse a strategy."""
-    asked = recipe.model_copy(update={"train": recipe.train.model_copy(update={"strategy": name})})
-    return [problem.text for problem in rule_problems(asked) if "train.strategy" in (problem.key, *problem.also)]
+    problems = rule_problems(recipe.with_values({"train.strategy": name}))
+    return [problem.text for problem in problems if "train.strategy" in (problem.key, *problem.also)]
 
 
 def memory_of(subject: Subject, measured: Measured, machine: Machine, strategy: str) -> Callable[[int], RankMemory]:
@@ -173,29 +169,20 @@ def memory_of(subject: Subject, measured: Measured, machine: Machine, strategy: 
 def option(subject: Subject, measured: Measured, machine: Machine, strategy: str) -> Option:
     """Compute the memory and time of one strategy with the recipe's microbatches."""
     held = memory_of(subject, measured, machine, strategy)
-    most = largest(lambda tokens: machine.holds(held(tokens)), subject.smallest_tokens)
+    most = largest(lambda tokens: held(tokens).fits_into(machine), subject.smallest_tokens)
     auto = subject.auto_tokens(machine, most)
     tokens = subject.asked_tokens or auto or subject.smallest_tokens
-    memory = held(tokens)
+    memory, device = held(tokens), machine.device
+    layout = Layout(strategy=strategy, ranks=machine.ranks, tokens=tokens, on_gpu=machine.is_gpu)
+    learnt, rollout = subject.learnt_tokens(machine), subject.rollout(machine)
     return Option(
         memory=memory,
-        fits=machine.holds(memory),
+        fits=memory.fits_into(machine),
         tokens=tokens,
         largest_tokens=most,
         auto_tokens=auto,
-        seconds=seconds_of(subject, machine, strategy, tokens),
+        seconds={} if device is None else phase_seconds(subject.recipe, subject.sizes, rollout, device, layout, learnt),
     )
-
-
-def seconds_of(subject: Subject, machine: Machine, strategy: str, tokens: int) -> Mapping[str, float]:
-    """Estimate the seconds of a step by phase, in microbatches of `tokens`. Empty if there are no figures of a
-    device."""
-    if machine.device is None:
-        return {}
-    recipe = subject.recipe
-    layout = Layout(strategy=strategy, ranks=machine.ranks, tokens=tokens, on_gpu=True)
-    packed, rollout = subject.learnt_tokens(machine), subject.rollout(machine)
-    return phase_seconds(recipe, subject.sizes, rollout, machine.device, layout, packed)
 
 
 def largest(fits: Callable[[int], bool], smallest: int) -> int:

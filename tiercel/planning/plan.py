@@ -1,15 +1,16 @@
 """The plan of a recipe on given GPUs: the memory of each strategy, which one to take, and what to change if none
 fits."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tiercel.config.schema import GrpoRecipe, Recipe
-from tiercel.planning.machine import Machine
+from tiercel.planning.devices import Machine
 from tiercel.planning.memory import Measured, cached_rows
-from tiercel.planning.options import Option, Subject, admitted, measure, memory_of, option, study
+from tiercel.planning.options import Option, admitted, measure, memory_of, option, study
 from tiercel.planning.probe import NOTHING
-from tiercel.planning.remedies import Changes, Remedy, changed, engines, find_remedy, words
+from tiercel.planning.remedies import MORE_RANKS, Changes, Remedy, changed, engines, find_remedy, words
 from tiercel.planning.sizes import ModelSizes
 
 ENOUGH_ROWS = 16  # completions that a vLLM engine should be able to hold at once if it is advised
@@ -49,13 +50,16 @@ class MemoryPlan:
         }
 
 
-def make_plan(recipe: Recipe, machine: Machine, prompt_tokens: int | None = None) -> MemoryPlan:
-    """Judge every strategy that the recipe and the number of ranks allow."""
+def make_plan(
+    recipe: Recipe, machine: Machine, prompt_tokens: int | None = None, more_ranks: Sequence[int] = MORE_RANKS
+) -> MemoryPlan:
+    """Judge every strategy that the recipe and the number of ranks allow. If none fits, find what would, on as many
+    times the ranks as `more_ranks` has."""
     subject = study(recipe, prompt_tokens)
     measured = measure(subject)
     options = tuple(option(subject, measured, machine, name) for name in admitted(recipe, machine.ranks))
     chosen = next((each for each in options if each.fits), None)
-    remedy = None if chosen else find_remedy(subject, measured, machine)
+    remedy = None if chosen else find_remedy(subject, measured, machine, more_ranks)
     room = machine.memory_bytes / 1e9
     if chosen is None:
         reason = f"nothing fits into {room:.0f} GB"
@@ -83,25 +87,20 @@ def gathering_problem(recipe: GrpoRecipe, machine: Machine, strategy: str) -> st
     """Return why the local engine cannot gather the whole policy on a rank that holds a shard, with what to write
     instead, or None if it can. The longest prompts that the recipe allows are assumed."""
     subject = study(recipe, None)
-    needed = _rollout_bytes(subject, machine, strategy)
+    sampling = memory_of(subject, Measured(learn=NOTHING, step=NOTHING), machine, strategy)  # the learner does nothing
+    needed = sampling(0).phases["rollout"]
     if needed <= machine.memory_bytes:
         return None
-    changes = next((each for each in engines(recipe, machine) if each and _holds_rows(subject, machine, each)), None)
+
+    def holds_rows(changes: Changes) -> bool:
+        each = changed(subject, changes)
+        rollout = each.rollout(machine)
+        assert rollout is not None
+        return cached_rows(each.recipe, each.sizes, rollout) >= ENOUGH_ROWS
+
+    changes = next((each for each in engines(recipe, machine) if each and holds_rows(each)), None)
     change = "rollout.engine: vllm-server, on other machines" if changes is None else words(changes)
     return (
         f"train.strategy: {strategy} with rollout.engine: local gathers the whole policy on every rank to sample, "
         f"{needed / 1e9:.1f} GB of {machine.memory_bytes / 1e9:.1f} GB; sample by vLLM: {change}"
     )
-
-
-def _rollout_bytes(subject: Subject, machine: Machine, strategy: str) -> int:
-    """Return the bytes of a rank while it samples, for which the learner's passes need not be measured."""
-    held = memory_of(subject, Measured(learn=NOTHING, step=NOTHING), machine, strategy)
-    return held(0).phases["rollout"]
-
-
-def _holds_rows(subject: Subject, machine: Machine, changes: Changes) -> bool:
-    each = changed(subject, changes)
-    rollout = each.rollout(machine)
-    assert rollout is not None
-    return cached_rows(each.recipe, each.sizes, rollout) >= ENOUGH_ROWS

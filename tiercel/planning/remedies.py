@@ -4,9 +4,10 @@ Every combination is judged by the memory and the seconds from `options`, and by
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from operator import attrgetter
 from typing import Any
 
 from tiercel.config.conflicts.rules import rule_problems
@@ -14,10 +15,9 @@ from tiercel.config.deepspeed import deepspeed_problems
 from tiercel.config.parts import keeps_start
 from tiercel.config.schema import Checkpointing, GrpoRecipe, Recipe
 from tiercel.config.strategies import STRATEGY_KINDS
-from tiercel.planning.machine import Machine
+from tiercel.planning.devices import Machine
 from tiercel.planning.memory import Measured, engine_obstacle
-from tiercel.planning.options import MARGIN, Option, Subject, largest, measure, memory_of, option, seconds_of
-from tiercel.sections import Section
+from tiercel.planning.options import MARGIN, Option, Subject, measure, option
 
 MORE_RANKS = (1, 2, 4, 8, 16, 32)
 ENGINE_RANKS = (1, 2, 4, 8)
@@ -51,20 +51,12 @@ class Remedy:
         more = [f"{self.machine.ranks} GPUs"] if self.machine.ranks != ranks else []
         return ", ".join([*more, *([words(self.changes)] if self.changes else [])])
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Candidate:
-    changes: Changes
-    subject: Subject
-    strategy: str
-    seconds: float
-
     @property
     def cost(self) -> tuple[float, int]:
         """Return the cost: the seconds of a step, raised by the number of changes, then that number, which alone counts
         if there are no seconds."""
         keys = sum(KEY_COSTS.get(key, 1) for key in self.changes)
-        return self.seconds * (1 + CHANGE_COST * keys), keys
+        return sum(self.option.seconds.values()) * (1 + CHANGE_COST * keys), keys
 
 
 def words(changes: Changes) -> str:
@@ -88,41 +80,30 @@ def find_remedy(
         by_checkpointing[kind] = measure(changed(subject, {CHECKPOINTING: kind}))
     for factor in more_ranks:
         more = replace(machine, ranks=machine.ranks * factor)
-        found = sorted(_candidates(subject, more, by_checkpointing), key=lambda candidate: candidate.cost)
-        for candidate in found:
-            if _is_allowed(candidate.subject.recipe):
-                found_with = by_checkpointing[candidate.subject.recipe.learner.gradient_checkpointing]
-                judged = option(candidate.subject, found_with, more, candidate.strategy)
-                return Remedy(changes=candidate.changes, machine=more, option=judged)
+        for remedy in sorted(_candidates(subject, more, by_checkpointing), key=lambda remedy: remedy.cost):
+            recipe = changed(subject, remedy.changes).recipe
+            if not rule_problems(recipe) and not deepspeed_problems(recipe):
+                return remedy
     return None
 
 
-def _candidates(subject: Subject, machine: Machine, measured: Mapping[Checkpointing, Measured]) -> Iterator[_Candidate]:
+def _candidates(subject: Subject, machine: Machine, measured: Mapping[Checkpointing, Measured]) -> Iterator[Remedy]:
     """Yield all combinations that fit the machine, each with the recipe's microbatches or the largest that fit."""
+    references: list[Changes] = [{}, {REFERENCE: "cpu"}] if keeps_start(subject.recipe) else [{}]
     usable = [engine for engine in engines(subject.recipe, machine) if _can_work(changed(subject, engine), machine)]
-    strategies, references = list(_strategies(subject.recipe, machine)), list(_references(subject.recipe))
+    strategies = _strategies(subject.recipe, machine)
     for kind, strategy, engine, reference in product(measured, strategies, usable, references):
         wanted = {CHECKPOINTING: kind, **strategy, **engine, **reference}
         each = changed(subject, wanted)
         name = each.recipe.train.strategy
         name = "single" if name == "auto" else name
-        held = memory_of(each, measured[kind], machine, name)
-        tokens = each.asked_tokens
-        if tokens is None or not machine.holds(held(tokens)):
-            most = largest(lambda tokens: machine.holds(held(tokens)), each.smallest_tokens)  # noqa: B023
-            if most == 0 or (tokens is not None and most >= tokens):
-                continue
-            if tokens is None:
-                tokens = each.auto_tokens(machine, most)
-            else:
-                wanted[TOKENS] = tokens = max(each.smallest_tokens, most * MARGIN // 16)
-                each = changed(subject, wanted)
-        yield _Candidate(
-            changes={key: value for key, value in wanted.items() if value != value_at(subject.recipe, key)},
-            subject=each,
-            strategy=name,
-            seconds=sum(seconds_of(each, machine, name, tokens).values()),
-        )
+        judged = option(each, measured[kind], machine, name)
+        if not judged.fits and 0 < judged.largest_tokens < judged.tokens:
+            wanted[TOKENS] = max(each.smallest_tokens, judged.largest_tokens * MARGIN // 16)
+            judged = option(changed(subject, wanted), measured[kind], machine, name)
+        if judged.fits:
+            changes = {key: value for key, value in wanted.items() if value != attrgetter(key)(subject.recipe)}
+            yield Remedy(changes=changes, machine=machine, option=judged)
 
 
 def _strategies(recipe: Recipe, machine: Machine) -> Iterator[Changes]:
@@ -139,13 +120,6 @@ def _strategies(recipe: Recipe, machine: Machine) -> Iterator[Changes]:
         yield {STRATEGY: "deepspeed", STAGE: stage, OFFLOAD_WEIGHTS: weights, OFFLOAD_OPTIMIZER: optimizer}
 
 
-def _references(recipe: Recipe) -> Iterator[Changes]:
-    """Yield the places for the copy that a KL penalty compares with, if there is one."""
-    yield {}
-    if keeps_start(recipe):
-        yield {REFERENCE: "cpu"}
-
-
 def engines(recipe: Recipe, machine: Machine) -> Iterator[Changes]:
     """Yield the recipe's own engine, and vLLM over several ranks of a machine with several shares of their memory."""
     yield {}
@@ -160,33 +134,6 @@ def _can_work(subject: Subject, machine: Machine) -> bool:
     return engine_obstacle(subject.recipe, subject.sizes, subject.rollout(machine), machine.ranks) is None
 
 
-def _is_allowed(recipe: Recipe) -> bool:
-    return not rule_problems(recipe) and not deepspeed_problems(recipe)
-
-
 def changed(subject: Subject, changes: Changes) -> Subject:
     """Return the subject with other values in its recipe, none of which changes its sizes."""
-    return replace(subject, recipe=with_changes(subject.recipe, changes))
-
-
-def with_changes(recipe: Recipe, changes: Changes) -> Recipe:
-    """Return the recipe with other values at dotted keys."""
-    return _with(recipe, [(key.split("."), value) for key, value in changes.items()])
-
-
-def value_at(section: Section, key: str) -> Any:
-    """Return the value at a dotted key."""
-    for name in key.split("."):
-        section = getattr(section, name)
-    return section
-
-
-def _with(section: Any, changes: Iterable[tuple[list[str], Any]]) -> Any:
-    by_name: dict[str, list[tuple[list[str], Any]]] = {}
-    for (name, *rest), value in changes:
-        by_name.setdefault(name, []).append((rest, value))
-    update = {
-        name: inner[0][1] if not inner[0][0] else _with(getattr(section, name), inner)
-        for name, inner in by_name.items()
-    }
-    return section.model_copy(update=update)
+    return replace(subject, recipe=subject.recipe.with_values(changes))

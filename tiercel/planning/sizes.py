@@ -12,7 +12,7 @@ from transformers import AutoConfig
 
 from tiercel.config.schema import BaseRecipe, Model, Quantization
 from tiercel.errors import ModelError
-from tiercel.models.families.base import Checkpoint, Family, HuggingFaceModel
+from tiercel.models.families.base import Checkpoint, Family
 from tiercel.models.layers.attention import heads_of
 from tiercel.models.layers.quantized import STORED_BYTES, quantizable, stored_quantization
 from tiercel.models.policy import make_trainable, weights_dtype
@@ -103,9 +103,12 @@ def count(recipe: BaseRecipe, config: Any, family: Family) -> ModelSizes:
     vision = {name: p for name, p in parameters.items() if family.part_of(name) != "language"}
     language = {name: p for name, p in parameters.items() if name not in vision}
     layers = [_elements(dict(layer.named_parameters())) for layer in _layers_of(family.language_model(model))]
-    experts = _experts(language)
+    # Experts are the weights with three dimensions, whether or not there is an adapter too.
+    experts = sum(p.numel() for name, p in language.items() if ".experts." in name and p.ndim == 3)
+    expert_count = (getattr(text, "num_experts", None) or text.num_local_experts) if experts else 1
     quantize = recipe.model.quantize or stored_quantization(config.to_dict(), str(family.checkpoint.path))
-    matrices = _quantised(family, model, quantize) if quantize else [0]
+    quantised = quantizable(family, model, quantize) if quantize else []
+    matrices = [model.get_parameter(f"{name}.weight").numel() for name in quantised]
     kinds = Counter(getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers)
     return ModelSizes(
         layers=text.num_hidden_layers,
@@ -125,12 +128,12 @@ def count(recipe: BaseRecipe, config: Any, family: Family) -> ModelSizes:
         trained_vision=_trained(vision),
         obstacle=family.sharing_obstacle(text),
         expert_weights=experts,
-        expert_share=text.num_experts_per_tok / _experts_of(text) if experts else 1.0,
+        expert_share=text.num_experts_per_tok / expert_count if experts else 1.0,
         cached_layers=text.num_hidden_layers - kinds[DELTA],
         state_elements=kinds[DELTA] * _state_elements(text) if kinds[DELTA] else 0,
         quantize=quantize,
         quantized=sum(matrices),
-        largest_quantized=max(matrices),
+        largest_quantized=max(matrices, default=0),
     )
 
 
@@ -138,7 +141,7 @@ def without_files(recipe: BaseRecipe) -> BaseRecipe:
     """Return the recipe with a new adapter instead of one that would be read from a file. It has the same shapes."""
     if recipe.lora is None:
         return recipe
-    return recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"init": None, "start": None})})
+    return recipe.with_values({"lora.init": None, "lora.start": None})
 
 
 def with_layers(config: Any, layers: int) -> Any:
@@ -160,11 +163,6 @@ def _state_elements(text: Any) -> int:
     return values * text.linear_key_head_dim + (2 * keys + values) * text.linear_conv_kernel_dim
 
 
-def _quantised(family: Family, model: HuggingFaceModel, kind: Quantization) -> list[int]:
-    """Return the number of elements of each matrix that is quantised."""
-    return [model.get_parameter(f"{name}.weight").numel() for name in quantizable(family, model, kind)]
-
-
 def _layers_of(language: nn.Module) -> nn.ModuleList:
     layers = getattr(language, "layers", None)
     if not isinstance(layers, nn.ModuleList):
@@ -174,17 +172,6 @@ def _layers_of(language: nn.Module) -> nn.ModuleList:
 
 def _elements(parameters: dict[str, nn.Parameter], *, adapter: bool = False) -> int:
     return sum(p.numel() for name, p in parameters.items() if (".lora_" in name) == adapter)
-
-
-def _experts(parameters: dict[str, nn.Parameter]) -> int:
-    """Count the weights of experts, which are those with three dimensions, whether or not there is an adapter too."""
-    return sum(p.numel() for name, p in parameters.items() if ".experts." in name and p.ndim == 3)
-
-
-def _experts_of(text: Any) -> int:
-    """Return the number of experts of a layer."""
-    found: int = getattr(text, "num_experts", None) or text.num_local_experts
-    return found
 
 
 def _trained(parameters: dict[str, nn.Parameter]) -> int:

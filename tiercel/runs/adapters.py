@@ -28,7 +28,7 @@ def starting_adapter(recipe: AnyRecipe) -> AnyRecipe:
     run = Path(lora.init)
     adapter = _kept(recipe, run) or _newest(run)
     _tell(f"lora.init: {run} is a run; its adapter of {adapter.parent.name} is taken")
-    return recipe.model_copy(update={"lora": lora.model_copy(update={"init": str(adapter)})})
+    return recipe.with_values({"lora.init": str(adapter)})
 
 
 def _kept(recipe: BaseRecipe, run: Path) -> Path | None:

@@ -39,8 +39,7 @@ def export(recipe: Recipe, run: Path, target: Path, *, merge: bool, choice: Chec
             shutil.copytree(adapter, target, dirs_exist_ok=True)
             let_others_read(target)
         return target
-    model = recipe.model.model_copy(update={"path": trained.model, "quantize": None})
-    chosen = recipe.model_copy(update={"model": model})
+    chosen = recipe.with_values({"model.path": trained.model, "model.quantize": None})
     policy = load_for_inference(chosen, torch.device("cpu"), adapter)
     if is_quantized(policy.model):
         raise RunError(

@@ -65,7 +65,7 @@ def _reference(recipe: OfflineRecipe, ranks: Ranks) -> Known | None:
 def score(recipe: Recipe, judged: ModelToScore, ranks: Ranks) -> HeldoutScore:
     """Score a model on the held-out rows of a recipe. All ranks must call this."""
     set_up_numerics(recipe)
-    chosen = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": judged.path})})
+    chosen = recipe.with_values({"model.path": judged.path})
     fetch(chosen, ranks)
     ranks.heartbeat.begin("load", 0)
     known = _reference(recipe, ranks) if isinstance(recipe, OfflineRecipe) else None

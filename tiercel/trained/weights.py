@@ -47,7 +47,7 @@ def trained_weights(run: Path, recipe: BaseRecipe, choice: CheckpointChoice = NE
 
 def with_weights(recipe: Recipe, trained: Trained) -> Recipe:
     """Return the recipe with the path of the model that the weights belong to."""
-    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": trained.model})})
+    return recipe.with_values({"model.path": trained.model})
 
 
 def _found(run: Path, recipe: BaseRecipe, choice: CheckpointChoice) -> FoundCheckpoint:

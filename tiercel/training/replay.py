@@ -79,7 +79,7 @@ def replay(recipe: Recipe, run: Path, directory: Path, say: Callable[[str], None
     if recipe.lora is None:
         say(f"full fine-tuning keeps no weights here; those of step {found.step if found else 0} are used")
     # Compiled layers have no modules to hook into.
-    recipe = recipe.model_copy(update={"learner": recipe.learner.model_copy(update={"compile": False})})
+    recipe = recipe.with_values({"learner.compile": False})
     trainer = build_trainer(recipe, found, say, tokens=kept_tokens(recipe, RunDirectory(path=run)))
     if recipe.lora is not None:
         restore_adapter(trainer.policy, directory / "adapter")

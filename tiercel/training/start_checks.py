@@ -138,15 +138,14 @@ def _unstarted(recipe: BaseRecipe) -> BaseRecipe:
     """Return the recipe without a start that is computed from the weights themselves."""
     if recipe.lora is None or recipe.lora.start is None:
         return recipe
-    return recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"start": None})})
+    return recipe.with_values({"lora.start": None})
 
 
 def _rehearse_teacher(recipe: GrpoRecipe, policy: Family) -> None:
     section = recipe.taught_by
     if section is None or section.url is not None:
         return
-    chosen = recipe_of_teacher(recipe, section)
-    chosen = chosen.model_copy(update={"model": chosen.model.model_copy(update={"quantize": None})})
+    chosen = recipe_of_teacher(recipe, section).with_values({"model.quantize": None})
     family = load_for_inference(chosen, META, None if section.adapter is None else Path(section.adapter)).family
     require_same_words(family, policy)
     teacher_encoder(section, chosen.data, family, policy)

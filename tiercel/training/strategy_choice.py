@@ -10,10 +10,9 @@ import torch
 from tiercel.config.schema import BaseRecipe, GrpoRecipe, Recipe
 from tiercel.config.strategies import StrategyKind
 from tiercel.distributed.ranks import Ranks
-from tiercel.doctor.machine import free_memory
+from tiercel.doctor.machine import free_memory, total_memory
 from tiercel.errors import EnvironmentProblem, RunError
-from tiercel.planning.devices import DEVICES
-from tiercel.planning.machine import Machine, memory_here
+from tiercel.planning.devices import DEVICES, Machine
 from tiercel.planning.plan import MemoryPlan, gathering_problem, make_plan
 from tiercel.regular_files import read_json
 from tiercel.runs.directory import RunDirectory
@@ -21,6 +20,7 @@ from tiercel.runs.files import write_atomically
 from tiercel.writing import GO_ON, writing
 
 BUDGET = "learner.max_tokens_per_microbatch"
+FILE = "chosen.json"  # of a run that the plan gave its number of tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +53,7 @@ def chosen_strategy(
         strategy = "single"
     if strategy != "auto" and tokens != "auto":
         return StrategyChoice(strategy=strategy, tokens=tokens)
-    asked = recipe.model_copy(update={"train": recipe.train.model_copy(update={"strategy": strategy})})
+    asked = recipe.with_values({"train.strategy": strategy})
     choice = ranks.on_first(lambda: _planned(asked, ranks, device))
     for reason in choice.reasons:
         say(reason)
@@ -73,7 +73,7 @@ def rank_memory_bytes(device: torch.device) -> int:
     """Return the memory of this rank's GPU or, on CPUs, an equal share of the machine's memory."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    return memory_here() // _ranks_here()
+    return total_memory() // _ranks_here()
 
 
 def _planned(recipe: BaseRecipe, ranks: Ranks, device: torch.device) -> StrategyChoice:
@@ -113,14 +113,11 @@ def _nothing_fits(recipe: Recipe, plan: MemoryPlan) -> str:
 def _machine(ranks: Ranks, device: torch.device, memory: int) -> Machine:
     if device.type == "cpu":
         return Machine(ranks=ranks.world_size, memory_bytes=memory, device=None)
-    return Machine(ranks=ranks.world_size, memory_bytes=memory, device=DEVICES["h100"], host_bytes=memory_here())
+    return Machine(ranks=ranks.world_size, memory_bytes=memory, device=DEVICES["h100"], host_bytes=total_memory())
 
 
 def _ranks_here() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-FILE, KEY = "chosen.json", "learner.max_tokens_per_microbatch"
 
 
 def kept_tokens(recipe: BaseRecipe, run: RunDirectory) -> int | None:
@@ -132,9 +129,9 @@ def kept_tokens(recipe: BaseRecipe, run: RunDirectory) -> int | None:
         if recipe.learner.max_tokens_per_microbatch != "auto" or not os.path.lexists(file):
             return None
         try:
-            return int(read_json(file)[KEY])
+            return int(read_json(file)[BUDGET])
         except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
-            raise RunError(f"{file} does not say {KEY}: {error}; write the number from log.txt there") from error
+            raise RunError(f"{file} does not say {BUDGET}: {error}; write the number from log.txt there") from error
 
     return run.ranks.on_first(read)
 
@@ -147,12 +144,6 @@ def keep_tokens(recipe: BaseRecipe, run: RunDirectory, tokens: int) -> None:
 
     def write() -> None:
         with writing(file, GO_ON):
-            write_atomically(file, json.dumps({KEY: tokens}))
+            write_atomically(file, json.dumps({BUDGET: tokens}))
 
     run.ranks.on_first(write)
-
-
-def with_tokens(recipe: BaseRecipe, tokens: int) -> BaseRecipe:
-    """Return the recipe with this number of tokens."""
-    learner = recipe.learner.model_copy(update={"max_tokens_per_microbatch": tokens})
-    return recipe.model_copy(update={"learner": learner})

@@ -33,7 +33,7 @@ from tiercel.runs.progress import waiting
 from tiercel.training.distillation.opening import open_teacher
 from tiercel.training.distillation.teacher_term import Teaching
 from tiercel.training.policy_passes import Passes, Say, joins_rows, learning_temperature, new_learner
-from tiercel.training.strategy_choice import chosen_strategy, with_tokens
+from tiercel.training.strategy_choice import BUDGET, chosen_strategy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +84,7 @@ def build_trainer(
     device = training_device()
     ranks.heartbeat.begin("load", found.step if found else 0)
     weights = found.path / "model" if found and recipe.lora is None else None
-    choice = chosen_strategy(recipe if tokens is None else with_tokens(recipe, tokens), ranks, device, say)
+    choice = chosen_strategy(recipe if tokens is None else recipe.with_values({BUDGET: tokens}), ranks, device, say)
     kind = STRATEGY_KINDS[choice.strategy]
     require_compilable(recipe, kind)
 

@@ -176,14 +176,9 @@ def _whole(prompt: EncodedPrompt, continuation: Continuation) -> EncodedPrompt:
 
 def recipe_of_teacher(recipe: GrpoRecipe, section: Teacher) -> GrpoRecipe:
     """Return the recipe with the teacher as its model."""
+    source = {f"model.{name}": getattr(section, name) for name in ("path", "hub", "revision", "dtype")}
     pixels = section.max_pixels or recipe.model.max_pixels
-    source = {name: getattr(section, name) for name in ("path", "hub", "revision", "dtype")}
-    return recipe.model_copy(
-        update={
-            "model": recipe.model.model_copy(update=source | {"max_pixels": pixels}),
-            "data": recipe.data.model_copy(update={"template": section.template}),
-        }
-    )
+    return recipe.with_values({**source, "model.max_pixels": pixels, "data.template": section.template})
 
 
 def open_served(recipe: GrpoRecipe, section: Teacher, ranks: Ranks = ALONE) -> ServedTeacher:
