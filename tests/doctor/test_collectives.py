@@ -7,8 +7,9 @@ import pytest
 from tiercel.doctor.trials import collective_verdict, host_name, likely_cause
 
 
-def test_an_interface_that_is_not_there_is_named_with_those_that_are():
-    verdict = collective_verdict("gloo", {"GLOO_SOCKET_IFNAME": "nowhere0"}, timeout_seconds=10.0)
+def test_an_interface_that_is_not_there_is_named_with_those_that_are(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
+    verdict = collective_verdict("gloo", timeout_seconds=10.0)
     assert (verdict.name, verdict.status) == ("gloo collectives", "broken")
     assert "nowhere0" in verdict.found
     assert "GLOO_SOCKET_IFNAME" in verdict.remedy

@@ -49,7 +49,7 @@ def test_a_package_that_kills_its_process_is_broken(package):
 
 def test_a_package_that_hangs_is_ended_in_time(package):
     package("import time\ntime.sleep(600)\n")
-    assert verdict(seconds=1.0).found == "did not finish within 1 s"
+    assert verdict(seconds=1.0).found == "no result within 1 s"
 
 
 def test_a_package_that_is_not_there_is_absent(tmp_path, monkeypatch):

@@ -2,12 +2,15 @@
 
 import json
 from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from rich.text import Text
 
-from tiercel.doctor.examination import examine
+from tiercel.doctor.machine import machine_verdicts
+from tiercel.doctor.packages import package_verdicts
+from tiercel.doctor.trials import collective_verdicts, device_verdicts, import_verdicts
 from tiercel.doctor.verdict import Status, Verdict
 from tiercel.errors import EnvironmentProblem
 from tiercel.messages import translated
@@ -35,6 +38,16 @@ def run(recipe: None, arguments: Namespace) -> None:
         console.print(summary(verdicts))
     if broken:
         raise EnvironmentProblem(f"broken: {', '.join(broken)}; do what their lines say and run it again")
+
+
+def examine(directory: Path) -> Iterator[Verdict]:
+    """Judge this machine for runs in this directory; yield each verdict as soon as it is known."""
+    yield from package_verdicts()
+    yield from machine_verdicts(directory)
+    gpu_count = yield from device_verdicts()
+    if gpu_count is not None:
+        yield from collective_verdicts(gpu_count)
+    yield from import_verdicts()
 
 
 def as_text(verdict: Verdict) -> Text:

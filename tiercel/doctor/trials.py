@@ -6,18 +6,21 @@ import re
 import socket
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from tiercel.doctor.child import Child
+from tiercel.config.schema import Reliability
 from tiercel.doctor.machine import gpu_verdicts, has_nvidia_driver
 from tiercel.doctor.verdict import Verdict, texts
-from tiercel.doctor.worker import GPUS, HANG, IMPORT, MARK, RANKS
+from tiercel.doctor.worker import GPUS, HANG, IMPORT, RANKS
+from tiercel.sandbox.process import ProcessJob, UserProcess
 
-WORKER = "tiercel.doctor.worker"
-IMPORT_SECONDS, STEP_SECONDS = 90.0, 30.0
+IMPORT_SECONDS, STEP_SECONDS, COLLECTIVE_SECONDS = 90.0, 30.0, 30.0
+JOB = ProcessJob(name="a trial of the doctor", entry="tiercel.doctor.worker:run", work=None)
+NO_LIMITS = Reliability(reward_memory_gb=1e9, reward_file_mb=1e9)
 
 # Relative to float64 from the same rounded inputs: several times the rounding error of the dtype.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3}
@@ -32,6 +35,24 @@ class Outcome:
     result: Any = None
     failure: str | None = None
     cause: str = ""
+
+
+def outcome_of(process: UserProcess, seconds: float, task: str, *arguments: Any, step: str = "") -> Outcome:
+    """Let a child do one of its tasks (worker.py), within these seconds."""
+    request = json.dumps({"task": task, "arguments": arguments}).encode() + b"\n"
+    answer = process.exchange(request, reply_count=1, timeout=seconds)
+    if answer.interruption is None:
+        return Outcome(step=step, result=answer.replies[0]["result"])
+    if not answer.has_ended:
+        return Outcome(step=step, failure=f"no result within {seconds:g} s", cause=HANG)
+    if killed := re.search(r"SIG[A-Z]+", answer.interruption):
+        return Outcome(step=step, failure=answer.interruption, cause=killed[0])
+    return Outcome(step=step, failure=last_line(process) or answer.interruption)
+
+
+def last_line(process: UserProcess) -> str:
+    """Return the last line that a child has printed, which is that of its error if it ended by one."""
+    return next((line.strip() for line in reversed(process.printed()) if line.strip()), "")
 
 
 def device_verdicts() -> Generator[Verdict, None, int | None]:
@@ -63,14 +84,21 @@ def try_steps(
 ) -> Iterator[Outcome]:
     """Try each step and yield its outcome, in order. A step that fails ends its child, and a new child tries the rest.
     Where torch cannot be imported, that is the only outcome."""
-    left = list(steps)
+    left, faults = list(steps), faults or {}
     while left:
-        with Child(WORKER, "steps", device, json.dumps(dict(faults or {})), *left) as child:
-            for outcome in _outcomes(child, tuple(left), import_seconds, step_seconds):
-                yield outcome
-                if outcome.step == IMPORT:
+        with closing(UserProcess(JOB, NO_LIMITS)) as process:
+            process.load()
+            for step in (IMPORT, *left):
+                seconds = import_seconds if step == IMPORT else step_seconds
+                outcome = outcome_of(process, seconds, "step", device, step, faults.get(step), step=step)
+                if step != IMPORT:
+                    left.remove(step)
+                    yield outcome
+                elif outcome.failure is not None:
+                    yield outcome
                     return
-                left.remove(outcome.step)
+                if outcome.failure is not None:
+                    break
 
 
 def judge(outcome: Outcome, device: str) -> Verdict:
@@ -87,31 +115,6 @@ def judge(outcome: Outcome, device: str) -> Verdict:
     found = f"wrong result: off by {errors}; rounding explains at most {tolerance:g}"
     remedy = "set model.dtype to one that is correct here; pip install --upgrade torch, and check the device"
     return Verdict(name=name, status="broken", found=found, remedy=remedy)
-
-
-def _outcomes(child: Child, steps: Sequence[str], import_seconds: float, step_seconds: float) -> Iterator[Outcome]:
-    """Yield the outcomes of the steps that a child performs, up to the first that fails; an import that succeeds is
-    left out."""
-    left = [IMPORT, *steps]
-    while left:
-        seconds = import_seconds if left[0] == IMPORT else step_seconds
-        try:
-            line = child.line(seconds)
-        except TimeoutError:
-            yield Outcome(step=left[0], failure=f"no result within {seconds:g} s", cause=HANG)
-            return
-        if line is None:
-            text, signal = child.ending()
-            yield Outcome(step=left[0], failure=text, cause=signal)
-            return
-        message = json.loads(line.removeprefix(MARK)) if line.startswith(MARK) else {}
-        if "ends" in message:
-            step = left.pop(0)
-            if step != IMPORT:
-                yield Outcome(step=step, result=message["result"])
-
-
-TIMEOUT_SECONDS = 30.0
 
 
 def collective_verdicts(gpu_count: int) -> Iterator[Verdict]:
@@ -133,16 +136,19 @@ def host_name(name: str) -> Verdict:
     return Verdict(name="host name", status="ok", found=f"{name} resolves to {address}")
 
 
-def collective_verdict(
-    backend: str, environment: Mapping[str, str] | None = None, *, timeout_seconds: float = TIMEOUT_SECONDS
-) -> Verdict:
-    """Let two processes sum a tensor and gather objects. `environment` is added to theirs."""
-    name = f"{backend} collectives"
-    port, started = free_port(), time.monotonic()
-    with ExitStack() as stack:
-        arguments = [("collectives", backend, str(rank), str(port), str(timeout_seconds)) for rank in range(RANKS)]
-        children = [stack.enter_context(Child(WORKER, *each, environment=environment)) for each in arguments]
-        failures = _failures(children, started + IMPORT_SECONDS + timeout_seconds)
+def collective_verdict(backend: str, *, timeout_seconds: float = COLLECTIVE_SECONDS) -> Verdict:
+    """Let two processes sum a tensor and gather objects."""
+    name, port = f"{backend} collectives", free_port()
+
+    def failure(rank: int) -> str | None:
+        with closing(UserProcess(JOB, NO_LIMITS)) as process:
+            process.load()
+            seconds = IMPORT_SECONDS + timeout_seconds
+            outcome = outcome_of(process, seconds, "collectives", backend, rank, port, timeout_seconds)
+            return (last_line(process) or "no answer") if outcome.cause == HANG else outcome.failure or outcome.result
+
+    with ThreadPoolExecutor(RANKS) as ranks:
+        failures = list(dict.fromkeys(filter(None, ranks.map(failure, range(RANKS)))))
     if failures:
         return Verdict(name=name, status="broken", found="; ".join(failures), remedy=likely_cause(" ".join(failures)))
     found = f"all_reduce and all_gather_object between {RANKS} processes"
@@ -163,17 +169,6 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _failures(children: Sequence[Child], deadline: float) -> list[str]:
-    """Return the errors of the ranks that did not finish, each text once."""
-    failures: list[str | None] = []
-    for child in children:
-        try:
-            failures.append(child.failure(deadline))
-        except TimeoutError:
-            failures.append(child.last_error() or "no answer")
-    return list(dict.fromkeys(filter(None, failures)))
-
-
 def import_verdicts() -> Iterator[Verdict]:
     """Import each optional package in its own child and judge the result."""
     for name, advice in texts("advice")["packages"].items():
@@ -187,11 +182,9 @@ def import_verdict(name: str, advice: Mapping[str, str], *, seconds: float = IMP
     if spec is None or spec.origin is None:  # without an origin: a plain directory of that name
         return Verdict(name=title, status="absent", found=f"not installed; needed for {advice['needed_for']}")
     started = time.monotonic()
-    with Child(WORKER, "import", advice["imports"]) as child:
-        try:
-            failure = child.failure(started + seconds)
-        except TimeoutError:
-            failure = f"did not finish within {seconds:g} s"
+    with closing(UserProcess(JOB, NO_LIMITS)) as process:
+        process.load()
+        failure = outcome_of(process, seconds, "import", advice["imports"]).failure
     if failure is not None:
         return Verdict(name=title, status="broken", found=failure, remedy=advice["remedy"])
     return Verdict(name=title, status="ok", found=f"in {time.monotonic() - started:.1f} s")

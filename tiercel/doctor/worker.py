@@ -1,24 +1,21 @@
-"""The child of the doctor: it imports a package, tries a device step by step, or runs one of two ranks that try the
-collectives of a run. Whatever it does may die, hang or print anything."""
+"""The child of the doctor: it imports a package, tries a device step by step, or is one of two ranks that try the
+collectives of a run. Whatever it does may die, hang or print anything; sandbox/process.py runs it."""
 
 import functools
-import json
-import os
 import signal
-import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from tiercel.rewards.runtime.worker import Reply, serve
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 IMPORT, GPUS = "import", "gpus"
-MARK = "tiercel-step "  # begins the lines for the parent; libraries print lines as well
-DONE = "tiercel-done"  # the last line of an import, and of a rank, that succeeded
 RANKS = 2
 WRONG, HANG = "wrong", "hang"  # the name of a signal is a fault as well
 FOR_EVER = 86400.0  # seconds
@@ -31,14 +28,18 @@ DEADLY_SHAPES = ((8, 1024, 4096), (2, 1024, 18432), (64, 14688, 1536))
 HEADS, TOKENS, WIDTH = 4, 128, 64
 
 
-def main(arguments: list[str]) -> None:
-    """Do what the first argument names with the other arguments."""
-    tasks: dict[str, Callable[..., None]] = {
+def run(descriptor: int, work: None, file_mb: float) -> None:
+    """Do what each request names, and reply with the result."""
+    tasks: Mapping[str, Callable[..., Any]] = {
         "import": import_package,
-        "steps": try_steps,
+        "step": try_step,
         "collectives": try_collectives,
     }
-    tasks[arguments[0]](*arguments[1:])
+
+    def handle(request: Mapping[str, Any], reply: Reply) -> None:
+        reply(result=tasks[request["task"]](*request["arguments"]))
+
+    serve(descriptor, lambda: handle, file_mb)
 
 
 def import_package(name: str) -> None:
@@ -47,31 +48,19 @@ def import_package(name: str) -> None:
     imported = import_module(module)
     if attribute:
         getattr(imported, attribute)
-    print(DONE, flush=True)
-    os._exit(0)  # faults of a package at the interpreter's exit do not count
 
 
-def try_steps(device: str, faults_text: str, *steps: str) -> None:
-    """Print the name of each step before it and its result after it, so that the parent knows in which step this
-    process died. The first step imports torch. `faults_text`: a JSON object of faults by step, for tests."""
-    faults = json.loads(faults_text)
-    for step in (IMPORT, *steps):
-        print(MARK + json.dumps({"begins": step}), flush=True)
-        fault = faults.get(step)
-        if fault == HANG:
-            time.sleep(FOR_EVER)
-        elif fault is not None and fault != WRONG:
-            signal.raise_signal(signal.Signals[fault])
-        result = _perform(step, device, is_wrong=fault == WRONG)
-        print(MARK + json.dumps({"ends": step, "result": result}), flush=True)
-
-
-def _perform(step: str, device: str, *, is_wrong: bool) -> Any:
+def try_step(device: str, step: str, fault: str | None) -> Any:
+    """Import torch, describe the GPUs, or try a dtype on a device. `fault` is what goes wrong, for tests."""
+    if fault == HANG:
+        time.sleep(FOR_EVER)
+    elif fault is not None and fault != WRONG:
+        signal.raise_signal(signal.Signals[fault])
     import torch
 
     if step == IMPORT:
         return torch.__version__
-    return gpu_facts() if step == GPUS else relative_errors(device, step, wrong_product if is_wrong else torch.matmul)
+    return gpu_facts() if step == GPUS else relative_errors(device, step, wrong_product if fault else torch.matmul)
 
 
 def relative_errors(device: str, dtype_name: str, product: Callable[..., "Tensor"]) -> dict[str, float]:
@@ -152,27 +141,25 @@ def gpu_facts() -> dict[str, Any]:
     }
 
 
-def try_collectives(backend: str, rank_text: str, port: str, seconds: str) -> None:
-    """Sum a tensor and gather objects with the other rank. `port` is of rank 0 on the loopback interface; `seconds`
-    pass until a collective fails.
+def try_collectives(backend: str, rank: int, port: int, seconds: float) -> str | None:
+    """Sum a tensor and gather objects with the other rank; return what is wrong with the results. `port` is of rank 0
+    on the loopback interface; `seconds` pass until a collective fails.
 
     torch.distributed pickles the gathered objects, between two processes of this user that the doctor itself started.
     """
     import torch
     import torch.distributed as dist
 
-    rank = int(rank_text)
     device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
     if backend == "nccl":
         torch.cuda.set_device(device)
-    address, timeout = f"tcp://127.0.0.1:{port}", timedelta(seconds=float(seconds))
+    address, timeout = f"tcp://127.0.0.1:{port}", timedelta(seconds=seconds)
     dist.init_process_group(backend, init_method=address, rank=rank, world_size=RANKS, timeout=timeout)
     total = torch.full((1024,), float(rank + 1), device=device)
     dist.all_reduce(total)
     gathered: list[int | None] = [None] * RANKS
     dist.all_gather_object(gathered, rank)
     if not bool((total == sum(range(1, RANKS + 1))).all()) or gathered != list(range(RANKS)):
-        sys.exit(f"wrong result: the sum is {total[0].item():g}, the gathered values are {gathered}")
+        return f"wrong result: the sum is {total[0].item():g}, the gathered values are {gathered}"
     dist.barrier()
-    print(DONE, flush=True)
-    os._exit(0)  # threads of gloo may abort an interpreter that shuts down
+    return None

@@ -64,14 +64,6 @@ class SharedCache(Generic[Thing]):
 KEPT_BYTES = 256 * 2**20  # of pictures in their own sizes, and again of pictures as the policy sees them
 
 
-def _originals() -> SharedCache[Image.Image]:
-    return SharedCache(KEPT_BYTES, lambda picture: 3 * picture.width * picture.height)
-
-
-def _seen() -> SharedCache[EncodedImage]:
-    return SharedCache(KEPT_BYTES, lambda picture: sum(view.numel() for view in picture.views))
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentSetting:
     """What the trajectories of an environment share."""
@@ -130,7 +122,9 @@ def settings_of(
     environments. Raises ModelError if the chat template writes no tool calls."""
     family.tools = toolboxes[None].schemas if None in toolboxes else ()
     family.tools_by_environment = {name: each.schemas for name, each in toolboxes.items() if name is not None}
-    originals, seen, written = _originals(), _seen(), harmless(family)
+    originals = SharedCache[Image.Image](KEPT_BYTES, lambda picture: 3 * picture.width * picture.height)
+    seen = SharedCache[EncodedImage](KEPT_BYTES, lambda picture: sum(view.numel() for view in picture.views))
+    written = harmless(family)
     return {
         name: EnvironmentSetting(
             toolbox=toolbox,

@@ -42,14 +42,11 @@ class WithTruth:
         self.user.start()
 
     def score(self, samples: Sequence[Sample]) -> tuple[RewardValue, ...]:
-        return self.user.score([replace(sample, answer=self._truth(sample)) for sample in samples])
+        truths = [(sample, self.reward.truth(sample)) for sample in samples]
+        return self.user.score([replace(sample, answer=truth and truth.value) for sample, truth in truths])
 
     def close(self) -> None:
         self.user.close()
-
-    def _truth(self, sample: Sample) -> Any:
-        truth = self.reward.truth(sample)
-        return None if truth is None else truth.value
 
 
 def _by_model(reward: ByModel, reliability: Reliability) -> BatchReward:

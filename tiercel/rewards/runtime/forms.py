@@ -61,17 +61,10 @@ def _takes(found: Callable[..., Any], name: str) -> bool:
 
 def _by_name(found: Callable[..., Any]) -> Callable[[Sample], Any]:
     """Wrap a function that takes parts of a sample by name as a function of samples."""
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in _parameters(found).values())
-    names = [each.name for each in _named(found)]
-    needed = [each.name for each in _named(found) if each.default is each.empty]
 
     def score(sample: Sample) -> Any:
         own = {name: getattr(sample, name) for name in SAMPLE_NAMES}
-        values = {**sample.columns, **own, "images": Pictures(sample.images)}
-        if missing := [name for name in needed if name not in values]:
-            there = ", ".join(values)
-            raise TypeError(f"it takes {', '.join(missing)}, which the row does not have; there are {there}")
-        return found(**{name: value for name, value in values.items() if takes_all or name in names})
+        return _call(found, {**sample.columns, **own, "images": Pictures(sample.images)})
 
     async def score_async(sample: Sample) -> Any:
         return await score(sample)
@@ -91,19 +84,22 @@ def _named(found: Callable[..., Any]) -> list[inspect.Parameter]:
     return [each for each in _parameters(found).values() if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
 
 
+def _call(found: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    """Call a function with those of the values that it has parameters for. Raises TypeError if it requires others."""
+    named = _named(found)
+    if missing := [each.name for each in named if each.default is each.empty and each.name not in values]:
+        raise TypeError(f"it takes {', '.join(missing)}, which no row has as a column; available: {', '.join(values)}")
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in _parameters(found).values())
+    names = {each.name for each in named}
+    return found(**{name: value for name, value in values.items() if takes_all or name in names})
+
+
 def _of_lists(found: Callable[..., Any], *, is_conversational: bool) -> Callable[..., Any]:
     """Wrap a function that takes lists by name as a function of samples. It is passed the lists that it has parameters
     for."""
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in _parameters(found).values())
-    names = [each.name for each in _named(found)]
-    needed = [each.name for each in _named(found) if each.default is each.empty]
 
     def score(samples: Sequence[Sample]) -> Any:
-        lists = _lists(samples, is_conversational)
-        if missing := [name for name in needed if name not in lists]:
-            there = ", ".join(lists)
-            raise TypeError(f"it takes {', '.join(missing)}, which no row has as a column; available: {there}")
-        return found(**{name: values for name, values in lists.items() if takes_all or name in names})
+        return _call(found, _lists(samples, is_conversational))
 
     score.batched = True  # type: ignore[attr-defined]
     return score

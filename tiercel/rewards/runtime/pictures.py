@@ -4,7 +4,6 @@ row is written to a read-only file, which exists while a batch is scored."""
 import hashlib
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
 
 from tiercel.data.media.images import ImageProblem, resolve
 from tiercel.types import EncodedPrompt, ImageSource
@@ -21,9 +20,7 @@ class PictureFiles:
     def __enter__(self) -> "PictureFiles":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
