@@ -27,6 +27,7 @@ MODULES = (
     "sections.py",
     "calls.py",
     "geometry.py",
+    "processes.py",
     "config",
     "rewards/*.py",
     "doctor",

@@ -34,7 +34,7 @@ NO_FILE_OF_A_RUN = {
         ("rewards/text.py", "rewards/runtime/judge.py", "rewards/runtime/model.py"), "a schema, a prompt, a template"
     ),
     **dict.fromkeys(("distributed/deaths.py", "distributed/oversight.py", "distributed/notes.py"), "/proc, /tmp"),
-    **dict.fromkeys(("doctor/machine.py", "reliability/work.py", "sandbox/supervisor.py"), "/proc"),
+    **dict.fromkeys(("doctor/machine.py", "processes.py", "sandbox/supervisor.py"), "/proc"),
     **dict.fromkeys(("rollout/vllm/shared_memory.py", "web/view/serving.py"), "/dev/shm, the user's state directory"),
     "regular_files.py": "the helper",
 }
@@ -51,13 +51,11 @@ SAFE = {
     ("rewards/runtime/forms.py", "found.open()"): "a picture of a row",
     ("data/reading.py", "Path(path).open('w', encoding='utf-8')"): "writes where the user says",
     ("distributed/strategies/shard_files.py", "safe_open(file, 'pt')"): "of a checkpoint whose manifest was compared",
-    ("reliability/stall_files.py", "Path(f'/proc/{sign.process}/stat').read_text()"): "/proc",
     ("packing/kernel_table.py", "file.read_text(encoding='utf-8')"): "our own",
     ("web/report/page.py", "(Path(__file__).parent.parent / 'static' / name).read_text(encoding='utf-8')"): "our own",
     ("web/report/pictures.py", "Image.open(stream, formats=('PNG',))"): "opened by the helper",
     ("runs/call_files.py", "path.read_bytes()"): "what the recipe names",
     ("runs/lock.py", "Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii')"): "/proc",
-    ("runs/lock.py", "Path(f'/proc/{process}/stat').read_text(encoding='utf-8', errors='replace')"): "/proc",
     ("runs/lock.py", "os.open(self._file, _FLAGS, 438)"): "not read",
     ("runs/lock.py", "os.open(self._path / LOCK, _FLAGS, 438)"): "not read",
     ("runs/ending.py", "os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)"): "not read",

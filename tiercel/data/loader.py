@@ -25,6 +25,7 @@ from torch import Tensor
 from tiercel.data.order import RowOrder, indices_of_step, rank_slice
 from tiercel.data.rows import reject
 from tiercel.errors import DataError, TiercelError, TrainingError
+from tiercel.processes import signal_name
 from tiercel.types import EncodedPrompt, Example, RejectedRow, Row
 
 Encoded = TypeVar("Encoded", EncodedPrompt, Example)
@@ -156,7 +157,7 @@ def _receive(process: BaseProcess, results: Connection) -> list[Any]:
         process.join(timeout=10)
         code = process.exitcode
         if code is not None and code < 0:
-            end = f"was killed by {signal.Signals(-code).name}"
+            end = f"was killed by {signal_name(-code)}"
             remedy = "; this mostly means that memory ran out: lower data.workers" if code == -signal.SIGKILL else ""
         else:
             end, remedy = f"ended with exit code {code}", ""

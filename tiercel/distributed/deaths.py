@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tiercel.distributed.notes import FINAL_FAULTS
+from tiercel.processes import control_groups, signal_name
 from tiercel.reliability.stall import innermost_frames
 
 RESUMED = "The same command goes on from the newest checkpoint; --max-restarts does this automatically"
@@ -71,13 +72,7 @@ def _of_the_signal(stack: str) -> str:
 def _end_of(death: Death) -> str:
     if death.code >= 0:
         return f"rank {death.rank} ended with exit code {death.code}"
-    return f"rank {death.rank} was killed by {_signal_name(-death.code)}"
-
-
-def _signal_name(number: int) -> str:
-    """Return the name of a signal. Most real-time signals have only a number."""
-    known = {each.value: each.name for each in signal.Signals}
-    return known.get(number, f"signal {number}")
+    return f"rank {death.rank} was killed by {signal_name(-death.code)}"
 
 
 def _why(death: Death, before: Mapping[Path, int], now: Mapping[Path, int]) -> str:
@@ -107,20 +102,10 @@ def memory_verdict(before: Mapping[Path, int], now: Mapping[Path, int]) -> str:
 
 def memory_kills(root: Path = Path("/")) -> dict[Path, int]:
     """Read how many processes the kernel has killed because memory ran out, by file: in this process's cgroup, of
-    version 1 or 2, and on the machine. Empty if no count can be read."""
-    groups = {"": "", "memory": ""}  # path by controller; in version 2 the controller is empty
-    try:
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            groups |= {name: path for name in controllers.split(",") if name in groups}
-    except (OSError, ValueError):
-        pass
-    mount = root / "sys/fs/cgroup"
-    files = [
-        *(mount / path.strip("/") / "memory.events" for path in (groups[""], "")),
-        *(mount / "memory" / path.strip("/") / "memory.oom_control" for path in (groups["memory"], "")),
-        root / "proc/vmstat",
-    ]
+    version 1 or 2, in those around it, and on the machine. Empty if no count can be read."""
+    groups = control_groups("memory", root / "sys/fs/cgroup", root / "proc/self/cgroup")
+    of_groups = [group / name for group in groups for name in ("memory.events", "memory.oom_control")]
+    files = [*of_groups, root / "proc/vmstat"]
     return {file: count for file in files if (count := _oom_kills(file)) is not None}
 
 

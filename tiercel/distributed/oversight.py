@@ -18,6 +18,7 @@ from tiercel.distributed.deaths import Death
 from tiercel.distributed.notes import SIGNS, final_faults, note_code, stack_file
 from tiercel.errors import EXIT_STALL
 from tiercel.messages import translated
+from tiercel.processes import process_fields
 from tiercel.reliability.redaction import redact
 from tiercel.reliability.stall import RankSignal, stall_message
 from tiercel.reliability.stall_files import SignFiles, process_state
@@ -105,18 +106,9 @@ class RankWatcher:
     def _begin(self, process: int, rank: int) -> None:
         """Write the first sign of a new rank, which is valid until the rank writes its own."""
         self._seen.add(process)
-        sign = RankSignal(
-            rank=rank,
-            host=platform.node(),
-            process=process,
-            phase="launch",
-            phases=0,
-            step=0,
-            quiet_seconds=0.0,
-            limit_seconds=self.stall_timeout,
-        )
         before = self.files.read()[rank]
         if before is None or before.process != process:
+            sign = RankSignal(rank=rank, host=platform.node(), process=process, limit_seconds=self.stall_timeout)
             self.files.write(sign)
 
     def _signs(self) -> list[RankSignal]:
@@ -148,7 +140,7 @@ def started_ranks() -> dict[int, int]:
     found: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, IndexError):
-            if int(_fields(int(entry.name))[1]) == os.getpid():
+            if int(process_fields(entry.name)[1]) == os.getpid():
                 variables = (entry / "environ").read_bytes().split(b"\0")
                 found |= {int(entry.name): int(each[5:]) for each in variables if each.startswith(b"RANK=")}
     return found
@@ -156,12 +148,4 @@ def started_ranks() -> dict[int, int]:
 
 def is_running(process: int) -> bool:
     """Return whether a process exists and is not a zombie."""
-    try:
-        return _fields(process)[0] != "Z"
-    except (OSError, IndexError):
-        return False
-
-
-def _fields(process: int) -> list[str]:
-    """Read the fields of /proc/PROCESS/stat from the state on: state, parent, ..."""
-    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return process_fields(process)[:1] not in ([], ["Z"])

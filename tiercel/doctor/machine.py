@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tiercel.doctor.verdict import Status, Verdict
+from tiercel.processes import control_groups
 
 GIGABYTE = 10**9
 UNLIMITED_BYTES = 2**60  # version 1 of cgroups writes a number above it for "no limit"
@@ -143,27 +144,12 @@ def cgroup_cores(*, root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> floa
 def _cgroup_texts(controller: str, file: str, root: Path, membership: Path) -> list[str]:
     """Read the file of this process's group first, then of the groups around it."""
     texts = []
-    for group in _groups(controller, root, membership):
+    for group in control_groups(controller, root, membership):
         try:
             texts.append((group / file).read_text(encoding="utf-8").strip())
         except OSError:
             continue
     return [text for text in texts if text]
-
-
-def _groups(controller: str, root: Path, membership: Path) -> Iterator[Path]:
-    try:
-        lines = membership.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        mount = root / controller if controllers else root
-        inner = Path(path.lstrip("/"))
-        for group in (inner, *inner.parents):  # in a container the path may be the host's, and only the top exists
-            yield mount / group
 
 
 def _verdict(name: str, is_enough: bool, found: str, remedy: str, otherwise: Status = "warning") -> Verdict:

@@ -31,13 +31,13 @@ class RankSignal:
     rank: int
     host: str = ""
     process: int = 0
-    phase: str
-    phases: int  # started so far
-    step: int
+    phase: str = "launch"
+    phases: int = 0  # started so far
+    step: int = 0
     rows: tuple[str, ...] = ()
     waits_in: str | None = None  # a collective and its place in the code
     path: tuple[tuple[str, int], ...] = ()  # file and line of each call on the stack, outermost first
-    quiet_seconds: float  # since the last progress
+    quiet_seconds: float = 0.0  # since the last progress
     limit_seconds: float
     is_inside: bool = True  # if it waits in a collective: whether its innermost call is torch's
     looks: int = 0  # grows for as long as the watchdog's thread runs

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tiercel.processes import process_fields
 from tiercel.regular_files import LARGEST_JSON, make_directory, open_new, read_json, read_text, write_new
 from tiercel.reliability.redaction import redact_values
 from tiercel.reliability.stall import RankSignal
@@ -32,11 +33,8 @@ class SignFiles:
         """Write a rank's signal. If that fails, as on a full disk, the run continues: the file's time is updated so
         that the others see that the rank is alive."""
         file = self._file(sign.rank)
-        temporary = file.with_suffix(".tmp")
         try:
-            make_directory(self.directory)
-            write_new(temporary, json.dumps({HAS_STACKS: has_stacks, **sign.as_json()}))
-            temporary.replace(file)
+            _replace(file, json.dumps({HAS_STACKS: has_stacks, **sign.as_json()}))
         except OSError:
             with suppress(OSError):
                 os.utime(file)
@@ -64,9 +62,7 @@ class SignFiles:
                 signs.append(new)
                 continue
             since = max(began, self.moment(rank) or began)
-            last = new or RankSignal(
-                rank=rank, phase="launch", phases=0, step=0, quiet_seconds=0.0, limit_seconds=limit
-            )
+            last = new or RankSignal(rank=rank, limit_seconds=limit)
             signs.append(last.silent_for(max(0.0, now - since), limit, process_state(last)))
         return signs
 
@@ -127,11 +123,15 @@ def _sign(fields: dict[str, Any]) -> RankSignal:
 
 def show_sign(file: Path, sign: RankSignal) -> None:
     """Write a signal to a file of the run directory, for people. If that fails, the run continues."""
-    temporary = file.with_suffix(".tmp")
     with suppress(OSError):
-        make_directory(file.parent)
-        write_new(temporary, json.dumps(redact_values(sign.as_json())))
-        temporary.replace(file)
+        _replace(file, json.dumps(redact_values(sign.as_json())))
+
+
+def _replace(file: Path, text: str) -> None:
+    temporary = file.with_suffix(".tmp")
+    make_directory(file.parent)
+    write_new(temporary, text)
+    temporary.replace(file)
 
 
 def process_state(sign: RankSignal) -> str:
@@ -139,12 +139,8 @@ def process_state(sign: RankSignal) -> str:
     another machine or the state is unknown."""
     if sign.host != platform.node() or not sign.process:
         return ""
-    try:
-        return Path(f"/proc/{sign.process}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return "Z" if Path("/proc/self").exists() else ""
-    except OSError:
-        return ""
+    ended = ["Z"] if Path("/proc/self").exists() else [""]
+    return (process_fields(sign.process) or ended)[0]
 
 
 def stack_name(rank: int) -> str:

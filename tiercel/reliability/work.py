@@ -5,7 +5,8 @@ import resource
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
+
+from tiercel.processes import process_fields
 
 LEAST_SHARE = 0.02  # of a core; threads that only check something now and then use less
 SHORTEST_SPAN = 0.02  # seconds; the figures of a shorter time mean nothing
@@ -34,11 +35,9 @@ class ResourceUse:
 
 def process_age() -> float:
     """Return the seconds since this process was started, or 0 if that cannot be read."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    except OSError:
+    if not (fields := process_fields("self")):
         return 0.0
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 class WorkMonitor:

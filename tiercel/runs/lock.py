@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tiercel.errors import RunError, TakenError
+from tiercel.processes import process_fields
 from tiercel.regular_files import read_regular
 from tiercel.reliability.heartbeat import HEARTBEATS
 from tiercel.runs.ending import FILE as END
@@ -231,8 +232,5 @@ def _machine() -> str:
 def _began(process: int) -> str:
     """Return the start time of a process on this machine, or an empty string if it has ended or the system does not
     tell."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in ("Z", "X") else fields[19]
+    fields = process_fields(process)
+    return fields[19] if fields and fields[0] not in ("Z", "X") else ""

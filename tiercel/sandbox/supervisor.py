@@ -28,6 +28,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from tiercel.processes import signal_name
 from tiercel.reliability.privacy import give_up_reading_others
 
 TICK = 0.1  # seconds between checks of the memory; the limit can be exceeded by what is allocated in that time
@@ -242,12 +243,8 @@ def describe_end(code: int, file_mb: float) -> str:
     """Describe an exit code, or a signal's number given as a negative code."""
     if code >= 0:
         return f"its process ended with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:  # a real-time signal
-        name = f"signal {-code}"
-    ended = f"its process was killed by {name}"
-    return f"{ended}; {file_limit(file_mb)}" if name == "SIGXFSZ" else ended
+    ended = f"its process was killed by {signal_name(-code)}"
+    return f"{ended}; {file_limit(file_mb)}" if -code == signal.SIGXFSZ else ended
 
 
 def _prctl(option: int, argument: int) -> None:

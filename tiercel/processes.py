@@ -1,0 +1,37 @@
+"""Processes of this machine and the control groups that limit them, as the system tells about them."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def process_fields(process: int | str) -> list[str]:
+    """Read the fields of /proc/PROCESS/stat from the state on: state, parent, ... Empty if the process has ended, or on
+    a system without /proc."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal. Most real-time signals have only a number."""
+    known = {each.value: each.name for each in signal.Signals}
+    return known.get(number, f"signal {number}")
+
+
+def control_groups(controller: str, root: Path, membership: Path) -> Iterator[Path]:
+    """Yield this process's control group and all groups around it, for both versions of cgroups. `membership` is
+    /proc/self/cgroup, and `root` is where the groups are mounted."""
+    try:
+        lines = membership.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = root / controller if controllers else root
+        inner = Path(path.lstrip("/"))
+        for group in (inner, *inner.parents):  # in a container the path may be the host's, and only the top exists
+            yield mount / group
