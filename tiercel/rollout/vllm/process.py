@@ -27,6 +27,7 @@ from tiercel.rollout.trajectory import TrajectoryBuilder, begun_trajectories
 from tiercel.rollout.vllm.full_weights import reload
 from tiercel.rollout.vllm.requests import (
     ImpossibleCompletion,
+    PromptRequest,
     add_sampled,
     lora_rank_limit,
     make_completion,
@@ -34,8 +35,6 @@ from tiercel.rollout.vllm.requests import (
     require_same_prompt,
     sampling_fields,
     scheduling,
-    turn_params,
-    turn_seed,
 )
 from tiercel.rollout.vllm.shared_memory import meeting_by_name
 from tiercel.types import Completion, EncodedPrompt, Group
@@ -49,15 +48,6 @@ class _Request:
 
     token_ids: list[int]  # with one placeholder for each picture, which vLLM repeats as often as it needs
     pictures: list[Any]
-    params: SamplingParams
-    seed: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _PromptRequest:
-    """A prompt of this rank, and how to complete it."""
-
-    prompt: EncodedPrompt
     params: SamplingParams
     seed: int
 
@@ -156,7 +146,7 @@ class ProcessSampler:
     ) -> tuple[Group, ...]:
         if dialogues is None:
             asked = [
-                _PromptRequest(prompt=each, params=params, seed=seed) for each, seed in zip(prompts, seeds, strict=True)
+                PromptRequest(prompt=each, params=params, seed=seed) for each, seed in zip(prompts, seeds, strict=True)
             ]
             sampled = self._sampled(asked) or []
         else:
@@ -172,11 +162,7 @@ class ProcessSampler:
         """Sample turn by turn; the engine is called once for a turn of all trajectories that go on."""
         open_ones = [builder for builders in begun for builder in builders]
         while True:
-            asked = [
-                _PromptRequest(prompt=each.so_far(), params=turn_params(params, each), seed=turn_seed(each))
-                for each in open_ones
-            ]
-            sampled = self._sampled(asked)
+            sampled = self._sampled([PromptRequest.of_turn(each, params) for each in open_ones])
             if sampled is None:
                 return [tuple(builder.completion() for builder in builders) for builders in begun]
             replies = [add_sampled(builder, turn) for builder, (turn,) in zip(open_ones, sampled, strict=True)]
@@ -186,7 +172,7 @@ class ProcessSampler:
                 if reply is not None and builder.add_reply(reply.result())
             ]
 
-    def _sampled(self, asked: Sequence["_PromptRequest"]) -> list[tuple[Completion, ...]] | None:
+    def _sampled(self, asked: Sequence[PromptRequest]) -> list[tuple[Completion, ...]] | None:
         """Sample what this rank asks for, together with what the other ranks of the engine ask for; None if none of
         them asks for anything."""
         every, start = self._of_engine([self._request(each) for each in asked])
@@ -204,7 +190,7 @@ class ProcessSampler:
         place = dist.get_rank(self.group)
         return [request for share in shares for request in share], sum(len(share) for share in shares[:place])
 
-    def _request(self, asked: _PromptRequest) -> _Request:
+    def _request(self, asked: PromptRequest) -> _Request:
         prompt = asked.prompt
         return _Request(
             token_ids=self.family.unexpanded_token_ids(prompt.token_ids_P, [image.plan for image in prompt.images]),
@@ -235,7 +221,7 @@ class ProcessSampler:
         except (ValueError, RuntimeError) as error:
             raise TrainingError(f"rollout.engine: vllm failed to sample: {error}") from error
 
-    def _completions(self, asked: _PromptRequest, output: Any) -> tuple[Completion, ...]:
+    def _completions(self, asked: PromptRequest, output: Any) -> tuple[Completion, ...]:
         prompt, params = asked.prompt, asked.params
         require_same_prompt(self.family, prompt, output.prompt_token_ids, "rollout.engine: vllm")
         completions = sorted(output.outputs, key=lambda each: each.index)

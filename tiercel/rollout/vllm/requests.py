@@ -8,11 +8,12 @@ import json
 import math
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from tiercel.config.engines import NOT_SERVED, VISION_ADAPTERS
 from tiercel.errors import EnvironmentProblem
@@ -35,9 +36,31 @@ class ImpossibleCompletion(ValueError):
     """Raised if an engine cannot have drawn a completion. The text names the field and its value."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptRequest:
+    """A prompt, and how to complete it. Sample i of the group draws with seed + i."""
+
+    prompt: EncodedPrompt
+    params: SamplingParams
+    seed: int
+
+    @classmethod
+    def of_turn(cls, builder: TrajectoryBuilder, params: SamplingParams, **more: Any) -> Self:
+        """Return the request for the next turn of a trajectory. The seed is the sample's for the first turn, and a
+        function of it and the turn's number for others."""
+        turn, most = len(builder.turns), builder.budget
+        least = min(params.min_new_tokens, most)
+        return cls(
+            prompt=builder.so_far(),
+            params=replace(params, group_size=1, min_new_tokens=least, max_new_tokens=most),
+            seed=sampling_seed(builder.seed, turn) if turn else builder.seed,
+            **more,
+        )
+
+
 def sampling_fields(family: Family, params: SamplingParams, seed: int) -> dict[str, Any]:
     """Return the fields of vLLM's SamplingParams. All are given, because vLLM would take missing ones from the
-    checkpoint's generation_config.json. Sample i of the group draws with seed + i."""
+    checkpoint's generation_config.json."""
     return {
         "n": params.group_size,
         "seed": seed,
@@ -168,19 +191,6 @@ def pixel_limits(family: Family) -> dict[str, int]:
     """Return the family's pixel limits by their names in vLLM's --mm-processor-kwargs."""
     limits = {"min_pixels": family.min_pixels, "max_pixels": family.max_pixels}
     return {name: value for name, value in limits.items() if value is not None}
-
-
-def turn_params(params: SamplingParams, builder: TrajectoryBuilder) -> SamplingParams:
-    """Return the parameters of the next turn."""
-    least = min(params.min_new_tokens, builder.budget)
-    return replace(params, group_size=1, min_new_tokens=least, max_new_tokens=builder.budget)
-
-
-def turn_seed(builder: TrajectoryBuilder) -> int:
-    """Return the seed of the next turn: the sample's for the first turn, a function of it and the turn's number for
-    others."""
-    turn = len(builder.turns)
-    return builder.seed if turn == 0 else sampling_seed(builder.seed, turn)
 
 
 def add_sampled(builder: TrajectoryBuilder, turn: Completion) -> "Future[TurnReply] | None":

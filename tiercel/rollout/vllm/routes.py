@@ -13,56 +13,44 @@ from typing import Any
 
 from tiercel.models.families.base import Family
 from tiercel.models.families.image_transforms import picture_image
-from tiercel.rollout.sampler import SamplingParams
 from tiercel.rollout.vllm.http import CHAT, GENERATE
-from tiercel.rollout.vllm.requests import sampling_fields
+from tiercel.rollout.vllm.requests import PromptRequest, sampling_fields
 from tiercel.types import EncodedImage, EncodedPrompt, Message
 
 
-class ChatRoute:
-    """The route for completions of messages, which the server renders. `fields` are further parameters of sampling."""
-
-    path = CHAT
-
-    async def body(
-        self, family: Family, model: str, prompt: EncodedPrompt, params: SamplingParams, seed: int, **fields: Any
-    ) -> dict[str, Any]:
-        return {
-            "model": model,
-            # In a thread, because the event loop would wait while pictures become PNG files.
-            "messages": await asyncio.to_thread(chat_messages, prompt),
-            "add_generation_prompt": True,
-            "max_completion_tokens": params.max_new_tokens,
-            "logprobs": True,
-            "top_logprobs": 0,
-            "return_token_ids": True,
-            "return_tokens_as_token_ids": True,  # so that each logprob names its token
-            **sampling_fields(family, params, seed),
-            **fields,
-        }
+async def chat_body(family: Family, model: str, asked: PromptRequest, **fields: Any) -> dict[str, Any]:
+    """Request completions of messages, which the server renders. `fields` are further parameters of sampling."""
+    return {
+        "model": model,
+        # In a thread, because the event loop would wait while pictures become PNG files.
+        "messages": await asyncio.to_thread(chat_messages, asked.prompt),
+        "add_generation_prompt": True,
+        "max_completion_tokens": asked.params.max_new_tokens,
+        "logprobs": True,
+        "top_logprobs": 0,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,  # so that each logprob names its token
+        **sampling_fields(family, asked.params, asked.seed),
+        **fields,
+    }
 
 
-class TokenRoute:
-    """The route for completions of token ids and pictures."""
-
-    path = GENERATE
-
-    async def body(
-        self, family: Family, model: str, prompt: EncodedPrompt, params: SamplingParams, seed: int, **fields: Any
-    ) -> dict[str, Any]:
-        urls = await asyncio.to_thread(lambda: [_data_url(image) for image in prompt.images])
-        pictures = {"content_parts": [{"type": "image_url", "url": url} for url in urls]} if urls else {}
-        sampling = {"max_tokens": params.max_new_tokens, "logprobs": 0, **sampling_fields(family, params, seed)}
-        return {
-            "model": model,
-            "token_ids": family.unexpanded_token_ids(prompt.token_ids_P, [image.plan for image in prompt.images]),
-            "return_token_ids": True,
-            "sampling_params": sampling | fields,
-            **pictures,
-        }
+async def token_body(family: Family, model: str, asked: PromptRequest, **fields: Any) -> dict[str, Any]:
+    """Request completions of token ids and pictures. `fields` are further parameters of sampling."""
+    prompt, most = asked.prompt, asked.params.max_new_tokens
+    urls = await asyncio.to_thread(lambda: [_data_url(image) for image in prompt.images])
+    pictures = {"content_parts": [{"type": "image_url", "url": url} for url in urls]} if urls else {}
+    sampling = {"max_tokens": most, "logprobs": 0, **sampling_fields(family, asked.params, asked.seed)}
+    return {
+        "model": model,
+        "token_ids": family.unexpanded_token_ids(prompt.token_ids_P, [image.plan for image in prompt.images]),
+        "return_token_ids": True,
+        "sampling_params": sampling | fields,
+        **pictures,
+    }
 
 
-Route = ChatRoute | TokenRoute
+BODIES = {CHAT: chat_body, GENERATE: token_body}  # by the path of the route
 
 
 def chat_messages(prompt: EncodedPrompt) -> list[dict[str, Any]]:

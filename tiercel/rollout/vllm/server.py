@@ -24,6 +24,8 @@ from tiercel.rollout.dialogue import Dialogues
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.rollout.trajectory import TrajectoryBuilder, begun_trajectories
 from tiercel.rollout.vllm.http import (
+    CHAT,
+    GENERATE,
     NONSENSE,
     SHORT_ANSWER,
     AdapterMissing,
@@ -38,20 +40,18 @@ from tiercel.rollout.vllm.protocol import CompletionChoice, Completions
 from tiercel.rollout.vllm.requests import (
     ROUNDING,
     ImpossibleCompletion,
+    PromptRequest,
     add_sampled,
     make_completion,
     require_same_prompt,
-    turn_params,
-    turn_seed,
 )
-from tiercel.rollout.vllm.routes import ChatRoute, Route, TokenRoute
+from tiercel.rollout.vllm.routes import BODIES
 from tiercel.types import Completion, EncodedPrompt, Group
 
 REQUESTS_IN_FLIGHT = 64  # of one rank, over all servers
 POLL_SECONDS = 0.05
 FORGIVEN = 1000  # good answers after which earlier invalid ones are forgotten
 BYTES_PER_TOKEN = 1024  # limit of an answer; vLLM needs about 150
-CHATS = ChatRoute()
 T = TypeVar("T")
 
 
@@ -62,7 +62,7 @@ class ServerPool:
     servers: tuple[VllmServer, ...]
     needs: ServerRequirements
     patience_seconds: float  # how long there may be no answer before the run ends
-    route: Route = CHATS
+    route: str = CHAT  # the path of what a server is asked for
     takes_adapters: bool = True  # otherwise it takes all weights
     versions: int = 1  # of the policy that completions are drawn from at the same time
 
@@ -78,12 +78,9 @@ class LoadedPolicy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _GroupRequest:
+class _GroupRequest(PromptRequest):
     """The request for a group, which goes to one server after another."""
 
-    prompt: EncodedPrompt
-    params: SamplingParams
-    seed: int
     policy: LoadedPolicy
 
 
@@ -232,10 +229,8 @@ class ServerSampler:
 
         async def one(builder: TrajectoryBuilder) -> Completion:
             while True:
-                turn = turn_params(params, builder)
-                asked = _GroupRequest(prompt=builder.so_far(), params=turn, seed=turn_seed(builder), policy=policy)
                 async with room:
-                    group = await self._group(asked)
+                    group = await self._group(_GroupRequest.of_turn(builder, params, policy=policy))
                 reply = add_sampled(builder, group.completions[0])
                 if reply is None or not builder.add_reply(await asyncio.wrap_future(reply)):
                     return await asyncio.to_thread(builder.completion)
@@ -279,7 +274,7 @@ class ServerSampler:
         body = body | {"model": await self._served_name(state, asked.policy)}
         state.in_flight += 1
         try:
-            answer = await state.server.complete(self.pool.route.path, body, _most_bytes(asked))
+            answer = await state.server.complete(self.pool.route, body, _most_bytes(asked))
             completions = self._completions(asked, answer, state)
         finally:
             state.in_flight -= 1
@@ -292,9 +287,7 @@ class ServerSampler:
         return Group(prompt=asked.prompt, completions=completions, policy_version=asked.policy.version)
 
     async def _request(self, asked: _GroupRequest, **fields: Any) -> dict[str, Any]:
-        return await self.pool.route.body(
-            self.family, asked.policy.name, asked.prompt, asked.params, asked.seed, **fields
-        )
+        return await BODIES[self.pool.route](self.family, asked.policy.name, asked, **fields)
 
     def _completions(self, asked: _GroupRequest, answer: Completions, state: _ServerState) -> tuple[Completion, ...]:
         """Make the completions of an answer. Raises ServerFault if it is not complete or comes from another policy, and
@@ -308,13 +301,12 @@ class ServerSampler:
         choices = sorted(answer.choices, key=lambda choice: choice.index)
         if (numbers := [choice.index for choice in choices]) != list(range(asked.params.group_size)):
             raise InvalidAnswer(
-                f"{self.pool.route.path}: choices: got {brief(numbers)} as indices; {asked.params.group_size} were "
-                "requested"
+                f"{self.pool.route}: choices: got {brief(numbers)} as indices; {asked.params.group_size} were requested"
             )
         return tuple(self._completion(choice, asked.seed + choice.index, asked.params) for choice in choices)
 
     def _completion(self, choice: CompletionChoice, seed: int, params: SamplingParams) -> Completion:
-        field = f"{self.pool.route.path}: choices[{choice.index}]"
+        field = f"{self.pool.route}: choices[{choice.index}]"
         if choice.finish_reason not in ("stop", "length"):
             raise ServerFault(f"{field}.finish_reason: got {brief(choice.finish_reason)}")
         token_ids = choice.token_ids or ()
@@ -453,7 +445,7 @@ class ServerSampler:
         (asked,) = self._asked([prompt], SamplingParams(max_new_tokens=1), [0])
         body = await self._request(asked, allowed_token_ids=[only], min_tokens=0)
         body |= {"model": await self._served_name(state, asked.policy)}
-        answer = await state.server.complete(self.pool.route.path, body)
+        answer = await state.server.complete(self.pool.route, body)
         entries = [entry for choice in answer.choices if choice.logprobs for entry in choice.logprobs.content or ()]
         if not entries:
             raise EnvironmentProblem(f"{state.server.url}: returns no logprobs; update vLLM")
@@ -488,7 +480,7 @@ def connect(
             row_tokens=recipe.data.max_prompt_tokens + rollout.longest,
         ),
         patience_seconds=rollout.patience,
-        route=TokenRoute() if rollout.has_turns else CHATS,
+        route=GENERATE if rollout.has_turns else CHAT,
         takes_adapters=recipe.lora is not None,
         versions=rollout.versions,
     )

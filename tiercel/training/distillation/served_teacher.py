@@ -32,8 +32,8 @@ from tiercel.rollout.vllm.http import (
     servers_key,
 )
 from tiercel.rollout.vllm.protocol import WordLogprob
-from tiercel.rollout.vllm.requests import ROUNDING, UNKNOWN, require_same_prompt
-from tiercel.rollout.vllm.routes import TokenRoute
+from tiercel.rollout.vllm.requests import ROUNDING, UNKNOWN, PromptRequest, require_same_prompt
+from tiercel.rollout.vllm.routes import token_body
 from tiercel.rollout.vllm.server import together
 from tiercel.types import EncodedPrompt
 
@@ -118,7 +118,7 @@ class ServedTeacher:
         """Ask for one completion. Placeholders may be among the likeliest words, so that many more are asked for."""
         told = min((self.section.top_k or 0) + len(self._excluded), self.family.vocabulary_size)
         fields = {"prompt_logprobs": told, "detokenize": False, "bad_words": []}
-        body = await TokenRoute().body(self.family, model, whole, PARAMS, 0, **fields)
+        body = await token_body(self.family, model, PromptRequest(prompt=whole, params=PARAMS, seed=0), **fields)
         most_bytes = SHORT_ANSWER + BYTES_PER_WORD * (told + 2) * len(whole.token_ids_P)
         answer = await server.complete(GENERATE, body, most_bytes)
         if answer.prompt_logprobs is None or answer.prompt_token_ids is None:
