@@ -17,7 +17,7 @@ from tiercel.config.row_sources import row_source
 from tiercel.data import hub
 from tiercel.data.media.images import decode
 from tiercel.data.reading import read_rows, read_run_rows, write_fix_report
-from tiercel.distributed.agreement import fingerprint
+from tiercel.distributed.versions import fingerprint
 from tiercel.errors import DataError, EnvironmentProblem
 
 ROOT = Path(__file__).parents[2]

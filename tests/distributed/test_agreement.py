@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from tests.training.test_loops import grpo_recipe, sft_recipe, write_rows
-from tiercel.distributed.agreement import RankFacts, differences, facts, fingerprint, program, recipe_facts
+from tiercel.distributed.agreement import RankFacts, differences, facts, program, recipe_facts
+from tiercel.distributed.versions import fingerprint
 
 
 def on_one_node(*values: dict[str, str]) -> list[RankFacts]:

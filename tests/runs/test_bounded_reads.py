@@ -18,7 +18,7 @@ NO_FILE_OF_A_RUN = {
         ("cli/preload.py", "models/weights/saving.py", "models/weights/loading.py", "models/weights/memory_errors.py"),
         "weights",
     ),
-    **dict.fromkeys(("rollout/vllm/full_weights.py", "distributed/agreement.py"), "weights"),
+    **dict.fromkeys(("rollout/vllm/full_weights.py", "distributed/versions.py"), "weights"),
     **dict.fromkeys(("cli/import_command.py", "config/deepspeed.py", "config/loading.py"), "a recipe, a script"),
     **dict.fromkeys((f"convert/{name}.py" for name in ("accelerate", "hydra_rows", "rewards", "rows")), "a script"),
     **dict.fromkeys(
@@ -61,7 +61,6 @@ SAFE = {
     ("runs/ending.py", "os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)"): "not read",
     ("runs/files.py", "os.open(path, os.O_RDONLY)"): "flushed, not read",
     ("runs/files.py", "path.open('rb')"): "read in blocks, after is_file",
-    ("runs/identity.py", "path.open('rb')"): "what the recipe names",
     ("runs/progress.py", "self._log.open('a')"): "/dev/null",
     ("trackers/tensorboard.py", "(place.directory / name).open('xb')"): "writes a new file",
     ("training/kept_batches.py", "safe_open(file, 'pt')"): "after require_regular",

@@ -18,14 +18,12 @@ from tiercel.config.schema import BaseRecipe, GrpoRecipe, Recipe
 from tiercel.data.readers import files_of
 from tiercel.devices import driver_version
 from tiercel.distributed.ranks import Ranks
-from tiercel.distributed.versions import installed_versions
+from tiercel.distributed.versions import fingerprint, installed_versions
 from tiercel.errors import EXIT_USER, ElsewhereError, EnvironmentProblem
 from tiercel.models.weights.hub import resolve
 from tiercel.reliability.redaction import redact
 from tiercel.rewards.external import ByModel, RewardModel
 from tiercel.sections import shown
-
-SAMPLED_BYTES = 2**20  # bytes read at each end of a file that is too large to be read whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,21 +134,6 @@ def models_beside(recipe: BaseRecipe) -> dict[str, Teacher | RewardModel]:
 def _checkpoint_files(directory: Path) -> list[Path]:
     suffixes = ("json", "safetensors", "jinja", "txt")
     return sorted(path for suffix in suffixes for path in directory.glob(f"*.{suffix}"))
-
-
-def fingerprint(files: Sequence[Path]) -> str:
-    """Hash the files' names, sizes and contents. Only both ends of a large file are read, because reading whole
-    checkpoints would take minutes. The beginning of a safetensors file has its names and shapes."""
-    digest = hashlib.sha256()
-    for path in files:
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
-        with path.open("rb") as file:
-            digest.update(file.read(SAMPLED_BYTES))
-            if size > 2 * SAMPLED_BYTES:
-                file.seek(size - SAMPLED_BYTES)
-            digest.update(file.read(SAMPLED_BYTES))
-    return digest.hexdigest()[:16]
 
 
 def _ranks(ranks: Sequence[int], nodes: Sequence[str]) -> str:

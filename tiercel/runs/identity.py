@@ -13,7 +13,7 @@ from tiercel.config.conflicts.paths import PATH_CHECKS
 from tiercel.config.keys import declared_name
 from tiercel.config.row_sources import row_source
 from tiercel.config.schema import Learner, Reliability
-from tiercel.distributed.versions import installed_versions
+from tiercel.distributed.versions import fingerprint, installed_versions
 from tiercel.regular_files import read_json
 from tiercel.reliability.redaction import redact_values
 from tiercel.runs.call_files import files_of_call
@@ -163,18 +163,8 @@ def digest_of(*places: str) -> str | None:
     """Return a digest of the names and contents of files and of the files in directories. For a large file, its size
     and parts of it are used. Returns None if there are no files or one cannot be read; whoever needs it reports
     that."""
-    files, whole = [path for place in places for path in _files(Path(place))], hashlib.sha256()
+    files = [path for place in places for path in _files(Path(place))]
     try:
-        for path in files:
-            size = path.stat().st_size
-            whole.update(f"{path.name} {size}\n".encode())
-            with path.open("rb") as file:
-                if size <= _WHOLE:
-                    whole.update(file.read())
-                    continue
-                for number in range(_PIECES):
-                    file.seek((size - _PIECE) * number // (_PIECES - 1))
-                    whole.update(file.read(_PIECE))
+        return fingerprint(files, pieces=_PIECES, piece=_PIECE, whole=_WHOLE) if files else None
     except OSError:
         return None
-    return whole.hexdigest()[:16] if files else None
