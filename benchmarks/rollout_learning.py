@@ -20,9 +20,9 @@ from typing import Any
 from benchmarks.peers import machine
 from benchmarks.rollout import ENVIRONMENT, PORT, ROOT, server_for
 from benchmarks.tables import RESULTS, markdown_table, versions, write_results
+from examples.pairs.pointing import PRACTICE, START, WARMUP
+from examples.scenes import write_scenes
 from tiercel.config import load_recipe
-from tiercel.demo.pointing import PRACTICE, START, WARMUP
-from tiercel.demo.scenes import write_scenes
 from tiercel.rollout.vllm.serving import new_key, server_environment
 
 AT_EACH_END = 20  # steps whose reward is averaged

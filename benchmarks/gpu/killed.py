@@ -20,8 +20,8 @@ from typing import Any
 
 from benchmarks.gpu.running import Cell, verdict
 from benchmarks.gpu.setup import ROOT, Setup
-from tiercel.demo.pointing import PRACTICE, START, WARMUP
-from tiercel.demo.scenes import write_scenes
+from examples.pairs.pointing import PRACTICE, START, WARMUP
+from examples.scenes import write_scenes
 from tiercel.runs.directory import read_metrics
 
 LIMIT = 1e-3  # of the difference, divided by 1 + the unbroken run's value

@@ -16,7 +16,7 @@ from benchmarks.tables import versions
 from tiercel.planning.devices import DEVICES, Device, known_device
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("tiercel", "benchmarks")
+SOURCES = ("tiercel", "benchmarks", "examples")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tiercel.cli.main import main
+from tiercel.demo import command
 from tiercel.demo.running import SHIPPED, require_recipes
 from tiercel.errors import RunError
 
@@ -33,3 +35,13 @@ def test_a_directory_that_cannot_have_recipes_is_named(tmp_path, monkeypatch):
     (tmp_path / "recipes").write_text("a file")
     with pytest.raises(RunError, match=r"recipes/demo-sft\.yaml cannot be written: .*a directory that can be written"):
         require_recipes("demo-sft.yaml")
+
+
+@pytest.mark.parametrize("name", ("pairs", "zoom"))
+def test_a_demo_of_the_repository_runs_there_and_elsewhere_says_where_it_is(name, tmp_path, monkeypatch, capsys):
+    run = []
+    monkeypatch.setattr(f"examples.{name}.demo.run", lambda: run.append(name))
+    assert main(["demo", f"--{name}"]) == 0 and run == [name]
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    assert main(["demo", f"--{name}"]) == 2
+    assert f"make demo-{name}" in capsys.readouterr().err

@@ -40,7 +40,7 @@ def recipe_names() -> set[str]:
 
 
 def test_the_wheel_has_the_package_with_the_demos_recipes_and_nothing_else(wheel):
-    demos = {name for name in recipe_names() if re.match(r"recipes/(demo-.*|zoom-demo)\.yaml", name)}
+    demos = {name for name in recipe_names() if re.match(r"recipes/demo-.*\.yaml", name)}
     assert len(demos) >= 5
     with ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -59,17 +59,12 @@ def test_what_the_package_reads_at_run_time_is_in_the_wheel(wheel):
     assert {"tiercel/doctor/pairs.json", "tiercel/doctor/advice.json"} <= names
     assert {"tiercel/py.typed", "tiercel/config/synonyms/keys.txt", "tiercel/convert/peers/trl.txt"} <= names
     starts = {
-        f"tiercel/demo/{start}/{file}"
-        for start in ("start", "zoom_start")
+        f"tiercel/demo/start/{file}"
         for file in ("config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja")
     }
     assert starts <= names
-    asked_for = re.findall(r'"([a-z-]+\.yaml)"', "".join(map(read, ("command", "zoom"))))
-    assert {f"tiercel/demo/recipes/{name}" for name in asked_for} <= names and len(asked_for) >= 3
-
-
-def read(module: str) -> str:
-    return (ROOT / f"tiercel/demo/{module}.py").read_text(encoding="utf-8")
+    asked_for = re.findall(r'"([a-z-]+\.yaml)"', (ROOT / "tiercel/demo/command.py").read_text(encoding="utf-8"))
+    assert {f"tiercel/demo/recipes/{name}" for name in asked_for} <= names and len(asked_for) >= 2
 
 
 def test_the_sdist_has_what_the_wheel_is_built_from(sdist):

@@ -12,14 +12,14 @@ from statistics import mean, stdev
 import pytest
 import yaml
 
+from examples.scenes import SceneSet, write_scenes
 from tests.training.test_loops import grpo_recipe, merged, run_grpo, run_offline, sft_recipe, write_rows
 from tiercel.config import GrpoRecipe, SftRecipe
-from tiercel.demo.scenes import SceneSet, write_scenes
 from tiercel.runs.directory import read_metrics
 
 pytest.importorskip("bitsandbytes")
 KINDS = ("nf4", "int8")
-START = Path(__file__).parents[2] / "tiercel/demo/pointing_start"  # a Qwen2.5-VL that reads handwriting
+START = Path(__file__).parents[2] / "examples/pairs/start"  # a Qwen2.5-VL that reads handwriting
 STEPS, SEEDS = 20, (0, 1, 2)
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from examples.scenes import Scene, draw_scene
 from tests.training.test_loops import run_grpo
 from tiercel.config import load_recipe
-from tiercel.demo.scenes import Scene, draw_scene, load_digit_images
+from tiercel.demo.handwriting import load_digit_images
 from tiercel.runs.directory import read_metrics
 
 pytestmark = pytest.mark.catalogue

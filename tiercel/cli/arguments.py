@@ -48,9 +48,11 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--pairs",
         action="store_true",
-        help="pointing at a digit, learnt from the IoU, from pairs, and from a teacher",
+        help="in a checkout: pointing at a digit, learnt from the IoU, from pairs, and from a teacher",
     )
-    demo.add_argument("--zoom", action="store_true", help="digits too small to be told, and a tool that enlarges them")
+    demo.add_argument(
+        "--zoom", action="store_true", help="in a checkout: digits too small to be told, and a tool that enlarges them"
+    )
 
     _init_command(commands)
     for kind, text in TRAINING.items():

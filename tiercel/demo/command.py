@@ -1,24 +1,26 @@
 """`tiercel demo`: sheets of handwritten digits, four kinds of questions about them, SFT and then GRPO from right
-answers alone, and a control that asks for another digit or ink. `--zoom` runs the demo of zoom.py, and `--pairs` that
-of pairs.py."""
+answers alone, and a control that asks for another digit or ink. `--zoom` and `--pairs` run the demos in examples/ of a
+checkout of the repository."""
 
 import json
+import sys
 import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 
-from tiercel.demo.pairs import demo_pairs
 from tiercel.demo.questions import KINDS
 from tiercel.demo.running import RECIPES, evaluations_of, require_recipes, run_command, show_command, write_data
 from tiercel.demo.sheet_rows import RowSet, write_questions
-from tiercel.demo.zoom import demo_zoom
+from tiercel.errors import EnvironmentProblem
 from tiercel.runs.directory import read_metrics
 from tiercel.runs.records import GroupRecord, groups_path
 from tiercel.training.evaluation import wilson
 from tiercel.web.report import describe
 
+ROOT = Path(__file__).parents[2]  # of a checkout
 START = Path(__file__).parent / "start"
 WARMUP = RowSet(name="warmup", count=1920, seed=1, slips=0.5)
 PRACTICE = RowSet(name="practice", count=3600, seed=2)
@@ -31,12 +33,21 @@ Counts = Mapping[str, tuple[int, int]]  # right answers and rows, by the kind of
 
 def run(recipe: None, arguments: Namespace) -> None:
     """Run the demo, or the one with a tool, or the one with pairs and a teacher."""
-    if arguments.zoom:
-        demo_zoom()
-    elif arguments.pairs:
-        demo_pairs()
+    if arguments.zoom or arguments.pairs:
+        example("zoom" if arguments.zoom else "pairs")
     else:
         demo()
+
+
+def example(name: str) -> None:
+    """Run a demo of the repository. Raises EnvironmentProblem if this tiercel does not lie in a checkout of it."""
+    if not (ROOT / "examples" / name / "demo.py").is_file():
+        raise EnvironmentProblem(
+            f"the demo --{name} is in the repository's examples/, not in the package: git clone URL tiercel && "
+            f"cd tiercel && make demo-{name}"
+        )
+    sys.path.insert(0, str(ROOT))
+    import_module(f"examples.{name}.demo").run()
 
 
 def demo() -> None:

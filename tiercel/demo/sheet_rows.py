@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tiercel.demo.handwriting import dialogue, save_picture, write_rows
 from tiercel.demo.questions import KINDS, Question, ask
-from tiercel.demo.scenes import dialogue, save_picture, write_rows
 from tiercel.demo.sheets import Sheet, Stationery
 
 

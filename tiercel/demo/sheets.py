@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageFilter
 
-from tiercel.demo.scenes import Box, held_out, load_digit_images
+from tiercel.demo.handwriting import Box, held_out, load_digit_images
 from tiercel.errors import EnvironmentProblem
 
 SQUARES = 4  # along a sheet's side
@@ -70,7 +70,7 @@ class Stationery:
     def __init__(self, *, is_held_out: bool) -> None:
         images, labels = load_digit_images()
         chosen = held_out(len(images)) == is_held_out
-        self.strokes = [_cut(image) for image in images[chosen]]
+        self.strokes = [cut(image) for image in images[chosen]]
         self.of_digit = [np.flatnonzero(labels[chosen] == digit) for digit in range(10)]
         self.reliefs = load_reliefs()
 
@@ -129,7 +129,8 @@ def write_strokes(canvas: np.ndarray, strokes: np.ndarray, box: Box, colour: np.
     region += mask[..., None] * (colour - region)
 
 
-def _cut(digit: np.ndarray) -> np.ndarray:
+def cut(digit: np.ndarray) -> np.ndarray:
+    """Cut the empty edges off a digit."""
     rows, columns = np.nonzero(digit > 2)
     return digit[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
 

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from tiercel.demo.scenes import DIGIT_NAMES
+from examples.scenes import DIGIT_NAMES
 from tiercel.demo.sheets import INKS
 
 WORDS = (

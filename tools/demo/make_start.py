@@ -8,10 +8,12 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from tiercel.demo import command, pointing, zoom
+from examples.pairs import pointing
+from examples.scenes import SceneSet, write_scenes
+from examples.zoom import demo as zoom
+from tiercel.demo import command
 from tiercel.demo.questions import KINDS
 from tiercel.demo.running import run_command
-from tiercel.demo.scenes import SceneSet, write_scenes
 from tiercel.demo.sheet_rows import RowSet, write_questions
 from tiercel.demo.sheets import SQUARE
 from tools.demo.checkpoint import SHEET_WORDS, THOUGHT, WORDS, ZOOM_WORDS, Form, save_random_checkpoint

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from tiercel.demo.handwriting import dialogue, save_picture, write_rows
 from tiercel.demo.questions import TEXTS
-from tiercel.demo.scenes import dialogue, save_picture, write_rows
 from tiercel.demo.sheet_rows import RowSet
 from tiercel.demo.sheets import INKS, SQUARE, Digit, Stationery
 

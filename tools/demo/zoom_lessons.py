@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tiercel.demo.scenes import SIDE
-from tiercel.demo.zoom_scenes import CENTRES, QUESTION, dialogue, region, save_picture, scenes, write_rows, zoomed
+from examples.scenes import SIDE
+from examples.zoom.scenes import CENTRES, QUESTION, region, scenes, zoomed
+from tiercel.demo.handwriting import dialogue, save_picture, write_rows
 
 WHERE = "<image>Where is the ring?"
 # In the form that the start's chat template writes.

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from tiercel.demo.pointing import DATA, demo_pointing
-from tiercel.demo.pointing import RUN as TEACHER
+from examples.pairs.pointing import DATA, demo_pointing
+from examples.pairs.pointing import RUN as TEACHER
+from examples.scenes import jittered, written
+from tiercel.demo.handwriting import Box, write_rows
 from tiercel.demo.running import RECIPES, evaluations_of, require_recipes, run_command, show_command
-from tiercel.demo.scenes import Box, jittered, write_rows, written
 from tiercel.rewards.boxes import iou
 from tiercel.runs.directory import read_metrics
 from tiercel.writing import writing
@@ -25,7 +26,7 @@ PAIRS, STUDENT = Path("runs/pairs-dpo"), Path("runs/pairs-distill")
 RANKER, RANKED = Path("runs/pairs-reward"), Path("runs/pairs-reward-grpo")
 
 
-def demo_pairs() -> None:
+def run() -> None:
     """Run the recipes in the working directory. Raises the same TiercelErrors as their commands."""
     started = time.monotonic()
     require_recipes(*(f"demo-{name}.yaml" for name in ("dpo", "distill", "reward", "reward-grpo")))

@@ -8,14 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.rewards.samples import sample
-from tests.training.test_loops import run_grpo
-from tiercel.config import load_recipe
-from tiercel.config.schema import Model, Reliability
-from tiercel.demo.scenes import SIDE, load_digit_images
-from tiercel.demo.zoom import START, summary
-from tiercel.demo.zoom_reward import zoomed_right
-from tiercel.demo.zoom_scenes import (
+from examples.scenes import SIDE
+from examples.zoom.demo import START, summary
+from examples.zoom.reward import zoomed_right
+from examples.zoom.scenes import (
     CENTRES,
     DIGIT,
     LARGE_SIDE,
@@ -27,6 +23,11 @@ from tiercel.demo.zoom_scenes import (
     write_questions,
     zoomed,
 )
+from tests.rewards.samples import sample
+from tests.training.test_loops import run_grpo
+from tiercel.config import load_recipe
+from tiercel.config.schema import Model, Reliability
+from tiercel.demo.handwriting import load_digit_images
 from tiercel.environments.tools import load_toolbox
 from tiercel.models.chat import encode_answer, require_joining
 from tiercel.models.prompts import render
@@ -147,6 +148,7 @@ def test_two_steps_with_the_tool_and_without(tmp_path):
         "data.train": str(tmp_path / "rows.jsonl"),
         "data.eval": str(tmp_path / "rows.jsonl"),
         "data.workers": 0,
+        "rewards": [{"name": "exact"}, {"call": f"{START.parent / 'reward.py'}:zoomed_right", "weight": 0}],
         "rollout.group_size": 4,
         "optim.prompts_per_step": 2,
         "optim.warmup_steps": 0,

@@ -4,19 +4,19 @@ import shutil
 import time
 from pathlib import Path
 
+from examples.zoom.scenes import write_questions
 from tiercel.demo.running import RECIPES, evaluations_of, require_recipes, show_command
-from tiercel.demo.zoom_scenes import write_questions
 from tiercel.runs.directory import read_metrics
 from tiercel.writing import writing
 
-START = Path(__file__).parent / "zoom_start"
+START = Path(__file__).parent / "start"
 PRACTICE_SCENES, HELD_OUT_SCENES = 2000, 512
 RECIPE = "zoom-demo.yaml"
 WITH, WITHOUT = Path("runs/zoom"), Path("runs/zoom-without")
 LOOKED = "eval/reward/zoomed_right/mean"
 
 
-def demo_zoom() -> None:
+def run() -> None:
     """Run the recipe twice in the working directory. Raises the same TiercelErrors as its command."""
     started = time.monotonic()
     require_recipes(RECIPE)
@@ -26,6 +26,7 @@ def demo_zoom() -> None:
         with writing(data, "start the demo in a directory that can be written"):
             write_questions(data, "practice", PRACTICE_SCENES, 21, use_held_out=False)
             shutil.copytree(START, data / "start", dirs_exist_ok=True)
+            shutil.copyfile(START.parent / "reward.py", data / "reward.py")
             write_questions(data, "heldout", HELD_OUT_SCENES, 22, use_held_out=True)
     recipe = str(RECIPES / RECIPE)
     show_command("2/3", "learn where to look from right answers alone", "grpo", recipe)

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from tiercel.demo import pairs
-from tiercel.demo.pairs import PAIRS_OF_A_SCENE, two_boxes, write_pairs
+from examples.pairs import demo as pairs
+from examples.pairs.demo import PAIRS_OF_A_SCENE, two_boxes, write_pairs
 from tiercel.errors import TrainingError
 from tiercel.rewards.boxes import iou
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from tiercel.demo.scenes import SIDE, Box, dialogue, held_out, load_digit_images, paper, paste, save_picture, write_rows
+from examples.scenes import SIDE, paper, paste
+from tiercel.demo.handwriting import Box, dialogue, held_out, load_digit_images, save_picture, write_rows
 from tiercel.environments.tools import PictureTools, SeenPicture
 from tiercel.types import ImagePlan
 

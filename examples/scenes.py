@@ -4,25 +4,20 @@ The digits' 8 x 8 grey values are enlarged and pasted on paper whose red increas
 y, because rotary attention alone carries only relative positions. Training and held-out scenes use disjoint digits.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from tiercel.errors import EnvironmentProblem
+from tiercel.demo.handwriting import Box, dialogue, held_out, load_digit_images, save_picture, write_rows
+from tiercel.demo.sheets import cut, write_strokes
 
 DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 SIDE = 112  # pixels of a scene: 4 x 4 tokens for Qwen2.5-VL
 CELL = 4  # pixels; boxes lie on this grid
 SMALLEST, LARGEST = 28, 52  # pixels of a digit's box
-HELD_OUT_SHARE = 5  # every fifth of scikit-learn's samples is held out
-
-Box = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,21 +41,6 @@ class SceneSet:
     jitter: int = 0  # largest shift of a written corner, in pixels
 
 
-def load_digit_images() -> tuple[np.ndarray, np.ndarray]:
-    """Load 1,797 grey images (8, 8) in 0..16 and their labels. Raises EnvironmentProblem without scikit-learn."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise EnvironmentProblem("the demo's handwriting needs scikit-learn: pip install tiercel[demo]") from error
-    digits = load_digits()
-    return digits.images, digits.target
-
-
-def held_out(count: int) -> np.ndarray:
-    """Return a bool array (count,) that marks the samples of scikit-learn that no training scene shows."""
-    return np.arange(count) % HELD_OUT_SHARE == 0
-
-
 def draw_scene(images: np.ndarray, labels: np.ndarray, digit_count: int, generator: np.random.Generator) -> Scene:
     """Draw a scene of `digit_count` different digits that do not overlap. One of them is asked for."""
     canvas = paper(SIDE)
@@ -71,7 +51,7 @@ def draw_scene(images: np.ndarray, labels: np.ndarray, digit_count: int, generat
         box = _random_box(generator)
         if int(labels[pick]) in shown or any(_overlap(box, other) for other in taken):
             continue
-        paste(canvas, _strokes(images[pick]), box, generator)
+        paste(canvas, cut(images[pick]), box, generator)
         taken.append(box)
         shown.append(int(labels[pick]))
     target = int(generator.integers(digit_count))
@@ -98,26 +78,6 @@ def write_scenes(directory: Path, scenes: SceneSet) -> Path:
     return write_rows(directory / f"{scenes.name}.jsonl", rows)
 
 
-def save_picture(image: Image.Image, directory: Path, name: str) -> str:
-    """Write `directory`/images/`name`.png and return its path relative to `directory`."""
-    (directory / "images").mkdir(parents=True, exist_ok=True)
-    image.save(directory / "images" / f"{name}.png", compress_level=1)
-    return f"images/{name}.png"
-
-
-def dialogue(name: str, files: list[str], turns: list[str]) -> dict[str, Any]:
-    """Return a row whose turns are the user's and the assistant's in alternation."""
-    roles = cycle(("user", "assistant"))
-    messages = [{"role": role, "content": text} for role, text in zip(roles, turns, strict=False)]
-    return {"id": name, "images": files, "messages": messages}
-
-
-def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Write a .jsonl file and return its path."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 def written(box: Sequence[int]) -> str:
     """Format a box as the model does."""
     return f"[{', '.join(map(str, box))}]"
@@ -130,12 +90,8 @@ def paper(side: int) -> np.ndarray:
 
 
 def paste(canvas: np.ndarray, digit: np.ndarray, box: Box, generator: np.random.Generator) -> None:
-    """Draw grey values in 0..16 as ink on the paper, enlarged to fill the box."""
-    ink = Image.fromarray((digit / 16 * 255).astype(np.uint8))
-    mask = np.asarray(ink.resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BICUBIC)) / 255.0
-    colour = generator.uniform(0, 40, 3)
-    region = canvas[box[1] : box[3], box[0] : box[2]]
-    region += mask[..., None] * (colour - region)
+    """Draw grey values in 0..16 as dark ink on the paper, enlarged to fill the box."""
+    write_strokes(canvas, digit, box, generator.uniform(0, 40, 3))
 
 
 def _random_box(generator: np.random.Generator) -> Box:
@@ -147,12 +103,6 @@ def _random_box(generator: np.random.Generator) -> Box:
 
 def _overlap(one: Box, other: Box) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
-
-
-def _strokes(digit: np.ndarray) -> np.ndarray:
-    """Cut the empty edges off a digit."""
-    rows, columns = np.nonzero(digit > 2)
-    return digit[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
 
 
 def jittered(box: Box, jitter: int, generator: np.random.Generator) -> Box:
