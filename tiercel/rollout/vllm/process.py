@@ -29,9 +29,8 @@ from tiercel.rollout.vllm.requests import (
     ImpossibleCompletion,
     PromptRequest,
     add_sampled,
-    lora_rank_limit,
+    engine_options,
     make_completion,
-    pixel_limits,
     require_same_prompt,
     sampling_fields,
     scheduling,
@@ -67,9 +66,9 @@ class ProcessSampler:
         self.group = _tensor_parallel_group(ranks, recipe.rollout.vllm.tensor_parallel)
         with meeting_by_name(ranks, recipe.rollout.vllm.tensor_parallel):
             options = _engine_options(family, recipe, images_per_prompt, ranks.world_size > 1)
-            self.engine = _build_engine(
-                options | _adapter_options(recipe, adapts_vision), recipe.rollout.vllm.sleep_level
-            )
+            if adapts_vision:
+                options["enable_tower_connector_lora"] = True
+            self.engine = _build_engine(options, recipe.rollout.vllm.sleep_level)
         if adapts_vision and not all(self.engine.apply_model(_adapts_vision)):
             raise EnvironmentProblem(
                 f"rollout.engine: vllm: this vLLM ignores adapters on vision layers of {family.name}; update vLLM, "
@@ -252,14 +251,6 @@ def _known(fields: dict[str, Any], params: SamplingParams) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in ("stop", "include_stop_str_in_output")}
 
 
-def _adapter_options(recipe: GrpoRecipe, adapts_vision: bool) -> dict[str, Any]:
-    """Return the engine arguments for an adapter; none in full fine-tuning."""
-    if recipe.lora is None:
-        return {}
-    options: dict[str, Any] = {"enable_tower_connector_lora": True} if adapts_vision else {}
-    return options | {"enable_lora": True, "max_loras": 1, "max_lora_rank": lora_rank_limit(recipe.lora.rank)}
-
-
 def _adapts_vision(model: Any) -> bool:
     """Return whether vLLM's model, when asked to, applies adapters to its vision layers."""
     return bool(model.lora_manager.supports_tower_connector_lora)
@@ -269,23 +260,16 @@ def _engine_options(family: Family, recipe: GrpoRecipe, images_per_prompt: int, 
     """Return the engine arguments of the recipe. If a launcher started the ranks, the engine uses their process
     group."""
     vllm = recipe.rollout.vllm
-    row_tokens = recipe.data.max_prompt_tokens + recipe.rollout.longest
-    return dict(
-        model=family.checkpoint.path,
-        dtype=recipe.model.dtype,
-        generation_config="vllm",
-        max_model_len=row_tokens,
-        gpu_memory_utilization=vllm.gpu_memory_utilization,
-        tensor_parallel_size=vllm.tensor_parallel,
-        distributed_executor_backend="external_launcher" if is_launched else None,
-        enable_sleep_mode=vllm.sleep_level > 0 and torch.cuda.is_available(),
-        limit_mm_per_prompt={"image": images_per_prompt, "video": 0},
-        mm_processor_kwargs=pixel_limits(family) or None,
-        logprobs_mode="processed_logprobs",
-        seed=recipe.train.seed,
-        disable_log_stats=True,
-        **scheduling(family, row_tokens),
-    ) | {name.replace("-", "_"): value for name, value in vllm.options.items()}
+    own = {
+        "gpu_memory_utilization": vllm.gpu_memory_utilization,
+        "tensor_parallel_size": vllm.tensor_parallel,
+        "distributed_executor_backend": "external_launcher" if is_launched else None,
+        "enable_sleep_mode": vllm.sleep_level > 0 and torch.cuda.is_available(),
+        "seed": recipe.train.seed,
+        "disable_log_stats": True,
+    }
+    given = {name.replace("-", "_"): value for name, value in vllm.options.items()}
+    return {**engine_options(recipe, family, images_per_prompt, 1), **scheduling(recipe, family), **own, **given}
 
 
 def _build_engine(options: dict[str, Any], sleep_level: int) -> Any:

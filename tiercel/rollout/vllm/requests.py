@@ -16,6 +16,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from tiercel.config.engines import NOT_SERVED, VISION_ADAPTERS
+from tiercel.config.schema import GrpoRecipe
 from tiercel.errors import EnvironmentProblem
 from tiercel.http_json import brief
 from tiercel.models.families.base import Family
@@ -80,12 +81,31 @@ def sampling_fields(family: Family, params: SamplingParams, seed: int) -> dict[s
     }
 
 
-def scheduling(family: Family, row_tokens: int) -> dict[str, Any]:
+def engine_options(recipe: GrpoRecipe, family: Family, images_per_prompt: int, adapters: int) -> dict[str, Any]:
+    """Return the arguments of vLLM's engine that follow from the recipe, in the ranks' processes and on a server.
+    `adapters` is how many it holds at a time."""
+    options: dict[str, Any] = {
+        "model": family.checkpoint.path,
+        "dtype": recipe.model.dtype,
+        "max_model_len": recipe.data.max_prompt_tokens + recipe.rollout.longest,
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "limit_mm_per_prompt": {"image": images_per_prompt, "video": 0},
+    }
+    if recipe.lora is not None:
+        options |= {"enable_lora": True, "max_loras": adapters, "max_lora_rank": lora_rank_limit(recipe.lora.rank)}
+    if limits := pixel_limits(family):
+        options["mm_processor_kwargs"] = limits
+    return options
+
+
+def scheduling(recipe: GrpoRecipe, family: Family) -> dict[str, Any]:
     """Return engine arguments for a machine without a GPU: prompts are not cut into chunks. With chunks, vLLM would
     have to reset the random generator of a request with a seed. On a CPU it cannot ("CPU Generator does not use
     offset"), and the engine would end. Without chunks vLLM cannot keep the states of delta nets in its prefix cache."""
     if torch.cuda.is_available():
         return {}
+    row_tokens = recipe.data.max_prompt_tokens + recipe.rollout.longest
     arguments = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(BATCHED_TOKENS, row_tokens)}
     if family.checkpoint.config.get_text_config().model_type in BRANCHING_MODELS:
         arguments["enable_prefix_caching"] = False

@@ -24,13 +24,7 @@ from tiercel.config.schema import GrpoRecipe
 from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.models.families.base import Family
 from tiercel.rollout.vllm.http import DEV_MODE, KEY_VARIABLE, servers_key
-from tiercel.rollout.vllm.requests import (
-    lora_rank_limit,
-    pixel_limits,
-    require_served,
-    require_vision_adapters,
-    scheduling,
-)
+from tiercel.rollout.vllm.requests import engine_options, require_served, require_vision_adapters, scheduling
 
 ADAPTERS = 2  # two runs may share a server
 HEALTH_POLL_SECONDS = 0.5
@@ -43,37 +37,26 @@ def server_arguments(recipe: GrpoRecipe, family: Family, images_per_prompt: int)
     """Make the command line of a server for the recipe, without its address. Raises EnvironmentProblem if vLLM cannot
     sample for it."""
     require_served(family, "vllm-server")
-    arguments = {
-        "--model": family.checkpoint.path,
-        "--dtype": recipe.model.dtype,
-        "--max-model-len": str(_row_tokens(recipe)),
-        "--logprobs-mode": "processed_logprobs",
-        "--generation-config": "vllm",
-        "--limit-mm-per-prompt": json.dumps({"image": max(1, images_per_prompt), "video": 0}),
-    }
-    if recipe.lora is not None:
-        adapters = max(ADAPTERS, recipe.rollout.versions)
-        arguments |= {"--max-loras": str(adapters), "--max-lora-rank": str(lora_rank_limit(recipe.lora.rank))}
-    if limits := pixel_limits(family):
-        arguments["--mm-processor-kwargs"] = json.dumps(limits)
+    options = engine_options(recipe, family, max(1, images_per_prompt), max(ADAPTERS, recipe.rollout.versions))
     if recipe.data.template is not None:
-        arguments["--chat-template"] = os.path.abspath(recipe.data.template)
-    switches = {
-        "--enable-lora": recipe.lora is not None,
-        "--enable-tower-connector-lora": _may_adapt_vision(recipe, family),
-        "--enable-scale-out": recipe.rollout.has_turns,
-    }
-    given = [name for name, is_on in switches.items() if is_on]
-    options = (word for name, value in recipe.rollout.vllm.options.items() for word in _option(name, value))
-    return [*given, *(word for pair in arguments.items() for word in pair), *options]
+        options["chat_template"] = os.path.abspath(recipe.data.template)
+    if _may_adapt_vision(recipe, family):
+        options["enable_tower_connector_lora"] = True
+    if recipe.rollout.has_turns:
+        options["enable_scale_out"] = True
+    return _flags({**options, **recipe.rollout.vllm.options})
 
 
-def _option(name: str, value: Any) -> list[str]:
-    """Write an argument of vLLM's engine as a flag of its server."""
-    flag = name.replace("_", "-")
-    if isinstance(value, bool):
-        return [f"--{flag}" if value else f"--no-{flag}"]
-    return [f"--{flag}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+def _flags(options: Mapping[str, Any]) -> list[str]:
+    """Write arguments of vLLM's engine as flags of its server."""
+    words: list[str] = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+    return words
 
 
 def _may_adapt_vision(recipe: GrpoRecipe, family: Family) -> bool:
@@ -89,15 +72,7 @@ def _may_adapt_vision(recipe: GrpoRecipe, family: Family) -> bool:
 
 def arguments_here(recipe: GrpoRecipe, family: Family, images_per_prompt: int) -> list[str]:
     """Make the command line of a server on this machine, which may have no GPU."""
-    arguments = server_arguments(recipe, family, images_per_prompt)
-    for name, value in scheduling(family, _row_tokens(recipe)).items():
-        option = name.replace("_", "-")
-        arguments += [f"--no-{option}"] if value is False else [f"--{option}", str(value)]
-    return arguments
-
-
-def _row_tokens(recipe: GrpoRecipe) -> int:
-    return recipe.data.max_prompt_tokens + recipe.rollout.longest
+    return [*server_arguments(recipe, family, images_per_prompt), *_flags(scheduling(recipe, family))]
 
 
 def server_environment(key: str) -> dict[str, str]:
