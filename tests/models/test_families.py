@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.packing.items import sampled_items
 from tests.tiny_models import (
     FAMILY_NAMES,
     MIXED_PICTURES,
@@ -197,33 +198,10 @@ def test_gradient_checkpointing_changes_nothing(tiny_checkpoints, name, form):
 def test_sampled_logprobs_are_the_learners(tiny_checkpoints, name):
     policy = policy_of(tiny_checkpoints[name], lora_noise=0.1)
     prompts = prompts_of(policy.family)
-    params = SamplingParams(
-        group_size=4,
-        min_new_tokens=2,
-        max_new_tokens=12,
-        temperature=0.8,
-        top_p=1.0,
-        top_k=0,
-        stop=(),
-        greedy=False,
-    )
+    params = SamplingParams(group_size=4, min_new_tokens=2, max_new_tokens=12, temperature=0.8)
     vision = counting_store(policy, 0)
     groups = LocalSampler(policy, vision).sample(prompts, params, [100, 200, 300])
-    items = [
-        PackItem(
-            prompt=group.prompt,
-            continuations=tuple(
-                Continuation(
-                    token_ids_L=c.token_ids_L,
-                    positions_DL=completion_positions(group.prompt.positions_DP, len(c.token_ids_L)),
-                    is_scored_L=torch.ones(len(c.token_ids_L), dtype=torch.bool),
-                )
-                for c in group.completions
-            ),
-        )
-        for group in groups
-    ]
-    packed = pack(items)
+    packed = pack(sampled_items(groups))
     with torch.no_grad():
         learnt = PackedPolicy(policy, "split", False)(packed, vision.features(packed.images), 0.8).logprobs_N
     sampled = torch.cat([c.logprobs_L for group in groups for c in group.completions])
@@ -240,16 +218,7 @@ def test_placeholders_are_never_sampled_though_they_are_likeliest(tiny_checkpoin
     policy = policy_of(tiny_checkpoints[name])
     head = policy.model.get_output_embeddings()
     prompts = prompts_of(policy.family)
-    params = SamplingParams(
-        group_size=2,
-        min_new_tokens=0,
-        max_new_tokens=6,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
-        stop=(),
-        greedy=True,
-    )
+    params = SamplingParams(group_size=2, max_new_tokens=6, greedy=True)
     bias = torch.zeros(head.weight.shape[0])
     bias[list(policy.family.placeholder_ids)] = 1e4
     hook = head.register_forward_hook(lambda module, inputs, output: output + bias)

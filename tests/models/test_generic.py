@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.generic_models import GENERIC, has_processor, save_generic_checkpoint
+from tests.packing.items import sampled_items
 from tests.tiny_models import make_row, noise_image, tiny_policy, tiny_prompts
 from tiercel.config.schema import Model
 from tiercel.errors import DataError, ModelError
@@ -114,26 +115,10 @@ def test_a_neighbours_tokens_change_no_bit(checkpoints, name):
 def test_sampled_logprobs_are_the_learners(checkpoints, name):
     policy = tiny_policy(checkpoints[name], noise=0.1)
     assert prove(policy).obstacle is None
-    params = SamplingParams(
-        group_size=3, min_new_tokens=2, max_new_tokens=6, temperature=1.0, top_p=1.0, top_k=0, stop=(), greedy=False
-    )
+    params = SamplingParams(group_size=3, min_new_tokens=2, max_new_tokens=6)
     vision = VisionStore(policy, 0)
     groups = LocalSampler(policy, vision).sample(tiny_prompts(policy.family), params, [1, 2, 3])
-    items = [
-        PackItem(
-            prompt=group.prompt,
-            continuations=tuple(
-                Continuation(
-                    token_ids_L=c.token_ids_L,
-                    positions_DL=completion_positions(group.prompt.positions_DP, len(c.token_ids_L)),
-                    is_scored_L=torch.ones(len(c.token_ids_L), dtype=torch.bool),
-                )
-                for c in group.completions
-            ),
-        )
-        for group in groups
-    ]
-    packed = pack(items)
+    packed = pack(sampled_items(groups))
     with torch.no_grad():
         learnt = PackedPolicy(policy, "split", False)(packed, vision.features(packed.images), 1.0).logprobs_N
     sampled = torch.cat([c.logprobs_L for group in groups for c in group.completions])

@@ -55,6 +55,17 @@ def item(prompt_length: int, *lengths: int, index: int = 0) -> PackItem:
     return PackItem(prompt=start, continuations=tuple(continuation(start, range(length)) for length in lengths))
 
 
+def sampled_items(groups: Sequence[Group]) -> list[PackItem]:
+    """The completions of an engine, behind their prompts."""
+    return [
+        PackItem(
+            prompt=group.prompt,
+            continuations=tuple(continuation(group.prompt, each.token_ids_L.tolist()) for each in group.completions),
+        )
+        for group in groups
+    ]
+
+
 def scored_group(of: EncodedPrompt, completions: Sequence[tuple[Sequence[int], float | None]]) -> ScoredGroup:
     """Completions by their ids and totals. The logprobs that the engine reported count down from -1."""
     made = []

@@ -23,16 +23,7 @@ from tiercel.rollout.local.engine import LocalSampler, _batches
 from tiercel.rollout.sampler import SamplingParams, greedy_params, sampling_params
 from tiercel.types import Completion, EncodedPrompt, Group
 
-PARAMS = SamplingParams(
-    group_size=4,
-    min_new_tokens=0,
-    max_new_tokens=10,
-    temperature=1.0,
-    top_p=1.0,
-    top_k=0,
-    stop=(),
-    greedy=False,
-)
+PARAMS = SamplingParams(group_size=4, max_new_tokens=10)
 GREEDY = replace(PARAMS, group_size=1, greedy=True)
 
 
@@ -298,26 +289,11 @@ def test_batches_by_hand(monkeypatch):
 
 def test_params_of_a_recipe():
     rollout = Rollout(group_size=3, max_new_tokens=7, temperature=0.6, top_p=0.9, top_k=4, stop=("x",))
-    assert sampling_params(rollout) == SamplingParams(
-        group_size=3,
-        min_new_tokens=1,
-        max_new_tokens=7,
-        temperature=0.6,
-        top_p=0.9,
-        top_k=4,
-        stop=("x",),
-        greedy=False,
+    drawn = SamplingParams(
+        group_size=3, min_new_tokens=1, max_new_tokens=7, temperature=0.6, top_p=0.9, top_k=4, stop=("x",)
     )
-    assert greedy_params(rollout) == SamplingParams(
-        group_size=1,
-        min_new_tokens=1,
-        max_new_tokens=7,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
-        stop=("x",),
-        greedy=True,
-    )
+    assert sampling_params(rollout) == drawn
+    assert greedy_params(rollout) == SamplingParams(min_new_tokens=1, max_new_tokens=7, stop=("x",), greedy=True)
 
 
 @pytest.mark.parametrize("name", ("qwen2_5_vl", "internvl", "gemma3"))
