@@ -4,7 +4,7 @@ import math
 import re
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -103,7 +103,7 @@ class Diagnosis:
         for key, values in self._numbers.items():
             values.append(_number(row, key))
         window = Window(rows=list(self._rows), first=self._first, numbers=self._numbers)
-        held = [found for check in CHECKS if (found := check(window)) is not None]
+        held = [found for check in CHECKS for found in check(window)]
         new = [found for found in held if found.step - self._last_seen.get(found.key, -math.inf) > QUIET_STEPS]
         self._last_seen |= {found.key: found.step for found in held}
         return tuple(new)
@@ -115,88 +115,84 @@ def symptoms(rows: Iterable[MetricsRow]) -> tuple[Symptom, ...]:
     return tuple(found for row in rows for found in diagnosis.add(row))
 
 
-def _flat_reward(window: Window) -> Symptom | None:
+def _flat_reward(window: Window) -> Iterator[Symptom]:
     means, equal = window.last("reward/mean", FLAT_STEPS), window.last("group/zero_std_fraction", FLAT_STEPS)
     spreads = window.last("reward/std", FLAT_STEPS)
     if not (means and equal and spreads) or statistics.fmean(equal) >= EQUAL_FRACTION:
-        return None
+        return
     middle = statistics.fmean(means)
     deviation = math.sqrt(statistics.fmean([(value - middle) ** 2 for value in means]))
     half = FLAT_STEPS // 2
     rise = statistics.fmean(means[half:]) - statistics.fmean(means[:half])
     has_trend = abs(rise) > TREND_ERRORS * deviation * math.sqrt(2 / half)
-    if has_trend or deviation > FLAT_SPREAD * max(abs(middle), statistics.fmean(spreads)):
-        return None
-    return window.symptom(
-        "flat reward",
-        f"Over the last {FLAT_STEPS} steps reward/mean stayed at {middle:.4g}, give or take {deviation:.2g}.",
-        "the rewards hardly tell completions apart, or optim.lr is too small to move them",
-        "rewards",
-    )
+    if not has_trend and deviation <= FLAT_SPREAD * max(abs(middle), statistics.fmean(spreads)):
+        yield window.symptom(
+            "flat reward",
+            f"Over the last {FLAT_STEPS} steps reward/mean stayed at {middle:.4g}, give or take {deviation:.2g}.",
+            "the rewards hardly tell completions apart, or optim.lr is too small to move them",
+            "rewards",
+        )
 
 
-def _equal_rewards(window: Window) -> Symptom | None:
+def _equal_rewards(window: Window) -> Iterator[Symptom]:
     values = window.last("group/zero_std_fraction", EQUAL_STEPS)
-    if not values or min(values) < EQUAL_FRACTION:
-        return None
-    return window.symptom(
-        "equal rewards",
-        f"Over the last {EQUAL_STEPS} steps {_percent(values)} of the groups had equal rewards and taught nothing.",
-        "the rows are too easy or too hard, or the completions of a group too alike",
-        "rollout.temperature",
-    )
+    if values and min(values) >= EQUAL_FRACTION:
+        yield window.symptom(
+            "equal rewards",
+            f"Over the last {EQUAL_STEPS} steps {_percent(values)} of the groups had equal rewards and taught nothing.",
+            "the rows are too easy or too hard, or the completions of a group too alike",
+            "rollout.temperature",
+        )
 
 
-def _all_truncated(window: Window) -> Symptom | None:
+def _all_truncated(window: Window) -> Iterator[Symptom]:
     values = window.last("completion/truncated_fraction", TRUNCATED_STEPS)
     if not values or min(values) < TRUNCATED_FRACTION:
-        return None
+        return
     cause, recipe_key = "they have too few tokens for an answer, or the model does not end its turn", "max_new_tokens"
     if "turns/mean" in window.rows[-1]:
         cause = "they have too few turns or tokens (rollout.max_trajectory_tokens), or the model does not end its turns"
         recipe_key = "max_turns"
     text = f"Over the last {TRUNCATED_STEPS} steps {_percent(values)} of the completions were truncated."
-    return window.symptom("truncated", text, cause, f"rollout.{recipe_key}")
+    yield window.symptom("truncated", text, cause, f"rollout.{recipe_key}")
 
 
-def _failed_calls(window: Window) -> Symptom | None:
+def _failed_calls(window: Window) -> Iterator[Symptom]:
     values = window.last("tools/failed_fraction", FAILED_STEPS)
-    if not values or min(values) <= FAILED_FRACTION:
-        return None
-    return window.symptom(
-        "failed calls",
-        f"Over the last {FAILED_STEPS} steps {_percent(values)} of the tool calls failed.",
-        "the policy writes them wrongly, or the tools raise errors; rollouts/ has the reasons",
-        "rollout.tools",
-    )
+    if values and min(values) > FAILED_FRACTION:
+        yield window.symptom(
+            "failed calls",
+            f"Over the last {FAILED_STEPS} steps {_percent(values)} of the tool calls failed.",
+            "the policy writes them wrongly, or the tools raise errors; rollouts/ has the reasons",
+            "rollout.tools",
+        )
 
 
-def _format_never_met(window: Window) -> Symptom | None:
+def _format_never_met(window: Window) -> Iterator[Symptom]:
     means = [window.last(key, FORMAT_STEPS) for key in window.rows[-1] if _is_format(key)]
-    if not any(values and not any(values) for values in means):
-        return None
-    return window.symptom(
-        "format",
-        f"Over the last {FORMAT_STEPS} steps the reward format was 0 for every completion.",
-        "nothing in the prompt asks for the format, or its pattern does not fit the answers",
-        "data.system",
-    )
+    if any(values and not any(values) for values in means):
+        yield window.symptom(
+            "format",
+            f"Over the last {FORMAT_STEPS} steps the reward format was 0 for every completion.",
+            "nothing in the prompt asks for the format, or its pattern does not fit the answers",
+            "data.system",
+        )
 
 
 def _is_format(key: str) -> bool:
     return key.startswith("reward/format") and _FORMAT_MEAN.fullmatch(key) is not None
 
 
-def _no_gradient(window: Window) -> Symptom | None:
+def _no_gradient(window: Window) -> Iterator[Symptom]:
     """Find gradients of exactly 0. An update that overflowed in float16 or was left out also has a norm of 0, but is
     reported elsewhere."""
     norms = window.last("grad_norm", STILL_STEPS)
     if not norms or any(norms):
-        return None
+        return
     overflowed = any(_number(row, "loss_scale/skipped") for row in window.rows[-STILL_STEPS:])
     left_out = {_number(row, "update/left_out") for row in window.rows[-STILL_STEPS - 1 :]}  # a total up to each row
     if overflowed or len(left_out) > 1:
-        return None
+        return
     is_grpo = _number(window.rows[-1], "reward/failed_fraction") is not None
     equal = window.last("group/zero_std_fraction", STILL_STEPS)
     if is_grpo and not equal:
@@ -206,48 +202,45 @@ def _no_gradient(window: Window) -> Symptom | None:
     else:
         cause, recipe_key = "the loss does not reach what is trained", "lora.targets"
     text = f"Over the last {STILL_STEPS} steps the gradient was exactly 0: nothing was learnt."
-    return window.symptom("no gradient", text, cause, recipe_key)
+    yield window.symptom("no gradient", text, cause, recipe_key)
 
 
-def _failed_rewards(window: Window) -> Symptom | None:
+def _failed_rewards(window: Window) -> Iterator[Symptom]:
     values = window.last("reward/failed_fraction", FAILED_STEPS)
-    if not values or min(values) <= FAILED_FRACTION:
-        return None
-    return window.symptom(
-        "failed rewards",
-        f"Over the last {FAILED_STEPS} steps {_percent(values)} of the completions were masked by a failed reward.",
-        "a reward raises, hangs or cannot read its rows; rollouts/ has the tracebacks",
-        "rewards",
-    )
+    if values and min(values) > FAILED_FRACTION:
+        yield window.symptom(
+            "failed rewards",
+            f"Over the last {FAILED_STEPS} steps {_percent(values)} of the completions were masked by a failed reward.",
+            "a reward raises, hangs or cannot read its rows; rollouts/ has the tracebacks",
+            "rewards",
+        )
 
 
-def _entropy_collapse(window: Window) -> Symptom | None:
+def _entropy_collapse(window: Window) -> Iterator[Symptom]:
     """Find a policy whose samples hardly differ. In SFT a low entropy is intended, so only GRPO is checked."""
     values, first = window.last(_ENTROPY, ENTROPY_STEPS), window.first.get(_ENTROPY, 0.0)
-    if not values or max(values) >= ENTROPY_SHARE * first or "reward/failed_fraction" not in window.rows[-1]:
-        return None
-    return window.symptom(
-        "entropy",
-        f"Entropy per token fell from {first:.3g} to {values[-1]:.3g}: the completions hardly differ any more.",
-        "the policy moved too far at once, towards one answer",
-        "optim.lr",
-    )
+    if values and max(values) < ENTROPY_SHARE * first and "reward/failed_fraction" in window.rows[-1]:
+        yield window.symptom(
+            "entropy",
+            f"Entropy per token fell from {first:.3g} to {values[-1]:.3g}: the completions hardly differ any more.",
+            "the policy moved too far at once, towards one answer",
+            "optim.lr",
+        )
 
 
-def _logprob_gap(window: Window) -> Symptom | None:
+def _logprob_gap(window: Window) -> Iterator[Symptom]:
     values = window.last(_GAP, GAP_STEPS)
-    if not values or min(values) <= GAP_SIZE:
-        return None
-    first = window.first[_GAP]
-    return window.symptom(
-        "logprob gap",
-        f"Sampler and learner logprobs differ by {values[-1]:.3g} per token, compared with {first:.3g} at first.",
-        "their numerics differ, or the completions come from an older policy",
-        "algorithm.correction.level",
-    )
+    if values and min(values) > GAP_SIZE:
+        first = window.first[_GAP]
+        yield window.symptom(
+            "logprob gap",
+            f"Sampler and learner logprobs differ by {values[-1]:.3g} per token, compared with {first:.3g} at first.",
+            "their numerics differ, or the completions come from an older policy",
+            "algorithm.correction.level",
+        )
 
 
-CHECKS: tuple[Callable[[Window], Symptom | None], ...] = (
+CHECKS: tuple[Callable[[Window], Iterator[Symptom]], ...] = (
     _failed_rewards,
     _failed_calls,
     _all_truncated,
