@@ -91,12 +91,12 @@ def try_steps(
             for step in (IMPORT, *left):
                 seconds = import_seconds if step == IMPORT else step_seconds
                 outcome = outcome_of(process, seconds, "step", device, step, faults.get(step), step=step)
-                if step != IMPORT:
-                    left.remove(step)
-                    yield outcome
-                elif outcome.failure is not None:
-                    yield outcome
+                if step == IMPORT and outcome.failure is None:
+                    continue
+                yield outcome
+                if step == IMPORT:
                     return
+                left.remove(step)
                 if outcome.failure is not None:
                     break
 
