@@ -126,6 +126,23 @@ LLAVA_PROCESSOR = {
     "num_additional_image_tokens": 1,
 }
 TEXT_KEYS = {key: value for key, value in TEXT.items() if key != "model_type"}
+
+
+def idefics(tower: str) -> dict[str, Any]:
+    """What Idefics 3 and SmolVLM have in common; `tower` is the type of the vision model."""
+    return {
+        "tokens": IDEFICS_TOKENS,
+        "keys": {
+            "text_config": TEXT | {"model_type": "llama"},
+            "vision_config": TOWER | {"model_type": tower},
+            "image_token_id": "id:<image>",
+            "scale_factor": 2,
+        },
+        "image_keys": {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}},
+        "processor_keys": {"image_seq_len": 4},
+    }
+
+
 GLM = {
     "tokens": ("<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>"),
     "names": {"image_token": "<|image|>", "video_token": "<|video|>"},
@@ -198,15 +215,7 @@ GENERIC = {
         config="Idefics3Config",
         processor="Idefics3Processor",
         images="Idefics3ImageProcessorPil",
-        tokens=IDEFICS_TOKENS,
-        keys={
-            "text_config": TEXT | {"model_type": "llama"},
-            "vision_config": TOWER | {"model_type": "idefics3_vision"},
-            "image_token_id": "id:<image>",
-            "scale_factor": 2,
-        },
-        image_keys={"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}},
-        processor_keys={"image_seq_len": 4},
+        **idefics("idefics3_vision"),
     ),
     "llava_next": Tiny(
         model="LlavaNextForConditionalGeneration",
@@ -239,16 +248,8 @@ GENERIC = {
         processor="SmolVLMProcessor",
         images="SmolVLMImageProcessorPil",
         videos="SmolVLMVideoProcessor",
-        tokens=IDEFICS_TOKENS,
         names={"fake_image_token": "<fake_token_around_image>", "image_token": "<image>"},
-        keys={
-            "text_config": TEXT | {"model_type": "llama"},
-            "vision_config": TOWER | {"model_type": "smolvlm_vision"},
-            "image_token_id": "id:<image>",
-            "scale_factor": 2,
-        },
-        image_keys={"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}},
-        processor_keys={"image_seq_len": 4},
+        **idefics("smolvlm_vision"),
     ),
     "glm4v": Tiny(
         model="Glm4vForConditionalGeneration",
