@@ -99,7 +99,7 @@ def one_step(loop: OfflineLoop, step: Step) -> None:
         "grad_norm": update.grad_norm,
         **(objective.metrics(update.loss_sums, plan.examples) if update is not NO_UPDATE else {}),
         **update.token_means("entropy/"),
-        "tokens/prompt": update.pass_sums["packed/tokens"] - update.tokens,
+        "tokens/prompt": update.pass_sums["packed/repeated"] - update.tokens,
         **sharing_metrics(update.pass_sums),
         "tokens/completion": update.tokens,
         **update.token_means(METRICS),
