@@ -11,6 +11,9 @@ from pathlib import Path
 from types import ModuleType
 
 CALL_FORM = "file.py:function or package.module:function"
+OPENENV = "openenv:"  # what begins an environment on a server of OpenEnv; its address follows
+OPENENV_FORM = f"{OPENENV}http://HOST:PORT"
+_OPENENV_SERVER = re.compile(rf"{OPENENV}https?://[^\s/?#@]+(/[^\s?#@]*)?")
 _FILE_CALL = re.compile(r"(?P<file>.+\.py):[A-Za-z_]\w*")
 _MODULE_CALL = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
@@ -22,6 +25,11 @@ class CannotLoad(ValueError):
 def is_call(call: str) -> bool:
     """Return whether a text has one of the two forms."""
     return bool(_FILE_CALL.fullmatch(call) or _MODULE_CALL.fullmatch(call))
+
+
+def is_openenv(environment: str) -> bool:
+    """Return whether a text names a server of OpenEnv, by an address without a user, a query or a fragment."""
+    return _OPENENV_SERVER.fullmatch(environment) is not None
 
 
 def call_file(call: str) -> str | None:

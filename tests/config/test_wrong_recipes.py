@@ -202,6 +202,8 @@ WRONG = [
     ),
     grpo("rollout.tools=[look]", "rollout.tools.0", "built in are zoom, crop, mark"),
     grpo("rollout.environment=Game", "rollout.environment", "write a class of yours as file.py"),
+    grpo("rollout.environment=http://h:1", "rollout.environment", "a server of OpenEnv as openenv:http://HOST:PORT"),
+    grpo("rollout.environment={a: 'openenv:http://u:p@h'}", "rollout.environment.a", "as openenv:http://HOST:PORT"),
     grpo("rollout.environment={}", "rollout.environment", "write one, or remove it"),
     grpo("rollout.environment={shop: Shop}", "rollout.environment.shop", "write a class of yours as file.py"),
     grpo("rollout.environment={shop: 3}", "rollout.environment.shop", "must be text"),

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.environments.test_dialogues import call, play
-from tiercel.environments import worker
+from tiercel.environments import parts
 
 pytestmark = pytest.mark.usefixtures("no_child_left")
 
@@ -164,7 +164,6 @@ def test_large_pictures_pass(write, opened, prompt):
 
 
 def test_an_answer_with_too_many_bytes_of_pictures_is_refused(monkeypatch):
-    monkeypatch.setattr(worker, "LARGEST_PICTURES", 299)
-    assert worker.Host(None, []) is not None
-    with pytest.raises(worker.UnusableAnswer, match="pictures of 300 bytes; at most 299"):
-        worker._parts([{"type": "image", "image": b"x" * 150}] * 2)
+    monkeypatch.setattr(parts, "LARGEST_PICTURES", 299)
+    with pytest.raises(parts.UnusableAnswer, match="pictures of 300 bytes; at most 299"):
+        parts.parts_of([{"type": "image", "image": b"x" * 150}] * 2)

@@ -92,8 +92,8 @@ class Rollout(Section):
         | None
     ) = None
     """A class of your own, as file.py:Class or package.module:Class, whose methods the policy calls as tools, or whose
-    `respond` answers each of its turns (docs/environments.md). Several by their names, as {shop: shop.py:Shop}; then
-    the column `environment` of each row names its own."""
+    `respond` answers each of its turns (docs/environments.md), or a server of OpenEnv, as openenv:http://HOST:PORT.
+    Several by their names, as {shop: shop.py:Shop}; then the column `environment` of each row names its own."""
     tools: tuple[str, ...] = ()
     """Functions that the policy may call: the built-in zoom, crop and mark, or your own as file.py:function."""
     max_turns: PositiveInt = 8

@@ -5,24 +5,17 @@ does, or it has to describe the tools, whose schemas transformers makes.
 """
 
 import asyncio
-import base64
 import inspect
-import io
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
 
-from tiercel.calls import CannotLoad, load_module
+from tiercel.calls import OPENENV, CannotLoad, load_module
+from tiercel.environments.parts import LONGEST_TEXT, UnusableAnswer, parts_of
 from tiercel.rewards.runtime.worker import Handle, Reply, checked_value, failure_text, load_named, serve
 
-LONGEST_TEXT = 1 << 20  # characters of an answer
-LARGEST_PICTURES = 64 << 20  # bytes of an answer's pictures
 MODULE_PREFIX = "tiercel_environment"
 NO_TOOLS = ("reset", "get_reward", "respond", "fork")
-
-
-class UnusableAnswer(ValueError):
-    """Raised if the answer of the user's code cannot be handed to the policy."""
 
 
 def run(descriptor: int, work: Mapping[str, Any], file_mb: float) -> None:
@@ -38,6 +31,8 @@ def _load(environment: str | None, functions: list[str]) -> Handle:
     tools = [function for _, _, function in found]
     if environment is None:
         return Host(None, tools).handle
+    if environment.startswith(OPENENV):
+        return _openenv_host(environment, tools).handle
     source, name, kind = load_named(environment, load)
     if not inspect.isclass(kind) or not inspect.isfunction(getattr(kind, "reset", None)):
         raise CannotLoad(f"{source}: {name} is no class with a method reset")
@@ -47,14 +42,27 @@ def _load(environment: str | None, functions: list[str]) -> Handle:
         raise CannotLoad(f"{source}: {name} cannot be created:\n{failure_text(error)}") from error
 
 
+def _openenv_host(environment: str, functions: list[Callable[..., Any]]) -> "Host":
+    try:
+        from tiercel.environments.openenv import OpenEnv, OpenEnvFailure
+    except ImportError as error:
+        raise CannotLoad(f"{environment}: {error}; pip install 'tiercel[openenv]'") from error
+    try:
+        server = OpenEnv(environment)
+    except OpenEnvFailure as failure:
+        raise CannotLoad(str(failure)) from failure
+    return Host(server, [*functions, *server.functions()], has_tools=False)
+
+
 class Host:
     """Answers requests with the user's code. Each method that a request may name returns the fields of the reply."""
 
-    def __init__(self, environment: Any, functions: list[Callable[..., Any]]):
+    def __init__(self, environment: Any, functions: list[Callable[..., Any]], *, has_tools: bool = True):
+        """`has_tools` says whether the public methods of the environment are tools, beside the functions."""
         self.environment = environment
         self.functions = functions
         self.copies = [self]  # by their numbers in requests
-        members = inspect.getmembers(type(environment), inspect.isfunction) if environment is not None else []
+        members = inspect.getmembers(type(environment), inspect.isfunction) if has_tools else []
         names = [name for name, _ in members if name not in NO_TOOLS and not name.startswith("_")]
         self.tools = [*functions, *(getattr(environment, name) for name in names)]
         self._loop = asyncio.new_event_loop()
@@ -77,7 +85,7 @@ class Host:
         schemas, problems = [], []
         for tool in self.tools:
             try:
-                schemas.append(get_json_schema(tool))
+                schemas.append(getattr(tool, "json_schema", None) or get_json_schema(tool))
             except Exception as error:  # such as for its hints or its docstring
                 problems.append(f"tool {tool.__name__}: {error}")
         has = partial(hasattr, self.environment)
@@ -100,6 +108,8 @@ class Host:
         try:
             inspect.signature(tool).bind(**arguments)
             value = self._result(tool(**arguments))
+        except UnusableAnswer:
+            raise
         except Exception as error:
             text = f"{error}"[:LONGEST_TEXT] or type(error).__name__
             return {"error": text, "is_done": self._is_done()}
@@ -130,51 +140,9 @@ class Host:
         return self._loop.run_until_complete(value) if inspect.isawaitable(value) else value
 
     def _answered(self, value: Any, *, may_be_none: bool = False) -> dict[str, Any]:
-        parts = None if value is None and may_be_none else _parts(value)
+        parts = None if value is None and may_be_none else parts_of(value)
         return {"parts": parts, "is_done": self._is_done()}
 
     def _is_done(self) -> bool:
         done = getattr(self.environment, "done", False)
         return not callable(done) and bool(done)
-
-
-def _parts(value: Any) -> list[dict[str, str]]:
-    """Convert an answer to parts, each {"text": ...} or {"image": base64}. Raises UnusableAnswer."""
-    is_list = isinstance(value, list | tuple) and all(isinstance(part, Mapping) and "type" in part for part in value)
-    given = value if is_list and value else [{"type": _kind(value), _kind(value): value}]
-    parts = [_part(part) for part in given]
-    texts = sum(len(part.get("text", "")) for part in parts)
-    if texts > LONGEST_TEXT:
-        raise UnusableAnswer(f"answered a text of {texts:,} characters; at most {LONGEST_TEXT:,} are taken")
-    pictures = sum(len(part.get("image", "")) for part in parts) * 3 // 4
-    if pictures > LARGEST_PICTURES:
-        raise UnusableAnswer(f"answered pictures of {pictures:,} bytes; at most {LARGEST_PICTURES:,} are taken")
-    return parts
-
-
-def _kind(value: Any) -> str:
-    return "image" if isinstance(value, bytes) or type(value).__module__.startswith("PIL.") else "text"
-
-
-def _part(part: Mapping[str, Any]) -> dict[str, str]:
-    kind = part["type"]
-    if kind not in ("text", "image") or kind not in part:
-        raise UnusableAnswer(
-            f"answered a part with the type {kind!r} and the keys {sorted(map(str, part))}; a part is "
-            '{"type": "text", "text": ...} or {"type": "image", "image": ...}'
-        )
-    value = part[kind]
-    return {"text": str(value)} if kind == "text" else {"image": base64.b64encode(_file(value)).decode()}
-
-
-def _file(picture: Any) -> bytes:
-    """Return a picture as the bytes of a file. Bytes are returned as they are."""
-    if isinstance(picture, bytes):
-        return picture
-    if _kind(picture) != "image":
-        raise UnusableAnswer(
-            f"answered a {type(picture).__name__} as a picture; give a PIL image, or the bytes of a file"
-        )
-    stream = io.BytesIO()
-    picture.save(stream, "PNG", compress_level=1)
-    return stream.getvalue()

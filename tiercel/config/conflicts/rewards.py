@@ -1,6 +1,6 @@
 """Check the recipe's rewards, tools and environments."""
 
-from tiercel.calls import CALL_FORM
+from tiercel.calls import CALL_FORM, OPENENV, OPENENV_FORM, is_openenv
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.rewards.all import TELLS_RIGHT as TELLS_RIGHT
 from tiercel.rewards.base import RewardEntry
@@ -63,8 +63,11 @@ def turns(recipe: GrpoRecipe) -> Problems:
     if not rollout.environments:
         yield Keys("rollout.environment").problem("names no class; write one, or remove it")
     for name, environment in rollout.environments.items():
-        if environment is not None and ":" not in environment:
-            key = "rollout.environment" if name is None else f"rollout.environment.{name}"
+        key = "rollout.environment" if name is None else f"rollout.environment.{name}"
+        if environment is not None and environment.startswith((OPENENV, "http:", "https:")):
+            if not is_openenv(environment):
+                yield Keys(key).problem(f"{shown(environment)} given; write a server of OpenEnv as {OPENENV_FORM}")
+        elif environment is not None and ":" not in environment:
             yield Keys(key).problem(f"{shown(environment)} given; write a class of yours as {CALL_FORM}")
     for index, reward in enumerate(recipe.rewards):
         if isinstance(reward, OfEnvironment) and rollout.environment is None:
