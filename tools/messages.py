@@ -100,7 +100,7 @@ PUT_TOGETHER = (
     "one of {0} or section with {1} or {2}",
     "one of {0} or section with {1}",
     "{0} or `auto`",
-    "nothing given; {0}",
+    "has no value, but {0}",
     "list of {0}: each {1}, such as {2}",
     "least {0}",
     "median {0}",

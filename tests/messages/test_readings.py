@@ -75,15 +75,15 @@ def test_no_wrong_recipe_is_answered_half_in_english(tmp_path, monkeypatch):
     ("english", "expected"),
     [
         (
-            "line 3, column 7: wrong syntax (expected ',' or '}', but got ':'); close the bracket",
+            "line 3, column 7: invalid syntax (expected ',' or '}', but got ':'); close the bracket",
             "第 3 行第 7 列：YAML 语法错误（expected ',' or '}', but got ':'）；把括号闭合",
         ),
         (
-            "line 2, column 1: a tab stands here; indent with spaces, not with tabs",
-            "第 2 行第 1 列：这里有制表符；用空格缩进，不用制表符",
+            "line 2, column 1: this line is indented with a tab; use spaces",
+            "第 2 行第 1 列：这一行用制表符缩进；请用空格",
         ),
-        ("data: nothing given; must be a list; write [a]", "data: 写的是 null；必须是列表；写 [a]"),
-        ("train: missing; write the section with its keys", "train: 缺少；写上这个小节，至少包括它的键"),
+        ("data: has no value, but must be a list; use [a]", "data: 写的是 null；必须是列表；写 [a]"),
+        ("train: is required; add the section with its keys", "train: 缺少；写上这个小节，至少包括它的键"),
         ("rows.jsonl:2 (rows:2) messages: 2 <image> marks for 1 images",
          "rows.jsonl:2 (rows:2) messages: 有 2 个 <image> 标记，但图像有 1 张"),
         ("32 of 48, 66.67% of an epoch", "每步 32 行，共 48 行（epoch 的 66.67%）"),
@@ -101,8 +101,8 @@ def test_no_wrong_recipe_is_answered_half_in_english(tmp_path, monkeypatch):
         ("algorithm.loss.call: mine.py:f returned values that are not finite, such as nan; correct the function and "
          "give the same command again",
          "algorithm.loss.call: mine.py:f 返回的值不是有限数，例如 nan；改正这个函数，再用同一条命令"),
-        ("train.workers: 8 given; no such key; write data.workers (rows are encoded while training, by data.workers)",
-         "train.workers: 写的是 8；没有这个键；写 data.workers（数据在训练时编码，由 data.workers 的进程完成）"),
+        ("train.workers: unknown key (its value is 8); use data.workers (rows are encoded while training, by data.workers)",
+         "train.workers: 没有这个键（写的是 8）；写 data.workers（数据在训练时编码，由 data.workers 的进程完成）"),
     ],
 )  # fmt: skip
 def test_sentences_are_whole(english, expected):

@@ -49,7 +49,7 @@ def imported(given: str) -> tuple[str, list[str]]:
         if len(given.split()) == 1:  # every command has more words
             if isdir(file):
                 raise RecipeError(["this is a directory; write the file of a script"], given)
-            raise RecipeError([f"no such file (looked from {Path.cwd()})"], given)
+            raise RecipeError([f"there is no such file (relative paths start at {Path.cwd()})"], given)
         file = None
     try:
         return _imported(given if file is None else _text_of(file), file)
@@ -64,7 +64,7 @@ def _text_of(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise RecipeError([f"line {line}: not UTF-8 text; save the file as UTF-8"]) from error
+        raise RecipeError([f"line {line} is not UTF-8 text; save the file as UTF-8"]) from error
     except OSError as error:
         raise RecipeError([f"cannot be read: {error}"]) from error
 

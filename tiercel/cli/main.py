@@ -168,7 +168,7 @@ def _hint(words: Sequence[str]) -> str:
     value = value if equals or following.startswith("--") or not following else following
     near = nearest_key(name.lstrip("-"))
     if near.key and near.hint:
-        return f"write {near.key} ({near.hint})"
+        return f"use {near.key} ({near.hint})"
     return f"write {near.key}={value or 'VALUE'}" if near.key else near.hint
 
 

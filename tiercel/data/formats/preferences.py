@@ -72,7 +72,7 @@ def _of_messages(record: Record) -> tuple[Record, Record]:
     """Split messages, or ms-swift's query and response, that come with another answer."""
     keys = [key for key in REJECTED if given(record, key)]
     if len(keys) != 1:
-        raise DataError(f"{' and '.join(keys) or 'no rejected answer'} given; {_LAYOUT}", field="rejected")
+        raise DataError(f"is {' and '.join(keys) or 'no rejected answer'}, but {_LAYOUT}", field="rejected")
     chosen, other = _visuals_apart(without(record, *REJECTED))
     value = record[keys[0]]
     if not given(record, "messages"):
