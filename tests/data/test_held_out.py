@@ -121,7 +121,7 @@ def test_n_rows_of_a_file_in_its_order(tmp_path):
 
 def test_more_rows_than_there_are(tmp_path):
     file = write(tmp_path / "a.jsonl", NAMES)
-    with pytest.raises(DataError, match=r"a\.jsonl#41: 41 rows are asked for, but there are only 40"):
+    with pytest.raises(DataError, match=r"a\.jsonl#41: selects 41 rows, but there are only 40"):
         read_rows(f"{file}#41", Data(train="-"), "grpo")
 
 

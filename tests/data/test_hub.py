@@ -111,7 +111,7 @@ def test_rejected_rows_of_a_data_set_reach_the_fix_report(cache, tmp_path):
 def test_a_script_is_refused_and_not_run(cache, tmp_path):
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "made.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    with pytest.raises(DataError, match=r"hf:\./made:train: is a script, and tiercel runs no code of a data set"):
+    with pytest.raises(DataError, match=r"hf:\./made:train: is a script"):
         read("hf:./made")
     assert not (tmp_path / "ran").exists()
 

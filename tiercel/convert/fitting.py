@@ -88,7 +88,7 @@ def _obstacle(draft: RecipeDraft, engine: EngineKind) -> str | None:
     """Return why the engine cannot sample from what is trained; None if it can. The rules check the keys; the family is
     only known from the model's name."""
     if problems := _engine_problems(draft):
-        return problems[0].text.partition("; write")[0]
+        return problems[0].text.partition(", but ")[2].partition("; ")[0]
     if found := _named(draft, NOT_SERVED):
         return f"{engine.title} cannot sample for {found}, {NOT_SERVED[found]}"
     is_known = _named(draft, VISION_ADAPTERS) is not None and not _EXPERTS.search(draft.model_name)

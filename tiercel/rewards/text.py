@@ -15,7 +15,7 @@ from tiercel.rewards.truths import Truth, number_of
 from tiercel.samples import Sample
 from tiercel.sections import Keys, NonNegativeFloat, Problems, shown
 
-ALL_TEXT = "all of the answer, as text"
+ALL_TEXT = "the whole answer, as text"
 NUMBER = "the number that the answer settles on"
 ARTICLES = ("a", "an", "the")
 
@@ -88,7 +88,7 @@ class Count(TruthReward):
     def compare(self, sample: Sample, truth: Truth) -> float:
         wanted = truth.number()
         if wanted < 0 or wanted.denominator != 1:
-            raise truth.malformed("is not a count; use a whole number from 0 on")
+            raise truth.malformed("is not a count; use a whole number, at least 0")
         given = parse_number(extract_answer(sample.completion))
         return 0.0 if given is None else float(max(Fraction(0), 1 - abs(given - wanted) / max(Fraction(1), wanted)))
 
@@ -104,7 +104,7 @@ class Choice(TruthReward):
 
     def problems(self, before: Sequence[RewardEntry]) -> Problems:
         if self.choices is not None and len(set(self.choices)) < max(2, len(self.choices)):
-            yield Keys("choices").problem(f"got {shown(self.choices)}; must be two or more, without repeats")
+            yield Keys("choices").problem(f"is {shown(self.choices)}, but must be two or more, without repeats")
 
     def compare(self, sample: Sample, truth: Truth) -> float:
         choices = LETTERS if self.choices is None else self.choices
@@ -120,7 +120,7 @@ class Json(Reward):
     """1 if it is JSON that the schema in the file `json_schema` admits (without: any object or list), else 0"""
 
     name: Literal["json"] = "json"
-    reads: ClassVar[str] = "all of the answer, bare or in a ```json fence"
+    reads: ClassVar[str] = "the whole answer, bare or in a ```json fence"
     json_schema: str | None = None
     """File with a JSON schema that the answer must satisfy."""
 

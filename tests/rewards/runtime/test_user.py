@@ -101,8 +101,8 @@ def test_an_exception_fails_its_own_completion_with_its_traceback(reward_file):
         ("float('-inf')", "returned -inf; a reward must return a finite number"),
         ("10 ** 400", "returned inf; a reward must return a finite number"),
         ("1e39", "returned 1e+39; a reward must return a finite number"),
-        ("'0.5'", "returned '0.5', a str; a reward must return a number or None"),
-        ("[0.5]", "returned [0.5], a list; a reward must return a number or None"),
+        ("'0.5'", "returned '0.5', a str, but a reward must return a number or None"),
+        ("[0.5]", "returned [0.5], a list, but a reward must return a number or None"),
     ],
 )
 def test_what_is_no_finite_number_is_a_failure(reward_file, answer, reason):
@@ -301,7 +301,7 @@ def test_batched_functions_get_all_samples_and_may_be_async(reward_file):
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        ("[1.0]", "1 answers for 2 samples"),
+        ("[1.0]", "returned 1 values for 2 samples"),
         ("1.0", "a batched reward must return a list, not a float"),
         ("1 / 0", "ZeroDivisionError"),
     ],

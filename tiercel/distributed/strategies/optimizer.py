@@ -56,7 +56,7 @@ def parameter_groups(policy: Policy, optim: Optim) -> list[dict[str, Any]]:
         key = parameter.ndim > 1, isinstance(parameter, DTensor), rates.get(part, optim.lr) / optim.lr
         groups.setdefault(key, []).append(parameter)
     if idle := sorted(set(rates) - trained_parts):
-        raise ModelError(f"optim.part_lr.{idle[0]}: no parameter of {idle[0]} is trained; remove it")
+        raise ModelError(f"optim.part_lr.{idle[0]}: is set, but no parameter of {idle[0]} is trained; remove this key")
     return [
         {"params": members, "weight_decay": optim.weight_decay if is_matrix else 0.0, "share": share}
         for (is_matrix, _, share), members in sorted(groups.items(), key=lambda entry: entry[0], reverse=True)
