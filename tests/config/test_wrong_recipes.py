@@ -344,15 +344,19 @@ WRONG = [
     grpo(
         "rewards=[{name: cosine, max_tokens: 9}]",
         "rewards.0.name",
-        "needs a reward before it that tells right from wrong",
+        "put one before it, such as exact, or set correct_at for one",
     ),
     grpo("rewards=[{name: soft_overlong, max_tokens: 9}]", "rewards.0.buffer", "the reward soft_overlong needs"),
-    grpo("rewards=[{name: soft_overlong, max_tokens: 9, buffer: 10}]", "rewards.0.buffer", "above max_tokens (9)"),
+    grpo(
+        "rewards=[{name: soft_overlong, max_tokens: 9, buffer: 10}]",
+        "rewards.0.buffer",
+        "must be at most max_tokens (9), because otherwise even an empty completion would be penalised",
+    ),
     grpo("rewards=[{name: judge}]", "rewards.0.judge", "needs the section that names the server to ask"),
     grpo(
         "rewards=[{name: judge, judge: {url: there, model: m}}]",
         "rewards.0.judge.url",
-        "one like http://127.0.0.1:8000/v1",
+        "an address such as http://127.0.0.1:8000/v1",
     ),
     grpo(
         "rewards=[{name: judge, judge: {url: http://a, model: m, key: sk-1234}}]",
@@ -692,7 +696,7 @@ WRONG = [
     grpo(
         "rewards=[{name: model, model: {path: a/b, min_pixels: 9, max_pixels: 4}}]",
         "rewards.0.model.min_pixels",
-        "above max_pixels (4) beside it",
+        "lower one or raise the other",
     ),
     grpo("ranking.margin=1", "ranking", "use `tiercel reward`"),
     of("distill", "data.eval=rows.jsonl", "data.eval", "there are no rewards to score held-out completions"),

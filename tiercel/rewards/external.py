@@ -149,7 +149,7 @@ class ByCall(Reward):
                 "recipe"
             )
         if not is_call(self.call):
-            yield Keys("call").problem(f"{shown(self.call)} given; must be {CALL_FORM}")
+            yield Keys("call").problem(f"is {shown(self.call)}, but must be {CALL_FORM}")
 
     def missing(self) -> Problems:
         for name in self.env or ():

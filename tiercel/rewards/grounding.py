@@ -121,7 +121,7 @@ class BoxMap(TruthReward):
     still free"""
 
     name: Literal["box_map"] = "box_map"
-    reads: ClassVar[str] = f"{ALL_BOXES}, the most certain first"
+    reads: ClassVar[str] = f"{ALL_BOXES}, surest first"
 
     def compare(self, sample: Sample, truth: Truth) -> float:
         wanted, given = truth.boxes(), _all_given(truth)

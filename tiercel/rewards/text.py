@@ -15,7 +15,7 @@ from tiercel.rewards.truths import Truth, number_of
 from tiercel.samples import Sample
 from tiercel.sections import Keys, NonNegativeFloat, Problems, shown
 
-ALL_TEXT = "the whole answer, as text"
+ALL_TEXT = "all of the answer, as text"
 NUMBER = "the number that the answer settles on"
 ARTICLES = ("a", "an", "the")
 
@@ -120,7 +120,7 @@ class Json(Reward):
     """1 if it is JSON that the schema in the file `json_schema` admits (without: any object or list), else 0"""
 
     name: Literal["json"] = "json"
-    reads: ClassVar[str] = "the whole answer, bare or in a ```json fence"
+    reads: ClassVar[str] = "all of the answer, bare or in a ```json fence"
     json_schema: str | None = None
     """File with a JSON schema that the answer must satisfy."""
 

@@ -102,7 +102,7 @@ def _own_functions(recipe: GrpoRecipe) -> Problems:
     for key in ("loss", "advantage"):
         own = getattr(recipe.algorithm, key)
         if isinstance(own, OwnLoss | OwnAdvantage) and not is_call(own.call):
-            yield Keys(f"algorithm.{key}.call").problem(f"{shown(own.call)} given; must be {CALL_FORM}")
+            yield Keys(f"algorithm.{key}.call").problem(f"is {shown(own.call)}, but must be {CALL_FORM}")
 
 
 def _loss(recipe: GrpoRecipe) -> Problems:
