@@ -61,7 +61,7 @@ def test_three_runs(two):
     ("given", "said"),
     [
         (["a"], "got 1 runs"),
-        (["a"] * (MOST_RUNS + 1), f"to {MOST_RUNS} runs"),
+        (["a"] * (MOST_RUNS + 1), f"from 2 to {MOST_RUNS}"),
         (["a", "c"], "c is not a run"),
     ],
 )

@@ -158,7 +158,7 @@ def test_a_readme_cannot_name_files_of_elsewhere(cache, tmp_path, named):
 @needs_datasets
 def test_a_split_and_a_config_that_are_not_there(cache, tmp_path):
     write_parquet(tmp_path / "scenes")
-    with pytest.raises(DataError, match=r"hf:\./scenes:dev: cannot be read: .*dev.* named hf:ORGANISATION/NAME"):
+    with pytest.raises(DataError, match=r"hf:\./scenes:dev: cannot be read: .*dev.* hf:ORGANISATION/NAME"):
         read("hf:./scenes:dev")
     folder = write_parquet(tmp_path / "two" / "en").parent
     write_parquet(tmp_path / "two" / "fr")

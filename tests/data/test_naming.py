@@ -40,7 +40,7 @@ def test_a_column_that_no_row_has_is_named_with_the_columns_there(tmp_path):
     file = write(tmp_path / "a.jsonl", {"problem": "Find x.", "label": "5"})
     with pytest.raises(DataError, match=r"data\.columns\.answer is labl, .* problem, label"):
         read(file, {"question": "problem", "answer": "labl"})
-    with pytest.raises(DataError, match=r"write \{answer: label\}"):
+    with pytest.raises(DataError, match=r"use \{answer: label\}"):
         read(file, {"label": "answer"})
 
 

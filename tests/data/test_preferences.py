@@ -123,14 +123,19 @@ def test_only_the_last_answer_is_trained_on(tmp_path):
 @pytest.mark.parametrize(
     ("purpose", "record", "field", "says"),
     (
-        ("pairs", {"messages": TURNS, "images": ["a.png"]}, "rejected", "no rejected answer given"),
-        ("pairs", {**PAIRS["tiercel"], "rejected_response": "x"}, "rejected", "rejected and rejected_response given"),
+        ("pairs", {"messages": TURNS, "images": ["a.png"]}, "rejected", "is missing"),
+        (
+            "pairs",
+            {**PAIRS["tiercel"], "rejected_response": "x"},
+            "rejected",
+            "rejected and rejected_response; keep one",
+        ),
         ("pairs", {**PAIRS["tiercel"], "rejected": "left"}, "rejected", "both answers are the same"),
         ("pairs", {**PAIRS["tiercel"], "rejected": 3}, "rejected", "must be the rejected answer, or a list of turns"),
         ("pairs", {**PAIRS["tiercel"], "rejected": "  "}, "messages[1]", "the assistant turn is empty"),
         ("pairs", {**PAIRS["tiercel"], "messages": TURNS[:1]}, "messages", "the last turn is not an"),
         ("pairs", {"prompt": ASKED, "chosen": "left"}, "rejected", "is missing"),
-        ("labels", {"messages": TURNS, "images": ["a.png"]}, "label", "has `label` or `kto_tag`"),
+        ("labels", {"messages": TURNS, "images": ["a.png"]}, "label", "needs `label` or `kto_tag`"),
         ("labels", {"messages": TURNS, "images": ["a.png"], "label": "yes"}, "label", "true, false, 1 or 0"),
         ("labels", {"messages": TURNS, "images": ["a.png"], "label": 2}, "label", "true, false, 1 or 0"),
         ("sft", PAIRS["sharegpt"], "chosen", "use `tiercel dpo`"),

@@ -96,7 +96,7 @@ def test_english_stays_as_it_is(monkeypatch):
             "optim.warmup_steps: 写的是 null；必须是整数，至少 0；不写这个键就是 0",
         ),
         (
-            "  rejected rows.jsonl:3 (rec-17) images: no such file under data.image_root (images)",
+            "  rejected rows.jsonl:3 (rec-17) images: there is no such file under data.image_root (images)",
             "  拒绝 rows.jsonl:3 (rec-17) images: 没有这个文件（data.image_root 是 images）",
         ),
         (

@@ -507,7 +507,7 @@ def test_code_that_cannot_be_loaded_is_a_problem_of_the_recipe_at_the_start(rewa
 
 
 def test_a_file_that_is_missing_and_a_module_that_is_missing_are_named(tmp_path):
-    with pytest.raises(RecipeError, match=r"no_such\.py is no file"):
+    with pytest.raises(RecipeError, match=r"no_such\.py is not a file"):
         score(f"{tmp_path}/no_such.py:score", sample())
     with pytest.raises(RecipeError, match="no_such_module cannot be imported for its function score"):
         score("no_such_module:score", sample())
