@@ -49,11 +49,11 @@ ROWS = "swift sft --model ./m --dataset org/rows:human#20"
 @pytest.mark.usefixtures("absent")
 def test_rows_are_downloaded_after_the_package():
     subject = "--dataset org/rows:human#20: if Hugging Face does not have these rows"
-    assert drafted(ROWS).left == [f"{subject}: pip install modelscope; {STEPS}"]
+    assert drafted(ROWS).left == [f"{subject}, run pip install modelscope; {STEPS}"]
     assert drafted(ROWS.replace("org/rows", "HF::org/rows")).left == []
 
 
 @pytest.mark.usefixtures("installed")
 def test_a_package_that_is_there_is_not_asked_for():
     assert drafted(GRPO).left == []
-    assert drafted(ROWS).left[0].endswith(f"these rows: {STEPS}")
+    assert drafted(ROWS).left[0].endswith(f"these rows, {STEPS}")

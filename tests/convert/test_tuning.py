@@ -266,7 +266,7 @@ def test_ways_of_quantising_that_are_not_here_are_told():
         (f"{SFT} --resume_from_checkpoint out/checkpoint-100", "out/checkpoint-100", "begins at step 0; lora.init"),
         (f"{TRL} --use_peft --resume_from_checkpoint=o/checkpoint-5", "o/checkpoint-5", "begins at step 0"),
         (f"{SFT} --adapters a --resume_from_checkpoint o/checkpoint-5", "a", "is not a checkpoint of tiercel"),
-        (f"{SFT} --tuner_type full --resume_from_checkpoint o/checkpoint-5", None, "write model.path: o/checkpoint-5"),
+        (f"{SFT} --tuner_type full --resume_from_checkpoint o/checkpoint-5", None, "set model.path: o/checkpoint-5"),
         (f"{SFT} --resume_from_checkpoint true", None, "the same command resumes"),
         (f"{SFT} --resume_from_checkpoint", None, "the same command resumes"),
         (SFT, None, ""),

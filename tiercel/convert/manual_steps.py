@@ -24,7 +24,7 @@ def rows_of_modelscope(draft: RecipeDraft, id: str, subject: str) -> None:
     name = id.rpartition("/")[2]
     steps = f"run modelscope download --dataset {id} --local_dir {name}, then use hf:./{name}"
     steps = steps if _is_installed() else f"run pip install modelscope; {steps}"
-    draft.left.append(f"{subject}: if Hugging Face does not have these rows: {steps}")
+    draft.left.append(f"{subject}: if Hugging Face does not have these rows, {steps}")
 
 
 def _is_installed() -> bool:

@@ -198,7 +198,7 @@ def test_bfloat16_scores_nearly_the_same(checkpoint):
 def test_one_of_several_scores_is_named(tmp_path):
     checkpoint = save_reward_model(tmp_path / "two", num_labels=2)
     refused(checkpoint, r"returns 2 scores; .*model\.label, from 0 to 1")
-    refused(checkpoint, r"model\.label:.*gives 2, counted from 0", label=2)
+    refused(checkpoint, r"model\.label:.*returns 2, counted from 0", label=2)
     for label in (0, 1):
         expected = plain_score(checkpoint, rendered("7"), label)
         assert values(checkpoint, [sample("7")], label=label) == pytest.approx([expected], abs=1e-5)
