@@ -166,7 +166,7 @@ def test_a_function_that_cannot_be_loaded_is_a_fault_of_the_recipe(tmp_path, bod
 
 def test_a_file_that_is_not_there_is_a_fault_of_the_recipe(tmp_path):
     algorithm = Algorithm.model_validate({"loss": {"call": f"{tmp_path}/none.py:mine"}})
-    with pytest.raises(RecipeError, match=r"algorithm\.loss\.call: .*none\.py is no file"):
+    with pytest.raises(RecipeError, match=r"algorithm\.loss\.call: .*none\.py is not a file"):
         load_own_functions(algorithm)
 
 

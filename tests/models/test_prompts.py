@@ -496,7 +496,7 @@ def test_families_of_other_sizes_have_no_pixel_limits(tiny_checkpoints, name):
     family = load_family(Model(path=str(tiny_checkpoints[name])))
     with pytest.raises(DataError, match=f"{family.sizes}; remove the row's max_pixels"):
         family.plan_image((100, 100), PixelLimits(most=3136))
-    with pytest.raises(ModelError, match=f"model.min_pixels: {name} {family.sizes}"):
+    with pytest.raises(ModelError, match=f"model.min_pixels: is set, but {name} {family.sizes}"):
         load_family(Model(path=str(tiny_checkpoints[name]), min_pixels=3136))
 
 
