@@ -97,10 +97,10 @@ def test_an_exception_fails_its_own_completion_with_its_traceback(reward_file):
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        ("float('nan')", "returned nan; a reward must return a finite number"),
-        ("float('-inf')", "returned -inf; a reward must return a finite number"),
-        ("10 ** 400", "returned inf; a reward must return a finite number"),
-        ("1e39", "returned 1e+39; a reward must return a finite number"),
+        ("float('nan')", "returned nan, but a reward must return a finite number"),
+        ("float('-inf')", "returned -inf, but a reward must return a finite number"),
+        ("10 ** 400", "returned inf, but a reward must return a finite number"),
+        ("1e39", "returned 1e+39, but a reward must return a finite number"),
         ("'0.5'", "returned '0.5', a str, but a reward must return a number or None"),
         ("[0.5]", "returned [0.5], a list, but a reward must return a number or None"),
     ],
