@@ -48,7 +48,7 @@ def load_module(source: str, prefix: str, *, is_own_process: bool = True) -> Mod
         return importlib.import_module(source)
     path = Path(source).absolute()
     if not path.is_file():
-        raise CannotLoad(f"{path} is no file; paths start at the working directory")
+        raise CannotLoad(f"{path} is not a file; relative paths start at the working directory")
     sys.path.insert(place, str(path.parent))
     module_name = f"{prefix}_{path.stem}"  # with the prefix, a file called json.py does not hide json
     spec = importlib.util.spec_from_file_location(module_name, path)

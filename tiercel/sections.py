@@ -139,11 +139,11 @@ def address_fault(url: str) -> str | None:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        return f"got {shown(url)}, which is not an address ({error})"
+        return f"is {shown(url)}, which is not a valid address ({error})"
     if parts.username is not None or parts.password is not None:
-        return "got an address with a name or password, which would be kept in files; put the key into the environment"
+        return "is an address with a name or password, which would be saved to files; put the key into the environment"
     if parts.scheme not in ("http", "https") or not host:
-        return f"got {shown(url)}, which is not an address"
+        return f"is {shown(url)}, which is not a valid address"
     return None
 
 

@@ -101,15 +101,15 @@ def test_a_microbatch_without_tokens_is_not_asked_and_keeps_its_graph(tmp_path):
         ("return batch.logprobs_N / 0", "returned values that are not finite, such as -inf"),
         (
             "return TokenTerms(values_N=batch.logprobs_N, token_sums={'loss': batch.logprobs_N.sum()})",
-            "returned token_sums with 'loss'; its names begin with loss/",
+            "returned token_sums with 'loss', but its names must begin with loss/",
         ),
         (
             "return TokenTerms(values_N=batch.logprobs_N, token_sums={'loss/x': batch.logprobs_N})",
-            "returned token_sums with 'loss/x'; .*its values are tensors of one number",
+            "returned token_sums with 'loss/x', .*tensors of one number",
         ),
         (
             "return TokenTerms(values_N=batch.logprobs_N, token_sums=[1])",
-            "returned token_sums as a list, not as a dict",
+            "returned token_sums as a list, but it must be a dict",
         ),
     ),
 )
@@ -154,7 +154,7 @@ def test_an_exception_inside_torch_names_the_line_of_the_users_file(tmp_path):
         ("mine = 3\n", "has no function mine; its functions are: none"),
         ("import nothing_of_this_name\n", "cannot be imported for its function mine: ModuleNotFoundError"),
         ("raise SystemExit(3)\n", "cannot be imported for its function mine: SystemExit"),
-        ("class mine:\n    def __call__(self, batch):\n        return 1\n", "mine is a class; write a function"),
+        ("class mine:\n    def __call__(self, batch):\n        return 1\n", "mine is a class"),
     ),
 )
 def test_a_function_that_cannot_be_loaded_is_a_fault_of_the_recipe(tmp_path, body, says):
@@ -166,7 +166,7 @@ def test_a_function_that_cannot_be_loaded_is_a_fault_of_the_recipe(tmp_path, bod
 
 def test_a_file_that_is_not_there_is_a_fault_of_the_recipe(tmp_path):
     algorithm = Algorithm.model_validate({"loss": {"call": f"{tmp_path}/none.py:mine"}})
-    with pytest.raises(RecipeError, match=r"algorithm\.loss\.call: .*none\.py is no file"):
+    with pytest.raises(RecipeError, match=r"algorithm\.loss\.call: .*none\.py is not a file"):
         load_own_functions(algorithm)
 
 

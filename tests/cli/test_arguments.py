@@ -33,11 +33,11 @@ def test_a_shell_completes_commands_options_and_files(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--learning_rate", "1e-5"], "--learning_rate 1e-5; write optim.lr=1e-5"),
-        (["--learning-rate=1e-5"], "--learning-rate=1e-5; write optim.lr=1e-5"),
-        (["train.steps=3", "--num_generations", "8"], "write rollout.group_size=8"),
-        (["--num_generations", "--use_peft"], "write rollout.group_size=VALUE"),
-        (["--bf16"], "unrecognized arguments: --bf16; write model.dtype (write model.dtype: bfloat16)"),
+        (["--learning_rate", "1e-5"], "--learning_rate 1e-5; use optim.lr=1e-5"),
+        (["--learning-rate=1e-5"], "--learning-rate=1e-5; use optim.lr=1e-5"),
+        (["train.steps=3", "--num_generations", "8"], "use rollout.group_size=8"),
+        (["--num_generations", "--use_peft"], "use rollout.group_size=VALUE"),
+        (["--bf16"], "unrecognized arguments: --bf16; use model.dtype (set model.dtype: bfloat16)"),
         (["--qqzzq", "1"], "unrecognized arguments: --qqzzq 1\n"),
     ],
 )

@@ -82,7 +82,7 @@ def test_predict_with_an_image(run, capsys):
     assert main(["predict", str(run), "--image", str(image), "Where is the seven?", "--max-new-tokens", "4"]) == 0
     assert capsys.readouterr().out.strip()
     assert main(["predict", str(run), "--image", "gone.png", "Where?"]) == 2
-    assert "gone.png is no file" in capsys.readouterr().err
+    assert "gone.png is not a file" in capsys.readouterr().err
     assert main(["predict", str(run), "--image", str(image), "<image><image>Where?"]) == 2
 
 

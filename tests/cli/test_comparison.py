@@ -60,8 +60,8 @@ def test_three_runs(two):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["a"], "1 given; name from 2 to"),
-        (["a"] * (MOST_RUNS + 1), f"to {MOST_RUNS} runs"),
+        (["a"], "got 1 runs"),
+        (["a"] * (MOST_RUNS + 1), f"from 2 to {MOST_RUNS}"),
         (["a", "c"], "c is not a run"),
     ],
 )

@@ -25,5 +25,5 @@ def test_a_recipe_without_completions_is_told_so(tiny_checkpoints, tmp_path, cap
     given = [str(write_recipe(tmp_path / "sft.yaml", recipe)), str(run_offline(recipe))]
     for target in given:
         assert main(["eval", target, "--output", str(tmp_path / "scored.jsonl")]) == EXIT_USER
-        assert "sft has a held-out loss, and no completions to write" in capsys.readouterr().err
+        assert "sft has a held-out loss, but no completions to write" in capsys.readouterr().err
     assert not (tmp_path / "scored.jsonl").exists()

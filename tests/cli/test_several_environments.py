@@ -59,12 +59,12 @@ def test_check_begins_a_trajectory_in_each_and_names_the_row_without_one(recipe,
     said = capsys.readouterr().out
     assert "tools of show: none" in said and "tools of tell: none" in said
     assert "environment tell: answers a made-up completion of row row-1" in said
-    assert "(row-12) environment: 'shop' is no name in rollout.environment; write show or tell" in said
+    assert "(row-12) environment: is 'shop', which is not a name in rollout.environment; use show or tell" in said
 
 
 def test_check_needs_rows_that_name_an_environment(recipe, capsys):
     assert main(["check", str(recipe), "data.max_bad_fraction=0"]) == 2
-    assert "write show or tell" in "".join(capsys.readouterr())
+    assert "use show or tell" in "".join(capsys.readouterr())
 
 
 def test_a_run_answers_each_row_by_its_own_environment(recipe, capsys):
@@ -81,4 +81,4 @@ def test_a_run_answers_each_row_by_its_own_environment(recipe, capsys):
     capsys.readouterr()
     assert main(["predict", str(run), "Where?", "--max-new-tokens", "9", "--environment", "tell"]) == 0
     assert main(["predict", str(run), "Where?", "--max-new-tokens", "9"]) == 2
-    assert "names no environment; write show or tell" in capsys.readouterr().err
+    assert "does not name an environment; use show or tell" in capsys.readouterr().err

@@ -45,30 +45,30 @@ def test_sizes_have_units_and_gigabytes_without_one(text, byte_count, shown):
 @pytest.mark.parametrize("text", ("lots", "80B", "80KB", "80 GHz", "80MB", "0", "-80GB", "1.2.3GB", "", "nan", "1e3GB",
                                   "85899345920", "200TB"))  # fmt: skip
 def test_what_is_no_memory_of_a_gpu_is_refused(text):
-    with pytest.raises(argparse.ArgumentTypeError, match="write a size such as 80GB"):
+    with pytest.raises(argparse.ArgumentTypeError, match="a size such as 80GB"):
         size(text)
 
 
 WRONG_FLAGS = {
-    "grpo r.yaml --nproc 0": "argument --nproc: 0 given; must be a whole number, 1 or more",
-    "grpo r.yaml --nproc -2": "argument --nproc: -2 given; must be a whole number, 1 or more",
-    "sft r.yaml --max-restarts -1": "argument --max-restarts: -1 given; must be a whole number, 0 or more",
-    "eval r.yaml --nproc two": "argument --nproc: two given; must be a whole number, 1 or more",
-    "eval r.yaml --adapter gone": "argument --adapter: gone is no directory",
-    "plan r.yaml --gpus 0": "argument --gpus: 0 given; must be a whole number, 1 or more",
-    "plan r.yaml --gpu-memory 80B": "argument --gpu-memory: 80B given; write a size such as 80GB",
-    "plan r.yaml --host-memory 1MB": "argument --host-memory: 1MB is less than 1 GB; write a size such as 80GB",
-    "plan r.yaml --prompt-tokens 0": "argument --prompt-tokens: 0 given; must be a whole number, 1 or more",
+    "grpo r.yaml --nproc 0": "argument --nproc: is 0, but must be a whole number, 1 or more",
+    "grpo r.yaml --nproc -2": "argument --nproc: is -2, but must be a whole number, 1 or more",
+    "sft r.yaml --max-restarts -1": "argument --max-restarts: is -1, but must be a whole number, 0 or more",
+    "eval r.yaml --nproc two": "argument --nproc: is two, but must be a whole number, 1 or more",
+    "eval r.yaml --adapter gone": "argument --adapter: gone is not a directory",
+    "plan r.yaml --gpus 0": "argument --gpus: is 0, but must be a whole number, 1 or more",
+    "plan r.yaml --gpu-memory 80B": "argument --gpu-memory: is 80B, but must be a size such as 80GB",
+    "plan r.yaml --host-memory 1MB": "argument --host-memory: 1MB is less than 1 GB; use a size such as 80GB",
+    "plan r.yaml --prompt-tokens 0": "argument --prompt-tokens: is 0, but must be a whole number, 1 or more",
     "plan r.yaml --device tpu": "argument --device: invalid choice: 'tpu'",
-    "data preview r.yaml --rows 0": "argument --rows: 0 given; must be a whole number, 1 or more",
-    "serve r.yaml --port 99999": "argument --port: 99999 given; a port is 1 to 65535",
-    "serve r.yaml --port 0": "argument --port: 0 given; must be a whole number, 1 or more",
+    "data preview r.yaml --rows 0": "argument --rows: is 0, but must be a whole number, 1 or more",
+    "serve r.yaml --port 99999": "argument --port: is 99999, but a port must be between 1 and 65535",
+    "serve r.yaml --port 0": "argument --port: is 0, but must be a whole number, 1 or more",
     "serve r.yaml --vllm=--seed='1": "argument --vllm: --seed='1 cannot be read as words",
-    "predict m prompt --max-new-tokens -5": "argument --max-new-tokens: -5 given; must be a whole number, 1 or more",
-    "predict m prompt --max-new-tokens 0": "argument --max-new-tokens: 0 given; must be a whole number, 1 or more",
-    "predict m prompt --adapter gone": "argument --adapter: gone is no directory",
-    "replay runs/x --step -1": "argument --step: -1 given; must be a whole number, 0 or more",
-    "replay runs/x --step 1.5": "argument --step: 1.5 given; must be a whole number, 0 or more",
+    "predict m prompt --max-new-tokens -5": "argument --max-new-tokens: is -5, but must be a whole number, 1 or more",
+    "predict m prompt --max-new-tokens 0": "argument --max-new-tokens: is 0, but must be a whole number, 1 or more",
+    "predict m prompt --adapter gone": "argument --adapter: gone is not a directory",
+    "replay runs/x --step -1": "argument --step: is -1, but must be a whole number, 0 or more",
+    "replay runs/x --step 1.5": "argument --step: is 1.5, but must be a whole number, 0 or more",
 }
 
 
@@ -87,13 +87,13 @@ def test_no_flag_takes_any_number_whatever():
 
 def test_flags_that_have_no_effect_are_refused(tmp_path, capsys):
     assert main(["check", "r.yaml", "--report-file", "rows.jsonl"]) == 2
-    assert "--report-file: given without --fix-report" in capsys.readouterr().err
+    assert "--report-file: is set, but --fix-report is not" in capsys.readouterr().err
     recipe = tmp_path / "r.yaml"
     recipe.write_text(
         "model: {path: m/m}\ndata: {train: rows.jsonl, max_prompt_tokens: 100}\ntrain: {steps: 1}\noutput: run\n"
     )
     assert main(["plan", str(recipe), "--prompt-tokens", "101"]) == 2
-    assert "--prompt-tokens: 101 given, above data.max_prompt_tokens (100)" in capsys.readouterr().err
+    assert "--prompt-tokens: is 101, but must be at most data.max_prompt_tokens (100)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -51,15 +51,15 @@ def test_a_users_file_adds_and_auto_leaves_the_recipes(tmp_path):
 @pytest.mark.parametrize(
     ("theirs", "said"),
     (
-        ({"zero_optimization": {"stage": 2}}, "zero_optimization.stage: 2 given, train.deepspeed.stage is 3"),
-        ({"optimizer": {"type": "OneBitAdam"}}, "optimizer.type: OneBitAdam given; ZeRO stage 3 runs with AdamW"),
-        ({"optimizer": {"params": {"lr": 1e-3}}}, "optimizer.params.lr: 0.001 given, optim.lr is 2e-05"),
-        ({"gradient_accumulation_steps": 4}, "gradient_accumulation_steps: 4 given; learner.max_tokens_per_microbatch"),
-        ({"gradient_clipping": 1.0}, "gradient_clipping: 1.0 given; optim.max_grad_norm"),
-        ({"fp16": {"enabled": True}}, "fp16: "),
+        ({"zero_optimization": {"stage": 2}}, "zero_optimization.stage is 2, but train.deepspeed.stage is 3"),
+        ({"optimizer": {"type": "OneBitAdam"}}, "optimizer.type is OneBitAdam, but ZeRO stage 3"),
+        ({"optimizer": {"params": {"lr": 1e-3}}}, "optimizer.params.lr is 0.001, but optim.lr is 2e-05"),
+        ({"gradient_accumulation_steps": 4}, "gradient_accumulation_steps is 4, but learner.max_tokens_per_microbatch"),
+        ({"gradient_clipping": 1.0}, "gradient_clipping is 1.0, but optim.max_grad_norm"),
+        ({"fp16": {"enabled": True}}, "fp16 is "),
         (
             {"zero_optimization": {"offload_param": {"device": "nvme"}}},
-            "offload_param.device: nvme given, train.deepspeed.offload_parameters is false",
+            "offload_param.device is nvme, but train.deepspeed.offload_parameters is false",
         ),
     ),
 )

@@ -46,8 +46,8 @@ def test_infinities_and_nan_are_numbers():
 
 def test_every_key_given_twice_is_told_with_its_lines():
     assert parse("a: 1\nb:\n  c: 2\n  c: 3\na: 4\n")[1] == [
-        "a: given twice, on lines 1 and 5; keep one",
-        "c: given twice, on lines 3 and 4; keep one",
+        "a: is set twice, on lines 1 and 5; keep one",
+        "c: is set twice, on lines 3 and 4; keep one",
     ]
 
 
@@ -62,13 +62,13 @@ def test_a_merge_is_no_duplicate():
     ("text", "place", "remedy"),
     [
         ("a: [1", "line 1, column 6", "close the bracket"),
-        ("a:\n\tb: 1", "line 2, column 1", "not with tabs"),
+        ("a:\n\tb: 1", "line 2, column 1", "use spaces"),
         ("a: b: c", "line 1, column 5", "in quotes"),
         ("a: 'x", "line 1, column 6", "close the quote"),
-        ("a: 1\n---\nb: 2", "line 2, column 1", "keep one document"),
-        ("a: &x [*x]", "line 1, column 4", "an alias cannot stand inside"),
+        ("a: 1\n---\nb: 2", "line 2, column 1", "keep only one document"),
+        ("a: &x [*x]", "line 1, column 4", "an alias cannot be inside"),
         ("a: *x", "line 1, column 4", "undefined alias"),
-        ("a: !!python/name:os.system", "line 1, column 4", "write plain values"),
+        ("a: !!python/name:os.system", "line 1, column 4", "use plain values"),
         ("a: !!int x", "line 1, column 4", "not a value of this type"),
         ("a: !!map 3", "line 1, column 4", "key: value"),
         ("b: 1\n? [a]\n: 2", "line 2, column 3", "single word"),

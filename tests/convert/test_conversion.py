@@ -191,7 +191,10 @@ def test_a_recipe_whose_files_are_there_loads(tmp_path, capsys, monkeypatch):
     [
         ("ls -l", "no command of"),
         ('swift rlhf --rlhf_type grpo --model "m', "cannot be read"),
-        ("swift rlhf --rlhf_type grpo --model m --num_generations many", "--num_generations many is no whole number"),
+        (
+            "swift rlhf --rlhf_type grpo --model m --num_generations many",
+            "--num_generations many is not a whole number",
+        ),
         ("swift rlhf --rlhf_type ppo --model m", "--rlhf_type ppo is not a method .*nearest: tiercel grpo"),
         ("swift rlhf --rlhf_type dpo --model m --loss_type kto_pair", r"kto_pair is not a method.*dpo\.loss:"),
         ("trl sft --model_name_or_path m --loss_type focal", r"--loss_type focal is not a method.*sft\.loss: nll"),
@@ -220,12 +223,15 @@ def test_a_recipe_whose_files_are_there_loads(tmp_path, capsys, monkeypatch):
             "llamafactory-cli train --do_train --stage dpo --pref_loss ipo --pref_bco_weight 0.5",
             r"--pref_bco_weight 0\.5 is",
         ),
-        ("llamafactory-cli train nothing.yaml", "nothing.yaml is not here, and it names the method"),
-        ("swift rlhf --rlhf_type grpo --model m --num_generations 0", "--num_generations 0 is not above 0"),
-        ("swift rlhf --rlhf_type grpo --model m --max_steps '$N' --warmup_ratio 0.1", r"--max_steps \$N is no number"),
-        ("swift rlhf --rlhf_type grpo --model m --num_iterations 0.5", "num_iterations 0.5 is no whole number"),
-        ("swift rlhf --rlhf_type grpo --model m --save_total_limit .inf", "save_total_limit .inf is no number"),
-        ("swift rlhf --rlhf_type grpo --model m --max_steps inf", "--max_steps inf is no number"),
+        ("llamafactory-cli train nothing.yaml", "nothing.yaml is not on this machine, but it names the method"),
+        ("swift rlhf --rlhf_type grpo --model m --num_generations 0", "--num_generations 0 must be above 0"),
+        (
+            "swift rlhf --rlhf_type grpo --model m --max_steps '$N' --warmup_ratio 0.1",
+            r"--max_steps \$N is not a number",
+        ),
+        ("swift rlhf --rlhf_type grpo --model m --num_iterations 0.5", "num_iterations 0.5 is not a whole number"),
+        ("swift rlhf --rlhf_type grpo --model m --save_total_limit .inf", "save_total_limit .inf is not a number"),
+        ("swift rlhf --rlhf_type grpo --model m --max_steps inf", "--max_steps inf is not a number"),
         ("swift rlhf --rlhf_type grpo --model m --dataset_shuffle maybe", "dataset_shuffle maybe is neither true nor"),
         ("swift rlhf --rlhf_type grpo --model m --loss_type fipo", "--loss_type fipo .*nearest: algorithm.loss"),
         ("swift rlhf --rlhf_type grpo --model m --max_turns 3", "--max_turns 3: .*nearest: rollout.max_turns beside"),
@@ -255,11 +261,11 @@ def refused(given: str) -> str:
 
 def test_an_error_names_the_file_and_a_command_has_none(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert refused("nosuch.sh") == f"nosuch.sh: 1 problem\n  no such file (looked from {tmp_path})"
+    assert refused("nosuch.sh") == f"nosuch.sh: 1 problem\n  there is no such file (relative paths start at {tmp_path})"
     (tmp_path / "scripts").mkdir()
-    assert refused("scripts") == "scripts: 1 problem\n  this is a directory; write the file of a script"
+    assert refused("scripts") == "scripts: 1 problem\n  this is a directory; name the file of a script"
     (tmp_path / "latin.sh").write_bytes("echo\nswift sft --output_dir fr\xfcher\n".encode("latin-1"))
-    assert refused("latin.sh") == "latin.sh: 1 problem\n  line 2: not UTF-8 text; save the file as UTF-8"
+    assert refused("latin.sh") == "latin.sh: 1 problem\n  line 2 is not UTF-8 text; save the file as UTF-8"
     (tmp_path / "ppo.sh").write_text("swift rlhf --rlhf_type ppo --model m\n")
     fault = "1 problem\n  --rlhf_type ppo is not a method of this version; nearest: tiercel grpo"
     assert refused("ppo.sh") == f"ppo.sh: {fault}"
@@ -268,7 +274,7 @@ def test_an_error_names_the_file_and_a_command_has_none(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("words", ["--dataset r ...", "--dataset ...", "--dataset r \u2026", "... --dataset r"])
 def test_a_command_with_words_left_out_is_refused(words):
-    said = "1 problem\n  the command cannot be read: `...` stands for words that are left out; write the whole command"
+    said = "1 problem\n  the command cannot be read: `...` stands for words that were left out; give the whole command"
     assert refused(f"swift sft --model org/m {words}") == said
     assert "path: m" in imported("swift sft --model m --dataset ../r.jsonl --output_dir ...x")[0]
 

@@ -42,18 +42,18 @@ def test_a_directory_needs_no_package(tmp_path, monkeypatch):
     assert drafted(GRPO).left == []
 
 
-STEPS = "modelscope download --dataset org/rows --local_dir rows; then write hf:./rows"
+STEPS = "run modelscope download --dataset org/rows --local_dir rows, then use hf:./rows"
 ROWS = "swift sft --model ./m --dataset org/rows:human#20"
 
 
 @pytest.mark.usefixtures("absent")
 def test_rows_are_downloaded_after_the_package():
-    subject = "--dataset org/rows:human#20: where Hugging Face does not have these rows"
-    assert drafted(ROWS).left == [f"{subject}: pip install modelscope; {STEPS}"]
+    subject = "--dataset org/rows:human#20: if Hugging Face does not have these rows"
+    assert drafted(ROWS).left == [f"{subject}, run pip install modelscope; {STEPS}"]
     assert drafted(ROWS.replace("org/rows", "HF::org/rows")).left == []
 
 
 @pytest.mark.usefixtures("installed")
 def test_a_package_that_is_there_is_not_asked_for():
     assert drafted(GRPO).left == []
-    assert drafted(ROWS).left[0].endswith(f"these rows: {STEPS}")
+    assert drafted(ROWS).left[0].endswith(f"these rows, {STEPS}")

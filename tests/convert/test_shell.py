@@ -226,7 +226,7 @@ def test_the_method_and_the_verb(line, method, kind):
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("swift sft " + "--m a " * 9_000, "a command has 18,002 words; one that starts training has at most"),
+        ("swift sft " + "--m a " * 9_000, "a command has 18,002 words, but one"),
         ("A=x\n" + "A=$A$A\n" * 19 + "swift sft --model $A", "a command has 131,074 characters"),
     ],
 )
@@ -246,5 +246,5 @@ def test_a_command_that_is_too_long_is_refused(script, said):
     ],
 )
 def test_variables_that_double_take_no_memory(script):
-    with pytest.raises(ValueError, match=r"its variables grow to more than|a command has"):
+    with pytest.raises(ValueError, match=r"its variables expand to more than|a command has"):
         commands(script)

@@ -143,8 +143,8 @@ def test_vllm_samples_from_what_is_trained(line, engine):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (f"{VLLM} --tuner_type lora_llm", "would leave out what is trained whole beside an adapter"),
-        (f"{VLLM} --use_dora true", "which refuses such adapters"),
+        (f"{VLLM} --tuner_type lora_llm", "would not receive the parts that are trained whole"),
+        (f"{VLLM} --use_dora true", "does not accept such adapters"),
         (f"{VLLM} --model llava-hf/llava-onevision-qwen2-7b-ov-hf", "vLLM cannot sample for llava_onevision"),
         (f"{VLLM} {ALL} --model OpenGVLab/InternVL3-8B", "vLLM applies adapters on vision layers of qwen2_vl"),
         (f"{VLLM} {ALL} --model Qwen/Qwen3-VL-30B-A3B-Instruct", "vLLM applies adapters on vision layers of qwen2_vl"),
@@ -265,8 +265,8 @@ def test_ways_of_quantising_that_are_not_here_are_told():
     [
         (f"{SFT} --resume_from_checkpoint out/checkpoint-100", "out/checkpoint-100", "begins at step 0; lora.init"),
         (f"{TRL} --use_peft --resume_from_checkpoint=o/checkpoint-5", "o/checkpoint-5", "begins at step 0"),
-        (f"{SFT} --adapters a --resume_from_checkpoint o/checkpoint-5", "a", "no checkpoint of tiercel"),
-        (f"{SFT} --tuner_type full --resume_from_checkpoint o/checkpoint-5", None, "write model.path: o/checkpoint-5"),
+        (f"{SFT} --adapters a --resume_from_checkpoint o/checkpoint-5", "a", "is not a checkpoint of tiercel"),
+        (f"{SFT} --tuner_type full --resume_from_checkpoint o/checkpoint-5", None, "set model.path: o/checkpoint-5"),
         (f"{SFT} --resume_from_checkpoint true", None, "the same command resumes"),
         (f"{SFT} --resume_from_checkpoint", None, "the same command resumes"),
         (SFT, None, ""),
@@ -280,7 +280,7 @@ def test_a_checkpoint_that_the_command_goes_on_from(line, init, spoken):
 
 def test_quantised_weights_are_whole_on_each_rank():
     draft = drafted(f"{SFT} --quant_bits 4 --quant_method bnb --fsdp full_shard")
-    assert draft.values["train.strategy"] == "ddp" and "fsdp2 cannot share quantised weights" in told(draft)
+    assert draft.values["train.strategy"] == "ddp" and "fsdp2 cannot shard quantised weights" in told(draft)
 
 
 @pytest.mark.parametrize(

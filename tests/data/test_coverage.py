@@ -41,18 +41,18 @@ def test_a_reward_that_applies_to_few_rows_is_told_with_the_rows_without_any(tmp
 
 def test_a_reward_that_applies_to_no_row_is_an_error_that_names_the_columns(tmp_path):
     rows = rows_of(tmp_path, {"meta": {"ground_truth": "7", "style": "rule"}, "extra_info": {"split": "a"}})
-    assert "columns there: meta.ground_truth, " in fault(rows, name="exact")
-    assert "names solution, which no row has" in fault(rows, name="exact", answer_column="solution")
+    assert "the rows have the columns meta.ground_truth, " in fault(rows, name="exact")
+    assert "answer_column is solution, but no row has" in fault(rows, name="exact", answer_column="solution")
     assert run_coverage([reward(name="exact", answer_column="meta.ground_truth")], rows) == []
     misspelt = rows_of(tmp_path, {"answer": "7", "kind": "count"})
-    assert "columns there: answer, " in fault(misspelt, name="exact", answer_column="anwser")
+    assert "the rows have the columns answer, " in fault(misspelt, name="exact", answer_column="anwser")
 
 
 def test_a_column_of_where_that_no_row_has_and_a_value_that_none_has(tmp_path):
     rows = rows_of(tmp_path, {"answer": "7", "extra_info": {"kind": "count"}})
-    assert "where.column names kind" in fault(rows, name="exact", where={"column": "kind", "equals": ["count"]})
+    assert "where.column is kind" in fault(rows, name="exact", where={"column": "kind", "equals": ["count"]})
     where = {"column": "extra_info.kind", "equals": ["ocr"]}
-    assert "extra_info.kind has count" in fault(rows, call="a.py:f", where=where)
+    assert "extra_info.kind has the values count" in fault(rows, call="a.py:f", where=where)
     where["equals"] = ["count"]
     assert run_coverage([reward(name="exact", where=where)], rows) == []
     assert "no row with extra_info.kind count has a right answer" in fault(
@@ -79,4 +79,4 @@ def test_a_column_that_was_left_out_is_named_with_its_type(tmp_path):
     rows = RunRows(
         train=replace(train, rows=tuple(replace(row, left_out=(("made", "date"),)) for row in train.rows)), heldout=None
     )
-    assert "values are of type date" in fault(rows, name="exact", answer_column="made")
+    assert "values have type date" in fault(rows, name="exact", answer_column="made")

@@ -97,8 +97,10 @@ def test_images_without_marks_come_first_in_the_first_user_turn():
 def test_marks_must_be_as_many_as_images():
     two = {"messages": [{"role": "user", "content": "<image> and <image>"}]}
     assert contents(accepted({**two, "images": ["a.png", "b.png"]})) == ["<image> and <image>"]
-    assert refused({**two, "images": ["a.png"]}).reason == "2 <image> marks for 1 images"
-    assert refused(two).reason == "2 <image> marks for 0 images"
+    assert refused({**two, "images": ["a.png"]}).reason == (
+        "the number of <image> marks is 2, but the number of images is 1"
+    )
+    assert refused(two).reason == "the number of <image> marks is 2, but the number of images is 0"
 
 
 def test_content_may_be_a_list_of_parts():
@@ -150,11 +152,11 @@ def test_messages_that_are_refused(messages, field):
 
 
 def test_what_sft_and_grpo_need_of_the_turns():
-    assert refused({"messages": [USER]}, purpose="sft").reason == "no assistant turn to train on"
+    assert refused({"messages": [USER]}, purpose="sft").reason == "there is no assistant turn to train on"
     assert "before any user turn" in refused({"messages": [ASSISTANT, USER]}, purpose="sft").reason
     assert accepted({"messages": [USER, ASSISTANT]}, purpose="grpo").messages[-1].role == "assistant"
     assert accepted({"messages": [USER, USER]}, purpose="grpo")
-    assert refused({"messages": [ASSISTANT]}, purpose="grpo").reason == "no user turn to sample after"
+    assert refused({"messages": [ASSISTANT]}, purpose="grpo").reason == "there is no user turn to sample after"
 
 
 def test_null_is_the_same_as_absent():
@@ -232,8 +234,10 @@ def test_boxes_must_be_as_many_as_marks_and_lie_on_an_image():
     record = {"images": ["a.png", "b.png"], "messages": [{"role": "user", "content": "<bbox>"}]}
     box = [0, 0, 1, 1]
     assert accepted({**record, "boxes": [box], "box_images": [1]}).box_images == (1,)
-    assert refused({**record, "boxes": [box, box]}).reason == "2 boxes for 1 <bbox> marks"
-    assert refused(record).reason == "0 boxes for 1 <bbox> marks"
+    assert refused({**record, "boxes": [box, box]}).reason == (
+        "the number of boxes is 2, but the number of <bbox> marks is 1"
+    )
+    assert refused(record).reason == "the number of boxes is 0, but the number of <bbox> marks is 1"
     assert "lies on image 2" in refused({**record, "boxes": [box], "box_images": [2]}).reason
     assert "lies on image -1" in refused({**record, "boxes": [box], "box_images": [-1]}).reason
     assert refused({**record, "boxes": [box], "box_images": [0, 1]}).field == "box_images"
@@ -542,7 +546,7 @@ def test_the_last_user_turn_as_the_recipe_words_it():
 
 def test_a_row_without_a_column_that_the_wording_needs_is_refused():
     row = refused({"messages": [USER]}, prompt="{prompt} {level}")
-    assert (row.field, row.reason) == ("level", "is missing, but data.prompt has {level}")
+    assert (row.field, row.reason) == ("level", "is missing, but data.prompt contains {level}")
 
 
 # Pixels
@@ -728,7 +732,7 @@ def test_pixel_limits_of_a_row_with_videos_alone_are_refused():
     row = refused({"messages": [USER], "videos": ["a.mp4"], "max_pixels": 1000})
     assert (row.field, row.reason) == (
         "max_pixels",
-        "is a limit of images, but the row has only videos; set data.video.max_pixels",
+        "limits images, but the row has only videos; set data.video.max_pixels",
     )
 
 
@@ -871,7 +875,7 @@ def test_an_answer_beside_a_question_is_the_assistants_turn():
     assert contents(accepted(QUESTION, "qa", "sft")) == ["<image>Find x.", "5"]
     assert contents(accepted({**QUESTION, "answer": [1, 2, 3, 4]}, "qa", "sft"))[1] == "[1, 2, 3, 4]"
     assert contents(accepted({**QUESTION, "answer": 7}, "qa", "sft"))[1] == "7"
-    assert refused({**QUESTION, "answer": ["a", "b"]}, "qa", "sft").reason == "no assistant turn to train on"
+    assert refused({**QUESTION, "answer": ["a", "b"]}, "qa", "sft").reason == "there is no assistant turn to train on"
     assert accepted({**QUESTION, "answer": ["a", "b"]}, "qa").answer == ["a", "b"]
     assert refused({"question": None, "answer": "5"}, "qa").field == "question"
 

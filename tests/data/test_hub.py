@@ -111,7 +111,7 @@ def test_rejected_rows_of_a_data_set_reach_the_fix_report(cache, tmp_path):
 def test_a_script_is_refused_and_not_run(cache, tmp_path):
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "made.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    with pytest.raises(DataError, match=r"hf:\./made:train: is a script, and tiercel runs no code of a data set"):
+    with pytest.raises(DataError, match=r"hf:\./made:train: is a script"):
         read("hf:./made")
     assert not (tmp_path / "ran").exists()
 
@@ -158,7 +158,7 @@ def test_a_readme_cannot_name_files_of_elsewhere(cache, tmp_path, named):
 @needs_datasets
 def test_a_split_and_a_config_that_are_not_there(cache, tmp_path):
     write_parquet(tmp_path / "scenes")
-    with pytest.raises(DataError, match=r"hf:\./scenes:dev: cannot be read: .*dev.* named hf:ORGANISATION/NAME"):
+    with pytest.raises(DataError, match=r"hf:\./scenes:dev: cannot be read: .*dev.* hf:ORGANISATION/NAME"):
         read("hf:./scenes:dev")
     folder = write_parquet(tmp_path / "two" / "en").parent
     write_parquet(tmp_path / "two" / "fr")

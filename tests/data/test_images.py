@@ -184,7 +184,7 @@ def test_broken_pixel_data_are_refused():
 
 def test_claimed_size_is_refused_from_the_header():
     limited = ImageSource(data=png_header(101, 100))
-    assert problem(limited, limit=10_000) == "101 x 100 pixels are more than data.max_image_pixels = 10000"
+    assert problem(limited, limit=10_000) == "has 101 x 100 pixels, more than data.max_image_pixels = 10000"
     assert open_header(ImageSource(data=png_header(1, 10_000)), None, 10_000) == (1, 10_000)
     # The recipe's limit is the only one; Pillow's own would be 179 million.
     assert open_header(ImageSource(data=png_header(60_000, 60_000)), None, 10**12) == (60_000, 60_000)

@@ -242,7 +242,7 @@ def test_no_steps_start_no_workers():
 
 
 def test_the_order_must_be_of_these_rows():
-    with pytest.raises(ValueError, match="5 rows, not of 11"):
+    with pytest.raises(ValueError, match="5 rows, not for 11"):
         StepLoader(ROWS, encode, steps_of(counts=(5,)), start=0, stop=1, workers=0)
 
 

@@ -123,18 +123,23 @@ def test_only_the_last_answer_is_trained_on(tmp_path):
 @pytest.mark.parametrize(
     ("purpose", "record", "field", "says"),
     (
-        ("pairs", {"messages": TURNS, "images": ["a.png"]}, "rejected", "no rejected answer given"),
-        ("pairs", {**PAIRS["tiercel"], "rejected_response": "x"}, "rejected", "rejected and rejected_response given"),
-        ("pairs", {**PAIRS["tiercel"], "rejected": "left"}, "rejected", "both answers are equal"),
+        ("pairs", {"messages": TURNS, "images": ["a.png"]}, "rejected", "is missing"),
+        (
+            "pairs",
+            {**PAIRS["tiercel"], "rejected_response": "x"},
+            "rejected",
+            "rejected and rejected_response; keep one",
+        ),
+        ("pairs", {**PAIRS["tiercel"], "rejected": "left"}, "rejected", "both answers are the same"),
         ("pairs", {**PAIRS["tiercel"], "rejected": 3}, "rejected", "must be the rejected answer, or a list of turns"),
         ("pairs", {**PAIRS["tiercel"], "rejected": "  "}, "messages[1]", "the assistant turn is empty"),
         ("pairs", {**PAIRS["tiercel"], "messages": TURNS[:1]}, "messages", "the last turn is not an"),
         ("pairs", {"prompt": ASKED, "chosen": "left"}, "rejected", "is missing"),
-        ("labels", {"messages": TURNS, "images": ["a.png"]}, "label", "has `label` or `kto_tag`"),
+        ("labels", {"messages": TURNS, "images": ["a.png"]}, "label", "needs `label` or `kto_tag`"),
         ("labels", {"messages": TURNS, "images": ["a.png"], "label": "yes"}, "label", "true, false, 1 or 0"),
         ("labels", {"messages": TURNS, "images": ["a.png"], "label": 2}, "label", "true, false, 1 or 0"),
-        ("sft", PAIRS["sharegpt"], "chosen", "`tiercel dpo` learns from pairs"),
-        ("sft", PAIRS["trl"], "chosen", "`tiercel dpo` learns from pairs"),
+        ("sft", PAIRS["sharegpt"], "chosen", "use `tiercel dpo`"),
+        ("sft", PAIRS["trl"], "chosen", "use `tiercel dpo`"),
     ),
 )
 def test_wrong_rows_name_the_field(purpose, record, field, says):
@@ -183,8 +188,14 @@ def sides(record, format="tiercel"):
         ("<image>Where?", "nowhere", "<bbox> and <bbox>", [CUP, PLATE], [[], [CUP, PLATE]]),
         ("<image>Where?", "<bbox>", "no: <bbox>", [CUP], [[CUP], [CUP]]),  # one box, which both answers contain
         ("<image><bbox>?", "yes", "no", [CUP], [[CUP], [CUP]]),
-        ("<image>Where?", "<bbox>", "<bbox>", [CUP], "both answers are equal, so there is nothing to prefer"),
-        ("<image>Where?", "<bbox>", "<bbox>", [CUP, PLATE, BOWL], "3 boxes for 1 <bbox> marks"),
+        ("<image>Where?", "<bbox>", "<bbox>", [CUP], "both answers are the same, so there is nothing to prefer"),
+        (
+            "<image>Where?",
+            "<bbox>",
+            "<bbox>",
+            [CUP, PLATE, BOWL],
+            ("the number of boxes is 3, but the number of <bbox> marks is 1"),
+        ),
     ],
 )
 def test_boxes_of_a_pair_are_those_of_the_question_then_of_each_answer(question, chosen, rejected, boxes, expected):

@@ -119,11 +119,11 @@ def test_bad_lines_are_rejected_with_line_and_reason(tmp_path):
     assert "not valid JSON" in reasons[2][1]
     assert "NaN is not a JSON number" in reasons[3][1]
     assert "-Infinity" in reasons[4][1]
-    assert "out of the range" in reasons[5][1]
-    assert reasons[6] == ("row", "is a JSON list; a row is an object")
-    assert reasons[7] == ("row", "is a JSON null; a row is an object")
+    assert "outside the range" in reasons[5][1]
+    assert reasons[6] == ("row", "is a JSON list, but a row must be an object")
+    assert reasons[7] == ("row", "is a JSON null, but a row must be an object")
     assert "nested too deeply" in reasons[8][1]
-    assert reasons[9] == ("id", "'a' is already the id of line 1; where rows share ids, write data.ids: line")
+    assert reasons[9] == ("id", "'a' is already the id of line 1; if rows share ids, set data.ids: line")
     assert reasons[10][0] == "images[0]"
     assert "not UTF-8 (byte 7" in reasons[12][1]
 
@@ -133,7 +133,7 @@ def test_json_list(tmp_path):
     file.write_text(f"[{line('a')}, 5, {line()}]")
     table = read(file)
     assert [(row.id, row.line) for row in table.rows] == [("a", 1), ("rows:3", 3)]
-    assert table.rejected[0].reason == "is a JSON number; a row is an object"
+    assert table.rejected[0].reason == "is a JSON number, but a row must be an object"
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ def test_json_list(tmp_path):
         ("rows.jsonl", b"\n \n", "no rows"),
         ("rows.json", b" ", "no rows"),
         ("rows.json", b"[]", "no rows"),
-        ("rows.json", b"{}", "has a JSON object"),
-        ("rows.json", b'{"a": 1}\n{"a": 2}\n', "named .jsonl"),
+        ("rows.json", b"{}", "contains a JSON object"),
+        ("rows.json", b'{"a": 1}\n{"a": 2}\n', "name it .jsonl"),
         ("rows.jsonl", "{}".encode("utf-16"), "UTF-16"),
         ("rows.jsonl", b"x\n", "line 1: is not valid JSON"),
         ("rows.jsonl", b'{"messages": []}\n', "none of its 1 rows"),
@@ -305,7 +305,7 @@ def test_a_data_set_that_save_to_disk_wrote():
     [
         ({"dataset_dict.json": '{"splits": ["train", "test"]}'}, "name one of .*train, .*test"),
         ({"state.json": '{"_data_files": [], "_indices_files": [{"filename": "i.arrow"}]}'}, "flatten_indices"),
-        ({"state.json": '{"_data_files": [{"filename": "../x.arrow"}]}'}, "does not name files of its own directory"),
+        ({"state.json": '{"_data_files": [{"filename": "../x.arrow"}]}'}, "names files outside its own directory"),
         (
             {"state.json": '{"_data_files": [{"filename": "x.arrow"}]}', "x.arrow": "junk"},
             "cannot be read as a data set",
@@ -362,7 +362,7 @@ def test_coco_annotations_with_expressions(tmp_path):
     ]
     assert [row.reason for row in table.rejected] == ["annotation 3 names image 6, but `images` has no file for it"]
     assert table.total == 4
-    with pytest.raises(DataError, match=r"need a question around them; set data\.prompt"):
+    with pytest.raises(DataError, match=r"set data\.prompt"):
         read(file)
 
 

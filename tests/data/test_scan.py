@@ -42,10 +42,10 @@ def test_scan_counts_lengths_images_and_rejections(tmp_path):
     assert report.longest_row == "r2"
     reasons = {row.id: (row.field, row.reason) for row in report.rejected}
     assert reasons.keys() == {"r3", "r4", "r5", "r6", "r7"}
-    assert reasons["r3"][1].startswith("101 tokens exceed data.max_prompt_tokens = 100")
+    assert reasons["r3"][1].startswith("has 101 tokens, more than data.max_prompt_tokens = 100")
     assert "200 x 200 pixels" in reasons["r4"][1]
     assert "bad.png: is not a PNG, JPEG or WEBP" in reasons["r5"][1]
-    assert "none.png: no such file" in reasons["r6"][1]
+    assert "none.png: there is no such file" in reasons["r6"][1]
     assert reasons["r7"][0] == "images[0]"
     assert seen == [(7, 7)]
 

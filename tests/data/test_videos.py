@@ -76,7 +76,7 @@ def test_frames_as_a_list(tmp_path):
     with pytest.raises(ImageProblem, match="has frames of"):
         open_video(source, ImageRoots(base=str(tmp_path)), data())
     (tmp_path / "2.png").unlink()
-    with pytest.raises(ImageProblem, match=r"2\.png: no such file") as error:
+    with pytest.raises(ImageProblem, match=r"2\.png: there is no such file") as error:
         open_video(source, ImageRoots(base=str(tmp_path)), data())
     assert error.value.field == "videos"
 

@@ -78,4 +78,4 @@ def test_a_killed_rank_costs_nothing_and_one_process_goes_on(tiny_checkpoints, t
 def test_ranks_that_are_no_whole_number_of_groups_are_refused(tiny_checkpoints, tmp_path):
     recipe = make_recipe(tiny_checkpoints, tmp_path, "run")
     said = run(recipe, "train.context_parallel=2", code=2)
-    assert "train.context_parallel: 2 does not divide 1 ranks" in said
+    assert "train.context_parallel: is 2, but must divide the number of ranks (1)" in said

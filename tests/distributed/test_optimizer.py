@@ -36,7 +36,7 @@ def test_each_part_moves_by_its_share_of_the_scheduled_rate(tiny_checkpoints):
 
 def test_a_rate_of_a_part_that_the_targets_leave_out_is_refused(tiny_checkpoints):
     policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], Lora(rank=4, alpha=8, targets=r".*layers\.0.*q_proj"))
-    with pytest.raises(ModelError, match=r"optim\.part_lr\.projector: no parameter of projector is trained"):
+    with pytest.raises(ModelError, match=r"optim\.part_lr\.projector: "):
         build_optimizer(policy, Optim(part_lr=PartRates(projector=1e-3)))
 
 

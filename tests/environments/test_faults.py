@@ -46,7 +46,7 @@ FAULTS = {
     "answers an odd part": ({"act": "return [{'type': 'audio'}]"}, "a part with the type 'audio' and the keys"),
     "answers NaN": (
         {"get_reward": "return float('nan')"},
-        "get_reward: returned nan; a reward must return a finite number,",
+        "get_reward: returned nan, but a reward must return a finite number,",
     ),
     "answers a text as reward": ({"get_reward": "return 'good'"}, "returned 'good', a str"),
     "prints to its connection": (

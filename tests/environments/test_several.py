@@ -71,10 +71,10 @@ def test_each_row_has_the_tools_and_the_object_of_its_own_environment(dialogues,
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
-        ({}, "names no environment; write game or map there"),
-        ({"environment": None}, "names no environment; write game or map there"),
-        ({"environment": "mop"}, "'mop' is no name in rollout.environment; write game or map"),
-        ({"environment": ["map"]}, r"\['map'\] is no name in rollout.environment; write game or map"),
+        ({}, "does not name an environment; use game or map"),
+        ({"environment": None}, "does not name an environment; use game or map"),
+        ({"environment": "mop"}, "is 'mop', which is not a name in rollout.environment; use game or map"),
+        ({"environment": ["map"]}, "is \\['map'\\], which is not a name in rollout.environment; use game or map"),
     ],
     ids=str,
 )

@@ -62,5 +62,5 @@ def test_the_summary_says_when_the_student_was_near_its_teacher(tmp_path, monkey
     assert said[3] == "ranker:   0.500 -> 0.950 of the held-out pairs told apart"
     assert said[4] == "by it:    0.400 -> 0.800 held-out accuracy in 100 steps of GRPO"
     (tmp_path / "STUDENT/metrics.jsonl").write_text(json.dumps({"step": 0, "eval/accuracy": 0.4}) + "\n")
-    with pytest.raises(TrainingError, match="no evaluation before and after"):
+    with pytest.raises(TrainingError, match="has no evaluations from before"):
         pairs.summary()

@@ -74,8 +74,8 @@ def test_the_first_variable_that_is_set_decides(environment, expected):
 
 def test_english_stays_as_it_is(monkeypatch):
     monkeypatch.setenv("TIERCEL_LANG", "en")
-    assert translated("learning_rate: 1e-05 given; no such key; write optim.lr") == (
-        "learning_rate: 1e-05 given; no such key; write optim.lr"
+    assert translated("learning_rate: unknown key (its value is 1e-05); use optim.lr") == (
+        "learning_rate: unknown key (its value is 1e-05); use optim.lr"
     )
 
 
@@ -84,19 +84,19 @@ def test_english_stays_as_it_is(monkeypatch):
     ("english", "expected"),
     [
         (
-            "learning_rate: 1e-05 given; no such key; write optim.lr",
-            "learning_rate: 写的是 1e-05；没有这个键；写 optim.lr",
+            "learning_rate: unknown key (its value is 1e-05); use optim.lr",
+            "learning_rate: 没有这个键（写的是 1e-05）；写 optim.lr",
         ),
         (
-            'optim.lr: "1e-5" given; must be a number, not text; write 1e-5 without quotes',
+            'optim.lr: is "1e-5", but must be a number, not text; use 1e-5 without quotes',
             'optim.lr: 写的是 "1e-5"；必须是数，不能是文本；写 1e-5，不加引号',
         ),
         (
-            "optim.warmup_steps: nothing given; must be a whole number, at least 0; leave the key out for 0",
+            "optim.warmup_steps: has no value, but must be a whole number, at least 0; remove the key to get 0",
             "optim.warmup_steps: 写的是 null；必须是整数，至少 0；不写这个键就是 0",
         ),
         (
-            "  rejected rows.jsonl:3 (rec-17) images: no such file under data.image_root (images)",
+            "  rejected rows.jsonl:3 (rec-17) images: there is no such file under data.image_root (images)",
             "  拒绝 rows.jsonl:3 (rec-17) images: 没有这个文件（data.image_root 是 images）",
         ),
         (
@@ -120,7 +120,7 @@ def test_what_has_no_counterpart_stays_english():
 
 @pytest.mark.usefixtures("chinese")
 def test_lines_of_a_message_keep_their_places():
-    text = "3 of 10 rows were rejected, more than data.max_bad_fraction = 0.01 allows; correct them or raise it."
+    text = "3 of 10 rows were rejected, more than data.max_bad_fraction = 0.01 allows; correct the rows or raise it."
     found = translated(f"{text} The first:\n  rows.jsonl:2 (rows:2) row: is nested too deeply\n  and 4 more")
     first, second, third = found.split("\n")
     assert first.startswith("10 行中有 3 行被拒绝")
@@ -147,7 +147,7 @@ output: ""
         assert problem.startswith(f"{key}: ")
         assert CHINESE.search(said), problem
         left = re.sub(r'"[^"]*"|[\w./-]*[._/:-][\w./:-]*|\[.*?\]|\{.*?\}', "", said)  # values, keys and files
-        assert not re.search(r"\b(the|is|must|given|write|no)\b", left), said
+        assert not re.search(r"\b(the|is|must|use|but|write|no)\b", left), said
 
 
 def test_columns_line_up_by_the_width_of_a_terminal():

@@ -81,7 +81,7 @@ def test_a_wrong_recipe_has_the_same_exit_code(tmp_path, capsys):
     assert main(["check", str(tmp_path / "recipe.yaml")]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == f"tiercel check: {tmp_path / 'recipe.yaml'}: 5 个问题"
-    assert "  learning_rate: 写的是 1e-05；没有这个键；写 optim.lr" in lines
+    assert "  learning_rate: 没有这个键（写的是 1e-05）；写 optim.lr" in lines
     assert "  output: 缺少；要写上：运行目录" in lines
 
 

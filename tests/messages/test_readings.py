@@ -75,34 +75,35 @@ def test_no_wrong_recipe_is_answered_half_in_english(tmp_path, monkeypatch):
     ("english", "expected"),
     [
         (
-            "line 3, column 7: wrong syntax (expected ',' or '}', but got ':'); close the bracket",
+            "line 3, column 7: invalid syntax (expected ',' or '}', but got ':'); close the bracket",
             "第 3 行第 7 列：YAML 语法错误（expected ',' or '}', but got ':'）；把括号闭合",
         ),
         (
-            "line 2, column 1: a tab stands here; indent with spaces, not with tabs",
-            "第 2 行第 1 列：这里有制表符；用空格缩进，不用制表符",
+            "line 2, column 1: this line is indented with a tab; use spaces",
+            "第 2 行第 1 列：这一行用制表符缩进；请用空格",
         ),
-        ("data: nothing given; must be a list; write [a]", "data: 写的是 null；必须是列表；写 [a]"),
-        ("train: missing; write the section with its keys", "train: 缺少；写上这个小节，至少包括它的键"),
-        ("rows.jsonl:2 (rows:2) messages: 2 <image> marks for 1 images",
+        ("data: has no value, but must be a list; use [a]", "data: 写的是 null；必须是列表；写 [a]"),
+        ("train: is required; add the section with its keys", "train: 缺少；写上这个小节，至少包括它的键"),
+        ("rows.jsonl:2 (rows:2) messages: the number of <image> marks is 2, but the number of images is 1",
          "rows.jsonl:2 (rows:2) messages: 有 2 个 <image> 标记，但图像有 1 张"),
         ("32 of 48, 66.67% of an epoch", "每步 32 行，共 48 行（epoch 的 66.67%）"),
         ("8 of only 1, so 8 epochs", "每步 8 行，数据共 1 行（每步 8 个 epoch）"),
-        ("rows.jsonl#1000: 1000 rows are asked for, but there are only 40; ask for fewer",
+        ("rows.jsonl#1000: selects 1000 rows, but there are only 40; use a smaller number",
          "rows.jsonl: `#1000` 多于文件的 40 行；写 40 以内，或去掉 `#`"),
         ("vm resolves to 127.0.0.1", "vm 解析为 127.0.0.1"),
-        ("the command cannot be read: --learning_rate abc is no number; write the number in its place",
+        ("the command cannot be read: --learning_rate abc is not a number; use a number instead",
          "命令有误：--learning_rate abc 不是数；改成数"),
         ("--rlhf_type ppo is not a method of this version; nearest: tiercel grpo",
          "这个版本没有 --rlhf_type ppo 这种方法；最接近的是 tiercel grpo"),
-        ("reward mine.py:score, row a: returned nan; a reward must return a finite number, or None if it does not "
-         "apply",
+        ("reward mine.py:score, row a: returned nan, but a reward must return a finite number, or None if it does "
+         "not apply",
          "奖励 mine.py:score，行 a：返回了 nan；奖励要返回有限的数，不适用时返回 None"),
-        ("algorithm.loss.call: mine.py:f returned values that are not finite, such as nan; correct the function and "
-         "give the same command again",
+        ("algorithm.loss.call: mine.py:f returned values that are not finite, such as nan; correct the function "
+         "and run the same command again",
          "algorithm.loss.call: mine.py:f 返回的值不是有限数，例如 nan；改正这个函数，再用同一条命令"),
-        ("train.workers: 8 given; no such key; write data.workers (rows are encoded while training, by data.workers)",
-         "train.workers: 写的是 8；没有这个键；写 data.workers（数据在训练时编码，由 data.workers 的进程完成）"),
+        ("train.workers: unknown key (its value is 8); use data.workers (rows are encoded while training, by "
+         "data.workers)",
+         "train.workers: 没有这个键（写的是 8）；写 data.workers（数据在训练时编码，由 data.workers 的进程完成）"),
     ],
 )  # fmt: skip
 def test_sentences_are_whole(english, expected):

@@ -121,7 +121,7 @@ def test_a_whole_run_samples_what_it_learns(tiny_checkpoints, tmp_path, kind):
 
 def test_dora_of_experts_is_refused(tiny_checkpoints):
     for name in EXPERT_FAMILIES:
-        with pytest.raises(ModelError, match=r"lora\.kind: PEFT has no dora for experts"):
+        with pytest.raises(ModelError, match=r"lora\.kind: is dora"):
             tiny_policy(tiny_checkpoints[name], Lora(rank=4, alpha=8, kind="dora", targets=r".*experts\.down_proj"))
 
 

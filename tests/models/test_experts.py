@@ -50,7 +50,7 @@ def test_full_fine_tuning_leaves_the_gates(tiny_checkpoints, name):
     (
         (Lora(targets=r".*mlp\.gate"), r"model\.language_model\.layers\.0\.mlp\.gate, which cannot be adapted"),
         (Lora(targets=r".*"), "which cannot be adapted here"),
-        (Lora(targets=r".*experts\.down_proj", dropout=0.1), r"lora\.dropout: got 0\.1"),
+        (Lora(targets=r".*experts\.down_proj", dropout=0.1), r"lora\.dropout: is 0\.1"),
         (Lora(targets=r".*experts"), "matches no linear layer"),
     ),
 )

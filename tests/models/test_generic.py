@@ -183,7 +183,7 @@ class SeesAll(SplitAttention):
 
 def test_the_processor_of_another_model_is_refused(tmp_path, checkpoints):
     copy = edited(checkpoints["llava"], tmp_path / "copy", processor_class="Blip2Processor")
-    with pytest.raises(ModelError, match=r"Blip2Processor declares no image_token|did not pass its proof"):
+    with pytest.raises(ModelError, match=r"Blip2Processor does not declare image_token|did not pass its proof"):
         load_family(Model(path=str(copy)))
 
 
@@ -241,5 +241,5 @@ def test_boxes_need_data_coordinates(checkpoints):
 
 
 def test_a_family_that_documents_its_boxes_takes_no_other_space(tiny_checkpoints):
-    with pytest.raises(ModelError, match=r"data\.coordinates: got unit, but qwen3_vl writes boxes in thousandths;"):
+    with pytest.raises(ModelError, match=r"data\.coordinates: is unit, but qwen3_vl writes boxes in thousandths;"):
         load_family(Model(path=str(tiny_checkpoints["qwen3_vl"])), coordinates="unit")

@@ -229,7 +229,7 @@ def test_no_end_token_is_refused(checkpoint):
     edit(checkpoint / "generation_config.json", eos_token_id=None)
     edit(checkpoint / "tokenizer_config.json", eos_token=None)
     (checkpoint / "special_tokens_map.json").unlink(missing_ok=True)
-    with pytest.raises(ModelError, match="names no end token"):
+    with pytest.raises(ModelError, match="does not name an end token"):
         load_family(Model(path=str(checkpoint)))
 
 

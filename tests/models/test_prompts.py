@@ -127,12 +127,12 @@ def test_an_end_token_in_a_turns_text_does_not_end_it(family):
 
 
 def test_no_assistant_turn_is_refused(family):
-    with pytest.raises(DataError, match="no assistant turn to train on"):
+    with pytest.raises(DataError, match="there is no assistant turn to train on"):
         conversation_of(family, row_of(("user", "Where?")))
 
 
 def test_no_user_turn_is_refused(family):
-    with pytest.raises(DataError, match="no user turn to sample after"):
+    with pytest.raises(DataError, match="there is no user turn to sample after"):
         encode_prompt(family, row_of(("assistant", "12")), 0, [], system=None, max_prompt_tokens=99)
 
 
@@ -141,7 +141,7 @@ def test_a_long_conversation_is_refused_whole(family):
     tokens = conversation_of(family, row)
     length = len(tokens.prompt.token_ids_P) + len(tokens.token_ids_L)
     conversation_of(family, row, limit=length)
-    with pytest.raises(DataError, match=f"{length} tokens exceed data.max_prompt_tokens = {length - 1}"):
+    with pytest.raises(DataError, match=f"has {length} tokens, more than data.max_prompt_tokens = {length - 1}"):
         conversation_of(family, row, limit=length - 1)
 
 
@@ -486,7 +486,7 @@ def test_a_rows_own_pixel_limits_lie_within_the_recipes(tiny_checkpoints):
     image = family.encode_image(noise_image(112, 112, 0), limits)
     assert image.plan.processed_size == (56, 56)
     assert family.encode_image(picture_image(image.views[0])).sha256 == image.sha256  # nothing left for an engine to do
-    with pytest.raises(DataError, match=r"not between model\.min_pixels 784 and model.max_pixels 12544") as error:
+    with pytest.raises(DataError, match=r"must be between model\.min_pixels 784 and model.max_pixels 12544") as error:
         family.plan_image((112, 112), PixelLimits(most=200_000))
     assert error.value.field == "max_pixels"
 
@@ -496,7 +496,7 @@ def test_families_of_other_sizes_have_no_pixel_limits(tiny_checkpoints, name):
     family = load_family(Model(path=str(tiny_checkpoints[name])))
     with pytest.raises(DataError, match=f"{family.sizes}; remove the row's max_pixels"):
         family.plan_image((100, 100), PixelLimits(most=3136))
-    with pytest.raises(ModelError, match=f"model.min_pixels: {name} {family.sizes}"):
+    with pytest.raises(ModelError, match=f"model.min_pixels: is set, but {name} {family.sizes}"):
         load_family(Model(path=str(tiny_checkpoints[name]), min_pixels=3136))
 
 

@@ -176,7 +176,7 @@ def test_a_checkpoint_that_bitsandbytes_quantised_is_taken_as_it_is(tiny_checkpo
         )
     torch.testing.assert_close(first, second, rtol=0, atol=1e-5)
     other = {"nf4": "int8", "int8": "nf4"}[kind]
-    with pytest.raises(ModelError, match=f"model.quantize: got {other}, but .* is already quantised, as {kind}"):
+    with pytest.raises(ModelError, match=f"model.quantize: is {other}, but .* is already quantised, as {kind}"):
         load_weights(policy.family, torch.float32, CPU, quantize=other)
     with pytest.raises(ModelError, match="add the section lora"):
         tiny_policy(tmp_path, lora=None)

@@ -77,7 +77,7 @@ def test_sft_scores_the_answer_and_its_end(checkpoints):
 
 
 def test_a_model_without_pictures_takes_no_coordinates(checkpoints):
-    with pytest.raises(ModelError, match=r"data\.coordinates: got unit, but text_only does not read pictures;"):
+    with pytest.raises(ModelError, match=r"data\.coordinates: is unit, but text_only does not read pictures;"):
         load_family(Model(path=str(checkpoints["llama"])), coordinates="unit")
 
 

@@ -46,7 +46,7 @@ def test_what_is_written_fits_and_says_what_changed(tmp_path, capsys, case):
     plan = make_plan(again, machine)
     assert plan.chosen == "single"
     assert (make_plan(recipe, machine).chosen is None) == bool(saved)
-    assert main(words) == 2 and "is there already" in capsys.readouterr().err
+    assert main(words) == 2 and "already exists" in capsys.readouterr().err
 
 
 def test_lengths_are_the_last_to_change(tmp_path):

@@ -157,7 +157,7 @@ def test_what_a_command_says_of_a_failure_has_no_secret(recipe, capfd):
     assert "[redacted db_password].png" in checked.out
     assert main(["check", *words, f"hf_token={SECRETS['HF_TOKEN']}", f"a.other_token={MARK}{MARK}"]) == 2
     wrong = capfd.readouterr()
-    assert "a.other_token: [redacted] given; no such key" in wrong.err
+    assert "a.other_token: unknown key (its value is [redacted])" in wrong.err
     with pytest.raises(SystemExit):
         main(["check", *words, f"--{SECRETS['db_password']}"])
     for said in (refused, checked, wrong, capfd.readouterr()):

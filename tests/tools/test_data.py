@@ -51,7 +51,7 @@ def test_an_example_is_told_by_its_keys_and_accepted(name, record):
         )
         rows = [parse_record(each, format=name, line=1, reading=reading) for each in expanded(name, record)]
         if purpose == "sft" and name == "tiercel" and "answer" in record:
-            assert [row.reason for row in rows] == ["no assistant turn to train on"]
+            assert [row.reason for row in rows] == ["there is no assistant turn to train on"]
             continue
         assert rows and all(isinstance(row, Row) and len(row.images) == 1 for row in rows), rows
         if own is None and "loss" not in str(record):

@@ -140,7 +140,7 @@ def test_an_absent_package_is_named_with_what_installs_it(monkeypatch):
     monkeypatch.setattr(tracker_packages, "find_spec", lambda name: found[name] if name in absent else honest(name))
     with pytest.raises(EnvironmentProblem) as problem:
         require_packages(["wandb", "swanlab"])
-    text = "trackers: wandb, swanlab are not installed; pip install wandb swanlab, or leave them out"
+    text = "trackers: wandb, swanlab are not installed; run pip install wandb swanlab, or remove them from trackers"
     assert str(problem.value) == text and problem.value.exit_code == 2
 
 

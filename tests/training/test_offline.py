@@ -242,11 +242,11 @@ def test_values_rank_held_out_pairs_before_and_after_an_export(write, tmp_path, 
     merged_says = capsys.readouterr().out.splitlines()[-1].partition(": ")[2]
     assert merged_says.split(", loss")[0] == after.partition(": ")[2].strip().split(", loss")[0]
     assert main(["predict", str(run), "hello"]) == 2
-    assert "is a reward model, which writes nothing" in capsys.readouterr().err
+    assert "is a reward model" in capsys.readouterr().err
 
 
 def test_a_row_without_its_margin_is_rejected_by_name(write, capsys):
-    with pytest.raises(DataError, match=r"ranking\.margin_column names it, so it must be a number"):
+    with pytest.raises(DataError, match=r"must be a number, because ranking\.margin_column names it"):
         run_offline(write("reward", "run", ranking={"margin_column": "score"}))
 
 

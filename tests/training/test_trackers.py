@@ -118,6 +118,6 @@ def test_a_missing_package_is_told_before_the_model_is_looked_for(tmp_path, monk
     (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(recipe))
     assert main([command, str(tmp_path / "recipe.yaml")]) == 2
     said, error = capsys.readouterr()
-    told = "trackers: swanlab is not installed; pip install swanlab, or leave it out"
+    told = "trackers: swanlab is not installed; run pip install swanlab, or remove it from trackers"
     assert told in (said if command == "check" else error)  # `check` continues, here to a model that does not exist
     assert not (tmp_path / "run").exists()

@@ -68,8 +68,8 @@ class OwnFunction:
         """Build the error that names the key, the function and the remedy."""
         where = f"{self.key}: {self.call}"
         if "\n" in text:
-            return TrainingError(f"{where} {text}\ncorrect the function and give the same command again")
-        return TrainingError(f"{where} {text}; correct the function and give the same command again")
+            return TrainingError(f"{where} {text}\ncorrect the function and run the same command again")
+        return TrainingError(f"{where} {text}; correct the function and run the same command again")
 
 
 @cache
@@ -90,12 +90,12 @@ def own_terms(call: str, batch: LossInput) -> TokenTerms:
         raise function.fault("returned values without gradient; compute them from batch.logprobs_N, not detached")
     function.require_finite_at_first(terms.values_N, batch.logprobs_N, batch.old_logprobs_N, batch.advantages_C)
     if not isinstance(terms.token_sums, Mapping):
-        raise function.fault(f"returned token_sums as a {type(terms.token_sums).__name__}, not as a dict")
+        raise function.fault(f"returned token_sums as a {type(terms.token_sums).__name__}, but it must be a dict")
     for name, value in terms.token_sums.items():
         if not name.startswith(SUM_PREFIX) or not hasattr(value, "detach") or value.shape != ():
             raise function.fault(
-                f"returned token_sums with {name!r}; its names begin with {SUM_PREFIX} and its values are tensors of "
-                "one number, the sum over the microbatch's tokens"
+                f"returned token_sums with {name!r}, but its names must begin with {SUM_PREFIX}, and its values must "
+                "be tensors of one number, the sum over the microbatch's tokens"
             )
     return TokenTerms(
         values_N=terms.values_N, token_sums={name: value.detach() for name, value in terms.token_sums.items()}
@@ -134,7 +134,7 @@ def _loaded(call: str) -> Any:
         ) from error
     function = getattr(module, name, None)
     if inspect.isclass(function):
-        raise CannotLoad(f"{source}: {name} is a class; write a function")
+        raise CannotLoad(f"{source}: {name} is a class, but must be a function")
     if not callable(function):
         there = ", ".join(functions_of(module)) or "none"
         raise CannotLoad(f"{source} has no function {name}; its functions are: {there}")

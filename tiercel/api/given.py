@@ -52,7 +52,7 @@ def _folder(output: Path) -> Path:
 
 def _line(row: Any, number: int, folder: Path) -> str:
     if not isinstance(row, Mapping):
-        raise DataError(f"data: row {number} is a {type(row).__name__}; each row must be a dict of its columns")
+        raise DataError(f"data: row {number} is a {type(row).__name__}, but each row must be a dict of its columns")
     try:
         return json.dumps({name: _plain(value, name, folder) for name, value in row.items()}, ensure_ascii=False)
     except (TypeError, ValueError) as error:

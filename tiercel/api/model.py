@@ -58,7 +58,9 @@ class LoadedModel:
         `environment` names which of the recipe's answers, if there are several. Raises DataError for pictures that do
         not fit the marks."""
         if count > 1 and temperature <= 0:
-            raise DataError("count: several completions need a temperature above 0, or all would be the same")
+            raise DataError(
+                "count: several completions need a temperature above 0; at 0, all of them would be the same"
+            )
         sources = [_source(image) for image in images]
         turns = [as_message(prompt, len(images))] if isinstance(prompt, str) else [_turn(each) for each in prompt]
         found = self.generator.complete(
@@ -82,7 +84,7 @@ def load(source: Run | str | Path, *, adapter: str | Path | None = None, checkpo
         return LoadedModel(load_generator(_recipe_of_model(str(source)), None if adapter is None else Path(adapter)))
     recipe = run.recipe
     if isinstance(recipe, RewardRecipe):
-        raise RunError(f"{run.path} trained a reward model, which writes nothing; use it as the reward `model`")
+        raise RunError(f"{run.path} trained a reward model, which does not generate text; use it as the reward `model`")
     trained = trained_weights(run.path, recipe, CheckpointChoice(step=checkpoint, is_best=best))
     return LoadedModel(load_generator(with_weights(recipe, trained), trained.adapter))
 
@@ -102,7 +104,7 @@ def evaluate(source: Run | str | Path, rows: Any = None, *, checkpoint: int | No
         held = write_rows(rows, run.path) if is_rows(rows) else str(rows)
         recipe = recipe.with_values({"data.eval": held})
     if recipe.data.eval is None:
-        raise RecipeError([f"{run.path}: data.eval names no held-out rows; pass some"])
+        raise RecipeError([f"{run.path}: data.eval is not set, so there are no held-out rows; pass some"])
     if before:
         return score(recipe, ModelToScore(path=recipe.model.path, load=load_start), ALONE)
     trained = trained_weights(run.path, recipe, CheckpointChoice(step=checkpoint, is_best=best))

@@ -40,7 +40,9 @@ class Recipe:
         import yaml
 
         if holding := sorted(_held(self.tree)):
-            raise RecipeError([f"{holding[0]}: holds what is in memory; a run writes it down, in its config.yaml"])
+            raise RecipeError(
+                [f"{holding[0]}: contains objects in memory; start a run, which writes them to its config.yaml"]
+            )
         write_text(Path(path), yaml.safe_dump(dict(self.tree), sort_keys=False, allow_unicode=True))
 
     def changed(self, **keys: Any) -> "Recipe":

@@ -37,7 +37,12 @@ def train(kind: Kind, recipe: Recipe, keys: Mapping[str, Any]) -> Path | StepIte
     on_step, nproc = options["on_step"], options["nproc"]
     if nproc > 1:
         if on_step is not None or options["iterate"]:
-            raise RecipeError(["nproc: several ranks are processes of their own; leave on_step and iterate out"])
+            raise RecipeError(
+                [
+                    "nproc: with several ranks, each is a process of its own, so on_step and iterate cannot be "
+                    "used; leave them out"
+                ]
+            )
         _run_ranks(judged, nproc)
         return Path(judged.output)
     if options["iterate"]:
@@ -74,7 +79,7 @@ def is_interactive() -> bool:
 def _run_ranks(recipe: AnyRecipe, nproc: int) -> None:
     """Train with ranks on this machine, which read the recipe from a file. Raises TrainingError if they fail."""
     if here := [each.call for each in getattr(recipe, "rewards", ()) if _is_here(each)]:
-        raise RecipeError([f"nproc: {here[0].removeprefix(PREFIX)} lives in this process; put it into a file"])
+        raise RecipeError([f"nproc: {here[0].removeprefix(PREFIX)} exists only in this process; put it into a file"])
     file = Path(recipe.output) / GIVEN / "recipe.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, text_of(recipe))

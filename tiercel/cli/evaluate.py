@@ -21,10 +21,10 @@ def run(recipe: Recipe, arguments: Namespace, heartbeat: Heartbeat) -> None:
     `heartbeat` is this process's heartbeat, which the watchdog reads."""
     output: Path | None = arguments.output
     if output is not None and not isinstance(recipe, GrpoRecipe):
-        reason = f"{recipe.kind} has a held-out loss, and no completions to write"
-        raise RecipeError([f"--output {output}: {reason}; leave --output out"])
+        reason = f"{recipe.kind} has a held-out loss, but no completions to write"
+        raise RecipeError([f"--output {output}: {reason}; remove --output"])
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
-        raise RecipeError([f"--output {output}: name a file in a directory that is there"])
+        raise RecipeError([f"--output {output}: its directory does not exist; name a file in an existing directory"])
     with launched_ranks(recipe, heartbeat) as ranks:
         groups: tuple[GroupRecord, ...] = ()
         for name, judged in _judged(recipe, Path(arguments.target), arguments.adapter).items():

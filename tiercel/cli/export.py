@@ -12,7 +12,10 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
     """Export as the command line says, and print where the result is."""
     choice = CheckpointChoice(step=arguments.checkpoint, is_best=arguments.best)
     if arguments.public and arguments.push is None:
-        raise RecipeError(["--public: given without --push, whose repository it makes public"], source="export")
+        raise RecipeError(
+            ["--public: is set, but --push is not; add --push, whose repository --public makes public"],
+            source="export",
+        )
     if arguments.push is not None:
         from tiercel.trained.push import push
 

@@ -48,8 +48,8 @@ def imported(given: str) -> tuple[str, list[str]]:
     if file is not None and not isfile(file):  # Path.is_file raises an error if a name is too long
         if len(given.split()) == 1:  # every command has more words
             if isdir(file):
-                raise RecipeError(["this is a directory; write the file of a script"], given)
-            raise RecipeError([f"no such file (looked from {Path.cwd()})"], given)
+                raise RecipeError(["this is a directory; name the file of a script"], given)
+            raise RecipeError([f"there is no such file (relative paths start at {Path.cwd()})"], given)
         file = None
     try:
         return _imported(given if file is None else _text_of(file), file)
@@ -60,11 +60,13 @@ def imported(given: str) -> tuple[str, list[str]]:
 def _text_of(file: Path) -> str:
     try:
         if (size := file.stat().st_size) > LARGEST_SCRIPT:
-            raise RecipeError([f"has {size} bytes; a script that starts training has at most {LARGEST_SCRIPT}"])
+            raise RecipeError(
+                [f"has {size} bytes, but a script that starts training may have at most {LARGEST_SCRIPT}"]
+            )
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise RecipeError([f"line {line}: not UTF-8 text; save the file as UTF-8"]) from error
+        raise RecipeError([f"line {line} is not UTF-8 text; save the file as UTF-8"]) from error
     except OSError as error:
         raise RecipeError([f"cannot be read: {error}"]) from error
 

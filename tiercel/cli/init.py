@@ -72,7 +72,7 @@ def run(recipe: None, arguments: Namespace) -> None:
     tree = recipe_tree(kind, given)
     recipe_of_tree(kind, tree, str(file))
     if file.exists():
-        raise RecipeError([f"{file} is there already; remove it, or name another with --file"], source="init")
+        raise RecipeError([f"{file} already exists; remove it, or name another file with --file"], source="init")
     with open_new(file) as stream:
         stream.write(f"# tiercel {kind}\n{render(tree)}")
     print(f"{file}\nnext: tiercel check {file}; tiercel plan {file}; tiercel {kind} {file}")
@@ -87,7 +87,9 @@ def answers(arguments: Namespace, ask: Callable[[RecipeQuestion], str]) -> dict[
             continue
         value = getattr(arguments, question.flag) or ask(question)
         if not value:
-            raise RecipeError([f"--{question.flag}: missing; there is no terminal to ask at"], source="init")
+            raise RecipeError(
+                [f"--{question.flag}: is required, because there is no terminal to ask at"], source="init"
+            )
         if question.choices and value not in question.choices:
             known = ", ".join(question.choices)
             raise RecipeError([f"--{question.flag}: {value} is not one of {known}"], source="init")

@@ -133,7 +133,12 @@ def _wants_ranks(arguments: argparse.Namespace) -> bool:
     if getattr(arguments, "nproc", 1) == 1 and getattr(arguments, "max_restarts", 0) == 0:
         return False
     if "RANK" in os.environ:
-        raise RecipeError(["--nproc: a launcher has started this process already as one of its ranks; leave it out"])
+        raise RecipeError(
+            [
+                "--nproc: cannot be used, because a launcher has already started this process as one of its ranks; "
+                "remove it"
+            ]
+        )
     return True
 
 
@@ -168,8 +173,8 @@ def _hint(words: Sequence[str]) -> str:
     value = value if equals or following.startswith("--") or not following else following
     near = nearest_key(name.lstrip("-"))
     if near.key and near.hint:
-        return f"write {near.key} ({near.hint})"
-    return f"write {near.key}={value or 'VALUE'}" if near.key else near.hint
+        return f"use {near.key} ({near.hint})"
+    return f"use {near.key}={value or 'VALUE'}" if near.key else near.hint
 
 
 def entry_point() -> None:

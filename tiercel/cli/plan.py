@@ -42,7 +42,7 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
             print(f"--gpu-memory: no unit given, so {memory.text}")
         show(plan, str(arguments.recipe))
     if plan.chosen is None:
-        advice = f"this fits: {plan.change}" if plan.change else "no change that tiercel knows makes it fit"
+        advice = f"this fits: {plan.change}" if plan.change else "none of the changes that tiercel knows makes it fit"
         asked = f"{arguments.gpus} GPUs of {memory.text}"
         raise EnvironmentProblem(f"{arguments.recipe} does not fit into {asked}; {advice}")
 
@@ -51,13 +51,13 @@ def write_fit(recipe: Recipe, machine: Machine, arguments: Namespace) -> None:
     """Write the nearest recipe that fits. Raises EnvironmentProblem if none does, or if the file exists already."""
     file = arguments.output or output_file(arguments.recipe, arguments.fit.text)
     if file.exists():
-        raise EnvironmentProblem(f"{file} is there already; remove it, or name another by --output")
+        raise EnvironmentProblem(f"{file} already exists; remove it, or name another file with --output")
     fit = find_fit(recipe, machine, lambda text: print(text, flush=True))
     if fit is None:
         remedy = (
-            "add the section lora, or more GPUs by --gpus"
+            "add the section lora, or more GPUs with --gpus"
             if recipe.lora is None
-            else "nf4 weights and the shortest lengths were tried; take a smaller checkpoint, or more GPUs by --gpus"
+            else "nf4 weights and the shortest lengths were tried; use a smaller checkpoint, or more GPUs with --gpus"
         )
         asked = f"{machine.ranks} GPUs of {arguments.fit.text}"
         raise EnvironmentProblem(f"{arguments.recipe} does not fit into {asked}; {remedy}")

@@ -15,8 +15,8 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
     """Print the completion of a model or of a run's checkpoint, with the run's system message and template."""
     if isinstance(recipe, RewardRecipe):
         raise RunError(
-            f"{arguments.model} is a reward model, which writes nothing; `tiercel eval {arguments.model}` shows how it "
-            "ranks held-out pairs"
+            f"{arguments.model} is a reward model, which does not generate text; `tiercel eval {arguments.model}` "
+            "shows how it ranks held-out pairs"
         )
     adapter: Path | None = arguments.adapter
     if is_run(path := Path(arguments.model)):

@@ -23,7 +23,10 @@ def file_recipe(arguments: Namespace) -> Recipe:
 def checked_recipe(arguments: Namespace) -> Recipe:
     """Read a recipe of any kind, and check the flags given with it."""
     if arguments.report_file is not None and not arguments.fix_report:
-        raise RecipeError(["--report-file: given without --fix-report, which writes it"], source="check")
+        raise RecipeError(
+            ["--report-file: is set, but --fix-report is not; add --fix-report, which writes the report"],
+            source="check",
+        )
     return file_recipe(arguments)
 
 
@@ -33,7 +36,9 @@ def planned_recipe(arguments: Namespace) -> Recipe:
     recipe = starting_adapter(load_recipe(detect_kind(path, overrides), path, overrides, check_paths=False))
     limit, given = recipe.data.max_prompt_tokens, arguments.prompt_tokens
     if given is not None and given > limit:
-        raise RecipeError([f"--prompt-tokens: {given} given, above data.max_prompt_tokens ({limit})"], str(path))
+        raise RecipeError(
+            [f"--prompt-tokens: is {given}, but must be at most data.max_prompt_tokens ({limit})"], str(path)
+        )
     return recipe
 
 
@@ -41,7 +46,7 @@ def served_recipe(arguments: Namespace) -> GrpoRecipe:
     """Read a recipe that a server can sample for."""
     recipe = _any_kind(arguments.recipe, arguments.overrides)
     if not isinstance(recipe, GrpoRecipe):
-        raise RecipeError([f"{arguments.recipe}: a server samples for GRPO; this recipe has no use for one"])
+        raise RecipeError([f"{arguments.recipe}: is not a GRPO recipe, so it does not use a server"])
     return recipe
 
 
@@ -52,7 +57,10 @@ def evaluated_recipe(arguments: Namespace) -> Recipe:
         return _with_heldout(_any_kind(target, arguments.overrides), target)
     if arguments.overrides:
         raise RecipeError(
-            [f"{arguments.overrides[0]}: a run is evaluated with its own recipe; name a recipe file instead"]
+            [
+                f"{arguments.overrides[0]}: cannot be set here, because a run is evaluated with its own recipe; name "
+                "a recipe file instead"
+            ]
         )
     recipe = _with_heldout(load_run_recipe(target), target)
     require_no_redaction(recipe, target)
@@ -63,17 +71,21 @@ def predicting_recipe(arguments: Namespace) -> Recipe:
     """Read a run's recipe, or make one that contains only the model. Checks the flags as well."""
     images, marks = arguments.image, arguments.prompt.count("<image>")
     if marks not in (0, len(images)):
-        raise RecipeError([f"--image: {len(images)} given for {marks} <image> marks in the prompt"], source="predict")
-    if missing := [f"--image: {image} is no file" for image in images if not image.is_file()]:
+        raise RecipeError(
+            [f"--image: is set {len(images)} times, but the prompt has {marks} <image> marks"], source="predict"
+        )
+    if missing := [f"--image: {image} is not a file" for image in images if not image.is_file()]:
         raise RecipeError(missing, source="predict")
     path = Path(arguments.model)
     flag = "--best" if arguments.best else "--checkpoint" if arguments.checkpoint is not None else None
     if flag and (not is_run(path) or arguments.adapter is not None):
-        what = f"{path}, which is no run" if arguments.adapter is None else "--adapter, which names one"
-        raise RecipeError([f"{flag}: given with {what}; leave one of them out"], source="predict")
+        what = f"{path}, which is not a run" if arguments.adapter is None else "--adapter, which already names one"
+        raise RecipeError([f"{flag}: cannot be used with {what}; remove one of the two"], source="predict")
     if is_run(path):
         if arguments.quantize is not None:
-            raise RecipeError(["--quantize: given with a run, which has its own model.quantize"], source="predict")
+            raise RecipeError(
+                ["--quantize: cannot be used with a run, which has its own model.quantize"], source="predict"
+            )
         recipe = load_run_recipe(path)
         require_no_redaction(recipe, path)
         return recipe
@@ -101,5 +113,5 @@ def _any_kind(path: Path, overrides: list[str]) -> Recipe:
 
 def _with_heldout(recipe: Recipe, target: Path) -> Recipe:
     if recipe.data.eval is None:
-        raise RecipeError([f"{target}: data.eval names no held-out rows"])
+        raise RecipeError([f"{target}: data.eval is not set, so there are no held-out rows"])
     return recipe

@@ -29,7 +29,7 @@ def print_comparison(paths: Sequence[Path], *, as_json: bool) -> None:
     """Print the verdicts of runs, the differences between their recipes and environments, and their numbers. Raises
     RunError if a path is not a run, or if there are fewer than two or too many."""
     if not 2 <= len(paths) <= MOST_RUNS:
-        raise RunError(f"--compare: {len(paths)} given; name from 2 to {MOST_RUNS} runs")
+        raise RunError(f"--compare: got {len(paths)} runs, but needs from 2 to {MOST_RUNS}")
     runs = [read_run(path) for path in paths]
     names = list(map(str, paths))
     recipes = _different(compared_recipes(runs))

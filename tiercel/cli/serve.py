@@ -30,8 +30,8 @@ def run(recipe: GrpoRecipe, arguments: Namespace) -> None:
     rows = read_run_rows(recipe.data, "grpo").every
     if recipe.lora is None and not arguments.print and os.environ.get(DEV_MODE) != "1":
         raise EnvironmentProblem(
-            f"{DEV_MODE}=1 is not set; without lora a server takes all weights at a path of vLLM that asks for no key; "
-            "set it where only you reach the port, or add the section lora"
+            f"{DEV_MODE}=1 is not set; without lora, a server accepts all weights at a path of vLLM that does not "
+            "ask for a key; set it if only you can reach the port, or add the section lora"
         )
     images, port = images_per_completion(recipe, rows), server_port(recipe, arguments.port)
     if arguments.print:

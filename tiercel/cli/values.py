@@ -35,7 +35,7 @@ def port(text: str) -> int:
     """Read a port that a server can listen on."""
     number = _whole(text, 1)
     if number > LAST_PORT:
-        raise argparse.ArgumentTypeError(f"{text} given; a port is 1 to {LAST_PORT}")
+        raise argparse.ArgumentTypeError(f"is {text}, but a port must be between 1 and {LAST_PORT}")
     return number
 
 
@@ -44,13 +44,13 @@ def size(text: str) -> MemorySize:
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].upper() not in ("", *UNITS):
         known = ", ".join(unit.replace("I", "i") for unit in UNITS)
-        raise argparse.ArgumentTypeError(f"{text} given; write a size such as 80GB (units: {known})")
+        raise argparse.ArgumentTypeError(f"is {text}, but must be a size such as 80GB (units: {known})")
     unit = match[2] or ASSUMED_UNIT
     byte_count = round(float(match[1]) * UNITS[unit.upper()])
     given = text.strip() if match[2] else f"{match[1]} {unit}"
     if not LEAST_BYTES <= byte_count <= MOST_BYTES:
         fault = "less than 1 GB" if byte_count < LEAST_BYTES else "more than 100 TB"
-        raise argparse.ArgumentTypeError(f"{given} is {fault}; write a size such as 80GB")
+        raise argparse.ArgumentTypeError(f"{given} is {fault}; use a size such as 80GB")
     return MemorySize(byte_count=byte_count, text=given, is_assumed=not match[2])
 
 
@@ -58,7 +58,7 @@ def directory(text: str) -> Path:
     """Read the path of a directory that exists."""
     path = Path(text)
     if not path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is no directory")
+        raise argparse.ArgumentTypeError(f"{text} is not a directory")
     return path
 
 
@@ -72,5 +72,5 @@ def words(text: str) -> list[str]:
 
 def _whole(text: str, least: int) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text} given; must be a whole number, {least} or more")
+        raise argparse.ArgumentTypeError(f"is {text}, but must be a whole number, {least} or more")
     return int(text)

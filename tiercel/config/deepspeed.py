@@ -89,11 +89,11 @@ def _contradictions(theirs: Mapping[str, Any], recipe: BaseRecipe) -> Iterator[s
         is_same = key == "gradient_clipping" and value == optim.max_grad_norm
         is_off = isinstance(value, dict) and value.get("enabled") in (False, "auto")
         if value != "auto" and not is_same and not is_off:
-            yield f"{key}: {json.dumps(value)} given; {ours} of the recipe decides it; remove it, or write auto"
+            yield f"{key} is {json.dumps(value)}, but {ours} of the recipe decides it; remove it, or use auto"
     section = theirs.get("zero_optimization", {})
     stage = section.get("stage", zero.stage)
     if stage not in ("auto", zero.stage):
-        yield f"zero_optimization.stage: {stage} given, train.deepspeed.stage is {zero.stage}; make them equal"
+        yield f"zero_optimization.stage is {stage}, but train.deepspeed.stage is {zero.stage}; make them equal"
     for key, is_asked, name in (
         ("offload_param", zero.offload_parameters, "offload_parameters"),
         ("offload_optimizer", zero.offload_optimizer, "offload_optimizer"),
@@ -101,7 +101,7 @@ def _contradictions(theirs: Mapping[str, Any], recipe: BaseRecipe) -> Iterator[s
         device = section.get(key, {}).get("device", "none")
         if key in section and device not in ("auto", "cpu" if is_asked else "none"):
             yield (
-                f"zero_optimization.{key}.device: {device} given, train.deepspeed.{name} is {str(is_asked).lower()}; "
+                f"zero_optimization.{key}.device is {device}, but train.deepspeed.{name} is {str(is_asked).lower()}; "
                 "make them agree (cpu or none)"
             )
     yield from _optimizer_problems(theirs.get("optimizer", {}), recipe)
@@ -111,14 +111,14 @@ def _optimizer_problems(theirs: Mapping[str, Any], recipe: BaseRecipe) -> Iterat
     kind = theirs.get("type", "AdamW")
     if kind not in ("auto", *OPTIMIZERS):
         yield (
-            f"optimizer.type: {kind} given; ZeRO stage {recipe.train.deepspeed.stage} runs with "
-            f"{', '.join(OPTIMIZERS)} here: checkpoints hold its two moments, and 1-bit and other compressed "
-            "optimisers take no partitioned gradient; write AdamW, or remove it"
+            f"optimizer.type is {kind}, but ZeRO stage {recipe.train.deepspeed.stage} needs {', '.join(OPTIMIZERS)} "
+            "here: checkpoints store its two moments, and 1-bit and other compressed optimisers do not accept "
+            "partitioned gradients; use AdamW, or remove it"
         )
     ours = _adam(recipe.optim)
     for key, value in theirs.get("params", {}).items():
         if key in ours and value not in ("auto", ours[key]):
-            yield f"optimizer.params.{key}: {value} given, optim.{key} is {ours[key]}; remove it, or write auto"
+            yield f"optimizer.params.{key} is {value}, but optim.{key} is {ours[key]}; remove it, or use auto"
 
 
 def _merged(ours: Tree, theirs: Mapping[str, Any]) -> Tree:

@@ -36,7 +36,7 @@ _KINDS = (
         title="the trained model",
         shares_weights=True,
         takes_videos=True,
-        remedy="run `tiercel doctor`, or write learner.form: repeated",
+        remedy="run `tiercel doctor`, or set learner.form: repeated",
     ),
     EngineKind(
         name="vllm",
@@ -44,7 +44,7 @@ _KINDS = (
         package="vllm",
         shows_progress=False,
         own_keys=("vllm",),
-        remedy="update vLLM, or write rollout.engine: local",
+        remedy="update vLLM, or set rollout.engine: local",
     ),
     EngineKind(
         name="vllm-server",
@@ -52,7 +52,7 @@ _KINDS = (
         is_served=True,
         samples_ahead=True,
         own_keys=("urls", "vllm"),
-        required_keys={"urls": "write the servers' addresses, such as [http://127.0.0.1:8000]"},
+        required_keys={"urls": "list the servers' addresses, such as [http://127.0.0.1:8000]"},
         remedy="start the servers again with the recipe's model and without other adapters",
     ),
 )
@@ -61,6 +61,8 @@ ENGINE_KINDS: Mapping[str, EngineKind] = {kind.name: kind for kind in _KINDS}
 VISION_ADAPTERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 # Families that vLLM was found not to compute as the trainer does, and the reason.
 NOT_SERVED: Mapping[str, str] = {
-    "llava_onevision": "whose picture on one tile vLLM would make of the one on the canvas, not of the row's",
-    "ovis2": "whose processor in transformers cannot count a picture's tokens, which vLLM asks it for",
+    "llava_onevision": (
+        "for which vLLM would make the picture on one tile from the one on the canvas, not from the row's"
+    ),
+    "ovis2": "whose processor in transformers cannot count a picture's tokens, which vLLM needs",
 }

@@ -157,12 +157,12 @@ def _read(path: RecipePath, overrides: Sequence[str]) -> tuple[dict[str, Any], l
         with Path(path).open("rb") as file:
             text = file.read(4 * LARGEST_TEXT + 1).decode("utf-8-sig")  # enough for `parse` to refuse a longer file
     except FileNotFoundError as error:
-        raise RecipeError([f"no such file (looked from {Path.cwd()})"], source) from error
+        raise RecipeError([f"there is no such file (relative paths start at {Path.cwd()})"], source) from error
     except IsADirectoryError as error:
-        raise RecipeError(["this is a directory; write the YAML file itself"], source) from error
+        raise RecipeError(["this is a directory; name the YAML file itself"], source) from error
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise RecipeError([f"line {line}: not UTF-8 text; save the file as UTF-8"], source) from error
+        raise RecipeError([f"line {line} is not UTF-8 text; save the file as UTF-8"], source) from error
     except (OSError, ValueError) as error:
         raise RecipeError([f"cannot be read: {error}"], source) from error
     try:
@@ -170,9 +170,9 @@ def _read(path: RecipePath, overrides: Sequence[str]) -> tuple[dict[str, Any], l
     except YamlProblem as error:
         raise RecipeError([str(error)], source) from error
     if tree is None:
-        raise RecipeError(["the file is empty; a recipe has at least model, data, train and output"], source)
+        raise RecipeError(["the file is empty, but a recipe needs at least model, data, train and output"], source)
     if not isinstance(tree, dict):
-        raise RecipeError([f"the top level is {shown(tree)}; it must be sections, such as `model:`"], source)
+        raise RecipeError([f"the top level is {shown(tree)}, but must consist of sections, such as `model:`"], source)
     for override in overrides:
         try:
             tree = _override(tree, override)
@@ -188,21 +188,21 @@ class _OverrideProblem(ValueError):
 def _override(tree: dict[str, Any], override: str) -> dict[str, Any]:
     """Copy `tree` with one override `a.b=c` applied."""
     if override.startswith("-"):
-        raise _OverrideProblem("write key=value without dashes, such as optim.lr=1e-5")
+        raise _OverrideProblem("begins with a dash; use key=value without dashes, such as optim.lr=1e-5")
     match = _OVERRIDE.fullmatch(override)
     if match is None:
-        raise _OverrideProblem("must be key=value without spaces around =, such as optim.lr=1e-5")
+        raise _OverrideProblem("must have the form key=value, without spaces around =, such as optim.lr=1e-5")
     if not match["value"].strip():
-        raise _OverrideProblem(f"has no value; write {match['key']}=null, or {match['key']}='\"\"' for empty text")
+        raise _OverrideProblem(f"has no value; use {match['key']}=null, or {match['key']}='\"\"' for empty text")
     try:
         value, twice = parse(match["value"])
     except YamlProblem as error:
-        raise _OverrideProblem(f"the value is not YAML ({error}); put text in quotes") from error
+        raise _OverrideProblem(f"the value is not valid YAML ({error}); put text in quotes") from error
     if twice:
         raise _OverrideProblem("; ".join(twice))
     parts = match["key"].split(".")
     if len(parts) > _DEEPEST:
-        raise _OverrideProblem(f"has {len(parts):,} names joined by dots; a key has at most {_DEEPEST}")
+        raise _OverrideProblem(f"has {len(parts):,} names joined by dots, but a key has at most {_DEEPEST}")
     if value is None and declared_name(match["key"]) in sections_never_null():
         return _without(tree, parts)
     return _assign(tree, parts, value, "")
@@ -232,7 +232,7 @@ def _assign(branch: Any, parts: Sequence[str], value: Any, prefix: str) -> Any:
     if branch is not None and not isinstance(branch, dict):
         raise _OverrideProblem(f"{prefix} is the value {shown(branch, key=prefix)}, so it has no key {name}")
     if name.isdigit():
-        raise _OverrideProblem(f"{prefix or 'the recipe'} is no list, so it has no entry {name}")
+        raise _OverrideProblem(f"{prefix or 'the recipe'} is not a list, so it has no entry {name}")
     section = branch or {}
     return {**section, name: _assign(section.get(name), rest, value, here)}
 
@@ -247,7 +247,9 @@ def _without_other_kind(tree: dict[str, Any], kind: Kind) -> tuple[dict[str, Any
         if section in tree and section not in known
     }
     problems = [
-        Keys(section).problem(f"{named(kind)} recipe has no {section}; use `tiercel {other}`, or remove the section")
+        Keys(section).problem(
+            f"{named(kind)} recipe has no section {section}; use `tiercel {other}`, or remove the section"
+        )
         for section, other in foreign.items()
     ]
     return {name: value for name, value in tree.items() if name not in foreign}, problems

@@ -42,7 +42,7 @@ def dotted(location: tuple[int | str, ...]) -> str:
 def _translate(details: ErrorDetails, kind: Kind) -> Problems:
     path = dotted(location_of(details))
     if not path:
-        yield Keys("recipe").problem("nested too deeply; a recipe has sections, and keys in them")
+        yield Keys("recipe").problem("is nested too deeply; a recipe has sections with keys")
         return
     if details["type"] == "extra_forbidden" and declared_name(path) in keys_of(kind):
         yield Keys(path).problem(_of_other_rewards(details))
@@ -50,7 +50,8 @@ def _translate(details: ErrorDetails, kind: Kind) -> Problems:
     if details["type"] == "extra_forbidden":
         for leaf, value in unknown_leaves(path, details["input"]):
             suggestion = nearest_key(leaf)
-            text = f"{_given(value, leaf)}no such key; {_instead(suggestion, leaf, kind)}"
+            note = f" (its value is {shown(value, key=leaf)})" if value is not None else ""
+            text = f"unknown key{note}; {_instead(suggestion, leaf, kind)}"
             yield Keys(leaf, *((suggestion.key,) if suggestion.key else ())).problem(text)
         return
     if details["type"] == "missing" and declared_name(path) in keys_of(kind):
@@ -63,9 +64,9 @@ def _translate(details: ErrorDetails, kind: Kind) -> Problems:
 
 
 def _given(value: Any, key: str) -> str:
-    """Return the value that was given as the beginning of a message. `key` is as for `harmless`, which hides
+    """Return the value as the beginning of a message. `key` is as for `harmless`, which hides
     secrets."""
-    return f"{shown(value, key=key)} given; " if value is not None else "nothing given; "
+    return f"is {shown(value, key=key)}, but " if value is not None else "has no value, but "
 
 
 def _secret_part(key: Key) -> str:
@@ -94,26 +95,25 @@ def _of_other_rewards(details: ErrorDetails) -> str:
     """Explain that the key belongs to other rewards."""
     name = _reward_name(details)
     named = "a reward by call" if name == CALL else f"the reward {name}"
-    option = str(details["loc"][-1])
-    given = "" if isinstance(details["input"], dict) else f"{shown(details['input'], key=option)} "
-    return f"{given}given, but {named} does not take it; remove it (it belongs to {', '.join(takers(option))})"
+    takers_of_it = ", ".join(takers(str(details["loc"][-1])))
+    return f"is not a key of {named}; remove it (it belongs to {takers_of_it})"
 
 
 def _missing(details: ErrorDetails, path: str, kind: Kind) -> str:
     if path == "rewards":
         return (
-            "missing; a GRPO recipe scores completions with at least one, such as rewards: [{name: exact}] "
-            "(for supervised fine-tuning use `tiercel sft`)"
+            "is required; a GRPO recipe needs at least one reward to score completions, such as rewards: [{name: "
+            "exact}] (for supervised fine-tuning, use `tiercel sft`)"
         )
     key = keys_of(kind)[declared_name(path)]
     if key.parent == f"rewards.{ENTRY}" and (name := _reward_name(details)) is not None:
         meaning = lowered(BY_NAME[name].meanings()[key.leaf]).partition(";")[0]
-        return f"missing; the reward {name} needs {meaning.rstrip('.')}"
+        return f"is required; the reward {name} needs {meaning.rstrip('.')}"
     if key.section is not None:
         required = [name for name, field in key.section.model_fields.items() if field.is_required()]
-        return f"missing; write the section with {', '.join(required) or 'its keys'}"
+        return f"is required; add the section with {', '.join(required) or 'its keys'}"
     meaning = " ".join((key.meaning or type_in_words(key.field)).split()).partition(";")[0].rstrip(".")
-    return f"missing; write it: {meaning[0].lower()}{meaning[1:]}"
+    return f"is required; give {meaning[0].lower()}{meaning[1:]}"
 
 
 def _instead(suggestion: Suggestion, path: str, kind: Kind) -> str:
@@ -124,12 +124,12 @@ def _instead(suggestion: Suggestion, path: str, kind: Kind) -> str:
         own = {key.leaf: key.path for key in keys_of(kind).values() if key.parent in OWN_SECTIONS[kind]}
         leaves = [name.rpartition(".")[2] for name in (path, suggestion.key)]
         if (leaf := next((leaf for leaf in leaves if leaf in own), None)) is not None:
-            return f"write {own[leaf]}"
+            return f"use {own[leaf]}"
         section = suggestion.key.partition(".")[0]
         verb = next((kind for kind, sections in OWN_SECTIONS.items() if section in sections), "grpo")
-        text = f"it would be {suggestion.key}, but {named(kind)} recipe has no {section}"
+        text = f"it would be {suggestion.key}, but {named(kind)} recipe has no section {section}"
         return f"{text}; remove it, or use `tiercel {verb}`"
-    return f"write {suggestion.key} ({suggestion.hint})" if suggestion.hint else f"write {suggestion.key}"
+    return f"use {suggestion.key} ({suggestion.hint})" if suggestion.hint else f"use {suggestion.key}"
 
 
 def _known_keys(path: str, kind: Kind) -> str:
@@ -144,16 +144,16 @@ def _known_keys(path: str, kind: Kind) -> str:
 def _whole_number(details: ErrorDetails, key: Key) -> str:
     value = details["input"]
     if isinstance(value, str) and value.strip().lstrip("+-").isdigit():
-        return f"must be a whole number, not text; write {value.strip()} without quotes"
+        return f"must be a whole number, not text; use {value.strip()} without quotes"
     if isinstance(value, float) and value.is_integer():
-        return f"must be a whole number; write {int(value)}"
+        return f"must be a whole number; use {int(value)}"
     return _wrong_value(details, key)
 
 
 def _number(details: ErrorDetails, key: Key) -> str:
     value = details["input"]
     if isinstance(value, str) and _is_number(value):
-        return f"must be a number, not text; write {value} without quotes"
+        return f"must be a number, not text; use {value} without quotes"
     return _wrong_value(details, key)
 
 
@@ -172,7 +172,7 @@ def _is_number(text: str) -> bool:
 def _boolean(details: ErrorDetails, key: Key) -> str:
     word = shown(details["input"]).strip('"').lower()
     meant = {"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"}.get(word)
-    return f"must be true or false; write {meant}" if meant else _wrong_value(details, key)
+    return f"must be true or false; use {meant}" if meant else _wrong_value(details, key)
 
 
 def _text(details: ErrorDetails, key: Key) -> str:
@@ -192,10 +192,10 @@ def _word(details: ErrorDetails, key: Key) -> str:
     choices = f"must be {allowed[0]}" if len(allowed) == 1 else f"must be one of {', '.join(allowed)}"
     given = details["input"]
     if isinstance(given, str) and is_call(given) and key.path in ("algorithm.loss", "algorithm.advantage"):
-        return f"for a function of your own write {{call: {given}}}; else it {choices}"
+        return f"a function of your own is written {{call: {given}}}; otherwise it {choices}"
     suggestion = nearest_word(key.path, given if isinstance(given, str) else shown(given), allowed)
     if suggestion.key is not None:
-        return f"{choices}; write {suggestion.key}"
+        return f"{choices}; use {suggestion.key}"
     return f"{choices}; {suggestion.hint}" if suggestion.hint else choices
 
 
@@ -203,11 +203,9 @@ def _section(details: ErrorDetails, key: Key) -> str:
     assert key.section is not None
     keys = ", ".join(key.section.model_fields)
     if details["input"] is None:
-        return f"the section is empty; leave it out, or give it keys ({keys})"
+        return f"must be a section; leave it out, or set some of its keys ({keys})"
     if key.path == "rewards" and isinstance(details["input"], str):
-        return (
-            f"must be an entry of its own; write {{name: {harmless(details['input'])}}}, or {{call: file.py:function}}"
-        )
+        return f"must be an entry with keys; use {{name: {harmless(details['input'])}}}, or {{call: file.py:function}}"
     return f"must be a section with the keys {keys}"
 
 
@@ -217,12 +215,12 @@ def _list(details: ErrorDetails, key: Key) -> str:
     given = details["input"]
     if isinstance(given, str):
         meant = nearest_word(key.path, given, allowed_words(key.field.annotation)).key
-        return f"must be a list; write [{meant or harmless(given)}]"
+        return f"must be a list; use [{meant or harmless(given)}]"
     return _wrong_value(details, key)
 
 
 def _too_short(details: ErrorDetails, key: Key) -> str:
-    return f"needs at least {details['ctx']['min_length']}; write, for example, {key.path}: [{{name: exact}}]"
+    return f"must have at least {details['ctx']['min_length']}; for example, {key.path}: [{{name: exact}}]"
 
 
 def _wrong_length(details: ErrorDetails, key: Key) -> str:
@@ -234,7 +232,7 @@ def _wrong_value(details: ErrorDetails, key: Key) -> str:
     article = "" if words.startswith("one of") or words.startswith("true") else "a "
     if details["input"] is None:
         default = key.field.default
-        remedy = f"leave the key out for {shown(default)}" if default is not PydanticUndefined else "it has no default"
+        remedy = f"remove the key to get {shown(default)}" if default is not PydanticUndefined else "it has no default"
         return f"must be {article}{words}; {remedy}"
     return f"must be {article}{words}"
 

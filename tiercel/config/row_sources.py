@@ -11,7 +11,7 @@ from glob import glob, has_magic
 from os.path import exists, isdir
 
 HUB = "hf:"
-HUB_FORM = "hf:ORGANISATION/NAME, with /CONFIG, :SPLIT and #N where they are needed"
+HUB_FORM = "hf:ORGANISATION/NAME, with /CONFIG, :SPLIT and #N if needed"
 DEFAULT_SPLIT = "train"
 
 _COUNTED = re.compile(r"(?P<whole>.+)#(?P<count>\d+)", re.DOTALL)
@@ -54,12 +54,12 @@ def row_source(given: str) -> RowSource:
     match = _COUNTED.fullmatch(given)
     whole, count = (match["whole"], int(match["count"])) if match else (given, None)
     if count == 0:
-        raise ValueError(f"#0 takes no row; write a number above 0, or {whole} for all rows")
+        raise ValueError(f"#0 selects no rows; use a number above 0, or {whole} for all rows")
     if not whole.startswith(HUB):
         return RowSource(path=whole, count=count)
     path, _, split = whole.removeprefix(HUB).partition(":")
     if "#" in split:
-        raise ValueError(f"{split.partition('#')[2]!r} after # is no number of rows")
+        raise ValueError(f"{split.partition('#')[2]!r} after # is not a number of rows")
     path, config = (path, None) if _is_folder(path) else _name_and_config(path)
     return RowSource(path=path, config=config, split=split or DEFAULT_SPLIT, count=count)
 
@@ -71,5 +71,5 @@ def _is_folder(path: str) -> bool:
 def _name_and_config(path: str) -> tuple[str, str | None]:
     parts = path.split("/")
     if not 2 <= len(parts) <= 3 or not all(_PART.fullmatch(part) for part in parts):
-        raise ValueError(f"is no data set of the hub; write {HUB_FORM}")
+        raise ValueError(f"this does not name a data set of the hub; use {HUB_FORM}")
     return "/".join(parts[:2]), parts[2] if len(parts) == 3 else None

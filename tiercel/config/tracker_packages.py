@@ -13,7 +13,7 @@ def require_packages(names: Sequence[TrackerName]) -> None:
     missing = [name for name in names if not _is_installed(name)]
     if missing:
         verb, them = ("is", "it") if len(missing) == 1 else ("are", "them")
-        remedy = f"pip install {' '.join(missing)}, or leave {them} out"
+        remedy = f"run pip install {' '.join(missing)}, or remove {them} from trackers"
         raise EnvironmentProblem(f"trackers: {', '.join(missing)} {verb} not installed; {remedy}")
 
 

@@ -87,7 +87,9 @@ class _Loader(yaml.SafeLoader):
                 raise _fault("a key must be a single word", key)
             line = key.start_mark.line + 1
             if key.value in first_line:
-                self.problems.append(f"{key.value}: given twice, on lines {first_line[key.value]} and {line}; keep one")
+                self.problems.append(
+                    f"{key.value}: is set twice, on lines {first_line[key.value]} and {line}; keep one"
+                )
             first_line.setdefault(key.value, line)
         self.flatten_mapping(node)  # puts the keys that `<<` merges before the mapping's own
         return {key.value: self.construct_object(value, deep=True) for key, value in node.value}
@@ -97,7 +99,9 @@ class _Loader(yaml.SafeLoader):
         if node is None:
             return None
         if (count := _nodes_with_aliases(node, {})) > MOST_NODES:
-            raise _fault(f"{count:,} values, of which aliases repeat most; a recipe has at most {MOST_NODES:,}", node)
+            raise _fault(
+                f"{count:,} values, most of them repeated by aliases; a recipe may have at most {MOST_NODES:,}", node
+            )
         return self.construct_document(node)
 
     def sequence(self, node: yaml.SequenceNode) -> list[Any]:
@@ -105,7 +109,7 @@ class _Loader(yaml.SafeLoader):
 
     def undefined(self, node: yaml.Node) -> None:
         raise _fault(
-            "tags are not used in recipes; write plain values, and a text that begins with ! in quotes", node
+            "tags are not allowed in recipes; use plain values, and put text that begins with ! in quotes", node
         )  # without the text, which may be a password
 
     yaml_constructors = {  # noqa: RUF012 (PyYAML looks it up on the class)
@@ -151,7 +155,7 @@ def parse(text: str) -> tuple[Any, list[str]]:
         YamlProblem: if the text cannot be read at all.
     """
     if len(text) > LARGEST_TEXT:
-        raise YamlProblem(f"{len(text):,} characters; a recipe has at most {LARGEST_TEXT:,}")
+        raise YamlProblem(f"has {len(text):,} characters, but a recipe may have at most {LARGEST_TEXT:,}")
     try:
         loader = _Loader(text)
     except yaml.reader.ReaderError as error:
@@ -165,7 +169,7 @@ def parse(text: str) -> tuple[Any, list[str]]:
         at_its_place = f"line {mark.line + 1}, column {mark.column + 1}: {told}" if mark else told
         raise YamlProblem(at_its_place) from error
     except RecursionError as error:
-        raise YamlProblem("nested too deeply to be a recipe") from error
+        raise YamlProblem("is nested too deeply for a recipe") from error
     finally:
         loader.dispose()
 
@@ -175,20 +179,20 @@ def _in_plain_words(error: yaml.MarkedYAMLError) -> str:
     if isinstance(error, _Fault):
         return problem
     if r"'\t'" in problem:
-        return "a tab stands here; indent with spaces, not with tabs"
+        return "this line is indented with a tab; use spaces"
     if "alias" in problem:
-        return "wrong syntax (undefined alias); put a text that begins with * in quotes"  # which may be a password
+        return "invalid syntax (undefined alias); put text that begins with * in quotes"  # which may be a password
     hints = {
-        "mapping values are not allowed": "put a text that holds a colon in quotes, and check the indentation",
+        "mapping values are not allowed": "put text that contains a colon in quotes, and check the indentation",
         "could not find expected ':'": "write `key: value`",
         "expected ',' or": "close the bracket",
-        "expected <block end>": "check the indentation: keys of one section start in one column",
+        "expected <block end>": "check the indentation: the keys of a section must start in the same column",
         "found unexpected end of stream": "close the quote",
-        "unconstructable recursive node": "an alias cannot stand inside what it names",
-        "but found another document": "keep one document, without `---`",
+        "unconstructable recursive node": "an alias cannot be inside the value that it names",
+        "but found another document": "keep only one document, without `---`",
     }
     hint = next((hint for phrase, hint in hints.items() if phrase in problem), None)
-    return f"wrong syntax ({problem}); {hint}" if hint else f"wrong syntax ({problem})"
+    return f"invalid syntax ({problem}); {hint}" if hint else f"invalid syntax ({problem})"
 
 
 def render(value: Any) -> str:

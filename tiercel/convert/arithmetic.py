@@ -44,4 +44,4 @@ def _value(node: ast.expr, variables: Mapping[str, str]) -> int:
         return -_value(node.operand, variables)
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
         return OPERATORS[type(node.op)](_value(node.left, variables), _value(node.right, variables))
-    raise ValueError("not arithmetic of whole numbers")
+    raise ValueError("not arithmetic with whole numbers")

@@ -75,7 +75,7 @@ def draft_of(launch: Launch) -> RecipeDraft:
     """Make the recipe that does what the command does. Raises ValueError if a value should be a number but is not, or
     if words are left out of the command."""
     if any(word in _LEFT_OUT for words in (launch.strays, *launch.flags.values()) for word in words):
-        raise ValueError("`...` stands for words that are left out; write the whole command")
+        raise ValueError("`...` stands for words that were left out; give the whole command")
     draft = RecipeDraft(launch=launch, given=launch.given)
     set_by_rows(draft)
     defaults_by_rows(draft)

@@ -230,7 +230,7 @@ def _value(key: str, label: str, words: tuple[str, ...]) -> Any:
         return [number_of(label, word) if "float" in kind else word for word in words]
     if kind == "true or false":
         if words[0].lower() not in ("true", "false", "1", "0"):
-            raise ValueError(f"{label} {words[0]} is neither true nor false; write one in its place")
+            raise ValueError(f"{label} {words[0]} is neither true nor false; use one of these instead")
         return words[0].lower() in ("true", "1")
     if re.search(r"\bfloat\b", kind):
         return number_of(label, words[0])
@@ -246,7 +246,7 @@ def number_of(label: str, word: str) -> int | float:
     except YamlProblem:
         value = None
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{label} {word} is no number; write the number in its place")
+        raise ValueError(f"{label} {word} is not a number; use a number instead")
     return value
 
 
@@ -254,5 +254,5 @@ def whole_number_of(label: str, word: str) -> int:
     """Read a whole number; 3.0 is one. Raises ValueError, with the label, if the word is not a whole number."""
     value = number_of(label, word)
     if value != int(value):
-        raise ValueError(f"{label} {word} is no whole number; write the number in its place")
+        raise ValueError(f"{label} {word} is not a whole number; use a number instead")
     return int(value)

@@ -88,7 +88,7 @@ def _obstacle(draft: RecipeDraft, engine: EngineKind) -> str | None:
     """Return why the engine cannot sample from what is trained; None if it can. The rules check the keys; the family is
     only known from the model's name."""
     if problems := _engine_problems(draft):
-        return problems[0].text.partition("; write")[0]
+        return problems[0].text.partition(", but ")[2].partition("; ")[0]
     if found := _named(draft, NOT_SERVED):
         return f"{engine.title} cannot sample for {found}, {NOT_SERVED[found]}"
     is_known = _named(draft, VISION_ADAPTERS) is not None and not _EXPERTS.search(draft.model_name)
@@ -117,7 +117,7 @@ def _sharding(draft: RecipeDraft) -> None:
     if "model.quantize" in draft.values and draft.values.get("train.strategy") == "fsdp2":
         labels = draft.origins["train.strategy"].labels
         draft.set("train.strategy", "ddp", *labels, remark="see above")
-        draft.note("here ddp: fsdp2 cannot share quantised weights, so each rank holds them whole", *labels)
+        draft.note("here ddp: fsdp2 cannot shard quantised weights, so each rank holds all of them", *labels)
     keeps = needs_reference(draft) and (_trains_whole(draft) or "algorithm.kl.sync_every" in draft.values)
     kind = STRATEGY_KINDS.get(draft.values.get("train.strategy", "auto"))
     if kind is None or not kind.divides_adapters or not (keeps or _trains_vision(draft)):

@@ -88,9 +88,9 @@ class Launch:
         if value is None or value.lower() == "none":
             return None
         if not re.fullmatch(r"\+?\d+", value):
-            raise ValueError(f"{self.spelt(name)} {value} is no whole number; write the number in its place")
+            raise ValueError(f"{self.spelt(name)} {value} is not a whole number; use a number instead")
         if int(value) < 1:
-            raise ValueError(f"{self.spelt(name)} {value} is not above 0")
+            raise ValueError(f"{self.spelt(name)} {value} must be above 0")
         return int(value)
 
     def real(self, name: str) -> float | None:
@@ -98,7 +98,7 @@ class Launch:
         value = self.text(name)
         value = None if value is None or value.lower() == "none" else value
         if value is not None and not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", value):
-            raise ValueError(f"{self.spelt(name)} {value} is no number; write the number in its place")
+            raise ValueError(f"{self.spelt(name)} {value} is not a number; use a number instead")
         return None if value is None else float(value)
 
     def parts(self, between: str, *names: str) -> list[str]:
@@ -182,7 +182,7 @@ def _count(label: str, text: str) -> int:
     if "$" in text or text in ("gpu", "auto"):
         return 1
     if not re.fullmatch(r"[1-9]\d*", text):
-        raise ValueError(f"{label} {text} is no whole number; write the number in its place")
+        raise ValueError(f"{label} {text} is not a whole number; use a number instead")
     return int(text)
 
 
@@ -211,7 +211,7 @@ def launch_of(command: ShellCommand, file: Path | None = None) -> Launch | Forei
         name, usual = METHOD_FLAGS[framework]
         named = flags.get("config", ())
         if framework == "LLaMA-Factory" and named and file_in(folders, named[0]) is None:
-            raise ValueError(f"{named[0]} is not here, and it names the method")
+            raise ValueError(f"{named[0]} is not on this machine, but it names the method")
         if framework == "LLaMA-Factory" and flags.get("do_train", ("false",))[:1] not in ((), ("true",), ("True",)):
             return Foreign(flag="a command without do_train", nearest="tiercel predict and tiercel eval")
         asked = (flags.get(name) or (usual,))[0]

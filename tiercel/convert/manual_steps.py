@@ -22,9 +22,9 @@ def set_package_needed(draft: RecipeDraft) -> None:
 def rows_of_modelscope(draft: RecipeDraft, id: str, subject: str) -> None:
     """Add a line on how to get rows that Hugging Face's hub may not have. `subject` is the flag and its value."""
     name = id.rpartition("/")[2]
-    steps = f"modelscope download --dataset {id} --local_dir {name}; then write hf:./{name}"
-    steps = steps if _is_installed() else f"pip install modelscope; {steps}"
-    draft.left.append(f"{subject}: where Hugging Face does not have these rows: {steps}")
+    steps = f"run modelscope download --dataset {id} --local_dir {name}, then use hf:./{name}"
+    steps = steps if _is_installed() else f"run pip install modelscope; {steps}"
+    draft.left.append(f"{subject}: if Hugging Face does not have these rows, {steps}")
 
 
 def _is_installed() -> bool:
@@ -62,10 +62,10 @@ def set_resumed(draft: RecipeDraft) -> None:
         text = "the same command resumes from the newest checkpoint in `output`, which must be tiercel's own"
         draft.note(text, _FLAG, is_change=False)
         return
-    lost = "its optimiser, its place in the rows and its step are not read, and the run begins at step 0"
+    lost = "its optimiser, its position in the rows and its step are not read, and the run begins at step 0"
     if tuner_of(draft.launch) == "full":
-        draft.note(f"no checkpoint of tiercel: {lost}; for its weights write model.path: {words[0]}", _FLAG)
+        draft.note(f"is not a checkpoint of tiercel: {lost}; to use its weights, set model.path: {words[0]}", _FLAG)
         return
     if "lora.init" not in draft.values:
         draft.set("lora.init", words[0], _FLAG, remark="the adapter of that checkpoint")
-    draft.note(f"no checkpoint of tiercel: {lost}; lora.init takes an adapter only", _FLAG)
+    draft.note(f"is not a checkpoint of tiercel: {lost}; lora.init accepts only an adapter", _FLAG)

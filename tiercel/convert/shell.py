@@ -80,7 +80,7 @@ def commands(script: str, file: Path | None = None) -> list[ShellCommand]:
     if suffix == ".py":
         if (words := words_of_script(script)) is None:
             raise ValueError(
-                "no config of TRL, such as GRPOConfig(...), is made in it; give the command that starts it"
+                "does not create a config of TRL, such as GRPOConfig(...); give the command that starts it"
             )
         return [ShellCommand(words=words, environment={})]
     own = {} if file is None else {name: [str(file)] for name in ("BASH_SOURCE", "0")}
@@ -136,18 +136,21 @@ class _Script:
         """Raise ValueError where a script gives more text than any that starts training."""
         self.text_left -= sum(len(text) + 1 for text in texts)
         if self.text_left < 0:
-            raise ValueError(f"its variables grow to more than {MOST_TEXT} characters")
+            raise ValueError(f"its variables expand to more than {MOST_TEXT} characters")
 
     def _words(self, text: str) -> list[str]:
         """Split a command. Raises ValueError where it is longer than any that starts training."""
         filled = _PART.sub(self._filled, text)
         if (characters := len(filled)) > LONGEST_COMMAND:
             raise ValueError(
-                f"a command has {characters:,} characters; one that starts training has at most {LONGEST_COMMAND:,}"
+                f"a command has {characters:,} characters, but one that starts training may have at most "
+                f"{LONGEST_COMMAND:,}"
             )
         words = shlex.split(filled)
         if len(words) > MOST_WORDS:
-            raise ValueError(f"a command has {len(words):,} words; one that starts training has at most {MOST_WORDS:,}")
+            raise ValueError(
+                f"a command has {len(words):,} words, but one that starts training may have at most {MOST_WORDS:,}"
+            )
         return words
 
     def _filled(self, match: re.Match[str]) -> str:

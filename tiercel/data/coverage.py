@@ -52,7 +52,9 @@ def reward_coverage(rewards: Sequence[RewardEntry], rows: Sequence[Row], file: s
         raise DataError("\n".join(faults), field="rewards")
     without = sum(not any(_applies(reward, row) for reward in rewards) for row in rows) if lines and rewards else 0
     if without:
-        lines.append(f"no reward applies to {without:,} of {len(rows):,} rows of {file}: nothing is learnt from them")
+        lines.append(
+            f"no reward applies to {without:,} of {len(rows):,} rows of {file}, so nothing is learnt from them"
+        )
     return lines
 
 
@@ -62,21 +64,24 @@ def _reason(reward: RewardEntry, rows: Sequence[Row]) -> str:
     if where is not None and not meant:
         values = Counter(column_text(value) for row in rows if (value := column(row.columns, where.column)) is not None)
         if not values:
-            return f"where.column names {where.column}, which no row has{_there(where.column, rows)}"
+            return f"where.column is {where.column}, but no row has this column{_there(where.column, rows)}"
         wanted, found = ", ".join(where.equals), _listed([brief(text, 40) for text in values])
-        return f"where.equals asks for {wanted}, but {where.column} has {found}"
+        return f"where.equals is {wanted}, but {where.column} has the values {found}"
     among = "" if where is None else f" with {where.column} {' or '.join(where.equals)}"
     assert isinstance(reward, TruthReward)  # any other reward applies to all rows that it is meant for
     if reward.answer_column is None or reward.answer_column == ANSWER:
-        return f"no row{among} has a right answer; name its column by answer_column{_there(ANSWER, rows)}"
-    return f"answer_column names {reward.answer_column}, which no row{among} has{_there(reward.answer_column, rows)}"
+        return f"no row{among} has a right answer; set answer_column to the column that has it{_there(ANSWER, rows)}"
+    return (
+        f"answer_column is {reward.answer_column}, but no row{among} has this "
+        f"column{_there(reward.answer_column, rows)}"
+    )
 
 
 def _there(name: str, rows: Sequence[Row]) -> str:
     """List the columns that the rows have, the nearest first, including columns inside columns. If the column was left
     out, say so instead."""
     if (kind := next((kind for row in rows for left, kind in row.left_out if left == name), None)) is not None:
-        return f", since its values are of type {kind}, which JSON does not know; write them as text"
+        return f", because its values have type {kind}, which JSON does not have; store them as text"
     names: dict[str, None] = {}
     for row in rows:
         if row.answer is not None:
@@ -87,7 +92,9 @@ def _there(name: str, rows: Sequence[Row]) -> str:
     near = get_close_matches(name, names, n=1, cutoff=0.6)
     if name == ANSWER:
         near = [key for key in names if key.rpartition(".")[2] in _ANSWERS]
-    return f"; columns there: {_listed([*near, *(key for key in names if key not in near)])}" if names else ""
+    return (
+        (f"; the rows have the columns {_listed([*near, *(key for key in names if key not in near)])}") if names else ""
+    )
 
 
 def _listed(names: Sequence[str]) -> str:

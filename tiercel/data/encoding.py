@@ -67,7 +67,7 @@ def require_usable(recipe: BaseRecipe, row: Row) -> None:
     if taught is not None and taught.prompt is not None:
         fill_prompt(row.messages, taught.prompt, {**row.columns, "answer": row.answer}, "the teacher's prompt")
     if isinstance(recipe, DistillRecipe) and recipe.teacher.rows_share and row.messages[-1].role != "assistant":
-        raise DataError("has no answer, which teacher.rows_share asks for", field="messages")
+        raise DataError("has no answer, but teacher.rows_share needs one", field="messages")
 
 
 def with_answer_of(row: Row, other: Row) -> Row:

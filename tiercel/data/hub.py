@@ -62,12 +62,14 @@ def load(source: RowSource) -> Any:
     except (ConnectionError, HTTPError) as error:
         raise DataError(
             f"{source.name}: the hub cannot be reached, and the cache ({datasets.config.HF_DATASETS_CACHE}) does not "
-            "have this data set; run `tiercel check` once where there is a connection, or set HF_HOME to a copy of a "
-            f"cache that has it, or name the folder of a downloaded copy, {HUB}./FOLDER"
+            "have this data set; run `tiercel check` once while you are online, or set HF_HOME to a copy of a cache "
+            f"that has it, or name the folder of a downloaded copy, {HUB}./FOLDER"
         ) from error
     except (datasets.exceptions.DatasetsError, ImportError, OSError, RuntimeError, ValueError) as error:
-        raise DataError(f"{source.name}: {_reason(error)} (a data set is named {HUB_FORM})") from error
-    raise DataError(f"{source.name}: has {kind} files, which tiercel does not read; save it as Parquet, and name that")
+        raise DataError(f"{source.name}: {_reason(error)} (the form of a data set is {HUB_FORM})") from error
+    raise DataError(
+        f"{source.name}: has {kind} files, which tiercel does not read; save it as Parquet, and name that copy"
+    )
 
 
 def _require_own_files(source: RowSource, builder: Any) -> None:
@@ -77,14 +79,14 @@ def _require_own_files(source: RowSource, builder: Any) -> None:
     for file in named:
         is_on_hub = file.startswith(f"hf://datasets/{builder.repo_id or source.path}@")
         if not (is_on_hub if root is None else Path(os.path.realpath(file)).is_relative_to(root)):
-            reason = f"its README names {file}, which is not a file of the data set; remove it there"
+            reason = f"its README names {file}, which is not a file of the data set; remove it from the README"
             raise DataError(f"{source.name}: {reason}")
 
 
 def _reason(error: Exception) -> str:
     """Return an error's message and its cause's message, in one line."""
     if "scripts are no longer supported" in str(error):
-        return "is a script, and tiercel runs no code of a data set; save it as Parquet, and name that"
+        return "is a script, and tiercel does not run the code of a data set; save it as Parquet, and name that copy"
     texts = [str(error), *([str(error.__cause__)] if error.__cause__ is not None else [])]
     text = ": ".join(["cannot be read", *(" ".join(text.split()).rstrip(".") for text in texts)])
     return brief(text, _LONGEST_REASON)

@@ -74,7 +74,7 @@ class StepLoader(Generic[Encoded]):
         self, rows: Sequence[Row], encode: Encode[Encoded], order: StepOrder, *, start: int, stop: int, workers: int
     ):
         if order.rows.row_count != len(rows):
-            raise ValueError(f"the order is one of {order.rows.row_count} rows, not of {len(rows)}")
+            raise ValueError(f"the order is for {order.rows.row_count} rows, not for {len(rows)}")
         self._rows = rows
         self._encode: Encode[Encoded] = encode
         self._order = order
@@ -158,7 +158,7 @@ def _receive(process: BaseProcess, results: Connection) -> list[Any]:
         code = process.exitcode
         if code is not None and code < 0:
             end = f"was killed by {signal_name(-code)}"
-            remedy = "; this mostly means that memory ran out: lower data.workers" if code == -signal.SIGKILL else ""
+            remedy = "; this usually means that memory ran out: lower data.workers" if code == -signal.SIGKILL else ""
         else:
             end, remedy = f"ended with exit code {code}", ""
         raise TrainingError(f"{process.name} (process {process.pid}) {end}{remedy}") from error

@@ -98,7 +98,7 @@ def row_of_index(
     """Return (epoch, row number) of the row at `index`, which counts from 0 through all epochs of the run; indices from
     RESAMPLED on belong to rows that fill up steps. Raises ValueError if there are no rows."""
     if row_count < 1:
-        raise ValueError(f"row_count is {row_count}; an order needs at least one row")
+        raise ValueError(f"row_count is {row_count}, but an order needs at least one row")
     if index >= RESAMPLED:
         epoch, place = divmod(index - RESAMPLED, row_count)
         return epoch, int(_permutation(row_count, seed, epoch + _EPOCHS_APART)[place])

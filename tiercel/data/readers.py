@@ -45,7 +45,9 @@ def records_of(source: RowSource) -> Iterator[Record]:
     for ending, reader in READERS.items():
         if path.name.lower().endswith(ending):
             return reader(path)
-    raise DataError(f"{path}: rows are read from {', '.join(READERS)} files, not {path.suffix or 'this'}")
+    raise DataError(
+        f"{path}: is a {path.suffix or 'this'} file, but rows are read only from {', '.join(READERS)} files"
+    )
 
 
 def files_of(source: RowSource) -> list[Path]:
@@ -118,7 +120,9 @@ def read_json_list(file: Path) -> Iterator[Record]:
     try:
         values = _loads(data.removeprefix(b"\xef\xbb\xbf"))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{file}: {_json_problem(error)}. A file with one object a line is named .jsonl") from error
+        raise DataError(
+            f"{file}: {_json_problem(error)}. If the file has one object per line, name it .jsonl"
+        ) from error
     match values:
         case {"images": list(images), "annotations": list(annotations)}:
             yield from _coco_records(images, annotations)
@@ -127,7 +131,7 @@ def read_json_list(file: Path) -> Iterator[Record]:
                 yield _object(value, number)
         case _:
             wanted = "a list of rows, or COCO's images and annotations"
-            raise DataError(f"{file}: has a JSON {_kind(values)}; a .json file must have {wanted}")
+            raise DataError(f"{file}: contains a JSON {_kind(values)}, but a .json file must contain {wanted}")
 
 
 def read_parquet(file: Path) -> Iterator[Record]:
@@ -161,12 +165,14 @@ def read_directory(directory: Path) -> Iterator[Record]:
     if (directory / _SPLITS).is_file():
         splits = _description(directory / _SPLITS).get("splits")
         folders = [str(directory / str(split)) for split in splits] if isinstance(splits, list) else ["its folders"]
-        raise DataError(f"{directory}: has several data sets; name one of {', '.join(folders)}")
+        raise DataError(f"{directory}: contains several data sets; name one of {', '.join(folders)}")
     if (directory / _STATE).is_file():
         return _read_arrow(directory)
     files = sorted([*directory.glob("*.parquet"), *directory.glob("data/*.parquet")])
     if not files:
-        raise DataError(f"{directory}: is not a data set: it has neither {_STATE} (of save_to_disk) nor Parquet files")
+        raise DataError(
+            f"{directory}: is not a data set: it has neither {_STATE} (from save_to_disk) nor Parquet files"
+        )
     splits = sorted({_SHARD.sub("", file.stem) for file in files})
     if len(splits) > 1:
         reason = f"has Parquet files of several data sets: {', '.join(splits)}"
@@ -194,7 +200,7 @@ def _arrow_files(directory: Path) -> list[Path]:
     entries = [entry.get("filename") for entry in state.get("_data_files") or [] if isinstance(entry, dict)]
     names = [name for name in entries if isinstance(name, str) and Path(name).name == name]
     if not names or len(names) < len(entries):
-        raise DataError(f"{directory / _STATE}: does not name files of its own directory")
+        raise DataError(f"{directory / _STATE}: names files outside its own directory")
     return [directory / name for name in names]
 
 
@@ -238,7 +244,9 @@ def _arrow(place: Path, kind: str) -> Iterator[Any]:
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError as error:
-        raise EnvironmentProblem(f"{place}: this needs a package that is not installed: pip install pyarrow") from error
+        raise EnvironmentProblem(
+            f"{place}: this needs a package that is not installed: run pip install pyarrow"
+        ) from error
     try:
         yield pyarrow
     except pyarrow.ArrowException as error:
@@ -265,7 +273,7 @@ def _record(data: bytes, line: int) -> Record:
 def _object(value: Any, line: int) -> Record:
     if isinstance(value, dict):
         return Record(line=line, value=value)
-    return Record(line=line, problem=f"is a JSON {_kind(value)}; a row is an object")
+    return Record(line=line, problem=f"is a JSON {_kind(value)}, but a row must be an object")
 
 
 def _loads(data: bytes) -> Any:
@@ -279,7 +287,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         name = next(name for name in found if sum(key == name for key, _ in pairs) > 1)
-        raise ValueError(f"the key {name!r} is there twice; keep one")
+        raise ValueError(f"the key {name!r} is set twice; keep one")
     return found
 
 
@@ -290,7 +298,7 @@ def _refuse_constant(name: str) -> NoReturn:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is out of the range of numbers")
+        raise ValueError(f"{text[:20]} is outside the range of numbers")
     return value
 
 
@@ -306,7 +314,10 @@ def _row_problem(error: Exception) -> str:
 
 def _json_problem(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
-        return f"is not UTF-8 (byte {error.start} of the row); convert the file, as `iconv -f LATIN1 -t UTF-8` does"
+        return (
+            f"is not UTF-8 (byte {error.start} of the row); convert the file, for example with `iconv -f LATIN1 -t "
+            "UTF-8`"
+        )
     if isinstance(error, RecursionError):
         return "is nested too deeply"
     return f"is not valid JSON: {error}"

@@ -54,7 +54,8 @@ class RowTable:
         only some rows have."""
         counts = Counter(left for row in self.rows for left in row.left_out)
         return tuple(
-            f"column {name} of {count:,} rows is left out: it has values of type {kind}, which JSON does not know"
+            f"column {name} of {count:,} rows is left out, because it has values of type {kind}, which JSON does not "
+            "have"
             for (name, kind), count in counts.items()
         ) + tuple(f"data.columns: rows without {name}: {count:,}" for name, count in self.without)
 
@@ -150,13 +151,13 @@ def hold_out(table: RowTable, held: HeldOut) -> RunRows:
     assert count is not None  # the recipe was checked for it
     places = chosen(table.rows, count, "held out")
     if not places:
-        raise DataError(f"data.eval: {given} of {len(table.rows)} usable training rows is 0 rows; write {{count: 1}}")
+        raise DataError(f"data.eval: {given} of {len(table.rows)} usable training rows is 0 rows; use {{count: 1}}")
     counts = []
     for end, size in zip(accumulate(table.counts), table.counts, strict=True):
         counts.append(sum(place not in places for place in range(end - size, end)))
         if not counts[-1]:
             every = f"all {size} usable rows of {table.rows[end - 1].file}"
-            raise DataError(f"data.eval: {given} holds out {every}; hold out fewer")
+            raise DataError(f"data.eval: {given} holds out {every}, so none are left for training; hold out fewer")
     rows = tuple(row for place, row in enumerate(table.rows) if place not in places)
     heldout = tuple(row for place, row in enumerate(table.rows) if place in places)
     name, own_counts = f"held out of {table.file}", (len(heldout),)
@@ -258,8 +259,8 @@ def _read_source(source: RowSource, config: Data, purpose: Purpose, beat: Callab
         )
         if format == "refcoco" and config.prompt is None:
             raise DataError(
-                f"{file}: its rows are referring expressions, which need a question around them; set data.prompt, for "
-                'example to "Where is {prompt}? Answer with its box."'
+                f"{file}: its rows are referring expressions, which are not questions by themselves; set "
+                'data.prompt, for example to "Where is {prompt}? Answer with its box."'
             )
         rows, rejected = _parsed(chain(first, records), format, reading, beat)
     except OSError as error:
@@ -303,7 +304,7 @@ def _part(
     DataError if there are fewer rows."""
     every: list[Row | RejectedRow] = [*rows, *rejected]
     if count > len(every):
-        raise DataError(f"{file}#{count}: {count} rows are asked for, but there are only {len(every)}; ask for fewer")
+        raise DataError(f"{file}#{count}: selects {count} rows, but there are only {len(every)}; use a smaller number")
     places = chosen(every, count, "part of a file")
     kept = [row for place, row in enumerate(rows) if place in places]
     return kept, [row for place, row in enumerate(rejected, start=len(rows)) if place in places]
@@ -320,7 +321,10 @@ def image_roots(source: RowSource, config: Data) -> ImageRoots:
     if config.image_root is None:
         return ImageRoots(base=own[0], more=(*config.image_roots, *own[1:]))
     if not Path(config.image_root).is_dir():
-        raise DataError(f"data.image_root: {config.image_root} is not a directory; paths of images start there")
+        raise DataError(
+            f"data.image_root: is {config.image_root}, which is not a directory; use the directory that image paths "
+            "are relative to"
+        )
     return ImageRoots(base=config.image_root, more=(*config.image_roots, *(own if source.is_hub else ())))
 
 
@@ -383,7 +387,7 @@ def require_few_bad(rejected_count: int, total: int, config: Data, rejected: Seq
         reasons = f":\n{first_reasons(rejected)}" if rejected else ""
         raise DataError(
             f"{rejected_count} of {total} rows were rejected, more than data.max_bad_fraction = "
-            f"{config.max_bad_fraction:g} allows; correct them or raise it{reasons}"
+            f"{config.max_bad_fraction:g} allows; correct the rows or raise it{reasons}"
         )
 
 
@@ -426,7 +430,7 @@ def _parsed(
             elif row.id in line_of_id:
                 same = line_of_id[row.id]
                 known = f"{shortened(row.id)!r} is already the id of line {same}"
-                reason = f"{known}; where rows share ids, write data.ids: line"
+                reason = f"{known}; if rows share ids, set data.ids: line"
                 rejected.append(refused(id=row.id, field="id", reason=reason))
             else:
                 line_of_id[row.id] = row.line

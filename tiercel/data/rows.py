@@ -106,14 +106,16 @@ def read_messages(
     for number, turn in enumerate(value):
         place = f"{field}[{number}]"
         if not isinstance(turn, Mapping):
-            raise DataError(f"is {_brief(turn)}; a turn is an object with {role_key} and {content_key}", field=place)
+            raise DataError(
+                f"is {_brief(turn)}, but a turn must be an object with {role_key} and {content_key}", field=place
+            )
         # A key such as "tool_calls" changes what the turn means, so it must not be ignored.
         unknown = sorted(key for key in turn if key not in (role_key, content_key, *_MASKS) and given(turn, key))
         if unknown:
             raise DataError(f"has keys that tiercel does not know: {', '.join(unknown)}; remove them", field=place)
         role = turn.get(role_key)
         if not isinstance(role, str) or role not in roles:
-            raise DataError(f"is {_brief(role)}; known are {', '.join(roles)}", field=f"{place}.{role_key}")
+            raise DataError(f"is {_brief(role)}, but must be one of {', '.join(roles)}", field=f"{place}.{role_key}")
         content = read_content(turn.get(content_key), f"{place}.{content_key}")
         messages.append(Message(role=roles[role], content=content, is_trained=_is_trained(turn, roles[role], place)))
     return tuple(messages)
@@ -128,7 +130,7 @@ def _is_trained(turn: Mapping[str, Any], role: Role, place: str) -> bool:
     if len(keys) > 1 or not is_truth(value):
         raise _wrong(value, "it must be true, false, 1 or 0, and a turn has only one of loss and weight", field)
     if value and role != "assistant":
-        raise DataError(f"a {role} turn is never trained on; remove the key", field=field)
+        raise DataError(f"is set on a {role} turn, which is never trained on; remove the key", field=field)
     return bool(value)
 
 
@@ -151,7 +153,7 @@ def _turns_of_text(value: Any, field: str) -> Any:
     except (ValueError, RecursionError) as error:
         if begin[1] == '"':
             return value
-        reason = "is a list of turns as Python prints it; write the list itself, or as JSON"
+        reason = "is a list of turns as printed by Python; use the list itself, or JSON"
         raise DataError(reason, field=field) from error
     return turns if isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns) else value
 
@@ -172,9 +174,11 @@ def read_content(value: Any, field: str) -> str:
         elif kind in ("image", "video") and not extra:
             pieces.append(f"<{kind}>")
         elif kind in ("image", "video"):
-            raise DataError(f"a part of type {kind} cannot have a path; list the {kind}s in `{kind}s`", field=place)
+            raise DataError(
+                f"a part of type {kind} cannot have a path; list the {kind}s in the column `{kind}s`", field=place
+            )
         else:
-            raise _wrong(part, 'a part is {"type": "text", "text": ...} or {"type": "image"}', place)
+            raise _wrong(part, 'a part must be {"type": "text", "text": ...} or {"type": "image"}', place)
     return "".join(pieces)
 
 
@@ -209,10 +213,10 @@ def _read_video(value: Any, field: str) -> VideoSource:
     unknown = [key for key in described if key not in ("path", "frames", "fps") and given(described, key)]
     path, frames, fps = described.get("path"), described.get("frames"), described.get("fps")
     if unknown or (path is None) == (frames is None):
-        forms = 'a video is a path, a list of its frames\' paths, {"path", "fps"} or {"frames", "fps"}'
+        forms = 'a video must be a path, a list of its frames\' paths, {"path", "fps"} or {"frames", "fps"}'
         raise _wrong(value, forms, field)
     if fps is not None and not (is_number(fps) and 0 < fps <= _MOST_FPS):
-        raise _wrong(fps, f"frames a second must be a number above 0 and at most {_MOST_FPS:g}", f"{field}.fps")
+        raise _wrong(fps, f"frames per second must be a number above 0 and at most {_MOST_FPS:g}", f"{field}.fps")
     rate = None if fps is None else float(fps)
     if frames is not None:
         if not isinstance(frames, list) or not frames:
@@ -248,12 +252,12 @@ def read_boxes(value: Any, field: str) -> tuple[Box | Point, ...]:
 def _read_box(value: Any, field: str) -> Box | Point:
     numbers = value if isinstance(value, list) else []
     if len(numbers) not in (2, 4) or not all(is_number(number) for number in numbers):
-        raise _wrong(value, "a box is 4 finite numbers [x1, y1, x2, y2], a point 2: [x, y]", field)
+        raise _wrong(value, "a box must be 4 finite numbers [x1, y1, x2, y2], and a point 2: [x, y]", field)
     if len(numbers) == 2:
         return float(numbers[0]), float(numbers[1])
     x1, y1, x2, y2 = map(float, numbers)
     if x2 <= x1 or y2 <= y1:
-        raise _wrong(value, "a box needs x2 > x1 and y2 > y1", field)
+        raise _wrong(value, "a box must have x2 > x1 and y2 > y1", field)
     return x1, y1, x2, y2
 
 
@@ -309,7 +313,7 @@ def finish(draft: RowDraft, reading: Reading, *, id: str, line: int, pixels: Pix
     messages = place_marks(messages, IMAGE_MARK, len(draft.images), field)
     if pixels is not None and draft.videos and not draft.images:
         key = "min_pixels" if pixels.most is None else "max_pixels"
-        raise DataError(f"is a limit of images, but the row has only videos; set data.video.{key}", field=key)
+        raise DataError(f"limits images, but the row has only videos; set data.video.{key}", field=key)
     if draft.videos and draft.boxes:
         raise DataError("a row with videos cannot have boxes", field=draft.boxes_field)
     for number, message in enumerate(messages):
@@ -366,7 +370,7 @@ def fill_prompt(
             return messages[last].content
         given_value = column(columns, name)
         if given_value is None:
-            raise DataError(f"is missing, but {of} has {{{name}}}", field=name)
+            raise DataError(f"is missing, but {of} contains {{{name}}}", field=name)
         if isinstance(given_value, dict | list | bool):
             return json.dumps(given_value, ensure_ascii=False)
         return str(given_value)
@@ -380,10 +384,10 @@ def read_pixels(record: Mapping[str, Any]) -> PixelLimits | None:
     """Read the row's own `min_pixels` and `max_pixels`."""
     for key in ("min_pixels", "max_pixels"):
         if given(record, key) and (type(record[key]) is not int or record[key] < 1):
-            raise DataError(f"is {_brief(record[key])}; it must be a positive integer", field=key)
+            raise DataError(f"is {_brief(record[key])}, but must be a positive integer", field=key)
     least, most = record.get("min_pixels"), record.get("max_pixels")
     if least is not None and most is not None and least > most:
-        raise DataError(f"is {least}, above the row's max_pixels {most}", field="min_pixels")
+        raise DataError(f"is {least}, but must be at most the row's max_pixels, {most}", field="min_pixels")
     return None if least is None and most is None else PixelLimits(least=least, most=most)
 
 
@@ -394,13 +398,13 @@ def require_turns(messages: Sequence[Message], purpose: Purpose, field: str) -> 
     if "system" in roles[1:]:
         raise DataError("a system turn may only come first", field=f"{field}[{roles.index('system', 1)}]")
     if "user" not in roles:
-        reason = "no user turn to sample after" if purpose == "grpo" else "no user turn to answer"
+        reason = "there is no user turn to sample after" if purpose == "grpo" else "there is no user turn to answer"
         raise DataError(reason, field=field)
     if purpose in ("pairs", "labels") and roles[-1] != "assistant":
         raise DataError("the last turn is not an assistant turn", field=field)
     if purpose != "grpo":
         if "assistant" not in roles:
-            raise DataError("no assistant turn to train on", field=field)
+            raise DataError("there is no assistant turn to train on", field=field)
         if roles.index("assistant") < roles.index("user"):
             raise DataError("the first assistant turn comes before any user turn", field=field)
         if not any(message.role == "assistant" and message.is_trained for message in messages):
@@ -411,7 +415,10 @@ def fill_references(messages: tuple[Message, ...], references: Sequence[str]) ->
     """Replace each <ref-object> mark by its text."""
     count = count_marks(messages, REFERENCE_MARK)
     if count != len(references):
-        raise DataError(f"{len(references)} references for {count} {REFERENCE_MARK} marks", field="objects.ref")
+        raise DataError(
+            f"the number of references is {len(references)}, but the number of {REFERENCE_MARK} marks is {count}",
+            field="objects.ref",
+        )
     if not references:
         return messages
     for number, reference in enumerate(references):
@@ -429,7 +436,9 @@ def place_marks(messages: tuple[Message, ...], mark: str, count: int, field: str
     if marks == count:
         return messages
     if marks:
-        raise DataError(f"{marks} {mark} marks for {count} {mark.strip('<>')}s", field=field)
+        raise DataError(
+            f"the number of {mark} marks is {marks}, but the number of {mark.strip('<>')}s is {count}", field=field
+        )
     first = next(number for number, message in enumerate(messages) if message.role == "user")
     opened = Message(role="user", content=mark * count + messages[first].content)
     return (*messages[:first], opened, *messages[first + 1 :])
@@ -465,7 +474,9 @@ def _checked_boxes(draft: RowDraft, messages: Sequence[Message], reading: Readin
     field, space = draft.boxes_field, draft.box_space or reading.box_space
     marks = count_marks(messages, BOX_MARK)
     if marks != len(draft.boxes):
-        raise DataError(f"{len(draft.boxes)} boxes for {marks} {BOX_MARK} marks", field=field)
+        raise DataError(
+            f"the number of boxes is {len(draft.boxes)}, but the number of {BOX_MARK} marks is {marks}", field=field
+        )
     for number, image in enumerate(draft.box_images):
         if not 0 <= image < len(draft.images):
             reason = f"lies on image {image}, but the row has {len(draft.images)} images (counted from 0)"
@@ -491,7 +502,7 @@ def _checked_boxes(draft: RowDraft, messages: Sequence[Message], reading: Readin
 
 def _wrong(value: Any, wanted: str, field: str) -> DataError:
     """Make the error that shows a wrong value and says what is wanted instead."""
-    return DataError(f"is {_brief(value)}; {wanted}", field=field)
+    return DataError(f"is {_brief(value)}, but {wanted}", field=field)
 
 
 def _brief(value: Any) -> str:

@@ -132,7 +132,7 @@ def _prompt_length(
     length = plan_prompt(row, row_sizes)
     if length > config.max_prompt_tokens:
         raise DataError(
-            f"{length} tokens exceed data.max_prompt_tokens = {config.max_prompt_tokens}; raise it, or lower "
+            f"has {length} tokens, more than data.max_prompt_tokens = {config.max_prompt_tokens}; raise it, or lower "
             "model.max_pixels",
             field="messages",
         )

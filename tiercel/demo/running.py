@@ -60,5 +60,5 @@ def evaluations_of(run: Path, rows: Sequence[Mapping[str, Any]]) -> list[Mapping
     """Return a run's rows of metrics that have an evaluation. Raises TrainingError if there are fewer than two."""
     found = [row for row in rows if "eval/accuracy" in row]
     if len(found) < 2:
-        raise TrainingError(f"{run}: it has no evaluation before and after; run the demo again")
+        raise TrainingError(f"{run} has no evaluations from before and after training; run the demo again")
     return found

@@ -41,8 +41,8 @@ def context_group(ranks: Ranks, size: int, device: torch.device) -> ContextGroup
         return None
     if ranks.world_size % size:
         raise EnvironmentProblem(
-            f"train.context_parallel: {size} does not divide {ranks.world_size} ranks; start a different number of "
-            "ranks, or use another size"
+            f"train.context_parallel: is {size}, but must divide the number of ranks ({ranks.world_size}); start a "
+            "different number of ranks, or use another size"
         )
     mesh = init_device_mesh(device.type, (ranks.world_size // size, size), mesh_dim_names=("groups", "context"))
     return ContextGroup(place=ranks.rank % size, size=size, processes=mesh.get_group("context"))

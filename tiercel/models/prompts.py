@@ -187,7 +187,7 @@ def prompt_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
     is no user turn."""
     last_user = max((i for i, message in enumerate(messages) if message.role == "user"), default=None)
     if last_user is None:
-        raise DataError("no user turn to sample after", field="messages")
+        raise DataError("there is no user turn to sample after", field="messages")
     return tuple(messages[: last_user + 1])
 
 
@@ -270,7 +270,10 @@ def encode_conversation(
     plans = [image.plan for image in images]
     messages = with_system(with_boxes(row, plans, family), system)
     if _image_count(messages) != len(images):
-        raise DataError(f"{len(images)} images for {_image_count(messages)} image places", field="images")
+        raise DataError(
+            f"the number of images is {len(images)}, but the number of places for them is {_image_count(messages)}",
+            field="images",
+        )
     messages = _to_last_trained(messages)
     images = images[: _image_count(messages)]
     found = _TurnTokens(family, plans, render(family, messages, add_generation_prompt=False))
@@ -279,9 +282,12 @@ def encode_conversation(
             found.add_turn(messages, number)
     require_whole(found.text, messages, with_answers=True)
     if not found.prompt_text:
-        raise DataError("no assistant turn to train on", field="messages")
+        raise DataError("there is no assistant turn to train on", field="messages")
     if found.image_count != len(images):
-        raise DataError(f"{len(images)} images for {found.image_count} image places", field="images")
+        raise DataError(
+            f"the number of images is {len(images)}, but the number of places for them is {found.image_count}",
+            field="images",
+        )
     found.drop_unscored_end()
     token_ids_T = _checked(found.ids, max_prompt_tokens)
     positions_DT = family.positions(token_ids_T, plans)
@@ -404,7 +410,7 @@ def _image_count(messages: Sequence[Message]) -> int:
 def _checked(ids: list[int], max_prompt_tokens: int) -> Tensor:
     if len(ids) > max_prompt_tokens:
         raise DataError(
-            f"{len(ids)} tokens exceed data.max_prompt_tokens = {max_prompt_tokens}; raise it, or lower "
+            f"has {len(ids)} tokens, more than data.max_prompt_tokens = {max_prompt_tokens}; raise it, or lower "
             "model.max_pixels",
             field="messages",
         )

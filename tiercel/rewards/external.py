@@ -70,7 +70,7 @@ class ByJudge(TruthReward):
 
     def problems(self, before: Sequence[RewardEntry]) -> Problems:
         if (fault := address_fault(self.judge.url)) is not None:
-            yield Keys("judge.url").problem(f"{fault}; use one like http://127.0.0.1:8000/v1")
+            yield Keys("judge.url").problem(f"{fault}; use an address such as http://127.0.0.1:8000/v1")
         if self.judge.key is not None and not _VARIABLE.fullmatch(self.judge.key):
             yield Keys("judge.key").problem(  # the message does not repeat what was given, as it may be the key itself
                 "must be the name of an environment variable, such as OPENAI_API_KEY; the key itself stays out of "
@@ -118,11 +118,11 @@ class ByModel(Reward):
         low, high = self.model.min_pixels, self.model.max_pixels
         if low is not None and high is not None and low > high:
             yield Keys("model.min_pixels", "model.max_pixels").problem(
-                f"got {low}, above max_pixels ({high}) beside it; no image can satisfy both"
+                f"is {low}, but max_pixels is only {high}, so no image can satisfy both; lower one or raise the other"
             )
         if self.model.max_tokens > self.model.batch_tokens:
             yield Keys("model.batch_tokens", "model.max_tokens").problem(
-                f"got {self.model.batch_tokens}; must hold the longest conversation: model.max_tokens is "
+                f"is {self.model.batch_tokens}, but must hold the longest conversation: model.max_tokens is "
                 f"{self.model.max_tokens}"
             )
 
@@ -149,13 +149,13 @@ class ByCall(Reward):
                 "recipe"
             )
         if not is_call(self.call):
-            yield Keys("call").problem(f"{shown(self.call)} given; must be {CALL_FORM}")
+            yield Keys("call").problem(f"is {shown(self.call)}, but must be {CALL_FORM}")
 
     def missing(self) -> Problems:
         for name in self.env or ():
             if name not in os.environ:
                 yield Keys("env").problem(
-                    f"{name} is not set in the environment; export it, or remove it from the list"
+                    f"is {name}, which is not set in the environment; export it, or remove it from the list"
                 )
 
 

@@ -82,8 +82,8 @@ class Cosine(RewardEntry):
     def problems(self, before: Sequence[RewardEntry]) -> Problems:
         if not any(entry.right_from is not None for entry in before):
             yield Keys("name").problem(
-                "cosine needs a reward before it that tells right from wrong; put one before it, such as exact, or "
-                "give one a correct_at"
+                "is cosine, but there is no reward before it that tells right completions from wrong ones; put one "
+                "before it, such as exact, or set correct_at for one"
             )
 
     def score_after(self, sample: Sample, is_right: bool | None) -> float | None:
@@ -109,7 +109,8 @@ class SoftOverlong(Reward):
     def problems(self, before: Sequence[RewardEntry]) -> Problems:
         if self.buffer > self.max_tokens:
             yield Keys("buffer", "max_tokens").problem(
-                f"got {self.buffer}, above max_tokens ({self.max_tokens}); even an empty completion would lose"
+                f"is {self.buffer}, but must be at most max_tokens ({self.max_tokens}), because otherwise even an "
+                "empty completion would be penalised"
             )
 
     def score(self, sample: Sample) -> float:

@@ -88,7 +88,7 @@ class Count(TruthReward):
     def compare(self, sample: Sample, truth: Truth) -> float:
         wanted = truth.number()
         if wanted < 0 or wanted.denominator != 1:
-            raise truth.malformed("is not a count; use a whole number from 0 on")
+            raise truth.malformed("is not a count; use a whole number, at least 0")
         given = parse_number(extract_answer(sample.completion))
         return 0.0 if given is None else float(max(Fraction(0), 1 - abs(given - wanted) / max(Fraction(1), wanted)))
 
@@ -104,7 +104,7 @@ class Choice(TruthReward):
 
     def problems(self, before: Sequence[RewardEntry]) -> Problems:
         if self.choices is not None and len(set(self.choices)) < max(2, len(self.choices)):
-            yield Keys("choices").problem(f"got {shown(self.choices)}; must be two or more, without repeats")
+            yield Keys("choices").problem(f"is {shown(self.choices)}, but must be two or more, without repeats")
 
     def compare(self, sample: Sample, truth: Truth) -> float:
         choices = LETTERS if self.choices is None else self.choices

@@ -21,7 +21,7 @@ from tiercel.wording import brief
 IN_PIXELS = "[x1, y1, x2, y2] in pixels of the original image, or as data.boxes says"
 
 LIST_OR_SEVERAL = (
-    'may be one answer that is a list, or several right answers; write each as text: one as ["[1, 2]"], several as '
+    'may be one answer that is a list, or several right answers; make each a text: one as ["[1, 2]"], several as '
     '["1", "2"]'
 )
 
@@ -44,14 +44,14 @@ class Truth:
         """Read an exact number."""
         number = number_of(self.value)
         if number is None:
-            raise self.malformed('contains no number, or no certain one; use one such as 7, 0.5 or "3/4"')
+            raise self.malformed('does not contain a number, or not a clear one; use one such as 7, 0.5 or "3/4"')
         return number
 
     def texts(self) -> list[str]:
         """Read the accepted answers: a text or number, or a list of them."""
         entries = self.value if isinstance(self.value, list | tuple) else [self.value]
         if not entries or any(isinstance(each, bool) or not isinstance(each, str | int | float) for each in entries):
-            raise self.malformed("is not text, a number or a list of them; write it in quotes")
+            raise self.malformed("is not text, a number or a list of them; put it in quotes")
         if is_list_of_numbers(self.value):
             raise self.malformed(LIST_OR_SEVERAL)
         return [text for each in entries for text in _texts_of(each)]
@@ -86,7 +86,7 @@ class Truth:
 
     def _on_picture(self, boxes: Sequence[Box]) -> list[Box]:
         if not all(is_proper(box) for box in boxes):
-            raise self.malformed("is an empty or inverted box; x1 < x2 and y1 < y2 are needed")
+            raise self.malformed("is an empty or inverted box; it must have x1 < x2 and y1 < y2")
         size, space = self.picture.original_size, self.sample.answer_space
         found = [to_pixels(box, space, size) for box in boxes]
         for box in found:

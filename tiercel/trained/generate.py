@@ -64,7 +64,7 @@ class Generator:
         limit = recipe.data.max_prompt_tokens
         with open_dialogues(recipe, family, say) as dialogues:  # which gives the family its tools
             if environment is not None and not family.tools_by_environment:
-                raise DataError(f"environment: {environment} given, but the recipe has no environments by name")
+                raise DataError(f"environment: is {environment}, but the recipe has no environments by name")
             request = encode_prompt(family, row, 0, encoded, system=recipe.data.system, max_prompt_tokens=limit)
             completer = Completer(sampler=self.sampler, dialogues=dialogues)
             (group,) = completer.sample(completer.begun([request]), params, [sampling_seed(seed, 0)])

@@ -79,6 +79,6 @@ def best_checkpoint(run: Path, recipe: BaseRecipe) -> tuple[str, int, float]:
                 best = each
         return metric, *best
     raise RunError(
-        f"--best: no checkpoint of {run} was evaluated; name one by --checkpoint N, and for the next run set data.eval "
-        "and train.keep_best"
+        f"--best: no checkpoint of {run} was evaluated; name one with --checkpoint N, and for the next run set "
+        "data.eval and train.keep_best"
     )

@@ -192,7 +192,7 @@ BODY = {
 }
 
 
-WRONG_LENGTH = ("return [1.0]", "1 answers for 3 samples")
+WRONG_LENGTH = ("return [1.0]", "returned 1 values for 3 samples")
 RAISES = ("raise KeyError('level')", "KeyError: 'level'")
 
 
@@ -217,7 +217,7 @@ def test_a_fault_of_the_call_fails_every_completion(reward_file, form, body, say
 def test_a_wrong_value_fails_its_own_completion(reward_file, form):
     good, nan, text = score(reward_file(BODY[form].format(body="return [0.5, float('nan'), 'x']")))
     assert good.value == 0.5
-    assert "returned nan; a reward must return a finite number," in nan.failure
+    assert "returned nan, but a reward must return a finite number," in nan.failure
     assert "returned 'x', a str" in text.failure
 
 

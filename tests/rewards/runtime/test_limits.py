@@ -328,5 +328,5 @@ def test_a_variable_that_is_named_and_not_set_is_a_problem_at_the_start(reward_f
     ):
         pass
     assert caught.value.problems == (
-        "rewards.0.env: SERVICE_KEY is not set in the environment; export it, or remove it from the list",
+        "rewards.0.env: is SERVICE_KEY, which is not set in the environment; export it, or remove it from the list",
     )

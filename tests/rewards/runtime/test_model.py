@@ -197,8 +197,8 @@ def test_bfloat16_scores_nearly_the_same(checkpoint):
 
 def test_one_of_several_scores_is_named(tmp_path):
     checkpoint = save_reward_model(tmp_path / "two", num_labels=2)
-    refused(checkpoint, r"gives 2 scores; say which one is the reward with model\.label: 0 to 1")
-    refused(checkpoint, r"model\.label:.*gives 2, counted from 0", label=2)
+    refused(checkpoint, r"returns 2 scores; .*model\.label, from 0 to 1")
+    refused(checkpoint, r"model\.label:.*returns 2, counted from 0", label=2)
     for label in (0, 1):
         expected = plain_score(checkpoint, rendered("7"), label)
         assert values(checkpoint, [sample("7")], label=label) == pytest.approx([expected], abs=1e-5)
@@ -218,7 +218,7 @@ def test_weights_without_a_place_are_refused_but_for_the_language_models_head(ch
     save_file({**weights, "lm_head.weight": torch.zeros(3, 32)}, file, metadata={"format": "pt"})
     assert values(checkpoint, [sample("7")]) == pytest.approx([plain_score(checkpoint, rendered("7"))], abs=1e-5)
     save_file({**weights, "score.bias": torch.ones(1)}, file, metadata={"format": "pt"})
-    refused(checkpoint, r"Qwen2ForSequenceClassification has no place for its score\.bias")
+    refused(checkpoint, r"Qwen2ForSequenceClassification does not have its score\.bias")
 
 
 def test_a_missing_template_names_the_remedy(checkpoint, tmp_path):

@@ -123,7 +123,7 @@ def test_a_malformed_row_fails_and_a_row_without_answer_is_masked():
     open_scorer = scorer(reward(name="number"))
     (malformed,) = open_scorer.score([group("7", answer="seven")])[0].completions
     assert malformed.total is None and malformed.is_correct is False
-    assert malformed.rewards["number"].failure.startswith("row row-1, column answer: 'seven' contains no number")
+    assert malformed.rewards["number"].failure.startswith("row row-1, column answer: 'seven' does not contain a number")
     (absent,) = open_scorer.score([group("7")])[0].completions
     assert (absent.total, absent.is_correct, absent.rewards["number"]) == (None, None, ABSENT)
 

@@ -97,12 +97,12 @@ def test_an_exception_fails_its_own_completion_with_its_traceback(reward_file):
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        ("float('nan')", "returned nan; a reward must return a finite number"),
-        ("float('-inf')", "returned -inf; a reward must return a finite number"),
-        ("10 ** 400", "returned inf; a reward must return a finite number"),
-        ("1e39", "returned 1e+39; a reward must return a finite number"),
-        ("'0.5'", "returned '0.5', a str; a reward must return a number or None"),
-        ("[0.5]", "returned [0.5], a list; a reward must return a number or None"),
+        ("float('nan')", "returned nan, but a reward must return a finite number"),
+        ("float('-inf')", "returned -inf, but a reward must return a finite number"),
+        ("10 ** 400", "returned inf, but a reward must return a finite number"),
+        ("1e39", "returned 1e+39, but a reward must return a finite number"),
+        ("'0.5'", "returned '0.5', a str, but a reward must return a number or None"),
+        ("[0.5]", "returned [0.5], a list, but a reward must return a number or None"),
     ],
 )
 def test_what_is_no_finite_number_is_a_failure(reward_file, answer, reason):
@@ -301,7 +301,7 @@ def test_batched_functions_get_all_samples_and_may_be_async(reward_file):
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        ("[1.0]", "1 answers for 2 samples"),
+        ("[1.0]", "returned 1 values for 2 samples"),
         ("1.0", "a batched reward must return a list, not a float"),
         ("1 / 0", "ZeroDivisionError"),
     ],
@@ -507,7 +507,7 @@ def test_code_that_cannot_be_loaded_is_a_problem_of_the_recipe_at_the_start(rewa
 
 
 def test_a_file_that_is_missing_and_a_module_that_is_missing_are_named(tmp_path):
-    with pytest.raises(RecipeError, match=r"no_such\.py is no file"):
+    with pytest.raises(RecipeError, match=r"no_such\.py is not a file"):
         score(f"{tmp_path}/no_such.py:score", sample())
     with pytest.raises(RecipeError, match="no_such_module cannot be imported for its function score"):
         score("no_such_module:score", sample())

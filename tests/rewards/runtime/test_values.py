@@ -138,7 +138,7 @@ def test_checkpoints_without_a_value_head_are_refused(tiny_checkpoints, tmp_path
 
     refused("has no value head; use a model that `tiercel reward` trained", adapter=str(tmp_path / "plain"))
     valued = save_value_adapter(policy, tmp_path / "valued")
-    refused("label: got 1", adapter=str(valued), label=1)
+    refused("label: is 1", adapter=str(valued), label=1)
     tensors = load_file(valued / WHOLE_FILE)
     save_file({"value_head.weight": tensors["value_head.weight"][:3]}, valued / WHOLE_FILE)
     refused("this model has no weight value_head.weight of shape", adapter=str(valued))

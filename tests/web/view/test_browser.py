@@ -212,7 +212,7 @@ def test_filters(opened, shown, root):
     assert field("#found").inner_text() == f"{len(means)} groups"
     field("[name=low]").fill("often")
     page.until("document.querySelector('#found.bad') !== null")
-    assert "often is no number" in field("#found").inner_text()
+    assert "often is not a number" in field("#found").inner_text()
     assert page.problems.pop().startswith("Failed to load resource")  # the browser notes the refusal
     field("#clear").click()
     page.until("document.querySelector('#found').textContent === '32 groups'")

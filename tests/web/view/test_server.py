@@ -114,9 +114,9 @@ def test_nothing_but_get(page, method):
 @pytest.mark.parametrize(
     ("parameters", "said"),
     [
-        ({"low": "much"}, "much is no number"),
-        ({"high": "nan"}, "nan is no number"),
-        ({"steps": "last"}, "last is no step"),
+        ({"low": "much"}, "much is not a number"),
+        ({"high": "nan"}, "nan is not a number"),
+        ({"steps": "last"}, "last is not a step"),
         ({"order": "prettiest"}, "no such kind"),
         ({"folder": "../.."}, "no such kind"),
     ],

@@ -29,8 +29,8 @@ def _minibatches(recipe: GrpoRecipe) -> Problems:
     if prompts % minibatches:
         divisors = [str(number) for number in range(1, prompts + 1) if prompts % number == 0]
         yield Keys("optim.minibatches", "optim.prompts_per_step").problem(
-            f"{minibatches} given; must divide optim.prompts_per_step ({prompts}), since groups are not "
-            f"split between updates; write one of {', '.join(divisors)}"
+            f"is {minibatches}, but must divide optim.prompts_per_step ({prompts}), because groups are not split "
+            f"between updates; use one of {', '.join(divisors)}"
         )
 
 
@@ -42,13 +42,13 @@ def _group_size(recipe: GrpoRecipe) -> Problems:
         alone = next(name for name, each in ADVANTAGES.items() if each.least_group == 1)
         remedy = f"algorithm.advantage: {alone}" if isinstance(advantage, str) else "algorithm.advantage.least_group: 1"
         yield Keys("rollout.group_size", "algorithm.advantage").problem(
-            "1 given; the advantage of a single completion is undefined, since reward - group mean is always 0; "
-            f"write 2 or more, or {remedy}"
+            "is 1, but the advantage of a single completion is undefined, because its reward minus the group mean is "
+            f"always 0; use 2 or more, or set {remedy}"
         )
     elif recipe.optim.prompts_per_step == 1 and isinstance(advantage, str):
         yield Keys("optim.prompts_per_step", "rollout.group_size").problem(
-            f"1 given with rollout.group_size 1; {advantage} compares the completions of a step, of which there "
-            "would be one; write 2 or more"
+            f"is 1, and so is rollout.group_size, but {advantage} compares the completions of a step, and there "
+            "would be only one; use 2 or more"
         )
 
 
@@ -60,8 +60,9 @@ def _truncated_sampling(recipe: GrpoRecipe) -> Problems:
             cause = "minibatches" if recipe.optim.minibatches > 1 else "rollout_epochs"
             full = 1 if key == "rollout.top_p" else 0
             yield Keys(key, f"optim.{cause}").problem(
-                f"{value} given with optim.{cause} {getattr(recipe.optim, cause)}; the ratio of new to old policy "
-                f"is not defined for tokens that the cut removes; write {key}: {full}, or optim.{cause}: 1"
+                f"is {value}, but optim.{cause} is {getattr(recipe.optim, cause)}, and the ratio of new to old "
+                f"policy is not defined for tokens that truncated sampling removes; set {key}: {full}, or "
+                f"optim.{cause}: 1"
             )
 
 
@@ -69,26 +70,27 @@ def _correction(recipe: GrpoRecipe) -> Problems:
     rollout, correction = recipe.rollout, recipe.algorithm.correction
     if rollout.lookahead and rollout.engine == "vllm-server" and correction.level == "none":
         yield Keys("algorithm.correction.level", "rollout.lookahead").problem(
-            f"none given with rollout.lookahead {rollout.lookahead}, whose completions an older policy drew; "
-            "write token or sequence"
+            f"is none, but with rollout.lookahead {rollout.lookahead}, an older policy samples the completions; use "
+            "token or sequence"
         )
     if correction.floor is not None and correction.level == "none":
         yield Keys("algorithm.correction.floor", "algorithm.correction.level").problem(
-            f"{correction.floor:g} given with level none, which takes no ratio; write level: token or sequence, or "
-            "remove it"
+            f"is {correction.floor:g}, but algorithm.correction.level is none, which computes no ratio; set it to "
+            "token or sequence, or remove this key"
         )
     for key, is_cut in (("rollout.top_p", rollout.top_p < 1), ("rollout.top_k", rollout.top_k > 0)):
         value = rollout.top_p if key == "rollout.top_p" else rollout.top_k
         cause = "algorithm.correction" if correction.level != "none" else "algorithm.off_policy_delta"
         if is_cut and (correction.level != "none" or recipe.algorithm.off_policy_delta is not None):
             yield Keys(key, f"{cause}.level" if cause == "algorithm.correction" else cause).problem(
-                f"{value} given with {cause}; an engine's probabilities are those after the cut, the learner's "
-                f"those before it; leave it out, or write {cause}{_OFF[cause]}"
+                f"is {value}, but {cause} is set, and the engine's probabilities are computed after truncation, the "
+                f"learner's before it; remove this key, or set {cause}{_OFF[cause]}"
             )
     shared = _shared_gradient(recipe.algorithm)
     if correction.level == "token" and shared is not None:
         yield Keys("algorithm.correction.level", *PARTS).problem(
-            f"token given with {shared.given}, whose tokens share one ratio; write sequence, or {shared.remedy}"
+            f"is token, but with {shared.given}, all tokens of a completion share one ratio; use sequence, or set "
+            f"{shared.remedy}"
         )
 
 
@@ -100,7 +102,7 @@ def _own_functions(recipe: GrpoRecipe) -> Problems:
     for key in ("loss", "advantage"):
         own = getattr(recipe.algorithm, key)
         if isinstance(own, OwnLoss | OwnAdvantage) and not is_call(own.call):
-            yield Keys(f"algorithm.{key}.call").problem(f"{shown(own.call)} given; must be {CALL_FORM}")
+            yield Keys(f"algorithm.{key}.call").problem(f"is {shown(own.call)}, but must be {CALL_FORM}")
 
 
 def _loss(recipe: GrpoRecipe) -> Problems:
@@ -109,15 +111,15 @@ def _loss(recipe: GrpoRecipe) -> Problems:
     yield from _unread_keys(algorithm)
     if algorithm.delta is not None and algorithm.clip_high is not None and algorithm.delta <= 1 + algorithm.clip_high:
         yield Keys("algorithm.delta", "algorithm.clip_high").problem(
-            f"{algorithm.delta:g} given, not above 1 + algorithm.clip_high = {1 + algorithm.clip_high:g}; it "
-            "bounds ratios beyond the upper clip; write a larger one, such as 4"
+            f"is {algorithm.delta:g}, but must be above 1 + algorithm.clip_high = {1 + algorithm.clip_high:g}, "
+            "because it bounds ratios beyond the upper clip; use a larger value, such as 4"
         )
     yield from _entropy(algorithm)
     shared = _shared_gradient(algorithm)
     if algorithm.top_entropy < 1 and shared is not None:
         yield Keys("algorithm.top_entropy", *PARTS).problem(
-            f"{algorithm.top_entropy:g} given with {shared.given}, whose tokens share one gradient; write "
-            f"{shared.remedy}"
+            f"is {algorithm.top_entropy:g}, but with {shared.given}, all tokens of a completion share one gradient; "
+            f"set {shared.remedy}"
         )
 
 
@@ -125,11 +127,13 @@ def _entropy(algorithm: Algorithm) -> Problems:
     """Refuse keys that belong to an entropy term or to a share of tokens by entropy if the recipe has none."""
     if algorithm.entropy_mean != "loss" and algorithm.entropy_coef == 0:
         yield Keys("algorithm.entropy_mean", "algorithm.entropy_coef").problem(
-            f"{algorithm.entropy_mean} given with algorithm.entropy_coef 0; write a coef, such as 0.001, or remove it"
+            f"is {algorithm.entropy_mean}, but algorithm.entropy_coef is 0; set a coefficient, such as 0.001, or "
+            "remove this key"
         )
     if algorithm.top_entropy_of != "learnt" and algorithm.top_entropy == 1:
         yield Keys("algorithm.top_entropy_of", "algorithm.top_entropy").problem(
-            f"{algorithm.top_entropy_of} given with algorithm.top_entropy 1; write a share, such as 0.2, or remove it"
+            f"is {algorithm.top_entropy_of}, but algorithm.top_entropy is 1; set a fraction, such as 0.2, or remove "
+            "this key"
         )
 
 
@@ -140,14 +144,14 @@ def _parts(keys: LossKeys) -> Problems:
         for name in ("ratio", "surrogate"):
             if getattr(keys, name) is not None:
                 yield Keys(f"algorithm.{name}", "algorithm.loss").problem(
-                    f"{getattr(keys, name)} given with a loss of your own, which does not read it; remove it"
+                    f"is {getattr(keys, name)}, but a loss of your own does not use it; remove this key"
                 )
         return
     equal = next((name for name, each in RATIOS.items() if each.by_token == parts.ratio), None)
     if equal is not None and not SURROGATES[parts.surrogate].learns_by_ratio:
         yield Keys("algorithm.ratio" if keys.ratio else "algorithm.surrogate", *PARTS).problem(
-            f"{keys.ratio or keys.surrogate} given; the surrogate {parts.surrogate} takes the ratio without "
-            f"gradient, so {parts.ratio} would be the same as {equal}; write algorithm.ratio: {equal}"
+            f"is {keys.ratio or keys.surrogate}, but the surrogate {parts.surrogate} uses the ratio without its "
+            f"gradient, so {parts.ratio} would be the same as {equal}; set algorithm.ratio: {equal}"
         )
 
 
@@ -163,7 +167,7 @@ def _unread_keys(algorithm: Algorithm) -> Problems:
         value = getattr(algorithm, name)
         if name not in reads and value != getattr(DEFAULTS, name):
             yield Keys(f"algorithm.{name}", "algorithm.loss", "algorithm.surrogate").problem(
-                f"{'null' if value is None else f'{value:g}'} given with {given}, which does not read it; remove it"
+                f"is {'null' if value is None else f'{value:g}'}, but {given} does not use it; remove this key"
             )
 
 
@@ -194,21 +198,21 @@ def _advantage(recipe: GrpoRecipe) -> Problems:
     advantage = advantage_of(algorithm.advantage)
     if algorithm.scale is not None and advantage.scale is None:
         yield Keys("algorithm.scale", "algorithm.advantage").problem(
-            f"{algorithm.scale} given with algorithm.advantage {algorithm.advantage}, which has a scale of its "
-            "own; remove it"
+            f"is {algorithm.scale}, but algorithm.advantage {algorithm.advantage} has a scale of its own; remove "
+            "this key"
         )
     if advantage.needs_pass_k:
         yield from _pass_k(recipe)
     elif algorithm.pass_k is not None and isinstance(algorithm.advantage, str):
         reader = next(name for name, each in ADVANTAGES.items() if each.needs_pass_k)
         yield Keys("algorithm.pass_k", "algorithm.advantage").problem(
-            f"{algorithm.pass_k} given with algorithm.advantage {algorithm.advantage}, which does not read it; "
-            f"write algorithm.advantage: {reader}, or remove it"
+            f"is {algorithm.pass_k}, but algorithm.advantage {algorithm.advantage} does not use it; set "
+            f"algorithm.advantage: {reader}, or remove this key"
         )
     if advantage.looks_at == "right" and not any(tells_right(reward) for reward in recipe.rewards):
         yield Keys("algorithm.advantage", "rewards").problem(
-            f"{algorithm.advantage} given, but no reward tells right from wrong; give one of them a correct_at, "
-            f"or take one of {', '.join(TELLS_RIGHT)}"
+            f"is {algorithm.advantage}, but no reward tells right completions from wrong ones; set correct_at for "
+            f"one of them, or add one of {', '.join(TELLS_RIGHT)}"
         )
 
 
@@ -216,12 +220,12 @@ def _pass_k(recipe: GrpoRecipe) -> Problems:
     k, size = recipe.algorithm.pass_k, recipe.rollout.group_size
     if k is None:
         yield Keys("algorithm.pass_k", "algorithm.advantage").problem(
-            f"missing; algorithm.advantage {recipe.algorithm.advantage} needs the number of tries of which one "
-            "has to be right, such as 4"
+            f"is required by algorithm.advantage {recipe.algorithm.advantage}; set the number of tries of which one "
+            "must be right, such as 4"
         )
     elif k >= size > 1:
         yield Keys("algorithm.pass_k", "rollout.group_size").problem(
-            f"{k} given; must be below rollout.group_size ({size}), since {k} of a group are drawn"
+            f"is {k}, but must be below rollout.group_size ({size}), because {k} completions of a group are drawn"
         )
 
 
@@ -235,35 +239,36 @@ def _reference(recipe: GrpoRecipe) -> Problems:
         ):
             if is_given:
                 yield Keys(f"algorithm.kl.{name}", "algorithm.kl.coef").problem(
-                    f"{value} given with algorithm.kl.coef 0, which has no reference; write a coef, such as 0.04, "
-                    "or remove it"
+                    f"is {value}, but algorithm.kl.coef is 0, so there is no reference; set a coefficient, such as "
+                    "0.04, or remove this key"
                 )
         return
     if keeps_start(recipe):
         yield from _kept_start(recipe)
     if kl.estimator == "k1" and kl.place == "loss":
         yield Keys("algorithm.kl.estimator", "algorithm.kl.place").problem(
-            "k1 given with algorithm.kl.place loss; its gradient averages to 0, so it would only add noise; write "
-            "k2 or k3, or algorithm.kl.place: reward"
+            "is k1, but algorithm.kl.place is loss, where the gradient of k1 averages to 0 and would only add noise; "
+            "use k2 or k3, or set algorithm.kl.place: reward"
         )
     if kl.place == "reward" and advantage_of(recipe.algorithm.advantage).looks_at in ("rewards", "right"):
         yield Keys("algorithm.kl.place", "algorithm.advantage").problem(
-            f"reward given with algorithm.advantage {recipe.algorithm.advantage}, which does not look at the sum "
-            "of the rewards, from which the penalty is subtracted; write loss"
+            f"is reward, but algorithm.advantage {recipe.algorithm.advantage} does not use the sum of the rewards, "
+            "from which the penalty is subtracted; use loss"
         )
     if kl.by_ratio and (kl.place, kl.estimator) != ("loss", "k3"):
         yield Keys("algorithm.kl.by_ratio", "algorithm.kl.estimator", "algorithm.kl.place").problem(
-            f"true given with estimator {kl.estimator} and place {kl.place}; the ratio mends the gradient of k3 in the "
-            "loss; write estimator: k3 and place: loss, or remove it"
+            f"is true, but algorithm.kl.estimator is {kl.estimator} and algorithm.kl.place is {kl.place}, and the "
+            "ratio corrects only the gradient of k3 in the loss; set them to k3 and loss, or remove this key"
         )
     if kl.sync_every is None and kl.sync_mix != 1:
         yield Keys("algorithm.kl.sync_mix", "algorithm.kl.sync_every").problem(
-            f"{kl.sync_mix:g} given without algorithm.kl.sync_every; the reference would never move; add it"
+            f"is {kl.sync_mix:g}, but algorithm.kl.sync_every is not set, so the reference would never move; set "
+            "algorithm.kl.sync_every"
         )
     if kl.sync_every is not None and recipe.train.strategy == "deepspeed":
         yield Keys("algorithm.kl.sync_every", "train.strategy").problem(
-            f"{kl.sync_every} given with train.strategy deepspeed, whose ranks hold parts of each adapter; write "
-            "train.strategy: fsdp2, or remove it"
+            f"is {kl.sync_every}, but with train.strategy deepspeed, each rank holds only a part of each adapter; "
+            "set train.strategy: fsdp2, or remove this key"
         )
 
 
@@ -272,14 +277,14 @@ def _kept_start(recipe: GrpoRecipe) -> Problems:
     kl, whole = recipe.algorithm.kl, ", ".join(whole_parts(recipe))
     if recipe.train.strategy == "deepspeed":
         yield Keys("algorithm.kl.coef", "train.strategy").problem(
-            f"{kl.coef:g} given with train.strategy deepspeed, whose ranks hold parts of each weight, and {whole} "
-            "trained whole: the penalty compares with a copy of it; write train.strategy: fsdp2, or "
-            "algorithm.kl.coef: 0"
+            f"is {kl.coef:g}, so the penalty needs a copy of {whole}, which this recipe trains whole; but with "
+            "train.strategy deepspeed, each rank holds only a part of each weight; set train.strategy: fsdp2, or use "
+            "0"
         )
     if kl.sync_every is not None:
         yield Keys("algorithm.kl.sync_every", "lora", "freeze").problem(
-            f"{kl.sync_every} given with {whole} trained whole; only an adapter's reference moves; remove it, or "
-            "train by lora alone"
+            f"is {kl.sync_every}, but this recipe trains {whole} whole, and only the reference of an adapter can "
+            "move; remove this key, or train with lora only"
         )
 
 
@@ -287,12 +292,12 @@ def _resampling(recipe: GrpoRecipe) -> Problems:
     tries = recipe.rollout.resample_tries
     if tries and recipe.rollout.lookahead:
         yield Keys("rollout.resample_tries", "rollout.lookahead").problem(
-            f"{tries} given with rollout.lookahead {recipe.rollout.lookahead}; completions sampled ahead are not "
-            "yet scored; write 0 for one of them"
+            f"is {tries}, but rollout.lookahead is {recipe.rollout.lookahead}, and completions that are sampled "
+            "ahead are not scored yet; set one of the two to 0"
         )
     if tries and recipe.rollout.group_size == 1:
         yield Keys("rollout.resample_tries", "rollout.group_size").problem(
-            f"{tries} given with rollout.group_size 1; the rewards of a single completion never differ; write 0"
+            f"is {tries}, but rollout.group_size is 1, and the rewards of a single completion never differ; use 0"
         )
 
 

@@ -16,7 +16,7 @@ class CompileObstacle:
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.given}, {self.reason}; write {self.remedy}, or learner.compile: auto"
+        return f"{self.given}, {self.reason}; set {self.remedy}, or learner.compile: auto"
 
 
 def compile_obstacle(recipe: BaseRecipe, strategy: StrategyKind | None) -> CompileObstacle | None:
@@ -33,21 +33,21 @@ def compile_obstacle(recipe: BaseRecipe, strategy: StrategyKind | None) -> Compi
         return CompileObstacle(
             key="model.quantize",
             given=f"model.quantize {recipe.model.quantize}",
-            reason="whose products are bitsandbytes' own and cut compiled layers in pieces",
-            remedy="no model.quantize",
+            reason="whose matrix products are computed by bitsandbytes and would split compiled layers into pieces",
+            remedy="model.quantize: null",
         )
     if recipe.learner.gradient_checkpointing == "selective":
         return CompileObstacle(
             key="learner.gradient_checkpointing",
             given="learner.gradient_checkpointing selective",
-            reason="which cannot see the products inside compiled layers, and would compute all of them again",
+            reason="which cannot see the matrix products inside compiled layers, and would compute all of them again",
             remedy="learner.gradient_checkpointing: full or false",
         )
     if recipe.lora is not None and recipe.lora.kind == "dora":
         return CompileObstacle(
             key="lora.kind",
             given="lora.kind dora",
-            reason="which computes the lengths of a weight's rows in each pass",
+            reason="which computes the norms of a weight's rows in each pass",
             remedy="lora.kind: lora or rslora",
         )
     if recipe.lora is not None and recipe.lora.dropout > 0:

@@ -24,7 +24,7 @@ def _rows_fit_microbatch(recipe: OfflineRecipe) -> Problems:
     if budget != "auto" and recipe.smallest_microbatch(prompt) > budget:
         what = "the longest row" if recipe.purpose == "sft" else "two answers, twice the longest row"
         yield Keys("learner.max_tokens_per_microbatch", "data.max_prompt_tokens").problem(
-            f"{budget} given; must hold {what}: data.max_prompt_tokens is {prompt}"
+            f"is {budget}, but must hold {what}: data.max_prompt_tokens is {prompt}"
         )
 
 
@@ -32,15 +32,15 @@ def _one_update(recipe: OfflineRecipe) -> Problems:
     for key, value in (("minibatches", recipe.optim.minibatches), ("rollout_epochs", recipe.optim.rollout_epochs)):
         if value > 1:
             yield Keys(f"optim.{key}").problem(
-                f"{value} given; a step of {named(recipe.kind)} recipe is one update, because there is no rollout "
-                "to split; remove it, and lower optim.prompts_per_step for smaller updates"
+                f"is {value}, but a step of {named(recipe.kind)} recipe is one update, because there is no rollout "
+                "to split; remove this key, and lower optim.prompts_per_step for smaller updates"
             )
 
 
 def _last_turn(recipe: OfflineRecipe) -> Problems:
     if recipe.purpose != "sft" and recipe.data.train_turns != "all":
         yield Keys("data.train_turns").problem(
-            f"{recipe.data.train_turns} given, but `tiercel {recipe.kind}` learns only the last answer; remove it"
+            f"is {recipe.data.train_turns}, but `tiercel {recipe.kind}` trains only on the last answer; remove this key"
         )
 
 
@@ -49,8 +49,8 @@ def dropout(recipe: BaseRecipe) -> Problems:
     form = recipe.learner.form
     if recipe.lora is not None and recipe.lora.dropout > 0 and form != "repeated":
         yield Keys("lora.dropout", "learner.form").problem(
-            f"{recipe.lora.dropout:g} given with learner.form {form}; answers share one prompt computation, "
-            "and dropout would give each its own; write lora.dropout: 0, or learner.form: repeated"
+            f"is {recipe.lora.dropout:g}, but with learner.form {form}, answers share one computation of their "
+            "prompt, and dropout would need one for each; use 0, or set learner.form: repeated"
         )
 
 
@@ -59,18 +59,19 @@ def grouped_rows(recipe: BaseRecipe) -> Problems:
     data = recipe.data
     if data.rows_per_prefix is not None and not data.group_by_prefix:
         yield Keys("data.rows_per_prefix", "data.group_by_prefix").problem(
-            f"{data.rows_per_prefix} given without data.group_by_prefix; write data.group_by_prefix: true, or remove it"
+            f"is {data.rows_per_prefix}, but data.group_by_prefix is not set; set data.group_by_prefix: true, or "
+            "remove this key"
         )
     elif data.group_by_prefix and data.mix:
         yield Keys("data.group_by_prefix", "data.mix").problem(
-            "true given with data.mix, which takes rows of the files by turns; write one file, or remove one of the two"
+            "is true, but data.mix takes rows from the files in turn; use one file, or remove one of the two"
         )
 
 
 def _grouped_answers(recipe: OfflineRecipe) -> Problems:
     if recipe.data.group_by_prefix and recipe.purpose == "labels":
         yield Keys("data.group_by_prefix").problem(
-            f"true given, but `tiercel {recipe.kind}` compares a row with the next row's answer; remove it"
+            f"is true, but `tiercel {recipe.kind}` compares a row with the next row's answer; remove this key"
         )
 
 
@@ -98,34 +99,34 @@ def _pair_loss(recipe: OfflineRecipe) -> Problems:
     ):
         if is_given and dpo.loss not in takers:
             yield Keys(f"dpo.{key}", "dpo.loss").problem(
-                f"{getattr(dpo, key)} given, but the loss {dpo.loss} has no place for it; remove it (it belongs "
-                f"to {', '.join(takers)})"
+                f"is {shown(getattr(dpo, key))}, but the loss {dpo.loss} does not use it; remove this key (it "
+                f"belongs to {', '.join(takers)})"
             )
     if dpo.divergence != "reverse_kl" and dpo.length_normalised:
         yield Keys("dpo.divergence", "dpo.length_normalised").problem(
-            f"{dpo.divergence} given with dpo.length_normalised true; a divergence is of an answer's probability, not "
-            "of a mean over its tokens; remove one of the two"
+            f"is {dpo.divergence}, but dpo.length_normalised is true, and a divergence needs an answer's "
+            "probability, not a mean over its tokens; remove one of the two"
         )
     if dpo.ld_alpha is not None and dpo.length_normalised:
         yield Keys("dpo.ld_alpha", "dpo.length_normalised").problem(
-            f"{dpo.ld_alpha:g} given with dpo.length_normalised true, which takes means over tokens; remove one of the "
-            "two"
+            f"is {dpo.ld_alpha:g}, but dpo.length_normalised is true, which takes means over tokens; remove one of "
+            "the two"
         )
     if dpo.divergence_alpha is not None and dpo.divergence != "alpha":
         yield Keys("dpo.divergence_alpha", "dpo.divergence").problem(
-            f"{dpo.divergence_alpha:g} given with dpo.divergence {dpo.divergence}, which does not read it; write "
-            "dpo.divergence: alpha, or remove it"
+            f"is {dpo.divergence_alpha:g}, but dpo.divergence {dpo.divergence} does not use it; set dpo.divergence: "
+            "alpha, or remove this key"
         )
     if dpo.loss == "exo_pair" and dpo.label_smoothing == 0:
         yield Keys("dpo.label_smoothing", "dpo.loss").problem(
-            "0 given, but the loss exo_pair takes its logarithm; write a small one, such as 0.001"
+            "is 0, but the loss exo_pair takes its logarithm; use a small value, such as 0.001"
         )
 
 
 def _token_loss(recipe: OfflineRecipe) -> Problems:
     if isinstance(recipe, SftRecipe) and recipe.sft.loss == "dft" and recipe.sft.label_smoothing > 0:
         yield Keys("sft.label_smoothing", "sft.loss").problem(
-            f"{recipe.sft.label_smoothing:g} given, but the loss dft weighs a token by its own probability alone; "
+            f"is {recipe.sft.label_smoothing:g}, but the loss dft weights each token only by its own probability; "
             "remove one of the two"
         )
 
@@ -133,16 +134,17 @@ def _token_loss(recipe: OfflineRecipe) -> Problems:
 def _noise(recipe: OfflineRecipe) -> Problems:
     if isinstance(recipe, SftRecipe) and recipe.sft.neftune_alpha is not None and recipe.data.group_by_prefix:
         yield Keys("sft.neftune_alpha", "data.group_by_prefix").problem(
-            f"{recipe.sft.neftune_alpha:g} given with data.group_by_prefix true; rows share the computation of their "
-            "beginning, and noise would give each its own; remove one of the two"
+            f"is {recipe.sft.neftune_alpha:g}, but data.group_by_prefix is true, so rows share the computation of "
+            "their prefix, and noise would need one for each; remove one of the two"
         )
 
 
 def _kept_start(recipe: OfflineRecipe) -> Problems:
     if keeps_start(recipe) and recipe.train.strategy == "deepspeed":
         yield Keys("train.strategy", "lora", "freeze").problem(
-            f"deepspeed given, whose ranks hold parts of weights, with {', '.join(whole_parts(recipe))} trained "
-            "whole, of which the reference is a copy; write fsdp2, or for DPO dpo.precompute_reference: true"
+            "is deepspeed, whose ranks each hold only a part of the weights, but the reference is a copy of "
+            f"{', '.join(whole_parts(recipe))}, which this recipe trains whole; use fsdp2, or for DPO set "
+            "dpo.precompute_reference: true"
         )
 
 
@@ -169,39 +171,40 @@ def teacher(recipe: GrpoRecipe) -> Problems:
     key = recipe.teacher_key
     if section.mix != 0.5 and section.divergence != "jsd":
         yield Keys(f"{key}.mix", f"{key}.divergence").problem(
-            f"{section.mix:g} given with {key}.divergence {section.divergence}, which mixes nothing; write "
-            "jsd, or remove it"
+            f"is {section.mix:g}, but {key}.divergence {section.divergence} does not mix distributions; set it to "
+            "jsd, or remove this key"
         )
     if section.top_k is not None and section.divergence == "token":
         yield Keys(f"{key}.top_k", f"{key}.divergence").problem(
-            f"{section.top_k} given with {key}.divergence token, which looks at the drawn token alone; remove it"
+            f"is {section.top_k}, but {key}.divergence token uses only the sampled token; remove this key"
         )
     if section.url is not None:
         yield from _served(recipe, section, section.url, key)
     yield from template_problems(f"{key}.prompt", section.prompt)
     if section.prompt is not None and recipe.rollout.has_turns:
         yield Keys(f"{key}.prompt", "rollout.tools", "rollout.environment").problem(
-            "given with tools or an environment, whose turns follow the policy's own prompt; remove it"
+            "is set, but with tools or an environment, the turns follow the policy's own prompt; remove this key"
         )
 
 
 def _served(recipe: GrpoRecipe, section: Teacher, url: str, key: str) -> Problems:
     """Check a teacher on a server, which returns the most likely tokens of its own model, at temperature 1."""
     if (fault := address_fault(url)) is not None:
-        yield Keys(f"{key}.url").problem(f"{fault}; write it like http://127.0.0.1:8000")
+        yield Keys(f"{key}.url").problem(f"{fault}; use an address such as http://127.0.0.1:8000")
     for name, own in (("adapter", "serves a whole model"), ("dtype", "computes in its own dtype (--dtype)")):
         if getattr(section, name) != Teacher.model_fields[name].default:
             yield Keys(f"{key}.{name}", f"{key}.url").problem(
-                f"{shown(getattr(section, name))} given with {key}.url, whose server {own}; remove it"
+                f"is {shown(getattr(section, name))}, but the server of {key}.url {own}; remove this key"
             )
     if section.top_k is None and section.divergence != "token":
         yield Keys(f"{key}.top_k", f"{key}.url", f"{key}.divergence").problem(
-            f"missing; a server cannot tell the whole vocabulary; write {key}.top_k: 20, or {key}.divergence: token"
+            f"is required, because a server cannot return the whole vocabulary; set {key}.top_k: 20, or "
+            f"{key}.divergence: token"
         )
     if recipe.rollout.temperature != 1:
         yield Keys("rollout.temperature", f"{key}.url").problem(
-            f"{recipe.rollout.temperature:g} given with {key}.url, but a server tells what a prompt's tokens have "
-            f"at temperature 1; write 1, or remove {key}.url"
+            f"is {recipe.rollout.temperature:g}, but the server of {key}.url returns the logprobs of a prompt at "
+            f"temperature 1; use 1, or remove {key}.url"
         )
 
 
@@ -210,12 +213,13 @@ def template_problems(key: str, template: str | None) -> Problems:
     try:
         fields = [field[1:] for field in Formatter().parse(template or "") if field[1] is not None]
     except ValueError as error:
-        yield Keys(key).problem(f"is no template: {error}; a brace of the text is written twice")
+        yield Keys(key).problem(f"is not a valid template: {error}; to write a brace as text, double it")
         return
     for name, spec, conversion in fields:
         if not (name or "").isidentifier() or spec or conversion:
             yield Keys(key).problem(
-                f"has {{{name}}}; it takes {{prompt}} and names of columns; a brace of the text is written twice"
+                f"contains {{{name}}}, but may contain only {{prompt}} and names of columns; to write a brace as "
+                "text, double it"
             )
 
 
@@ -224,25 +228,28 @@ def distill(recipe: GrpoRecipe) -> Problems:
     if not isinstance(recipe, DistillRecipe):
         return
     if recipe.algorithm.teacher is not None:
-        yield Keys("algorithm.teacher").problem("given beside teacher, of which a recipe has one; remove it")
+        yield Keys("algorithm.teacher").problem(
+            "is set, but the recipe already has the section teacher; remove this key"
+        )
     for name, value in _changed(recipe.algorithm, Algorithm(), ""):
         if name not in WITHOUT_REWARDS and not name.startswith("teacher"):
             yield Keys(f"algorithm.{name}").problem(
-                f"{shown(value)} given, but distillation learns from the teacher, not from rewards; remove it, or "
+                f"is {shown(value)}, but distillation learns from the teacher, not from rewards; remove this key, or "
                 "use `tiercel grpo` with algorithm.teacher"
             )
     if recipe.data.eval is not None and not recipe.rewards:
         yield Keys("data.eval", "rewards").problem(
-            "given without rewards, by which held-out completions are scored; add some, such as "
-            "rewards: [{name: exact}], which then only measure, or remove it"
+            "is set, but there are no rewards to score held-out completions; add some, such as rewards: [{name: "
+            "exact}], which are then only measured, or remove this key"
         )
     if recipe.rollout.resample_tries:
         yield Keys("rollout.resample_tries").problem(
-            f"{recipe.rollout.resample_tries} given, but distillation needs no rewards that differ; remove it"
+            f"is {recipe.rollout.resample_tries}, but distillation does not need rewards that differ; remove this key"
         )
     if recipe.teacher.rows_share and recipe.rollout.has_turns:
         yield Keys("teacher.rows_share", "rollout.tools", "rollout.environment").problem(
-            f"{recipe.teacher.rows_share:g} given with tools or an environment; answers of rows have no turns; write 0"
+            f"is {recipe.teacher.rows_share:g}, but the recipe has tools or an environment, and the answers in rows "
+            "have no turns; use 0"
         )
 
 

@@ -22,7 +22,7 @@ def path_problems(tree: Mapping[str, Any]) -> list[Problem]:
     that is not text is skipped.
     """
     problems = [
-        Keys(key).problem(f"{shown(given, LONGEST_PATH)} given; {fault}")
+        Keys(key).problem(f"is {shown(given, LONGEST_PATH)}, but {fault}")
         for declared, check in PATH_CHECKS.items()
         for key, given in _texts(tree, declared)
         if (fault := check(given)) is not None
@@ -33,8 +33,8 @@ def path_problems(tree: Mapping[str, Any]) -> list[Problem]:
             path = paths.get(key.removesuffix(".revision"))
             if path is not None and isdir(expanduser(path)):
                 problem = Keys(key).problem(
-                    f"{shown(revision)} given, but model.path is the local directory {path}, which has no "
-                    "revisions; remove one of them"
+                    f"is {shown(revision)}, but model.path is the local directory {path}, which has no revisions; "
+                    "remove one of them"
                 )
                 problems.append(problem)
     return problems
@@ -66,11 +66,11 @@ def _model_fault(given: str) -> str | None:
     if not looks_local:
         return None
     if isfile(directory):
-        return f"this is a file; write its directory, {dirname(directory) or '.'}"
+        return f"this is a file; use its directory, {dirname(directory) or '.'}"
     if not isdir(directory):
-        return f"{_no_such('directory', directory)}; a model of the hub is written organisation/name"
+        return f"{_no_such('directory', directory)}; to use a model from the hub, write organisation/name"
     if not isfile(join(directory, "config.json")):
-        return "the directory has no config.json; write the directory of a Hugging Face checkpoint"
+        return "this directory has no config.json; use the directory of a Hugging Face checkpoint"
     return None
 
 
@@ -82,27 +82,28 @@ def _adapter_fault(given: str) -> str | None:
     fault = _directory_fault(given)
     if fault is None and not isfile(join(given, "adapter_config.json")):
         return (
-            "the directory has no adapter_config.json; write an adapter's, such as RUN/checkpoints/step-000500/adapter"
+            "this directory has no adapter_config.json; use the directory of an adapter, such as "
+            "RUN/checkpoints/step-000500/adapter"
         )
     return fault
 
 
 def _file_fault(given: str) -> str | None:
     if isdir(given):
-        return "this is a directory; write a file"
+        return "this is a directory; use a file"
     return None if isfile(given) else _no_such("file", given)
 
 
 def _directory_fault(given: str) -> str | None:
     if isfile(given):
-        return "this is a file; write a directory"
+        return "this is a file; use a directory"
     return None if isdir(given) else _no_such("directory", given)
 
 
 def _image_root_fault(given: str) -> str | None:
     fault = _directory_fault(given)
     if fault is None and dirname(realpath(given)) == realpath(given):
-        return "this is the whole file system, and any file could be named as an image; write the images' directory"
+        return "this is the whole file system, so any file could be named as an image; use the directory of the images"
     return fault
 
 
@@ -125,7 +126,7 @@ def _rows_file_fault(path: str) -> str | None:
     names = [*listdir(path), *(listdir(join(path, "data")) if isdir(join(path, "data")) else [])]
     if {"state.json", "dataset_dict.json"} & set(names) or any(name.endswith(".parquet") for name in names):
         return None
-    return "this is a directory without a data set: no state.json as save_to_disk writes it, and no .parquet files"
+    return "this directory has no data set: neither the state.json that save_to_disk writes, nor .parquet files"
 
 
 def _call_fault(given: str) -> str | None:
@@ -138,15 +139,15 @@ def _output_fault(given: str) -> str | None:
         return "must name a directory, such as runs/first"
     if given.startswith("~") or "$" in given:
         return _no_such("directory", given)
-    return "this is a file; write a directory, which is made where it is missing" if isfile(given) else None
+    return "this is a file; use a directory, which is created if it does not exist" if isfile(given) else None
 
 
 def _no_such(what: str, given: str = "") -> str:
     if given.startswith("~"):
-        return f"~ is not expanded here; write {expanduser(given)}"
+        return f"~ is not expanded here; use {expanduser(given)}"
     if "$" in given:
         return "variables are not expanded here; write the path in full"
-    return f"no such {what} (looked from {getcwd()})"
+    return f"there is no such {what} (relative paths start at {getcwd()})"
 
 
 PATH_CHECKS: dict[str, Callable[[str], str | None]] = {

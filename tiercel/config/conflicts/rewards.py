@@ -15,7 +15,7 @@ def reward_entries(recipe: GrpoRecipe) -> Problems:
     if recipe.learns_from_rewards and recipe.rewards and all(reward.weight == 0 for reward in recipe.rewards):
         keys = tuple(f"rewards.{index}.weight" for index in range(len(recipe.rewards)))
         yield Keys(keys[0], *keys[1:]).problem(
-            "0 given, as for every reward; all advantages would be 0; give one a weight"
+            "is 0, as for every other reward, so all advantages would be 0; set a weight for at least one reward"
         )
 
 
@@ -32,7 +32,8 @@ def reward_names(recipe: GrpoRecipe) -> Problems:
         entry = repr((given, [(option, value) for option, value in reward if isinstance(value, Section)]))
         if entry in first:
             yield Keys(key, first[entry]).problem(
-                f"{shown(given)} given, as at {first[entry]}; keep one entry, with the sum of the weights"
+                f"is {shown(given)}, which is already used at {first[entry]}; keep one entry, with the sum of the "
+                "weights"
             )
         first.setdefault(entry, key)
 
@@ -58,21 +59,23 @@ def turns(recipe: GrpoRecipe) -> Problems:
     for index, tool in enumerate(rollout.tools):
         if ":" not in tool and tool not in BUILTIN_TOOLS:
             yield Keys(f"rollout.tools.{index}").problem(
-                f"{shown(tool)} given; built in are {', '.join(BUILTIN_TOOLS)}; write your own as {CALL_FORM}"
+                f"is {shown(tool)}, but the built-in tools are {', '.join(BUILTIN_TOOLS)}; name a tool of your own "
+                f"as {CALL_FORM}"
             )
     if not rollout.environments:
-        yield Keys("rollout.environment").problem("names no class; write one, or remove it")
+        yield Keys("rollout.environment").problem("does not name a class; name one, or remove this key")
     for name, environment in rollout.environments.items():
         key = "rollout.environment" if name is None else f"rollout.environment.{name}"
         if environment is not None and environment.startswith((OPENENV, "http:", "https:")):
             if not is_openenv(environment):
-                yield Keys(key).problem(f"{shown(environment)} given; write a server of OpenEnv as {OPENENV_FORM}")
+                yield Keys(key).problem(f"is {shown(environment)}, but a server of OpenEnv is named as {OPENENV_FORM}")
         elif environment is not None and ":" not in environment:
-            yield Keys(key).problem(f"{shown(environment)} given; write a class of yours as {CALL_FORM}")
+            yield Keys(key).problem(f"is {shown(environment)}, but must name a class of yours as {CALL_FORM}")
     for index, reward in enumerate(recipe.rewards):
         if isinstance(reward, OfEnvironment) and rollout.environment is None:
             yield Keys(f"rewards.{index}.name", "rollout.environment").problem(
-                "environment given without rollout.environment; name the class whose get_reward answers"
+                "is environment, but rollout.environment is not set; set it to the class whose get_reward returns "
+                "the reward"
             )
     if rollout.has_turns:
         yield from _with_turns(recipe)
@@ -80,8 +83,8 @@ def turns(recipe: GrpoRecipe) -> Problems:
     for key in OF_TURNS:
         if getattr(rollout, key) != type(rollout).model_fields[key].default:
             yield Keys(f"rollout.{key}", "rollout.tools", "rollout.environment").problem(
-                "given without rollout.tools or rollout.environment, so a completion has one turn; remove it, or "
-                "name what answers"
+                "is set, but neither rollout.tools nor rollout.environment is, so a completion has only one turn; "
+                "remove this key, or set one of them"
             )
 
 
@@ -89,10 +92,10 @@ def _with_turns(recipe: GrpoRecipe) -> Problems:
     rollout = recipe.rollout
     if rollout.lookahead:
         yield Keys("rollout.lookahead", "rollout.tools", "rollout.environment").problem(
-            "1 given with tools or an environment, whose answers are not awaited while the learner works; write 0"
+            "is 1, but with tools or an environment, completions cannot be sampled while the learner works; use 0"
         )
     if rollout.max_new_tokens > rollout.max_trajectory_tokens:
         yield Keys("rollout.max_new_tokens", "rollout.max_trajectory_tokens").problem(
-            f"{rollout.max_new_tokens} given, above rollout.max_trajectory_tokens "
-            f"({rollout.max_trajectory_tokens}); a turn is a part of a completion"
+            f"is {rollout.max_new_tokens}, but must be at most rollout.max_trajectory_tokens "
+            f"({rollout.max_trajectory_tokens}), because a turn is a part of a completion"
         )

@@ -25,7 +25,7 @@ EVALUATED: dict[Purpose, tuple[str, ...]] = {
 }
 # For each command that compares with a reference: the condition under which it keeps a copy of the start, and the keys
 # that decide it.
-_KL = ("algorithm.kl.coef above 0 and ", ("algorithm.kl.coef", "lora", "freeze"))
+_KL = ("an algorithm.kl.coef above 0 and ", ("algorithm.kl.coef", "lora", "freeze"))
 COMPARES: dict[Kind, tuple[str, tuple[str, ...]]] = {
     "grpo": _KL,
     "distill": _KL,
@@ -53,21 +53,23 @@ def _pixels(recipe: BaseRecipe) -> Problems:
     low, high = recipe.model.min_pixels, recipe.model.max_pixels
     if low is not None and high is not None and low > high:
         yield Keys("model.min_pixels", "model.max_pixels").problem(
-            f"{low} given, above model.max_pixels ({high}); no image can satisfy both"
+            f"is {low}, but model.max_pixels is only {high}, so no image can satisfy both; lower one or raise the other"
         )
 
 
 def _held_out(recipe: BaseRecipe) -> Problems:
     held = recipe.data.eval
     if isinstance(held, HeldOut) and (held.fraction is None) == (held.count is None):
-        given = "both fraction and count are" if held.count is not None else "neither fraction nor count is"
-        yield Keys("data.eval").problem(f"{given} given; write {{fraction: 0.01}} or {{count: 100}}")
+        given = "has both fraction and count" if held.count is not None else "has neither fraction nor count"
+        yield Keys("data.eval").problem(
+            f"{given}, but must have exactly one of them; use {{fraction: 0.01}} or {{count: 100}}"
+        )
 
 
 def _learnt_turns(recipe: GrpoRecipe) -> Problems:
     if recipe.data.train_turns != "all":
         yield Keys("data.train_turns").problem(
-            f"{recipe.data.train_turns} given, but `tiercel {recipe.kind}` learns completions; remove it"
+            f"is {recipe.data.train_turns}, but `tiercel {recipe.kind}` trains on completions; remove this key"
         )
 
 
@@ -77,8 +79,8 @@ def _vision_cache(recipe: BaseRecipe) -> Problems:
     changing = _what_trains_vision(recipe)
     if given > 0 and changing:
         yield Keys("model.vision_cache_bytes", "lora", "freeze").problem(
-            f"{given} given with {changing}; kept features would be those of an older vision tower or projector; "
-            "write model.vision_cache_bytes: 0, or train the language model only"
+            f"is {given}, but with {changing}, the cached features would be those of an older vision tower or "
+            "projector; use 0, or train only the language model"
         )
 
 
@@ -96,19 +98,20 @@ def _quantized(recipe: BaseRecipe) -> Problems:
         return
     if recipe.lora is None:
         yield Keys("model.quantize", "lora").problem(
-            f"{kind} given without lora, but quantised weights cannot be trained; add the section lora, or remove it"
+            f"is {kind}, but there is no section lora, and quantised weights cannot be trained; add the section "
+            "lora, or remove this key"
         )
     if strategy is not None and strategy.shards_model:
         yield Keys("model.quantize", "train.strategy").problem(
-            f"{kind} given with train.strategy {strategy.name}, which cannot share quantised weights over ranks; "
-            "write train.strategy: ddp, or remove it"
+            f"is {kind}, but train.strategy {strategy.name} cannot shard quantised weights over ranks; set "
+            "train.strategy: ddp, or remove this key"
         )
     if isinstance(recipe, GrpoRecipe) and not recipe.rollout.engine_kind.shares_weights:
         engine = recipe.rollout.engine_kind.name
         if recipe.algorithm.correction.level == "none":
             yield Keys("algorithm.correction.level", "model.quantize", "rollout.engine").problem(
-                f"none given with model.quantize {kind} and rollout.engine {engine}, which samples from the "
-                "checkpoint's own weights; write token or sequence, or rollout.engine: local"
+                f"is none, but model.quantize is {kind}, and rollout.engine {engine} samples from the checkpoint's "
+                "own weights; use token or sequence, or set rollout.engine: local"
             )
 
 
@@ -120,29 +123,29 @@ def _adapter_kind(recipe: BaseRecipe) -> Problems:
     engine = recipe.rollout.engine_kind if isinstance(recipe, GrpoRecipe) else None
     if lora.kind == "dora" and engine is not None and not engine.shares_weights:
         yield Keys("lora.kind", "rollout.engine").problem(
-            f"dora given with rollout.engine {engine.name}, which refuses such adapters; write lora.kind: rslora, "
-            "or rollout.engine: local"
+            f"is dora, but rollout.engine {engine.name} does not accept such adapters; use rslora, or set "
+            "rollout.engine: local"
         )
     if lora.kind == "dora" and strategy is not None and strategy.shards_model:
         yield Keys("lora.kind", "train.strategy").problem(
-            f"dora given with train.strategy {strategy.name}, whose ranks hold parts of the weights that it "
-            "measures; write lora.kind: rslora, or train.strategy: ddp"
+            f"is dora, but with train.strategy {strategy.name}, each rank holds only a part of the weights whose "
+            "norms it needs; use rslora, or set train.strategy: ddp"
         )
     if lora.start is None:
         return
     for key, stands, given, remedy in (
-        ("model.quantize", recipe.model.quantize is None, "without model.quantize", "write model.quantize: nf4"),
-        ("lora.init", lora.init is not None, "with lora.init, which starts elsewhere", "remove one of them"),
-        ("lora.kind", lora.kind == "dora", "with lora.kind dora", "write lora.kind: lora or rslora"),
+        ("model.quantize", recipe.model.quantize is None, "model.quantize is not set", "set model.quantize: nf4"),
+        ("lora.init", lora.init is not None, "lora.init starts from another adapter", "remove lora.init"),
+        ("lora.kind", lora.kind == "dora", "lora.kind is dora", "set lora.kind: lora or rslora"),
         (
             "rollout.engine",
             engine is not None and not engine.shares_weights,
-            "with an engine that has the checkpoint's own weights, of which nothing was rounded off",
-            "write rollout.engine: local",
+            "this engine uses the checkpoint's own weights, which were not quantised",
+            "set rollout.engine: local",
         ),
     ):
         if stands:
-            text = f"{lora.start} given {given}; {remedy}, or lora.start: null"
+            text = f"is {lora.start}, but {given}; {remedy}, or set lora.start: null"
             yield Keys("lora.start", key).problem(text)
 
 
@@ -153,9 +156,8 @@ def _frozen_parts(recipe: BaseRecipe) -> Problems:
     if both := [part for part in whole_parts(recipe) if part in (adapted_parts(recipe) or ())]:
         parts = " and ".join(both)
         yield Keys("freeze", "lora.targets").problem(
-            f"{shown(list(recipe.freeze))} given with lora.targets {recipe.lora.targets}, which adapts {parts}; "
-            f"add {parts} to freeze, since an adapter leaves a part's own weights as they are, or take it out of "
-            "lora.targets"
+            f"is {shown(list(recipe.freeze))}, but lora.targets {recipe.lora.targets} adapts {parts}; add {parts} to "
+            "freeze, because an adapter does not change a part's own weights, or take it out of lora.targets"
         )
 
 
@@ -167,8 +169,8 @@ def _part_rates(recipe: BaseRecipe) -> Problems:
         rate = getattr(recipe.optim.part_lr, part)
         if rate is not None and part not in (*adapted, *whole_parts(recipe)):
             yield Keys(f"optim.part_lr.{part}", "freeze", "lora.targets", "lora").problem(
-                f"{rate:g} given, but nothing of {part} is trained; remove it, or train {part}: take it out of "
-                "freeze, or into lora.targets"
+                f"is {rate:g}, but no part of {part} is trained; remove this key, or train {part}: take it out of "
+                "freeze, or add it to lora.targets"
             )
 
 
@@ -176,11 +178,11 @@ def _reference_place(recipe: BaseRecipe) -> Problems:
     if recipe.model.reference == "device" or keeps_start(recipe):
         return
     condition, keys = COMPARES.get(recipe.kind, (None, ()))
-    reason = "compares with no reference"
+    reason = "does not use a reference"
     if condition is not None:
-        reason = f"keeps no copy of the start, which takes {condition}a part that is trained whole"
+        reason = f"keeps no copy of the initial weights, because that requires {condition}a part that is trained whole"
     yield Keys("model.reference", *keys).problem(
-        f"{recipe.model.reference} given, but `tiercel {recipe.kind}` {reason}; remove it"
+        f"is {recipe.model.reference}, but `tiercel {recipe.kind}` {reason}; remove this key"
     )
 
 
@@ -192,53 +194,52 @@ def _lora_targets(recipe: BaseRecipe) -> Problems:
     is_expression = re.search(r"[\\.+?()\[\]|^$]", targets) is not None
     meant = None if is_expression else nearest_word("lora.targets", targets, TARGET_WORDS).key
     if meant is not None:
-        yield Keys("lora.targets").problem(f"{shown(targets)} given; the words are {words}; write {meant}")
+        yield Keys("lora.targets").problem(f"is {shown(targets)}, but the possible words are {words}; use {meant}")
     elif (fault := regex_fault(targets)) is not None:
         yield Keys("lora.targets").problem(
-            f"{shown(targets)} given; must be {words}, or a regular expression on module names ({fault})"
+            f"is {shown(targets)}, but must be {words}, or a regular expression for module names ({fault})"
         )
 
 
 def _something_to_train(recipe: BaseRecipe) -> Problems:
     if recipe.lora is None and set(recipe.freeze) == {"vision", "projector", "language"}:
         yield Keys("freeze", "lora").problem(
-            "all three parts are frozen and there is no lora, so nothing is trained; "
-            "take a part out of freeze, or add the section lora"
+            "names all three parts, and there is no section lora, so nothing is trained; take a part out of freeze, "
+            "or add the section lora"
         )
 
 
 def _run_length(recipe: BaseRecipe) -> Problems:
     train, optim = recipe.train, recipe.optim
     if train.steps is None and train.epochs is None:
-        yield Keys("train.steps", "train.epochs").problem(
-            "neither train.steps nor train.epochs is given; write one of them"
-        )
+        yield Keys("train.steps", "train.epochs").problem("is not set, and neither is train.epochs; set one of them")
     if train.steps is not None and train.epochs is not None:
         yield Keys("train.steps", "train.epochs").problem(
-            f"{train.steps} given beside train.epochs ({train.epochs:g}); write one of them"
+            f"is {train.steps}, but train.epochs is set too ({train.epochs:g}); remove one of them"
         )
     if train.steps is not None and optim.warmup_steps > train.steps:
         yield Keys("optim.warmup_steps", "train.steps").problem(
-            f"{optim.warmup_steps} given, above train.steps ({train.steps}); optim.lr would never be reached"
+            f"is {optim.warmup_steps}, but train.steps is only {train.steps}, so optim.lr would never be reached; "
+            "use fewer warmup steps"
         )
     if optim.min_lr > 0 and (optim.schedule == "constant" or optim.min_lr > optim.lr):
-        why = "a constant rate does not fall" if optim.schedule == "constant" else f"optim.lr is {optim.lr:g}"
+        why = "a constant learning rate does not fall" if optim.schedule == "constant" else f"optim.lr is {optim.lr:g}"
         yield Keys("optim.min_lr", "optim.schedule", "optim.lr").problem(
-            f"{optim.min_lr:g} given, but {why}; set a rate below optim.lr and optim.schedule to cosine, linear or wsd"
+            f"is {optim.min_lr:g}, but {why}; use a rate below optim.lr, and set optim.schedule: cosine, linear or wsd"
         )
     if optim.decay_steps is not None and optim.schedule != "wsd":
         yield Keys("optim.decay_steps", "optim.schedule").problem(
-            f"{optim.decay_steps} given, but only optim.schedule: wsd has a decay of its own; remove it"
+            f"is {optim.decay_steps}, but only optim.schedule: wsd has a decay of its own; remove this key"
         )
     if train.profile is not None and train.steps is not None and (last := max(train.profile.steps)) > train.steps:
         yield Keys("train.profile.steps", "train.steps").problem(
-            f"step {last} given, but the run has {train.steps}; name steps from 1 to {train.steps}"
+            f"contains step {last}, but the run has only {train.steps}; use steps from 1 to {train.steps}"
         )
     if train.keep_best is not None:
         yield from _keep_best(recipe, train.keep_best)
     if train.eval_every is not None and recipe.data.eval is None:
         yield Keys("train.eval_every", "data.eval").problem(
-            f"{train.eval_every} given, but there are no rows to evaluate on; write data.eval, or remove it"
+            f"is {train.eval_every}, but there are no rows to evaluate on; set data.eval, or remove this key"
         )
 
 
@@ -248,8 +249,8 @@ def _completion_fits_microbatch(recipe: GrpoRecipe) -> Problems:
     budget = recipe.learner.max_tokens_per_microbatch
     if budget != "auto" and (needed := recipe.smallest_microbatch(prompt)) > budget:
         yield Keys("learner.max_tokens_per_microbatch", "data.max_prompt_tokens", key).problem(
-            f"{budget} given; must hold a prompt and one completion: data.max_prompt_tokens ({prompt}) + "
-            f"{key} ({completion}) = {needed}"
+            f"is {budget}, but must hold a prompt and one completion: data.max_prompt_tokens ({prompt}) + {key} "
+            f"({completion}) = {needed}"
         )
 
 
@@ -257,13 +258,16 @@ def _completion_length(recipe: GrpoRecipe) -> Problems:
     low, high = recipe.rollout.min_new_tokens, recipe.rollout.max_new_tokens
     if low > high:
         yield Keys("rollout.min_new_tokens", "rollout.max_new_tokens").problem(
-            f"{low} given, above rollout.max_new_tokens ({high}); no completion can satisfy both"
+            f"is {low}, but rollout.max_new_tokens is only {high}, so no completion can satisfy both; lower one or "
+            "raise the other"
         )
 
 
 def _stop_strings(recipe: GrpoRecipe) -> Problems:
     if "" in recipe.rollout.stop:
-        yield Keys("rollout.stop").problem('"" given; every text holds it, so no completion could be made')
+        yield Keys("rollout.stop").problem(
+            'contains "", which every text contains, so no completion could be sampled; remove it'
+        )
 
 
 def _keys_of_others(
@@ -277,8 +281,8 @@ def _keys_of_others(
         if getattr(section, key) != type(section).model_fields[key].default:
             readers = " or ".join(kind.name for kind in kinds.values() if key in kind.own_keys)
             yield Keys(f"{path}.{key}", f"{path}.{choice}").problem(
-                f"given with {path}.{choice} {chosen}, which does not read it; write {path}.{choice}: {readers}, "
-                "or remove it"
+                f"is set, but {path}.{choice} {chosen} does not use it; set {path}.{choice}: {readers}, or remove "
+                "this key"
             )
 
 
@@ -287,10 +291,10 @@ def _engine_keys(recipe: GrpoRecipe) -> Problems:
     yield from _keys_of_others("rollout", rollout, "engine", ENGINE_KINDS)
     for key, remedy in rollout.engine_kind.required_keys.items():
         if not getattr(rollout, key):
-            yield Keys(f"rollout.{key}", "rollout.engine").problem(f"missing; {remedy}")
+            yield Keys(f"rollout.{key}", "rollout.engine").problem(f"is required; {remedy}")
     for index, url in enumerate(rollout.urls):
         if (fault := address_fault(url)) is not None:
-            yield Keys(f"rollout.urls.{index}").problem(f"{fault}; write it like http://127.0.0.1:8000")
+            yield Keys(f"rollout.urls.{index}").problem(f"{fault}; use an address such as http://127.0.0.1:8000")
 
 
 def _engine(recipe: GrpoRecipe) -> Problems:
@@ -298,40 +302,43 @@ def _engine(recipe: GrpoRecipe) -> Problems:
     if rollout.lookahead and not engine.samples_ahead:
         able = " or ".join(each.name for each in ENGINE_KINDS.values() if each.samples_ahead)
         yield Keys("rollout.lookahead", "rollout.engine").problem(
-            f"{rollout.lookahead} given with rollout.engine {engine.name}, which has no processors of its own "
-            f"to sample on while the learner works; write rollout.lookahead: 0, or rollout.engine: {able}"
+            f"is {rollout.lookahead}, but rollout.engine {engine.name} has no devices of its own to sample on while "
+            f"the learner works; use 0, or set rollout.engine: {able}"
         )
     if rollout.lookahead > rollout.max_staleness:
         yield Keys("rollout.lookahead", "rollout.max_staleness").problem(
-            f"{rollout.lookahead} given, above rollout.max_staleness ({rollout.max_staleness}): completions would be "
-            f"{rollout.lookahead} versions old; write max_staleness: {rollout.lookahead}, or a lower lookahead"
+            f"is {rollout.lookahead}, but rollout.max_staleness is only {rollout.max_staleness}, and completions "
+            f"would be {rollout.lookahead} versions old; set rollout.max_staleness: {rollout.lookahead}, or use a "
+            "lower value"
         )
     if rollout.lookahead > 1 and recipe.lora is None:
         yield Keys("rollout.lookahead", "lora").problem(
-            f"{rollout.lookahead} given without lora: a server's new weights would replace those that it is still "
-            "sampling from; write lookahead: 1, or add the section lora, whose versions lie side by side"
+            f"is {rollout.lookahead}, but without lora, a server's new weights would replace those that it is still "
+            "sampling from; use 1, or add the section lora, so that versions are kept side by side"
         )
     if engine.is_beside and recipe.lora is None and rollout.vllm.sleep_level == 2:
         yield Keys("rollout.vllm.sleep_level", "lora").problem(
-            "2 given without lora, but then the engine would read the checkpoint's weights in place of the "
-            "policy's; write sleep_level: 1, or add the section lora"
+            "is 2, but without lora, the engine would then load the checkpoint's weights instead of the policy's; "
+            "use 1, or add the section lora"
         )
     if not engine.shares_weights and recipe.lora is not None and whole_parts(recipe):
         yield Keys("rollout.engine", "freeze").problem(
-            f"{engine.name} given with lora and freeze {shown(list(recipe.freeze))}; {engine.title} would leave "
-            "out what is trained whole beside an adapter; write freeze: [vision, projector], with lora.targets: all to "
-            "adapt them, or rollout.engine: local"
+            f"is {engine.name}, but lora is set and freeze is {shown(list(recipe.freeze))}, and {engine.title} would "
+            "not receive the parts that are trained whole beside an adapter; set freeze: [vision, projector], with "
+            "lora.targets: all to adapt them, or rollout.engine: local"
         )
 
 
 def _keep_best(recipe: BaseRecipe, metric: str) -> Problems:
     if recipe.data.eval is None:
         yield Keys("train.keep_best", "data.eval").problem(
-            f"{metric} given, but there are no rows to evaluate on; write data.eval, or remove it"
+            f"is {metric}, but there are no rows to evaluate on; set data.eval, or remove this key"
         )
     elif metric not in EVALUATED[recipe.purpose]:
         metrics = " or ".join(EVALUATED[recipe.purpose])
-        yield Keys("train.keep_best").problem(f"{metric} given, which these evaluations do not have; write {metrics}")
+        yield Keys("train.keep_best").problem(
+            f"is {metric}, but these evaluations do not have this metric; use {metrics}"
+        )
 
 
 def _context(recipe: BaseRecipe) -> Problems:
@@ -341,11 +348,12 @@ def _context(recipe: BaseRecipe) -> Problems:
         return
     if strategy is not None and strategy.is_alone:
         yield Keys("train.context_parallel", "train.strategy").problem(
-            f"{size} given with train.strategy {strategy.name}, which has one rank; write auto, or remove it"
+            f"is {size}, but train.strategy {strategy.name} has only one rank; set train.strategy: auto, or remove "
+            "this key"
         )
     if form in ("split", "repeated"):
         yield Keys("train.context_parallel", "learner.form").problem(
-            f"{size} given with learner.form {form}, which ranks cannot compute together; write learner.form: auto"
+            f"is {size}, but ranks cannot compute learner.form {form} together; set learner.form: auto"
         )
 
 
@@ -357,32 +365,33 @@ def _strategy(recipe: BaseRecipe) -> Problems:
     zero = recipe.train.deepspeed
     if "deepspeed" in kind.own_keys and zero.stage == 2 and zero.offload_parameters:
         yield Keys("train.deepspeed.offload_parameters", "train.deepspeed.stage").problem(
-            "true given with stage 2, which leaves weights whole on every rank; write stage: 3, or false"
+            "is true, but train.deepspeed.stage is 2, which keeps whole weights on every rank; set "
+            "train.deepspeed.stage: 3, or use false"
         )
     if recipe.model.dtype == "float16" and kind.divides_trained(has_adapters=recipe.lora is not None):
         yield Keys("model.dtype", "train.strategy").problem(
-            f"float16 given with train.strategy {kind.name}, whose ranks see parts of the gradient and could "
-            "disagree about an overflow; write model.dtype: bfloat16 or float32, or train.strategy: ddp"
+            f"is float16, but with train.strategy {kind.name}, each rank sees only a part of the gradient, so ranks "
+            "could disagree about an overflow; use bfloat16 or float32, or set train.strategy: ddp"
         )
     if recipe.reliability.max_skipped_updates and not kind.skips_updates:
         yield Keys("reliability.max_skipped_updates", "train.strategy").problem(
-            f"{recipe.reliability.max_skipped_updates} given with train.strategy {kind.name}, which keeps the "
-            "gradients of an update that is left out; write 0, or train.strategy: fsdp2"
+            f"is {recipe.reliability.max_skipped_updates}, but train.strategy {kind.name} keeps the gradients of a "
+            "skipped update; use 0, or set train.strategy: fsdp2"
         )
     if not recipe.optim.is_of_torch and kind.divides_trained(has_adapters=recipe.lora is not None):
         yield Keys("optim.name", "train.strategy").problem(
-            f"{recipe.optim.name} given with train.strategy {kind.name}, whose ranks hold parts of the moments, "
-            "which bitsandbytes cannot divide; write adamw, or train.strategy: ddp"
+            f"is {recipe.optim.name}, but with train.strategy {kind.name}, each rank holds only a part of the "
+            "optimiser's moments, which bitsandbytes cannot shard; use adamw, or set train.strategy: ddp"
         )
     if recipe.optim.name == "muon" and kind.shards_model:
         yield Keys("optim.name", "train.strategy").problem(
-            f"muon given with train.strategy {kind.name}, whose ranks hold parts of each weight, but Muon's step "
-            "follows from the whole matrix; write adamw, or train.strategy: ddp"
+            f"is muon, but with train.strategy {kind.name}, each rank holds only a part of each weight, and Muon's "
+            "step follows from the whole matrix; use adamw, or set train.strategy: ddp"
         )
     if (changing := _what_trains_vision(recipe)) and not kind.trains_vision:
         yield Keys("train.strategy", "lora", "freeze").problem(
-            f"{kind.name} given with {changing}; ZeRO would wait for every rank at each picture, and a step whose "
-            "ranks hold different numbers of pictures hangs; write train.strategy: fsdp2, or train the language only"
+            f"is {kind.name}, but with {changing}, ZeRO would wait for every rank at each picture, and a step in "
+            "which ranks have different numbers of pictures would hang; use fsdp2, or train only the language model"
         )
 
 
@@ -390,27 +399,27 @@ def _muon(recipe: BaseRecipe) -> Problems:
     """Refuse Muon where its step is no step of a weight, and its key where it is not used."""
     if recipe.optim.name == "muon" and recipe.lora is not None:
         yield Keys("optim.name", "lora").problem(
-            "muon given with the section lora, whose two small factors have no step as their product would have; "
-            "write adamw, or remove lora"
+            "is muon, but a step for each of LoRA's two factors is not the step that their product would take; use "
+            "adamw, or remove lora"
         )
     momentum = recipe.optim.momentum
     if recipe.optim.name != "muon" and momentum != type(recipe.optim).model_fields["momentum"].default:
         yield Keys("optim.momentum", "optim.name").problem(
-            f"{momentum:g} given with optim.name {recipe.optim.name}, which does not read it; write optim.betas, or "
-            "optim.name: muon"
+            f"is {momentum:g}, but optim.name {recipe.optim.name} does not use it; set optim.betas, or set optim.name: "
+            "muon"
         )
 
 
 def _compile(recipe: BaseRecipe) -> Problems:
     obstacle = compile_obstacle(recipe, recipe.train.strategy_kind)
     if recipe.learner.compile is True and obstacle is not None:
-        yield Keys("learner.compile", obstacle.key).problem(f"true given with {obstacle}")
+        yield Keys("learner.compile", obstacle.key).problem(f"is true, but does not work with {obstacle}")
 
 
 def _trackers(recipe: BaseRecipe) -> Problems:
     for index, name in enumerate(recipe.trackers):
         if name in recipe.trackers[:index]:
-            yield Keys(f"trackers.{index}").problem(f"{name} given twice; write it once")
+            yield Keys(f"trackers.{index}").problem(f"is {name}, which is already in the list; remove one of the two")
 
 
 COMMON_RULES: tuple[Callable[[BaseRecipe], Problems], ...] = (

@@ -41,18 +41,20 @@ def vllm_options(recipe: GrpoRecipe) -> Problems:
     vllm, engine = recipe.rollout.vllm, recipe.rollout.engine_kind
     if engine.is_served and vllm.model_copy(update={"options": {}}) != Vllm():
         yield Keys("rollout.vllm", "rollout.engine").problem(
-            f"given with rollout.engine {engine.name}, which reads its options alone; remove the other keys, or write "
+            f"is set, but rollout.engine {engine.name} uses only its options; remove the other keys, or set "
             "rollout.engine: vllm"
         )
     for name in vllm.options:
         word = name.replace("-", "_")
         if not word.isidentifier():
             yield Keys(KEY).problem(
-                f"{shown(name)} is not the name of an argument; write it as vLLM does: max_num_seqs"
+                f"{shown(name)} is not the name of an argument; write it as in vLLM, such as max_num_seqs"
             )
         elif word in OWN:
-            yield Keys(KEY).problem(f"{name} is set by {OWN[word]}; set that, and remove it here")
+            yield Keys(KEY).problem(f"{name} is set by {OWN[word]}; set that key instead, and remove {name} here")
         elif word in FIXED:
             yield Keys(KEY).problem(f"{name} is set by tiercel, which relies on its value; remove it")
         elif word in CHANGES_THE_POLICY:
-            yield Keys(KEY).problem(f"{name} would make vLLM sample from another policy than is trained; remove it")
+            yield Keys(KEY).problem(
+                f"{name} would make vLLM sample from a policy other than the trained one; remove it"
+            )

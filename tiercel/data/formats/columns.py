@@ -31,16 +31,17 @@ def require_columns(records: Sequence[Record], columns: Mapping[str, str], file:
     for name, given in columns.items():
         if others := [other for other in columns if other != name and columns[other] == given]:
             raise DataError(
-                f"{file}: data.columns: {name} and {others[0]} both name {given}; name a column of its own for each",
+                f"{file}: data.columns.{name} and data.columns.{others[0]} both name the column {given}; name a "
+                "different column for each",
                 field="columns",
             )
     for name, given in columns.items():
         if any(given in record.value or column(record.value, given) is not None for record in records):
             continue
         there = list(dict.fromkeys(key for record in records for key in record.value))
-        turned = f"; where {name} is the name in the file, write {{{given}: {name}}}" if name in there else ""
+        turned = f"; if {name} is the name in the file, use {{{given}: {name}}}" if name in there else ""
         raise DataError(
-            f"{file}: data.columns.{name} names {given}, which no row has{turned}; columns there: "
+            f"{file}: data.columns.{name} is {given}, but no row has this column{turned}; the rows have the columns "
             f"{', '.join(there[:_MOST_NAMED])}",
             field="columns",
         )
@@ -84,7 +85,7 @@ def require_plain_value(value: Any, field: str, levels: int) -> None:
         _require_text(value, field)
     elif kind is float:
         if not math.isfinite(value):
-            raise DataError(f"is {value}; only finite numbers are read", field=field)
+            raise DataError(f"is {value}, but must be a finite number", field=field)
     elif kind is list or kind is dict:
         if levels == 0:
             raise DataError(f"is part of a value nested more than {_DEEPEST} levels deep", field=field[:40])
@@ -94,7 +95,7 @@ def require_plain_value(value: Any, field: str, levels: int) -> None:
             if type(item) not in _ALWAYS_PLAIN:
                 require_plain_value(item, f"{field}.{key}" if kind is dict else f"{field}[{key}]", levels - 1)
     elif kind not in _ALWAYS_PLAIN:
-        raise DataError(f"has a value of type {kind.__name__}, which JSON does not know; write it as text", field=field)
+        raise DataError(f"has a value of type {kind.__name__}, which JSON does not have; store it as text", field=field)
 
 
 def _require_text(text: str, field: str) -> None:

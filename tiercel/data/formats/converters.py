@@ -78,7 +78,7 @@ def from_swift(record: Mapping[str, Any]) -> RowDraft:
     objects = objects or {}
     kind = objects.get("bbox_type") or "real"
     if kind not in ("real", "norm1"):
-        raise DataError(f"is {kind!r}; known are real (pixels) and norm1 (0 to 1)", field="objects.bbox_type")
+        raise DataError(f"is {kind!r}, but must be real (pixels) or norm1 (0 to 1)", field="objects.bbox_type")
     boxes = read_boxes(objects.get("bbox") or [], "objects.bbox")
     read = ("messages", "system", "query", "response", "history")
     return replace(
@@ -139,7 +139,10 @@ def from_openai(record: Mapping[str, Any]) -> RowDraft:
     _refuse(record, "tools", "functions")
     record = _without_videos(record)
     if given(record, "images") or given(record, "image"):
-        raise DataError("pictures are image_url parts in this format; remove the column", field="images")
+        raise DataError(
+            "is a column of pictures, but in this format pictures are image_url parts; remove the column",
+            field="images",
+        )
     turns, images = read_image_parts(record.get("messages"), "messages")
     messages = read_messages(turns, "messages", roles=_OPENAI_ROLES)
     return replace(_draft(record, messages, read=("messages", "answer"), answers=("answer", "solution")), images=images)
@@ -266,14 +269,14 @@ def _without_videos(record: Mapping[str, Any]) -> Mapping[str, Any]:
     one."""
     for key in ("videos", "video"):
         if record.get(key):
-            raise DataError("this format has no place for videos; write tiercel's own rows", field=key)
+            raise DataError("this format does not support videos; use tiercel's own row format", field=key)
     return without(record, "videos", "video")
 
 
 def _refuse(record: Mapping[str, Any], *keys: str) -> None:
     for key in keys:
         if record.get(key) and key in ("chosen", "rejected"):
-            raise DataError("is of a preference pair; `tiercel dpo` learns from pairs", field=key)
+            raise DataError("belongs to a preference pair; use `tiercel dpo`, which learns from pairs", field=key)
         if record.get(key):
             raise DataError(f"tiercel trains on images, videos and text; it does not read rows with `{key}`", field=key)
 
@@ -283,7 +286,7 @@ def _swift_messages(record: Mapping[str, Any]) -> tuple[Message, ...]:
     if given(record, "messages"):
         return _after_system(system, read_messages(record["messages"], "messages"))
     if not given(record, "query"):
-        raise DataError("is missing; a row has `messages`, or `query` and `response`", field="messages")
+        raise DataError("is missing; a row needs `messages`, or `query` and `response`", field="messages")
     turns = [*system, *_history_turns(record.get("history"))]
     turns += [Message(role="user", content=read_content(record["query"], "query")), *_answer_turn(record, "response")]
     return tuple(turns)

@@ -27,18 +27,18 @@ from tiercel.types import Row
 Record = Mapping[str, Any]
 LABELS = ("label", "kto_tag")
 REJECTED = ("rejected", "rejected_response", "rejected_messages")
-_LAYOUT = "a pair has `chosen` and `rejected`, or messages and `rejected`; docs/data.md shows each format"
+_LAYOUT = "a pair needs `chosen` and `rejected`, or messages and `rejected`; docs/data.md shows each format"
 
 
 def label_of(record: Record) -> tuple[bool, Record]:
     """Return whether the row's answer is good, and the record without its label. Raises DataError."""
     keys = [key for key in LABELS if given(record, key)]
     if len(keys) != 1:
-        reason = "a labelled row has `label` or `kto_tag`: true for a good answer, false for a bad one"
+        reason = "a labelled row needs `label` or `kto_tag`: true for a good answer, false for a bad one"
         raise DataError(reason, field="label")
     value = record[keys[0]]
     if not is_truth(value):
-        raise DataError(f"is {value!r}; it must be true, false, 1 or 0", field=keys[0])
+        raise DataError(f"is {value!r}, but must be true, false, 1 or 0", field=keys[0])
     return bool(value), without(record, *keys)
 
 
@@ -50,7 +50,7 @@ def wanted_margin(row: Row, ranking: Ranking) -> float:
         return ranking.margin
     value = column(row.columns, name)
     if type(value) not in (int, float) or not math.isfinite(value):
-        raise DataError(f"is {value!r}; ranking.margin_column names it, so it must be a number", field=name)
+        raise DataError(f"is {value!r}, but must be a number, because ranking.margin_column names it", field=name)
     return ranking.margin + value
 
 
@@ -71,8 +71,10 @@ def pair_in_text(record: Record) -> Record | None:
 def _of_messages(record: Record) -> tuple[Record, Record]:
     """Split messages, or ms-swift's query and response, that come with another answer."""
     keys = [key for key in REJECTED if given(record, key)]
-    if len(keys) != 1:
-        raise DataError(f"{' and '.join(keys) or 'no rejected answer'} given; {_LAYOUT}", field="rejected")
+    if not keys:
+        raise DataError(f"is missing; {_LAYOUT}", field="rejected")
+    if len(keys) > 1:
+        raise DataError(f"is set more than once, as {' and '.join(keys)}; keep one", field="rejected")
     chosen, other = _visuals_apart(without(record, *REJECTED))
     value = record[keys[0]]
     if not given(record, "messages"):
@@ -128,7 +130,7 @@ def _role(turn: Any) -> Any:
 
 
 def _no_pairs(record: Record) -> tuple[Record, Record]:
-    raise DataError("this format has no place for pairs; write tiercel's own rows", field="rejected")
+    raise DataError("this format does not support pairs; use tiercel's own row format", field="rejected")
 
 
 # For each format, the function that splits a pair into the record with the chosen answer and the one with the rejected

@@ -228,7 +228,7 @@ def paired(chosen: Row, rejected: Row) -> Row:
     """Make the row of a pair. Raises DataError if both sides are equal."""
     sides = [(side.messages, side.boxes, side.box_images, side.visuals) for side in (chosen, rejected)]
     if sides[0] == sides[1]:
-        raise DataError("both answers are equal, so there is nothing to prefer", field="rejected")
+        raise DataError("both answers are the same, so there is nothing to prefer", field="rejected")
     return replace(chosen, rejected=replace(rejected, columns=chosen.columns))
 
 
@@ -250,8 +250,10 @@ def detect_format(records: Sequence[Mapping[str, Any]], file: str) -> FormatName
         return found.pop()
     keys = ", ".join(sorted({key for record in records for key in record})) or "none"
     known = "; ".join(f"{name} ({each.marks})" for name, each in FORMATS.items())
-    verdict = f"could be {' or '.join(sorted(found))}" if found else "have no known format"
-    raise DataError(f"{file}: its rows {verdict}. Keys found: {keys}. Known: {known}. Set data.format.", field="format")
+    verdict = f"could have the format {' or '.join(sorted(found))}" if found else "do not match any known format"
+    raise DataError(
+        f"{file}: its rows {verdict}. Keys found: {keys}. Known formats: {known}. Set data.format.", field="format"
+    )
 
 
 def _formats_of(record: Mapping[str, Any]) -> set[FormatName]:
@@ -315,6 +317,6 @@ def _read_id(record: Mapping[str, Any], default: str) -> str:
     if id is None:
         return default
     if isinstance(id, bool) or not isinstance(id, str | int) or id == "":
-        raise DataError(f"is {id!r}; an id is text or an integer", field="id")
+        raise DataError(f"is {id!r}, but an id must be text or an integer", field="id")
     require_plain_value(id, "id", 0)
     return str(id)

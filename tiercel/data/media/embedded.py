@@ -27,7 +27,7 @@ def embedded_picture(text: str, field: str) -> bytes | None:
         return base64.b64decode("".join(text[url.end() if url else 0 :].split()), validate=True)
     except (binascii.Error, ValueError) as error:
         raise DataError(
-            f"is a picture as base64 of {len(text):,} characters that is broken: {error}", field=field
+            f"is a picture as {len(text):,} characters of base64, which is damaged: {error}", field=field
         ) from error
 
 
@@ -67,7 +67,7 @@ def read_image_parts(messages: Any, field: str) -> tuple[Any, tuple[ImageSource,
 def _source(value: Any, field: str) -> ImageSource:
     url = value.get("url") if isinstance(value, Mapping) else value
     if not isinstance(url, str):
-        raise DataError('has no address; it must be {"url": ...}', field=field)
+        raise DataError('has no address, but must be {"url": ...}', field=field)
     if (data := embedded_picture(url, field)) is not None:
         return ImageSource(data=data)
     require_path(url, field)

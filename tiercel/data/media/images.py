@@ -82,8 +82,8 @@ def decode(source: ImageSource, roots: ImageRoots, max_pixels: int) -> Image.Ima
     """
     if ImageFile.LOAD_TRUNCATED_IMAGES:
         raise EnvironmentProblem(
-            "some imported code set PIL.ImageFile.LOAD_TRUNCATED_IMAGES to True, so incomplete images would be taken "
-            "for complete ones; set it back to False"
+            "imported code set PIL.ImageFile.LOAD_TRUNCATED_IMAGES to True, so incomplete images would be accepted "
+            "as complete; set it back to False"
         )
     with _opened(source, roots, max_pixels) as image:
         return upright_rgb(image)
@@ -104,16 +104,16 @@ def path_problem(path: str) -> str | None:
     if _UNWRITABLE.search(path):
         return "the path contains a control character or half of a surrogate pair"
     if len(path) > LONGEST_PATH:
-        return f"the path has {len(path)} characters; at most {LONGEST_PATH} are allowed"
+        return f"the path has {len(path)} characters, but at most {LONGEST_PATH} are allowed"
     if longest > LONGEST_NAME:
-        return f"a name in the path has {longest} bytes; at most {LONGEST_NAME} are allowed"
+        return f"a name in the path has {longest} bytes, but at most {LONGEST_NAME} are allowed"
     if "://" in path or path.lower().startswith(("data:", "file:")):
-        return "is a URL, and tiercel downloads no images; give a path relative to data.image_root"
+        return "is a URL, but tiercel does not download images; give a path relative to data.image_root"
     parts = path.replace("\\", "/").split("/")
     if path[0] == "\\" or (len(parts[0]) == 2 and parts[0][1] == ":"):
-        return "is an absolute path of Windows; give it relative to data.image_root"
+        return "is an absolute Windows path; make it relative to data.image_root"
     if ".." in parts:
-        return "contains '..'; give it relative to data.image_root"
+        return "contains '..'; make it relative to data.image_root"
     return None
 
 
@@ -149,7 +149,7 @@ def _is_under(file: Path, roots: ImageRoots) -> bool:
 def _stray(roots: ImageRoots) -> str:
     return (
         f"is an absolute path that is neither under data.image_root ({roots.base}) nor under data.image_roots; add "
-        "its directory to data.image_roots, or give it relative to data.image_root"
+        "its directory to data.image_roots, or make it relative to data.image_root"
     )
 
 
@@ -172,7 +172,10 @@ def resolve(path: str, roots: ImageRoots) -> Path:
             if not _is_under(file, roots):
                 raise ImageProblem(path, _stray(roots))
         elif base == base.parent:
-            reason = "could be anywhere in the file system; set data.image_root to the directory of the images"
+            reason = (
+                "is an absolute path, which could be anywhere in the file system; set data.image_root to the "
+                "directory of the images"
+            )
             raise ImageProblem(path, reason)
         elif not _is_under(file, roots):
             reason = (
@@ -183,7 +186,7 @@ def resolve(path: str, roots: ImageRoots) -> Path:
         status = file.stat()
     except FileNotFoundError as error:
         where = "" if path.startswith("/") else f" under data.image_root ({roots.base})"
-        raise ImageProblem(path, f"no such file{where}") from error
+        raise ImageProblem(path, f"there is no such file{where}") from error
     except (OSError, RuntimeError) as error:  # RuntimeError is raised for a loop of links before Python 3.13
         raise ImageProblem(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not stat.S_ISREG(status.st_mode):
@@ -240,7 +243,7 @@ def _stream(source: ImageSource, roots: ImageRoots) -> _Stream:
 def _header_problem(image: Image.Image, max_pixels: int) -> str | None:
     width, height = image.size
     if width * height > max_pixels:
-        return f"{width} x {height} pixels are more than data.max_image_pixels = {max_pixels}"
+        return f"has {width} x {height} pixels, more than data.max_image_pixels = {max_pixels}"
     # The other pictures of a multi-picture JPEG ("MPO", which many phones write) are previews or depth maps of the
     # first one, not frames.
     frames = getattr(image, "n_frames", 1)

@@ -42,7 +42,7 @@ def decode_video(source: VideoSource, roots: ImageRoots, data: Data, header: Vid
     with _naming_videos():
         for frame in of_list if source.frames else _frames_of_file(source, roots, header):
             if frame.size != header.size:
-                raise _problem(source, f"has frames of {frame.size} among frames of {header.size} pixels")
+                raise _problem(source, f"has frames of {frame.size} pixels among frames of {header.size} pixels")
             yield frame
 
 
@@ -65,7 +65,7 @@ def _header_of_list(source: VideoSource, roots: ImageRoots, data: Data) -> Video
         raise _problem(source, f"has {count} frames, more than data.video.max_frames = {data.video.max_frames}")
     sizes = [open_header(frame, roots, data.max_image_pixels) for frame in source.frames]
     if odd := [size for size in sizes if size != sizes[0]]:
-        raise _problem(source, f"has frames of {odd[0]} among frames of {sizes[0]} pixels")
+        raise _problem(source, f"has frames of {odd[0]} pixels among frames of {sizes[0]} pixels")
     return VideoHeader(size=sizes[0], frame_numbers=tuple(range(count)), fps=source.fps or data.video.fps)
 
 
@@ -73,7 +73,7 @@ def _header_of_file(source: VideoSource, roots: ImageRoots, data: Data) -> Video
     with _opened(source, roots) as (container, stream):
         width, height = stream.codec_context.width, stream.codec_context.height
         if width * height > data.max_image_pixels:
-            reason = f"{width} x {height} pixels are more than data.max_image_pixels = {data.max_image_pixels}"
+            reason = f"has {width} x {height} pixels, more than data.max_image_pixels = {data.max_image_pixels}"
             raise _problem(source, reason)
         rate, count = stream.average_rate or stream.guessed_rate, stream.frames
         first = next(container.decode(stream), None)
@@ -84,7 +84,7 @@ def _header_of_file(source: VideoSource, roots: ImageRoots, data: Data) -> Video
         with _opened(source, roots) as (container, stream):
             count = sum(1 for packet in container.demux(stream) if packet.size)
     if not count or not rate:
-        raise _problem(source, "does not tell its number of frames or its frame rate")
+        raise _problem(source, "does not state its number of frames or its frame rate")
     numbers, fps = evenly(count, Fraction(rate), source.fps or data.video.fps, data.video.max_frames)
     return VideoHeader(size=size, frame_numbers=numbers, fps=fps)
 
@@ -131,7 +131,7 @@ def _opened(source: VideoSource, roots: ImageRoots) -> Iterator[tuple[Any, Any]]
     try:
         import av
     except ImportError as error:
-        reason = "a video file needs a package that is not installed: pip install av"
+        reason = "is a video file, which needs a package that is not installed: run pip install av"
         raise EnvironmentProblem(f"{source.path}: {reason}") from error
     try:
         with path.open("rb") as file:

@@ -65,9 +65,9 @@ def parameter_groups(policy: Policy, optim: Optim) -> list[dict[str, Any]]:
         key = name in matrices, parameter.ndim > 1, isinstance(parameter, DTensor), share
         groups.setdefault(key, []).append(parameter)
     if idle := sorted(set(rates) - trained_parts):
-        raise ModelError(f"optim.part_lr.{idle[0]}: no parameter of {idle[0]} is trained; remove it")
+        raise ModelError(f"optim.part_lr.{idle[0]}: is set, but no parameter of {idle[0]} is trained; remove this key")
     if optim.name == "muon" and not any(by_muon for by_muon, *_ in groups):
-        raise ModelError("optim.name: muon given, but no matrix of a layer is trained; write adamw")
+        raise ModelError("optim.name: is muon, but no matrix of a layer is trained; set adamw")
     return [
         {
             "params": members,

@@ -168,7 +168,9 @@ def mesh_of(recipe: BaseRecipe, ranks: Ranks, device: torch.device) -> DeviceMes
     Raises EnvironmentProblem if the number of ranks is not a multiple of train.shard_size."""
     size = recipe.train.shard_size or ranks.world_size
     if ranks.world_size % size:
-        raise EnvironmentProblem(f"train.shard_size: {size} does not divide {ranks.world_size} ranks")
+        raise EnvironmentProblem(
+            f"train.shard_size: is {size}, but must divide the number of ranks ({ranks.world_size})"
+        )
     require_group(device)
     return _mesh(device.type, ranks.world_size // size, size)
 

@@ -94,10 +94,11 @@ class Family(ABC):
         if given is None:
             return
         if self.image_marker is None:
-            raise ModelError(f"data.coordinates: got {given}, but {self.name} does not read pictures; remove it")
+            raise ModelError(f"data.coordinates: is {given}, but {self.name} does not read pictures; remove this key")
         if self.coordinate_space is not None:
             raise ModelError(
-                f"data.coordinates: got {given}, but {self.name} writes boxes in {self.coordinate_space}; remove it"
+                f"data.coordinates: is {given}, but {self.name} writes boxes in {self.coordinate_space}; remove this "
+                "key"
             )
         self.coordinate_space = given  # type: ignore[misc]  # other families have it in the class
 
@@ -109,10 +110,11 @@ class Family(ABC):
             return None
         listed, named = " or ".join(names), row.columns.get(ENVIRONMENT_COLUMN)
         if named is None:
-            raise DataError(f"names no environment; write {listed} there", field=ENVIRONMENT_COLUMN)
+            raise DataError(f"does not name an environment; use {listed}", field=ENVIRONMENT_COLUMN)
         if not isinstance(named, str) or named not in names:
             raise DataError(
-                f"{brief(repr(named), 60)} is no name in rollout.environment; write {listed}", field=ENVIRONMENT_COLUMN
+                f"is {brief(repr(named), 60)}, which is not a name in rollout.environment; use {listed}",
+                field=ENVIRONMENT_COLUMN,
             )
         return named
 

@@ -84,8 +84,8 @@ class AnyImageText(Family):
         needed = ("image_processor", "tokenizer", "image_token")
         if missing := [name for name in needed if getattr(processor, name, None) is None]:
             raise ModelError(
-                f"{path}: {type(processor).__name__} declares no {' and no '.join(missing)}, which a model without a "
-                "family of its own needs"
+                f"{path}: {type(processor).__name__} does not declare {' or '.join(missing)}, which a model "
+                "without a family of its own needs"
             )
         with suppress(ImportError, ValueError):  # a few image processors exist only for torchvision
             processor.image_processor = AutoImageProcessor.from_pretrained(

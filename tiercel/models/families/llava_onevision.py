@@ -73,7 +73,7 @@ class LlavaOnevision(Family):
             columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
         if not rows or not columns:
             raise DataError(
-                f"image of {width} x {height} pixels: too narrow, no features of it are left on its canvas",
+                f"image of {width} x {height} pixels: it is too narrow, so none of its features are left on its canvas",
                 field="images",
             )
         most = int(config.vision_aspect_ratio.removeprefix("anyres_max_"))

@@ -83,8 +83,8 @@ class Qwen2VL(Family):
         for key, given in (("min_pixels", limits.least), ("max_pixels", limits.most)):
             if given is not None and not least <= given <= most:
                 raise DataError(
-                    f"is {given}, not between model.min_pixels {least} and model.max_pixels {most}; widen these, or "
-                    f"remove the row's {key}",
+                    f"is {given}, but must be between model.min_pixels {least} and model.max_pixels {most}; change "
+                    f"these, or remove the row's {key}",
                     field=key,
                 )
         return limits.least or least, limits.most or most

@@ -63,8 +63,9 @@ def loading_options(
         shapes = family.model_class.from_config(family.checkpoint.config)
     if mixtures(shapes):
         raise ModelError(
-            f"model.quantize: got {quantize}, but bitsandbytes quantises linear layers, which the experts of this "
-            "model are not, so most of its weights would stay as they are; remove it, or use a model without experts"
+            f"model.quantize: is {quantize}, but bitsandbytes quantises only linear layers, which the experts of "
+            "this model are not, so most of its weights would stay as they are; remove this key, or use a model "
+            "without experts"
         )
     inside = quantizable(family, shapes, quantize)
     others = [name for name, module in shapes.named_modules() if isinstance(module, nn.Linear) and name not in inside]

@@ -131,7 +131,9 @@ def load_family(
     chosen = family_class(path)
     if not chosen.has_pixel_limits and (model.min_pixels or model.max_pixels):
         key = "min_pixels" if model.max_pixels is None else "max_pixels"
-        raise ModelError(f"model.{key}: {chosen.name} {chosen.sizes} and has no such limit; remove it")
+        raise ModelError(
+            f"model.{key}: is set, but {chosen.name} {chosen.sizes} and has no such limit; remove this key"
+        )
     try:
         # Without trust_remote_code=False, transformers would ask at the terminal whether to run a tokenizer's code.
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
@@ -258,7 +260,9 @@ def load_weights(
     require_safetensors(directory)
     stored = stored_quantization(read_config(directory), str(directory))
     if stored and quantize and stored != quantize:
-        raise ModelError(f"model.quantize: got {quantize}, but {directory} is already quantised, as {stored}")
+        raise ModelError(
+            f"model.quantize: is {quantize}, but {directory} is already quantised, as {stored}; remove this key"
+        )
     if stored is None:
         require_plain_numbers(directory)
     options = loading_options(family, quantize, dtype, device, is_stored=stored is not None)
@@ -476,5 +480,5 @@ def _end_token_ids(path: Path, tokenizer) -> tuple[int, ...]:
             )
         ids += more
     if not ids:
-        raise ModelError(f"{path} names no end token (eos_token) in its tokenizer or generation_config.json")
+        raise ModelError(f"{path} does not name an end token (eos_token) in its tokenizer or generation_config.json")
     return tuple(dict.fromkeys(ids))

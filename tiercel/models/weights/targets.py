@@ -87,10 +87,12 @@ def adapter_targets(family: Family, model: HuggingFaceModel, lora: Lora) -> Adap
     if not chosen and not experts:
         return _nothing(targets, possible)
     if experts and lora.kind == "dora":
-        raise ModelError("lora.kind: PEFT has no dora for experts, which lora.targets names; use rslora")
+        raise ModelError(
+            "lora.kind: is dora, but PEFT does not support it for experts, which lora.targets names; use rslora"
+        )
     if experts and lora.dropout:
         raise ModelError(
-            f"lora.dropout: got {lora.dropout:g}, but PEFT adapts experts, which lora.targets names, only without "
+            f"lora.dropout: is {lora.dropout:g}, but PEFT adapts experts, which lora.targets names, only without "
             "dropout; use 0"
         )
     matched = sum(re.fullmatch(targets, name) is not None for name, _ in model.named_modules())

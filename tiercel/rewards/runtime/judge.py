@@ -79,7 +79,7 @@ class JudgeReward:
             except ValueError as error:
                 raise RecipeError([f"judge.key: {error}"]) from None
             if key is None:
-                raise RecipeError([f"judge.key: {judge.key} is not set in the environment; export it"])
+                raise RecipeError([f"judge.key: is {judge.key}, which is not set in the environment; export it"])
             self._headers = {"Authorization": f"Bearer {key}"}
         if judge.prompt is not None:
             self._question = _read_question(judge.prompt)
@@ -190,10 +190,14 @@ def _read_question(file: str) -> str:
         if names <= set(PLACES):
             text.format(**dict.fromkeys(PLACES, ""))
     except (OSError, ValueError, LookupError) as error:
-        raise RecipeError([f"judge.prompt: {file} cannot be read: {error}; write each literal brace twice"]) from error
+        raise RecipeError(
+            [f"judge.prompt: {file} cannot be read: {error}; to write a brace as text, double it"]
+        ) from error
     if odd := sorted(names - set(PLACES)):
         places = ", ".join(f"{{{place}}}" for place in PLACES)
-        raise RecipeError([f"judge.prompt: {file} has {{{odd[0]}}}; the placeholders are {places}"])
+        raise RecipeError([f"judge.prompt: {file} contains {{{odd[0]}}}, but the placeholders are {places}"])
     if "completion" not in names:
-        raise RecipeError([f"judge.prompt: {file} has no {{completion}}; the judge would not see what to grade"])
+        raise RecipeError(
+            [f"judge.prompt: {file} does not contain {{completion}}, so the judge would not see what to grade; add it"]
+        )
     return text

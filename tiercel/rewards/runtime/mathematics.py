@@ -58,7 +58,7 @@ def score(sample: Sample) -> float | None:
     wanted = [_wanted(truth) for truth in truths]
     if not wanted or not all(wanted):
         raise ValueError(
-            f"{sample.answer!r} holds no expression that math-verify can read for certain; write one such as "
+            f"{sample.answer!r} does not contain an expression that math-verify can read reliably; use one such as "
             r"5\sqrt{2}, 3/4 or x = 2, or a list of them (reward math)"
         )
     said = extract_answer(sample.completion)

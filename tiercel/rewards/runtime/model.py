@@ -198,7 +198,7 @@ def load_reward_model(options: RewardModel) -> LoadedRewardModel | ValueModel:
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     if positions is not None and options.max_tokens > positions:
         raise ModelError(
-            f"model.max_tokens: got {options.max_tokens}, but {path} reads at most {positions} tokens; use "
+            f"model.max_tokens: is {options.max_tokens}, but {path} reads at most {positions} tokens; use "
             f"{positions} or less"
         )
     with memory_to_load(path, "take a smaller reward model, or a machine with more memory"):
@@ -235,7 +235,7 @@ def _load_weights(path: Path, options: RewardModel) -> Any:
         )
     if left := [name for name in found["unexpected_keys"] if not name.startswith(LEFT_BY_TRAINING)]:
         raise ModelError(
-            f"{path}: transformers' {type(model).__name__} has no place for its {named_few(left)}, and would score "
+            f"{path}: transformers' {type(model).__name__} does not have its {named_few(left)}, and would score "
             "without them; use a checkpoint in transformers' own format"
         )
     model.requires_grad_(False)
@@ -267,7 +267,9 @@ def _chat_template(path: Path, tokenizer: Any, options: RewardModel) -> str:
 def _label(path: Path, count: int, given: int | None) -> int:
     """Choose the score. Raises ModelError unless the model has only one, or the recipe names one of several."""
     if given is None and count > 1:
-        raise ModelError(f"{path} gives {count} scores; say which one is the reward with model.label: 0 to {count - 1}")
+        raise ModelError(
+            f"{path} returns {count} scores; choose the one that is the reward with model.label, from 0 to {count - 1}"
+        )
     if given is not None and given >= count:
-        raise ModelError(f"model.label: got {given}, but {path} gives {count}, counted from 0")
+        raise ModelError(f"model.label: is {given}, but {path} returns {count}, counted from 0")
     return given or 0

@@ -87,7 +87,7 @@ class ValueModel:
         row, first = answer.prompt.row, answer.prompt.messages[0]
         turns = prompt_messages(row.messages)
         if row.boxes and "<bbox>" in answer.text:
-            raise DataError("the completion contains <bbox>, a mark of rows", field="messages")
+            raise DataError("the completion contains <bbox>, which is a mark for rows", field="messages")
         boxes = sum(message.content.count("<bbox>") for message in turns)
         answered = replace(
             row,
@@ -139,7 +139,7 @@ def load_value_model(options: RewardModel, path: Path) -> ValueModel:
     """Load a reward model of `tiercel reward` from its directory, or from the directory of its base and
     `options.adapter`. Raises ModelError."""
     if options.label:
-        raise ModelError(f"model.label: got {options.label}, but {path} gives 1, counted from 0")
+        raise ModelError(f"model.label: is {options.label}, but {path} returns 1 score, counted from 0")
     on_gpu = options.device == "auto" and torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")
     model = Model(path=str(path), min_pixels=options.min_pixels, max_pixels=options.max_pixels)

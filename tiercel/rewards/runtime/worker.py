@@ -206,7 +206,9 @@ def _as_list(values: Any, expected: int) -> list[Any]:
     if not isinstance(values, list | tuple):
         raise TypeError(f"a batched reward must return a list, not a {type(values).__name__}")
     if len(values) != expected:
-        raise ValueError(f"{len(values)} answers for {expected} samples; a batched reward must return one per sample")
+        raise ValueError(
+            f"returned {len(values)} values for {expected} samples, but a batched reward must return one per sample"
+        )
     return list(values)
 
 
@@ -218,14 +220,20 @@ def checked_value(value: Any) -> dict[str, Any]:
     if not isinstance(value, numbers.Real) and getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()  # a number in an array or a tensor
     if not isinstance(value, numbers.Real):
-        return {"failure": f"returned {_brief(value)}, a {type(value).__name__}; a reward must return a number or None"}
+        return {
+            "failure": (
+                f"returned {_brief(value)}, a {type(value).__name__}, but a reward must return a number or None"
+            )
+        }
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not abs(number) <= LARGEST_VALUE:  # NaN fails this too
         return {
-            "failure": f"returned {_brief(number)}; a reward must return a finite number, or None if it does not apply"
+            "failure": (
+                f"returned {_brief(number)}, but a reward must return a finite number, or None if it does not apply"
+            )
         }
     return {"value": number}
 

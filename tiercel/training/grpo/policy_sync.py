@@ -228,7 +228,7 @@ def _require_fork(recipe: GrpoRecipe, toolboxes: Toolboxes) -> None:
     if given and names:
         raise RecipeError(
             [
-                f"rollout.branches: {given} given, but {name} has no method fork; add one that returns a copy, such as "
+                f"rollout.branches: is {given}, but {name} has no method fork; add one that returns a copy, such as "
                 "copy.deepcopy(self), or remove rollout.branches"
                 for name in names
             ]

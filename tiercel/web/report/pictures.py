@@ -102,7 +102,7 @@ def opened(file: Path) -> Image.Image:
 def in_words(error: Exception) -> str:
     """Say why a picture cannot be read."""
     if isinstance(error, UnidentifiedImageError):
-        return "is no PNG"
+        return "is not a PNG file"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 

@@ -202,7 +202,7 @@ def wanted_of(given: Mapping[str, str]) -> GroupFilter:
     folder, order = given.get("folder") or "rollouts", given.get("order") or "newest"
     known = {name: name for name in FOLDERS}
     if folder not in known or order not in ORDERS:
-        raise HTTPException(400, "There is no such kind of rows or order.")
+        raise HTTPException(400, "There is no such kind of rows, or no such order.")
     return GroupFilter(
         folder=known[folder],
         order=order,
@@ -230,7 +230,7 @@ def _number(given: Mapping[str, str], name: str) -> float | None:
     except ValueError:
         value = math.nan
     if math.isnan(value):
-        raise HTTPException(400, f"{text} is no number: write a limit of the reward such as 0.5.")
+        raise HTTPException(400, f"{text} is not a number. Use a limit of the reward, such as 0.5.")
     return value
 
 
@@ -239,6 +239,6 @@ def _steps(text: str) -> tuple[int, int] | None:
         return None
     match = _STEPS.fullmatch(text)
     if match is None:
-        raise HTTPException(400, f"{text} is no step: write one such as 120, or several such as 100-200 or 100-.")
+        raise HTTPException(400, f"{text} is not a step. Use one such as 120, or several such as 100-200 or 100-.")
     last = int(match[2]) if match[2] else (10**12 if "-" in text else int(match[1]))
     return int(match[1]), last
