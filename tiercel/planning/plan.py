@@ -29,6 +29,7 @@ class MemoryPlan:
     reason: str
     change: str | None  # the remedy in words
     remedy: Remedy | None  # the nearest recipe that fits, if no option does
+    flex_problem: str | None = None  # why the card cannot run FlexAttention for the model
 
     @property
     def shown(self) -> Option:
@@ -76,6 +77,7 @@ def make_plan(recipe: Recipe, machine: Machine, prompt_tokens: int | None = None
         reason=reason,
         change=remedy.words(machine.ranks) if remedy else None,
         remedy=remedy,
+        flex_problem=subject.flex_problem(machine),
     )
 
 
