@@ -94,7 +94,7 @@ def plain_failures(recipe: BaseRecipe) -> Iterator[None]:
     its driver cannot do into EnvironmentProblem."""
     try:
         yield
-    except (RuntimeError, MemoryError, *triton_errors()) as error:
+    except _explained() as error:
         if fault := card_fault(str(error)):
             raise EnvironmentProblem(f"{fault.meaning}: {_telling_line(error, fault)}\n{fault.remedy}") from error
         if is_out_of_memory(error):
@@ -105,6 +105,12 @@ def plain_failures(recipe: BaseRecipe) -> Iterator[None]:
             f"a collective failed: {str(error).splitlines()[0]}\nusually because another rank ended, which says why; "
             "the same command goes on from the newest checkpoint"
         ) from error
+
+
+def _explained() -> tuple[type[Exception], ...]:
+    """Return the classes of the errors that may have plain words. It is called when one was raised, since Triton is
+    imported late."""
+    return (RuntimeError, MemoryError, *triton_errors())
 
 
 def _telling_line(error: Exception, fault: CardFault) -> str:
