@@ -15,7 +15,7 @@ def summary(log: Log) -> dict[str, Any]:
     return {
         "graphs": sum(entry.name == "begin" for entry in log.of("graph")),
         "replays": sum(entry.name == "launch" for entry in log.of("graph")),
-        "nodes": sorted({entry.numbers[1] for entry in log.of("graph") if entry.name == "launch"}),
+        "token_nodes": max((entry.numbers[1] for entry in log.of("graph") if entry.name == "launch"), default=0),
         "step_launches": sum(entry.kind in {"launch", "gemm"} for entry in _after(log.entries, PREFILL, last=True)),
         "broken": [entry.name for entry in log.entries if entry.broke_capture],
         "refused": log.refused,

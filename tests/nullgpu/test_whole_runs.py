@@ -1,12 +1,16 @@
 """Whole runs on a null card: no call that CUDA refuses, no capture that fails, and graphs that are replayed."""
 
+import json
+
 import pytest
 
-from tests.nullgpu.card import on_card
+from tests.nullgpu.card import ROOT, on_card
 from tests.nullgpu.checks import failed
 from tests.tiny_models import FAMILY_NAMES
 
 pytestmark = pytest.mark.nullgpu
+RESULTS = ROOT / "benchmarks/results/gpu_null.json"  # lower a number here when it falls
+KNOWN = json.loads(RESULTS.read_text(encoding="utf-8"))
 CASES = (
     *(f"{family}: {name}" for name in ("plain", "compiled", "deterministic", "nf4") for family in FAMILY_NAMES),
     "int8",
@@ -41,6 +45,8 @@ def test_a_run_ends_and_nothing_is_refused(case):
     assert failed(found) == [], found
     if not case.startswith("SFT"):
         assert found["graphs"] > 0 and found["replays"] > 0
+    for number, most in KNOWN.get(case, {}).items():
+        assert found[number] <= most, f"{number} may only fall; {RESULTS} has the most"
 
 
 @pytest.mark.parametrize(
