@@ -2,10 +2,13 @@
 
     python -m benchmarks.kernels [--cards h100,4090] [--sizes 64,128] [--dtypes bfloat16]
 
-Rows are written as they come. An existing row is not made again, unless torch, Triton or the tiles have changed.
+Rows are written as they come. An existing row is not made again, unless torch, Triton or the tiles have changed. Each
+row names the mask function that was compiled into its kernels; a row with another one stays until it is made again.
 """
 
 import argparse
+import hashlib
+import inspect
 import json
 import subprocess
 import sys
@@ -17,6 +20,7 @@ from typing import Any
 
 from benchmarks.tables import RESULTS, markdown_table
 from tests.nullgpu.card import CARDS, ROOT, environment_of
+from tiercel.packing.attention import block_mask
 from tiercel.packing.attention.flex import KERNELS
 from tiercel.packing.kernel_table import FILE, KernelFit, read_fits
 from tiercel.runs.files import write_atomically
@@ -37,6 +41,11 @@ def made_with() -> dict[str, Any]:
     return {"torch": version("torch").partition("+")[0], "triton": version("triton"), "tiles": tiles()}
 
 
+def mask_digest() -> str:
+    """Return a name of the mask function, which changes whenever its text does."""
+    return hashlib.sha256(inspect.getsource(block_mask._sees).encode()).hexdigest()[:12]
+
+
 @dataclass(slots=True)
 class Table:
     """The rows of the file, by card, size and dtype."""
@@ -51,6 +60,10 @@ class Table:
         content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         rows = content["rows"] if content.get("made_with") == stamp else []
         return cls(file, stamp, {(row["card"], row["head_size"], row["dtype"]): row for row in rows})
+
+    def lacks(self, card: str, size: int, dtype: str, mask: str) -> bool:
+        """Return whether there is no such row with this mask function."""
+        return self.rows.get((card, size, dtype), {}).get("mask") != mask
 
     def put(self, row: Row) -> None:
         """Add a row, and write the file and its Markdown."""
@@ -92,7 +105,7 @@ def compiled(card: str, wanted: Sequence[tuple[int, str]]) -> Iterator[Row]:
         lines = (json.loads(line) for line in process.stdout if line.startswith("{"))
         for (size, dtype), found in zip(wanted, lines, strict=False):
             del found["shape"]
-            yield {"card": card, "head_size": size, "dtype": dtype, **found}
+            yield {"card": card, "head_size": size, "dtype": dtype, "mask": mask_digest(), **found}
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} on {card} ended with code {process.returncode}")
 
@@ -106,7 +119,7 @@ def main(arguments: Sequence[str]) -> None:
     table = Table.read(FILE, made_with())
     pairs = [(int(size), dtype) for size in asked.sizes.split(",") for dtype in asked.dtypes.split(",")]
     for card in asked.cards.split(","):
-        wanted = [(size, dtype) for size, dtype in pairs if (card, size, dtype) not in table.rows]
+        wanted = [(size, dtype) for size, dtype in pairs if table.lacks(card, size, dtype, mask_digest())]
         for row in compiled(card, wanted) if wanted else ():
             table.put(row)
             print(card, row["head_size"], row["dtype"], row["problem"] or "fits", flush=True)

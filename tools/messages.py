@@ -31,6 +31,7 @@ MODULES = (
     "config",
     "rewards/*.py",
     "doctor",
+    "reliability/card_faults.py",
     "reliability/stall.py",
     "reliability/diagnosis.py",
     "cli/main.py",

@@ -31,6 +31,15 @@ def test_rows_are_kept_in_order_and_dropped_for_another_torch(tmp_path, monkeypa
     ]
 
 
+def test_a_row_of_another_mask_is_kept_until_it_is_made_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernels, "RESULTS", tmp_path)
+    table = Table.read(tmp_path / "kernels.json", STAMP)
+    table.put({**row("h100", 64), "mask": "old"})
+    assert ("h100", 64, "float32") in table.rows
+    assert table.lacks("h100", 64, "float32", "new") and not table.lacks("h100", 64, "float32", "old")
+    assert table.lacks("h100", 128, "float32", "old")
+
+
 def test_the_table_was_made_with_the_kernels_of_now():
     assert json.loads(FILE.read_text(encoding="utf-8"))["made_with"]["tiles"] == tiles()
     assert (RESULTS / "kernels.md").read_text(encoding="utf-8") == markdown(known_fits())

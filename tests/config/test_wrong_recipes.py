@@ -202,9 +202,7 @@ WRONG = [
     grpo("rollout={branches: [2, 4], branch_at: ''}", "rollout.branch_at", "the string that ends"),
     grpo("rollout={branches: [2, 4], branch_at: x, stop: [x]}", "rollout.branch_at", "remove it from rollout.stop"),
     grpo("rollout.branch_at=x", "rollout.branch_at", "set it, for example to [2, 4]"),
-    grpo(
-        "rollout={branches: [2, 4], branch_at: x, tools: [zoom]}", "rollout.branch_at", "fork after a turn"
-    ),
+    grpo("rollout={branches: [2, 4], branch_at: x, tools: [zoom]}", "rollout.branch_at", "fork after a turn"),
     grpo("rollout={branches: [2, 4], tools: [zoom], max_turns: 1}", "rollout.branches", "rollout.max_turns: 2"),
     grpo(
         "rollout={engine: vllm-server, urls: [http://a:1], lookahead: 1, branches: [2, 4], branch_at: x} & "

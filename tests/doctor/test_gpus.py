@@ -63,3 +63,11 @@ def test_no_gpu_is_absent_without_a_driver_and_a_fault_with_one():
 )
 def test_machine_code_runs_on_its_major_and_ptx_on_what_is_newer(architectures, capability, fits):
     assert has_code_for(architectures, capability) == fits
+
+
+def test_heads_that_do_not_fit_a_card_are_named():
+    """A block of the smallest tiles for heads of 512 numbers of 4 bytes needs more than 99 KB."""
+    _, gpu = judged(gpus=[{**H100, "name": "NVIDIA GeForce RTX 4090", "capability": [8, 9]}])
+    assert gpu.status == "ok" and "heads of 512 in float32" in gpu.found
+    _, gpu = judged()
+    assert "flex" not in gpu.found

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 
+from tiercel.devices import moved
 from tiercel.models.families.gemma4 import Gemma4
 from tiercel.rollout.local.engine import LocalSampler
 
@@ -21,13 +22,12 @@ def stand_in() -> None:
         generator = torch.Generator().manual_seed(seeds[0])
         drawn = torch.randint(5, 60, sequences.token_ids_RL.shape, generator=generator)
         logprobs = torch.full(drawn.shape, -1.0)
-        drawn_sequences = replace(sequences, token_ids_RL=drawn.to(device), logprobs_RL=logprobs.to(device))
+        drawn_sequences = replace(sequences, token_ids_RL=moved(drawn, device), logprobs_RL=moved(logprobs, device))
         return completions(self, drawn_sequences, seeds)
 
     def completes_no_stop(self, token_ids_RL, stop):
         token_ids_RL[:, -8:].tolist()
-        none = torch.zeros(len(token_ids_RL), dtype=torch.bool).pin_memory()
-        return none.to(token_ids_RL.device, non_blocking=True)
+        return moved(torch.zeros(len(token_ids_RL), dtype=torch.bool), token_ids_RL.device)
 
     def features_of_planned_size(self, model, images):
         """The tower of Gemma 4 counts its features on the device."""

@@ -62,6 +62,11 @@ def logged() -> Iterator[Log]:
                 log.entries.append(Entry(kind, (first, second, third, fourth), name))
 
 
+def mark(label: str) -> None:
+    """Put a mark into the log."""
+    _LIBRARY.nullgpu_mark(label.encode())
+
+
 def peak_bytes() -> int:
     """Return the most memory that was taken of the first card."""
     return int(_LIBRARY.nullgpu_peak())

@@ -17,3 +17,8 @@ def test_kernels_are_as_in_the_table(card, size):
     assert (known.card, found["problem"], found["decoder"]["refused"]) == (card, known.problem, 0)
     spilled = [found[part]["stack_bytes"] for part in ("forward", "backward")]
     assert all(now <= then for now, then in zip(spilled, known.stack_bytes, strict=True)), spilled
+
+
+def test_a_planted_option_that_does_not_fit_is_refused():
+    (found,) = on_card("4090", "flex", "large tiles", f"{HEADS},{KEY_HEADS},256,bfloat16")
+    assert "bytes of shared memory, and the card has 101,376" in found["problem"]

@@ -3,13 +3,16 @@
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tests.nullgpu.checks import PREFILL, TOKEN, summary
 from tests.nullgpu.computed import stand_in
-from tests.nullgpu.log import logged
+from tests.nullgpu.log import logged, mark
+from tests.nullgpu.planted import PLANTED
 from tests.tiny_models import FAMILY_NAMES, save_tiny_checkpoint
 from tests.training.test_loops import grpo_recipe, merged, run_grpo, run_offline, sft_recipe, write_rows
 from tiercel.rollout.local.cuda_graphs import FixedDecoder
@@ -67,7 +70,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 CASES |= {name: (FAMILY, changes) for name, changes in OF_ONE.items()}
 CASES |= {"SFT": (FAMILY, {}), "SFT, compiled": (FAMILY, {"learner": {"compile": True}})}
-CASES |= {"a wait in the capture": (FAMILY, {})}
+CASES |= {name: (FAMILY, {}) for name in PLANTED}
 
 
 def run_case(name: str, directory: Path) -> dict[str, Any]:
@@ -82,32 +85,30 @@ def run_case(name: str, directory: Path) -> dict[str, Any]:
         stream = torch.cuda.current_stream()
     return {
         "case": name,
-        "graphs": sum(entry.name == "begin" for entry in log.of("graph")),
-        "replays": sum(entry.name == "launch" for entry in log.of("graph")),
-        "broken": [entry.name for entry in log.entries if entry.broke_capture],
-        "refused": log.refused,
+        **summary(log),
         "default_stream": stream == torch.cuda.default_stream(),
-        "nvrtc": sum("nvrtc" in entry.name for entry in log.of("module")),
         "kernels": sorted({name for name in log.counted("launch") if "flex_attention" in name or "flash_fwd" in name}),
     }
 
 
-def wait_in_captures() -> None:
-    """Make each captured step wait for the device, which CUDA refuses."""
-    step = FixedDecoder._eager_step
+def mark_tokens() -> None:
+    """Mark in the log where prompts are run and where each token begins."""
+    for label, name in ((PREFILL, "prefill"), (TOKEN, "step")):
+        setattr(FixedDecoder, name, _marked(label, getattr(FixedDecoder, name)))
 
-    def waiting(self, token_ids_R):
-        if torch.cuda.is_current_stream_capturing():
-            token_ids_R.sum().item()
-        return step(self, token_ids_R)
 
-    FixedDecoder._eager_step = waiting
+def _marked(label: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def marked(*given: Any, **options: Any) -> Any:
+        mark(label)
+        return method(*given, **options)
+
+    return marked
 
 
 if __name__ == "__main__":
     stand_in()
     for case in sys.argv[1:]:
-        if case == "a wait in the capture":
-            wait_in_captures()
+        PLANTED.get(case, lambda: None)()
+        mark_tokens()
         with tempfile.TemporaryDirectory() as scratch:
             print(json.dumps(run_case(case, Path(scratch))), flush=True)

@@ -3,10 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from tiercel.planning.machine import Machine
 
 from tests.training.test_loops import grpo_recipe, write_rows
-from tiercel.planning.devices import DEVICES
+from tiercel.planning.devices import DEVICES, Machine
 from tiercel.planning.memory import Measured
 from tiercel.planning.options import measure, memory_of, study
 from tiercel.planning.probe import NOTHING, LinearBytes, refitted
@@ -54,3 +53,21 @@ def test_compiled_layers_keep_less(tiny_checkpoints, tmp_path):
     measured = measure(study(recipe, None))
     assert measured.compiled is not None
     assert 0 < measured.compiled().per_layer_token < measured.learn.per_layer_token
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "fits"),
+    [("rtx4090", "float32", False), ("rtx4090", "bfloat16", True), ("h100", "float32", True)],
+)
+def test_the_plan_knows_cards_that_cannot_run_flex(tiny_checkpoints, tmp_path, device, dtype, fits):
+    """Heads of 512 in float32 need 132,096 bytes of shared memory, and an RTX 4090 has 101,376."""
+    rows = write_rows(tmp_path)
+    recipe = grpo_recipe(tiny_checkpoints["qwen2_vl"], rows, tmp_path / "run", model={"dtype": dtype})
+    subject = study(recipe, None)
+    subject.config.get_text_config().head_dim = 512
+    machine = Machine(ranks=1, memory_bytes=10**9, device=DEVICES[device])
+    assert (subject.flex_problem(machine) is None) == fits
+    measured = Measured(learn=per_token(3), compiled=lambda: per_token(2), step=NOTHING)
+    held = memory_of(subject, measured, machine, "single")(1000)
+    assert held.parts["learn"][PASSES] == (2000 if fits else 3000)
+    assert (held.parts["learn"]["block mask"] > 0) == fits

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tiercel.doctor.verdict import Status, Verdict
+from tiercel.packing.kernel_table import known_fits
 from tiercel.processes import control_groups
+from tiercel.reliability.card_faults import OTHER_BUILD
 
 GIGABYTE = 10**9
 UNLIMITED_BYTES = 2**60  # version 1 of cgroups writes a number above it for "no limit"
@@ -31,7 +33,6 @@ MEMINFO = Path("/proc/meminfo")
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 DRIVER_DEVICE = Path("/dev/nvidiactl")
 FIRST_WITH_BFLOAT16 = (8, 0)
-OTHER_BUILD = "install a build of torch for this CUDA or later, or upgrade the driver"
 
 
 def machine_verdicts(directory: Path) -> Iterator[Verdict]:
@@ -216,6 +217,12 @@ def _driver(facts: Mapping[str, Any]) -> list[Verdict]:
     return [Verdict(name="driver", status=status, found=found, remedy=OTHER_BUILD if is_old else "")]
 
 
+def _heads_too_large(capability: tuple[int, int]) -> str:
+    """List the heads for which the learner's kernels do not fit this card, by the table of kernels."""
+    too_large = [fit for fit in known_fits() if fit.capability == capability and fit.problem]
+    return ", ".join(dict.fromkeys(f"{fit.head_size} in {fit.dtype}" for fit in too_large))
+
+
 def _gpu(index: int, gpu: Mapping[str, Any], facts: Mapping[str, Any]) -> Verdict:
     major, minor = gpu["capability"]
     found = f"{gpu['name']}, {gpu['memory'] / 1e9:.1f} GB"
@@ -230,4 +237,6 @@ def _gpu(index: int, gpu: Mapping[str, Any], facts: Mapping[str, Any]) -> Verdic
         elif (major, minor) < FIRST_WITH_BFLOAT16:
             found += ", without bfloat16"
             status, remedy = "warning", "set model.dtype: float16"
+        elif too_large := _heads_too_large((major, minor)):
+            found += f"; learner.form: flex does not fit heads of {too_large}, for which a run takes dense"
     return Verdict(name=f"gpu {index}", status=status, found=found, remedy=remedy)

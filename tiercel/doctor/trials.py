@@ -16,6 +16,7 @@ from tiercel.config.schema import Reliability
 from tiercel.doctor.machine import gpu_verdicts, has_nvidia_driver
 from tiercel.doctor.verdict import Verdict, texts
 from tiercel.doctor.worker import GPUS, HANG, IMPORT, RANKS
+from tiercel.reliability.card_faults import card_fault
 from tiercel.sandbox.process import ProcessJob, UserProcess
 
 IMPORT_SECONDS, STEP_SECONDS, COLLECTIVE_SECONDS = 90.0, 30.0, 30.0
@@ -105,8 +106,8 @@ def judge(outcome: Outcome, device: str) -> Verdict:
     """Judge the outcome of a step on a device."""
     name = f"{device} {outcome.step}"
     if outcome.failure is not None:
-        remedies = texts("advice")["faults"]
-        remedy = remedies.get(outcome.cause, remedies["other"])
+        remedies, fault = texts("advice")["faults"], card_fault(outcome.failure)
+        remedy = fault.remedy if fault else remedies.get(outcome.cause, remedies["other"])
         return Verdict(name=name, status="broken", found=outcome.failure, remedy=remedy)
     tolerance = TOLERANCES[outcome.step]
     errors = ", ".join(f"{operation} {error:.1e}" for operation, error in outcome.result.items())

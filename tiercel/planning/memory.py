@@ -70,6 +70,7 @@ class Layout:
     ranks: int
     tokens: int  # of a microbatch
     on_gpu: bool
+    flex_fits: bool = True  # whether the card can run FlexAttention for the model
 
     @property
     def kind(self) -> StrategyKind:
@@ -288,8 +289,9 @@ def _start(recipe: BaseRecipe, sizes: ModelSizes, shares: int) -> int:
 
 
 def _is_flex(recipe: BaseRecipe, sizes: ModelSizes, layout: Layout) -> bool:
+    """Return whether the learner's attention is FlexAttention."""
     asked = recipe.learner.form
-    return layout.on_gpu and (asked == "flex" or (asked == "auto" and not sizes.obstacle))
+    return layout.on_gpu and layout.flex_fits and (asked == "flex" or (asked == "auto" and not sizes.obstacle))
 
 
 def _compiles(recipe: BaseRecipe, sizes: ModelSizes, layout: Layout) -> bool:

@@ -14,6 +14,7 @@ from tiercel.models.families.base import Family
 from tiercel.packing.forms import chosen_form
 from tiercel.planning.devices import Machine
 from tiercel.planning.frozen_models import FrozenBytes, held_by_rank, reward_model_sizes, teacher_size
+from tiercel.planning.kernels import flex_problem
 from tiercel.planning.memory import Layout, Measured, RankMemory, RolloutLoad, rank_memory, step_rollout
 from tiercel.planning.probe import Composition, LinearBytes, UpdateBytes, fitted, packed_case, refitted, update_bytes
 from tiercel.planning.seconds import phase_seconds
@@ -62,6 +63,11 @@ class Subject:
             reward_models=held_by_rank(self.reward_models, on_gpu=machine.is_gpu),
             teacher=held_by_rank([self.teacher] if self.teacher else [], on_gpu=machine.is_gpu),
         )
+
+    def flex_problem(self, machine: Machine) -> str | None:
+        """Return why the machine's card cannot run FlexAttention for this model, or None if it can, as far as is
+        known."""
+        return flex_problem(self.config.get_text_config(), self.recipe.model.dtype, machine.device)
 
     def learnt_tokens(self, machine: Machine) -> int:
         """Return the tokens that the rank with the most rows learns from in a step, with prompts once per group. If
@@ -173,8 +179,12 @@ def memory_of(subject: Subject, measured: Measured, machine: Machine, strategy: 
     """Return the function from the tokens of a microbatch to the memory of a rank."""
     rollout = subject.rollout(machine)
 
+    flex_fits = subject.flex_problem(machine) is None
+
     def held(tokens: int) -> RankMemory:
-        layout = Layout(strategy=strategy, ranks=machine.ranks, tokens=tokens, on_gpu=machine.is_gpu)
+        layout = Layout(
+            strategy=strategy, ranks=machine.ranks, tokens=tokens, on_gpu=machine.is_gpu, flex_fits=flex_fits
+        )
         return rank_memory(subject.recipe, subject.sizes, measured, rollout, layout)
 
     return held

@@ -30,6 +30,7 @@ class MemoryPlan:
     reason: str
     change: str | None  # the remedy in words
     remedy: Remedy | None  # the nearest recipe that fits, if no option does
+    flex_problem: str | None = None  # why the card cannot run FlexAttention for the model
 
     @property
     def shown(self) -> Option:
@@ -80,6 +81,7 @@ def make_plan(
         reason=reason,
         change=remedy.words(machine.ranks) if remedy else None,
         remedy=remedy,
+        flex_problem=subject.flex_problem(machine),
     )
 
 

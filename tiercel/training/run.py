@@ -14,9 +14,10 @@ from tiercel.config.schema import BaseRecipe, Recipe, Source
 from tiercel.config.tracker_packages import require_packages
 from tiercel.distributed.agreement import require_same_files, require_same_recipe
 from tiercel.distributed.ranks import Ranks, joined_ranks
-from tiercel.errors import TrainingError
+from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.models.weights.loading import resolve
 from tiercel.models.weights.memory_errors import first_line, is_out_of_memory
+from tiercel.reliability.card_faults import CardFault, card_fault, triton_errors
 from tiercel.reliability.heartbeat import Heartbeat
 from tiercel.runs.directory import RunDirectory, open_run
 from tiercel.training.finished_step import FinishedStep
@@ -89,10 +90,13 @@ def launched_ranks(recipe: Recipe, heartbeat: Heartbeat) -> Iterator[Ranks]:
 
 @contextmanager
 def plain_failures(recipe: BaseRecipe) -> Iterator[None]:
-    """Turn memory errors, and collectives that another rank left, into TrainingError with a remedy."""
+    """Turn memory errors, and collectives that another rank left, into TrainingError with a remedy, and what a card or
+    its driver cannot do into EnvironmentProblem."""
     try:
         yield
-    except (RuntimeError, MemoryError) as error:
+    except _explained() as error:
+        if fault := card_fault(str(error)):
+            raise EnvironmentProblem(f"{fault.meaning}: {_telling_line(error, fault)}\n{fault.remedy}") from error
         if is_out_of_memory(error):
             raise TrainingError(f"out of memory: {first_line(error)}\n{_less_memory(recipe)}") from error
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
@@ -101,6 +105,20 @@ def plain_failures(recipe: BaseRecipe) -> Iterator[None]:
             f"a collective failed: {str(error).splitlines()[0]}\nusually because another rank ended, which says why; "
             "the same command goes on from the newest checkpoint"
         ) from error
+
+
+def _explained() -> tuple[type[Exception], ...]:
+    """Return the classes of the errors that may have plain words. It is called when one was raised, since Triton is
+    imported late."""
+    return (RuntimeError, MemoryError, *triton_errors())
+
+
+def _telling_line(error: Exception, fault: CardFault) -> str:
+    """Return the line of an error's message where the fault's text begins."""
+    text = str(error)
+    found = fault.pattern.search(text)
+    start = 0 if found is None else text.rfind("\n", 0, found.start()) + 1
+    return text[start:].splitlines()[0].strip()
 
 
 def _less_memory(recipe: BaseRecipe) -> str:
