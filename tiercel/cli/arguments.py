@@ -50,6 +50,9 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="pointing at a digit, learnt from the IoU, from pairs, and from a teacher",
     )
+    demo.add_argument(
+        "--real", action="store_true", help="SmolLM2-135M and a published data set, both from the package index"
+    )
     demo.add_argument("--zoom", action="store_true", help="digits too small to be told, and a tool that enlarges them")
 
     _init_command(commands)
