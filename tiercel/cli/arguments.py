@@ -53,6 +53,9 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--zoom", action="store_true", help="in a checkout: digits too small to be told, and a tool that enlarges them"
     )
+    demo.add_argument(
+        "--real", action="store_true", help="SmolLM2-135M and a published data set, both from the package index"
+    )
 
     _init_command(commands)
     for kind, text in TRAINING.items():

@@ -1,23 +1,19 @@
 """`tiercel demo`: sheets of handwritten digits, four kinds of questions about them, SFT and then GRPO from right
-answers alone, and a control that asks for another digit or ink. `--zoom` and `--pairs` run the demos in examples/ of a
-checkout of the repository."""
+answers alone, and a control that asks for another digit or ink. `--real` runs the demo of real.py; `--zoom` and `--pairs`
+run those in examples/ of a checkout of the repository."""
 
-import json
 import sys
 import time
 from argparse import Namespace
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
 from tiercel.demo.questions import KINDS
-from tiercel.demo.running import RECIPES, evaluations_of, require_recipes, run_command, show_command, write_data
+from tiercel.demo.real import demo_real
+from tiercel.demo.results import before_after_control, in_words
+from tiercel.demo.running import RECIPES, require_recipes, run_command, show_command, write_data
 from tiercel.demo.sheet_rows import RowSet, write_questions
 from tiercel.errors import EnvironmentProblem
-from tiercel.runs.directory import read_metrics
-from tiercel.runs.records import GroupRecord, groups_path
-from tiercel.training.evaluation import wilson
 from tiercel.web.report import describe
 
 ROOT = Path(__file__).parents[2]  # of a checkout
@@ -28,13 +24,13 @@ HELD_OUT = RowSet(name="heldout", count=1024, seed=3, is_held_out=True)
 DATA, RUN = Path("runs/demo-data"), Path("runs/demo")
 CONTROL = DATA / "control.jsonl"
 
-Counts = Mapping[str, tuple[int, int]]  # right answers and rows, by the kind of question
-
 
 def run(recipe: None, arguments: Namespace) -> None:
-    """Run the demo, or the one with a tool, or the one with pairs and a teacher."""
+    """Run the demo, or the one with a tool, that with pairs and a teacher, or that on real weights."""
     if arguments.zoom or arguments.pairs:
         example("zoom" if arguments.zoom else "pairs")
+    elif arguments.real:
+        demo_real()
     else:
         demo()
 
@@ -72,31 +68,7 @@ def demo() -> None:
 def summary(run: Path, control: Path) -> str:
     """Return a comparison of the accuracy of each kind of question before and after training, and with that in the
     control's file. Raises TrainingError if an evaluation is missing."""
-    steps = [int(row["step"]) for row in evaluations_of(run, read_metrics(run))]
-    files = (groups_path(run, "evaluations", steps[0]), groups_path(run, "evaluations", steps[-1]), control)
-    before, after, swapped = (by_kind(read_groups(file)) for file in files)
+    before, after, swapped = before_after_control(run, control)
     lines = [f"{kind + ':':7}{in_words(before, kind)} -> {in_words(after, kind)}" for kind in (*KINDS, "all")]
     shares = ", ".join(f"{kind} {in_words(swapped, kind)}" for kind in (*KINDS, "all"))
     return "\n".join([describe(run), *lines, f"control: {shares}"])
-
-
-def read_groups(file: Path) -> list[GroupRecord]:
-    """Read the groups of held-out rows from a file."""
-    return [GroupRecord.from_json(json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
-
-
-def by_kind(groups: Sequence[GroupRecord]) -> Counts:
-    """Count the right answers and the rows of each kind, which the row's id names, and of all kinds."""
-    right, rows = Counter[str](), Counter[str]()
-    for group in groups:
-        for kind in (group.id.split("-")[1], "all"):
-            rows[kind] += 1
-            right[kind] += bool(group.completions[0].is_correct)
-    return {kind: (right[kind], rows[kind]) for kind in rows}
-
-
-def in_words(counts: Counts, kind: str) -> str:
-    """Return an accuracy with its 95 % interval as text."""
-    right, count = counts[kind]
-    low, high = wilson(right, count)
-    return f"{right / count:.3f} ({low:.3f} to {high:.3f})"
