@@ -24,6 +24,7 @@ from tiercel.rewards.all import BY_NAME, OPTIONS, takers
         ["rollout={branches: [2, 2, 2], branch_at: </think>, engine: vllm}"],
         ["rollout={branches: [2, 4], tools: [zoom], max_turns: 2}"],
         ["rollout.environment={shop: shop.py:Shop, map: maps.town:Map}", "rewards.0={name: environment}"],
+        ["rollout.engine=vllm", "rollout.vllm.options={max_num_seqs: 4, enforce-eager: true, kv_cache_dtype: auto}"],
         ["rollout.environment=openenv:http://127.0.0.1:8000/shop", "rewards.0={name: environment}"],
         ["optim={name: muon, momentum: 0.9}", "lora=null", "train.strategy=ddp"],
         ["rollout.top_p=0.9", "rollout.top_k=50"],

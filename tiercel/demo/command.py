@@ -1,6 +1,6 @@
 """`tiercel demo`: sheets of handwritten digits, four kinds of questions about them, SFT and then GRPO from right
-answers alone, and a control that asks for another digit or ink. `--real` runs the demo of real.py; `--zoom` and `--pairs`
-run those in examples/ of a checkout of the repository."""
+answers alone, and a control that asks for another digit or ink. `--real` runs the demo of real.py; `--zoom` and
+`--pairs` run those in examples/ of a checkout of the repository."""
 
 import sys
 import time
