@@ -67,6 +67,8 @@ class PackedTokens:
     def distinct(self) -> tuple["PackedTokens", Tensor] | None:
         """Return the pack with each scored token of a shared node once, and the number there of each of the N tokens;
         None if fewer than SHORTEST tokens would be saved. The owners of the tokens are not kept."""
+        if len(set(self.ends_C)) == self.continuation_count and max(self.tree.levels, default=0) < 2:
+            return None  # completions and their prompts; the values are not needed, which a plan does not have
         words = 1 + int(self.targets_N.max()) if len(self.targets_N) else 1
         pairs_M, number_N = (self.scoring_N * words + self.targets_N).unique(return_inverse=True)
         if len(number_N) - len(pairs_M) < SHORTEST:
