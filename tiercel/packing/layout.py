@@ -73,6 +73,8 @@ class PackedTokens:
     def distinct(self) -> tuple[Tensor, Tensor] | None:
         """Return the first of the scored tokens that stand at the same place of the tree (M,), and for each scored
         token which of these it is (N,). None if this saves too few tokens to pay."""
+        if len(set(self.ends_C)) == self.continuation_count and max(self.tree.levels, default=0) < 2:
+            return None  # completions after their prompts; values are not needed here, which a plan does not have
         pairs_N2 = torch.stack([self.scoring_N, self.targets_N], dim=1)
         distinct_M2, which_N = torch.unique(pairs_N2, dim=0, return_inverse=True)
         if len(pairs_N2) - len(distinct_M2) < sharing.SHORTEST:
