@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -62,8 +62,12 @@ def compose(start: Path | None = None) -> tuple[LlavaForConditionalGeneration, P
 
 
 def save(model: LlavaForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
-    """Write the model in bfloat16 with its processor."""
+    """Write the model in bfloat16 with its processor, and with the names of weights that published LLaVAs have, which
+    vLLM asks for; transformers saves new models without the second of them."""
     model.bfloat16().save_pretrained(directory)
+    file = directory / "model.safetensors"
+    weights = {name.replace("vision_tower.", "vision_tower.vision_model.", 1): v for name, v in load_file(file).items()}
+    save_file(weights, file, {"format": "pt"})
     pictures = CLIPImageProcessorPil(
         size={"shortest_edge": SIDE},
         crop_size={"height": SIDE, "width": SIDE},
