@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from examples.scenes import SceneSet, write_scenes
+from tiercel.demo.pointing import START
 from tiercel.demo.running import RECIPES, require_recipes, show_command, write_data
 
-START = Path(__file__).parent / "start"
 WARMUP = SceneSet(name="warmup", count=3840, seed=1, jitter=24)
 PRACTICE = SceneSet(name="practice", count=2400, seed=2)
 HELD_OUT = SceneSet(name="heldout", count=1024, seed=3, is_held_out=True)

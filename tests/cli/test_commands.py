@@ -238,7 +238,7 @@ def test_check_names_a_variable_that_a_reward_needs_and_that_is_not_set(
     )
     monkeypatch.delenv("SERVICE_KEY", raising=False)
     assert main(["check", str(recipe)]) == 2
-    assert "rewards.0.env: SERVICE_KEY is not set in the environment" in capsys.readouterr().err
+    assert "rewards.0.env: is SERVICE_KEY, which is not set in the environment" in capsys.readouterr().err
     monkeypatch.setenv("SERVICE_KEY", "value")
     assert main(["check", str(recipe)]) == 0
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tiercel.demo.command import by_kind, in_words
 from tiercel.demo.handwriting import Box
 from tiercel.demo.questions import KINDS, ask
+from tiercel.demo.results import by_kind, in_words
 from tiercel.demo.sheet_rows import RowSet, write_questions
 from tiercel.demo.sheets import CELL, SIDE, SQUARE, Digit, Sheet, Stationery
 from tiercel.runs.records import GroupRecord

@@ -171,7 +171,7 @@ def test_muon_needs_a_matrix_of_a_layer(tiny_checkpoints):
     policy = full_policy(tiny_checkpoints["qwen2_5_vl"])
     for name, parameter in policy.trained_parameters().items():
         parameter.requires_grad_("layers" not in name and "blocks" not in name)
-    with pytest.raises(ModelError, match=r"optim\.name: muon given, but no matrix of a layer is trained"):
+    with pytest.raises(ModelError, match=r"optim\.name: is muon, but no matrix of a layer is trained"):
         build_optimizer(policy, Optim(name="muon"))
 
 

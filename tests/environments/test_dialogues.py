@@ -326,7 +326,7 @@ def test_a_reset_that_is_too_long_for_a_prompt_fails_its_samples_with_the_reason
     with opened(f"{source}:Env") as dialogues:
         (begun,) = dialogues.prompts_of([prompt])
         (dialogue,) = dialogues.open(begun, [0])
-        assert begun is prompt and "exceed data.max_prompt_tokens" in dialogue.end().failure
+        assert begun is prompt and "more than data.max_prompt_tokens" in dialogue.end().failure
 
 
 @pytest.mark.parametrize("text", ["<image>", "<|im_end|>", "a<|vision_start|><|image_pad|>b", "<bbox>", "\\ud800"])

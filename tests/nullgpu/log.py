@@ -1,4 +1,4 @@
-"""The log of a null GPU: launches, waits, copies, allocations, graphs and modules. Import it only on one."""
+"""The log of a null GPU: launches, waits, copies, allocations, graphs and modules. Only its types exist elsewhere."""
 
 import ctypes
 import os
@@ -7,9 +7,14 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 
-_LIBRARY = ctypes.CDLL(os.environ["NULLGPU_SO"])
-_LIBRARY.nullgpu_peak.restype = ctypes.c_size_t
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(os.environ["NULLGPU_SO"])
+    library.nullgpu_peak.restype = ctypes.c_size_t
+    return library
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +54,13 @@ class Log:
 def logged() -> Iterator[Log]:
     """Log what is called inside; the entries are there at the end."""
     log = Log()
-    _LIBRARY.nullgpu_log(1)
+    _library().nullgpu_log(1)
     try:
         yield log
     finally:
-        _LIBRARY.nullgpu_log(0)
+        _library().nullgpu_log(0)
         with tempfile.NamedTemporaryFile("r") as file:
-            _LIBRARY.nullgpu_dump(file.name.encode())
+            _library().nullgpu_dump(file.name.encode())
             for line in file:
                 _, kind, *numbers, name = line.rstrip("\n").split("\t", 6)
                 first, second, third, fourth = map(int, numbers)
@@ -64,9 +69,9 @@ def logged() -> Iterator[Log]:
 
 def mark(label: str) -> None:
     """Put a mark into the log."""
-    _LIBRARY.nullgpu_mark(label.encode())
+    _library().nullgpu_mark(label.encode())
 
 
 def peak_bytes() -> int:
     """Return the most memory that was taken of the first card."""
-    return int(_LIBRARY.nullgpu_peak())
+    return int(_library().nullgpu_peak())

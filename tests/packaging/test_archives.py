@@ -59,7 +59,8 @@ def test_what_the_package_reads_at_run_time_is_in_the_wheel(wheel):
     assert {"tiercel/doctor/pairs.json", "tiercel/doctor/advice.json"} <= names
     assert {"tiercel/py.typed", "tiercel/config/synonyms/keys.txt", "tiercel/convert/peers/trl.txt"} <= names
     starts = {
-        f"tiercel/demo/start/{file}"
+        f"tiercel/demo/{start}/{file}"
+        for start in ("start", "pointing_start")
         for file in ("config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja")
     }
     assert starts <= names

@@ -42,6 +42,10 @@ NO_FILE_OF_A_RUN = {
 SAFE = {
     ("cli/plan.py", "file.open('x', encoding='utf-8')"): "writes a new file",
     ("cli/dry_run.py", "dialogues.open(prompt, [0])"): "no file",
+    (
+        "rollout/branching.py",
+        "Thoughts(at=None, stop=(), limits=self.limits_of(prompt)).open(prompt, samples)",
+    ): "no file",
     ("rollout/trajectory.py", "dialogues.open(prompt, range(params.group_size))"): "no file",
     (
         "training/grpo/policy_sync.py",

@@ -85,7 +85,7 @@ def test_trajectories_fork_with_their_environment(tiny_checkpoints, tmp_path):
     with pytest.raises(RecipeError) as refused:
         run_grpo(recipe)
     (problem,) = refused.value.problems
-    assert problem.startswith("rollout.branches: [2, 2]") and "scene.py:Scene has no method fork" in problem
+    assert problem.startswith("rollout.branches: is [2, 2]") and "scene.py:Scene has no method fork" in problem
     (tmp_path / "rows/scene.py").write_text(SCENE.replace("    def get_reward", FORK))
     run = run_grpo(recipe.model_copy(update={"output": str(tmp_path / "forked")}))
     told = 0

@@ -19,7 +19,7 @@ from tiercel.runs.directory import read_metrics
 
 pytest.importorskip("bitsandbytes")
 KINDS = ("nf4", "int8")
-START = Path(__file__).parents[2] / "examples/pairs/start"  # a Qwen2.5-VL that reads handwriting
+START = Path(__file__).parents[2] / "tiercel/demo/pointing_start"  # a Qwen2.5-VL that reads handwriting
 STEPS, SEEDS = 20, (0, 1, 2)
 
 

@@ -241,7 +241,7 @@ def test_a_row_without_a_column_of_the_teachers_prompt_is_rejected(write, rows):
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
     teacher = {"prompt": "{prompt} It is {answer}."}
     run = run_grpo(write("run", teacher, data={"train": str(file), "eval": None, "max_bad_fraction": 0.2}))
-    assert "the teacher's prompt has {answer}" in (run / "bad_rows.jsonl").read_text()
+    assert "prompt contains {answer}" in (run / "bad_rows.jsonl").read_text()
 
 
 def test_a_teacher_whose_vocabulary_is_padded_further_tells_the_policys_words(write, tiny_checkpoints, tmp_path):

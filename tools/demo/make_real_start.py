@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from tiercel.demo.scenes import dialogue, write_rows
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, binary_cross_entropy_with_logits, cross_entropy, normalize, unfold
 from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerBase
 
+from tiercel.demo.handwriting import dialogue, write_rows
 from tiercel.demo.real import START
 from tiercel.demo.real_model import MEAN, OWN_PARTS, PATCH, STD, TOKENS, compose, save
 from tiercel.demo.real_parts import COLORS, SHAPES, Sample, drawn, labels, picture_file, read_questions

@@ -247,7 +247,7 @@ def test_the_key_is_sent_and_never_shown(server, monkeypatch):
     assert server.keys == ["Bearer sk-very-secret"]
     assert "sk-very-secret" not in found[0].failure
     monkeypatch.delenv("JUDGE_KEY")
-    with pytest.raises(RecipeError, match="JUDGE_KEY is not set"):
+    with pytest.raises(RecipeError, match="is JUDGE_KEY, which is not set"):
         scores(server, "grade=5", key="JUDGE_KEY")
 
 
@@ -266,8 +266,8 @@ def test_a_question_of_ones_own(server, tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{completion} {mood}", "has {mood}"),
-        ("{prompt}", "no {completion}"),
+        ("{completion} {mood}", "contains {mood}"),
+        ("{prompt}", "does not contain {completion}"),
         ("{completion} {", "cannot be read"),
         ("{completion!x}", "cannot be read"),
     ],
