@@ -204,6 +204,10 @@ def test_one_of_several_scores_is_named(tmp_path):
         assert values(checkpoint, [sample("7")], label=label) == pytest.approx([expected], abs=1e-5)
 
 
+def test_a_model_that_is_no_classifier_is_refused(tiny_checkpoints):
+    refused(tiny_checkpoints["qwen2_5_vl"], "is a qwen2_5_vl model, of which transformers has no sequence classifier")
+
+
 def test_a_checkpoint_without_a_score_is_refused(tmp_path):
     checkpoint = save_reward_model(tmp_path / "causal", Qwen2ForCausalLM)
     for label in (None, 0):

@@ -193,6 +193,11 @@ def load_reward_model(options: RewardModel) -> LoadedRewardModel | ValueModel:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # for broken files, tokenizers raises Exception itself
         raise ModelError(f"{path}: config or tokenizer cannot be read: {type(error).__name__}: {error}") from error
+    if type(config) not in AutoModelForSequenceClassification._model_mapping:
+        raise ModelError(
+            f"{path} is a {config.model_type} model, of which transformers has no sequence classifier; use a "
+            "checkpoint of one, or a reward model of `tiercel reward`"
+        )
     template = _chat_template(path, tokenizer, options)
     require_embeddings(path, tokenizer, config.get_text_config().vocab_size)
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
