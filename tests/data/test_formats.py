@@ -265,7 +265,7 @@ def test_values_that_json_or_utf8_cannot_hold_are_refused():
 
 def test_reasons_and_fields_have_a_limit():
     turn = {"role": "user", "content": "a", "x" * 9000: 1}
-    assert len(refused({"messages": [turn]}).reason) == 5000
+    assert len(refused({"messages": [turn]}).reason) < 300
     assert len(refused({"messages": [USER], "x" * 9000: float("nan")}).field) == 5000
 
 

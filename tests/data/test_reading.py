@@ -45,6 +45,14 @@ def test_json_lines_in_order_with_blank_lines_and_byte_order_mark(tmp_path):
     assert (table.total, table.rejected, table.format, table.file) == (3, (), "tiercel", str(file))
 
 
+@pytest.mark.parametrize("wrong", ({"id": ["y" * 3000]}, {"answer_image": 10**3000}, {"messages": [{"y" * 3000: 1}]}))
+def test_a_reason_shows_only_the_beginning_of_a_long_value(tmp_path, wrong):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join([line("a"), json.dumps({**json.loads(line("b")), **wrong})]))
+    (rejected,) = read(file, format="tiercel").rejected
+    assert len(rejected.reason) < 300
+
+
 def test_a_pattern_names_several_files(tmp_path):
     for name, ids in (("part-1", "cd"), ("part-0", "ab"), ("other", "x")):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(line, ids)))

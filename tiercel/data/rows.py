@@ -112,7 +112,8 @@ def read_messages(
         # A key such as "tool_calls" changes what the turn means, so it must not be ignored.
         unknown = sorted(key for key in turn if key not in (role_key, content_key, *_MASKS) and given(turn, key))
         if unknown:
-            raise DataError(f"has keys that tiercel does not know: {', '.join(unknown)}; remove them", field=place)
+            names = brief(", ".join(unknown), 200)
+            raise DataError(f"has keys that tiercel does not know: {names}; remove them", field=place)
         role = turn.get(role_key)
         if not isinstance(role, str) or role not in roles:
             raise DataError(f"is {_brief(role)}, but must be one of {', '.join(roles)}", field=f"{place}.{role_key}")
@@ -460,7 +461,7 @@ def _answer_image(draft: RowDraft, messages: Sequence[Message]) -> int | None:
     images; or else the first."""
     if draft.answer_image is not None:
         if not 0 <= draft.answer_image < len(draft.images):
-            reason = f"is {draft.answer_image}, but the row has {len(draft.images)} images (counted from 0)"
+            reason = f"is {_brief(draft.answer_image)}, but the row has {len(draft.images)} images (counted from 0)"
             raise DataError(reason, field="answer_image")
         return draft.answer_image
     asked = count_marks(messages[: answer_start(messages)], BOX_MARK)

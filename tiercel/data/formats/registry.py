@@ -41,6 +41,7 @@ from tiercel.data.rows import (
 from tiercel.errors import DataError
 from tiercel.samples import column
 from tiercel.types import RejectedRow, Row
+from tiercel.wording import brief
 
 # All columns that some format reads. In every other column, a value that JSON does not know is left out.
 # fmt: off
@@ -317,6 +318,6 @@ def _read_id(record: Mapping[str, Any], default: str) -> str:
     if id is None:
         return default
     if isinstance(id, bool) or not isinstance(id, str | int) or id == "":
-        raise DataError(f"is {id!r}, but an id must be text or an integer", field="id")
+        raise DataError(f"is {brief(repr(id), 80)}, but an id must be text or an integer", field="id")
     require_plain_value(id, "id", 0)
     return str(id)
