@@ -359,7 +359,8 @@ def _row_problem(row: Row) -> str | None:
 def _rejection_problem(rejected: RejectedRow) -> str | None:
     if not rejected.field or not rejected.reason:
         return f"line {rejected.line} was rejected without field or reason"
-    if len(rejected.reason) > 5000:  # it may name a path
+    longest_path = max((len(word) for word in rejected.reason.split() if "/" in word), default=0)  # never cut
+    if len(rejected.reason) > 2000 + longest_path:
         return f"line {rejected.line}: a reason of {len(rejected.reason)} characters"
     try:
         f"{rejected.id} {rejected.field} {rejected.reason}".encode()
