@@ -1,8 +1,8 @@
 # Distillation: the demo's tiny model learns from itself, told the answer. `python distill.py`, on a CPU, offline.
 from PIL import Image
-from tiercel.demo.pointing import START
 
 import tiercel as tc
+from tiercel.demo.pointing import START
 
 picture, question = Image.new("RGB", (112, 112), "white"), {"role": "user", "content": "<image>Where is the two?"}
 rows = [{"messages": [question], "images": [picture], "answer": "[28, 28, 84, 84]"}] * 8

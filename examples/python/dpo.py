@@ -1,8 +1,8 @@
 # DPO: learn which of two answers is better. `python dpo.py` trains the demo's tiny model on a CPU, offline.
 from PIL import Image
-from tiercel.demo.pointing import START
 
 import tiercel as tc
+from tiercel.demo.pointing import START
 
 picture, question = Image.new("RGB", (112, 112), "white"), {"role": "user", "content": "<image>Where is the two?"}
 turns = [question, {"role": "assistant", "content": "[28, 28, 84, 84]"}]  # the better answer is the last turn

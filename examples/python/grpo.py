@@ -1,8 +1,8 @@
 # GRPO: learn from a reward of your own. `python grpo.py` trains the demo's tiny model on a CPU, offline.
 from PIL import Image
-from tiercel.demo.pointing import START
 
 import tiercel as tc
+from tiercel.demo.pointing import START
 
 
 def right(completion, answer):

@@ -1,8 +1,8 @@
 # KTO: learn from answers labelled good or bad. `python kto.py` trains the demo's tiny model on a CPU, offline.
 from PIL import Image
-from tiercel.demo.pointing import START
 
 import tiercel as tc
+from tiercel.demo.pointing import START
 
 picture, question = Image.new("RGB", (112, 112), "white"), {"role": "user", "content": "<image>Where is the two?"}
 turns = [[question, {"role": "assistant", "content": f"[{x}, 28, 84, 84]"}] for x in range(0, 64, 8)]

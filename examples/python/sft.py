@@ -1,8 +1,8 @@
 # SFT: learn from answers. `python sft.py` trains the demo's tiny model on a CPU, offline.
 from PIL import Image
-from tiercel.demo.pointing import START
 
 import tiercel as tc
+from tiercel.demo.pointing import START
 
 picture, question = Image.new("RGB", (112, 112), "white"), {"role": "user", "content": "<image>Where is the two?"}
 rows = [{"messages": [question, {"role": "assistant", "content": "[28, 28, 84, 84]"}], "images": [picture]}] * 8

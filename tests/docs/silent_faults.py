@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+
 from tiercel.demo.pointing import START
 
 RANK, WIDTH, LAYERS = 4, 128, 3  # of the adapters; the width and the layers are the model's

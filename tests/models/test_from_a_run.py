@@ -2,10 +2,10 @@
 
 import pytest
 from PIL import Image
-from tiercel.demo.pointing import START
 
 import tiercel as tc
 from tests.docs.pages import DOCS, blocks
+from tiercel.demo.pointing import START
 
 QUESTION = "Where is the cup?"
 LONGEST_LINES = 14  # with the imports
