@@ -35,7 +35,7 @@ import sys
 import threading
 
 from tiercel.cli.main import entry_point
-from tiercel.training import grpo
+from tiercel.training.grpo import minibatch_updates as grpo
 
 learn, calls = grpo.learn, []
 
