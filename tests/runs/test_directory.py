@@ -21,7 +21,7 @@ from tiercel.config.schema import Data, GrpoRecipe, Lora, Model, Optim, Reliabil
 from tiercel.errors import RunError
 from tiercel.rewards.shape import Format
 from tiercel.rewards.text import Exact
-from tiercel.runs import lock
+from tiercel.runs import lock, pictures
 from tiercel.runs.checkpoints import directory_of, save_checkpoint
 from tiercel.runs.directory import ANEW, RunDirectory, open_run, read_metrics, resume_point
 from tiercel.runs.identity import MAY_DIFFER
@@ -454,10 +454,10 @@ def test_groups_are_recorded_with_each_image_once(run):
 
 
 def test_a_picture_that_does_not_fit_the_disk_is_a_run_error(run, monkeypatch):
-    def fail(self, *arguments, **options):
+    def fail(pixels):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Image.Image, "save", fail)
+    monkeypatch.setattr(pictures, "png", fail)
     image = SimpleNamespace(sha256="0" * 64, views=(torch.zeros(2, 2, 3, dtype=torch.uint8),))
     run.save_image(image)
     with pytest.raises(RunError, match=r"images/0+\.png cannot be written: .*No space left"):
@@ -465,13 +465,13 @@ def test_a_picture_that_does_not_fit_the_disk_is_a_run_error(run, monkeypatch):
 
 
 def test_a_step_does_not_wait_for_its_pictures_and_the_end_of_a_run_does(tmp_path, monkeypatch):
-    may_go_on, save = threading.Event(), Image.Image.save
+    may_go_on, png = threading.Event(), pictures.png
 
-    def slow(self, *arguments, **options):
+    def slow(pixels):
         assert may_go_on.wait(30)
-        save(self, *arguments, **options)
+        return png(pixels)
 
-    monkeypatch.setattr(Image.Image, "save", slow)
+    monkeypatch.setattr(pictures, "png", slow)
     pixels = [torch.full((2, 3, 3), number, dtype=torch.uint8) for number in range(3)]
     with open_run(grpo_recipe(tmp_path)) as run:
         for number in (0, 1, 1, 2, 0):
@@ -484,10 +484,10 @@ def test_a_step_does_not_wait_for_its_pictures_and_the_end_of_a_run_does(tmp_pat
 
 
 def test_a_picture_that_could_not_be_saved_is_told_at_the_next_and_ends_the_run(tmp_path, monkeypatch):
-    def fail(self, *arguments, **options):
+    def fail(pixels):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Image.Image, "save", fail)
+    monkeypatch.setattr(pictures, "png", fail)
     image = SimpleNamespace(sha256="0" * 64, views=(torch.zeros(2, 2, 3, dtype=torch.uint8),))
     with pytest.raises(RunError, match="No space left"), open_run(grpo_recipe(tmp_path / "end")) as run:
         run.save_image(image)
