@@ -10,8 +10,8 @@ from PIL import Image
 
 from tiercel.demo import real
 from tiercel.demo.real_parts import (
-    Question,
-    Sample,
+    QuestionSample,
+    VqaQuestion,
     answers_without_picture,
     drawn,
     labels,
@@ -48,8 +48,8 @@ def package(tmp_path, monkeypatch) -> Path:
     return root
 
 
-def asked(text: str, answer: str) -> Question:
-    return Question(number=0, text=text, answer=answer, picture=3)
+def asked(text: str, answer: str) -> VqaQuestion:
+    return VqaQuestion(number=0, text=text, answer=answer, picture=3)
 
 
 def test_kinds():
@@ -72,7 +72,7 @@ def test_what_a_question_and_its_answer_say_of_the_picture(text, answer, known):
 
 
 def test_a_sample_has_as_many_of_each_kind_and_balanced_answers(package):
-    sample = Sample(name="rows", split="train", per_kind=2, seed=0, pictures=range(1, 4), is_balanced=True)
+    sample = QuestionSample(name="rows", split="train", per_kind=2, seed=0, pictures=range(1, 4), is_balanced=True)
     found = drawn(sample)
     assert Counter(each.kind for each in found) == {"shape": 2, "color": 2, "hasshape": 2, "hascolor": 2}
     assert Counter(each.answer for each in found if each.kind == "hascolor") == {"yes": 1, "no": 1}
@@ -80,7 +80,7 @@ def test_a_sample_has_as_many_of_each_kind_and_balanced_answers(package):
 
 
 def test_rows_and_the_control_with_another_picture(package, tmp_path):
-    sample = Sample(name="heldout", split="test", per_kind=4, seed=0, pictures=range(4))
+    sample = QuestionSample(name="heldout", split="test", per_kind=4, seed=0, pictures=range(4))
     rows, swapped = (
         [json.loads(line) for line in file.read_text().splitlines()]
         for file in (write_sample(tmp_path, sample), tmp_path / "heldout-swapped.jsonl")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tiercel.demo.real import make_model
-from tiercel.demo.real_parts import PACKAGES, Sample, write_sample
+from tiercel.demo.real_parts import PACKAGES, QuestionSample, write_sample
 
 
 def pytest_collection_modifyitems(items):
@@ -26,8 +26,15 @@ def model(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def rows(tmp_path_factory) -> Path:
     """Eight questions of each of four kinds."""
-    sample = Sample(name="rows", split="train", per_kind=8, seed=5, pictures=range(4_000), is_balanced=True)
+    sample = QuestionSample(name="rows", split="train", per_kind=8, seed=5, pictures=range(4_000), is_balanced=True)
     return write_sample(tmp_path_factory.mktemp("rows"), sample)
+
+
+@pytest.fixture(scope="session")
+def many_rows(tmp_path_factory) -> Path:
+    """64 questions of each kind, so that a difference of losses is more than the noise of a few rows."""
+    sample = QuestionSample(name="rows", split="train", per_kind=64, seed=6, pictures=range(4_000), is_balanced=True)
+    return write_sample(tmp_path_factory.mktemp("many"), sample)
 
 
 @pytest.fixture(scope="session")

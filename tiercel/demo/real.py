@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tiercel.demo.real_parts import (
     KINDS,
-    Sample,
+    QuestionSample,
     answers_without_picture,
     drawn,
     read_questions,
@@ -24,8 +24,10 @@ START = Path(__file__).parent / "real_start"
 DATA, RUN = Path("runs/real-data"), Path("runs/real")
 RECIPE = "demo-real-grpo.yaml"
 CONTROL = DATA / "control.jsonl"
-PRACTICE = Sample(name="practice", split="train", per_kind=400, seed=41, pictures=range(4_000), is_balanced=True)
-TEST = Sample(name="test", split="test", per_kind=64, seed=42, pictures=range(1_000))
+PRACTICE = QuestionSample(
+    name="practice", split="train", per_kind=400, seed=41, pictures=range(4_000), is_balanced=True
+)
+TEST = QuestionSample(name="test", split="test", per_kind=64, seed=42, pictures=range(1_000))
 
 
 def demo_real() -> None:
@@ -71,7 +73,7 @@ def summary(run: Path, control: Path) -> str:
     return "\n".join([describe(run), *lines])
 
 
-def without_picture(sample: Sample) -> Counts:
+def without_picture(sample: QuestionSample) -> Counts:
     """Count how often the most frequent training answer to a question's text is right, which needs no picture."""
     said = answers_without_picture(read_questions("train"))
     counts: dict[str, tuple[int, int]] = {}

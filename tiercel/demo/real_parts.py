@@ -26,7 +26,7 @@ Split = Literal["train", "test"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
+class VqaQuestion:
     """A question of a split about a picture."""
 
     number: int  # its place in the split
@@ -45,7 +45,7 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sample:
+class QuestionSample:
     """The rows of one file: `per_kind` questions of each kind. With `is_balanced` yes and no are equally frequent among
     them; otherwise answers are as frequent as in the split."""
 
@@ -75,11 +75,11 @@ def require_packages() -> None:
         folder_of(package)
 
 
-def read_questions(split: Split) -> tuple[Question, ...]:
+def read_questions(split: Split) -> tuple[VqaQuestion, ...]:
     """Read a published split. Raises EnvironmentProblem."""
     records = json.loads((folder_of("easy_vqa") / "data" / split / "questions.json").read_text(encoding="utf-8"))
     return tuple(
-        Question(number=number, text=text, answer=answer, picture=picture)
+        VqaQuestion(number=number, text=text, answer=answer, picture=picture)
         for number, (text, answer, picture) in enumerate(records)
     )
 
@@ -89,14 +89,14 @@ def picture_file(split: Split, picture: int) -> Path:
     return folder_of("easy_vqa") / "data" / split / "images" / f"{picture}.png"
 
 
-def drawn(sample: Sample) -> list[Question]:
+def drawn(sample: QuestionSample) -> list[VqaQuestion]:
     """Draw the questions of a file, kinds mixed. Raises EnvironmentProblem."""
     generator = np.random.default_rng(sample.seed)
-    by_kind: dict[str, list[Question]] = defaultdict(list)
+    by_kind: dict[str, list[VqaQuestion]] = defaultdict(list)
     for question in read_questions(sample.split):
         if question.picture in sample.pictures:
             by_kind[question.kind].append(question)
-    chosen: list[Question] = []
+    chosen: list[VqaQuestion] = []
     for kind in KINDS:
         pools = [by_kind[kind]]
         if sample.is_balanced and kind.startswith("has"):
@@ -107,7 +107,7 @@ def drawn(sample: Sample) -> list[Question]:
     return [chosen[place] for place in generator.permutation(len(chosen))]
 
 
-def write_sample(directory: Path, sample: Sample) -> Path:
+def write_sample(directory: Path, sample: QuestionSample) -> Path:
     """Write `directory`/NAME.jsonl and the pictures that it shows, and NAME-swapped.jsonl for questions of the test
     split: the same questions and answers with the picture of another one. Raises EnvironmentProblem."""
     questions = drawn(sample)
@@ -127,7 +127,7 @@ def write_sample(directory: Path, sample: Sample) -> Path:
     return write_rows(directory / f"{sample.name}.jsonl", asked)
 
 
-def labels(questions: Sequence[Question]) -> Mapping[int, Mapping[str, str]]:
+def labels(questions: Sequence[VqaQuestion]) -> Mapping[int, Mapping[str, str]]:
     """Return the color and the shape of each picture, as far as questions and answers say them. What an open question
     names is there; a question for yes or no names what is there if the answer says so."""
     found: dict[int, dict[str, str]] = defaultdict(dict)
@@ -141,7 +141,7 @@ def labels(questions: Sequence[Question]) -> Mapping[int, Mapping[str, str]]:
     return MappingProxyType(found)
 
 
-def answers_without_picture(practice: Sequence[Question]) -> Mapping[str, str]:
+def answers_without_picture(practice: Sequence[VqaQuestion]) -> Mapping[str, str]:
     """Return the most frequent answer to each text of a question, which is the best that can be said without the
     picture."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)

@@ -25,12 +25,12 @@ from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerBase
 from tiercel.demo.handwriting import dialogue, write_rows
 from tiercel.demo.real import START
 from tiercel.demo.real_model import MEAN, OWN_PARTS, PATCH, STD, TOKENS, compose, save
-from tiercel.demo.real_parts import COLORS, SHAPES, Sample, drawn, labels, picture_file, read_questions
+from tiercel.demo.real_parts import COLORS, SHAPES, QuestionSample, drawn, labels, picture_file, read_questions
 from tiercel.demo.running import run_command
 
 DATA, RUN = Path("runs/real-start-data"), Path("runs/real-start")
 SEEN, UNSEEN = range(3_800), range(3_800, 4_000)  # training pictures; the second are watched while the tower learns
-LESSONS = Sample(name="lessons", split="train", per_kind=800, seed=31, pictures=SEEN, is_balanced=True)
+LESSONS = QuestionSample(name="lessons", split="train", per_kind=800, seed=31, pictures=SEEN, is_balanced=True)
 STEPS, BATCH, RATE = 700, 64, 1.5e-3
 SHIFT = 8  # pixels by which a picture is moved at most
 OUTLINED, FINE = 2, 8  # after how many layers a patch tells its shape's pixels, and in how many squares a side
@@ -170,7 +170,7 @@ def varied(pixels: Tensor, generator: torch.Generator) -> Tensor:
     return torch.stack([each[:, y : y + side, x : x + side] for each, (x, y) in zip(larger, corners, strict=True)])
 
 
-def write_captions(directory: Path, sample: Sample) -> Path:
+def write_captions(directory: Path, sample: QuestionSample) -> Path:
     """Write the questions of a sample with a caption in words in place of the picture: as many tokens of its color and
     of its shape as the tower has for each."""
     known, rows = labels(read_questions(sample.split)), []
