@@ -5,6 +5,7 @@ tools are the policy's tools; a server without tools has one, `step`, whose argu
 Only the host that the recipe names is asked: redirections and the environment's proxies are not followed.
 """
 
+import asyncio
 import base64
 import binascii
 import hashlib
@@ -22,6 +23,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from tiercel.calls import OPENENV
 from tiercel.environments.parts import UnusableAnswer
+from tiercel.http_json import HttpReply, NoAnswer, ServerAnswer, WrongAnswer, ask, new_client
 
 CONNECT_SECONDS = 10.0
 WAITS = (0.2, 1.0, 3.0)  # seconds before another attempt to begin a session; an action is never sent twice
@@ -42,6 +44,12 @@ class NoSession(OpenEnvFailure):
 
 class RefusedAction(ValueError):
     """Raised if the server refuses an action; the policy is told the message."""
+
+
+class Schemas(ServerAnswer):
+    """A server's answer to /schema."""
+
+    action: dict[str, Any]
 
 
 class OpenEnv:
@@ -107,13 +115,17 @@ class OpenEnv:
 
     def _action_schema(self) -> dict[str, Any]:
         try:
-            with httpx.Client(timeout=CONNECT_SECONDS, trust_env=False, follow_redirects=False) as client:
-                answer = client.get(f"{self._url}/schema").raise_for_status()
-            if len(answer.content) > LARGEST_SCHEMA:
-                raise ValueError(f"{len(answer.content):,} bytes")
-            return dict(answer.json()["action"])
-        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            reply = asyncio.run(self._asked("/schema"))
+            if reply.status != httpx.codes.OK:
+                raise NoAnswer(f"status {reply.status}: {reply.text()!r}")
+            return reply.read(Schemas).action
+        except (NoAnswer, WrongAnswer) as error:
             raise OpenEnvFailure(f"{self._url}/schema is no answer of an OpenEnv server: {error}") from error
+
+    async def _asked(self, path: str) -> HttpReply:
+        async with new_client() as client:
+            request = client.build_request("GET", f"{self._url}{path}")
+            return await ask(client, request, seconds=CONNECT_SECONDS, most_bytes=LARGEST_SCHEMA)
 
     def _begin(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         """Open a session with its first message, and try again if the server is away or full for a moment."""
