@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tiercel.packing.cutting import Bin, Cuts, PrefixCut, TreeCutter, cut_repeated
+from tiercel.packing.cutting import Bin, Cuts, PrefixCut, TreeCutter
 from tiercel.packing.tree import Node, PrefixTree
 
 
@@ -57,11 +57,6 @@ def test_roots_that_fit_share_a_bin_around_one_that_does_not():
 def test_a_row_that_others_continue_goes_with_the_first_of_them():
     tree = tree_of((4, None), (3, 0), (3, 0))
     assert cuts(7, tree=tree, ends=[1, 0, 2])[0].bins == [Bin((0, 1), 0), Bin((2,), 0)]
-
-
-def test_repeated_rows_fill_bins_in_order():
-    assert cut_repeated([4, 3, 5, 2], 7) == [Cuts(bins=[Bin((0, 1))]), Cuts(bins=[Bin((2, 3))])]
-    assert cut_repeated([], 7) == []
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -10,7 +10,7 @@ from torch import Tensor
 from tiercel.algorithms import Totals
 from tiercel.errors import DataError
 from tiercel.models.prompts import completion_positions
-from tiercel.packing.cutting import Cuts, TreeCutter, cut_repeated
+from tiercel.packing.cutting import Bin, Cuts, TreeCutter
 from tiercel.packing.divergence import TeacherTokens
 from tiercel.packing.layout import Continuation, PackedTokens, PackItem, add_item, pack
 from tiercel.packing.sharing import PictureFamily, TreeBuilder
@@ -201,11 +201,11 @@ def policy_units(
         return []
     whole = pack([group.item for group in groups], family)
     rows = [group.part(place, place + 1) for group in groups for place in range(len(group.numbers))]
-    lengths = [len(whole.tree.places(end)) for end in whole.ends_C]
-    for row, length in zip(rows, lengths, strict=True):
-        _require_fit(row.item, length, budget)
+    for row, end in zip(rows, whole.ends_C, strict=True):
+        _require_fit(row.item, whole.tree.length_to(end), budget)
     if form == "repeated":
-        cuts = cut_repeated(lengths, budget)
+        bins = packed_bins([(row.item,) for row in rows], form, budget)
+        cuts = [Cuts(bins=[Bin(tuple(each))]) for each in bins]
     else:
         cuts = TreeCutter(whole.tree, whole.ends_C, budget, continues=may_run_prefix).cuts()
     return [_unit(each, whole, rows, totals) for each in cuts]

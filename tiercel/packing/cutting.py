@@ -64,8 +64,7 @@ class TreeCutter:
         below = node if self.continues else None
         cuts.prefixes.append(PrefixCut(node, first, first))
         own = self.rows_at.get(node, [])  # they have no tokens below the node, so any bin has room for them
-        start, stop = self.tree.nodes[node].span
-        for siblings in self._fitting(node, self.tree.depths[node] + stop - start):
+        for siblings in self._fitting(node, self.tree.length_to(node)):
             if isinstance(siblings, list):
                 cuts.bins.append(Bin(tuple(sorted((*own, *self._rows(siblings)))), below))
                 own = []
@@ -107,16 +106,3 @@ class TreeCutter:
         while node < len(self.tree.nodes) and self.tree.nodes[node].span[0] < stop:
             yield node
             node += 1
-
-
-def cut_repeated(lengths: Sequence[int], budget: int) -> list[Cuts]:
-    """Fill bins with whole rows, in order, whose tokens are all computed."""
-    bins: list[list[int]] = []
-    filled = budget
-    for row, length in enumerate(lengths):
-        if filled + length > budget:
-            bins.append([])
-            filled = 0
-        bins[-1].append(row)
-        filled += length
-    return [Cuts(bins=[Bin(tuple(rows))]) for rows in bins]

@@ -75,12 +75,12 @@ class PackedTokens:
         token which of these it is (N,). None if this saves too few tokens to pay."""
         if len(set(self.ends_C)) == self.continuation_count and max(self.tree.levels, default=0) < 2:
             return None  # completions after their prompts; values are not needed here, which a plan does not have
-        pairs_N2 = torch.stack([self.scoring_N, self.targets_N], dim=1)
-        distinct_M2, which_N = torch.unique(pairs_N2, dim=0, return_inverse=True)
-        if len(pairs_N2) - len(distinct_M2) < sharing.SHORTEST:
+        pairs_N = self.targets_N * self.tree.length + self.scoring_N
+        distinct_M, which_N = torch.unique(pairs_N, return_inverse=True)
+        if len(pairs_N) - len(distinct_M) < sharing.SHORTEST:
             return None
         order_N = torch.arange(len(which_N))
-        first_M = torch.full((len(distinct_M2),), len(which_N)).scatter_reduce(0, which_N, order_N, "amin")
+        first_M = torch.full((len(distinct_M),), len(which_N)).scatter_reduce(0, which_N, order_N, "amin")
         return first_M, which_N
 
     def only(self, rows: Sequence[int], below: int | None = None) -> "PackedTokens":
@@ -129,7 +129,7 @@ class PackedTokens:
             scoring_N=to_new[self.scoring_N[is_own_N]],
             targets_N=self.targets_N[is_own_N],
             continuation_of_N=torch.tensor(owners, dtype=torch.int64),
-            repeated_length=sum(len(self.tree.places(self.ends_C[row])) for row in rows),
+            repeated_length=sum(self.tree.length_to(self.ends_C[row]) for row in rows),
         )
 
 

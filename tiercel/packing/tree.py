@@ -96,6 +96,10 @@ class PrefixTree:
         """Return the span of each root's whole subtree."""
         return [(node.span[0], stop) for node, stop in zip(self.nodes, self.stops, strict=True) if node.parent is None]
 
+    def length_to(self, number: int) -> int:
+        """Count the tokens on the path down to the end of a node."""
+        return self.depths[number] + _size(self.nodes[number].span)
+
     def path(self, number: int) -> list[int]:
         """Return the numbers of the nodes from a root down to this one."""
         path = [number]
@@ -114,8 +118,8 @@ class PrefixTree:
 
     def simplest(self, sight: Sight) -> Sight:
         """Return the simplest sight that is equivalent for this tree."""
-        ends = [depth + _size(node.span) for depth, node in zip(self.depths, self.nodes, strict=True)]
-        return sight.within(max(ends, default=0), self.picture_spans)
+        longest = max(map(self.length_to, range(len(self.nodes))), default=0)
+        return sight.within(longest, self.picture_spans)
 
     def visibility(self, sight: Sight) -> Visibility:
         """Compute what each token sees."""
