@@ -55,10 +55,10 @@ FAULTS = (
     ),
     Fault(
         "packing",
-        "the first token after a prompt is seen by its completions",
-        "tiercel/packing/layout.py",
-        "(order_T >= prompt_start) & (order_T < prompt_stop)",
-        "(order_T >= prompt_start) & (order_T <= prompt_stop)",
+        "a completion is seen by the completions after it",
+        "tiercel/packing/tree.py",
+        "stop_T[start:stop] = subtree_stop",
+        "stop_T[start:stop] = self.length",
         "tests/packing",
     ),
     Fault(
