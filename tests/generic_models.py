@@ -67,8 +67,8 @@ def has_processor(name: str) -> bool:
     """Return whether the processor can be made, because transformers has stand-ins for parts whose packages are
     missing."""
     tiny = GENERIC[name]
-    parts = [getattr(transformers, part) for part in (tiny.images, tiny.videos, tiny.processor) if part is not None]
-    return not any(getattr(part, "is_dummy", False) for part in parts)
+    parts = [getattr(transformers, part, None) for part in (tiny.images, tiny.videos, tiny.processor) if part]
+    return not any(part is None or getattr(part, "is_dummy", False) for part in parts)
 
 
 def save_generic_checkpoint(tiny: Tiny, directory: Path, seed: int = 0) -> Path:
@@ -173,7 +173,58 @@ GLM = {
 }
 
 
-NAMED = ("glm46v", "smolvlm", "idefics3", "mistral3", "pixtral", "llava")  # these must be accepted
+GLM_46V = {  # as GLM-4.6V is published: the classes of GLM-4.1V and GLM-4.5V, and a processor of its own
+    "processor": "Glm46VProcessor",
+    "images": "Glm46VImageProcessorPil",
+    "videos": "Glm46VVideoProcessor",
+}
+GLM_EXPERTS = {
+    "model_type": "glm4v_moe_text",
+    "head_dim": 16,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "rope_parameters": {
+        "rope_type": "default",
+        "mrope_section": [1, 1, 2],
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+    },
+}
+MINICPM_NAMES = {  # names by which its processor asks the tokenizer for them
+    "image_token": "<|image_pad|>",
+    "video_token": "<|video_pad|>",
+    "image_start_token": "<image>",
+    "image_end_token": "</image>",
+    "slice_start_token": "<slice>",
+    "slice_end_token": "</slice>",
+    "image_id_start_token": "<image_id>",
+    "image_id_end_token": "</image_id>",
+}
+KIMI_TOKENS = (
+    "<|media_pad|>",
+    "<|media_begin|>",
+    "<|media_content|>",
+    "<|media_end|>",
+    "<|kimi_k25_video_placeholder|>",
+)
+# These must be accepted.
+NAMED = (
+    "glm46v",
+    "glm46v_flash",
+    "glm46v_moe",
+    "minicpmv4_6",
+    "kimi_k25",
+    "smolvlm",
+    "idefics3",
+    "mistral3",
+    "pixtral",
+    "llava",
+)
 
 GENERIC = {
     "llava": Tiny(
@@ -258,6 +309,85 @@ GENERIC = {
         images="Glm4vImageProcessorPil",
         videos="Glm4vVideoProcessor",
         **GLM,
+    ),
+    "glm46v_flash": Tiny(model="Glm4vForConditionalGeneration", config="Glm4vConfig", **GLM_46V, **GLM),
+    "glm46v_moe": Tiny(
+        model="Glm4vMoeForConditionalGeneration",
+        config="Glm4vMoeConfig",
+        **GLM_46V,
+        **GLM | {"keys": GLM["keys"] | {"text_config": TEXT | GLM_EXPERTS}},
+    ),
+    "minicpmv4_6": Tiny(
+        model="MiniCPMV4_6ForConditionalGeneration",
+        config="MiniCPMV4_6Config",
+        processor="MiniCPMV4_6Processor",
+        images="MiniCPMV4_6ImageProcessorPil",
+        videos="MiniCPMV4_6VideoProcessor",
+        tokens=tuple(MINICPM_NAMES.values()),
+        names=MINICPM_NAMES,
+        marker="<|image_pad|>",
+        keys={
+            "text_config": TEXT
+            | {
+                "model_type": "qwen3_5_text",
+                "head_dim": 16,
+                "num_hidden_layers": 4,
+                "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+                "linear_conv_kernel_dim": 4,
+                "linear_num_key_heads": 2,
+                "linear_num_value_heads": 4,
+                "linear_key_head_dim": 16,
+                "linear_value_head_dim": 16,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 10000.0,
+                    "partial_rotary_factor": 0.25,
+                    "mrope_section": [1, 1, 0],
+                },
+            },
+            "vision_config": TOWER | {"num_hidden_layers": 3, "image_size": 112},
+            "image_size": 112,
+            "insert_layer_id": 1,
+            "image_token_id": "id:<|image_pad|>",
+            "video_token_id": "id:<|video_pad|>",
+        },
+        image_keys={"scale_resolution": 112, "max_slice_nums": 4, "patch_size": 14},
+    ),
+    "kimi_k25": Tiny(
+        model="Kimi_K25ForConditionalGeneration",
+        config="Kimi_K25Config",
+        processor="Kimi_K25Processor",
+        images="Kimi_K25ImageProcessor",
+        videos="Kimi_K25VideoProcessor",
+        tokens=KIMI_TOKENS,
+        marker="<|media_begin|>image<|media_content|><|media_pad|><|media_end|>",
+        keys={
+            "text_config": TEXT
+            | {
+                "model_type": "deepseek_v3",
+                "num_key_value_heads": 4,
+                "moe_intermediate_size": 24,
+                "n_routed_experts": 4,
+                "num_experts_per_tok": 2,
+                "n_shared_experts": 1,
+                "n_group": 1,
+                "topk_group": 1,
+                "first_k_dense_replace": 1,
+                "kv_lora_rank": 16,
+                "q_lora_rank": 16,
+                "qk_nope_head_dim": 16,
+                "qk_rope_head_dim": 8,
+                "v_head_dim": 16,
+            },
+            "vision_config": {key: value for key, value in TOWER.items() if key != "image_size"}
+            | {"pos_emb_height": 8, "pos_emb_width": 8},
+            "projection_hidden_size": 32,
+            "image_token_id": "id:<|media_pad|>",
+            "video_token_id": "id:<|kimi_k25_video_placeholder|>",
+            "vision_start_token_id": "id:<|media_begin|>",
+            "vision_end_token_id": "id:<|media_end|>",
+            "tie_word_embeddings": False,
+        },
     ),
     "vipllava": Tiny(
         model="VipLlavaForConditionalGeneration",

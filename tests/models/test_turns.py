@@ -8,7 +8,7 @@ import torch
 from tests.tiny_models import FAMILY_NAMES, noise_image
 from tiercel.config.schema import Model
 from tiercel.errors import DataError, ModelError
-from tiercel.models.chat import encode_answer, require_joining
+from tiercel.models.chat import encode_answer, require_joining, take_turn_end
 from tiercel.models.families.base import Family
 from tiercel.models.prompts import render, token_ids
 from tiercel.models.weights.loading import load_family
@@ -116,6 +116,48 @@ def test_a_picture_that_the_template_does_not_show_is_refused(tiny_checkpoints):
     require_joining(family, "tool")
     with pytest.raises(ModelError, match=r"cannot write what comes back.*0 places for 1 images.*set data\.template"):
         require_joining(family, "tool", has_pictures=True)
+
+
+def test_a_template_that_prints_an_answer_as_a_list_is_refused(tiny_checkpoints):
+    prints = WITH_TOOLS.replace(
+        "{% for part in m.content %}", "{% if m.role == 'tool' %}{{ m.content }}{% endif %}{% for part in m.content %}"
+    )
+    family = family_of(tiny_checkpoints["qwen3_vl"], prints)
+    assert prints != WITH_TOOLS
+    with pytest.raises(ModelError, match=r"cannot write what comes back to the policy: .* as a list of parts"):
+        require_joining(family, "tool")
+
+
+def test_without_an_end_of_its_own_a_turn_ends_where_the_next_begins(tiny_checkpoints):
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }} {% for part in m.content %}{{ part.text }}{% endfor %}"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant {% endif %}"
+    )
+    family = family_of(tiny_checkpoints["qwen3_vl"], template)
+    take_turn_end(family)
+    answer = [Message(role="user", content="seven")]
+    with pytest.raises(ModelError, match="never ends a turn"):
+        require_joining(family, "user")
+    start = family.tokenizer.convert_tokens_to_ids("<|im_start|>")
+    family.checkpoint = replace(family.checkpoint, end_token_ids=(*family.checkpoint.end_token_ids, start))
+    take_turn_end(family)
+    require_joining(family, "user")
+    ids = encode_answer(family, answer, ()).token_ids_L
+    assert ids[0] == start and family.tokenizer.decode(ids) == "<|im_start|>user seven<|im_start|>assistant "
+
+
+def test_a_template_that_numbers_pictures_counts_those_before(tiny_checkpoints):
+    numbers = (
+        "{% set seen = namespace(pictures=0) %}{% for m in messages %}<|im_start|>{{ m.role }} "
+        "{% for part in m.content %}{% if part.type == 'image' %}{% set seen.pictures = seen.pictures + 1 %}"
+        "Picture {{ seen.pictures }}: MARKER{% else %}{{ part.text }}{% endif %}{% endfor %}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant {% endif %}"
+    )
+    family = family_of(tiny_checkpoints["qwen3_vl"], numbers)
+    picture = family.encode_image(noise_image(84, 56, 1))
+    for shown in (0, 2):
+        answer = encode_answer(family, [Message(role="user", content="<image>")], [picture], shown)
+        assert f"Picture {shown + 1}: " in family.tokenizer.decode(answer.token_ids_L)
 
 
 def test_an_answer_without_pictures_has_none(tiny_checkpoints):

@@ -188,7 +188,10 @@ class EnvironmentDialogue:
         )
         if results[-1].is_done:
             return TurnReply(turn=turn, observation=None)
-        observation = encode_answer(self._setting.family, [result.message for result in results], images)
+        pictures = sum(each.plan.fps is None for each in self._pictures)  # with those of this answer
+        observation = encode_answer(
+            self._setting.family, [result.message for result in results], images, pictures - len(images)
+        )
         return TurnReply(turn=turn, observation=observation)
 
     def _results(self, text: str) -> list[_Result]:

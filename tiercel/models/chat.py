@@ -10,7 +10,7 @@ from PIL import Image
 
 from tiercel.errors import DataError, ModelError
 from tiercel.models.families.base import Family, TurnEnd
-from tiercel.models.prompts import apply_template, render, template_messages, token_ids
+from tiercel.models.prompts import apply_template, render, require_whole, template_messages, token_ids
 from tiercel.types import EncodedImage, EncodedPrompt, Message, Observation
 
 ASKED = Message(role="user", content="What is it?")
@@ -28,11 +28,13 @@ class Pieces:
     after: str  # the answer, up to the point where the policy writes again
 
 
-def encode_answer(family: Family, messages: Sequence[Message], images: Sequence[EncodedImage]) -> Observation:
+def encode_answer(
+    family: Family, messages: Sequence[Message], images: Sequence[EncodedImage], shown: int = 0
+) -> Observation:
     """Encode messages that follow a turn of the policy, up to the point where it writes again. `<image>` in their
-    contents marks each picture. Raises DataError if the template refuses them, and ModelError if it writes no end after
-    a turn."""
-    pieces = _pieces(family, messages)
+    contents marks each picture; `shown` is the number of pictures before them, for models that number them. Raises
+    DataError if the template refuses them, and ModelError if it writes no end after a turn."""
+    pieces = _pieces(family, messages, shown)
     after = token_ids(family, pieces.after, [image.plan for image in images])
     ids = [family.tokenizer.convert_tokens_to_ids(pieces.end), *after]
     return Observation(token_ids_L=torch.tensor(ids, dtype=torch.int64), images=tuple(images))
@@ -43,12 +45,13 @@ def second_turn(family: Family, prompt: EncodedPrompt) -> EncodedPrompt:
     again if there is one."""
     family = family.for_row(prompt.row)
     shown = [image for image in prompt.images[:1] if image.plan.fps is None]
+    before = sum(image.plan.fps is None for image in prompt.images)
     role: Literal["tool", "user"] = "tool" if family.tools else "user"
     tool = family.tools[0]["function"]["name"] if family.tools else None
     answer = Message(role=role, content="<image>" * len(shown) + "It is a seven.", tool=tool)
     written = family.tokenizer(WRITTEN.content, add_special_tokens=False)["input_ids"]
     turn = torch.tensor(written)
-    token_ids_P = torch.cat([prompt.token_ids_P, turn, encode_answer(family, [answer], shown).token_ids_L])
+    token_ids_P = torch.cat([prompt.token_ids_P, turn, encode_answer(family, [answer], shown, before).token_ids_L])
     images = (*prompt.images, *shown)
     return replace(
         prompt,
@@ -65,6 +68,7 @@ def require_joining(family: Family, role: Literal["tool", "user"], *, has_pictur
     answer = Message(role=role, content="It is a seven.", tool="look" if role == "tool" else None)
     try:
         pieces = _pieces(family, [answer])
+        require_whole(pieces.after, [answer], with_answers=False)
         if has_pictures:
             picture = family.encode_image(Image.new("RGB", PICTURE_SIZE))
             encode_answer(family, [replace(answer, content="<image>")], [picture])
@@ -91,28 +95,42 @@ def _not_joined(family: Family, whole: Sequence[str], joined: Sequence[str]) -> 
         f"{family.checkpoint.path}: its chat template writes a turn differently when another follows: from position "
         f"{place} on, the whole conversation has {''.join(there)!r}, but the turns one after the other have "
         f"{''.join(here)!r}. A policy would learn from text that it does not see later; set data.template to a "
-        "template that leaves earlier turns as they are"
+        "template that leaves earlier turns as they are, or, if the template has this variable, "
+        "data.template_arguments: {preserve_thinking: true}"
     )
 
 
-def _pieces(family: Family, messages: Sequence[Message]) -> Pieces:
-    """Render the messages after a turn that represents the policy's."""
+def _pieces(family: Family, messages: Sequence[Message], shown: int = 0) -> Pieces:
+    """Render the messages after a turn that represents the policy's, which follows `shown` pictures."""
+    asked = replace(ASKED, content="<image>" * shown + ASKED.content)
     called = [message.tool for message in messages if message.role == "tool"]
-    turns = template_messages(family, [ASKED, replace(WRITTEN, content="") if called else WRITTEN])
+    turns = template_messages(family, [asked, replace(WRITTEN, content="") if called else WRITTEN])
     if called:
         # Some templates write an answer only together with the call that it belongs to, and a text of the same turn
         # after it.
         turns[-1]["tool_calls"] = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in called]
     alone = apply_template(family, turns, False)
     whole = apply_template(family, [*turns, *template_messages(family, messages)], True)
+    end, before = _ended(family, alone, whole)
+    if not whole.startswith(before):
+        raise _not_joined(family, whole, before)
+    return Pieces(before=before, end=end, after=whole.removeprefix(before))
+
+
+def _ended(family: Family, alone: str, whole: str) -> tuple[str, str]:
+    """Return the token that ends the policy's turn, and the text up to and including it. If the template writes none,
+    it is the token with which the next turn begins, as in GLM-4.6V. Raises ModelError if there is no such token."""
     ends = [family.tokenizer.convert_ids_to_tokens(end) for end in family.checkpoint.end_token_ids]
-    end = max(ends, key=alone.rfind)
-    cut = alone.rfind(end) + len(end)
-    if end not in alone:
+    if family.turn_end is not None and not family.turn_end.text.strip():
+        end = next((end for end in ends if whole.startswith(alone + end)), None)
+        before = f"{alone}{end}"
+    else:
+        last = max(ends, key=alone.rfind)
+        end = last if last in alone else None
+        before = alone[: alone.rfind(last) + len(last)]
+    if end is None:
         raise ModelError(f"{family.checkpoint.path}: its chat template never ends a turn with {' or '.join(ends)}")
-    if not whole.startswith(alone[:cut]):
-        raise _not_joined(family, whole, alone[:cut])
-    return Pieces(before=whole[:cut], end=end, after=whole[cut:])
+    return end, before
 
 
 def take_turn_end(family: Family) -> None:

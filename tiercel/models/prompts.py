@@ -17,6 +17,8 @@ from tiercel.wording import brief
 
 PRINTED_PART = repr({"type": "text"})[:-1]  # how Python prints a part of a turn
 NOTHING = r"(?!)"  # an expression that no text matches
+THOUGHT = re.compile(r"\s*<think>(.*?)</think>\n*", re.DOTALL)
+THOUGHT_FIELD = "reasoning_content"  # where many templates look for it
 # A template is a program, which can fail in any of these ways.
 TEMPLATE_FAULTS = (
     TemplateError,
@@ -86,6 +88,9 @@ def template_messages(family: Family, messages: Sequence[Message]) -> list[dict[
     conversation: list[dict[str, Any]] = []
     for message in messages:
         named = {} if message.tool is None else {"name": message.tool}
+        if message.role == "assistant" and THOUGHT_FIELD in family.checkpoint.chat_template:
+            message, thought = _without_thought(message)
+            named |= {} if thought is None else {THOUGHT_FIELD: thought}
         if family.image_marker is None:  # templates of text-only models expect text, not a list of parts
             if VISUAL_MARK.search(message.content):
                 raise DataError(
@@ -106,10 +111,19 @@ def template_messages(family: Family, messages: Sequence[Message]) -> list[dict[
     return conversation
 
 
+def _without_thought(message: Message) -> tuple[Message, str | None]:
+    """Split a thought off the beginning of a turn. Templates with a field for it may write another, empty thought
+    before one in the content, as Qwen3.8's does."""
+    found = THOUGHT.match(message.content)
+    if found is None:
+        return message, None
+    return replace(message, content=message.content[found.end() :]), found[1].strip("\n")
+
+
 def apply_template(family: Family, conversation: Sequence[dict[str, Any]], add_generation_prompt: bool) -> str:
     """Render a conversation with the chat template, which gets the family's tools. Raises DataError if it fails."""
     try:
-        return family.tokenizer.apply_chat_template(
+        text = family.tokenizer.apply_chat_template(
             list(conversation),
             tools=list(family.tools) or None,
             tokenize=False,
@@ -118,6 +132,7 @@ def apply_template(family: Family, conversation: Sequence[dict[str, Any]], add_g
         )
     except TEMPLATE_FAULTS as error:
         raise DataError(f"the chat template refuses this conversation: {error}", field="messages") from error
+    return family.numbered(text)
 
 
 def require_whole(text: str, messages: Sequence[Message], *, with_answers: bool) -> None:
@@ -317,7 +332,8 @@ def require_growing(family: Family, messages: Sequence[Message], number: int, te
     after = render(family, messages[: number + 1], add_generation_prompt=False)
     if not (text.startswith(after) and after.startswith(before)):
         raise DataError(
-            "the chat template changes earlier turns when later ones follow; set data.template to one that does not",
+            "the chat template changes earlier turns when later ones follow; set data.template to one that does not, "
+            "or, if the template has this variable, data.template_arguments: {preserve_thinking: true}",
             field="messages",
         )
     return before, after

@@ -187,6 +187,11 @@ class Family(ABC):
             place = start + len(of_image)
         return kept + ids[place:]
 
+    def numbered(self, text: str) -> str:
+        """Return a rendered conversation with the number that the processor writes before each picture. Most write
+        none."""
+        return text
+
     def picture_spans(self, token_ids_P: Tensor) -> tuple[Span, ...]:
         """Return the spans of tokens that see each other in both directions. Most families have none."""
         return ()

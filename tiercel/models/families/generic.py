@@ -115,6 +115,15 @@ class AnyImageText(Family):
         between = plan.token_count - len(before) - len(after)
         return [*before, *[self.placeholder_ids[0]] * between, *after]
 
+    def numbered(self, text: str) -> str:
+        if not self._numbers:
+            return text
+        before, after = self.processor.image_id_start_token, self.processor.image_id_end_token
+        first, *others = text.split(self.processor.image_token)
+        return first + "".join(
+            f"{before}{number}{after}{self.processor.image_token}{piece}" for number, piece in enumerate(others)
+        )
+
     def positions(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> Tensor:
         return self._rope_positions(token_ids_P, [self._tokens_of_size(plan.original_size).inputs for plan in plans])
 
@@ -180,14 +189,21 @@ class AnyImageText(Family):
                 raise ModelError(f"{odd[0]} of {sizes} differs from the result of its whole processor")
 
     def inputs_of(self, text: str, pictures: Sequence[Image.Image]) -> Mapping[str, Tensor]:
-        """Run the whole processor on a rendered text that has the markers of these pictures."""
+        """Run the whole processor on a rendered text that has the markers of these pictures, and their numbers."""
+        numbers = {"use_image_id": False} if self._numbers else {}
         return self.processor(
             text=[text],
             images=list(pictures) or None,
+            **numbers,
             add_special_tokens=False,
             return_mm_token_type_ids=True,
             return_tensors="pt",
         )
+
+    @property
+    def _numbers(self) -> bool:
+        """Return whether the processor writes a number before each picture, as MiniCPM-V's does."""
+        return bool(getattr(self.processor, "default_use_image_id", False))
 
     def _count(self, size: Size) -> int:
         """Count the tokens of a picture, from its size alone if the processor can do that."""

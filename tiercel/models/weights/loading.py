@@ -36,6 +36,7 @@ from tiercel.models.layers.experts import IMPLEMENTATION, mixtures
 from tiercel.models.layers.quantized import is_quantized, loading_options, settle, stored_quantization
 from tiercel.models.layers.tower_attention import route_tower
 from tiercel.models.template_arguments import with_arguments
+from tiercel.models.weights.authors_forms import require_transformers_form
 from tiercel.models.weights.hub import resolve
 from tiercel.models.weights.memory_errors import is_out_of_memory, memory_to_load
 from tiercel.types import CoordinateSpace
@@ -76,12 +77,7 @@ def family_class(path: Path) -> type[Family]:
     architectures."""
     config = read_config(path)
     model_type = config.get("model_type")
-    if model_type == "ovis":
-        raise ModelError(
-            f"{path} is Ovis2 in its authors' own format, which needs remote code. Use a converted checkpoint, such "
-            "as thisisiron/Ovis2-2B-hf, or convert it with transformers' "
-            "src/transformers/models/ovis2/convert_ovis2_weights_to_hf.py"
-        )
+    require_transformers_form(path, config)
     require_no_code(path, config)
     require_no_adapter(path)
     stored_quantization(config, str(path))  # refuses kinds that model.quantize does not have
@@ -319,7 +315,7 @@ def _loaded(
     model.generation_config = GenerationConfig()
     route_attention(family.language_model(model))
     if any(mixture.uses_kernels for mixture in mixtures(model)):
-        model.set_experts_implementation(IMPLEMENTATION)
+        family.language_model(model).set_experts_implementation(IMPLEMENTATION)  # some whole models refuse it
     if tower := family.tower_of_spans(model):
         route_tower(tower)
     if is_quantized(model):
