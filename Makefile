@@ -179,7 +179,7 @@ test-families: .venv-families/.made
 
 test-generic: .venv-generic/.made
 	.venv-generic/bin/python -m benchmarks.generic
-	$(call TESTS,.venv-generic) tests/models/test_generic.py tests/cli/test_proved_models.py
+	$(call TESTS,.venv-generic) tests/models/test_generic.py tests/models/test_names.py tests/cli/test_proved_models.py
 
 # torchvision and num2words are needed by some of the processors.
 .venv-generic/.made: .venv/.made

@@ -104,6 +104,10 @@ def internvl(directory: Path, text: dict[str, Any]) -> Path:
             if parameter.ndim > 1:
                 parameter.mul_(4.0)
     model.save_pretrained(directory)
+    file = directory / "config.json"
+    published = json.loads(file.read_text())
+    published["text_config"] |= {"rope_theta": published["text_config"].pop("rope_parameters")["rope_theta"]}
+    file.write_text(json.dumps(published | {"transformers_version": "4.55.0"}))
     return directory
 
 
@@ -305,6 +309,14 @@ def test_pictures_of_minicpm_are_numbered_through_the_conversation(made):
     said = family.tokenizer("seven")["input_ids"]
     follows = encode_answer(family, asked[2:], images[2:], shown=2).token_ids_L.tolist()
     assert before + said + follows == token_ids(family, render(family, asked, True), [image.plan for image in images])
+
+
+def test_the_document_has_every_name():
+    page = (Path(__file__).parents[2] / "docs" / "families.md").read_text(encoding="utf-8")
+    table = page.partition("## Models by the name people ask for")[2].partition("\n## ")[0]
+    assert all(f"/{name}`" in table for name in MAKERS)
+    named = (name for form in AUTHORS_FORMS.values() for name in form.instead.split(", ") if "InternVL3-" not in name)
+    assert all(f"`{name}`" in table for name in named if name)
 
 
 def test_a_checkpoint_with_code_of_its_own_is_refused_though_transformers_has_its_class(tmp_path):

@@ -1,4 +1,4 @@
-"""InternVL3: square tiles and a thumbnail, each with the same number of tokens, between <img> and </img>; 1-D
+"""InternVL3 and 3.5: square tiles and a thumbnail, each with the same number of tokens, between <img> and </img>; 1-D
 positions.
 
 Shape suffixes: docs/shapes.md. D is 1.
@@ -20,10 +20,10 @@ from tiercel.types import CoordinateSpace, EncodedImage, ImagePlan, PixelLimits,
 
 
 class InternVL(Family):
-    """InternVL3, which writes boxes in thousandths of each side."""
+    """InternVL3 and InternVL3.5, which write boxes in thousandths of each side."""
 
     name = "internvl"
-    serves = "InternVL3 in transformers' own form, such as `OpenGVLab/InternVL3-1B-hf`"
+    serves = "InternVL3 and InternVL3.5 in transformers' own form, such as `OpenGVLab/InternVL3-1B-hf`"
     special = "a thumbnail beside several tiles, all of the same number of tokens, between `<img>` and `</img>`"
     vllm = (
         "in `make test-vllm`, in process, with pictures of one tile; tried once by server. Of several tiles vLLM makes "

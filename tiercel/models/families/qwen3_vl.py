@@ -103,7 +103,7 @@ class Qwen35(Qwen3VL):
     """Qwen3.5 without experts, which writes boxes in thousandths of each side."""
 
     name = "qwen3_5"
-    serves = "Qwen3.5 without experts, such as `Qwen/Qwen3.5-4B`"
+    serves = "Qwen3.5, Qwen3.6 and Qwen3.8 without experts, such as `Qwen/Qwen3.5-4B`"
     special = "as `qwen3_vl` without DeepStack; three of four layers are delta nets, whose state branches"
     vllm = "in `make test-vllm`, in process and in bfloat16"
     part_prefixes: ClassVar = Qwen2VL.part_prefixes
@@ -120,6 +120,6 @@ class Qwen35Moe(Qwen35):
     """Qwen3.5 with experts; only its decoder differs."""
 
     name = "qwen3_5_moe"
-    serves = "Qwen3.5 with experts, such as `Qwen/Qwen3.5-35B-A3B`"
+    serves = "Qwen3.5 and Qwen3.6 with experts, such as `Qwen/Qwen3.5-35B-A3B`"
     special = "as `qwen3_5`; a router chooses the experts of each token, and one expert is shared by all"
     vllm = "not tried on a GPU; on a CPU vLLM has no kernels for adapters beside experts"

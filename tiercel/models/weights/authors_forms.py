@@ -50,8 +50,8 @@ def require_transformers_form(path: Path, config: Mapping[str, Any]) -> None:
         return
     if not form.instead:
         raise ModelError(
-            f"{path} is {form.name}, whose code tiercel never runs, and the installed transformers {__version__} has no "
-            "class for it; use another model"
+            f"{path} is {form.name}, whose code tiercel never runs, and the installed transformers {__version__} has "
+            "no class for it; use another model"
         )
     if form.folder:
         raise ModelError(
