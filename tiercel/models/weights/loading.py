@@ -313,9 +313,10 @@ def _loaded(
         require_finite(dict(floats), directory)  # integers are quantised
     # The generation config is not used here, and transformers refuses to save some of the published ones.
     model.generation_config = GenerationConfig()
-    route_attention(family.language_model(model))
+    decoder: Any = family.language_model(model)
+    route_attention(decoder)
     if any(mixture.uses_kernels for mixture in mixtures(model)):
-        family.language_model(model).set_experts_implementation(IMPLEMENTATION)  # some whole models refuse it
+        decoder.set_experts_implementation(IMPLEMENTATION)  # some whole models refuse it
     if tower := family.tower_of_spans(model):
         route_tower(tower)
     if is_quantized(model):
