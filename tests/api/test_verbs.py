@@ -12,6 +12,7 @@ from PIL import Image
 
 import tiercel as tc
 from tests.training.test_offline import bytes_of, without_times
+from tiercel.api.given import MOST_FOLDERS, write_rows
 from tiercel.cli.main import main
 from tiercel.errors import DataError, RecipeError, RunError
 
@@ -59,6 +60,34 @@ def test_a_run_that_python_begins_and_the_command_ends_is_the_run_of_either(keys
     assert main(["grpo", str(begun.path / "config.yaml")]) == 0
     assert bytes_of(whole.path) == bytes_of(tmp_path / "command") == bytes_of(begun.path)
     assert without_times(whole.path) == without_times(tmp_path / "command") == without_times(begun.path)
+
+
+@pytest.mark.parametrize("form", ["paths", "absolute paths", "image_root and Pillow images"])
+def test_rows_in_memory_may_name_pictures_anywhere(keys, rows, tmp_path, monkeypatch, form):
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    monkeypatch.chdir(tmp_path)
+    for number, row in enumerate(rows):
+        row["images"][0].save(pictures / f"{number}.png")
+        name = f"{number}.png"
+        own = {"paths": f"pictures/{name}", "absolute paths": pictures / name}.get(form, name)
+        row["images"] = [row["images"][0] if number % 2 and form.startswith("image_root") else own]
+    more = {"image_root": "pictures"} if form.startswith("image_root") else {}
+    run = tc.grpo(**{**keys, "data": {**keys["data"], **more}}, steps=1, output="runs/a")
+    assert run.steps == 1
+    assert len(tc.evaluate(run, rows[:3]).groups) == 3
+
+
+def test_many_folders_of_pictures_are_admitted_by_the_one_around_them(tmp_path):
+    rows = []
+    for number in range(MOST_FOLDERS + 1):
+        file = tmp_path / "sets" / str(number) / "a.png"
+        file.parent.mkdir(parents=True)
+        file.touch()
+        rows.append({"image": str(file)})
+    assert write_rows(rows[:2], tmp_path / "run").media_folders == tuple(str(tmp_path / "sets" / n) for n in "01")
+    assert write_rows(rows, tmp_path / "run").media_folders == (str(tmp_path / "sets"),)
+    assert write_rows(rows[:1], tmp_path / "run").admitted(["/data"]) == ["/data", str(tmp_path / "sets" / "0")]
 
 
 def test_steps_are_followed_and_steered(keys, tmp_path):

@@ -4,7 +4,9 @@ names files, so that `tiercel check` and a resume from the command line find wha
 import hashlib
 import io
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from tiercel.runs.files import write_atomically
 from tiercel.writing import writing
 
 MEDIA = ("image", "images", "video", "videos")  # columns whose texts are files
+MOST_FOLDERS = 8  # of media that a recipe lists one by one
 
 
 def is_rows(value: Any) -> bool:
@@ -24,20 +27,38 @@ def is_rows(value: Any) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, str | Path | Mapping)
 
 
-def write_rows(rows: Iterable[Any], output: Path) -> str:
-    """Write rows as JSON lines, and their pictures next to them, and return the file. Its name contains a hash of its
-    content, so that equal rows give the same recipe. Raises DataError if a row is not a mapping, or contains what JSON
-    cannot."""
+@dataclass(frozen=True, slots=True)
+class WrittenRows:
+    """A file of rows, and the directories of the pictures and videos that they name."""
+
+    file: str
+    media_folders: tuple[str, ...]
+
+    def admitted(self, image_roots: Iterable[str]) -> list[str]:
+        """Return `data.image_roots` with these directories: who passes rows in memory means their files."""
+        return list(dict.fromkeys((*image_roots, *self.media_folders)))
+
+
+def write_rows(rows: Iterable[Any], output: Path) -> WrittenRows:
+    """Write rows as JSON lines, and their pictures next to them. The file's name contains a hash of its content, so that
+    equal rows give the same recipe. Raises DataError if a row is not a mapping, or contains what JSON cannot."""
     folder = _folder(output)
-    digest, part = hashlib.sha256(), folder / "rows.tmp"
+    digest, part, writer = hashlib.sha256(), folder / "rows.tmp", _RowWriter(folder)
     with writing(part), open_new(part, "wb") as file:
         for number, row in enumerate(rows, start=1):
-            line = (_line(row, number, folder) + "\n").encode()
+            line = (writer.line(row, number) + "\n").encode()
             digest.update(line)
             file.write(line)
     path = folder / f"rows-{digest.hexdigest()[:16]}.jsonl"
     part.replace(path)
-    return str(path)
+    return WrittenRows(str(path), _few(writer.media_folders))
+
+
+def _few(folders: Iterable[str]) -> tuple[str, ...]:
+    """Return these directories, or the one that contains them all if they are many."""
+    found = tuple(sorted(folders))
+    common = os.path.commonpath(found) if len(found) > MOST_FOLDERS else "/"
+    return found if os.path.dirname(common) == common else (common,)
 
 
 def _folder(output: Path) -> Path:
@@ -50,28 +71,38 @@ def _folder(output: Path) -> Path:
     return folder
 
 
-def _line(row: Any, number: int, folder: Path) -> str:
-    if not isinstance(row, Mapping):
-        raise DataError(f"data: row {number} is a {type(row).__name__}, but each row must be a dict of its columns")
-    try:
-        return json.dumps({name: _plain(value, name, folder) for name, value in row.items()}, ensure_ascii=False)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"data: row {number} cannot be written as JSON: {error}") from error
+class _RowWriter:
+    """Turns rows into lines of JSON. `media_folders` are the directories of the files that the rows name."""
 
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.media_folders: set[str] = set()
 
-def _plain(value: Any, column: str, folder: Path) -> Any:
-    """Return a value that JSON can represent. Pictures become files, and paths of media become absolute."""
-    if hasattr(value, "tobytes") and hasattr(value, "save"):  # a Pillow image
-        return _saved(_png(value), folder)
-    if isinstance(value, Mapping):
-        if isinstance(data := value.get("bytes"), bytes):  # a picture that `datasets` has not decoded
-            return _saved(data, folder)
-        return {name: _plain(each, column, folder) for name, each in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [_plain(each, column, folder) for each in value]
-    if isinstance(value, Path) or (isinstance(value, str) and column in MEDIA and "://" not in value[:10]):
-        return str(Path(value).absolute()) if Path(value).is_file() else str(value)
-    return value.tolist() if hasattr(value, "tolist") else value  # numbers and arrays of numpy
+    def line(self, row: Any, number: int) -> str:
+        if not isinstance(row, Mapping):
+            raise DataError(f"data: row {number} is a {type(row).__name__}, but each row must be a dict of its columns")
+        try:
+            return json.dumps({name: self._plain(value, name) for name, value in row.items()}, ensure_ascii=False)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"data: row {number} cannot be written as JSON: {error}") from error
+
+    def _plain(self, value: Any, column: str) -> Any:
+        """Return a value that JSON can represent. Pictures become files, and paths of media become absolute."""
+        if hasattr(value, "tobytes") and hasattr(value, "save"):  # a Pillow image
+            return self._named(_saved(_png(value), self.folder))
+        if isinstance(value, Mapping):
+            if isinstance(data := value.get("bytes"), bytes):  # a picture that `datasets` has not decoded
+                return self._named(_saved(data, self.folder))
+            return {name: self._plain(each, column) for name, each in value.items()}
+        if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+            return [self._plain(each, column) for each in value]
+        if isinstance(value, Path) or (isinstance(value, str) and column in MEDIA and "://" not in value[:10]):
+            return self._named(Path(value)) if Path(value).is_file() else str(value)
+        return value.tolist() if hasattr(value, "tolist") else value  # numbers and arrays of numpy
+
+    def _named(self, path: Path) -> str:
+        self.media_folders.add(str(path.absolute().parent))
+        return str(path.absolute())
 
 
 def _png(image: Any) -> bytes:
@@ -80,7 +111,7 @@ def _png(image: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _saved(data: bytes, folder: Path) -> str:
+def _saved(data: bytes, folder: Path) -> Path:
     path = folder / "images" / hashlib.sha256(data).hexdigest()
     if not path.is_file():
         path.parent.mkdir(exist_ok=True)
@@ -88,7 +119,7 @@ def _saved(data: bytes, folder: Path) -> str:
         with writing(path), open_new(part, "wb") as file:
             file.write(data)
         part.replace(path)
-    return str(path.absolute())
+    return path
 
 
 def write_functions(tree: Any, output: Path, *, may_run_here: bool = False) -> Any:

@@ -101,8 +101,7 @@ def evaluate(source: Run | str | Path, rows: Any = None, *, checkpoint: int | No
         raise RunError(f"{source} is not a run; `tiercel eval RECIPE` scores a model by a recipe")
     recipe = run.recipe
     if rows is not None:
-        held = write_rows(rows, run.path) if is_rows(rows) else str(rows)
-        recipe = recipe.with_values({"data.eval": held})
+        recipe = recipe.with_values(_held_out(rows, run.path, recipe.data.image_roots))
     if recipe.data.eval is None:
         raise RecipeError([f"{run.path}: data.eval is not set, so there are no held-out rows; pass some"])
     if before:
@@ -113,6 +112,14 @@ def evaluate(source: Run | str | Path, rows: Any = None, *, checkpoint: int | No
         return load_for_inference(chosen, device, trained.adapter)
 
     return score(recipe, ModelToScore(path=trained.model, load=loaded, state=trained.state), ALONE)
+
+
+def _held_out(rows: Any, output: Path, image_roots: Sequence[str]) -> dict[str, Any]:
+    """Return the keys that name held-out rows, which are written into the run if they are in memory."""
+    if not is_rows(rows):
+        return {"data.eval": str(rows)}
+    written = write_rows(rows, output)
+    return {"data.eval": written.file, "data.image_roots": written.admitted(image_roots)}
 
 
 def _run_of(source: Run | str | Path) -> Run | None:

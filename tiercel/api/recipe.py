@@ -67,10 +67,11 @@ class Recipe:
         plain = {name: _plain(value) for name, value in self.tree.items()}
         recipe_of_tree(kind, _with_stand_ins(plain), check_paths=False)
         output = Path(plain["output"])
-        data = {
-            name: write_rows(value, output) if name in ROWS and is_rows(value) else value
-            for name, value in plain["data"].items()
-        }
+        data = dict(plain["data"])
+        for name in ROWS:
+            if name in data and is_rows(data[name]):
+                written = write_rows(data[name], output)
+                data |= {name: written.file, "image_roots": written.admitted(data.get("image_roots", ()))}
         return starting_adapter(recipe_of_tree(kind, write_functions({**plain, "data": data}, output)))
 
 
