@@ -144,7 +144,7 @@ def test_pictures_that_came_between_turns_are_sent(server, recipe_of):
             images=shown.images,
         )
         group = replace(
-            bare,
+            bare.part(0, 1),
             item=replace(bare.item, continuations=(each,)),
             sampler_logprobs=(torch.zeros(10),),
         )
@@ -157,7 +157,7 @@ def test_a_server_that_cannot_teach_is_told_why(server, fleet, write_recipe, rec
         EnvironmentProblem, match=r"serves '.*/qwen2_vl', but the recipe's teacher.path is .*qwen2_5_vl"
     ):
         build_trainer(recipe_of(server.url, path=STUDENT))
-    with pytest.raises(EnvironmentProblem, match=r"takes 512 tokens, but .* up to 913; start it with --max-model-len"):
+    with pytest.raises(EnvironmentProblem, match=r"accepts 512 tokens, but .* up to 913; start it with --max-model-len"):
         build_trainer(recipe_of(server.url, data={"max_prompt_tokens": 900}))
     few = fleet.started("few words", write_recipe(TEACHER), "--enable-scale-out --max-model-len 512").wait()
     with pytest.raises(
