@@ -49,6 +49,19 @@ def test_answers_at_a_terminal(rows, monkeypatch, capsys):
     assert said.out.splitlines()[0] == "recipe.yaml" and said.err.count(": ") >= 6
 
 
+def test_what_cannot_be_read_is_asked_again(rows, monkeypatch, capsys):
+    stdin = io.StringIO(f"org/m\n\n{rows}\nppo\nSFT\nbig\n24\nruns/x\n")
+    stdin.isatty = lambda: True
+    monkeypatch.setattr("sys.stdin", stdin)
+    assert main(["init"]) == 0
+    tree = read_tree("recipe.yaml")
+    assert tree["model"]["quantize"] == "nf4" and "rewards" not in tree and tree["output"] == "runs/x"
+    said = capsys.readouterr().err
+    assert "--method" in said and "--gpu" in said
+    monkeypatch.setattr("sys.stdin", stdin)  # nothing is asked if there is no room for the answers
+    assert main(["init"]) == 2 and "recipe.yaml" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "flags, part",
     [

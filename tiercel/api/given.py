@@ -40,8 +40,8 @@ class WrittenRows:
 
 
 def write_rows(rows: Iterable[Any], output: Path) -> WrittenRows:
-    """Write rows as JSON lines, and their pictures next to them. The file's name contains a hash of its content, so that
-    equal rows give the same recipe. Raises DataError if a row is not a mapping, or contains what JSON cannot."""
+    """Write rows as JSON lines, and their pictures next to them. The file's name contains a hash of its content, so
+    that equal rows give the same recipe. Raises DataError if a row is not a mapping, or contains what JSON cannot."""
     folder = _folder(output)
     digest, part, writer = hashlib.sha256(), folder / "rows.tmp", _RowWriter(folder)
     with writing(part), open_new(part, "wb") as file:

@@ -44,6 +44,17 @@ class RecipeQuestion:
     choices: tuple[str, ...] = ()
     is_asked: Callable[[Mapping[str, str]], bool] = lambda given: True
 
+    def read(self, value: str) -> str:
+        """Return the answer. Raises RecipeError if it is not one of the choices, or not the size of a memory."""
+        if self.flag == "gpu":
+            _memory(value)
+        if not self.choices:
+            return value
+        if value.lower() not in self.choices:
+            known = ", ".join(self.choices)
+            raise RecipeError([f"--{self.flag}: {value} is not one of {known}"], source="init")
+        return value.lower()
+
 
 QUESTIONS = (
     RecipeQuestion(
@@ -66,13 +77,13 @@ QUESTIONS = (
 def run(recipe: None, arguments: Namespace) -> None:
     """Ask for whatever no flag gives, and write the recipe. Raises RecipeError if the recipe would not pass its
     check."""
-    given = answers(arguments, _ask if sys.stdin.isatty() else _usual)
     file: Path = arguments.file
+    if file.exists():  # before anyone has answered questions
+        raise RecipeError([f"{file} already exists; remove it, or name another file with --file"], source="init")
+    given = answers(arguments, _ask if sys.stdin.isatty() else _usual)
     kind = METHODS[given["method"]]
     tree = recipe_tree(kind, given)
     recipe_of_tree(kind, tree, str(file))
-    if file.exists():
-        raise RecipeError([f"{file} already exists; remove it, or name another file with --file"], source="init")
     with open_new(file) as stream:
         stream.write(f"# tiercel {kind}\n{render(tree)}")
     print(f"{file}\nnext: tiercel check {file}; tiercel plan {file}; tiercel {kind} {file}")
@@ -90,10 +101,7 @@ def answers(arguments: Namespace, ask: Callable[[RecipeQuestion], str]) -> dict[
             raise RecipeError(
                 [f"--{question.flag}: is required, because there is no terminal to ask at"], source="init"
             )
-        if question.choices and value not in question.choices:
-            known = ", ".join(question.choices)
-            raise RecipeError([f"--{question.flag}: {value} is not one of {known}"], source="init")
-        found[question.flag] = value
+        found[question.flag] = question.read(value)
     return found
 
 
@@ -131,11 +139,21 @@ def _memory(text: str) -> MemorySize | None:
 
 
 def _ask(question: RecipeQuestion) -> str:
-    """Ask on standard error, so that standard output has only the result."""
+    """Ask on standard error, so that standard output has only the result, until the answer can be read."""
     choices = f" ({', '.join(question.choices)})" if question.choices else ""
     usual = f" [{question.usual}]" if question.usual else ""
-    print(f"{translated(question.text)}{choices}{usual}: ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip() or question.usual
+    while True:
+        print(f"{translated(question.text)}{choices}{usual}: ", end="", file=sys.stderr, flush=True)
+        if not (line := sys.stdin.readline()):
+            return question.usual
+        value = line.strip() or question.usual
+        try:
+            question.read(value)
+        except RecipeError as error:
+            print(error, file=sys.stderr)
+            continue
+        if value:
+            return value
 
 
 def _usual(question: RecipeQuestion) -> str:

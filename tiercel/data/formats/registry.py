@@ -84,7 +84,7 @@ FORMATS: dict[FormatName, DataFormat] = {
     ),
     "vlm_r1": DataFormat(
         convert=from_vlm_r1,
-        rows="VLM-R1's rows",
+        rows="VLM-R1's and LLaVA's rows",
         marks="conversations, or problem with solution",
         answer=f"`solution`, else {_LAST_TURN}; beside `problem` also `answer`",
         turns=("conversations", "problem"),
