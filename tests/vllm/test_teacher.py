@@ -157,7 +157,9 @@ def test_a_server_that_cannot_teach_is_told_why(server, fleet, write_recipe, rec
         EnvironmentProblem, match=r"serves '.*/qwen2_vl', but the recipe's teacher.path is .*qwen2_5_vl"
     ):
         build_trainer(recipe_of(server.url, path=STUDENT))
-    with pytest.raises(EnvironmentProblem, match=r"accepts 512 tokens, but .* up to 913; start it with --max-model-len"):
+    with pytest.raises(
+        EnvironmentProblem, match=r"accepts 512 tokens, but .* up to 913; start it with --max-model-len"
+    ):
         build_trainer(recipe_of(server.url, data={"max_prompt_tokens": 900}))
     few = fleet.started("few words", write_recipe(TEACHER), "--enable-scale-out --max-model-len 512").wait()
     with pytest.raises(
