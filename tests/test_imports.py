@@ -109,6 +109,15 @@ def test_no_modules_import_each_other_in_a_circle():
     assert imports == {}  # modules of a cycle, and those that import one
 
 
+def test_a_class_name_has_one_meaning():
+    homes: dict[str, list[str]] = {}
+    for file in module_files():
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(module_name(file))
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
+
+
 def test_the_report_knows_run_directories_and_the_parser_only():
     allowed = {
         "__init__",
