@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tiercel.algorithms.kl import Kl, KlTerm
+from tiercel.algorithms.kl import KlTerm
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.config.strategies import STRATEGY_KINDS
 from tiercel.devices import training_device
@@ -68,9 +68,10 @@ class Trainer(Passes):
         """Add what the teacher says about every completion, if there is a teacher. All ranks call it."""
         return groups if self.teacher is None else self.teacher.with_teacher_terms(groups)
 
-    def move_reference(self, kl: Kl, step: int) -> None:
+    def move_reference(self, step: int) -> None:
         """Let a moving reference follow the policy after `step` updates, if that is due."""
-        move_reference(self.policy, kl, step)
+        if self.kl is not None and self.kl.moves_reference_after(step):
+            move_reference(self.policy, self.kl.sync_mix)
 
 
 def build_trainer(

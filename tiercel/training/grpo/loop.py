@@ -54,7 +54,7 @@ def one_step(session: Session, trainer: Trainer, rollouts: Rollouts, step: Step)
     with step.phase("rollout", ()):  # the next step's, which were sampled while this one was learnt
         rollouts.wait_for_lookahead()
     with step.phase("sync", ()):
-        trainer.move_reference(recipe.algorithm.kl, step.updates)
+        trainer.move_reference(step.updates)
         rollouts.sync.publish(step.updates)
     step.row |= step_metrics(trainer, rollouts, outcome, step)
     if session.is_evaluated_after(step):
