@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "tiercel"
 
 # A module imports from the layers before its own and from its own package, never from one next to it or above it.
 LAYERS = (
-    {"wording", "secret_names", "messages", "regular_files", "image_decoding", "devices", "processes"},
+    {"wording", "secret_names", "messages", "regular_files", "image_decoding", "devices", "processes", "log"},
     {"__init__", "errors", "samples"},
     {"geometry", "sections", "calls"},
     {"rewards", "algorithms"},
@@ -107,6 +107,15 @@ def test_no_modules_import_each_other_in_a_circle():
     while free := {name for name, others in imports.items() if not others & imports.keys()}:
         imports = {name: others for name, others in imports.items() if name not in free}
     assert imports == {}  # modules of a cycle, and those that import one
+
+
+def test_a_class_name_has_one_meaning():
+    homes: dict[str, list[str]] = {}
+    for file in module_files():
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(module_name(file))
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
 
 
 def test_the_report_knows_run_directories_and_the_parser_only():

@@ -18,3 +18,9 @@ def test_old_places(old, new, name, name_now):
     with pytest.warns(DeprecationWarning):
         moved = reload(import_module(old))
     assert getattr(moved, name) is getattr(import_module(new), name_now)
+
+
+def test_an_old_name():
+    answers = import_module("tiercel.environments.answers")
+    with pytest.warns(DeprecationWarning):
+        assert answers.Answer is answers.EnvironmentAnswer

@@ -109,7 +109,7 @@ def _weights(directory: Path) -> None:
 
 def _goes_on(run: Path) -> None:
     with open_run(grpo_recipe(run)) as opened:
-        resume_point(opened, lambda text: None)
+        resume_point(opened)
         _step(opened, 3)
         keep_in_journal(run, 0, 3, [])
         publisher = Publisher(run, run / "policies")

@@ -99,7 +99,7 @@ def _gradient(name: str, settings: Mapping[str, Any], setup: Setup) -> Tensor:
     with _tiny(name, setup) as policy:
         case = make_case(policy, 0)
         packed = pack(case.items)
-        learner = new_learner(policy, recipe, policy.device).train()
+        learner = new_learner(policy, recipe, policy.device)[0].train()
         scores = learner(packed, VisionStore(policy, 0).features(packed.images), 1.0)
         (scores.logprobs_N * case.weights_N.to(setup.device)).sum().backward()
         return torch.cat([each.grad.flatten().cpu() for each in policy.trained_parameters().values()])

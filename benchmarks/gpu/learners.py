@@ -67,7 +67,7 @@ class SharedLearner:
         self.policy = policy
         self.groups = groups
         self.budget = recipe.learner.max_tokens_per_microbatch
-        self.learner = new_learner(policy, recipe, policy.device)
+        self.learner = new_learner(policy, recipe, policy.device)[0]
         self.vision = vision  # None: each update computes the features again
 
     def update(self) -> None:

@@ -103,3 +103,9 @@ def test_the_ratio_of_the_penalty_by_hand():
     term.sum().backward()
     assert float(term.detach()) == pytest.approx(2 * math.log(2) - 1)
     assert float(policy.grad) == pytest.approx(2 * math.log(2))
+
+
+def test_a_moving_reference_follows_after_every_so_many_steps():
+    moving, staying = KlTerm.of(Kl(coef=0.1, sync_every=3, sync_mix=0.5)), KlTerm.of(Kl(coef=0.1))
+    assert [step for step in range(1, 8) if moving.moves_reference_after(step)] == [3, 6] and moving.sync_mix == 0.5
+    assert not any(staying.moves_reference_after(step) for step in range(1, 8))

@@ -6,7 +6,7 @@ import pytest
 
 from tests.tiny_models import FAMILY_NAMES, make_row, noise_image
 from tiercel.config.schema import Model
-from tiercel.environments.answers import Answer, answer_of, harmless, reset_fields, with_observation
+from tiercel.environments.answers import EnvironmentAnswer, answer_of, harmless, reset_fields, with_observation
 from tiercel.environments.processes import EnvironmentFailure
 from tiercel.models.weights.loading import load_family
 from tiercel.types import ImageRoots, ImageSource, Message
@@ -55,7 +55,7 @@ def test_a_reply_of_another_form_is_a_failure(reply):
 def test_parts_become_a_text_with_marks():
     parts = [{"text": "a <im"}, {"text": "age>"}, {"image": "eHk="}, {"text": "b"}]
     answer = answer_of({"parts": parts, "is_done": True}, lambda text: text.replace("<image>", "-"))
-    assert answer == Answer(content="a -<image>b", pictures=(ImageSource(data=b"xy"),), is_done=True)
+    assert answer == EnvironmentAnswer(content="a -<image>b", pictures=(ImageSource(data=b"xy"),), is_done=True)
     assert answer_of({"parts": None, "is_done": False}, str) is None
 
 
@@ -64,7 +64,7 @@ def test_an_observation_ends_the_last_user_turn():
     later = (Message(role="assistant", content="7"), Message(role="user", content="Sure?"))
     row = replace(row, messages=(row.messages[0], *later, Message(role="assistant", content="<image>")))
     new = ImageSource(data=b"new")
-    seen = with_observation(row, Answer(content=" Look <image>", pictures=(new,)))
+    seen = with_observation(row, EnvironmentAnswer(content=" Look <image>", pictures=(new,)))
     assert [message.content for message in seen.messages] == ["<image>Which? <image>", "7", "Sure? Look <image>"]
     assert seen.images == (*row.images[:2], new)
 

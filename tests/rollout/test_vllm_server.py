@@ -16,6 +16,7 @@ from tests.training.test_loops import grpo_recipe, write_rows
 from tiercel.cli.main import main
 from tiercel.config import recipe_to_yaml
 from tiercel.errors import EnvironmentProblem, TrainingError
+from tiercel.log import printed
 from tiercel.models.weights.loading import load_family
 from tiercel.rollout.vllm.http import ServerRequirements, VllmServer
 from tiercel.rollout.vllm.routes import chat_messages
@@ -58,10 +59,10 @@ def scripted(family, prompts, stack):
     return start
 
 
-def sampler_of(family, *servers: ScriptedServer, patience: float = 20.0, timeout: float = 20.0, said=None, needs=NEEDS):
+def sampler_of(family, *servers: ScriptedServer, patience: float = 20.0, timeout: float = 20.0, needs=NEEDS):
     clients = tuple(VllmServer(server.url, None, timeout) for server in servers)
     pool = ServerPool(servers=clients, needs=needs, patience_seconds=patience)
-    return ServerSampler(family, pool, say=(lambda text: None) if said is None else said.append)
+    return ServerSampler(family, pool)
 
 
 def summary(groups) -> list[list[tuple[list[int], int, str]]]:
@@ -102,9 +103,10 @@ def test_a_fault_is_tried_again_and_nothing_is_lost_or_counted_twice(fault, fami
     expected = summary(whole.sample(prompts, PARAMS, SEEDS))
     server = scripted(faults=[fault])
     said: list[str] = []
-    sampler = sampler_of(family, server, said=said)
+    sampler = sampler_of(family, server)
     sampler.load_policy(0, Path(POLICY))
-    assert summary(sampler.sample(prompts, PARAMS, SEEDS)) == expected
+    with printed(said.append):
+        assert summary(sampler.sample(prompts, PARAMS, SEEDS)) == expected
     assert len(server.requests) > len(good.requests)
     assert set(server.adapters) == {POLICY} and server.loads.count(POLICY) >= 2  # it gets the policy before requests
     assert any("its prompts are tried again" in text for text in said) and any("is back" in text for text in said)
@@ -124,9 +126,10 @@ def test_losing_one_of_two_servers_does_not_end_the_run(family, prompts, scripte
     good = scripted()
     said: list[str] = []
     with serving(ScriptedServer(lambda messages: [], 0)) as lost:
-        sampler = sampler_of(family, good, lost, patience=5, said=said)
+        sampler = sampler_of(family, good, lost, patience=5)
         sampler.load_policy(0, Path(POLICY))
-    groups = sampler.sample(prompts * 4, PARAMS, SEEDS * 4)
+    with printed(said.append):
+        groups = sampler.sample(prompts * 4, PARAMS, SEEDS * 4)
     assert len(groups) == 12 and len(good.requests) >= 12
     assert any(lost.url in text and "failed (/v1/chat/completions: ConnectError" in text for text in said)
 

@@ -19,6 +19,7 @@ from PIL import Image
 from tests.rewards.samples import scored, scored_group
 from tiercel.config.schema import Data, GrpoRecipe, Lora, Model, Optim, Reliability, SftRecipe, Train
 from tiercel.errors import RunError
+from tiercel.log import printed
 from tiercel.rewards.shape import Format
 from tiercel.rewards.text import Exact
 from tiercel.runs import lock, pictures
@@ -355,7 +356,7 @@ def test_resuming_cuts_what_lies_past_the_checkpoint(run):
     fill(run, 5)
     for step in (2, 3):
         save_checkpoint(run.checkpoints, step, lambda directory: None, {"next_index": step})
-    found = resume_point(run, print)
+    found = resume_point(run)
     assert found is not None and (found.step, found.state["next_index"]) == (3, 3)
     assert read_metrics(run.path) == [
         {"step": 0, "eval/accuracy": 0.5},
@@ -371,7 +372,8 @@ def test_resuming_past_a_damaged_checkpoint_cuts_to_the_older_one(run):
         save_checkpoint(run.checkpoints, step, lambda directory: None, {})
     (directory_of(run.checkpoints, 4) / "state.json").write_text("{}")
     said: list[str] = []
-    found = resume_point(run, said.append)
+    with printed(said.append):
+        found = resume_point(run)
     assert found is not None and found.step == 2
     assert [line.split("/")[-1] for line in said] == [
         "step-000004 is passed over: state.json does not have the sha256 of the manifest",
@@ -388,22 +390,22 @@ def test_a_run_of_which_no_checkpoint_can_be_used_does_not_begin_anew(run):
         (directory_of(run.checkpoints, step) / "state.json").write_text("{}")
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     with pytest.raises(RunError, match=f"mv {run.checkpoints} {run.checkpoints}.damaged") as caught:
-        resume_point(run, print)
+        resume_point(run)
     assert all(f"step-00000{step} is passed over: state.json" in str(caught.value) for step in (2, 4))
     assert before == {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     run.checkpoints.rename(f"{run.checkpoints}.damaged")
-    assert resume_point(run, print) is None
+    assert resume_point(run) is None
 
 
 def test_without_a_checkpoint_everything_is_cut(run):
     fill(run, 3)
-    assert resume_point(run, print) is None
+    assert resume_point(run) is None
     assert read_metrics(run.path) == []
     assert names(run.path / "rollouts") == names(run.path / "evaluations") == []
 
 
 def test_a_fresh_run_has_nothing_to_resume(run):
-    assert resume_point(run, print) is None
+    assert resume_point(run) is None
     assert not run.metrics_file.exists()
 
 
@@ -413,7 +415,7 @@ def test_a_last_line_that_a_crash_cut_is_left_out_and_not_continued(run):
         file.write('{"step": 4, "lo')
     assert [row["step"] for row in read_metrics(run.path)] == [0, 1, 2, 3]
     save_checkpoint(run.checkpoints, 3, lambda directory: None, {})
-    resume_point(run, print)
+    resume_point(run)
     run.record({"step": 4})
     assert [row["step"] for row in read_metrics(run.path)] == [0, 1, 2, 3, 4]
 

@@ -84,7 +84,7 @@ def test_a_run_that_is_cut_and_goes_on_has_the_same_index(tmp_path):
         assert whole.count(b"\n") == 3
         assert json.loads(whole.splitlines()[0]) == file_entry(run.path, "rollouts", 1)
     with open_run(recipe) as run:
-        assert resume_point(run, print) is not None
+        assert resume_point(run) is not None
         assert (run.path / "index.jsonl").read_bytes() == b"".join(whole.splitlines(keepends=True)[:2])
         record(run, 3)
         assert (run.path / "index.jsonl").read_bytes() == whole

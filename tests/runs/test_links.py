@@ -56,7 +56,7 @@ def test_temporary_files_are_not_written_through(tmp_path, key):
         (run / name).unlink(missing_ok=True)
         (run / name).symlink_to(key)
     with open_run(grpo_recipe(run)) as opened:
-        resume_point(opened, print)
+        resume_point(opened)
     write_report(run)
     assert key.read_text() == KEY and KEY not in (run / "report.html").read_text()
 

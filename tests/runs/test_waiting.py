@@ -7,22 +7,23 @@ from contextlib import contextmanager
 
 import pytest
 
+from tiercel.log import printed
 from tiercel.runs.progress import entered, waiting
 
 
 def test_what_takes_long_is_said_once():
     said: list[str] = []
     heard = threading.Event()
-    with waiting(lambda text: (said.append(text), heard.set()), "loading m, 7.1 GB", moment=0.01):
+    with printed(lambda text: (said.append(text), heard.set())), waiting("loading m, 7.1 GB", moment=0.01):
         assert heard.wait(10)
     assert said == ["loading m, 7.1 GB ..."]
 
 
 def test_nothing_is_said_after_the_end():
     said: list[str] = []
-    with waiting(said.append, "loading", moment=60):
+    with printed(said.append), waiting("loading", moment=60):
         pass
-    with pytest.raises(ValueError, match="broken"), waiting(said.append, "loading", moment=60):
+    with printed(said.append), pytest.raises(ValueError, match="broken"), waiting("loading", moment=60):
         raise ValueError("broken")
     assert said == [] and not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
 
@@ -39,6 +40,6 @@ def test_a_context_is_waited_for_until_it_is_entered(monkeypatch):
         order.append("closed")
 
     monkeypatch.setattr(waiting.__wrapped__, "__defaults__", (0.01,))
-    with entered(slow(), said.append, "starting the vllm engine") as value:
+    with printed(said.append), entered(slow(), "starting the vllm engine") as value:
         order.append(f"in {value}")
     assert said == ["starting the vllm engine ..."] and order == ["in 7", "closed"]

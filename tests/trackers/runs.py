@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.web.report.fake_runs import make_grounding
 from tiercel.config import GrpoRecipe
+from tiercel.log import printed
 from tiercel.runs.directory import read_metrics
 from tiercel.trackers.opening import open_trackers
 
@@ -37,7 +38,7 @@ def track(
     """Open the trackers of a run that resumes from `kept`, give them `rows`, and return what was reported."""
     said: list[str] = []
     recipe = recipe_of(run, names, **changes)
-    with open_trackers(recipe.trackers, recipe, run, kept, STEPS, said.append) as trackers:
+    with printed(said.append), open_trackers(recipe.trackers, recipe, run, kept, STEPS) as trackers:
         for row in rows:
             trackers.row(row)
     return said

@@ -105,7 +105,7 @@ def test_a_slow_tracker_is_turned_off(tmp_path, recorder, monkeypatch):
 def test_it_is_closed_however_the_run_ends(tmp_path, recorder, ending):
     run, rows = grounding(tmp_path / "run")
     recipe = recipe_of(run, ["tensorboard"])
-    with pytest.raises(ending), open_trackers(recipe.trackers, recipe, run, (), 4, print) as trackers:
+    with pytest.raises(ending), open_trackers(recipe.trackers, recipe, run, (), 4) as trackers:
         trackers.row(rows[0])
         raise ending
     assert recorder.made[0].calls == [("row", 0), ("close",)]

@@ -1,12 +1,12 @@
 """Metrics of groups that fork, with numbers worked by hand."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.packing.items import prompt
+from tiercel.log import LineHandler, shown_by
 from tiercel.training.grpo.branches import branch_metrics, has_forked, tell_of_unreached
 from tiercel.types import Completion, Group, ScoredCompletion, ScoredGroup
 
@@ -57,9 +57,9 @@ def test_completions_that_do_not_fork_have_no_such_metrics():
 def test_what_did_not_fork_is_told():
     said: list[str] = []
     noted: list[str] = []
-    session = SimpleNamespace(say=said.append, note=noted.append)
-    tell_of_unreached([FORKED, FORKED], "</think>", 4, session)
-    tell_of_unreached([scored(([1, 2], 1, 1.0))], "</think>", 4, session)
-    assert len(noted) == 1 and "step 5: 4 of 8" in noted[0] and "</think>" in noted[0] and not said
-    tell_of_unreached([scored(([1, 2], 2, 1.0))], None, 4, session)
+    with shown_by(LineHandler(said.append, noted.append)):
+        tell_of_unreached([FORKED, FORKED], "</think>", 4)
+        tell_of_unreached([scored(([1, 2], 1, 1.0))], "</think>", 4)
+        assert len(noted) == 1 and "step 5: 4 of 8" in noted[0] and "</think>" in noted[0] and not said
+        tell_of_unreached([scored(([1, 2], 2, 1.0))], None, 4)
     assert len(noted) == 1 and "1 of 1" in said[0] and "first turn" in said[0]

@@ -9,6 +9,7 @@ from tests.tiny_models import noise_image
 from tests.training.test_loops import sft_recipe, write_rows
 from tiercel.data.reading import read_run_rows
 from tiercel.errors import RunError
+from tiercel.log import printed
 from tiercel.runs.checkpoints import FoundCheckpoint
 from tiercel.training.run_content import NAMED, content_of, require_content_of
 
@@ -40,7 +41,8 @@ def content(recipe) -> dict:
 def told(before: dict, now: dict) -> list[str]:
     said: list[str] = []
     found = FoundCheckpoint(step=2, path=Path("run/checkpoints/step-000002"), state={NAMED: before})
-    require_content_of(found, now, said.append)
+    with printed(said.append):
+        require_content_of(found, now)
     return said
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from tests.training.test_loops import run_offline, sft_recipe, write_rows
 from tiercel.errors import DataError
+from tiercel.log import printed
 from tiercel.runs.directory import open_run
 from tiercel.training.rows import FIRST_ROWS, read_run_rows, try_first_rows
 
@@ -17,9 +18,9 @@ def cut_short(path):
 def tried(recipe, step=0):
     """Give what a run hears, and the rows that it records."""
     said = []
-    with open_run(recipe) as run:
-        table = read_run_rows(recipe, run, said.append).train
-        try_first_rows(recipe, table, run, step, said.append)
+    with open_run(recipe) as run, printed(said.append):
+        table = read_run_rows(recipe, run).train
+        try_first_rows(recipe, table, run, step)
     lines = run.bad_rows_file.read_text().splitlines() if run.bad_rows_file.exists() else []
     return said, [json.loads(line)["id"] for line in lines]
 

@@ -9,6 +9,7 @@ from tests.training.test_loops import grpo_recipe, sft_recipe, write_rows
 from tiercel.distributed.ranks import ALONE
 from tiercel.doctor.machine import free_memory
 from tiercel.errors import EnvironmentProblem, RunError
+from tiercel.log import printed
 from tiercel.runs.directory import RunDirectory
 from tiercel.training import strategy_choice
 from tiercel.training.offline.loop import train
@@ -21,7 +22,8 @@ GPU, CPU = torch.device("cuda"), torch.device("cpu")
 def chosen(recipe, device=GPU):
     """What is chosen, and what the log says."""
     said = []
-    return chosen_strategy(recipe, ALONE, device, said.append), said
+    with printed(said.append):
+        return chosen_strategy(recipe, ALONE, device), said
 
 
 @pytest.fixture

@@ -306,7 +306,7 @@ def test_a_replayed_update_has_the_teachers_term(write, monkeypatch, capsys):
         run_grpo(recipe)
     monkeypatch.setattr(minibatch_updates, "policy_update", honest)
     (kept,) = (tmp for tmp in (Path(recipe.output) / "nonfinite").iterdir())
-    findings = replay(recipe, Path(recipe.output), kept, lambda text: None)
+    findings = replay(recipe, Path(recipe.output), kept)
     assert findings and all(finding.loss > 0 for finding in findings)  # without a teacher all would be 0
 
 

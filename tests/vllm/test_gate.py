@@ -76,7 +76,7 @@ def one_update(recipe, replay=None) -> tuple[list[ScoredGroup], torch.Tensor]:
     encode = prompt_encoder(family, recipe.data)
     prompts = [encode(row, index) for index, row in enumerate(rows[:4])]
     if replay is None:
-        with open_run(recipe) as run, open_sampler(recipe, trainer, run, rows, print) as sync:
+        with open_run(recipe) as run, open_sampler(recipe, trainer, run, rows) as sync:
             sync.publish(0)
             groups = sync.sampler.sample(prompts, sampling_params(recipe.rollout), [10 * index for index in range(4)])
     else:
@@ -142,7 +142,7 @@ def publish_many(recipe_path: str, versions: int = 40) -> None:
     prompts = [encode(row, index) for index, row in enumerate(rows[:2])]
     params = greedy_params(recipe.rollout)
     texts = set()
-    with open_run(recipe) as run, open_sampler(recipe, trainer, run, rows, print) as sync:
+    with open_run(recipe) as run, open_sampler(recipe, trainer, run, rows) as sync:
         in_trainer, in_engine = [hash_of(trainer.policy.model)], [sync.sampler.engine.apply_model(hash_of)[0]]
         for version in range(versions):
             with torch.no_grad():

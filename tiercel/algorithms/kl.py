@@ -95,19 +95,22 @@ class Kl(Section):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KlTerm:
-    """The penalty for leaving the reference, built once from a recipe that asks for one."""
+    """The penalty for leaving the reference, in the loss or in the reward, and when its reference moves. A trainer
+    builds it once, if the recipe asks for one."""
 
     coef: float  # above 0
     place: Literal["loss", "reward"]
     estimator: str  # one of KL_ESTIMATORS
     by_ratio: bool = False
+    sync_every: int | None = None  # steps after which the reference moves; None: it stays
+    sync_mix: float = 1.0  # the policy's share in the moved reference
 
     @classmethod
     def of(cls, kl: Kl) -> KlTerm | None:
         """Build the term that a recipe's `algorithm.kl` asks for, or return None if its coef is 0."""
         if kl.coef == 0:
             return None
-        return cls(coef=kl.coef, place=kl.place, estimator=kl.estimator, by_ratio=kl.by_ratio)
+        return cls(**kl.model_dump())
 
     @property
     def in_loss(self) -> bool:
@@ -118,6 +121,10 @@ class KlTerm:
     def in_reward(self) -> bool:
         """Return whether the penalty is subtracted from the rewards, before the advantages."""
         return self.place == "reward"
+
+    def moves_reference_after(self, step: int) -> bool:
+        """Return whether the reference follows the policy after `step` updates."""
+        return self.sync_every is not None and step % self.sync_every == 0
 
     def estimate(self, logprobs_N: Tensor, reference_logprobs_N: Tensor) -> Tensor:
         """Estimate the divergence at each token: (N,), with the gradient of `logprobs_N`, not yet multiplied by

@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING
 
 from tiercel.algorithms.custom import own_terms
-from tiercel.algorithms.kl import KlTerm
 from tiercel.algorithms.losses import NORMALISERS, OwnLoss
 from tiercel.algorithms.ratios import RATIOS
 from tiercel.algorithms.section import Algorithm
@@ -26,9 +25,8 @@ def policy_loss(batch: LossInput, algorithm: Algorithm) -> LossOutput:
     terms = _policy_terms(batch, algorithm)
     values_N = terms.values_N if batch.weights_N is None else batch.weights_N * terms.values_N
     token_sums = dict(terms.token_sums)
-    kl = KlTerm.of(algorithm.kl)
-    if kl is not None and batch.kl_N is not None:
-        values_N = values_N + kl.coef * batch.kl_N
+    if batch.kl_N is not None:
+        values_N = values_N + algorithm.kl.coef * batch.kl_N
         token_sums["kl/mean"] = batch.kl_N.detach().sum()
     if batch.entropy_N is not None and algorithm.entropy_mean == "loss":
         values_N = values_N - algorithm.entropy_coef * batch.entropy_N

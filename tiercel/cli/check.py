@@ -3,6 +3,7 @@ reward model, and of a model whose family needs a proof for each checkpoint. Of 
 of their files."""
 
 from argparse import Namespace
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +21,7 @@ from tiercel.data.reading import RowTable, read_run_rows, require_few_bad, write
 from tiercel.data.scan import ScanReport, decoded_size, scan
 from tiercel.devices import training_device
 from tiercel.errors import DataError, EnvironmentProblem
+from tiercel.log import printed
 from tiercel.messages import translated
 from tiercel.messages.console import SpeakingConsole
 from tiercel.models.chat import turn_end_line
@@ -69,7 +71,9 @@ def _check(recipe: Recipe, arguments: Namespace, console: Console) -> None:
         console.print(f"  {prove(policy).line}", markup=False)
     for line in rehearse(recipe, family):
         console.print(f"  {line}", markup=False)
-    with open_dialogues(recipe, family, console.print) as dialogues:
+    with ExitStack() as stack:
+        with printed(console.print):
+            dialogues = stack.enter_context(open_dialogues(recipe, family))
         rows = read_run_rows(recipe.data, recipe.purpose)
         train = rows.train
         for table in rows.tables:

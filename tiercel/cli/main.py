@@ -21,6 +21,7 @@ from tiercel.config.suggestions import nearest_key
 from tiercel.distributed.launch import launch, leave
 from tiercel.distributed.notes import note_code, note_error, start_notes
 from tiercel.errors import ANY_RECIPE, EXIT_DONE, ElsewhereError, RecipeError, TiercelError
+from tiercel.log import printed
 from tiercel.messages import translated
 from tiercel.reliability.privacy import keep_private
 from tiercel.reliability.redaction import redact, redact_tracebacks
@@ -108,7 +109,12 @@ def _imported(command: Command, recipe: Recipe | None, arguments: argparse.Names
     """Import the command's module."""
     if command.loads_weights and recipe is not None:
         read_weights_ahead(recipe)
-    with fast_imports(), waiting(_say_on_stderr, f"importing what `tiercel {arguments.command}` needs"):
+    is_first = os.environ.get("RANK", "0") == "0"
+    with (
+        fast_imports(),
+        printed(_print_on_stderr, is_first=is_first),
+        waiting(f"importing what `tiercel {arguments.command}` needs"),
+    ):
         return import_module(command.module)
 
 
@@ -124,9 +130,8 @@ def fast_imports() -> Iterator[None]:
         gc.enable()
 
 
-def _say_on_stderr(text: str) -> None:
-    if os.environ.get("RANK", "0") == "0":
-        print(translated(text), file=sys.stderr, flush=True)
+def _print_on_stderr(text: str) -> None:
+    print(translated(text), file=sys.stderr, flush=True)
 
 
 def _wants_ranks(arguments: argparse.Namespace) -> bool:

@@ -3,6 +3,7 @@
 import json
 from argparse import Namespace
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.table import Table
 from tiercel.config import Recipe
 from tiercel.doctor.machine import total_memory
 from tiercel.errors import EnvironmentProblem
+from tiercel.log import printed
 from tiercel.planning.devices import DEVICES, Device, Machine
 from tiercel.planning.fit import find_fit, output_file
 from tiercel.planning.memory import RankMemory
@@ -52,7 +54,8 @@ def write_fit(recipe: Recipe, machine: Machine, arguments: Namespace) -> None:
     file = arguments.output or output_file(arguments.recipe, arguments.fit.text)
     if file.exists():
         raise EnvironmentProblem(f"{file} already exists; remove it, or name another file with --output")
-    fit = find_fit(recipe, machine, lambda text: print(text, flush=True))
+    with printed(partial(print, flush=True)):
+        fit = find_fit(recipe, machine)
     if fit is None:
         remedy = (
             "add the section lora, or more GPUs with --gpus"

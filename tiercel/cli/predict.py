@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tiercel.config import Recipe, RewardRecipe
 from tiercel.errors import RunError
+from tiercel.log import printed
 from tiercel.runs.recipe import is_run
 from tiercel.trained.generate import as_message, in_words, load_generator
 from tiercel.trained.weights import CheckpointChoice, trained_weights, with_weights
@@ -24,11 +25,12 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
         trained = trained_weights(path, recipe, choice)
         recipe, adapter = with_weights(recipe, trained), adapter or trained.adapter
     images = [ImageSource(path=str(image.absolute())) for image in arguments.image]
-    (completion,) = load_generator(recipe, adapter).complete(
-        [as_message(arguments.prompt, len(images))],
-        images,
-        max_new_tokens=arguments.max_new_tokens,
-        environment=arguments.environment,
-        say=print,
-    )
+    generator = load_generator(recipe, adapter)
+    with printed():
+        (completion,) = generator.complete(
+            [as_message(arguments.prompt, len(images))],
+            images,
+            max_new_tokens=arguments.max_new_tokens,
+            environment=arguments.environment,
+        )
     print(in_words(completion))

@@ -15,6 +15,7 @@ from tiercel.data.encoding import ExampleEncoder, prompt_encoder
 from tiercel.data.reading import read_training_rows
 from tiercel.errors import DataError
 from tiercel.geometry import outline_of, to_pixels
+from tiercel.log import printed
 from tiercel.models.families.base import Family
 from tiercel.models.families.image_transforms import picture_image
 from tiercel.models.weights.loading import family_of
@@ -33,7 +34,7 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
     table = read_training_rows(recipe.data, recipe.purpose)
     order = table.order(recipe.train.seed, recipe.data)
     indices = range(min(arguments.rows, len(table.rows)))
-    with open_dialogues(recipe, family, print) as dialogues:
+    with printed(), open_dialogues(recipe, family) as dialogues:
         if isinstance(recipe, GrpoRecipe):
             see = partial(
                 _prompt, prompt_encoder(family, recipe.data), list if dialogues is None else dialogues.prompts_of

@@ -4,6 +4,7 @@ from argparse import Namespace
 
 from tiercel.config import Recipe
 from tiercel.errors import NonFiniteError
+from tiercel.log import printed
 from tiercel.training.replay import kept_directory, replay, rows_at_fault
 
 
@@ -11,7 +12,8 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
     """Compute the rows of an update again, one by one. Raises NonFiniteError if one is not finite again."""
     directory = kept_directory(arguments.run, arguments.step)
     print(f"{directory}, as it was computed, and each row alone:")
-    findings = replay(recipe, arguments.run, directory, print)
+    with printed():
+        findings = replay(recipe, arguments.run, directory)
     if faulty := rows_at_fault(findings):
         raise NonFiniteError("the loss or the gradient is again not finite", [faulty])
     print(

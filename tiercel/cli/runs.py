@@ -16,7 +16,7 @@ from tiercel.errors import RunError
 from tiercel.runs.ending import State
 from tiercel.web.report.listing import ListedRun, listed
 from tiercel.web.report.numbers import NOTHING, duration, ends, short
-from tiercel.web.report.reading import Run, read_run
+from tiercel.web.report.reading import RecordedRun, read_run
 from tiercel.web.report.verdict import headline
 from tiercel.web.view.compare import MOST_RUNS, compared_recipes, differing, flat, shared_charts
 from tiercel.wording import brief, counted
@@ -50,7 +50,7 @@ def print_comparison(paths: Sequence[Path], *, as_json: bool) -> None:
     _print_table(console, ("newest (mean of the last steps)", *names), rows)
 
 
-def newest_numbers(runs: Sequence[Run]) -> dict[str, list[float | None]]:
+def newest_numbers(runs: Sequence[RecordedRun]) -> dict[str, list[float | None]]:
     """Return the newest value of each of the page's curves for each run: the mean of the last steps for training, the
     last evaluation for held-out rows."""
     found: dict[str, list[float | None]] = {}

@@ -7,6 +7,7 @@ from argparse import Namespace
 from tiercel.config import GrpoRecipe
 from tiercel.data.reading import read_run_rows
 from tiercel.errors import EnvironmentProblem
+from tiercel.log import printed
 from tiercel.models.weights.loading import family_of
 from tiercel.reliability.redaction import redact
 from tiercel.rollout.vllm.http import DEV_MODE, KEY_VARIABLE, servers_key
@@ -41,7 +42,7 @@ def run(recipe: GrpoRecipe, arguments: Namespace) -> None:
     key = new_key()
     with StopRequest() as stop:
         started = time.monotonic()
-        with served(command, port, key, say=print, is_over=lambda: stop.is_set) as process:
+        with printed(), served(command, port, key, is_over=lambda: stop.is_set) as process:
             if not stop.is_set:
                 seconds = time.monotonic() - started
                 address = f"http://127.0.0.1:{port}"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+from warnings import warn
 
 from tiercel.data.media.images import resolve
 from tiercel.environments.processes import EnvironmentFailure
@@ -20,7 +21,7 @@ _ROW_MARKS = ("<image>", "<video>", "<bbox>")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class EnvironmentAnswer:
     """An answer. As in a Message, `<image>` in `content` marks each picture."""
 
     content: str
@@ -47,7 +48,7 @@ def harmless(family: Family) -> Callable[[str], str]:
     return written
 
 
-def answer_of(reply: Mapping[str, Any], written: Callable[[str], str]) -> Answer | None:
+def answer_of(reply: Mapping[str, Any], written: Callable[[str], str]) -> EnvironmentAnswer | None:
     """Read the reply of a process; None if it has no answer. Raises EnvironmentFailure if it is not one of ours."""
     try:
         if reply["parts"] is None:
@@ -61,7 +62,7 @@ def answer_of(reply: Mapping[str, Any], written: Callable[[str], str]) -> Answer
             else:
                 texts[-1] += part["text"]
         content = "<image>".join(map(written, texts))
-        return Answer(content=content, pictures=tuple(pictures), is_done=reply["is_done"])
+        return EnvironmentAnswer(content=content, pictures=tuple(pictures), is_done=reply["is_done"])
     except (KeyError, TypeError, AttributeError, binascii.Error) as error:
         raise EnvironmentFailure(FOREIGN_REPLY) from error
 
@@ -80,9 +81,17 @@ def reset_fields(row: Row) -> dict[str, Any]:
     return fields
 
 
-def with_observation(row: Row, observation: Answer) -> Row:
+def with_observation(row: Row, observation: EnvironmentAnswer) -> Row:
     """Return the row's prompt with the answer of `reset` at the end of its last user turn."""
     *before, last = prompt_messages(row.messages)
     messages = (*before, replace(last, content=last.content + observation.content))
     own = sum(message.content.count("<image>") for message in (*before, last))
     return replace(row, messages=messages, images=(*row.images[:own], *observation.pictures))
+
+
+def __getattr__(name: str) -> Any:
+    """Give the class by its old name, for one release."""
+    if name != "Answer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warn(f"{__name__}.Answer is now EnvironmentAnswer", DeprecationWarning, stacklevel=2)
+    return EnvironmentAnswer

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from tiercel.config.schema import Data, Reliability
-from tiercel.environments.answers import Answer, answer_of, with_observation
+from tiercel.environments.answers import EnvironmentAnswer, answer_of, with_observation
 from tiercel.environments.calls import Malformed
 from tiercel.environments.processes import EnvironmentFailure, EnvironmentProcess
 from tiercel.environments.setting import EnvironmentSetting, settings_of
@@ -152,7 +152,7 @@ class EnvironmentDialogue:
     def _begin(self) -> None:
         setting, prompt = self._setting, self._prompt
         with self._failing():
-            row = with_observation(prompt.row, Answer(content=""))
+            row = with_observation(prompt.row, EnvironmentAnswer(content=""))
             if setting.toolbox.code.exists:
                 self._process = setting.processes.take()
             if setting.toolbox.code.environment is not None:
@@ -220,7 +220,7 @@ class EnvironmentDialogue:
         reply = self._ask("call", name=call.name, arguments=dict(call.arguments))
         if isinstance(error := reply.get("error"), str):
             return replace(self._refused(call, error), is_done=reply.get("is_done") is True)
-        return self._shown(call, answer_of(reply, self._setting.harmless) or Answer(content=""))
+        return self._shown(call, answer_of(reply, self._setting.harmless) or EnvironmentAnswer(content=""))
 
     def _by_built_in(self, call: ToolCall) -> _Result:
         space, row = self._setting.family.coordinate_space, self._prompt.row
@@ -235,7 +235,7 @@ class EnvironmentDialogue:
         text = f"image {len(self._pictures)}" + (f": {label}" if label else "")
         return _Result(call=call, content=f"{self._setting.harmless(text)}\n<image>", images=(image,))
 
-    def _shown(self, call: ToolCall | None, answer: Answer) -> _Result:
+    def _shown(self, call: ToolCall | None, answer: EnvironmentAnswer) -> _Result:
         """Turn an answer of the user's code into a result. Raises DataError if its pictures cannot be used."""
         images = self._setting.encode_pictures(self._prompt.row, answer.pictures)
         self._see(answer.pictures, images)

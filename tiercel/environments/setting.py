@@ -12,7 +12,7 @@ from PIL import Image
 from tiercel.config.schema import Data, Reliability
 from tiercel.data.encoding import prompt_encoder
 from tiercel.data.media.images import decode
-from tiercel.environments.answers import Answer, answer_of, harmless, reset_fields
+from tiercel.environments.answers import EnvironmentAnswer, answer_of, harmless, reset_fields
 from tiercel.environments.calls import CallReader
 from tiercel.environments.processes import EnvironmentFailure, EnvironmentProcess, Processes
 from tiercel.environments.tools import Toolbox, Toolboxes, ToolProblem
@@ -77,10 +77,10 @@ class EnvironmentSetting:
     originals: SharedCache[Image.Image]
     seen: SharedCache[EncodedImage]
 
-    def reset(self, process: EnvironmentProcess, row: Row, seed: int) -> Answer:
+    def reset(self, process: EnvironmentProcess, row: Row, seed: int) -> EnvironmentAnswer:
         """Start a trajectory in a process. Raises EnvironmentFailure."""
         answer = answer_of(process.ask("reset", row=reset_fields(row), seed=seed), self.harmless)
-        return Answer(content="") if answer is None else answer
+        return EnvironmentAnswer(content="") if answer is None else answer
 
     def encode(self, row: Row, index: int) -> EncodedPrompt:
         """Encode a prompt as the loader does. Raises DataError."""
@@ -102,7 +102,7 @@ class EnvironmentSetting:
         roots, limit = row.image_roots, self.data.max_image_pixels
         return self.originals.get((roots, source), lambda: decode(source, roots, limit))
 
-    def require_observation(self, prompt: EncodedPrompt, row: Row, observation: Answer) -> None:
+    def require_observation(self, prompt: EncodedPrompt, row: Row, observation: EnvironmentAnswer) -> None:
         """Raise EnvironmentFailure if a prompt does not end with the observation that `row` ends with, and DataError if
         it cannot contain it."""
         images = self.encode_pictures(row, observation.pictures)

@@ -7,7 +7,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tiercel.algorithms.kl import Kl
 from tiercel.errors import ModelError
 from tiercel.models.policy import REFERENCE, Policy
 from tiercel.models.weights.loading import read_tensors
@@ -15,18 +14,15 @@ from tiercel.models.weights.loading import read_tensors
 FILE = "reference.safetensors"
 
 
-def move_reference(policy: Policy, kl: Kl, step: int) -> None:
-    """After every `kl.sync_every` steps, set each matrix of the reference to
-    (1 - mix) * reference + mix * policy, with mix = `kl.sync_mix`.
+def move_reference(policy: Policy, mix: float) -> None:
+    """Set each matrix of the reference to (1 - mix) * reference + mix * policy.
 
     This is TR-DPO (Gorbatovski et al. 2024) with LoRA's matrices instead of whole weights. It is exact for a mix of 1,
     which is a copy. Below 1 the product of mixed matrices is not the mix of the products.
     """
-    if kl.sync_every is None or step % kl.sync_every:
-        return
     with torch.no_grad():
         for _, own, reference in _pairs(policy):
-            reference.lerp_(own, kl.sync_mix) if kl.sync_mix < 1 else reference.copy_(own)
+            reference.lerp_(own, mix) if mix < 1 else reference.copy_(own)
 
 
 def save_reference(policy: Policy, directory: Path) -> None:

@@ -36,21 +36,21 @@ def default_backend(device: torch.device) -> str:
 
 
 def chosen_backend(
-    recipe: BaseRecipe, strategy: StrategyKind, form: str, device: torch.device, say: Callable[[str], None]
-) -> str | None:
-    """Choose the compiler of the decoder's layers by `learner.compile`, or None if they are not compiled. `form` comes
-    from forms.chosen_form; `say` is called with what `auto` means on a GPU."""
+    recipe: BaseRecipe, strategy: StrategyKind, form: str, device: torch.device
+) -> tuple[str | None, str]:
+    """Choose the compiler of the decoder's layers by `learner.compile`, or None if they are not compiled, and say what
+    `auto` means on a GPU; an empty text elsewhere. `form` comes from forms.chosen_form."""
     asked = recipe.learner.compile
     if asked != "auto":
-        return default_backend(device) if asked else None
+        return default_backend(device) if asked else None, ""
     if device.type != "cuda":
-        return None
+        return None, ""
     obstacle = compile_obstacle(recipe, strategy)
     if form != "flex" or obstacle:
-        say(f"learner.compile: false, with {obstacle.given if obstacle else f'learner.form {form}'}")
-        return None
-    say("learner.compile: true; the first passes take longer, because layers are compiled then")
-    return default_backend(device)
+        return None, f"learner.compile: false, with {obstacle.given if obstacle else f'learner.form {form}'}"
+    return default_backend(
+        device
+    ), "learner.compile: true; the first passes take longer, because layers are compiled then"
 
 
 def require_compilable(recipe: BaseRecipe, strategy: StrategyKind) -> None:

@@ -3,7 +3,7 @@
 Families that serve many architectures with one class are used only after this proof. Shape suffixes: docs/shapes.md.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tiercel.errors import ModelError, TiercelError
+from tiercel.log import logger
 from tiercel.models.families.base import HuggingFaceModel
 from tiercel.models.families.generic import FAULTS
 from tiercel.models.families.image_transforms import random_picture
@@ -249,7 +250,7 @@ def _model(policy: Policy) -> str:
     return f"{policy.family.checkpoint.path} ({policy.family.checkpoint.config.model_type})"
 
 
-def prove_where_needed(policy: Policy, say: Callable[[str], None] = lambda text: None) -> None:
-    """Prove the checkpoint if its family needs that, and report what was found."""
+def prove_where_needed(policy: Policy) -> None:
+    """Prove the checkpoint if its family needs that, and log what was found."""
     if policy.family.needs_proof:
-        say(prove(policy).line)
+        logger.info(prove(policy).line)

@@ -4,7 +4,7 @@ Keys that do not change a run's result are tried first (`remedies`). If they are
 fewer bits. If that is not enough either, completions and prompts become shorter and pictures smaller.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from operator import attrgetter
@@ -14,6 +14,7 @@ from typing import Any
 from tiercel.config.conflicts.rules import rule_problems
 from tiercel.config.schema import GrpoRecipe, Recipe
 from tiercel.config.yaml_text import render
+from tiercel.log import logger
 from tiercel.planning.devices import Machine
 from tiercel.planning.options import Option, measure, option, study
 from tiercel.planning.plan import make_plan
@@ -63,14 +64,13 @@ class Fit:
         return "\n".join([*lines, render(self.recipe.model_dump(mode="json", exclude_unset=True))])
 
 
-def find_fit(recipe: Recipe, machine: Machine, say: Callable[[str], None]) -> Fit | None:
-    """Find the nearest recipe that fits the machine's ranks, or return None if none fits. `say` is told what is
-    tried."""
+def find_fit(recipe: Recipe, machine: Machine) -> Fit | None:
+    """Find the nearest recipe that fits the machine's ranks, or return None if none fits. Logs what is tried."""
     for wanted in _ladder(recipe):
         lighter = recipe.with_values(wanted)
         if rule_problems(lighter):
             continue
-        say(f"trying {words(wanted) or 'the recipe as it is'}")
+        logger.info(f"trying {words(wanted) or 'the recipe as it is'}")
         plan = make_plan(lighter, machine, more_ranks=(1,))
         if plan.chosen is not None or plan.remedy is not None:
             changes = {**wanted, **(plan.remedy.changes if plan.remedy else {})}

@@ -298,7 +298,7 @@ def _compiles(recipe: BaseRecipe, sizes: ModelSizes, layout: Layout) -> bool:
     """Return whether the learner's layers are compiled under this strategy."""
     form = "flex" if _is_flex(recipe, sizes, layout) else recipe.learner.form
     device = torch.device("cuda" if layout.on_gpu else "cpu")
-    return chosen_backend(recipe, layout.kind, form, device, say=lambda text: None) is not None
+    return chosen_backend(recipe, layout.kind, form, device)[0] is not None
 
 
 def _block_mask(recipe: BaseRecipe, sizes: ModelSizes, layout: Layout) -> int:

@@ -20,6 +20,7 @@ from tiercel.config.yaml_text import render
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.distributed.versions import installed_versions
 from tiercel.errors import RecipeError, RunError
+from tiercel.log import logger
 from tiercel.models.families.base import Family
 from tiercel.regular_files import FOLDERS as EVERY_FOLDER
 from tiercel.regular_files import open_to_append, read_text
@@ -265,7 +266,6 @@ def _identity_of(run: Path) -> str | None:
 
 def resume_point(
     run: RunDirectory,
-    report: Callable[[str], None],
     require_usable: Callable[[FoundCheckpoint], None] = lambda found: None,
 ) -> FoundCheckpoint | None:
     """Return the newest valid checkpoint, and remove the metrics, rollouts, evaluations and index lines of later steps.
@@ -284,12 +284,12 @@ def resume_point(
         _require_of_run(run, found)
         require_usable(found)
     for problem in problems:
-        report(problem)
+        logger.warning(problem)
     step = found.step if found else -1
     with writing(run.path, GO_ON):
         for newer, path in list_checkpoints(run.checkpoints):
             if newer > step and not path.is_symlink():
-                report(f"checkpoint {path} is kept as {set_aside(path).name}")
+                logger.warning(f"checkpoint {path} is kept as {set_aside(path).name}")
         if os.path.lexists(run.metrics_file):
             cut_lines(run.metrics_file, partial(is_up_to, step))
         for folder in ("rollouts", "evaluations", "tokens"):
@@ -297,7 +297,7 @@ def resume_point(
                 if (match := STEP_FILE.fullmatch(file.name)) and int(match[1]) > step:
                     file.unlink()
         cut_index(run.path, step)
-        _tell_lost_rows(run.metrics_file, step, report)
+        _tell_lost_rows(run.metrics_file, step)
     return found
 
 
@@ -311,12 +311,12 @@ def _require_of_run(run: RunDirectory, found: FoundCheckpoint) -> None:
         )
 
 
-def _tell_lost_rows(metrics: Path, step: int, report: Callable[[str], None]) -> None:
-    """Report if the metrics lack rows that the run had recorded before it saved its checkpoint of this step."""
+def _tell_lost_rows(metrics: Path, step: int) -> None:
+    """Warn if the metrics lack rows that the run had recorded before it saved its checkpoint of this step."""
     newest = Rows(metrics).newest(1) if step > 0 else [{"step": step}]
     last = newest[0].get("step") if newest else "none"
     if last != step:
-        report(f"{metrics} has lost rows: its last is from step {last}, but the run goes on from step {step}")
+        logger.warning(f"{metrics} has lost rows: its last is from step {last}, but the run goes on from step {step}")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

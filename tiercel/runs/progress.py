@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, TypeVar
@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from tiercel.log import LineHandler, logger, shown_by
 from tiercel.messages import translated
 from tiercel.regular_files import open_to_append
 from tiercel.reliability.redaction import redact
@@ -37,8 +38,8 @@ SLOW = 0.5  # of a step; a phase that takes at least this share is named
 
 
 class Progress:
-    """Prints progress to stderr and writes log.txt; a context manager. Without a log it prints nothing, because another
-    rank does."""
+    """Shows what is logged and each step on stderr, and writes log.txt; a context manager. Without a log it does
+    neither, because another rank does."""
 
     def __init__(self, log: Path | None, total_steps: int, log_every: int):
         self.total_steps = total_steps
@@ -49,15 +50,19 @@ class Progress:
         self._log = Path(os.devnull) if log is None else log
         with writing(self._log, GO_ON):
             self._file: IO[str] = self._log.open("a") if log is None else open_to_append(log)
+        self.handler = LineHandler(self.say, self.note, is_first=log is not None)
+        self._logged = shown_by(self.handler)
         self._first: tuple[int, float] | None = None
         self._rewards = deque[float](maxlen=2 * TREND_STEPS)
 
     def __enter__(self) -> "Progress":
         if self._is_terminal:
             self._live.start()
+        self._logged.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._logged.__exit__(None, None, None)
         if self._is_terminal:
             self._live.stop()
         self._file.close()
@@ -131,10 +136,10 @@ MOMENT_SECONDS = 2.0
 
 
 @contextmanager
-def waiting(say: Callable[[str], None], what: str, moment: float = MOMENT_SECONDS) -> Iterator[None]:
-    """Call `say` with `what` if the work inside takes longer than `moment` seconds. `say` is called in another thread,
-    never after the work has ended."""
-    timer = threading.Timer(moment, say, [f"{what} ..."])
+def waiting(what: str, moment: float = MOMENT_SECONDS) -> Iterator[None]:
+    """Log `what` if the work inside takes longer than `moment` seconds: in another thread, never after the work has
+    ended."""
+    timer = threading.Timer(moment, logger.info, [f"{what} ..."])
     timer.daemon = True
     timer.start()
     try:
@@ -145,9 +150,9 @@ def waiting(say: Callable[[str], None], what: str, moment: float = MOMENT_SECOND
 
 
 @contextmanager
-def entered(context: AbstractContextManager[T], say: Callable[[str], None], what: str) -> Iterator[T]:
-    """Enter a context that may take long to start, and stay in it. `what` is said if it does."""
+def entered(context: AbstractContextManager[T], what: str) -> Iterator[T]:
+    """Enter a context that may take long to start, and stay in it. `what` is logged if it does."""
     with ExitStack() as stack:
-        with waiting(say, what):
+        with waiting(what):
             value = stack.enter_context(context)
         yield value

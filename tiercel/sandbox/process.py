@@ -8,7 +8,6 @@ has its own temporary directory. What it prints is read separately, and the last
 
 import contextlib
 import json
-import logging
 import os
 import re
 import secrets
@@ -90,8 +89,6 @@ _BOOTSTRAP = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from tiercel.sandbox.supervisor import main; main(sys.argv[2])"
 )
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -297,8 +294,6 @@ class UserProcess:
         return True
 
     def _keep_line(self, line: bytes) -> None:
-        if logger.isEnabledFor(logging.DEBUG):  # a process that prints for ever must not keep us busy
-            logger.debug("%s: %s", self._job.name, _as_text(line))
         self._printed.append(line)
         self._printed_count += 1
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from tiercel.config.schema import BaseRecipe, TrackerName
 from tiercel.errors import RunError
+from tiercel.log import logger
 from tiercel.regular_files import LARGEST_JSON, make_directory, read_text
 from tiercel.reliability.redaction import redact_values
 from tiercel.runs.files import write_atomically
@@ -38,9 +39,8 @@ class Trackers:
     """The trackers of a run that still work. A tracker that fails is turned off with a line in the log, and the run
     continues."""
 
-    def __init__(self, run: Path, say: Callable[[str], None], pictures_every: int, last_step: int):
+    def __init__(self, run: Path, pictures_every: int, last_step: int):
         self._run = run
-        self._say = say
         self._pictures_every = pictures_every
         self._last_step = last_step
         self._working: dict[str, Tracker] = {}
@@ -87,7 +87,7 @@ class Trackers:
         try:
             return rollout_pictures(self._run, step)
         except (RunError, OSError) as error:
-            self._say(f"trackers: no pictures of step {step}: {error}")
+            logger.warning(f"trackers: no pictures of step {step}: {error}")
             return []
 
     def _attempt(self, name: str, action: Callable[[], None], patience: float | None = None) -> None:
@@ -104,7 +104,9 @@ class Trackers:
 
     def _turn_off(self, name: str, reason: str) -> None:
         self._working.pop(name, None)
-        self._say(f"trackers: {name} is off from here on: {reason}; the run continues, and metrics.jsonl has every row")
+        logger.warning(
+            f"trackers: {name} is off from here on: {reason}; the run continues, and metrics.jsonl has every row"
+        )
 
 
 def _hand_over(tracker: Tracker, step: int, metrics: Mapping[str, float], pictures: Sequence[TrackedPicture]) -> None:
@@ -120,15 +122,14 @@ def open_trackers(
     run: Path,
     kept: Sequence[Mapping[str, Any]],
     last_step: int,
-    say: Callable[[str], None],
 ) -> Iterator[Trackers]:
-    """Open trackers for a run that resumes from the rows `kept` of metrics.jsonl. `say` is told why a tracker is turned
+    """Open trackers for a run that resumes from the rows `kept` of metrics.jsonl. Logs why a tracker is turned
     off."""
-    with closing(Trackers(run, say, recipe.train.eval_every or recipe.train.save_every, last_step)) as trackers:
+    with closing(Trackers(run, recipe.train.eval_every or recipe.train.save_every, last_step)) as trackers:
         try:
             run_id = _run_id(run / FOLDER / "id", is_new=not kept) if names else ""
         except (OSError, RunError) as error:
-            say(f"trackers: none are used: {error}")
+            logger.warning(f"trackers: none are used: {error}")
             names = ()
         for name in names:
             trackers.open(name, place_of(recipe, run, name, run_id, kept), kept)

@@ -1,6 +1,6 @@
 """Completions of prompts by a model that was loaded for inference, with the prompt of training."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,7 +39,6 @@ class Generator:
         temperature: float = 0.0,
         seed: int = 0,
         environment: str | None = None,
-        say: Callable[[str], None] = lambda text: None,
     ) -> tuple[Completion, ...]:
         """Complete one prompt `count` times, or once and greedily at temperature 0. `max_new_tokens` is by default the
         recipe's; `environment` is one of several by its name.
@@ -62,7 +61,7 @@ class Generator:
         )
         encoded = row_images(family, recipe.data, row)
         limit = recipe.data.max_prompt_tokens
-        with open_dialogues(recipe, family, say) as dialogues:  # which gives the family its tools
+        with open_dialogues(recipe, family) as dialogues:  # which gives the family its tools
             if environment is not None and not family.tools_by_environment:
                 raise DataError(f"environment: is {environment}, but the recipe has no environments by name")
             request = encode_prompt(family, row, 0, encoded, system=recipe.data.system, max_prompt_tokens=limit)

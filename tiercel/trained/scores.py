@@ -9,6 +9,7 @@ import torch
 from tiercel.config import OfflineRecipe, Recipe
 from tiercel.devices import training_device
 from tiercel.distributed.ranks import Ranks
+from tiercel.log import printed
 from tiercel.models.policy import Policy, load_start
 from tiercel.models.vision_cache import VisionStore
 from tiercel.packing.proof import prove_where_needed
@@ -83,8 +84,9 @@ def score(recipe: Recipe, judged: ModelToScore, ranks: Ranks) -> HeldoutScore:
     sampler = LocalSampler(policy, store, prepacked_bytes=prepacked_bytes, beat=ranks.heartbeat.beat)
     space = policy.family.coordinate_space
     with (
+        printed(is_first=ranks.is_first),
         Scorer(chosen.rewards, chosen.reliability, space) as scorer,
-        open_dialogues(chosen, policy.family, print if ranks.is_first else lambda text: None) as dialogues,
+        open_dialogues(chosen, policy.family) as dialogues,
     ):
         completer = Completer(sampler=sampler, dialogues=dialogues)
         evaluation = evaluate(completer, policy.family, chosen, scorer, ranks)

@@ -12,6 +12,7 @@ from tiercel.data.loader import Encoded, StepLoader, StepOrder
 from tiercel.data.order import file_order
 from tiercel.data.reading import RowTable, read_heldout_rows, require_few_bad
 from tiercel.distributed.ranks import ALONE, Ranks
+from tiercel.log import logger
 from tiercel.models.families.base import Family
 from tiercel.rewards.runtime.metrics import reward_statistics
 from tiercel.rewards.runtime.scorer import Scorer
@@ -83,13 +84,13 @@ def evaluate_policy(session: Session, trainer: Trainer, rollouts: Rollouts, step
     started = time.perf_counter()
     ranks.heartbeat.begin("evaluation", step)
     completer, family = rollouts.completer, trainer.family
-    with waiting(session.say, "scoring the held-out rows"), completer.sampler.awake():
+    with waiting("scoring the held-out rows"), completer.sampler.awake():
         scored, rejected = heldout_groups(completer, family, rollouts.recipe, rollouts.scorer, ranks, table)
     trainer.vision.end_step()
     no_advantages = [[None] for _ in scored]
     everyone = session.run.record_groups("evaluations", step, family, scored, no_advantages)
     evaluation = judge(everyone, rejected)
-    session.say(f"held out, step {step}: {evaluation.summary()}")
+    logger.info(f"held out, step {step}: {evaluation.summary()}")
     return {**evaluation.metrics(), "eval/time": time.perf_counter() - started}
 
 

@@ -23,6 +23,7 @@ from tiercel.algorithms import LossInput, policy_loss
 from tiercel.algorithms.section import Algorithm
 from tiercel.config.schema import BaseRecipe
 from tiercel.errors import NonFiniteError, TrainingError
+from tiercel.log import logger
 from tiercel.models.weights.saving import save_adapter
 from tiercel.packing.batch import PolicyBatch
 from tiercel.regular_files import make_directory, open_new, open_regular, remove
@@ -188,11 +189,10 @@ class FiniteGuard:
     """A guard that skips updates that are not finite, up to reliability.max_skipped_updates in a start of the run;
     `left_out` counts them. All ranks call it together."""
 
-    def __init__(self, run: RunDirectory, recipe: BaseRecipe, say: Callable[[str], None]):
+    def __init__(self, run: RunDirectory, recipe: BaseRecipe):
         self.left_out = 0
         self._run = run
         self._recipe = recipe
-        self._say = say
         self._kept: Counter[int] = Counter()  # by step, which may have several updates
 
     def attempt(
@@ -214,7 +214,7 @@ class FiniteGuard:
                 raise NonFiniteError(error.what, error.rows, again) from error
             self.left_out += 1
             trainer.strategy.leave_out()
-            self._say(f"step {step + 1}: an update was skipped ({self.left_out} so far): {error.what}; {again}")
+            logger.warning(f"step {step + 1}: an update was skipped ({self.left_out} so far): {error.what}; {again}")
             return None
 
     def _keep(

@@ -182,14 +182,11 @@ class Passes:
         return 0 if self.passes_are_private else max(1, self.ranks.largest(own)) - own
 
 
-Say = Callable[[str], None]
-
-
 def passes_for_inference(policy: Policy, recipe: BaseRecipe, ranks: Ranks = ALONE) -> Passes:
     """Wrap a policy that was loaded for inference and that each rank holds whole."""
     return Passes(
         policy=policy,
-        learner=new_learner(policy, recipe, policy.device).eval(),
+        learner=new_learner(policy, recipe, policy.device)[0].eval(),
         vision=VisionStore(policy, 0),
         ranks=ranks,
         passes_are_private=True,
@@ -203,23 +200,26 @@ def new_learner(
     policy: Policy,
     recipe: BaseRecipe,
     device: torch.device,
-    say: Say = lambda text: None,
     strategy: StrategyKind = STRATEGY_KINDS["single"],
     context: ContextGroup | None = None,
-) -> PackedPolicy:
-    """Make the learner of the recipe's form, or of the form that the policy and the device allow. `context` has the
-    ranks that compute its packs together."""
+) -> tuple[PackedPolicy, tuple[str, ...]]:
+    """Make the learner of the recipe's form, or of the form that the policy and the device allow, and give the reasons
+    of what was chosen, for the log. `context` has the ranks that compute its packs together."""
     language_model = policy.family.language_model(policy.model)
     obstacle = policy.family.sharing_obstacle(language_model.config)
-    if rule := rule_in_use(language_model, device):
-        say(f"delta nets: computed by {rule}")
+    rule = rule_in_use(language_model, device)
+    reasons = [f"delta nets: computed by {rule}"] if rule else []
     form = chosen_form(recipe.learner.form, device, obstacle, in_parts=context is not None)
     if obstacle:
-        say(f"learner.form: repeated, each completion with a prompt of its own: this model cannot share, {obstacle}")
+        reasons.append(
+            f"learner.form: repeated, each completion with a prompt of its own: this model cannot share, {obstacle}"
+        )
     if form == "flex" and device.type == "cuda":
-        form = _form_that_fits(policy, recipe, device, say)
-    backend = chosen_backend(recipe, strategy, form, device, say)
-    return PackedPolicy(policy, form, recipe.learner.gradient_checkpointing, backend, context)
+        form, reason = _form_that_fits(policy, recipe, device)
+        reasons.append(reason)
+    backend, reason = chosen_backend(recipe, strategy, form, device)
+    learner = PackedPolicy(policy, form, recipe.learner.gradient_checkpointing, backend, context)
+    return learner, tuple(filter(None, [*reasons, reason]))
 
 
 def joins_rows(recipe: BaseRecipe) -> bool:
@@ -235,15 +235,14 @@ def learning_temperature(recipe: BaseRecipe) -> float:
     return recipe.rollout.temperature if isinstance(recipe, GrpoRecipe) else 1.0
 
 
-def _form_that_fits(policy: Policy, recipe: BaseRecipe, device: torch.device, say: Say) -> str:
-    """Return flex; or dense, if flex was not asked for and the GPU cannot run its kernels. Raises ModelError if it was
-    asked for."""
+def _form_that_fits(policy: Policy, recipe: BaseRecipe, device: torch.device) -> tuple[str, str]:
+    """Return flex; or dense with the reason, if flex was not asked for and the GPU cannot run its kernels. Raises
+    ModelError if it was asked for."""
     config = policy.family.language_model(policy.model).config
     learns = any(parameter.requires_grad for parameter in policy.model.parameters())
     obstacle = flex_obstacle(config, policy.compute_dtype, device, learns=learns)
     if obstacle is None:
-        return "flex"
+        return "flex", ""
     if recipe.learner.form == "flex":
         raise ModelError(f"learner.form: flex {obstacle}; set learner.form: dense")
-    say(f"learner.form: dense, whose memory grows with the square of a row's length: flex {obstacle}")
-    return "dense"
+    return "dense", f"learner.form: dense, whose memory grows with the square of a row's length: flex {obstacle}"

@@ -1,6 +1,6 @@
 """Traces of single steps, for Perfetto or Chrome."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from tiercel.config.schema import Profile
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import RecipeError
+from tiercel.log import logger
 from tiercel.regular_files import make_directory, remove
 from tiercel.runs.directory import RunDirectory
 from tiercel.writing import GO_ON, writing
@@ -29,7 +30,7 @@ def require_steps_to_profile(asked: Profile | None, last: int) -> None:
 
 
 @contextmanager
-def profiled(asked: Profile | None, run: RunDirectory, step: int, say: Callable[[str], None]) -> Iterator[None]:
+def profiled(asked: Profile | None, run: RunDirectory, step: int) -> Iterator[None]:
     """Record what happens inside if the recipe asks for this step, and write this rank's trace. A step that fails
     leaves none."""
     if asked is None or step not in asked.steps:
@@ -41,7 +42,7 @@ def profiled(asked: Profile | None, run: RunDirectory, step: int, say: Callable[
     with profile(activities=activities) as recorded:
         yield
     _write(recorded, trace_file(run.path, step, run.ranks.rank), run.ranks)
-    say(f"step {step}: profile in {run.path / 'profiles'}; open it with https://ui.perfetto.dev")
+    logger.info(f"step {step}: profile in {run.path / 'profiles'}; open it with https://ui.perfetto.dev")
 
 
 def _write(recorded: profile, file: Path, ranks: Ranks) -> None:

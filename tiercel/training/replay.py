@@ -14,6 +14,7 @@ from tiercel.data.encoding import ExampleEncoder
 from tiercel.data.order import indices_of_step
 from tiercel.data.reading import read_training_rows
 from tiercel.errors import DataError, RunError
+from tiercel.log import logger
 from tiercel.models.weights.saving import restore_adapter
 from tiercel.packing.examples import example_groups
 from tiercel.regular_files import read_json
@@ -71,20 +72,22 @@ def kept_directory(run: Path, step: int | None) -> Path:
     return kept[-1]
 
 
-def replay(recipe: Recipe, run: Path, directory: Path, say: Callable[[str], None]) -> list[Finding]:
+def replay(recipe: Recipe, run: Path, directory: Path) -> list[Finding]:
     """Recompute the update, forward and backward, in one process: its microbatches that were not finite, and each of
     their rows by itself. No weight is changed."""
     set_up_numerics(recipe)
-    found = newest_valid(run / "checkpoints", say) if recipe.lora is None else None
+    found = newest_valid(run / "checkpoints", logger.warning) if recipe.lora is None else None
     if recipe.lora is None:
-        say(f"full fine-tuning keeps no weights here; those of step {found.step if found else 0} are used")
+        logger.info(f"full fine-tuning keeps no weights here; those of step {found.step if found else 0} are used")
     # Compiled layers have no modules to hook into.
     recipe = recipe.with_values({"learner.compile": False})
-    trainer = build_trainer(recipe, found, say, tokens=kept_tokens(recipe, RunDirectory(path=run)))
+    trainer = build_trainer(recipe, found, tokens=kept_tokens(recipe, RunDirectory(path=run)))
     if recipe.lora is not None:
         restore_adapter(trainer.policy, directory / "adapter")
     if (name := spoilt_weight(trainer.policy.trained_parameters())) is not None:
-        say(f"the trained weight {name} is not finite itself: go on from an earlier checkpoint, with a lower optim.lr")
+        logger.warning(
+            f"the trained weight {name} is not finite itself: go on from an earlier checkpoint, with a lower optim.lr"
+        )
     if isinstance(recipe, GrpoRecipe):
         passes = _policy_passes(trainer, recipe, directory)
     else:
@@ -92,7 +95,7 @@ def replay(recipe: Recipe, run: Path, directory: Path, say: Callable[[str], None
     findings = []
     for each in passes:
         findings.append(_finding(trainer, each))
-        say(findings[-1].line)
+        logger.info(findings[-1].line)
     return findings
 
 

@@ -1,7 +1,7 @@
 """The rows of a run: read, checked to be the same on all ranks, the first of them decoded; unusable rows are
 recorded."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
@@ -13,6 +13,7 @@ from tiercel.data.reading import CONTENT, RowTable, RunRows, require_few_bad, wr
 from tiercel.data.scan import undecodable
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import DataError
+from tiercel.log import logger
 from tiercel.runs.checkpoints import FoundCheckpoint
 from tiercel.runs.directory import RunDirectory
 
@@ -20,7 +21,7 @@ ROWS = "rows"  # in a checkpoint's state: the identity of the rows that the run 
 FIRST_ROWS = 32  # a megapixel takes 10 to 25 ms to decode, so with one per row this is half a second on one core
 
 
-def read_run_rows(recipe: BaseRecipe, run: RunDirectory, say: Callable[[str], None]) -> RunRows:
+def read_run_rows(recipe: BaseRecipe, run: RunDirectory) -> RunRows:
     """Read the run's rows, and record rejected ones before they can stop the run. Reports how many rows a reward
     applies to if that is not all. Raises DataError if it applies to none."""
     rows = reading.read_run_rows(recipe.data, recipe.purpose, run.ranks.heartbeat.beat)
@@ -30,7 +31,7 @@ def read_run_rows(recipe: BaseRecipe, run: RunDirectory, say: Callable[[str], No
             write_bad_rows(table.rejected, run.bad_rows_file)
         require_few_bad(len(table.rejected), table.total, recipe.data, table.rejected)
     for line in run_coverage(recipe.rewards, rows) if isinstance(recipe, GrpoRecipe) else ():
-        say(line)
+        logger.info(line)
     return rows
 
 
@@ -48,12 +49,12 @@ def require_same_rows(ranks: Ranks, rows: Mapping[str, Any]) -> None:
         raise DataError(f"data.train: ranks can use different rows ({counts}); do all machines see the same images?")
 
 
-def require_rows_of(found: FoundCheckpoint, *, rows: Mapping[str, Any], say: Callable[[str], None]) -> None:
+def require_rows_of(found: FoundCheckpoint, *, rows: Mapping[str, Any]) -> None:
     """Raise DataError if the run had other rows before, because it would continue in another order. Reports rows that
     have the same ids but different content."""
     before = found.state.get(ROWS)
     if before is not None and CONTENT in before and before[CONTENT] != rows[CONTENT]:
-        say(
+        logger.warning(
             f"data.train: the texts, answers or columns of rows have changed since {found.path} was written; from "
             "here on, the run uses the new ones"
         )
@@ -74,9 +75,7 @@ def _counted(rows: Mapping[str, Any]) -> str:
     return " + ".join(map(str, rows["counts"])) + " rows"
 
 
-def try_first_rows(
-    recipe: BaseRecipe, table: RowTable, run: RunDirectory, step: int, say: Callable[[str], None]
-) -> None:
+def try_first_rows(recipe: BaseRecipe, table: RowTable, run: RunDirectory, step: int) -> None:
     """Decode the images of the first rows from a step on before weights are loaded, each rank its share, and record the
     rows that cannot be decoded. Raises DataError if they are too many, or all."""
     ranks = run.ranks
@@ -92,7 +91,7 @@ def try_first_rows(
     first = f"{broken[0].file}:{broken[0].line} ({broken[0].id}) {broken[0].reason}"
     if len(broken) == len(numbers):
         raise DataError(f"none of the first {len(broken)} rows can be used; the first: {first}")
-    say(
+    logger.warning(
         f"{len(broken)} of the first {len(numbers)} rows cannot be used, such as {first}; `tiercel check --decode` "
         "finds all"
     )

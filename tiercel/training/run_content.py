@@ -11,6 +11,7 @@ from tiercel.data.picture_files import digest_of_pictures
 from tiercel.data.reading import RunRows
 from tiercel.distributed.agreement import models_beside
 from tiercel.errors import EnvironmentProblem, ModelError, RunError
+from tiercel.log import logger
 from tiercel.models.weights.hub import resolve
 from tiercel.runs.checkpoints import FoundCheckpoint
 from tiercel.runs.identity import digest_of
@@ -36,7 +37,7 @@ def content_of(recipe: BaseRecipe, rows: RunRows, beat: Callable[[], None]) -> d
     return found
 
 
-def require_content_of(found: FoundCheckpoint, content: Mapping[str, Any], say: Callable[[str], None]) -> None:
+def require_content_of(found: FoundCheckpoint, content: Mapping[str, Any]) -> None:
     """Raise RunError if a model of the hub differs from the one when the checkpoint was written. Reports if pictures of
     the same names, or held-out rows, have changed."""
     before = found.state.get(NAMED, {})
@@ -49,9 +50,9 @@ def require_content_of(found: FoundCheckpoint, content: Mapping[str, Any], say: 
             )
     new = "from here on, the run uses the new ones"
     for key in _changed(before, content, "pictures"):
-        say(f"{key}: pictures with the same names have changed since {found.path} was written; {new}")
+        logger.warning(f"{key}: pictures with the same names have changed since {found.path} was written; {new}")
     for key in _changed(before, content, "rows"):
-        say(f"{key}: the held-out rows have changed since {found.path} was written; {new}")
+        logger.warning(f"{key}: the held-out rows have changed since {found.path} was written; {new}")
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any], kind: str) -> list[str]:

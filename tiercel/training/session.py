@@ -14,6 +14,7 @@ from tiercel.data.order import prompts_of_epochs, steps_of_epochs
 from tiercel.data.reading import RowTable, RunRows
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import Terminated
+from tiercel.log import logger
 from tiercel.reliability.diagnosis import Diagnosis
 from tiercel.rollout.pending import PendingGroup
 from tiercel.runs.checkpoints import FoundCheckpoint
@@ -87,17 +88,9 @@ class Session:
     def open_trainer(self) -> Trainer:
         """Build the trainer, either new or as the newest checkpoint left it. What it chose is kept for when the run
         resumes."""
-        trainer = build_trainer(self.recipe, self.found, self.say, self.ranks, kept_tokens(self.recipe, self.run))
+        trainer = build_trainer(self.recipe, self.found, self.ranks, kept_tokens(self.recipe, self.run))
         keep_tokens(self.recipe, self.run, trainer.max_tokens)
         return trainer
-
-    def say(self, text: str) -> None:
-        """Write to log.txt and to the terminal."""
-        self.progress.say(text)
-
-    def note(self, text: str) -> None:
-        """Write to log.txt what is too much for a terminal."""
-        self.progress.note(text)
 
     def is_evaluated_after(self, step: Step) -> bool:
         """Return whether the held-out rows are scored at the end of a step."""
@@ -112,7 +105,7 @@ class Session:
 
     def profiled(self, step: Step) -> AbstractContextManager[None]:
         """Return the context in which a step runs, which writes a trace if train.profile asks for one."""
-        return profiled(self.recipe.train.profile, self.run, step.updates, self.say)
+        return profiled(self.recipe.train.profile, self.run, step.updates)
 
     def prepare_update(self, trainer: Trainer, step: Step) -> float:
         """Set and return the learning rate of a step, and seed its dropout."""
@@ -134,7 +127,7 @@ class Session:
         step.is_best = self.is_evaluated_after(step) and self.checkpoints.is_best(step.updates, step.row)
         self._record(step.row)
         for finding in self.diagnosis.add(step.row):
-            self.say(finding.line)
+            logger.warning(finding.line)
         self.progress.step(step.row)
 
     def finished(self, step: Step) -> FinishedStep:
@@ -178,11 +171,10 @@ def open_session(recipe: BaseRecipe, run: RunDirectory) -> Iterator[Session]:
     log = run.path / "log.txt" if ranks.is_first else None
     with ExitStack() as stack:
         progress = stack.enter_context(Progress(log, 0, recipe.train.log_every))
-        say = progress.say
         for line in run.changed:
-            say(line)
-        with waiting(say, f"reading the rows of {recipe.data.train}"):
-            read = ranks.together(lambda: read_run_rows(recipe, run, say))
+            logger.warning(line)
+        with waiting(f"reading the rows of {recipe.data.train}"):
+            read = ranks.together(lambda: read_run_rows(recipe, run))
         rows = read.train.identity()
         require_same_rows(ranks, rows)
         length = run_length(recipe, len(read.train.rows))
@@ -193,14 +185,14 @@ def open_session(recipe: BaseRecipe, run: RunDirectory) -> Iterator[Session]:
         content = ranks.on_first(lambda: content_of(recipe, read, ranks.heartbeat.beat))
 
         def require_own(found: FoundCheckpoint) -> None:
-            require_content_of(found, content, say)
-            require_rows_of(found, rows=rows, say=say)
+            require_content_of(found, content)
+            require_rows_of(found, rows=rows)
 
-        found = ranks.on_first(lambda: resume_point(run, say, require_own))
+        found = ranks.on_first(lambda: resume_point(run, require_own))
         kept = Rows(run.metrics_file) if ranks.is_first else ()
         is_over = found is not None and found.step >= length.steps
         names = recipe.trackers if ranks.is_first and not is_over else ()
-        trackers = stack.enter_context(open_trackers(names, recipe, run.path, kept, length.steps, say))
+        trackers = stack.enter_context(open_trackers(names, recipe, run.path, kept, length.steps))
         session = Session(
             recipe=recipe,
             run=run,
@@ -208,21 +200,21 @@ def open_session(recipe: BaseRecipe, run: RunDirectory) -> Iterator[Session]:
             length=length,
             found=found,
             checkpoints=Checkpoints(run=run, recipe=recipe, state={ROWS: rows, NAMED: content}),
-            guard=FiniteGuard(run, recipe, say),
+            guard=FiniteGuard(run, recipe),
             progress=progress,
             stop=stop,
             diagnosis=Diagnosis(kept),
             trackers=trackers,
         )
         if not is_over:
-            try_first_rows(recipe, read.train, run, session.start, say)
+            try_first_rows(recipe, read.train, run, session.start)
         origin = f"going on from step {session.start}" if found else "a new run"
         many = f", {ranks.world_size} ranks" if ranks.world_size > 1 else ""
-        say(f"{run.path}: {origin}, {length.steps} steps{many}")
+        logger.info(f"{run.path}: {origin}, {length.steps} steps{many}")
         if is_over:
-            say("nothing left to do")
+            logger.info("nothing left to do")
         yield session
-        say(f"done: {run.path}")
+        logger.info(f"done: {run.path}")
 
 
 def set_up_numerics(recipe: BaseRecipe) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +11,7 @@ from tiercel.config.strategies import StrategyKind
 from tiercel.distributed.ranks import Ranks
 from tiercel.doctor.machine import free_memory, total_memory
 from tiercel.errors import EnvironmentProblem, RunError
+from tiercel.log import logger
 from tiercel.planning.devices import DEVICES, Machine
 from tiercel.planning.plan import MemoryPlan, gathering_problem, make_plan
 from tiercel.regular_files import read_json
@@ -32,9 +32,7 @@ class StrategyChoice:
     reasons: tuple[str, ...] = ()  # for the log
 
 
-def chosen_strategy(
-    recipe: BaseRecipe, ranks: Ranks, device: torch.device, say: Callable[[str], None]
-) -> StrategyChoice:
+def chosen_strategy(recipe: BaseRecipe, ranks: Ranks, device: torch.device) -> StrategyChoice:
     """Choose the strategy and the microbatches to run. Anything set to `auto` comes from the plan; GPUs are planned for
     whether there is one or several. Raises EnvironmentProblem if the recipe's strategy does not go with the ranks, or
     if the plan finds nothing that fits."""
@@ -47,7 +45,7 @@ def chosen_strategy(
     if kind is not None:
         ranks.on_first(lambda: _require_gatherable(recipe, kind, ranks, device))
     elif device.type == "cpu" and ranks.world_size > 1:
-        say("train.strategy: ddp; ranks on CPUs share their machine's memory, so no plan was made for it")
+        logger.info("train.strategy: ddp; ranks on CPUs share their machine's memory, so no plan was made for it")
         strategy = "ddp"
     elif device.type == "cpu":
         strategy = "single"
@@ -56,7 +54,7 @@ def chosen_strategy(
     asked = recipe.with_values({"train.strategy": strategy})
     choice = ranks.on_first(lambda: _planned(asked, ranks, device))
     for reason in choice.reasons:
-        say(reason)
+        logger.info(reason)
     return choice
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tiercel.algorithms.kl import Kl, KlTerm
+from tiercel.algorithms.kl import KlTerm
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.config.strategies import STRATEGY_KINDS
 from tiercel.devices import training_device
@@ -20,6 +20,7 @@ from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.distributed.strategies.base import Strategy, build_strategy
 from tiercel.distributed.strategies.shard_files import saved_moments
 from tiercel.distributed.strategies.sharded import mesh_of
+from tiercel.log import logger
 from tiercel.models.policy import Policy, build_policy, starting_weights
 from tiercel.models.reference import move_reference, restore_reference
 from tiercel.models.vision_cache import VisionStore
@@ -32,7 +33,7 @@ from tiercel.runs.checkpoints import FoundCheckpoint
 from tiercel.runs.progress import waiting
 from tiercel.training.distillation.opening import open_teacher
 from tiercel.training.distillation.teacher_term import Teaching
-from tiercel.training.policy_passes import Passes, Say, joins_rows, learning_temperature, new_learner
+from tiercel.training.policy_passes import Passes, joins_rows, learning_temperature, new_learner
 from tiercel.training.strategy_choice import BUDGET, chosen_strategy
 
 
@@ -67,41 +68,43 @@ class Trainer(Passes):
         """Add what the teacher says about every completion, if there is a teacher. All ranks call it."""
         return groups if self.teacher is None else self.teacher.with_teacher_terms(groups)
 
-    def move_reference(self, kl: Kl, step: int) -> None:
+    def move_reference(self, step: int) -> None:
         """Let a moving reference follow the policy after `step` updates, if that is due."""
-        move_reference(self.policy, kl, step)
+        if self.kl is not None and self.kl.moves_reference_after(step):
+            move_reference(self.policy, self.kl.sync_mix)
 
 
 def build_trainer(
     recipe: BaseRecipe,
     found: FoundCheckpoint | None = None,
-    say: Say = lambda text: None,
     ranks: Ranks = ALONE,
     tokens: int | None = None,
 ) -> Trainer:
-    """Load or restore everything that is trained. `say` receives what was chosen; `tokens` is the size of a microbatch
-    if the run has chosen it before (strategy_choice.py)."""
+    """Load or restore everything that is trained, and log what was chosen. `tokens` is the size of a microbatch if
+    the run has chosen it before (strategy_choice.py)."""
     device = training_device()
     ranks.heartbeat.begin("load", found.step if found else 0)
     weights = found.path / "model" if found and recipe.lora is None else None
-    choice = chosen_strategy(recipe if tokens is None else recipe.with_values({BUDGET: tokens}), ranks, device, say)
+    choice = chosen_strategy(recipe if tokens is None else recipe.with_values({BUDGET: tokens}), ranks, device)
     kind = STRATEGY_KINDS[choice.strategy]
     require_compilable(recipe, kind)
 
     def load_and_wrap() -> tuple[Policy, Strategy]:
         policy = build_policy(recipe, device, weights, stays_on_cpu=kind.shards_model)
-        prove_where_needed(policy, say)
+        prove_where_needed(policy)
         start = starting_weights(policy, recipe, weights)
         if found is not None and policy.peft is not None:
             restore_adapter(policy, found.path / "adapter")
             restore_reference(policy, found.path)
-        learner = new_learner(policy, recipe, device, say, kind, context)
+        learner, reasons = new_learner(policy, recipe, device, kind, context)
+        for reason in reasons:
+            logger.info(reason)
         return policy, build_strategy(kind.name, recipe, ranks, policy, learner, start)
 
     context = context_group(ranks, recipe.train.context_parallel, device)
     if kind.loads_in_turns:
         mesh_of(recipe, ranks, device)  # makes its process groups, which all ranks must make at once
-    with waiting(say, f"loading {recipe.model.path}{_size_of(weights or Path(recipe.model.path).expanduser())}"):
+    with waiting(f"loading {recipe.model.path}{_size_of(weights or Path(recipe.model.path).expanduser())}"):
         # While sharding, a rank holds the whole model; in turns, a machine's memory holds it only once.
         policy, strategy = ranks.in_turns(load_and_wrap) if kind.loads_in_turns else load_and_wrap()
     if found is not None:
@@ -119,7 +122,7 @@ def build_trainer(
         strategy=strategy,
         max_grad_norm=recipe.optim.max_grad_norm,
         kl=KlTerm.of(recipe.algorithm.kl) if isinstance(recipe, GrpoRecipe) else None,
-        teacher=open_teacher(recipe, policy.family, say, ranks) if isinstance(recipe, GrpoRecipe) else None,
+        teacher=open_teacher(recipe, policy.family, ranks) if isinstance(recipe, GrpoRecipe) else None,
     )
     trainer.learner.eval()
     if not strategy.passes_are_private:

@@ -11,6 +11,7 @@ import pytest
 from tests.rewards.runtime.conftest import children
 from tests.rewards.samples import limits, sample
 from tiercel.errors import RecipeError
+from tiercel.log import LineHandler, shown_by
 from tiercel.rewards.runtime import user
 from tiercel.rewards.runtime.user import UserReward
 from tiercel.samples import RewardValue
@@ -595,11 +596,11 @@ def heard(call: str, *batches: int, columns: dict | None = None) -> list[str]:
     """Return what a run's log is told about a reward that gets batches of these sizes."""
     told: list[str] = []
     reward = UserReward(call, limits())
-    reward.hear = told.append
     try:
-        reward.start()
-        for count in batches:
-            reward.score([sample(str(number), columns=columns or {}) for number in range(count)])
+        with shown_by(LineHandler(print, told.append)):
+            reward.start()
+            for count in batches:
+                reward.score([sample(str(number), columns=columns or {}) for number in range(count)])
     finally:
         reward.close()
     return told
@@ -627,7 +628,7 @@ def test_standard_error_and_a_line_without_an_end_are_told_too(reward_file):
 
 
 def test_much_that_is_printed_is_told_in_part(reward_file, monkeypatch):
-    monkeypatch.setattr(user, "MOST_HEARD", 2 * process.PRINTED_LINES)
+    monkeypatch.setattr(user, "MOST_LOGGED", 2 * process.PRINTED_LINES)
     call = reward_file("def score(sample):\n    for i in range(100):\n        print(i, 'x' * 9000)\n    return 1\n")
     first, second, last = heard(call, 1, 1, 1)
     assert first == second

@@ -3,12 +3,13 @@ of an object that has loaded a model. They have no limit of memory, and exceedin
 warning."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from typing import Any
 
 from tiercel.config.schema import Reliability
 from tiercel.errors import RecipeError
+from tiercel.log import logger
 from tiercel.rewards.runtime.forms import NoReward, as_reward
 from tiercel.rewards.runtime.user import checked_reply
 from tiercel.rewards.runtime.worker import score_batch
@@ -30,7 +31,6 @@ class HereReward:
 
     def __init__(self, call: str, limits: Reliability):
         self.call = call
-        self.hear: Callable[[str], None] | None = None  # is called with a message when a batch takes long
         self._name = call.removeprefix(PREFIX)
         self._seconds = limits.reward_timeout
         self._thread: ThreadPoolExecutor | None = None
@@ -57,8 +57,7 @@ class HereReward:
                 work.result(self._seconds)
                 break
             except TimeoutError:
-                if self.hear is not None:
-                    self.hear(f"{self._name} has taken more than {self._seconds:g} s, and is waited for")
+                logger.debug(f"{self._name} has taken more than {self._seconds:g} s, and is waited for")
         made = [checked_reply(replies[place]) for place in range(len(samples))]
         return tuple(
             RewardValue(value=value, failure=failure and f"reward {self._name}, row {sample.id}: {failure}")

@@ -17,7 +17,6 @@ from tiercel.rewards.external import ByCall
 from tiercel.rewards.grounding import GROUNDING
 from tiercel.rewards.runtime.batches import AnswerReward, BatchReward, batch_reward
 from tiercel.rewards.runtime.pictures import PictureFiles
-from tiercel.rewards.runtime.user import UserReward
 from tiercel.rewards.runtime.wire import LARGEST_VALUE
 from tiercel.samples import Turn
 from tiercel.types import (
@@ -168,13 +167,6 @@ class Scorer:
         self._opens_pictures = any(isinstance(reward, ByCall) for reward in rewards)
         self._weights = [reward.weight for reward in rewards]
         self._right_from = [reward.right_from for reward in rewards]
-
-    def hear(self, tell: Callable[[str], None]) -> "Scorer":
-        """Pass to `tell` what the user's own rewards print; return the scorer."""
-        for asked in self._asked:
-            if isinstance(asked.batch, UserReward):
-                asked.batch.hear = tell
-        return self
 
     def __enter__(self) -> "Scorer":
         """Start every reward that needs it. Raises one RecipeError with everything that cannot be loaded, and all

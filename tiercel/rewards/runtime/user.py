@@ -1,10 +1,12 @@
 """Run a reward function of the user in its own process. worker.py says what the function may be."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tiercel.config.schema import Reliability
 from tiercel.errors import RecipeError
+from tiercel.log import logger
 from tiercel.reliability.redaction import Redactor
 from tiercel.rewards.runtime.wire import LARGEST_VALUE, NotJson, encode_sample
 from tiercel.samples import RewardValue, Sample
@@ -12,7 +14,7 @@ from tiercel.sandbox.process import FOREIGN_REPLY, ExchangeResult, ProcessJob, U
 from tiercel.wording import counted
 
 WORKER = "tiercel.rewards.runtime.worker:run"
-MOST_HEARD = 1000  # lines of a reward that the log of a run takes, for each start of the run
+MOST_LOGGED = 1000  # lines of a reward that the log of a run takes, for each start of the run
 
 
 class UserReward:
@@ -30,8 +32,7 @@ class UserReward:
         self._limits = limits
         self._variables = tuple(variables)
         self._process: UserProcess | None = None
-        self.hear: Callable[[str], None] | None = None  # is called with what the user's code prints
-        self._heard = 0
+        self._logged = 0  # lines
 
     def start(self) -> None:
         """Import the user's code. Raises RecipeError with the reason if that fails."""
@@ -108,18 +109,18 @@ class UserReward:
         return exchange, printed
 
     def _pass_on(self, lines: Sequence[str], passed_over: int, samples: Sequence[Sample]) -> None:
-        """Pass on the last lines that the user's code printed, and how many came before them, until MOST_HEARD is
+        """Pass on the last lines that the user's code printed, and how many came before them, until MOST_LOGGED is
         reached."""
-        if self.hear is None or not lines or self._heard >= MOST_HEARD:
+        if not logger.isEnabledFor(logging.DEBUG) or not lines or self._logged >= MOST_LOGGED:
             return
         text = "\n".join(lines)
         for sample in samples:
             text = without_secrets_of(sample.columns, text)
         more = f" ({counted(passed_over, 'line')} before these)" if passed_over else ""
-        self.hear(f"{self.call} printed{more}:\n  " + text.replace("\n", "\n  "))
-        self._heard += len(lines)
-        if self._heard >= MOST_HEARD:
-            self.hear(f"{self.call}: its further output is left out of this log")
+        logger.debug(f"{self.call} printed{more}:\n  " + text.replace("\n", "\n  "))
+        self._logged += len(lines)
+        if self._logged >= MOST_LOGGED:
+            logger.debug(f"{self.call}: its further output is left out of this log")
 
 
 def checked_reply(reply: Mapping[str, Any]) -> tuple[float | None, str | None]:

@@ -19,6 +19,7 @@ from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.http_json import brief
+from tiercel.log import logger
 from tiercel.models.families.base import Family
 from tiercel.rollout.dialogue import Dialogues
 from tiercel.rollout.sampler import SamplingParams
@@ -108,14 +109,11 @@ class ServerSampler:
 
     shares_weights = False
 
-    def __init__(
-        self, family: Family, pool: ServerPool, ranks: Ranks = ALONE, say: Callable[[str], None] = lambda text: None
-    ):
+    def __init__(self, family: Family, pool: ServerPool, ranks: Ranks = ALONE):
         self.family = family
         self.pool = pool
         self.servers = [_ServerState(server=server, faults=ServerFaults()) for server in pool.servers]
         self.ranks = ranks
-        self.say = say
         self.policy: LoadedPolicy | None = None
         self._loaded: list[LoadedPolicy] = []  # it and earlier ones from which completions are still drawn
         self._last_answer = time.monotonic()
@@ -378,7 +376,7 @@ class ServerSampler:
             self._leave(state, fault)
         else:
             state.fault = None
-            self.say(f"{state.server.url} is back, with {self.policy.name}")
+            logger.info(f"{state.server.url} is back, with {self.policy.name}")
         finally:
             state.is_tried = False
 
@@ -392,9 +390,9 @@ class ServerSampler:
                 state.good = 0
         if state.faults.are_too_wrong and state.next_try != math.inf:
             state.next_try = math.inf
-            self.say(f"{state.server.url} is not used any more: {NONSENSE} invalid answers, the last: {fault}")
+            logger.warning(f"{state.server.url} is not used any more: {NONSENSE} invalid answers, the last: {fault}")
         elif is_news:
-            self.say(f"{state.server.url} failed ({fault}); its prompts are tried again")
+            logger.warning(f"{state.server.url} failed ({fault}); its prompts are tried again")
 
     async def _load(self, state: _ServerState, policy: LoadedPolicy) -> None:
         """Load a policy into a server."""
@@ -466,9 +464,7 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> tuple[T, ...]:
             task.cancel()
 
 
-def connect(
-    recipe: GrpoRecipe, family: Family, ranks: Ranks = ALONE, say: Callable[[str], None] = lambda text: None
-) -> ServerSampler:
+def connect(recipe: GrpoRecipe, family: Family, ranks: Ranks = ALONE) -> ServerSampler:
     """Make a sampler for the recipe's servers, with the key of the environment. Raises EnvironmentProblem if a server
     that answers was started with another model or too short a context."""
     rollout = recipe.rollout
@@ -484,7 +480,7 @@ def connect(
         takes_adapters=recipe.lora is not None,
         versions=rollout.versions,
     )
-    sampler = ServerSampler(family, pool, ranks, say)
+    sampler = ServerSampler(family, pool, ranks)
     ranks.on_first(sampler.require_fit)
     return sampler
 

@@ -22,6 +22,7 @@ from tiercel.config.engines import VISION_ADAPTERS
 from tiercel.config.parts import adapted_parts
 from tiercel.config.schema import GrpoRecipe
 from tiercel.errors import EnvironmentProblem, TrainingError
+from tiercel.log import logger
 from tiercel.models.families.base import Family
 from tiercel.rollout.vllm.http import DEV_MODE, KEY_VARIABLE, servers_key
 from tiercel.rollout.vllm.requests import engine_options, require_served, require_vision_adapters, scheduling
@@ -102,7 +103,6 @@ def served(
     port: int,
     key: str,
     *,
-    say: Callable[[str], None] = lambda text: None,
     is_over: Callable[[], bool] = lambda: False,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator["subprocess.Popen[bytes]"]:
@@ -120,7 +120,7 @@ def served(
         preexec_fn=_end_with_parent if sys.platform == "linux" else None,
     )
     try:
-        _wait_for_health(process, f"http://127.0.0.1:{port}/health", say, is_over)
+        _wait_for_health(process, f"http://127.0.0.1:{port}/health", is_over)
         yield process
     finally:
         end_group(process)
@@ -151,9 +151,7 @@ def watch(process: "subprocess.Popen[bytes]", is_over: Callable[[], bool]) -> No
         time.sleep(HEALTH_POLL_SECONDS)
 
 
-def _wait_for_health(
-    process: "subprocess.Popen[bytes]", url: str, say: Callable[[str], None], is_over: Callable[[], bool]
-) -> None:
+def _wait_for_health(process: "subprocess.Popen[bytes]", url: str, is_over: Callable[[], bool]) -> None:
     started = news = time.monotonic()
     while not is_over():
         if (code := process.poll()) is not None:
@@ -165,7 +163,7 @@ def _wait_for_health(
                 return
         if time.monotonic() - news > NEWS_SECONDS:
             news = time.monotonic()
-            say(f"waiting for vLLM, {news - started:.0f} s so far")
+            logger.info(f"waiting for vLLM, {news - started:.0f} s so far")
         time.sleep(HEALTH_POLL_SECONDS)
 
 

@@ -12,10 +12,10 @@ from tiercel.packing.proof import prove_where_needed
 from tiercel.runs.progress import waiting
 from tiercel.training.distillation.served_teacher import ServedTeacher, open_served, recipe_of_teacher
 from tiercel.training.distillation.teacher_term import LocalTeacher, Teaching, require_same_words, teacher_encoder
-from tiercel.training.policy_passes import Say, passes_for_inference
+from tiercel.training.policy_passes import passes_for_inference
 
 
-def open_teacher(recipe: GrpoRecipe, policy: Family, say: Say, ranks: Ranks) -> Teaching | None:
+def open_teacher(recipe: GrpoRecipe, policy: Family, ranks: Ranks) -> Teaching | None:
     """Load the recipe's teacher; None if it has none. Raises ModelError if its tokenizer differs from the policy's."""
     section = recipe.taught_by
     if section is None:
@@ -27,10 +27,10 @@ def open_teacher(recipe: GrpoRecipe, policy: Family, say: Say, ranks: Ranks) -> 
         ranks.on_first(told_by.require_answer)
         family = told_by.family
     else:
-        with waiting(say, f"loading the teacher {section.path}"):
+        with waiting(f"loading the teacher {section.path}"):
             adapter = None if section.adapter is None else Path(section.adapter)
             model = load_for_inference(chosen, training_device(), adapter)
-            prove_where_needed(model, say)
+            prove_where_needed(model)
         family = model.family
         words = min(family.vocabulary_size, policy.vocabulary_size)
         told_by = LocalTeacher(section=section, passes=passes_for_inference(model, chosen, ranks), words=words)

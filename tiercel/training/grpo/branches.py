@@ -1,10 +1,11 @@
 """What metrics.jsonl and the log say about groups that fork."""
 
+import logging
 import statistics
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from tiercel.training.session import Session
+from tiercel.log import logger
 from tiercel.types import Completion, ScoredGroup
 
 Part = tuple[int, ...]  # the tokens of a completion up to the end of a part
@@ -30,15 +31,16 @@ def has_forked(completion: Completion) -> bool:
     return all(fork < len(completion.token_ids_L) for fork in completion.forks)
 
 
-def tell_of_unreached(scored: Sequence[ScoredGroup], branch_at: str | None, step: int, session: Session) -> None:
+def tell_of_unreached(scored: Sequence[ScoredGroup], branch_at: str | None, step: int) -> None:
     """Say how many completions of a step stand for several, because a part did not end as a fork needs it: on the
     terminal if none forked, else in log.txt."""
     forked = [has_forked(each.completion) for group in scored for each in group.completions if each.completion.forks]
     if missing := forked.count(False):
         place = "first turn ended the trajectory" if branch_at is None else f"first part has no {branch_at!r}"
-        (session.note if any(forked) else session.say)(
+        logger.log(
+            logging.DEBUG if any(forked) else logging.WARNING,
             f"step {step + 1}: {missing} of {len(forked)} completions did not fork, for their {place}; each such part "
-            "stands for all of its continuations"
+            "stands for all of its continuations",
         )
 
 

@@ -17,13 +17,14 @@ is learnt from them.
 Shape suffix: N scored tokens of a microbatch.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from tiercel.config.schema import GrpoRecipe
 from tiercel.errors import TrainingError
+from tiercel.log import logger
 from tiercel.reliability.redaction import redact
 
 FAR, EXTREME = 4.0, 100.0  # times the expected gap
@@ -91,16 +92,12 @@ def require_near(recipe: GrpoRecipe, step: int, sums: Mapping[str, float], large
         )
 
 
-def warn_of_gap(
-    recipe: GrpoRecipe,
-    step: int,
-    sums: Mapping[str, float],
-    largest: Mapping[str, float],
-    say: Callable[[str], None],
-) -> None:
+def warn_of_gap(recipe: GrpoRecipe, step: int, sums: Mapping[str, float], largest: Mapping[str, float]) -> None:
     """Warn once per step, from the sums of its updates."""
     if recipe.rollout.parity_action == "warn" and (problem := gap_problem(recipe, sums, largest)) is not None:
-        say(f"warning: step {step + 1}: {problem}; learnt from all the same, for rollout.parity_action is warn")
+        logger.warning(
+            f"warning: step {step + 1}: {problem}; learnt from all the same, for rollout.parity_action is warn"
+        )
 
 
 def gap_problem(recipe: GrpoRecipe, sums: Mapping[str, float], largest: Mapping[str, float]) -> str | None:

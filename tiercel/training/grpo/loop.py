@@ -33,10 +33,11 @@ def steps(recipe: GrpoRecipe, run: RunDirectory) -> Iterator[FinishedStep]:
                 session.open_with(evaluate_policy(session, trainer, rollouts, 0))
             for step in step_rows.steps(ahead=rollouts.steps_ahead):
                 if step.number == session.start:
-                    rollouts.check_parity(trainer, step, session.say)
+                    rollouts.check_parity(trainer, step)
                 with session.profiled(step):
                     one_step(session, trainer, rollouts, step)
-                yield session.finished(step)
+                with session.progress.handler.away():
+                    yield session.finished(step)
                 session.save_step(step, trainer, rollouts.pending())
 
 
@@ -53,7 +54,7 @@ def one_step(session: Session, trainer: Trainer, rollouts: Rollouts, step: Step)
     with step.phase("rollout", ()):  # the next step's, which were sampled while this one was learnt
         rollouts.wait_for_lookahead()
     with step.phase("sync", ()):
-        trainer.move_reference(recipe.algorithm.kl, step.updates)
+        trainer.move_reference(step.updates)
         rollouts.sync.publish(step.updates)
     step.row |= step_metrics(trainer, rollouts, outcome, step)
     if session.is_evaluated_after(step):

@@ -69,7 +69,7 @@ def learn_step(
     step.row["lr"] = session.prepare_update(trainer, step)
     keep = partial(keep_groups, rollouts=session.run.rollouts_file(step.updates))
     learnt = learn(trainer, groups, recipe, partial(session.guard.attempt, trainer, keep=keep))
-    warn_of_gap(recipe, step.number, *learnt.in_passes(), session.say)
+    warn_of_gap(recipe, step.number, *learnt.in_passes())
     trainer.vision.end_step()
     return learnt
 

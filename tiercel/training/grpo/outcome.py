@@ -40,7 +40,7 @@ def record_rollouts(
     values = learnable.advantages
     groups = with_gaps(trainer.family, sampled.scored, values, learnable.groups)
     recorded = session.run.record_groups("rollouts", step.updates, trainer.family, groups, values)
-    tell_of_unreached(recorded, recipe.rollout.branch_at, step.number, session)
+    tell_of_unreached(recorded, recipe.rollout.branch_at, step.number)
     return recorded
 
 

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tiercel.config.schema import GrpoRecipe, Part
 from tiercel.errors import EnvironmentProblem
+from tiercel.log import logger
 from tiercel.models.chat import second_turn
 from tiercel.models.policy import base_name
 from tiercel.packing.batch import advantage_group
@@ -94,9 +95,7 @@ class GateLimits:
         return gap.mean <= self.mean and gap.high <= self.high and gap.largest <= self.largest
 
 
-def check_parity(
-    sync: PolicySync, trainer: Trainer, recipe: GrpoRecipe, step: Step, say: Callable[[str], None]
-) -> None:
+def check_parity(sync: PolicySync, trainer: Trainer, recipe: GrpoRecipe, step: Step) -> None:
     """Raise EnvironmentProblem, on all ranks, if engine and trainer disagree. The engine must have the policy of this
     step."""
     sampler = sync.sampler
@@ -131,7 +130,7 @@ def check_parity(
             f"{tolerance:g}: {own}other weights, another dtype, raw logprobs or other picture sizes; give the engine "
             "the recipe's model.path, model.dtype and pixel limits"
         )
-    with _moved(trainer, recipe, groups, scores, say):
+    with _moved(trainer, recipe, groups, scores):
         sync.publish(PROBE)
         probed = _sampled(sampler, trainer, recipe, some, params)
         moved = _gap(trainer, probed, trainer_logprobs(trainer, probed))
@@ -142,7 +141,7 @@ def check_parity(
             f"{name}: with {what} its logprobs differ from the trainer's by {moved}, otherwise by up to "
             f"{gap.largest:.2g}: {_likely_cause(trainer, recipe)}"
         )
-    say(f"engine and trainer agree: logprobs within {gap.largest:.1g}, with {what} within {moved.largest:.1g}")
+    logger.info(f"engine and trainer agree: logprobs within {gap.largest:.1g}, with {what} within {moved.largest:.1g}")
 
 
 def _likely_cause(trainer: Trainer, recipe: GrpoRecipe) -> str:
@@ -156,9 +155,7 @@ def _likely_cause(trainer: Trainer, recipe: GrpoRecipe) -> str:
 
 
 @contextmanager
-def _moved(
-    trainer: Trainer, recipe: GrpoRecipe, groups: Sequence[Group], scores: Sequence[Tensor], say: Callable[[str], None]
-) -> Iterator[None]:
+def _moved(trainer: Trainer, recipe: GrpoRecipe, groups: Sequence[Group], scores: Sequence[Tensor]) -> Iterator[None]:
     """Move all trained weights inside the context: those of each part so far that by themselves they shift the
     trainer's own logprobs, which were `scores`, by MOVED_BY tolerances or more at the high quantile. The vision part
     may shift them by less, and stays as it is if no rank has a picture."""
@@ -179,7 +176,9 @@ def _moved(
         if (shift := shifts[scales[part]]) == 0.0 or (part == "language" and shift < wanted):
             raise EnvironmentProblem(f"no noise on the trained weights of {part} changes logprobs; is lora.alpha 0?")
         if shift < wanted:
-            say(f"the {part} part shifts logprobs by at most {shift:.2g}; an engine without it may not be noticed")
+            logger.warning(
+                f"the {part} part shifts logprobs by at most {shift:.2g}; an engine without it may not be noticed"
+            )
     with trainer.strategy.moved(_noise(recipe.train.seed, [scales[part] for part in parts])):
         yield
 

@@ -15,6 +15,7 @@ from tiercel.config.schema import GrpoRecipe, Recipe
 from tiercel.environments.dialogues import EnvironmentDialogues
 from tiercel.environments.tools import BUILT_IN, Toolbox, Toolboxes, load_toolboxes
 from tiercel.errors import RecipeError
+from tiercel.log import logger
 from tiercel.models.chat import require_joining
 from tiercel.models.families.base import Family
 from tiercel.models.weights.saving import save_adapter, save_model
@@ -36,7 +37,7 @@ MEMORY = Path("/dev/shm")
 VERSIONS_AT_A_TIME = 3  # the old one, the new one, one unfinished
 ANY_NUMBER = 999  # of pictures, as vLLM writes it
 PROBE = 2**30  # the number of weights that are not a version; engines tell adapters apart by their number
-Build = Callable[[GrpoRecipe, Trainer, Sequence[Row], Callable[[str], None]], Sampler]
+Build = Callable[[GrpoRecipe, Trainer, Sequence[Row]], Sampler]
 
 
 class PolicySync:
@@ -85,12 +86,10 @@ class PolicySync:
 
 
 @contextmanager
-def open_sampler(
-    recipe: GrpoRecipe, trainer: Trainer, run: RunDirectory, rows: Sequence[Row], say: Callable[[str], None]
-) -> Iterator[PolicySync]:
+def open_sampler(recipe: GrpoRecipe, trainer: Trainer, run: RunDirectory, rows: Sequence[Row]) -> Iterator[PolicySync]:
     """Open the engine that the recipe names, and yield what keeps it at the policy's version."""
     trainer.ranks.heartbeat.begin("engine", trainer.ranks.heartbeat.activity.step)
-    sampler = SAMPLERS[recipe.rollout.engine](recipe, trainer, rows, say)
+    sampler = SAMPLERS[recipe.rollout.engine](recipe, trainer, rows)
     sync = PolicySync(sampler, trainer, run, recipe.rollout.versions)
     try:
         yield sync
@@ -98,7 +97,7 @@ def open_sampler(
         sync.close()
 
 
-def _local(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row], say: Callable[[str], None]) -> Sampler:
+def _local(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row]) -> Sampler:
     strategy = trainer.strategy
     return LocalSampler(
         trainer.policy,
@@ -110,17 +109,17 @@ def _local(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row], say: Calla
     )
 
 
-def _process(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row], say: Callable[[str], None]) -> Sampler:
+def _process(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row]) -> Sampler:
     require_served(trainer.policy.family, recipe.rollout.engine)
     adapts_vision = _adapts_vision(recipe, trainer)
     images = images_per_completion(recipe, rows)
     return ProcessSampler(trainer.policy.family, recipe, trainer.ranks, images, adapts_vision=adapts_vision)
 
 
-def _server(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row], say: Callable[[str], None]) -> Sampler:
+def _server(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row]) -> Sampler:
     require_served(trainer.policy.family, recipe.rollout.engine)
     _adapts_vision(recipe, trainer)
-    return connect(recipe, trainer.policy.family, trainer.ranks, say)
+    return connect(recipe, trainer.policy.family, trainer.ranks)
 
 
 def _adapts_vision(recipe: GrpoRecipe, trainer: Trainer) -> bool:
@@ -192,7 +191,7 @@ class Completer:
 
 
 @contextmanager
-def open_dialogues(recipe: Recipe, family: Family, say: Callable[[str], None]) -> Iterator[EnvironmentDialogues | None]:
+def open_dialogues(recipe: Recipe, family: Family) -> Iterator[EnvironmentDialogues | None]:
     """Give the family the recipe's tools before prompts are encoded, and make what answers the policy; None if the
     recipe names nothing. Raises RecipeError if the user's code cannot be used, and ModelError if the chat template
     cannot go on after a turn."""
@@ -201,12 +200,12 @@ def open_dialogues(recipe: Recipe, family: Family, say: Callable[[str], None]) -
         return
     rollout = recipe.rollout
     toolboxes = load_toolboxes(rollout, recipe.reliability)
-    _require_reward(recipe, toolboxes, say)
+    _require_reward(recipe, toolboxes)
     _require_fork(recipe, toolboxes)
     for name, toolbox in toolboxes.items():
         _require_joining(family.with_tools(toolbox.schemas), toolbox)
         of = "" if name is None else f" of {name}"
-        say(f"tools{of}: {', '.join(toolbox.names) or 'none'}; turns join as the chat template writes them")
+        logger.info(f"tools{of}: {', '.join(toolbox.names) or 'none'}; turns join as the chat template writes them")
     limits = Limits(max_turns=rollout.max_turns, max_tokens=rollout.max_trajectory_tokens)
     with EnvironmentDialogues(
         toolboxes, family, data=recipe.data, reliability=recipe.reliability, limits=limits, seed=recipe.train.seed
@@ -235,7 +234,7 @@ def _require_fork(recipe: GrpoRecipe, toolboxes: Toolboxes) -> None:
         )
 
 
-def _require_reward(recipe: GrpoRecipe, toolboxes: Toolboxes, say: Callable[[str], None]) -> None:
+def _require_reward(recipe: GrpoRecipe, toolboxes: Toolboxes) -> None:
     """Raise RecipeError if the recipe asks for a reward that an environment does not give."""
     asked = next((i for i, reward in enumerate(recipe.rewards) if isinstance(reward, OfEnvironment)), None)
     lacking = [each.code.environment for each in toolboxes.values() if not each.gives_reward]
@@ -245,4 +244,6 @@ def _require_reward(recipe: GrpoRecipe, toolboxes: Toolboxes, say: Callable[[str
     for toolbox in toolboxes.values():
         if asked is None and toolbox.gives_reward:
             name = toolbox.code.environment
-            say(f"{name} has a get_reward that nothing reads; add {{name: environment}} to rewards to learn from it")
+            logger.warning(
+                f"{name} has a get_reward that nothing reads; add {{name: environment}} to rewards to learn from it"
+            )

@@ -2,7 +2,7 @@
 while the learner works, from the policy that the learner starts from."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,13 +39,13 @@ def open_rollouts(
     recipe: GrpoRecipe, session: Session, trainer: Trainer
 ) -> Iterator[tuple[StepRows[EncodedPrompt], "Rollouts"]]:
     """Start the rewards, the workers that encode rows, and the engine, and stop them at the end."""
-    rewards = Scorer(recipe.rewards, recipe.reliability, trainer.family.coordinate_space).hear(session.note)
-    sampling = open_sampler(recipe, trainer, session.run, session.read.every, session.say)
+    rewards = Scorer(recipe.rewards, recipe.reliability, trainer.family.coordinate_space)
+    sampling = open_sampler(recipe, trainer, session.run, session.read.every)
     with (
-        entered(rewards, session.say, "starting the rewards") as scorer,
-        open_dialogues(recipe, trainer.family, session.say) as dialogues,
+        entered(rewards, "starting the rewards") as scorer,
+        open_dialogues(recipe, trainer.family) as dialogues,
         StepRows(session, learnt_prompt_encoder(trainer.family, recipe)) as rows,
-        entered(sampling, session.say, f"starting the {recipe.rollout.engine} engine") as sync,
+        entered(sampling, f"starting the {recipe.rollout.engine} engine") as sync,
     ):
         restored = pending_of(session.found) | journal_of(session.run.path, session.start)
         yield rows, Rollouts(recipe, session.ranks, sync, scorer, dialogues, restored)
@@ -77,10 +77,10 @@ class Rollouts:
         self._begun = deque[Future[tuple[Group, ...]]]()  # of this rank's prompts of the next steps, in their order
         self._ready: dict[int, Group] = {}
 
-    def check_parity(self, trainer: Trainer, step: Step, say: Callable[[str], None]) -> None:
+    def check_parity(self, trainer: Trainer, step: Step) -> None:
         """Raise EnvironmentProblem, on all ranks, if the engine and the trainer disagree on this step's prompts."""
         with step.untimed_phase("parity"):
-            check_parity(self.sync, trainer, self.recipe, step, say)
+            check_parity(self.sync, trainer, self.recipe, step)
 
     @property
     def sampler(self) -> Sampler:

@@ -54,7 +54,8 @@ def steps(recipe: OfflineRecipe, run: RunDirectory) -> Iterator[FinishedStep]:
             for step in rows.steps():
                 with session.profiled(step):
                     one_step(loop, step)
-                yield session.finished(step)
+                with session.progress.handler.away():
+                    yield session.finished(step)
                 session.save_step(step, trainer, state=objective.state)
 
 

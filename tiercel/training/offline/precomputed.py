@@ -69,7 +69,7 @@ def precomputed(recipe: OfflineRecipe, session: Session, trainer: Trainer) -> Pr
                 "the run over"
             )
         ranks.heartbeat.begin("reference", session.start)
-        with waiting(session.say, "computing the reference of all pairs"), trainer.as_reference():
+        with waiting("computing the reference of all pairs"), trainer.as_reference():
             found = {name: sums_of(trainer, recipe, table) for name, table in tables.items()}
         ranks.on_first(lambda: _write(file, identity, found))
     return Precomputed(train=found["train"], heldout=found.get("heldout"))

@@ -15,7 +15,7 @@ from tiercel.regular_files import LARGEST_FILE, open_regular, read_text
 from tiercel.runs.json_lines import blocks_of_lines
 from tiercel.web.report.files import end_of_log, mapping_of, yaml_value
 from tiercel.web.report.metrics import Metrics
-from tiercel.web.report.reading import Run
+from tiercel.web.report.reading import RecordedRun
 
 _LONGEST_CONFIG, _LONGEST_SECTIONS = 1 << 18, 1 << 13  # characters
 _LARGEST_STEP = 1 << 53  # that a column holds
@@ -24,7 +24,7 @@ _KIND = re.compile(r"# tiercel ([a-z]+)\s")
 _FIRST = b'{"step": '
 
 
-def read_briefly(path: Path, keys: Sequence[str]) -> Run | None:
+def read_briefly(path: Path, keys: Sequence[str]) -> RecordedRun | None:
     """Read a run with two sections of its recipe, and the metrics of some keys. None where one of its files is not as
     training writes it. Raises OSError where one cannot be read."""
     text = read_text(path / "config.yaml", _LONGEST_CONFIG)
@@ -32,7 +32,7 @@ def read_briefly(path: Path, keys: Sequence[str]) -> Run | None:
     metrics = _metrics(path / "metrics.jsonl", keys) if kind and recipe else None
     if kind is None or recipe is None or metrics is None:
         return None
-    run = Run(
+    run = RecordedRun(
         path=path,
         kind=kind[1],
         config_text="",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain
 
 from tiercel.web.report.charts import Chart, Series, smoothing
-from tiercel.web.report.reading import Run
+from tiercel.web.report.reading import RecordedRun
 
 PHASES = {"time/rollout": "rollout", "time/reward": "reward", "time/learn": "learn", "time/sync": "sync"}
 _SINGLE_REWARD, _TOOL_CALLS = re.compile("reward/(.*)/mean"), re.compile("tools/.*/calls")
@@ -18,7 +18,7 @@ _OF_TURNS = (
 )
 
 
-def curves_note(run: Run) -> str:
+def curves_note(run: RecordedRun) -> str:
     """Explain the lines of the charts."""
     size = smoothing(run.last_step)
     thick = f"thin: each step; thick: mean of it and the {size - 1} before" if size > 1 else "a point for each step"
@@ -26,7 +26,7 @@ def curves_note(run: Run) -> str:
     return said + (_OF_TURNS if run.series("turns/mean") else "")
 
 
-def charts_of(run: Run) -> Iterator[Chart]:
+def charts_of(run: RecordedRun) -> Iterator[Chart]:
     """Yield line charts in reading order: score, rewards, loss, then the health of the run. So only one of them needs
     its points at a time."""
     for chart in chain([_accuracy(run)], _score_charts(run), _health_charts(run)):
@@ -34,7 +34,7 @@ def charts_of(run: Run) -> Iterator[Chart]:
             yield replace(chart, last_step=run.last_step)
 
 
-def _score_charts(run: Run) -> Iterator[Chart]:
+def _score_charts(run: RecordedRun) -> Iterator[Chart]:
     yield _chart(run, "Reward", "reward/mean", "sampled", "eval/reward/mean")
     for key in run.metric_names():
         reward = _SINGLE_REWARD.fullmatch(key)
@@ -47,7 +47,7 @@ def _score_charts(run: Run) -> Iterator[Chart]:
     yield _chart(run, "Loss", "loss", "training", "eval/loss")
 
 
-def _health_charts(run: Run) -> Iterator[Chart]:
+def _health_charts(run: RecordedRun) -> Iterator[Chart]:
     calls = {key: f"Calls of {key.split('/')[1]}" for key in run.metric_names() if _TOOL_CALLS.fullmatch(key)}
     always = {
         "grad_norm": "Gradient norm",
@@ -80,7 +80,7 @@ def _health_charts(run: Run) -> Iterator[Chart]:
         yield _chart(run, "Learning rate", "lr", "learning rate", from_zero=True)
 
 
-def _accuracy(run: Run) -> Chart:
+def _accuracy(run: RecordedRun) -> Chart:
     low, high = dict(run.series("eval/accuracy_low")), run.series("eval/accuracy_high")
     whiskers = tuple((step, low[step], value) for step, value in high if step in low)
     points = tuple(run.series("eval/accuracy"))
@@ -89,7 +89,7 @@ def _accuracy(run: Run) -> Chart:
 
 
 def _chart(
-    run: Run, title: str, key: str, label: str = "this run", held_out: str = "", *, from_zero: bool = False
+    run: RecordedRun, title: str, key: str, label: str = "this run", held_out: str = "", *, from_zero: bool = False
 ) -> Chart:
     """Make a chart of a metric of training, and of one of held-out rows, where they have numbers."""
     training = Series(label=label, points=tuple(run.series(key)))
@@ -97,7 +97,7 @@ def _chart(
     return Chart(title=title, series=tuple(each for each in (training, held) if each.points), from_zero=from_zero)
 
 
-def time_chart(run: Run) -> Chart | None:
+def time_chart(run: RecordedRun) -> Chart | None:
     """Return the seconds of a step, by phase where the run records them; time outside all phases is "other"."""
     steps = run.series("time/step")
     phases = {key: found for key in PHASES if any((found := dict(run.series(key))).values())}

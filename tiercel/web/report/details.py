@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 
 from tiercel.web.report.numbers import TIMES
-from tiercel.web.report.reading import Run
+from tiercel.web.report.reading import RecordedRun
 
 
-def facts(run: Run) -> Iterator[tuple[str, str]]:
+def facts(run: RecordedRun) -> Iterator[tuple[str, str]]:
     """Yield the most important keys of the recipe; an empty text where it has none."""
 
     def of(*keys: str) -> str:
@@ -34,7 +34,7 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
     yield "Seed", of("train", "seed")
 
 
-def versions(run: Run) -> Iterator[tuple[str, str]]:
+def versions(run: RecordedRun) -> Iterator[tuple[str, str]]:
     """Yield versions and devices."""
     packages, gpus = run.environment.get("packages"), run.environment.get("gpus")
     for key, value in run.environment.items():

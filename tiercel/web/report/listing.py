@@ -14,7 +14,7 @@ from tiercel.runs.recipe import is_run
 from tiercel.runs.records import finite
 from tiercel.web.report.brief import read_briefly
 from tiercel.web.report.numbers import Point, ends, pair
-from tiercel.web.report.reading import Run, read_run
+from tiercel.web.report.reading import RecordedRun, read_run
 from tiercel.web.report.verdict import HELD_OUT
 
 TRAINED = {"reward/mean": max, "loss": min}  # what a run learns by, and what the best of it is
@@ -99,7 +99,7 @@ def listed(folders: list[Path]) -> list[ListedRun]:
     return sorted(map(_entry, paths), key=lambda entry: entry.changed)
 
 
-def run_ending(run: Run) -> RunEnding:
+def run_ending(run: RecordedRun) -> RunEnding:
     """Tell the state of a run. Raises OSError where it cannot be read."""
     ending, is_whole = ending_of(run.path), run.total_steps is not None and run.last_step >= run.total_steps
     if ending.state == "killed" and is_whole and (run.path / "report.html").exists():
@@ -132,14 +132,14 @@ def _entry(path: Path) -> ListedRun:
     )
 
 
-def _read(path: Path) -> Run:
+def _read(path: Path) -> RecordedRun:
     with suppress(OSError):
         if (run := read_briefly(path, (*HELD_OUT, *TRAINED))) is not None:
             return run
     return read_run(path)
 
 
-def _score(run: Run) -> Score | None:
+def _score(run: RecordedRun) -> Score | None:
     for key, name in HELD_OUT.items():
         if points := run.series(key):
             step, best = _best(points, min if key == "eval/loss" else max)
@@ -147,7 +147,7 @@ def _score(run: Run) -> Score | None:
     return None
 
 
-def _training(run: Run) -> Training | None:
+def _training(run: RecordedRun) -> Training | None:
     """Return the reward of the sampled completions, or else the loss."""
     for key, choose in TRAINED.items():
         if points := run.series(key):

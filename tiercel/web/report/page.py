@@ -15,7 +15,7 @@ from tiercel.web.report import parts
 from tiercel.web.report.boxes import has_boxes
 from tiercel.web.report.numbers import evenly_spaced
 from tiercel.web.report.pictures import Album
-from tiercel.web.report.reading import GroupFile, Run, read_groups, read_run
+from tiercel.web.report.reading import GroupFile, RecordedRun, read_groups, read_run
 from tiercel.web.report.rollouts import MOST_STEPS
 from tiercel.web.report.templates import drawn
 from tiercel.web.report.verdict import Notice, headline, note, notices, progress, warning
@@ -42,7 +42,7 @@ def describe(run: Path) -> str:
     return headline(read_run(run))
 
 
-def render(run: Run) -> str:
+def render(run: RecordedRun) -> str:
     """Make the page's HTML. Equal runs give equal pages."""
     album = Album(run.path / "images")
     evaluations = [read_groups(run, "evaluations", step) for step in first_and_last(run.evaluation_steps)]

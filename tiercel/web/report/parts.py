@@ -10,7 +10,7 @@ from tiercel.web.report.curves import charts_of, curves_note, time_chart
 from tiercel.web.report.details import facts, versions
 from tiercel.web.report.heldout import held_out_of
 from tiercel.web.report.pictures import Album
-from tiercel.web.report.reading import GroupFile, Run
+from tiercel.web.report.reading import GroupFile, RecordedRun
 from tiercel.web.report.rollouts import legend_of, shown_step
 from tiercel.web.report.templates import drawn
 from tiercel.web.report.times import times_of
@@ -40,7 +40,7 @@ _LINES_AT_START = 12  # of the log, before the first step
 _LOG_LINES = 25
 
 
-def curves_part(run: Run, said: Sequence[Notice], findings: Markup | str = "") -> Markup:
+def curves_part(run: RecordedRun, said: Sequence[Notice], findings: Markup | str = "") -> Markup:
     """Show the verdict, the problems of the run, and its curves. `findings`: what `findings_part` made, if it is known
     by now."""
     return drawn(
@@ -81,12 +81,12 @@ def held_out_part(files: Sequence[GroupFile], album: Album) -> Markup:
     return drawn("heldout.html", found=held_out_of(shown[0], shown[-1]) if shown else None, said=said, album=album)
 
 
-def times_part(run: Run) -> Markup:
+def times_part(run: RecordedRun) -> Markup:
     """Show where the time of the steps went."""
     return drawn("times.html", times=times_of(run), chart=time_chart(run))
 
 
-def details_part(run: Run, most: int) -> Markup:
+def details_part(run: RecordedRun, most: int) -> Markup:
     """Show rejected rows, `most` of them, the recipe, the environment and the end of the log."""
     log = [line if len(line) <= 500 else f"{line[:500]} …" for line in run.log[-_LOG_LINES:]]
     return drawn("details.html", run=run, most=most, log=log, facts=list(facts(run)), versions=list(versions(run)))

@@ -45,7 +45,7 @@ class GroupFile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class RecordedRun:
     """A run directory without its completions, which `read_groups` reads step by step."""
 
     path: Path
@@ -97,7 +97,7 @@ class Run:
         return self.metrics.names()
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> RecordedRun:
     """Read everything but completions and images.
 
     Raises RunError where `path` has no config.yaml, or a file of the run cannot be read at all.
@@ -118,7 +118,7 @@ class RunReader:
         self._metrics = MetricsTail(path / "metrics.jsonl", is_over)
         self._bad_rows = Tail(path / "bad_rows.jsonl", is_over)
 
-    def read(self) -> Run:
+    def read(self) -> RecordedRun:
         """Return the run as it is now. Raises OSError where config.yaml or metrics.jsonl cannot be read; of other files
         the run says why they cannot."""
         path, problems = self.path, list[str]()
@@ -136,7 +136,7 @@ class RunReader:
         metrics, rows = self._metrics.rows.now(), self._bad_rows.values
         bad_rows = tuple(row for row in rows if isinstance(row, dict))
         counts = {"metrics.jsonl": metrics.unreadable, "bad_rows.jsonl": len(rows) - len(bad_rows)}
-        return Run(
+        return RecordedRun(
             path=path,
             kind=_kind(config_text, metrics),
             config_text=config_text,
@@ -161,7 +161,7 @@ def noted(name: str, read: Callable[[], T], otherwise: T, problems: list[str]) -
         return otherwise
 
 
-def read_groups(run: Run, folder: Folder, step: int) -> GroupFile:
+def read_groups(run: RecordedRun, folder: Folder, step: int) -> GroupFile:
     """Read the completions of one step; none, and why, where the file cannot be read."""
     try:
         return group_file(groups_path(run.path, folder, step), step)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tiercel.runs.records import finite
 from tiercel.web.report.curves import PHASES
-from tiercel.web.report.reading import Run
+from tiercel.web.report.reading import RecordedRun
 
 _STEPS_SHOWN = 12
 _BAR = 600  # pixels of the bar of a step's time
@@ -33,7 +33,7 @@ class Times:
     tables: Mapping[str, Sequence[StepTime]]  # by title
 
 
-def times_of(run: Run) -> Times | None:
+def times_of(run: RecordedRun) -> Times | None:
     """Return the newest and the slowest steps; None where none is timed."""
     taken = run.series("time/step")
     if not taken:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from tiercel.runs.records import finite
 from tiercel.web.report.numbers import NOTHING, WINDOW, duration, ends, pair, share, short
-from tiercel.web.report.reading import Run
+from tiercel.web.report.reading import RecordedRun
 from tiercel.wording import counted
 
 HELD_OUT = {  # label by key, the most important first
@@ -62,7 +62,7 @@ def note(text: str) -> Notice:
     return Notice(level="note", text=text)
 
 
-def progress(run: Run) -> str:
+def progress(run: RecordedRun) -> str:
     """Return "400 steps", or "60 of 400 steps" for a run that is not at its end."""
     total = run.total_steps
     if total is None or run.last_step >= total:
@@ -70,20 +70,20 @@ def progress(run: Run) -> str:
     return f"{run.last_step:,} of {counted(total, 'step')}"
 
 
-def headline(run: Run) -> str:
+def headline(run: RecordedRun) -> str:
     """Return the verdict as one line of text."""
     found = changes(run)
     said = "; ".join(change.text for change in found) if found else "nothing recorded yet"
     return f"{TITLES.get(run.kind, run.kind.upper())}, {progress(run)}: {said}"
 
 
-def changes(run: Run) -> list[MetricChange]:
+def changes(run: RecordedRun) -> list[MetricChange]:
     """Return the numbers of the verdict, the most important first: the held-out score, then the one of training."""
     found = [_held_out(run), _ends(run, *_OF_TRAINING.get(run.kind, ("training loss", "loss")))]
     return [change for change in found if change is not None]
 
 
-def tiles(run: Run) -> Iterator[tuple[str, str, str]]:
+def tiles(run: RecordedRun) -> Iterator[tuple[str, str, str]]:
     """Yield the numbers of the verdict, and the time: each with its label and a remark."""
     for change in changes(run):
         number = change.before if change.after is None else f"{change.before} → {change.after}"
@@ -96,7 +96,7 @@ def tiles(run: Run) -> Iterator[tuple[str, str, str]]:
     yield "Time", duration(seconds) if seconds else NOTHING, ", ".join(facts)
 
 
-def _held_out(run: Run) -> MetricChange | None:
+def _held_out(run: RecordedRun) -> MetricChange | None:
     key, rows = next(((key, rows) for key in HELD_OUT if (rows := run.metrics.having(key))), ("", []))
     if not rows:
         return None
@@ -127,7 +127,7 @@ def _interval(row) -> str | None:
     return None if low is None or high is None else " to ".join(pair(low, high))
 
 
-def _ends(run: Run, label: str, key: str) -> MetricChange | None:
+def _ends(run: RecordedRun, label: str, key: str) -> MetricChange | None:
     points = run.series(key)
     if not points:
         return None
@@ -146,7 +146,7 @@ def _parenthesis(note: str) -> str:
     return f" ({note})" if note else ""
 
 
-def notices(run: Run) -> list[Notice]:
+def notices(run: RecordedRun) -> list[Notice]:
     """List the problems of a run, from its metrics and its rejected rows; warnings first."""
     found = [*_progress_notices(run), *_reward_notices(run), *_learning_notices(run), *_held_out_notices(run)]
     found += map(warning, run.problems)
@@ -158,13 +158,13 @@ def notices(run: Run) -> list[Notice]:
     return sorted(found, key=lambda notice: notice.level == "note")
 
 
-def _progress_notices(run: Run) -> Iterator[Notice]:
+def _progress_notices(run: RecordedRun) -> Iterator[Notice]:
     total = run.total_steps
     if total is not None and run.last_step < total:
         yield warning(f"The run is not at its end: {run.last_step:,} of {counted(total, 'step')} are done.")
 
 
-def _reward_notices(run: Run) -> Iterator[Notice]:
+def _reward_notices(run: RecordedRun) -> Iterator[Notice]:
     sampled = completions_sampled(run)
     masked = int(sum(value for _, value in run.series("reward/masked")))
     if sampled and masked / sampled > _MANY_MASKED:
@@ -186,7 +186,7 @@ def _reward_notices(run: Run) -> Iterator[Notice]:
         )
 
 
-def _learning_notices(run: Run) -> Iterator[Notice]:
+def _learning_notices(run: RecordedRun) -> Iterator[Notice]:
     cut, over = _recent(run, "completion/truncated_fraction")
     if cut > _MANY_TRUNCATED:
         yield warning(f"{over} {share(cut)} of the completions were truncated{_truncated_at(run)}.")
@@ -209,7 +209,7 @@ def _learning_notices(run: Run) -> Iterator[Notice]:
             yield note(f"Entropy fell from {short(first)} to {short(last)}: there is little left to explore.")
 
 
-def _truncated_at(run: Run) -> str:
+def _truncated_at(run: RecordedRun) -> str:
     """Name the limits that end completions, with their values where the recipe has them."""
     has_turns = bool(run.series("turns/mean"))
     keys = ("max_turns", "max_trajectory_tokens", "max_new_tokens") if has_turns else ("max_new_tokens",)
@@ -220,7 +220,7 @@ def _truncated_at(run: Run) -> str:
     return f" at {named}" if named else ""
 
 
-def _held_out_notices(run: Run) -> Iterator[Notice]:
+def _held_out_notices(run: RecordedRun) -> Iterator[Notice]:
     scored = run.metrics.having("eval/accuracy")
     if len(scored) > 1:
         high, low = finite(scored[-1].get("eval/accuracy_high")), finite(scored[0].get("eval/accuracy_low"))
@@ -236,13 +236,13 @@ def _held_out_notices(run: Run) -> Iterator[Notice]:
             )
 
 
-def completions_sampled(run: Run) -> int:
+def completions_sampled(run: RecordedRun) -> int:
     """Return the number of completions of all rollouts: tokens in all divided by tokens on average."""
     means = dict(run.series("completion/tokens_mean"))
     return sum(round(tokens / mean) for step, tokens in run.series("tokens/completion") if (mean := means.get(step)))
 
 
-def _recent(run: Run, key: str) -> tuple[float, str]:
+def _recent(run: RecordedRun, key: str) -> tuple[float, str]:
     """Return the mean of a metric over the last steps, and in words over which; 0 without any."""
     values = [value for _, value in run.series(key)[-WINDOW:]]
     return statistics.fmean(values) if values else 0.0, f"Over the last {len(values)} steps"

@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from tiercel.web.report.charts import Chart, Series
 from tiercel.web.report.curves import charts_of
-from tiercel.web.report.reading import Run
+from tiercel.web.report.reading import RecordedRun
 from tiercel.web.report.templates import drawn
 from tiercel.web.report.verdict import headline
 
@@ -16,7 +16,7 @@ MOST_RUNS = 8  # as many as there are colours
 _EXPECTED = ("output",)  # differs between any two runs
 
 
-def compare_part(runs: Sequence[tuple[str, Run]]) -> Markup:
+def compare_part(runs: Sequence[tuple[str, RecordedRun]]) -> Markup:
     """Show up to MOST_RUNS runs, given with their names."""
     return drawn(
         "compare.html",
@@ -32,7 +32,7 @@ def _differences(values: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[An
     return [(key, [each.get(key) for each in values]) for key in differing(values)]
 
 
-def shared_charts(runs: Sequence[tuple[str, Run]]) -> list[Chart]:
+def shared_charts(runs: Sequence[tuple[str, RecordedRun]]) -> list[Chart]:
     """Return the charts of all runs, those with the same title as one: a colour for each run."""
     merged: dict[str, Chart] = {}
     for number, (name, run) in enumerate(runs):
@@ -68,6 +68,6 @@ def differing(values: Sequence[Mapping[str, Any]]) -> list[str]:
     return [key for key in keys if any(each.get(key) != values[0].get(key) for each in values)]
 
 
-def compared_recipes(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def compared_recipes(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
     """Return the leaves of the runs' recipes, without what differs between any two."""
     return [flat({key: value for key, value in run.recipe.items() if key not in _EXPECTED}) for run in runs]

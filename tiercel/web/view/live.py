@@ -12,7 +12,7 @@ from tiercel.reliability.diagnosis import Diagnosis, Symptom
 from tiercel.reliability.heartbeat import HEARTBEATS
 from tiercel.runs.index import FILE as INDEX
 from tiercel.web.report.files import sign_of
-from tiercel.web.report.reading import Run, RunReader
+from tiercel.web.report.reading import RecordedRun, RunReader
 from tiercel.web.view.groups import Groups
 
 # What the page shows by kind, and the files and folders that it comes from.
@@ -35,8 +35,8 @@ class LiveRun:
         self._reader = RunReader(path)
         self._lock, self._drawing, self._diagnosing = threading.Lock(), threading.Lock(), threading.Lock()
         self._signs: Mapping[str, Any] = {}
-        self._run: Run | None = None
-        self._drawn: tuple[Run, Markup] | None = None
+        self._run: RecordedRun | None = None
+        self._drawn: tuple[RecordedRun, Markup] | None = None
         self._diagnosed_cuts = 0
         self._diagnosis, self._diagnosed, self._symptoms = Diagnosis(), 0, list[Symptom]()
 
@@ -53,7 +53,7 @@ class LiveRun:
             self.has_readers = True
         return self.groups
 
-    def read(self) -> Run:
+    def read(self) -> RecordedRun:
         """Return the run as it is now. Raises OSError where it cannot be read."""
         with self._lock:
             signs = {kind: sign for kind, sign in self.signs().items() if kind != "ranks"}
@@ -62,7 +62,7 @@ class LiveRun:
                 self._signs = signs
             return self._run
 
-    def drawn(self, draw: Callable[[Run], Markup]) -> Markup:
+    def drawn(self, draw: Callable[[RecordedRun], Markup]) -> Markup:
         """Return the part that takes longest to draw, drawn again only where the run has changed. Raises OSError."""
         run = self.read()
         with self._drawing:

@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from tiercel.web.report.page import first_and_last
 from tiercel.web.report.parts import KEYS, TABS, curves_part, details_part, findings_part, held_out_part, times_part
-from tiercel.web.report.reading import Run, read_groups
+from tiercel.web.report.reading import RecordedRun, read_groups
 from tiercel.web.report.templates import drawn
 from tiercel.web.report.verdict import notices
 from tiercel.web.view.cards import LinkedAlbum
@@ -33,20 +33,20 @@ def page(runs: Sequence[str]) -> str:
     )
 
 
-def overview(run: Run) -> Markup:
+def overview(run: RecordedRun) -> Markup:
     """Show the verdict, the problems of the run, and its curves. The script asks for the findings afterwards."""
     return curves_part(
         run, [notice for notice in notices(run) if not notice.text.startswith("The run is not at its end")]
     )
 
 
-def held_out(run: Run, name: str) -> Markup:
+def held_out(run: RecordedRun, name: str) -> Markup:
     """Show held-out rows at the first and the last evaluation."""
     files = [read_groups(run, "evaluations", step) for step in first_and_last(run.evaluation_steps)]
     return held_out_part(files, LinkedAlbum(run.path, name))
 
 
-PARTS: Mapping[str, Callable[[LiveRun, Run], Markup]] = {
+PARTS: Mapping[str, Callable[[LiveRun, RecordedRun], Markup]] = {
     "status": lambda live, run: status_part(run),
     "curves": lambda live, run: live.drawn(overview),
     "findings": lambda live, run: findings_part(live.symptoms()),

@@ -15,7 +15,7 @@ from tiercel.runs.ending import SILENT_SECONDS
 from tiercel.runs.records import finite
 from tiercel.web.report.listing import run_ending
 from tiercel.web.report.numbers import NOTHING, duration
-from tiercel.web.report.reading import Run
+from tiercel.web.report.reading import RecordedRun
 from tiercel.web.report.templates import drawn
 from tiercel.web.report.verdict import progress
 
@@ -65,7 +65,7 @@ def rank_signs(run: Path) -> list[RankSign]:
     return sorted(signs, key=lambda sign: sign.rank)
 
 
-def state_of(run: Run) -> tuple[str, str]:
+def state_of(run: RecordedRun) -> tuple[str, str]:
     """Return the state of a run in a word, for a class of the style sheet as well, and why it is so."""
     try:
         ending = run_ending(run)
@@ -79,13 +79,13 @@ def state_of(run: Run) -> tuple[str, str]:
     return "running", ", ".join(dict.fromkeys(str(sign.doing.get("phase")) for sign in signs))
 
 
-def ranks_part(run: Run) -> Markup:
+def ranks_part(run: RecordedRun) -> Markup:
     """Show what the ranks do, or how the run ended."""
     state, reason = state_of(run)
     return drawn("ranks.html", signs=rank_signs(run.path), state=state, reason=reason)
 
 
-def status_part(run: Run) -> Markup:
+def status_part(run: RecordedRun) -> Markup:
     """Show in one line how the run stands."""
     state, why = state_of(run)
     seconds = [value for row in run.metrics[-20:] if (value := finite(row.get("time/step"))) is not None]

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tiercel.errors import RunError
 from tiercel.web.report.page import asset
 from tiercel.web.report.pictures import UNREADABLE, in_words, opened, reduced
-from tiercel.web.report.reading import Run
+from tiercel.web.report.reading import RecordedRun
 from tiercel.web.report.templates import drawn
 from tiercel.web.view.cards import cards_part, row_part
 from tiercel.web.view.compare import MOST_RUNS, compare_part
@@ -179,7 +179,7 @@ class _Pages:
         return Response(data, media_type=f"image/{kind}", headers=_KEEP)
 
 
-def _read(live: LiveRun, draw: Callable[[LiveRun, Run], Markup]) -> Markup:
+def _read(live: LiveRun, draw: Callable[[LiveRun, RecordedRun], Markup]) -> Markup:
     if not (live.path / "config.yaml").exists():
         return Markup("<p>The run has not begun: its directory has no config.yaml yet.</p>")
     return draw(live, live.read())
