@@ -206,8 +206,8 @@ class Qwen25VL(Qwen2VL):
         return [(torch.arange(plan.grid[0]) * apart).long().tolist()]
 
     def told_fps(self, plan: ImagePlan) -> float:
-        """Return the middle of the rates with these `grid_times`: at the video's own, which may be the first or the last
-        of them, an engine may round to other positions."""
+        """Return the middle of the rates with these `grid_times`. At the video's own, which may be the first or the
+        last of them, an engine may round to other positions."""
         (_, *times), places = self.grid_times(plan)[0], range(1, plan.grid[0])
         if not times:
             return super().told_fps(plan)

@@ -23,7 +23,7 @@ class Qwen3VL(Qwen2VL):
     video_marker = "<|vision_start|><|video_pad|><|vision_end|>"
     serves = "Qwen3-VL without experts, such as `Qwen/Qwen3-VL-4B-Instruct`"
     special = "a token for 32 x 32 pixels; DeepStack: features of earlier vision layers for the first decoder layers"
-    vllm = "in `make test-vllm`, in process; tried once by server"
+    vllm = "in `make test-vllm`, in process and by server"
     coordinate_space: ClassVar[CoordinateSpace] = "thousandths"
     part_prefixes: ClassVar = {
         "vision": ("model.visual.",),

@@ -208,8 +208,7 @@ class ProcessSampler:
         from vllm import SamplingParams as VllmParams
 
         prompts = [
-            {"prompt_token_ids": request.token_ids}
-            | ({"multi_modal_data": request.visuals} if request.visuals else {})
+            {"prompt_token_ids": request.token_ids} | ({"multi_modal_data": request.visuals} if request.visuals else {})
             for request in requests
         ]
         asked = [

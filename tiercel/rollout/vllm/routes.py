@@ -103,8 +103,8 @@ def _parts(message: Message, visuals: Iterator[EncodedImage]) -> list[dict[str, 
 
 
 def _data_url(visual: EncodedImage) -> str:
-    """Encode an image, or all frames of a video, without loss: vLLM reads each part of a "video/jpeg" as an image of any
-    format."""
+    """Encode an image, or all frames of a video, without loss. vLLM reads each part of a "video/jpeg" as an image of
+    any format."""
     if visual.plan.fps is None:
         return "data:image/png;base64," + _png(visual.views[0])
     return "data:video/jpeg;base64," + ",".join(map(_png, visual.views))
