@@ -65,7 +65,7 @@ def server_for(recipe: GrpoRecipe, key: str) -> Iterator[None]:
     """Start a server for the recipe if it needs one."""
     with ExitStack() as stack:
         if recipe.rollout.engine == "vllm-server":
-            arguments = arguments_here(recipe, load_family(recipe.model), 1)
+            arguments = arguments_here(recipe, load_family(recipe.model), {"image": 1, "video": 0})
             stack.enter_context(served(arguments, PORT, key, environment=ENVIRONMENT))
         yield
 

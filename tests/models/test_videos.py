@@ -1,9 +1,11 @@
 """Videos in the families of Qwen against Hugging Face's own code, on tiny random checkpoints."""
 
+import re
 from dataclasses import replace
 
 import pytest
 import torch
+from transformers import Qwen3VLProcessor
 
 from tests.tiny_models import FAMILY_NAMES, QWEN_FAMILIES, make_row, noise_image, tiny_policy
 from tiercel.config.schema import Model
@@ -140,6 +142,47 @@ def test_qwen3_says_when_a_layer_was(tiny_checkpoints):
     # frames at 0, 1.25, 2.5, 3.75 and 5 seconds; a layer is at the middle of its two, and the odd last one occurs twice
     layer = "<|vision_start|>" + "<|video_pad|>" * 6 + "<|vision_end|>"
     assert text == f"<0.6 seconds>{layer}<3.1 seconds>{layer}<5.0 seconds>{layer}"
+
+
+def test_qwen3_rounds_times_as_transformers_does(tiny_checkpoints):
+    """The time of frames 6 and 7 at 10 a second is 0.65, which is between 0.6 and 0.7: the sum of 0.6 and 0.7 is less
+    than 1.3."""
+    family = load_family(Model(path=str(tiny_checkpoints["qwen3_vl"])))
+    text = family.tokenizer.decode(family.image_token_ids(family.plan_video((84, 56), 8, 10.0, LIMITS)))
+    times = Qwen3VLProcessor._calculate_timestamps(None, list(range(8)), 10.0)
+    assert re.findall(r"<([\d.]+) seconds>", text) == [f"{time:.1f}" for time in times] == ["0.1", "0.2", "0.5", "0.6"]
+
+
+@pytest.mark.parametrize("frame_count", (1, 2, 7, 32))
+def test_an_engine_that_rounds_less_exactly_computes_the_same_positions(tiny_checkpoints, frame_count):
+    """vLLM multiplies in float64 an interval that it has in float32. At 2.4 frames a second, layer 3 is at position 10,
+    or 9.99999976 by vLLM."""
+    family = load_family(Model(path=str(tiny_checkpoints["qwen2_5_vl"])))
+    differ = 0
+    for tenths in range(2, 301):
+        plan = family.plan_video((84, 56), frame_count, tenths / 10, LIMITS)
+        (times,) = family.grid_times(plan)
+        assert layer_times(family.told_fps(plan), len(times)) == times, tenths
+        differ += layer_times(tenths / 10, len(times)) != times
+    assert (differ > 0) == (frame_count > 2)
+
+
+def layer_times(fps: float, layers: int) -> list[int]:
+    """As vLLM 0.32 computes them, of a model with 4 positions a second."""
+    apart = torch.tensor([2 / fps])[0].item() * 4
+    return [int(layer * apart) for layer in range(layers)]
+
+
+@pytest.mark.parametrize("name", QWEN_FAMILIES)
+def test_one_placeholder_for_a_video(tiny_checkpoints, name):
+    family = load_family(Model(path=str(tiny_checkpoints[name])))
+    prompt = prompt_of(family)
+    ids = family.unexpanded_token_ids(prompt.token_ids_P, [image.plan for image in prompt.images])
+    image, video = family.placeholder_ids
+    assert [token for token in ids if token in (image, video)] == [video, image]
+    start = ids.index(video)
+    whole = family.image_token_ids(prompt.images[0].plan)
+    assert ids[:start] + whole == prompt.token_ids_P[: start + len(whole)].tolist()
 
 
 @pytest.mark.parametrize("name", sorted(set(FAMILY_NAMES) - set(QWEN_FAMILIES)))

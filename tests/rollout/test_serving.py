@@ -1,5 +1,6 @@
 """The command line of a vLLM server, from a recipe."""
 
+import json
 import re
 import shlex
 import signal
@@ -17,6 +18,7 @@ from tiercel.models.weights.loading import load_family
 from tiercel.rollout.vllm import serving
 from tiercel.rollout.vllm.serving import new_key, served, server_arguments, server_port, shell_line, watch
 
+ONE = {"image": 1, "video": 0}
 DOCS = Path(__file__).parents[2] / "docs" / "vllm.md"
 
 
@@ -29,7 +31,7 @@ def recipe(tiny_checkpoints, tmp_path):
 
 def test_the_flags_follow_from_the_recipe(recipe):
     family = load_family(recipe.model.model_copy(update={"max_pixels": 6272}))
-    arguments = server_arguments(recipe, family, 2)
+    arguments = server_arguments(recipe, family, {"image": 2, "video": 0})
     assert "--enable-lora" in arguments
     arguments.remove("--enable-lora")
     flags = dict(zip(arguments[::2], arguments[1::2], strict=True))
@@ -41,13 +43,21 @@ def test_the_flags_follow_from_the_recipe(recipe):
     assert flags["--chat-template"].endswith("/own.jinja")
 
 
+def test_for_rows_with_videos_a_server_takes_frames_as_they_are_and_trusts_requests(recipe):
+    arguments = server_arguments(recipe, load_family(recipe.model), {"image": 1, "video": 2})
+    assert {"--trust-request-mm-kwargs", "--trust-request-chat-template"} <= set(arguments)
+    settings = json.loads(arguments[arguments.index("--mm-processor-kwargs") + 1])
+    assert settings["videos_kwargs"] == {"do_resize": False, "do_sample_frames": False}
+    assert "--trust-request-mm-kwargs" not in server_arguments(recipe, load_family(recipe.model), ONE)
+
+
 def test_vision_adapters_need_a_flag_and_full_fine_tuning_has_no_adapter(recipe):
     family = load_family(recipe.model)
     flag = "--enable-tower-connector-lora"
     for targets, is_given in (("language", False), ("vision", True), ("all", True), (".*qkv", True)):
         adapted = recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"targets": targets})})
-        assert (flag in server_arguments(adapted, family, 1)) is is_given, targets
-    whole = server_arguments(recipe.model_copy(update={"lora": None}), family, 1)
+        assert (flag in server_arguments(adapted, family, ONE)) is is_given, targets
+    whole = server_arguments(recipe.model_copy(update={"lora": None}), family, ONE)
     assert not [word for word in whole if "lora" in word]
     assert shell_line(whole, 8000).startswith("VLLM_SERVER_DEV_MODE=1 VLLM_API_KEY=... vllm serve")
 
@@ -56,7 +66,7 @@ def test_vision_adapters_need_a_flag_and_full_fine_tuning_has_no_adapter(recipe)
 def test_a_family_that_vllm_cannot_sample_for_is_named(name, reason, tiny_checkpoints, tmp_path, capsys):
     local = grpo_recipe(tiny_checkpoints[name], write_rows(tmp_path), tmp_path / "run")
     with pytest.raises(EnvironmentProblem, match=f"does not support {name}, {reason}; set rollout.engine: local"):
-        server_arguments(local, load_family(local.model), 1)
+        server_arguments(local, load_family(local.model), ONE)
     (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(local))
     by_server = ["rollout.engine=vllm-server", "rollout.urls=['http://127.0.0.1:9']"]
     for command in ("check", "grpo"):
@@ -65,7 +75,7 @@ def test_a_family_that_vllm_cannot_sample_for_is_named(name, reason, tiny_checkp
 
 
 def test_the_line_in_the_documents_has_the_same_flags(recipe):
-    line = shell_line(server_arguments(recipe, load_family(recipe.model), 1), 8000)
+    line = shell_line(server_arguments(recipe, load_family(recipe.model), ONE), 8000)
     words = shlex.split(line)
     assert words[2:4] == ["vllm", "serve"] and words[4] == recipe.model.path
     written = set(re.findall(r"(?<![\w-])--[a-z-]+", DOCS.read_text(encoding="utf-8").split("| flag |")[0]))
@@ -77,7 +87,7 @@ def test_further_options_are_flags_of_the_server(recipe):
     options = {"max_num_seqs": 4, "enforce_eager": True, "enable-prefix-caching": False, "speculative_config": {"n": 2}}
     vllm = recipe.rollout.vllm.model_copy(update={"options": options})
     served = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"vllm": vllm})})
-    words = server_arguments(served, load_family(recipe.model), 1)
+    words = server_arguments(served, load_family(recipe.model), ONE)
     assert words[-6:] == [
         *("--max-num-seqs", "4", "--enforce-eager", "--no-enable-prefix-caching"),
         *("--speculative-config", '{"n": 2}'),

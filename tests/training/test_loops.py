@@ -184,11 +184,17 @@ def test_rows_with_videos_in_both_loops(tiny_checkpoints, tmp_path, name):
     assert trained[3]["eval/loss"] < trained[0]["eval/loss"]
 
 
-def test_an_engine_that_takes_no_videos_is_refused(tiny_checkpoints, tmp_path):
+def test_a_server_takes_no_videos_with_branches(tiny_checkpoints, tmp_path):
     recipe = grpo_recipe(tiny_checkpoints["qwen2_vl"], write_video_rows(tmp_path), tmp_path / "run")
-    recipe = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"engine": "vllm"})})
-    with pytest.raises(RecipeError, match=r"rollout\.engine: vllm takes only images"):
-        require_readable(recipe, read_training_rows(recipe.data, "grpo"))
+    table = read_training_rows(recipe.data, "grpo")
+    for engine, branches in (("vllm", (2, 2)), ("vllm-server", ())):
+        require_readable(with_rollout(recipe, engine=engine, branches=branches), table)
+    with pytest.raises(RecipeError, match=r"rollout\.engine: vllm-server with turns or branches takes only images"):
+        require_readable(with_rollout(recipe, engine="vllm-server", branches=(2, 2)), table)
+
+
+def with_rollout(recipe: GrpoRecipe, **changes) -> GrpoRecipe:
+    return recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update=changes)})
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)

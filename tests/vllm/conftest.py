@@ -1,5 +1,6 @@
 """Checkpoints that vLLM computes on a CPU, recipes for them, and servers that live as long as the tests."""
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import yaml
 from tests.full_processors import full_processor
 from tests.generic_models import GENERIC, save_generic_checkpoint
 from tests.tiny_models import save_tiny_checkpoint
-from tests.training.test_loops import merged, write_rows
+from tests.training.test_loops import merged, write_rows, write_video_rows
 from tests.vllm.servers import Fleet, Server
 from tiercel.config.schema import Model
 from tiercel.models.weights.loading import load_family
@@ -38,6 +39,23 @@ def vllm_checkpoints(tmp_path_factory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def rows(tmp_path_factory) -> Path:
     return write_rows(tmp_path_factory.mktemp("rows"))
+
+
+@pytest.fixture(scope="session")
+def video_data(tmp_path_factory) -> dict:
+    """The section `data` for rows of which every other one has a video. At its rate, vLLM would by itself compute other
+    positions than the trainer."""
+    path = write_video_rows(tmp_path_factory.mktemp("videos"))
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows[::2]:
+        (frames,) = row["videos"]
+        row["videos"] = [{"frames": [*frames, *frames, frames[0]], "fps": 2.4}]
+    for row in rows[1::2]:
+        row["messages"][0]["content"] = row["messages"][0]["content"].replace("<video>", "")
+        del row["videos"]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    limits = {"min_pixels": 28 * 28, "max_pixels": 84 * 56}
+    return {"train": str(path), "video": limits, "max_prompt_tokens": LONGEST_PROMPT}
 
 
 @pytest.fixture(scope="session")
@@ -71,11 +89,11 @@ def fleet(tmp_path_factory) -> Iterator[Fleet]:
 
 
 @pytest.fixture(scope="session")
-def server_of(fleet, write_recipe):
+def server_of(fleet, write_recipe, video_data):
     """A running server of a model, or one starting: those that the tests want are started together."""
 
     def server(model: str, name: str = "") -> Server:
-        return fleet.started(f"{model}{name}", write_recipe(model, data={"max_prompt_tokens": LONGEST_PROMPT}))
+        return fleet.started(f"{model}{name}", write_recipe(model, data=video_data))
 
     for model, name in (*((model, "") for model in MODELS), ("qwen2_5_vl", " too")):
         server(model, name)

@@ -86,25 +86,45 @@ def require_small_gaps(run: Path, steps: int) -> None:
     assert max(row["grad_norm"] for row in rows) > 0
 
 
+def require_videos(run: Path) -> None:
+    """Some of the prompts had a video."""
+    groups = [json.loads(line) for file in (run / "rollouts").iterdir() for line in file.read_text().splitlines()]
+    assert any("-frame-" in image["path"] for group in groups for image in group["images"])
+
+
 @pytest.mark.parametrize("model", MODELS)
-def test_ten_steps_by_server(model, server_of, write_recipe):
+def test_ten_steps_with_videos_by_server(model, server_of, write_recipe, video_data):
     server = server_of(model).wait()
-    run = finished(write_recipe(model, rollout=by_server(server.url, group_size=MANY)))
+    run = finished(write_recipe(model, rollout=by_server(server.url, group_size=MANY), data=video_data))
     require_small_gaps(run, 10)
     require_whole(run, 10, group_size=MANY)
+    require_videos(run)
+
+
+def test_three_steps_with_videos_by_server_of_a_model_that_writes_their_times(fleet, write_recipe, video_data):
+    server = fleet.started("qwen3_vl", write_recipe("qwen3_vl", data=video_data)).wait()
+    recipe = write_recipe("qwen3_vl", rollout=by_server(server.url), data=video_data, train={"steps": 3})
+    run = finished(recipe)
+    require_small_gaps(run, 3)
+    require_whole(run, 3)
+    require_videos(run)
 
 
 @pytest.mark.parametrize("model", (*MODELS, *MODELS_IN_PROCESS))
-def test_ten_steps_in_process(model, write_recipe):
-    run = finished(write_recipe(model, rollout={"engine": "vllm", "group_size": MANY}))
+def test_ten_steps_in_process(model, write_recipe, video_data):
+    data = {} if model == "internvl" else video_data
+    run = finished(write_recipe(model, rollout={"engine": "vllm", "group_size": MANY}, data=data))
     require_small_gaps(run, 10)
     require_whole(run, 10, group_size=MANY)
+    if data:
+        require_videos(run)
 
 
 @pytest.mark.parametrize("model", MODELS_IN_BFLOAT16)
-def test_three_steps_in_process_in_bfloat16(model, write_recipe):
-    recipe = write_recipe(model, rollout={"engine": "vllm"}, train={"steps": 3})
+def test_three_steps_in_process_in_bfloat16(model, write_recipe, video_data):
+    recipe = write_recipe(model, rollout={"engine": "vllm"}, train={"steps": 3}, data=video_data)
     run = finished(recipe, "model.dtype=bfloat16")
+    require_videos(run)
     rows = [row for row in read_metrics(run) if "loss" in row]
     assert all(row["sampler/logprob_gap_mean"] < 0.03 and row["grad_norm"] > 0 for row in rows)
     require_whole(run, 3)

@@ -33,6 +33,7 @@ from tiercel.packing.proof import prove
 from tiercel.reliability.redaction import redact
 from tiercel.rewards.runtime.scorer import require_coordinates
 from tiercel.rollout.vllm.requests import require_served
+from tiercel.rollout.vllm.routes import told_rate
 from tiercel.rollout.vllm.server import connect
 from tiercel.training.distillation.served_teacher import open_served
 from tiercel.training.grpo.policy_sync import open_dialogues
@@ -124,6 +125,8 @@ def _scanned(
         plans = row_plans(family, recipe.data, row, sizes)
         if isinstance(recipe, GrpoRecipe):
             require_answers(recipe, family, row, plans, readers)
+            if recipe.rollout.engine_kind.is_served:
+                told_rate(family, row.id, plans)
         return length(family, row, plans, recipe.data.system)
 
     doing = "decoded" if decodes else "scanned"

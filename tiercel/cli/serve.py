@@ -21,7 +21,7 @@ from tiercel.rollout.vllm.serving import (
     watch,
 )
 from tiercel.runs.ending import StopRequest
-from tiercel.training.grpo.policy_sync import images_per_completion
+from tiercel.training.grpo.policy_sync import visuals_per_completion
 
 
 def run(recipe: GrpoRecipe, arguments: Namespace) -> None:
@@ -34,11 +34,11 @@ def run(recipe: GrpoRecipe, arguments: Namespace) -> None:
             f"{DEV_MODE}=1 is not set; without lora, a server accepts all weights at a path of vLLM that does not "
             "ask for a key; set it if only you can reach the port, or add the section lora"
         )
-    images, port = images_per_completion(recipe, rows), server_port(recipe, arguments.port)
+    visuals, port = visuals_per_completion(recipe, rows), server_port(recipe, arguments.port)
     if arguments.print:
-        print(redact(shell_line([*server_arguments(recipe, family, images), *arguments.vllm], port)))
+        print(redact(shell_line([*server_arguments(recipe, family, visuals), *arguments.vllm], port)))
         return
-    command = [*arguments_here(recipe, family, images), *arguments.vllm]
+    command = [*arguments_here(recipe, family, visuals), *arguments.vllm]
     key = new_key()
     with StopRequest() as stop:
         started = time.monotonic()

@@ -54,7 +54,7 @@ class HeldOut(Section):
 
 
 class Video(Section):
-    """How videos become frames; families of Qwen and the local engine read them."""
+    """How videos become frames; families of Qwen read them."""
 
     fps: PositiveFloat = 2.0
     """Frames taken from each second of a file; also the rate of a list of frames whose row gives none."""

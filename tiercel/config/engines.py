@@ -18,7 +18,6 @@ class EngineKind:
     shares_weights: bool = False  # it samples from the weights that are being trained
     is_served: bool = False  # servers sample, on their own processors and memory
     samples_ahead: bool = False  # it can sample the next step's prompts while the learner works
-    takes_videos: bool = False
     shows_progress: bool = True  # it shows that it is alive while it samples
     own_keys: tuple[str, ...] = ()  # keys of rollout that it reads and other engines refuse
     required_keys: Mapping[str, str] = field(default_factory=dict)  # keys of rollout that it needs, and what to write
@@ -35,7 +34,6 @@ _KINDS = (
         name="local",
         title="the trained model",
         shares_weights=True,
-        takes_videos=True,
         remedy="run `tiercel doctor`, or set learner.form: repeated",
     ),
     EngineKind(

@@ -119,11 +119,14 @@ def row_plans(family: Family, data: Data, row: Row, sizes: Sequence[Size]) -> li
 
 
 def require_readable(recipe: BaseRecipe, table: RowTable) -> None:
-    """Raise RecipeError if the rows have videos, and the engine or the teacher's server does not accept videos."""
+    """Raise RecipeError if the rows have videos, and a server is asked by token ids, of which vLLM reads no times."""
     if isinstance(recipe, GrpoRecipe):
-        engine, taught = recipe.rollout.engine_kind, recipe.taught_by
-        takers = [] if engine.takes_videos else [(f"rollout.engine: {engine.name}", "local")]
-        takers += [("a teacher's url: a server", "no url")] if taught is not None and taught.url is not None else []
+        rollout, taught = recipe.rollout, recipe.taught_by
+        takers = []
+        if rollout.engine_kind.is_served and rollout.continues:
+            takers.append((f"rollout.engine: {rollout.engine} with turns or branches", "vllm or local"))
+        if taught is not None and taught.url is not None:
+            takers.append(("a teacher's url: a server", "no url"))
         with_video = next((row for row in table.rows if row.videos), None)
         if with_video is not None and takers:
             found = f"takes only images, but row {with_video.id} of {with_video.file} has a video"

@@ -169,12 +169,18 @@ class Family(ABC):
         """Resize RGB frames, one after the other. Each becomes a view."""
         raise DataError(f"{self.name} does not read videos here; the Qwen families do", field="videos")
 
+    def told_fps(self, plan: ImagePlan) -> float:
+        """Return the frames per second of a video that make an engine compute the same tokens and positions."""
+        assert plan.fps is not None
+        return plan.fps
+
     @abstractmethod
     def image_token_ids(self, plan: ImagePlan) -> list[int]:
         """Return the tokens that represent one image or video. Its features replace the placeholders in order."""
 
     def unexpanded_token_ids(self, token_ids_P: Tensor, plans: Sequence[ImagePlan]) -> list[int]:
-        """Return the prompt's ids with one placeholder for each image, for engines that repeat it themselves."""
+        """Return the prompt's ids with one placeholder for each image or video, for engines that repeat it
+        themselves."""
         ids = token_ids_P.tolist()
         is_vision = self.is_placeholder(token_ids_P).tolist()
         kept: list[int] = []
@@ -183,7 +189,7 @@ class Family(ABC):
             of_image = self.image_token_ids(plan)
             before_first = self.is_placeholder(torch.tensor(of_image)).tolist().index(True)
             start = is_vision.index(True, place) - before_first
-            kept += [*ids[place:start], self.placeholder_ids[0]]
+            kept += [*ids[place:start], self.placeholder_ids[plan.fps is not None]]
             place = start + len(of_image)
         return kept + ids[place:]
 

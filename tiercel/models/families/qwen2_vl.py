@@ -205,6 +205,16 @@ class Qwen25VL(Qwen2VL):
         apart = self.checkpoint.config.vision_config.tokens_per_second * PAIR / plan.fps
         return [(torch.arange(plan.grid[0]) * apart).long().tolist()]
 
+    def told_fps(self, plan: ImagePlan) -> float:
+        """Return the middle of the rates with these `grid_times`. At the video's own, which may be the first or the
+        last of them, an engine may round to other positions."""
+        (_, *times), places = self.grid_times(plan)[0], range(1, plan.grid[0])
+        if not times:
+            return super().told_fps(plan)
+        least = max(time / place for time, place in zip(times, places, strict=True))
+        most = min((time + 1) / place for time, place in zip(times, places, strict=True))
+        return self.checkpoint.config.vision_config.tokens_per_second * PAIR * 2 / (least + most)
+
     def grid_inputs(self, tower: HuggingFaceModel, grids: Tensor) -> dict[str, Tensor]:
         index, bounds = get_vision_window_index(grids, tower.spatial_merge_size, tower.window_size, tower.patch_size)
         inputs = super().grid_inputs(tower, grids)

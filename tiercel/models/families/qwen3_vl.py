@@ -23,7 +23,7 @@ class Qwen3VL(Qwen2VL):
     video_marker = "<|vision_start|><|video_pad|><|vision_end|>"
     serves = "Qwen3-VL without experts, such as `Qwen/Qwen3-VL-4B-Instruct`"
     special = "a token for 32 x 32 pixels; DeepStack: features of earlier vision layers for the first decoder layers"
-    vllm = "in `make test-vllm`, in process; tried once by server"
+    vllm = "in `make test-vllm`, in process and by server"
     coordinate_space: ClassVar[CoordinateSpace] = "thousandths"
     part_prefixes: ClassVar = {
         "vision": ("model.visual.",),
@@ -41,7 +41,7 @@ class Qwen3VL(Qwen2VL):
         ids: list[int] = []
         for number in range(plan.grid[0]):
             first, last = PAIR * number, min(PAIR * number + PAIR, plan.frame_count) - 1
-            seconds = (first + last) / 2 / plan.fps
+            seconds = (first / plan.fps + last / plan.fps) / 2
             ids += self.tokenizer(f"<{seconds:.1f} seconds>", add_special_tokens=False)["input_ids"]
             ids += [config.vision_start_token_id, *layer, config.vision_end_token_id]
         return ids

@@ -208,7 +208,9 @@ def _completion_advice(message: str) -> str:
         return f"{message}; start it with a greater --max-model-len"
     if "prompt logprobs" in message and "max allowed" in message:
         return f"{message}; start it with a greater --max-logprobs, or lower the teacher's top_k"
-    if "At most" in message and "image" in message:
+    if "--trust-request-" in message:
+        return f"{message}; rows with videos also need --trust-request-mm-kwargs and --trust-request-chat-template"
+    if "At most" in message and ("image" in message or "video" in message):
         return f"{message}; start it with a greater --limit-mm-per-prompt"
     return f"refuses a request: {message}"
 

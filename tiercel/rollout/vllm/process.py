@@ -4,7 +4,7 @@ vLLM is imported only when an engine is built.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -20,7 +20,6 @@ from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.models.families.base import Family
-from tiercel.models.families.image_transforms import picture_image
 from tiercel.rollout.dialogue import Dialogues
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.rollout.trajectory import TrajectoryBuilder, begun_trajectories
@@ -34,6 +33,7 @@ from tiercel.rollout.vllm.requests import (
     require_same_prompt,
     sampling_fields,
     scheduling,
+    visual_data,
 )
 from tiercel.rollout.vllm.shared_memory import meeting_by_name
 from tiercel.types import Completion, EncodedPrompt, Group
@@ -46,7 +46,7 @@ class _Request:
     """A prompt, as the ranks of an engine send it to each other."""
 
     token_ids: list[int]  # with one placeholder for each picture, which vLLM repeats as often as it needs
-    pictures: list[Any]
+    visuals: dict[str, list[Any]]
     params: SamplingParams
     seed: int
 
@@ -58,14 +58,20 @@ class ProcessSampler:
     shares_weights = False
 
     def __init__(
-        self, family: Family, recipe: GrpoRecipe, ranks: Ranks, images_per_prompt: int, *, adapts_vision: bool = False
+        self,
+        family: Family,
+        recipe: GrpoRecipe,
+        ranks: Ranks,
+        visuals: Mapping[str, int],
+        *,
+        adapts_vision: bool = False,
     ):
         self.family = family
         self.rollout = recipe.rollout
         self.ranks = ranks
         self.group = _tensor_parallel_group(ranks, recipe.rollout.vllm.tensor_parallel)
         with meeting_by_name(ranks, recipe.rollout.vllm.tensor_parallel):
-            options = _engine_options(family, recipe, images_per_prompt, ranks.world_size > 1)
+            options = _engine_options(family, recipe, visuals, ranks.world_size > 1)
             if adapts_vision:
                 options["enable_tower_connector_lora"] = True
             self.engine = _build_engine(options, recipe.rollout.vllm.sleep_level)
@@ -193,7 +199,7 @@ class ProcessSampler:
         prompt = asked.prompt
         return _Request(
             token_ids=self.family.unexpanded_token_ids(prompt.token_ids_P, [image.plan for image in prompt.images]),
-            pictures=[picture_image(image.views[0]) for image in prompt.images],
+            visuals=visual_data(self.family, prompt.images),
             params=asked.params,
             seed=asked.seed,
         )
@@ -202,8 +208,7 @@ class ProcessSampler:
         from vllm import SamplingParams as VllmParams
 
         prompts = [
-            {"prompt_token_ids": request.token_ids}
-            | ({"multi_modal_data": {"image": request.pictures}} if request.pictures else {})
+            {"prompt_token_ids": request.token_ids} | ({"multi_modal_data": request.visuals} if request.visuals else {})
             for request in requests
         ]
         asked = [
@@ -256,7 +261,9 @@ def _adapts_vision(model: Any) -> bool:
     return bool(model.lora_manager.supports_tower_connector_lora)
 
 
-def _engine_options(family: Family, recipe: GrpoRecipe, images_per_prompt: int, is_launched: bool) -> dict[str, Any]:
+def _engine_options(
+    family: Family, recipe: GrpoRecipe, visuals: Mapping[str, int], is_launched: bool
+) -> dict[str, Any]:
     """Return the engine arguments of the recipe. If a launcher started the ranks, the engine uses their process
     group."""
     vllm = recipe.rollout.vllm
@@ -269,7 +276,7 @@ def _engine_options(family: Family, recipe: GrpoRecipe, images_per_prompt: int, 
         "disable_log_stats": True,
     }
     given = {name.replace("-", "_"): value for name, value in vllm.options.items()}
-    return {**engine_options(recipe, family, images_per_prompt, 1), **scheduling(recipe, family), **own, **given}
+    return {**engine_options(recipe, family, visuals, 1), **scheduling(recipe, family), **own, **given}
 
 
 def _build_engine(options: dict[str, Any], sleep_level: int) -> Any:

@@ -6,7 +6,7 @@ drawn, so the number is not the policy's logprob, and NaN replaces it. Shape suf
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,12 +20,13 @@ from tiercel.config.schema import GrpoRecipe
 from tiercel.errors import EnvironmentProblem
 from tiercel.http_json import brief
 from tiercel.models.families.base import Family
+from tiercel.models.families.image_transforms import picture_image
 from tiercel.models.layers.delta_net import BRANCHING_MODELS
 from tiercel.rollout.dialogue import TurnReply
 from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.rollout.trajectory import TrajectoryBuilder
-from tiercel.types import Completion, EncodedPrompt
+from tiercel.types import Completion, EncodedImage, EncodedPrompt
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM has kernels for
 BATCHED_TOKENS = 4096  # of one pass on a CPU
@@ -81,21 +82,21 @@ def sampling_fields(family: Family, params: SamplingParams, seed: int) -> dict[s
     }
 
 
-def engine_options(recipe: GrpoRecipe, family: Family, images_per_prompt: int, adapters: int) -> dict[str, Any]:
+def engine_options(recipe: GrpoRecipe, family: Family, visuals: Mapping[str, int], adapters: int) -> dict[str, Any]:
     """Return the arguments of vLLM's engine that follow from the recipe, in the ranks' processes and on a server.
-    `adapters` is how many it holds at a time."""
+    `visuals` is how many images and videos a prompt has at most, `adapters` how many the engine holds at a time."""
     options: dict[str, Any] = {
         "model": family.checkpoint.path,
         "dtype": recipe.model.dtype,
         "max_model_len": recipe.data.max_prompt_tokens + recipe.rollout.longest,
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
-        "limit_mm_per_prompt": {"image": images_per_prompt, "video": 0},
+        "limit_mm_per_prompt": dict(visuals),
     }
     if recipe.lora is not None:
         options |= {"enable_lora": True, "max_loras": adapters, "max_lora_rank": lora_rank_limit(recipe.lora.rank)}
-    if limits := pixel_limits(family):
-        options["mm_processor_kwargs"] = limits
+    if settings := processor_settings(family, has_videos=visuals["video"] > 0):
+        options["mm_processor_kwargs"] = settings
     return options
 
 
@@ -195,9 +196,10 @@ def require_same_prompt(family: Family, prompt: EncodedPrompt, token_ids: Sequen
     images = [sum(token in vision for token in ids) for ids in (here, token_ids)]
     start = f"{source}: row {prompt.row.id}: the engine's prompt is not the trainer's"
     if images[0] != images[1]:
+        settings = processor_settings(family, has_videos=any(image.plan.fps is not None for image in prompt.images))
         raise EnvironmentProblem(
             f"{start}: {images[1]} image tokens there, {images[0]} here; its picture limits differ: start vLLM with "
-            f"--mm-processor-kwargs '{json.dumps(pixel_limits(family))}'"
+            f"--mm-processor-kwargs '{json.dumps(settings)}'"
         )
     place = next((i for i, (a, b) in enumerate(zip(here, token_ids, strict=False)) if a != b), len(here))
     texts = [family.tokenizer.decode(list(ids[max(0, place - 4) : place + 8])) for ids in (here, token_ids)]
@@ -207,10 +209,24 @@ def require_same_prompt(family: Family, prompt: EncodedPrompt, token_ids: Sequen
     )
 
 
-def pixel_limits(family: Family) -> dict[str, int]:
-    """Return the family's pixel limits by their names in vLLM's --mm-processor-kwargs."""
+def processor_settings(family: Family, *, has_videos: bool) -> dict[str, Any]:
+    """Return vLLM's --mm-processor-kwargs: the family's pixel limits, and that videos are taken as they are."""
     limits = {"min_pixels": family.min_pixels, "max_pixels": family.max_pixels}
-    return {name: value for name, value in limits.items() if value is not None}
+    settings: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+    return settings | ({"videos_kwargs": {"do_resize": False, "do_sample_frames": False}} if has_videos else {})
+
+
+def visual_data(family: Family, images: Sequence[EncodedImage]) -> dict[str, list[Any]]:
+    """Return vLLM's `multi_modal_data`: images, and videos as their frames (frames, y, x, 3) with their times."""
+    data: dict[str, list[Any]] = {}
+    for image in images:
+        if image.plan.fps is None:
+            data.setdefault("image", []).append(picture_image(image.views[0]))
+        else:
+            count, fps = len(image.views), family.told_fps(image.plan)
+            times = {"fps": fps, "total_num_frames": count, "frames_indices": list(range(count))}
+            data.setdefault("video", []).append((torch.stack(image.views).numpy(), times | {"do_sample_frames": False}))
+    return data
 
 
 def add_sampled(builder: TrajectoryBuilder, turn: Completion) -> "Future[TurnReply] | None":

@@ -34,11 +34,13 @@ GRACE_SECONDS = 20.0
 DEFAULT_PORT = 8000
 
 
-def server_arguments(recipe: GrpoRecipe, family: Family, images_per_prompt: int) -> list[str]:
+def server_arguments(recipe: GrpoRecipe, family: Family, visuals: Mapping[str, int]) -> list[str]:
     """Make the command line of a server for the recipe, without its address. Raises EnvironmentProblem if vLLM cannot
     sample for it."""
     require_served(family, "vllm-server")
-    options = engine_options(recipe, family, max(1, images_per_prompt), max(ADAPTERS, recipe.rollout.versions))
+    options = engine_options(recipe, family, visuals, max(ADAPTERS, recipe.rollout.versions))
+    if visuals["video"]:
+        options |= {"trust_request_mm_kwargs": True, "trust_request_chat_template": True}
     if recipe.data.template is not None:
         options["chat_template"] = os.path.abspath(recipe.data.template)
     if _may_adapt_vision(recipe, family):
@@ -71,9 +73,9 @@ def _may_adapt_vision(recipe: GrpoRecipe, family: Family) -> bool:
     return family.name in VISION_ADAPTERS
 
 
-def arguments_here(recipe: GrpoRecipe, family: Family, images_per_prompt: int) -> list[str]:
+def arguments_here(recipe: GrpoRecipe, family: Family, visuals: Mapping[str, int]) -> list[str]:
     """Make the command line of a server on this machine, which may have no GPU."""
-    return [*server_arguments(recipe, family, images_per_prompt), *_flags(scheduling(recipe, family))]
+    return [*server_arguments(recipe, family, visuals), *_flags(scheduling(recipe, family))]
 
 
 def server_environment(key: str) -> dict[str, str]:

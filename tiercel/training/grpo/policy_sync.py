@@ -112,8 +112,8 @@ def _local(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row]) -> Sampler
 def _process(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row]) -> Sampler:
     require_served(trainer.policy.family, recipe.rollout.engine)
     adapts_vision = _adapts_vision(recipe, trainer)
-    images = images_per_completion(recipe, rows)
-    return ProcessSampler(trainer.policy.family, recipe, trainer.ranks, images, adapts_vision=adapts_vision)
+    visuals = visuals_per_completion(recipe, rows)
+    return ProcessSampler(trainer.policy.family, recipe, trainer.ranks, visuals, adapts_vision=adapts_vision)
 
 
 def _server(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row]) -> Sampler:
@@ -130,11 +130,12 @@ def _adapts_vision(recipe: GrpoRecipe, trainer: Trainer) -> bool:
     return True
 
 
-def images_per_completion(recipe: GrpoRecipe, rows: Sequence[Row]) -> int:
-    """Return the largest number of pictures that an engine should expect in a sequence, at least 1."""
-    if recipe.rollout.has_turns:
-        return ANY_NUMBER  # turns bring as many as their tokens leave room for
-    return max((len(row.images) for row in rows), default=0) or 1
+def visuals_per_completion(recipe: GrpoRecipe, rows: Sequence[Row]) -> dict[str, int]:
+    """Return the largest numbers of images, at least 1, and of videos that an engine should expect in a sequence."""
+    images = max((len(row.images) for row in rows), default=0) or 1
+    videos = max((len(row.videos) for row in rows), default=0)
+    # Turns bring as many images as their tokens leave room for.
+    return {"image": ANY_NUMBER if recipe.rollout.has_turns else images, "video": videos}
 
 
 def _has_room(trainer: Trainer) -> bool:
