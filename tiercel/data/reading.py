@@ -4,12 +4,14 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tiercel.config.data import Data, FormatName, HeldOut
 from tiercel.config.row_sources import RowSource, row_source
@@ -20,6 +22,7 @@ from tiercel.data.media.images import open_header
 from tiercel.data.order import RowOrder, chosen, clusters_of
 from tiercel.data.readers import Record, records_of
 from tiercel.data.rows import Purpose, Reading, shortened
+from tiercel.data.stores import MemoryStore, RowView, firsts_of_ids, joined, view_of
 from tiercel.errors import DataError
 from tiercel.regular_files import open_to_append, read_text
 from tiercel.reliability.redaction import redact_values
@@ -37,7 +40,7 @@ class RowTable:
 
     file: str
     format: str
-    rows: tuple[Row, ...]
+    rows: Sequence[Row]
     rejected: tuple[RejectedRow, ...]
     counts: tuple[int, ...]  # usable rows of each file
     weights: tuple[float, ...] = (1.0,)
@@ -61,16 +64,18 @@ class RowTable:
 
     def order(self, seed: int, data: Data) -> RowOrder:
         """Return the order of the rows."""
-        keys = [_beginning(row) for row in self.rows] if data.group_by_prefix else []
-        clusters = clusters_of(keys, data.rows_per_prefix) if data.group_by_prefix else None
+        clusters = None
+        if data.group_by_prefix:
+            clusters = clusters_of(view_of(self.rows).column("beginning"), data.rows_per_prefix)
         return RowOrder(counts=self.counts, weights=self.weights, seed=seed, shuffle=data.shuffle, clusters=clusters)
 
     def identity(self) -> dict[str, Any]:
         """Describe the rows, for JSON: the number of usable rows of each file, a hash of their lines and ids, and a
         hash of what they say. Tables that differ only in the last have equal orders."""
-        places = "\n".join(f"{row.line}:{row.id}" for row in self.rows)
+        rows = view_of(self.rows)
+        places = "\n".join(f"{line}:{id}" for line, id in zip(rows.column("line"), rows.ids(), strict=True))
         said = hashlib.sha256()
-        for row in self.rows:
+        for row in rows:
             said.update(json.dumps(_content(row), default=_type_name, ensure_ascii=False).encode(errors="replace"))
         return {
             "counts": list(self.counts),
@@ -90,15 +95,6 @@ def _type_name(value: Any) -> str:
     return type(value).__name__
 
 
-def _beginning(row: Row) -> Hashable:
-    """Return a key that is equal for rows that begin alike: the system turn and the pictures. A row without pictures
-    has its own key, because all of them together would form one block of the order."""
-    if not row.visuals:
-        return row.id
-    system = row.messages[0].content if row.messages[0].role == "system" else None
-    return system, row.visuals, row.image_roots, row.pixels
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRows:
     """Holds the rows of a recipe."""
@@ -112,9 +108,9 @@ class RunRows:
         return (self.train,) if self.heldout is None else (self.train, self.heldout)
 
     @property
-    def every(self) -> tuple[Row, ...]:
+    def every(self) -> RowView:
         """Return all rows, held-out rows last."""
-        return tuple(row for table in self.tables for row in table.rows)
+        return joined([view_of(table.rows) for table in self.tables])
 
 
 def read_run_rows(config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RunRows:
@@ -149,20 +145,20 @@ def hold_out(table: RowTable, held: HeldOut) -> RunRows:
     given = f"fraction {held.fraction:g}" if held.fraction is not None else f"count {held.count}"
     count = held.count if held.fraction is None else round(held.fraction * len(table.rows))
     assert count is not None  # the recipe was checked for it
-    places = chosen(table.rows, count, "held out")
-    if not places:
-        raise DataError(f"data.eval: {given} of {len(table.rows)} usable training rows is 0 rows; use {{count: 1}}")
+    rows = view_of(table.rows)
+    places = chosen(rows.files, rows.column("line"), rows.ids(), count, "held out")
+    if not len(places):
+        raise DataError(f"data.eval: {given} of {len(rows)} usable training rows is 0 rows; use {{count: 1}}")
     counts = []
     for end, size in zip(accumulate(table.counts), table.counts, strict=True):
-        counts.append(sum(place not in places for place in range(end - size, end)))
+        counts.append(size - int(np.sum((places >= end - size) & (places < end))))
         if not counts[-1]:
             every = f"all {size} usable rows of {table.rows[end - 1].file}"
             raise DataError(f"data.eval: {given} holds out {every}, so none are left for training; hold out fewer")
-    rows = tuple(row for place, row in enumerate(table.rows) if place not in places)
-    heldout = tuple(row for place, row in enumerate(table.rows) if place in places)
+    heldout = rows.subset(places)
     name, own_counts = f"held out of {table.file}", (len(heldout),)
     return RunRows(
-        train=replace(table, rows=rows, counts=tuple(counts)),
+        train=replace(table, rows=rows.subset(np.delete(np.arange(len(rows)), places)), counts=tuple(counts)),
         heldout=RowTable(file=name, format=table.format, rows=heldout, rejected=(), counts=own_counts),
     )
 
@@ -182,7 +178,7 @@ def _all_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) -
     return RowTable(
         file=", ".join(table.file for table in tables),
         format=", ".join(dict.fromkeys(table.format for table in tables)),
-        rows=tuple(row for table in tables for row in table.rows),
+        rows=joined([view_of(table.rows) for table in tables]),
         rejected=tuple(row for table in tables for row in table.rejected),
         counts=tuple(len(table.rows) for table in tables),
         without=tuple(each for table in tables for each in table.without),
@@ -207,27 +203,28 @@ def read_rows(given: str | Path, config: Data, purpose: Purpose, beat: Callable[
     table = _joined([_read_source(part, config, purpose, beat) for part in parts], str(given))
     if source.count is None:
         return table
-    rows, rejected = _part(table.rows, table.rejected, source.count, source.name)
-    return replace(table, rows=tuple(rows), rejected=tuple(rejected), counts=(len(rows),))
+    rows, rejected = _part(view_of(table.rows), table.rejected, source.count, source.name)
+    return replace(table, rows=rows, rejected=tuple(rejected), counts=(len(rows),))
 
 
 def _joined(tables: Sequence[RowTable], name: str) -> RowTable:
     """Join the tables of a pattern's files to one. Ids must differ among them, as within a file."""
-    known: dict[str, Row] = {}
     rejected = [row for table in tables for row in table.rejected]
-    for row in (row for table in tables for row in table.rows):
-        if (other := known.get(row.id)) is None:
-            known[row.id] = row
-            continue
+    rows = joined([view_of(table.rows) for table in tables])
+    known = firsts_of_ids(rows)
+    for number in np.flatnonzero(known != np.arange(len(rows))):
+        row, other = rows[int(number)], rows[int(known[number])]
         reason = f"{shortened(row.id)!r} is already the id of line {other.line} of {other.file}"
         reason += "; where rows share ids, write data.ids: line"
         rejected.append(RejectedRow(id=row.id, file=row.file, line=row.line, field="id", reason=reason))
+    is_kept = known == np.arange(len(rows))
+    rows = rows if is_kept.all() else rows.subset(np.flatnonzero(is_kept))
     return RowTable(
         file=name,
         format=", ".join(dict.fromkeys(table.format for table in tables)),
-        rows=tuple(known.values()),
+        rows=rows,
         rejected=tuple(rejected),
-        counts=(len(known),),
+        counts=(len(rows),),
         without=tuple(each for table in tables for each in table.without),
     )
 
@@ -262,7 +259,8 @@ def _read_source(source: RowSource, config: Data, purpose: Purpose, beat: Callab
                 f"{file}: its rows are referring expressions, which are not questions by themselves; set "
                 'data.prompt, for example to "Where is {prompt}? Answer with its box."'
             )
-        rows, rejected = _parsed(chain(first, records), format, reading, beat)
+        usable, rejected = _parsed(chain(first, records), format, reading, beat)
+        rows = RowView([MemoryStore(file, usable)])
     except OSError as error:
         raise DataError(f"{file}: cannot be read: {error.strerror or error}") from error
     if source.count is not None:
@@ -276,7 +274,7 @@ def _read_source(source: RowSource, config: Data, purpose: Purpose, beat: Callab
     return RowTable(
         file=file,
         format=format,
-        rows=tuple(rows),
+        rows=rows,
         rejected=tuple(rejected),
         counts=counts,
         without=tuple(without.items()),
@@ -297,17 +295,17 @@ def _source(given: str) -> RowSource:
         raise DataError(f"{given}: {error}") from error
 
 
-def _part(
-    rows: Sequence[Row], rejected: Sequence[RejectedRow], count: int, file: str
-) -> tuple[list[Row], list[RejectedRow]]:
+def _part(rows: RowView, rejected: Sequence[RejectedRow], count: int, file: str) -> tuple[RowView, list[RejectedRow]]:
     """Take `count` of a file's rows, usable or not, so that the fraction of rejected rows stays about the same. Raises
     DataError if there are fewer rows."""
-    every: list[Row | RejectedRow] = [*rows, *rejected]
-    if count > len(every):
-        raise DataError(f"{file}#{count}: selects {count} rows, but there are only {len(every)}; use a smaller number")
-    places = chosen(every, count, "part of a file")
-    kept = [row for place, row in enumerate(rows) if place in places]
-    return kept, [row for place, row in enumerate(rejected, start=len(rows)) if place in places]
+    usable, total = len(rows), len(rows) + len(rejected)
+    if count > total:
+        raise DataError(f"{file}#{count}: selects {count} rows, but there are only {total}; use a smaller number")
+    names = {name: place for place, name in enumerate(rows.file_names)}
+    files = np.append(rows.files, np.array([names[row.file] for row in rejected], np.uint16))
+    lines = np.append(rows.column("line"), np.array([row.line for row in rejected], np.uint64))
+    places = chosen(files, lines, chain(rows.ids(), (row.id for row in rejected)), count, "part of a file")
+    return rows.subset(places[places < usable]), [rejected[place - usable] for place in places[places >= usable]]
 
 
 def image_roots(source: RowSource, config: Data) -> ImageRoots:

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from tiercel.config.schema import GrpoRecipe, Recipe
+from tiercel.data.stores import view_of
 from tiercel.environments.dialogues import EnvironmentDialogues
 from tiercel.environments.tools import BUILT_IN, Toolbox, Toolboxes, load_toolboxes
 from tiercel.errors import RecipeError
@@ -135,7 +136,7 @@ def images_per_completion(recipe: GrpoRecipe, rows: Sequence[Row]) -> int:
     """Return the largest number of pictures that an engine should expect in a sequence, at least 1."""
     if recipe.rollout.has_turns:
         return ANY_NUMBER  # turns bring as many as their tokens leave room for
-    return max((len(row.images) for row in rows), default=0) or 1
+    return int(view_of(rows).column("images").max(initial=1))
 
 
 def _has_room(trainer: Trainer) -> bool:
