@@ -3,6 +3,7 @@ reward model, and of a model whose family needs a proof for each checkpoint. Of 
 of their files."""
 
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -70,7 +71,7 @@ def _check(recipe: Recipe, arguments: Namespace, console: Console) -> None:
     for line in rehearse(recipe, family):
         console.print(f"  {line}", markup=False)
     with open_dialogues(recipe, family, console.print) as dialogues:
-        rows = read_run_rows(recipe.data, recipe.purpose)
+        rows = read_run_rows(recipe.data, recipe.purpose, say=partial(console.print, markup=False))
         train = rows.train
         for table in rows.tables:
             require_readable(recipe, table)

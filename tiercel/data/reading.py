@@ -1,12 +1,12 @@
 """Read the rows that a recipe names, for training and held out. Rows that cannot be used are rejected and recorded."""
 
-import hashlib
 import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from hashlib import sha256
 from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,15 @@ import numpy as np
 from tiercel.config.data import Data, FormatName, HeldOut
 from tiercel.config.row_sources import RowSource, row_source
 from tiercel.data.formats.columns import lacking, named, require_columns
-from tiercel.data.formats.registry import default_id, detect_format, expanded, parse_record
+from tiercel.data.formats.registry import detect_format, rows_of
 from tiercel.data.hub import places_of_files
+from tiercel.data.index import IndexedRows, LineFile, cache_folder, indexed, remembered
 from tiercel.data.media.images import open_header
 from tiercel.data.order import RowOrder, chosen, clusters_of
 from tiercel.data.readers import Record, records_of
 from tiercel.data.rows import Purpose, Reading, shortened
-from tiercel.data.stores import MemoryStore, RowView, firsts_of_ids, joined, view_of
+from tiercel.data.spreading import spread
+from tiercel.data.stores import MemoryStore, RowView, joined, repeated_ids, said_of, view_of
 from tiercel.errors import DataError
 from tiercel.regular_files import open_to_append, read_text
 from tiercel.reliability.redaction import redact_values
@@ -30,8 +32,17 @@ from tiercel.types import ImageRoots, RejectedRow, Row
 from tiercel.writing import GO_ON, writing
 
 CONTENT = "content"  # key in an identity: the hash of what the rows say
+MOST_HELD_BYTES = 1 << 25  # of a .jsonl file whose rows are held in memory; a larger one is indexed
 _DETECTION_ROWS = 64
 _REASONS_SHOWN = 5
+_ROWS_AT_ONCE = 8192  # that a process reads; fewer rows are read by one
+
+
+Say = Callable[[str], None]
+
+
+def _say_nothing(text: str) -> None:
+    pass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,30 +80,27 @@ class RowTable:
             clusters = clusters_of(view_of(self.rows).column("beginning"), data.rows_per_prefix)
         return RowOrder(counts=self.counts, weights=self.weights, seed=seed, shuffle=data.shuffle, clusters=clusters)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self, beat: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Describe the rows, for JSON: the number of usable rows of each file, a hash of their lines and ids, and a
         hash of what they say. Tables that differ only in the last have equal orders."""
         rows = view_of(self.rows)
-        places = "\n".join(f"{line}:{id}" for line, id in zip(rows.column("line"), rows.ids(), strict=True))
-        said = hashlib.sha256()
-        for row in rows:
-            said.update(json.dumps(_content(row), default=_type_name, ensure_ascii=False).encode(errors="replace"))
-        return {
-            "counts": list(self.counts),
-            "sha256": hashlib.sha256(places.encode()).hexdigest(),
-            CONTENT: said.hexdigest(),
-        }
+        hashes = remembered(rows, "identity", lambda: _hashes(rows, beat), beat)
+        return {"counts": list(self.counts), **hashes}
 
 
-def _content(row: Row) -> list[Any]:
-    """List what a row says; of its pictures, only the names count."""
-    texts = [[message.content for message in side.messages] for side in row.sides]
-    pictures = [*(image.path for image in row.images), *(video.path for video in row.videos)]
-    return [texts, pictures, row.answer, row.label, list(row.columns.items())]
-
-
-def _type_name(value: Any) -> str:
-    return type(value).__name__
+def _hashes(rows: RowView, beat: Callable[[], None]) -> dict[str, str]:
+    places = sha256(
+        "\n".join(f"{line}:{id}" for line, id in zip(rows.column("line"), rows.ids(), strict=True)).encode()
+    )
+    content = rows.stores[0].said if rows.is_whole and len(rows.stores) == 1 else None
+    if content is None:
+        said = sha256()
+        spans = [slice(start, start + _ROWS_AT_ONCE) for start in range(0, len(rows), _ROWS_AT_ONCE)]
+        for part in spread(lambda span: b"".join(map(said_of, rows[span])), spans):
+            beat()
+            said.update(part)
+        content = said.hexdigest()
+    return {"sha256": places.hexdigest(), CONTENT: content}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,29 +121,35 @@ class RunRows:
         return joined([view_of(table.rows) for table in self.tables])
 
 
-def read_run_rows(config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RunRows:
+def read_run_rows(
+    config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None, say: Say = _say_nothing
+) -> RunRows:
     """Read the training rows and the held-out rows. Raises what `read_rows` raises."""
-    rows = _rows_of_training(config, purpose, beat)
+    rows = _rows_of_training(config, purpose, beat, say)
     if isinstance(config.eval, str):
-        return replace(rows, heldout=read_rows(config.eval, config, purpose, beat))
+        return replace(rows, heldout=read_rows(config.eval, config, purpose, beat, say))
     return rows
 
 
-def read_training_rows(config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RowTable:
+def read_training_rows(
+    config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None, say: Say = _say_nothing
+) -> RowTable:
     """Read the rows of data.train and data.mix, without those that are held out. Raises what `read_rows` raises."""
-    return _rows_of_training(config, purpose, beat).train
+    return _rows_of_training(config, purpose, beat, say).train
 
 
-def read_heldout_rows(config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RowTable | None:
+def read_heldout_rows(
+    config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None, say: Say = _say_nothing
+) -> RowTable | None:
     """Read the rows of data.eval; None if the recipe has none. Raises what `read_rows` raises."""
     if isinstance(config.eval, str):
-        return read_rows(config.eval, config, purpose, beat)
-    return None if config.eval is None else _rows_of_training(config, purpose, beat).heldout
+        return read_rows(config.eval, config, purpose, beat, say)
+    return None if config.eval is None else _rows_of_training(config, purpose, beat, say).heldout
 
 
-def _rows_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) -> RunRows:
+def _rows_of_training(config: Data, purpose: Purpose, beat: Callable[[], None], say: Say) -> RunRows:
     """Read the rows of data.train and data.mix, and hold out those that data.eval takes from them."""
-    table = _all_of_training(config, purpose, beat)
+    table = _all_of_training(config, purpose, beat, say)
     return hold_out(table, config.eval) if isinstance(config.eval, HeldOut) else RunRows(train=table, heldout=None)
 
 
@@ -163,8 +177,8 @@ def hold_out(table: RowTable, held: HeldOut) -> RunRows:
     )
 
 
-def _all_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) -> RowTable:
-    tables = [read_rows(config.train, config, purpose, beat)]
+def _all_of_training(config: Data, purpose: Purpose, beat: Callable[[], None], say: Say) -> RowTable:
+    tables = [read_rows(config.train, config, purpose, beat, say)]
     for more in config.mix:
         own = {
             "format": more.format or config.format,
@@ -172,7 +186,7 @@ def _all_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) -
             "boxes": more.boxes or config.boxes,
             "columns": config.columns if more.columns is None else more.columns,
         }
-        tables.append(read_rows(more.path, config.model_copy(update=own), purpose, beat))
+        tables.append(read_rows(more.path, config.model_copy(update=own), purpose, beat, say))
     if len(tables) == 1:
         return tables[0]
     return RowTable(
@@ -186,7 +200,9 @@ def _all_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) -
     )
 
 
-def read_rows(given: str | Path, config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RowTable:
+def read_rows(
+    given: str | Path, config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None, say: Say = _say_nothing
+) -> RowTable:
     """Read all rows of a file or data set, in its order, or of a pattern's files, in the order of their names; with #N,
     N of them. `beat` is called for each row.
 
@@ -198,9 +214,9 @@ def read_rows(given: str | Path, config: Data, purpose: Purpose, beat: Callable[
     if not source.files:
         raise DataError(f"{source.name}: no file matches this pattern")
     if source.files == (source.path,):
-        return replace(_read_source(source, config, purpose, beat), file=str(given))
+        return replace(_read_source(source, config, purpose, beat, say), file=str(given))
     parts = [replace(source, path=file, count=None) for file in source.files]
-    table = _joined([_read_source(part, config, purpose, beat) for part in parts], str(given))
+    table = _joined([_read_source(part, config, purpose, beat, say) for part in parts], str(given))
     if source.count is None:
         return table
     rows, rejected = _part(view_of(table.rows), table.rejected, source.count, source.name)
@@ -211,14 +227,14 @@ def _joined(tables: Sequence[RowTable], name: str) -> RowTable:
     """Join the tables of a pattern's files to one. Ids must differ among them, as within a file."""
     rejected = [row for table in tables for row in table.rejected]
     rows = joined([view_of(table.rows) for table in tables])
-    known = firsts_of_ids(rows)
-    for number in np.flatnonzero(known != np.arange(len(rows))):
-        row, other = rows[int(number)], rows[int(known[number])]
+    repeated = repeated_ids(rows)
+    for number, first in repeated.items():
+        row, other = rows[number], rows[first]
         reason = f"{shortened(row.id)!r} is already the id of line {other.line} of {other.file}"
         reason += "; where rows share ids, write data.ids: line"
         rejected.append(RejectedRow(id=row.id, file=row.file, line=row.line, field="id", reason=reason))
-    is_kept = known == np.arange(len(rows))
-    rows = rows if is_kept.all() else rows.subset(np.flatnonzero(is_kept))
+    if repeated:
+        rows = rows.subset(np.delete(np.arange(len(rows)), list(repeated)))
     return RowTable(
         file=name,
         format=", ".join(dict.fromkeys(table.format for table in tables)),
@@ -229,7 +245,7 @@ def _joined(tables: Sequence[RowTable], name: str) -> RowTable:
     )
 
 
-def _read_source(source: RowSource, config: Data, purpose: Purpose, beat: Callable[[], None]) -> RowTable:
+def _read_source(source: RowSource, config: Data, purpose: Purpose, beat: Callable[[], None], say: Say) -> RowTable:
     """Read the rows of one file, directory or data set."""
     file = source.name
     roots = image_roots(source, config)
@@ -259,8 +275,12 @@ def _read_source(source: RowSource, config: Data, purpose: Purpose, beat: Callab
                 f"{file}: its rows are referring expressions, which are not questions by themselves; set "
                 'data.prompt, for example to "Where is {prompt}? Answer with its box."'
             )
-        usable, rejected = _parsed(chain(first, records), format, reading, beat)
-        rows = RowView([MemoryStore(file, usable)])
+        found = _indexed(source, format, reading, config, beat, say)
+        if found is None:
+            usable, rejected = _parsed(chain(first, records), format, reading, beat)
+            rows = RowView([MemoryStore(file, usable)])
+        else:
+            rows, rejected, without = RowView([found.store]), list(found.rejected), Counter(dict(found.without))
     except OSError as error:
         raise DataError(f"{file}: cannot be read: {error.strerror or error}") from error
     if source.count is not None:
@@ -279,6 +299,33 @@ def _read_source(source: RowSource, config: Data, purpose: Purpose, beat: Callab
         counts=counts,
         without=tuple(without.items()),
     )
+
+
+def _indexed(
+    source: RowSource, format: FormatName, reading: Reading, config: Data, beat: Callable[[], None], say: Say
+) -> IndexedRows | None:
+    """Open or make the index of a large JSON Lines file. None for a small one and for any other source, whose rows are
+    held in memory, and if the cache cannot be written, which is told."""
+    path = Path(source.path)
+    if source.is_hub or not path.name.lower().endswith(".jsonl") or not path.is_file():
+        return None
+    if path.stat().st_size < MOST_HELD_BYTES:
+        return None
+    lines = LineFile(
+        path=source.path,
+        format=format,
+        columns=config.columns,
+        reading=reading,
+        max_image_pixels=config.max_image_pixels,
+    )
+    try:
+        return indexed(lines, cache_folder(config.cache), beat, say)
+    except OSError as error:
+        say(
+            f"{source.name}: all its rows are held in memory, because its index cannot be written ({error}); name "
+            "another folder as data.cache"
+        )
+        return None
 
 
 def _named(records: Iterable[Record], columns: Mapping[str, str], without: Counter[str]) -> Iterator[Record]:
@@ -414,22 +461,13 @@ def _parsed(
     line_of_id: dict[str, int] = {}
     for record in records:
         beat()
-        default = default_id(reading.file, record.line)
-        refused = partial(RejectedRow, file=reading.file, line=record.line)
-        if record.problem is not None:
-            rejected.append(refused(id=default, field="row", reason=record.problem))
-            continue
-        values = expanded(format, record.value)
-        for number, value in enumerate(values, start=1):
-            name = default if len(values) == 1 else f"{default}#{number}"
-            row = parse_record(value, format=format, line=record.line, reading=reading, default=name)
+        for row in rows_of(record, format, reading):
             if isinstance(row, RejectedRow):
                 rejected.append(row)
             elif row.id in line_of_id:
-                same = line_of_id[row.id]
-                known = f"{shortened(row.id)!r} is already the id of line {same}"
+                known = f"{shortened(row.id)!r} is already the id of line {line_of_id[row.id]}"
                 reason = f"{known}; if rows share ids, set data.ids: line"
-                rejected.append(refused(id=row.id, field="id", reason=reason))
+                rejected.append(RejectedRow(id=row.id, file=row.file, line=row.line, field="id", reason=reason))
             else:
                 line_of_id[row.id] = row.line
                 rows.append(row)

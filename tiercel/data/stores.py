@@ -5,10 +5,12 @@ know of every row before its turn stands in columns of numbers (COLUMNS), so tha
 """
 
 import hashlib
+import json
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, compress
+from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
@@ -17,11 +19,11 @@ from tiercel.errors import DataError
 from tiercel.types import ImageSource, RejectedRow, Row, VideoSource
 
 COLUMNS: dict[str, np.dtype[Any]] = {
-    "line": np.dtype("<u8"),  # counted from 1
+    "line": np.dtype("<u4"),  # counted from 1
     "id": np.dtype("<u8"),  # hash of the id
     "beginning": np.dtype("<u8"),  # hash of the system turn and the pictures; equal for rows that begin alike
-    "images": np.dtype("<u4"),  # number of images
-    "videos": np.dtype("<u4"),  # number of videos
+    "images": np.dtype("<u2"),  # number of images
+    "videos": np.dtype("<u2"),  # number of videos
 }
 
 
@@ -69,6 +71,8 @@ class RowStore(ABC):
 
     file: str
     key: str | None = None  # names the rows and how they were read, if they are kept beyond this process
+    cache: Path | None = None  # the folder of what is kept
+    said: str | None = None  # hash of what all rows say, if it is known
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -178,6 +182,15 @@ class RowView(Sequence[Row]):
         return self._chosen([store.column(name) for store in self.stores], COLUMNS[name])
 
     @property
+    def key(self) -> str | None:
+        """Return a name of the rows if all of them are kept beyond this process."""
+        keys = [store.key for store in self.stores if store.key is not None]
+        if len(keys) < len(self.stores):
+            return None
+        places = b"" if self._places is None else self._places.astype("<u8").tobytes()
+        return hashlib.sha256("\n".join(keys).encode() + b"\n" + places).hexdigest()
+
+    @property
     def file_names(self) -> list[str]:
         """Return the names of the stores' files, sorted."""
         return sorted({store.file for store in self.stores})
@@ -225,7 +238,27 @@ def joined(views: Sequence[RowView]) -> RowView:
     )
 
 
-def firsts_of_ids(rows: RowView) -> np.ndarray:
-    """Return for each row the number of the first row with the same id, int64 (rows,)."""
-    _, firsts, of_row = np.unique(rows.column("id"), return_index=True, return_inverse=True)
-    return firsts[of_row.reshape(-1)]
+def repeated_ids(rows: RowView) -> dict[int, int]:
+    """Return the rows whose id an earlier row has, each with the first such row."""
+    return same_ids(rows.column("id"), lambda number: rows[number].id)
+
+
+def same_ids(hashes: np.ndarray, id_of: Callable[[int], str]) -> dict[int, int]:
+    """Return the numbers of rows whose id an earlier row has, in order, each with that of the first such row. `hashes`
+    are those of the ids, (rows,); `id_of` is asked only about rows of equal hashes."""
+    _, firsts, of_row = np.unique(hashes, return_index=True, return_inverse=True)
+    firsts = firsts[of_row.reshape(-1)]
+    found = np.flatnonzero(firsts != np.arange(len(firsts))).tolist()
+    return {number: int(firsts[number]) for number in found if id_of(number) == id_of(int(firsts[number]))}
+
+
+def said_of(row: Row) -> bytes:
+    """Return what a row says, as JSON; of its pictures, only the names count."""
+    texts = [[message.content for message in side.messages] for side in row.sides]
+    pictures = [*(image.path for image in row.images), *(video.path for video in row.videos)]
+    said = [texts, pictures, row.answer, row.label, list(row.columns.items())]
+    return json.dumps(said, default=_type_name, ensure_ascii=False).encode(errors="replace")
+
+
+def _type_name(value: Any) -> str:
+    return type(value).__name__

@@ -25,7 +25,7 @@ FIRST_ROWS = 32  # a megapixel takes 10 to 25 ms to decode, so with one per row 
 def read_run_rows(recipe: BaseRecipe, run: RunDirectory, say: Callable[[str], None]) -> RunRows:
     """Read the run's rows, and record rejected ones before they can stop the run. Reports how many rows a reward
     applies to if that is not all. Raises DataError if it applies to none."""
-    rows = reading.read_run_rows(recipe.data, recipe.purpose, run.ranks.heartbeat.beat)
+    rows = reading.read_run_rows(recipe.data, recipe.purpose, run.ranks.heartbeat.beat, say)
     for table in rows.tables:
         require_readable(recipe, table)
         if run.ranks.is_first:
