@@ -29,6 +29,7 @@
 # make bench-scaling   step time against group size, prompt length and number of ranks
 # make bench-rollout   tokens a second and step time by engine, cost of a sync; the reward of 150 steps by server
 # make bench-trees    rows of one picture as a prefix tree against prompts shared only, and plain transformers
+# make bench-rows       a million JSONL rows: in memory, first and second start of their index
 # make bench-long-rows  one long row computed by 1, 2 and 4 ranks together: gradient, memory
 # make bench-view      the page on a run of 10,000 steps and 1 GB: first paint, filters, memory of the server
 # make bench-pairs     pairs, and ten questions of one picture, against plain transformers and TRL's DPOTrainer
@@ -55,7 +56,7 @@ TORCHVISION := 0.28.0
 LOWEST_TORCHVISION := 0.26.0
 
 .PHONY: venv environments test-all ci-plan demo demo-pairs demo-zoom demo-real test test-real lint types wheel test-wheel test-catalogue test-quantized test-families test-generic test-lowest test-scale test-view vllm-env test-vllm test-ray site faults \
-	faults-short docs bench-exact bench-learner bench-scaling bench-rollout bench-pairs bench-trees bench-long-rows bench-view bench-peers gpu-proof gpu-null gpu-compile gpu-toy clean
+	faults-short docs bench-exact bench-learner bench-scaling bench-rollout bench-pairs bench-trees bench-rows bench-long-rows bench-view bench-peers gpu-proof gpu-null gpu-compile gpu-toy clean
 
 venv: .venv/.made
 
@@ -272,6 +273,9 @@ bench-pairs: venv .venv-trl/.made
 
 bench-trees: venv
 	.venv/bin/python -m benchmarks.trees
+
+bench-rows: venv
+	.venv/bin/python -m benchmarks.rows
 
 bench-long-rows: venv
 	.venv/bin/python -m benchmarks.long_rows

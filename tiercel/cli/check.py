@@ -72,9 +72,8 @@ def _check(recipe: Recipe, arguments: Namespace, console: Console) -> None:
         console.print(f"  {prove(policy).line}", markup=False)
     for line in rehearse(recipe, family):
         console.print(f"  {line}", markup=False)
-    with ExitStack() as stack:
-        with printed(console.print):
-            dialogues = stack.enter_context(open_dialogues(recipe, family))
+    with printed(console.print), ExitStack() as stack:
+        dialogues = stack.enter_context(open_dialogues(recipe, family))
         rows = read_run_rows(recipe.data, recipe.purpose)
         train = rows.train
         for table in rows.tables:

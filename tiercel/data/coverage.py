@@ -1,10 +1,13 @@
 """Count the rows that each reward of a recipe applies to. A reward that applies to none would have no effect at all."""
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-from tiercel.data.reading import RunRows
+from tiercel.data.index import remembered
+from tiercel.data.reading import RowTable, RunRows
+from tiercel.data.stores import view_of
 from tiercel.errors import DataError
 from tiercel.rewards.base import ANSWER, RewardEntry, TruthReward, column_text, is_meant
 from tiercel.samples import column
@@ -29,13 +32,19 @@ def _applies(reward: RewardEntry, row: Row) -> bool:
 def run_coverage(rewards: Sequence[RewardEntry], rows: RunRows) -> list[str]:
     """Return a line for each reward that does not apply to every row, with the number of rows that it applies to.
     Raises DataError, naming all of them, if some rewards apply to no row that is trained on."""
-    lines = reward_coverage(rewards, rows.train.rows, rows.train.file)
+    lines = _coverage(rewards, rows.train)
     if rows.heldout is not None:  # some of the held-out rows, which were chosen by ids, may lack a task
         try:
-            lines += reward_coverage(rewards, rows.heldout.rows, rows.heldout.file)
+            lines += _coverage(rewards, rows.heldout)
         except DataError as error:
             lines += str(error).splitlines()
     return lines
+
+
+def _coverage(rewards: Sequence[RewardEntry], table: RowTable) -> list[str]:
+    """Return the lines of one table; of rows that are indexed, they are kept."""
+    what = json.dumps(["coverage", table.file, [reward.model_dump(mode="json") for reward in rewards]])
+    return list(remembered(view_of(table.rows), what, lambda: reward_coverage(rewards, table.rows, table.file)))
 
 
 def reward_coverage(rewards: Sequence[RewardEntry], rows: Sequence[Row], file: str) -> list[str]:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
+import numpy as np
+
 from tiercel.config.schema import BaseRecipe, Data, DistillRecipe, GrpoRecipe, OfflineRecipe, RewardRecipe
 from tiercel.data.formats.preferences import wanted_margin
 from tiercel.data.media.images import decode
@@ -12,6 +14,7 @@ from tiercel.data.media.videos import VideoHeader, decode_video, open_video
 from tiercel.data.order import RowOrder
 from tiercel.data.reading import RowTable
 from tiercel.data.rows import fill_prompt
+from tiercel.data.stores import view_of
 from tiercel.errors import DataError, RecipeError
 from tiercel.models.families.base import Family
 from tiercel.models.prompts import encode_conversation, encode_prompt
@@ -127,8 +130,9 @@ def require_readable(recipe: BaseRecipe, table: RowTable) -> None:
             takers.append((f"rollout.engine: {rollout.engine} with turns or branches", "vllm or local"))
         if taught is not None and taught.url is not None:
             takers.append(("a teacher's url: a server", "no url"))
-        with_video = next((row for row in table.rows if row.videos), None)
-        if with_video is not None and takers:
+        with_videos = np.flatnonzero(view_of(table.rows).column("videos")).tolist() if takers else []
+        if with_videos:
+            with_video = table.rows[with_videos[0]]
             found = f"takes only images, but row {with_video.id} of {with_video.file} has a video"
             raise RecipeError(
                 [f"{taker} {found}; use {other}, or list its frames as images" for taker, other in takers]

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from tiercel.data.order import RowOrder, indices_of_step, rank_slice
 from tiercel.data.rows import reject
+from tiercel.data.stores import view_of
 from tiercel.errors import DataError, TiercelError, TrainingError
 from tiercel.processes import signal_name
 from tiercel.types import EncodedPrompt, Example, RejectedRow, Row
@@ -165,10 +166,13 @@ def _receive(process: BaseProcess, results: Connection) -> list[Any]:
 
 
 def _encode_slice(rows: Sequence[Row], encode: Encode, places: Sequence[tuple[int, int]]) -> list[Any]:
-    return [_encode_row(rows[number], encode, index) for index, number in places]
+    view = view_of(rows)
+    return [_encode_row(view.look(number), encode, index) for index, number in places]
 
 
-def _encode_row(row: Row, encode: Encode, index: int) -> Any:
+def _encode_row(row: Row | RejectedRow, encode: Encode, index: int) -> Any:
+    if isinstance(row, RejectedRow):
+        return row
     try:
         return encode(row, index)
     except DataError as error:

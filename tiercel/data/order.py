@@ -11,16 +11,14 @@ RESAMPLED. The number of tries that a step made is not stored either, because ea
 """
 
 import math
-from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
-from typing import Literal, TypeVar
+from itertools import compress
+from typing import Any, Literal, TypeVar
 
 import numpy as np
-
-from tiercel.types import RejectedRow, Row
 
 Item = TypeVar("Item")
 RESAMPLED = 1 << 40
@@ -36,16 +34,23 @@ class Clusters:
     of_row: np.ndarray
 
 
-def clusters_of(keys: Sequence[Hashable], most: int | None = None) -> Clusters:
-    """Put rows with equal keys into the same cluster, or into several that have at most `most` rows each."""
-    numbers: dict[Hashable, int] = {}
-    seen: Counter[Hashable] = Counter()
-    of_row = []
-    for key in keys:
-        part = 0 if most is None else seen[key] // most
-        of_row.append(numbers.setdefault((key, part), len(numbers)))
-        seen[key] += 1
-    return Clusters(np.array(of_row, dtype=np.int64))
+def clusters_of(keys: Sequence[Any] | np.ndarray, most: int | None = None) -> Clusters:
+    """Put rows with equal keys into the same cluster, or into several that have at most `most` rows each. Clusters are
+    numbered by their first rows."""
+    of_row = _by_first(np.asarray(keys))
+    if most is not None and len(of_row):
+        together = np.argsort(of_row, kind="stable")
+        starts = np.searchsorted(of_row[together], of_row[together])
+        turns = np.empty_like(of_row)
+        turns[together] = np.arange(len(of_row)) - starts
+        of_row = _by_first(of_row * (1 + len(of_row)) + turns // most)
+    return Clusters(of_row)
+
+
+def _by_first(keys: np.ndarray) -> np.ndarray:
+    """Number equal keys alike, in the order in which they come first, int64 (rows,)."""
+    _, firsts, of_row = np.unique(keys, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(firsts))[of_row.reshape(-1)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,16 +198,17 @@ def _with_turns(files: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 Use = Literal["part of a file", "held out"]
 
 
-def chosen(rows: Sequence[Row | RejectedRow], count: int, use: Use) -> frozenset[int]:
-    """Return the positions of `count` of the rows. Rows of several files with the same id, and rows of one record (such
-    as several expressions of one box), are chosen together, unless the count is reached between them."""
-    first_ids: dict[tuple[str, int], str] = {}  # id of each record's first row
-    for row in rows:
-        first_ids.setdefault((row.file, row.line), row.id)
-
-    def rank(position: int) -> tuple[bytes, str, int, int]:
-        row = rows[position]
-        digest = sha256(f"{use}\n{first_ids[row.file, row.line]}".encode()).digest()
-        return digest, row.file, row.line, position
-
-    return frozenset(sorted(range(len(rows)), key=rank)[:count])
+def chosen(files: np.ndarray, lines: np.ndarray, ids: Iterable[str], count: int, use: Use) -> np.ndarray:
+    """Return the positions of `count` of the rows, in ascending order. `files` has for each row its file's place in
+    the sorted names. Rows of several files with the same id, and rows of one record (such as several expressions of one
+    box), are chosen together, unless the count is reached between them."""
+    files, lines = np.asarray(files, np.uint64), np.asarray(lines, np.uint64)
+    if not len(lines):
+        return np.empty(0, np.int64)
+    _, firsts, records = np.unique(files << np.uint64(48) | lines, return_index=True, return_inverse=True)
+    is_first = np.zeros(len(lines), dtype=bool)
+    is_first[firsts] = True
+    digests = (sha256(f"{use}\n{id}".encode()).digest()[:16] for id in compress(ids, is_first))
+    halves = np.frombuffer(b"".join(digests), ">u8").reshape(-1, 2)  # those of equal ids alone are equal
+    halves = halves[(np.cumsum(is_first) - 1)[firsts]][records.reshape(-1)]
+    return np.sort(np.lexsort((lines, files, halves[:, 1], halves[:, 0]))[:count])

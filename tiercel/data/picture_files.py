@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 
 from tiercel.data.media.images import resolve
+from tiercel.data.stores import view_of
 from tiercel.errors import DataError
 from tiercel.types import ImageRoots, ImageSource, Row
 
@@ -45,8 +46,9 @@ def digest_of_pictures(rows: Sequence[Row], beat: Callable[[], None] = lambda: N
     """Return a digest of the sizes, beginnings and ends of the pictures of up to MOST_ROWS rows, both in files and
     embedded in rows."""
     found, seen = sha256(), set[tuple[str, ImageRoots]]()
-    count = min(len(rows), MOST_ROWS)
-    for side in (side for number in range(count) for side in rows[number * len(rows) // count].sides):
+    count, view = min(len(rows), MOST_ROWS), view_of(rows)
+    read = (view.look(number * len(rows) // count) for number in range(count))
+    for side in (side for row in read if isinstance(row, Row) for side in row.sides):
         beat()
         for data in (picture.data for picture in _pictures(side) if picture.data is not None):
             found.update(f"{len(data)} ".encode() + data[:_PIECE] + data[-_PIECE:])

@@ -90,9 +90,15 @@ def _json_lines(stream: Iterable[bytes], file: Path) -> Iterator[Record]:
     for line, data in enumerate(stream, start=1):
         if line == 1:
             _refuse_utf16(data, file)
-            data = data.removeprefix(b"\xef\xbb\xbf")
-        if data.strip():
-            yield _record(data, line)
+        if (record := record_of_line(data, line)) is not None:
+            yield record
+
+
+def record_of_line(data: bytes, line: int) -> Record | None:
+    """Read a line of a JSON Lines file; None if it is blank."""
+    if line == 1:
+        data = data.removeprefix(b"\xef\xbb\xbf")
+    return _record(data, line) if data.strip() else None
 
 
 def _expanding(stream: io.BufferedIOBase, file: Path) -> Iterator[bytes]:

@@ -1,34 +1,42 @@
 """Read the rows that a recipe names, for training and held out. Rows that cannot be used are rejected and recorded."""
 
-import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from hashlib import sha256
 from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tiercel.config.data import Data, FormatName, HeldOut
 from tiercel.config.row_sources import RowSource, row_source
 from tiercel.data.formats.columns import lacking, named, require_columns
-from tiercel.data.formats.registry import default_id, detect_format, expanded, parse_record
+from tiercel.data.formats.registry import detect_format, rows_of
 from tiercel.data.hub import places_of_files
+from tiercel.data.index import IndexedRows, LineFile, cache_folder, indexed, remembered
 from tiercel.data.media.images import open_header
 from tiercel.data.order import RowOrder, chosen, clusters_of
 from tiercel.data.readers import Record, records_of
 from tiercel.data.rows import Purpose, Reading, shortened
+from tiercel.data.spreading import spread
+from tiercel.data.stores import MemoryStore, RowView, joined, repeated_ids, said_of, view_of
 from tiercel.errors import DataError
+from tiercel.log import logger
 from tiercel.regular_files import open_to_append, read_text
 from tiercel.reliability.redaction import redact_values
 from tiercel.types import ImageRoots, RejectedRow, Row
 from tiercel.writing import GO_ON, writing
 
 CONTENT = "content"  # key in an identity: the hash of what the rows say
+MOST_HELD_BYTES = 1 << 25  # of a .jsonl file whose rows are held in memory; a larger one is indexed
 _DETECTION_ROWS = 64
 _REASONS_SHOWN = 5
+_ROWS_AT_ONCE = 8192  # that a process reads; fewer rows are read by one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +45,7 @@ class RowTable:
 
     file: str
     format: str
-    rows: tuple[Row, ...]
+    rows: Sequence[Row]
     rejected: tuple[RejectedRow, ...]
     counts: tuple[int, ...]  # usable rows of each file
     weights: tuple[float, ...] = (1.0,)
@@ -61,42 +69,32 @@ class RowTable:
 
     def order(self, seed: int, data: Data) -> RowOrder:
         """Return the order of the rows."""
-        keys = [_beginning(row) for row in self.rows] if data.group_by_prefix else []
-        clusters = clusters_of(keys, data.rows_per_prefix) if data.group_by_prefix else None
+        clusters = None
+        if data.group_by_prefix:
+            clusters = clusters_of(view_of(self.rows).column("beginning"), data.rows_per_prefix)
         return RowOrder(counts=self.counts, weights=self.weights, seed=seed, shuffle=data.shuffle, clusters=clusters)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self, beat: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Describe the rows, for JSON: the number of usable rows of each file, a hash of their lines and ids, and a
         hash of what they say. Tables that differ only in the last have equal orders."""
-        places = "\n".join(f"{row.line}:{row.id}" for row in self.rows)
-        said = hashlib.sha256()
-        for row in self.rows:
-            said.update(json.dumps(_content(row), default=_type_name, ensure_ascii=False).encode(errors="replace"))
-        return {
-            "counts": list(self.counts),
-            "sha256": hashlib.sha256(places.encode()).hexdigest(),
-            CONTENT: said.hexdigest(),
-        }
+        rows = view_of(self.rows)
+        hashes = remembered(rows, "identity", lambda: _hashes(rows, beat), beat)
+        return {"counts": list(self.counts), **hashes}
 
 
-def _content(row: Row) -> list[Any]:
-    """List what a row says; of its pictures, only the names count."""
-    texts = [[message.content for message in side.messages] for side in row.sides]
-    pictures = [*(image.path for image in row.images), *(video.path for video in row.videos)]
-    return [texts, pictures, row.answer, row.label, list(row.columns.items())]
-
-
-def _type_name(value: Any) -> str:
-    return type(value).__name__
-
-
-def _beginning(row: Row) -> Hashable:
-    """Return a key that is equal for rows that begin alike: the system turn and the pictures. A row without pictures
-    has its own key, because all of them together would form one block of the order."""
-    if not row.visuals:
-        return row.id
-    system = row.messages[0].content if row.messages[0].role == "system" else None
-    return system, row.visuals, row.image_roots, row.pixels
+def _hashes(rows: RowView, beat: Callable[[], None]) -> dict[str, str]:
+    places = sha256(
+        "\n".join(f"{line}:{id}" for line, id in zip(rows.column("line"), rows.ids(), strict=True)).encode()
+    )
+    content = rows.stores[0].said if rows.is_whole and len(rows.stores) == 1 else None
+    if content is None:
+        said = sha256()
+        spans = [slice(start, start + _ROWS_AT_ONCE) for start in range(0, len(rows), _ROWS_AT_ONCE)]
+        for part in spread(lambda span: b"".join(map(said_of, rows[span])), spans):
+            beat()
+            said.update(part)
+        content = said.hexdigest()
+    return {"sha256": places.hexdigest(), CONTENT: content}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,9 +110,9 @@ class RunRows:
         return (self.train,) if self.heldout is None else (self.train, self.heldout)
 
     @property
-    def every(self) -> tuple[Row, ...]:
+    def every(self) -> RowView:
         """Return all rows, held-out rows last."""
-        return tuple(row for table in self.tables for row in table.rows)
+        return joined([view_of(table.rows) for table in self.tables])
 
 
 def read_run_rows(config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RunRows:
@@ -149,20 +147,20 @@ def hold_out(table: RowTable, held: HeldOut) -> RunRows:
     given = f"fraction {held.fraction:g}" if held.fraction is not None else f"count {held.count}"
     count = held.count if held.fraction is None else round(held.fraction * len(table.rows))
     assert count is not None  # the recipe was checked for it
-    places = chosen(table.rows, count, "held out")
-    if not places:
-        raise DataError(f"data.eval: {given} of {len(table.rows)} usable training rows is 0 rows; use {{count: 1}}")
+    rows = view_of(table.rows)
+    places = chosen(rows.files, rows.column("line"), rows.ids(), count, "held out")
+    if not len(places):
+        raise DataError(f"data.eval: {given} of {len(rows)} usable training rows is 0 rows; use {{count: 1}}")
     counts = []
     for end, size in zip(accumulate(table.counts), table.counts, strict=True):
-        counts.append(sum(place not in places for place in range(end - size, end)))
+        counts.append(size - int(np.sum((places >= end - size) & (places < end))))
         if not counts[-1]:
             every = f"all {size} usable rows of {table.rows[end - 1].file}"
             raise DataError(f"data.eval: {given} holds out {every}, so none are left for training; hold out fewer")
-    rows = tuple(row for place, row in enumerate(table.rows) if place not in places)
-    heldout = tuple(row for place, row in enumerate(table.rows) if place in places)
+    heldout = rows.subset(places)
     name, own_counts = f"held out of {table.file}", (len(heldout),)
     return RunRows(
-        train=replace(table, rows=rows, counts=tuple(counts)),
+        train=replace(table, rows=rows.subset(np.delete(np.arange(len(rows)), places)), counts=tuple(counts)),
         heldout=RowTable(file=name, format=table.format, rows=heldout, rejected=(), counts=own_counts),
     )
 
@@ -182,7 +180,7 @@ def _all_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) -
     return RowTable(
         file=", ".join(table.file for table in tables),
         format=", ".join(dict.fromkeys(table.format for table in tables)),
-        rows=tuple(row for table in tables for row in table.rows),
+        rows=joined([view_of(table.rows) for table in tables]),
         rejected=tuple(row for table in tables for row in table.rejected),
         counts=tuple(len(table.rows) for table in tables),
         without=tuple(each for table in tables for each in table.without),
@@ -207,27 +205,28 @@ def read_rows(given: str | Path, config: Data, purpose: Purpose, beat: Callable[
     table = _joined([_read_source(part, config, purpose, beat) for part in parts], str(given))
     if source.count is None:
         return table
-    rows, rejected = _part(table.rows, table.rejected, source.count, source.name)
-    return replace(table, rows=tuple(rows), rejected=tuple(rejected), counts=(len(rows),))
+    rows, rejected = _part(view_of(table.rows), table.rejected, source.count, source.name)
+    return replace(table, rows=rows, rejected=tuple(rejected), counts=(len(rows),))
 
 
 def _joined(tables: Sequence[RowTable], name: str) -> RowTable:
     """Join the tables of a pattern's files to one. Ids must differ among them, as within a file."""
-    known: dict[str, Row] = {}
     rejected = [row for table in tables for row in table.rejected]
-    for row in (row for table in tables for row in table.rows):
-        if (other := known.get(row.id)) is None:
-            known[row.id] = row
-            continue
+    rows = joined([view_of(table.rows) for table in tables])
+    repeated = repeated_ids(rows)
+    for number, first in repeated.items():
+        row, other = rows[number], rows[first]
         reason = f"{shortened(row.id)!r} is already the id of line {other.line} of {other.file}"
         reason += "; where rows share ids, write data.ids: line"
         rejected.append(RejectedRow(id=row.id, file=row.file, line=row.line, field="id", reason=reason))
+    if repeated:
+        rows = rows.subset(np.delete(np.arange(len(rows)), list(repeated)))
     return RowTable(
         file=name,
         format=", ".join(dict.fromkeys(table.format for table in tables)),
-        rows=tuple(known.values()),
+        rows=rows,
         rejected=tuple(rejected),
-        counts=(len(known),),
+        counts=(len(rows),),
         without=tuple(each for table in tables for each in table.without),
     )
 
@@ -262,7 +261,12 @@ def _read_source(source: RowSource, config: Data, purpose: Purpose, beat: Callab
                 f"{file}: its rows are referring expressions, which are not questions by themselves; set "
                 'data.prompt, for example to "Where is {prompt}? Answer with its box."'
             )
-        rows, rejected = _parsed(chain(first, records), format, reading, beat)
+        found = _indexed(source, format, reading, config, beat)
+        if found is None:
+            usable, rejected = _parsed(chain(first, records), format, reading, beat)
+            rows = RowView([MemoryStore(file, usable)])
+        else:
+            rows, rejected, without = RowView([found.store]), list(found.rejected), Counter(dict(found.without))
     except OSError as error:
         raise DataError(f"{file}: cannot be read: {error.strerror or error}") from error
     if source.count is not None:
@@ -276,11 +280,38 @@ def _read_source(source: RowSource, config: Data, purpose: Purpose, beat: Callab
     return RowTable(
         file=file,
         format=format,
-        rows=tuple(rows),
+        rows=rows,
         rejected=tuple(rejected),
         counts=counts,
         without=tuple(without.items()),
     )
+
+
+def _indexed(
+    source: RowSource, format: FormatName, reading: Reading, config: Data, beat: Callable[[], None]
+) -> IndexedRows | None:
+    """Open or make the index of a large JSON Lines file. None for a small one and for any other source, whose rows are
+    held in memory, and if the cache cannot be written, which is told."""
+    path = Path(source.path)
+    if source.is_hub or not path.name.lower().endswith(".jsonl") or not path.is_file():
+        return None
+    if path.stat().st_size < MOST_HELD_BYTES:
+        return None
+    lines = LineFile(
+        path=source.path,
+        format=format,
+        columns=config.columns,
+        reading=reading,
+        max_image_pixels=config.max_image_pixels,
+    )
+    try:
+        return indexed(lines, cache_folder(config.cache), beat)
+    except OSError as error:
+        logger.warning(
+            f"{source.name}: all its rows are held in memory, because its index cannot be written ({error}); name "
+            "another folder as data.cache"
+        )
+        return None
 
 
 def _named(records: Iterable[Record], columns: Mapping[str, str], without: Counter[str]) -> Iterator[Record]:
@@ -297,17 +328,17 @@ def _source(given: str) -> RowSource:
         raise DataError(f"{given}: {error}") from error
 
 
-def _part(
-    rows: Sequence[Row], rejected: Sequence[RejectedRow], count: int, file: str
-) -> tuple[list[Row], list[RejectedRow]]:
+def _part(rows: RowView, rejected: Sequence[RejectedRow], count: int, file: str) -> tuple[RowView, list[RejectedRow]]:
     """Take `count` of a file's rows, usable or not, so that the fraction of rejected rows stays about the same. Raises
     DataError if there are fewer rows."""
-    every: list[Row | RejectedRow] = [*rows, *rejected]
-    if count > len(every):
-        raise DataError(f"{file}#{count}: selects {count} rows, but there are only {len(every)}; use a smaller number")
-    places = chosen(every, count, "part of a file")
-    kept = [row for place, row in enumerate(rows) if place in places]
-    return kept, [row for place, row in enumerate(rejected, start=len(rows)) if place in places]
+    usable, total = len(rows), len(rows) + len(rejected)
+    if count > total:
+        raise DataError(f"{file}#{count}: selects {count} rows, but there are only {total}; use a smaller number")
+    names = {name: place for place, name in enumerate(rows.file_names)}
+    files = np.append(rows.files, np.array([names[row.file] for row in rejected], np.uint16))
+    lines = np.append(rows.column("line"), np.array([row.line for row in rejected], np.uint64))
+    places = chosen(files, lines, chain(rows.ids(), (row.id for row in rejected)), count, "part of a file")
+    return rows.subset(places[places < usable]), [rejected[place - usable] for place in places[places >= usable]]
 
 
 def image_roots(source: RowSource, config: Data) -> ImageRoots:
@@ -416,22 +447,13 @@ def _parsed(
     line_of_id: dict[str, int] = {}
     for record in records:
         beat()
-        default = default_id(reading.file, record.line)
-        refused = partial(RejectedRow, file=reading.file, line=record.line)
-        if record.problem is not None:
-            rejected.append(refused(id=default, field="row", reason=record.problem))
-            continue
-        values = expanded(format, record.value)
-        for number, value in enumerate(values, start=1):
-            name = default if len(values) == 1 else f"{default}#{number}"
-            row = parse_record(value, format=format, line=record.line, reading=reading, default=name)
+        for row in rows_of(record, format, reading):
             if isinstance(row, RejectedRow):
                 rejected.append(row)
             elif row.id in line_of_id:
-                same = line_of_id[row.id]
-                known = f"{shortened(row.id)!r} is already the id of line {same}"
+                known = f"{shortened(row.id)!r} is already the id of line {line_of_id[row.id]}"
                 reason = f"{known}; if rows share ids, set data.ids: line"
-                rejected.append(refused(id=row.id, field="id", reason=reason))
+                rejected.append(RejectedRow(id=row.id, file=row.file, line=row.line, field="id", reason=reason))
             else:
                 line_of_id[row.id] = row.line
                 rows.append(row)

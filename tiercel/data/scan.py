@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import TypeAlias
 
 from tiercel.config.schema import Data
 from tiercel.data.media.images import ImageProblem, decode, open_header
 from tiercel.data.reading import RowTable
 from tiercel.data.rows import reject
+from tiercel.data.stores import view_of
 from tiercel.errors import DataError
 from tiercel.types import ImageRoots, ImageSource, RejectedRow, Row, Size
 
@@ -55,9 +55,12 @@ def scan(
     rows_by_length: Counter[int] = Counter()
     longest: tuple[int, str | None] = (-1, None)
     known: dict[_Place, Size | ImageProblem] = {}
-    done, remaining = 0, iter(table.rows)
+    rows = view_of(table.rows)
     with ThreadPoolExecutor(_THREADS) as threads:
-        while block := list(islice(remaining, _BLOCK_ROWS)):
+        for done in range(0, len(rows), _BLOCK_ROWS):
+            found = [rows.look(number) for number in range(done, min(done + _BLOCK_ROWS, len(rows)))]
+            rejected += [row for row in found if isinstance(row, RejectedRow)]
+            block = [row for row in found if isinstance(row, Row)]
             sizes = _sizes(block, known, partial(_size, measure, config.max_image_pixels), threads)
             known.update({place: size for place, size in sizes.items() if place[1].data is None})
             for row in block:
@@ -70,9 +73,8 @@ def scan(
                 rows_by_length[length] += 1
                 if length > longest[0]:
                     longest = (length, row.id)
-            done += len(block)
             if progress is not None:
-                progress(done, len(table.rows))
+                progress(done + len(found), len(rows))
     return ScanReport(
         file=table.file,
         total=table.total,
@@ -94,7 +96,7 @@ def undecodable(rows: Sequence[Row], config: Data) -> list[RejectedRow]:
     """Return a RejectedRow for each row with an image that cannot be decoded."""
     with ThreadPoolExecutor(_THREADS) as threads:
         sizes = _sizes(rows, {}, partial(_size, decoded_size, config.max_image_pixels), threads)
-    found = []
+    found: list[RejectedRow] = []
     for row in rows:
         problems = (sizes[row.image_roots, image] for side in row.sides for image in side.images)
         problem = next((problem for problem in problems if isinstance(problem, ImageProblem)), None)

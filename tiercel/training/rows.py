@@ -11,11 +11,13 @@ from tiercel.data.encoding import require_readable
 from tiercel.data.order import rank_slice
 from tiercel.data.reading import CONTENT, RowTable, RunRows, require_few_bad, write_bad_rows
 from tiercel.data.scan import undecodable
+from tiercel.data.stores import view_of
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import DataError
 from tiercel.log import logger
 from tiercel.runs.checkpoints import FoundCheckpoint
 from tiercel.runs.directory import RunDirectory
+from tiercel.types import RejectedRow, Row
 
 ROWS = "rows"  # in a checkpoint's state: the identity of the rows that the run goes through in order
 FIRST_ROWS = 32  # a megapixel takes 10 to 25 ms to decode, so with one per row this is half a second on one core
@@ -82,8 +84,10 @@ def try_first_rows(recipe: BaseRecipe, table: RowTable, run: RunDirectory, step:
     order = table.order(recipe.train.seed, recipe.data)
     start = step * recipe.optim.prompts_per_step
     numbers = list(dict.fromkeys(order.row(index) for index in range(start, start + FIRST_ROWS)))
-    rows = [table.rows[number] for number in rank_slice(numbers, ranks.rank, ranks.world_size)]
-    broken = [row for each in ranks.gather(undecodable(rows, recipe.data)) for row in each]
+    found = [view_of(table.rows).look(number) for number in rank_slice(numbers, ranks.rank, ranks.world_size)]
+    lost = [row for row in found if isinstance(row, RejectedRow)]
+    undecoded = undecodable([row for row in found if isinstance(row, Row)], recipe.data)
+    broken = [row for each in ranks.gather([*lost, *undecoded]) for row in each]
     if not broken:
         return
     ranks.on_first(lambda: write_bad_rows(broken, run.bad_rows_file))

@@ -26,7 +26,7 @@ def content_of(recipe: BaseRecipe, rows: RunRows, beat: Callable[[], None]) -> d
     found: dict[str, Any] = {"models": {}, "pictures": pictures, "rows": {}}
     if rows.heldout is not None:
         pictures["data.eval"] = digest_of_pictures(rows.heldout.rows, beat)
-        found["rows"]["data.eval"] = rows.heldout.identity()
+        found["rows"]["data.eval"] = rows.heldout.identity(beat)
     for key, source in {"model": recipe.model, **models_beside(recipe)}.items():
         if isdir(expanduser(source.path)):
             continue  # env.json has a digest of it

@@ -175,7 +175,7 @@ def open_session(recipe: BaseRecipe, run: RunDirectory) -> Iterator[Session]:
             logger.warning(line)
         with waiting(f"reading the rows of {recipe.data.train}"):
             read = ranks.together(lambda: read_run_rows(recipe, run))
-        rows = read.train.identity()
+        rows = read.train.identity(ranks.heartbeat.beat)
         require_same_rows(ranks, rows)
         length = run_length(recipe, len(read.train.rows))
         require_steps_to_profile(recipe.train.profile, length.steps)

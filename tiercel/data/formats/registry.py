@@ -25,6 +25,7 @@ from tiercel.data.formats.converters import (
 )
 from tiercel.data.formats.preferences import SIDES, label_of, pair_in_text, without
 from tiercel.data.media.embedded import has_image_parts
+from tiercel.data.readers import Record
 from tiercel.data.rows import (
     BOX_MARK,
     REFERENCE_MARK,
@@ -159,6 +160,18 @@ def expanded(format: FormatName, record: Mapping[str, Any]) -> list[Mapping[str,
         id = {"id": f"{record['id']}#{number + 1}"} if given(record, "id") else {}
         records.append({**rest, **id, "expression": text})
     return records
+
+
+def rows_of(record: Record, format: FormatName, reading: Reading) -> list[Row | RejectedRow]:
+    """Convert a record to its rows: one, or for a refcoco record one for each expression."""
+    default = default_id(reading.file, record.line)
+    if record.problem is not None:
+        reason = record.problem
+        return [RejectedRow(id=default, file=reading.file, line=record.line, field="row", reason=reason)]
+    values = expanded(format, record.value)
+    names = [default] if len(values) == 1 else [f"{default}#{number}" for number in range(1, len(values) + 1)]
+    parse = partial(parse_record, format=format, line=record.line, reading=reading)
+    return [parse(value, default=name) for value, name in zip(values, names, strict=True)]
 
 
 def parse_record(

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from tiercel.config.schema import GrpoRecipe, Recipe
+from tiercel.data.stores import view_of
 from tiercel.environments.dialogues import EnvironmentDialogues
 from tiercel.environments.tools import BUILT_IN, Toolbox, Toolboxes, load_toolboxes
 from tiercel.errors import RecipeError
@@ -132,8 +133,8 @@ def _adapts_vision(recipe: GrpoRecipe, trainer: Trainer) -> bool:
 
 def visuals_per_completion(recipe: GrpoRecipe, rows: Sequence[Row]) -> dict[str, int]:
     """Return the largest numbers of images, at least 1, and of videos that an engine should expect in a sequence."""
-    images = max((len(row.images) for row in rows), default=0) or 1
-    videos = max((len(row.videos) for row in rows), default=0)
+    view = view_of(rows)
+    images, videos = (int(view.column(name).max(initial=least)) for name, least in (("images", 1), ("videos", 0)))
     # Turns bring as many images as their tokens leave room for.
     return {"image": ANY_NUMBER if recipe.rollout.has_turns else images, "video": videos}
 

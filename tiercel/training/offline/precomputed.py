@@ -87,11 +87,13 @@ def _identity(recipe: OfflineRecipe, tables: Mapping[str, RowTable], beat: Calla
         adapter = Path(recipe.lora.init).iterdir()  # with the parts trained whole next to it
         for file in sorted(each for each in adapter if each.suffix in (".json", ".safetensors")):
             digest.update(file_sha256(file).encode())
-    rows = [row for table in tables.values() for row in table.rows]
-    for row in rows:
+    pictures: dict[tuple[str, ImageRoots], None] = {}
+    for row in (row for table in tables.values() for row in table.rows):
+        beat()
         for side in row.sides:
             digest.update(repr(replace(side, rejected=None, file="", image_roots=ImageRoots())).encode())
-    for path, roots in dict.fromkeys(file for row in rows for side in row.sides for file in files_of(side)):
+            pictures.update(dict.fromkeys(files_of(side)))
+    for path, roots in pictures:
         beat()
         digest.update(beginning(path, roots))
     return digest.hexdigest()

@@ -1,0 +1,204 @@
+"""The index of a large file gives the same rows, choices, orders and rejections as rows in memory, and is made again if
+it does not fit."""
+
+import copy
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tiercel.config.data import Data, HeldOut
+from tiercel.data import reading
+from tiercel.data.index import version
+from tiercel.data.reading import read_rows, read_run_rows
+from tiercel.data.stores import UnusableRow
+from tiercel.errors import DataError
+
+
+def random_lines(draw, count):
+    """Lines of rows, some blank, broken, repeated or of two expressions."""
+    for number in range(count):
+        match draw.randrange(12):
+            case 0:
+                yield draw.choice(["", "   ", "{broken", "[1]", '{"id": 1, "id": 2}', "\u2028x", '"text"'])
+            case 1:
+                yield json.dumps({"bbox": [1, 1, 4, 4], "image": "a.png", "sentences": ["left", "right é"]})
+            case _:
+                id = {"id": f"row-{draw.randrange(2 * count)}"} if draw.random() < 0.8 else {}
+                box = draw.choice([[1, 1, 4, 4], [5, 5, 30, 2]])
+                text = draw.choice(["cup", "dog\u0085 ü", "x" * draw.randrange(1, 300)])
+                yield json.dumps(
+                    {**id, "bbox": box, "image": "a.png", "expression": text}, ensure_ascii=number % 2 == 0
+                )
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with a picture, in which files of any size are indexed, in parts of 2,000 bytes."""
+    monkeypatch.setattr("tiercel.data.index._CHUNK", 2000)
+    Image.new("RGB", (16, 16)).save(tmp_path / "a.png")
+    return tmp_path
+
+
+def config(place, train, **keys):
+    keys = {"prompt": "Where is {prompt}?", "max_bad_fraction": 1.0, "cache": str(place / "cache"), **keys}
+    return Data(train=str(train), **keys)
+
+
+def both(monkeypatch, data, purpose="grpo"):
+    """The rows in memory and by the index."""
+    monkeypatch.setattr(reading, "MOST_HELD_BYTES", 1 << 40)
+    held = read_run_rows(data, purpose)
+    monkeypatch.setattr(reading, "MOST_HELD_BYTES", 0)
+    return held, read_run_rows(data, purpose)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_orders_splits_and_rejections_equal_those_in_memory(place, monkeypatch, seed):
+    draw = random.Random(seed)
+    for part in range(2):
+        text = "\n".join(random_lines(draw, 60)) + ("\n" if seed % 2 else "")
+        (place / f"part-{part}.jsonl").write_bytes(b"\xef\xbb\xbf" * (seed % 3 == 0) + text.encode())
+    train = [f"{place}/part-0.jsonl", f"{place}/part-*.jsonl", f"{place}/part-0.jsonl#31", f"{place}/part-*.jsonl#50"][
+        seed % 4
+    ]
+    mix = ({"path": f"{place}/part-1.jsonl#20", "weight": 0.5},) if seed % 2 else ()
+    keys = {"group_by_prefix": True} if not mix else {}
+    data = config(place, train, mix=mix, eval=HeldOut(count=7), columns={"caption": "expression"} if seed == 3 else {})
+    for _ in range(2):  # the second time from the index that is there
+        held, found = both(monkeypatch, data.model_copy(update=keys), "sft" if seed in (1, 2) else "grpo")
+        for one, other in zip(held.tables, found.tables, strict=True):
+            assert (one.rejected, one.counts, one.without, one.format) == (
+                other.rejected,
+                other.counts,
+                other.without,
+                other.format,
+            )
+            assert list(one.rows) == list(other.rows) and one.identity() == other.identity()
+            orders = [each.order(3, data.model_copy(update=keys)) for each in (one, other)]
+            assert [orders[0].row(index) for index in range(150)] == [orders[1].row(index) for index in range(150)]
+        assert list(held.every.ids()) == list(found.every.ids())
+
+
+def write(file, ids):
+    row = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}
+    file.write_text("".join(json.dumps({"id": id, **row}) + "\n" for id in ids))
+
+
+def read(place, monkeypatch):
+    monkeypatch.setattr(reading, "MOST_HELD_BYTES", 0)
+    data = config(place, place / "rows.jsonl")
+    return read_rows(data.train, data.model_copy(update={"prompt": None}), "sft")
+
+
+def test_an_index_is_made_once_and_a_file_that_changed_is_named(place, monkeypatch, caplog):
+    write(place / "rows.jsonl", "abc")
+    read(place, monkeypatch)
+    (head,) = place.glob("cache/rows/*/index.json")
+    made = head.stat().st_mtime_ns
+    read(place, monkeypatch)
+    assert head.stat().st_mtime_ns == made and caplog.messages == []
+    write(place / "rows.jsonl", "xyz")
+    assert [row.id for row in read(place, monkeypatch).rows] == ["x", "y", "z"]
+    assert len(caplog.messages) == 1 and "has changed" in caplog.text and str(place / "rows.jsonl") in caplog.text
+
+
+def break_head(folder):
+    (folder / "index.json").write_text("{")
+
+
+def break_column(folder):
+    data = bytearray((folder / "offset.bin").read_bytes())
+    data[3] ^= 1
+    (folder / "offset.bin").write_bytes(data)
+
+
+def cut_column(folder):
+    os.truncate(folder / "line.bin", 5)
+
+
+def lose_column(folder):
+    (folder / "ids.bin").unlink()
+
+
+def age(folder):
+    head = json.loads((folder / "index.json").read_text())
+    (folder / "index.json").write_text(json.dumps({**head, "version": "old"}))
+
+
+@pytest.mark.parametrize("harm", [break_head, break_column, cut_column, lose_column, age])
+def test_an_index_that_is_damaged_or_of_another_version_is_made_again(place, monkeypatch, caplog, harm):
+    write(place / "rows.jsonl", "abc")
+    read(place, monkeypatch)
+    (folder,) = (file.parent for file in place.glob("cache/rows/*/index.json"))
+    harm(folder)
+    assert [row.id for row in read(place, monkeypatch).rows] == ["a", "b", "c"]
+    assert len(caplog.messages) == 1 and "made again" in caplog.text
+    assert json.loads((folder / "index.json").read_text())["version"] == version()
+
+
+def test_a_picture_that_came_back_makes_its_row_usable_again(place, monkeypatch):
+    ask = {"boxes": [[0.1, 0.1, 0.5, 0.5]], "messages": [{"role": "user", "content": "<image>What is at <bbox>?"}]}
+    rows = [{"id": id, "images": [f"{id}.png"], **ask} for id in "cd"]
+    (place / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    Image.new("RGB", (16, 16)).save(place / "d.png")
+    monkeypatch.setattr(reading, "MOST_HELD_BYTES", 0)
+    data = config(place, place / "rows.jsonl", boxes="unit", prompt=None)
+    assert [row.id for row in read_rows(data.train, data, "grpo").rows] == ["d"]
+    Image.new("RGB", (16, 16)).save(place / "c.png")
+    table = read_rows(data.train, data, "grpo")
+    assert [row.id for row in table.rows] == ["c", "d"]
+    (place / "d.png").unlink()
+    with pytest.raises(UnusableRow):
+        table.rows[1]
+
+
+def test_a_file_that_changes_while_it_is_used_ends_the_run(place, monkeypatch):
+    write(place / "rows.jsonl", "abc")
+    table = read(place, monkeypatch)
+    assert copy.deepcopy(table.rows[:2])[1].id == "b"  # reduced as for loader workers that are not forked
+    with (place / "rows.jsonl").open("a") as stream:
+        stream.write("\n")
+    with pytest.raises(DataError, match="has changed"):
+        table.rows[0]
+
+
+def test_a_cache_that_cannot_be_written_is_told_and_the_rows_are_held_in_memory(place, monkeypatch, caplog):
+    write(place / "rows.jsonl", "abc")
+    (place / "cache").write_text("a file")
+    assert len(read(place, monkeypatch).rows) == 3
+    assert len(caplog.messages) == 1 and "data.cache" in caplog.text
+
+
+CHILD = """
+import sys
+from tiercel.config.data import Data
+from tiercel.data import index, reading
+reading.MOST_HELD_BYTES, index._CHUNK = 0, 1 << 12
+data = Data(train=sys.argv[1], cache=sys.argv[2])
+print("reading", flush=True)
+print(len(reading.read_rows(data.train, data, "grpo").rows), flush=True)
+"""
+
+
+def test_a_process_killed_while_it_writes_leaves_nothing_half_and_the_next_one_takes_over(place):
+    write(place / "rows.jsonl", map(str, range(30_000)))
+    command = [sys.executable, "-c", CHILD, str(place / "rows.jsonl"), str(place / "cache")]
+    root = Path(reading.__file__).parents[2]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as child:
+        assert child.stdout.readline() == "reading\n"
+        until = time.monotonic() + 60
+        while not any(file.stat().st_size for file in place.glob("cache/rows/*.tmp/ids.bin")):
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        child.send_signal(signal.SIGKILL)
+    assert list(place.glob("cache/rows/*.tmp")) and not list(place.glob("cache/rows/*/index.json"))
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root, timeout=120)
+    assert done.stdout == "reading\n30000\n" and not list(place.glob("cache/rows/*.tmp"))

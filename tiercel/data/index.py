@@ -1,0 +1,397 @@
+"""The index of a large file of rows: where each row lies, and what a run must know of it before its turn.
+
+An index is a folder in the cache (`data.cache`), named by the file's path and by how its rows are read:
+
+    index.json       what it is an index of, and the sizes and checksums of the other files
+    COLUMN.bin       one number for each usable row: COLUMNS of stores.py, and PLACES
+    ids.bin          the ids of the usable rows, end to end
+    rejected.jsonl   the rows that cannot be used, with reasons
+
+It is written under a temporary name and renamed, so what is there is whole. It is used if the version of the code that
+reads rows, the file's size, time, beginning and end, and the checksums are as written, and if the rejected rows are
+still rejected for the same reasons; otherwise it is made again. Processes of a machine share the pages of the columns.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tiercel.config.data import FormatName
+from tiercel.data.formats.columns import lacking, named
+from tiercel.data.formats.registry import rows_of
+from tiercel.data.readers import Record, record_of_line
+from tiercel.data.rows import Reading, shortened
+from tiercel.data.spreading import spread
+from tiercel.data.stores import COLUMNS, RowStore, RowView, facts_of, said_of, same_ids
+from tiercel.errors import DataError
+from tiercel.log import logger
+from tiercel.regular_files import read_regular
+from tiercel.types import RejectedRow, Row
+
+PLACES: dict[str, np.dtype[Any]] = {
+    "offset": np.dtype("<u8"),  # of the line, in bytes
+    "length": np.dtype("<u4"),
+    "number": np.dtype("<u4"),  # of the row within its line
+    "id_offset": np.dtype("<u8"),  # in ids.bin
+    "id_length": np.dtype("<u4"),
+}
+_ALL = COLUMNS | PLACES
+_HEAD = "index.json"
+_CHUNK = 1 << 20  # bytes that a process reads at once
+_ENDS = 1 << 16  # bytes at the beginning and at the end of a file that tell whether it is the same
+_SAY_SECONDS = 10.0
+_WAIT_SECONDS = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LineFile:
+    """Describes a JSON Lines file and how its rows are read."""
+
+    path: str
+    format: FormatName
+    columns: Mapping[str, str]
+    reading: Reading
+    max_image_pixels: int
+
+    def record(self, data: bytes, line: int) -> Record | None:
+        """Read a line; None if it is blank."""
+        return record_of_line(data, line)
+
+    def rows(self, record: Record) -> list[Row | RejectedRow]:
+        """Return the rows of a line."""
+        return rows_of(named(record, self.columns) if self.columns else record, self.format, self.reading)
+
+    @property
+    def key(self) -> str:
+        """Hash what names the index: the path, and everything that decides how its rows are read."""
+        roots = self.reading.image_roots
+        how = {
+            "path": os.path.abspath(self.path),
+            "name": self.reading.file,
+            "format": self.format,
+            "columns": dict(self.columns),
+            "roots": [roots.base, *roots.more, *map(os.path.abspath, (roots.base, *roots.more))],
+            "pixels": self.max_image_pixels,
+            "reading": [getattr(self.reading, name) for name in ("purpose", "prompt", "box_space", "ids")],
+            "turns": self.reading.last_turn_only,
+        }
+        return sha256(json.dumps(how).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IndexedRows:
+    """Holds the rows of an indexed file."""
+
+    store: RowStore
+    rejected: tuple[RejectedRow, ...]
+    without: tuple[tuple[str, int], ...]  # columns of data.columns, and how many rows lack each
+
+
+class FileStore(RowStore):
+    """Reads a row from its file when it is asked for."""
+
+    def __init__(self, source: LineFile, folder: Path, head: Mapping[str, Any]):
+        self.file, self.cache = source.reading.file, folder.parent
+        self.said = head["said"]
+        self.key = sha256(json.dumps([source.key, head["of"], head["version"]]).encode()).hexdigest()
+        self._source, self._folder, self._head = source, folder, head
+        self._columns = {name: _mapped(folder / f"{name}.bin", dtype, head["rows"]) for name, dtype in _ALL.items()}
+        self._stream = open(source.path, "rb")  # noqa: SIM115 - for as long as the rows are used
+
+    def __reduce__(self) -> tuple[Any, ...]:  # for loader workers that are not forked
+        return FileStore, (self._source, self._folder, self._head)
+
+    def __len__(self) -> int:
+        return int(self._head["rows"])
+
+    def look(self, number: int) -> Row | RejectedRow:
+        status = os.fstat(self._stream.fileno())
+        if [status.st_size, status.st_mtime_ns] != self._head["of"][:2]:
+            raise DataError(f"{self.file}: has changed since this process began to read it; start again")
+        at = {name: int(self._columns[name][number]) for name in ("offset", "length", "line", "number")}
+        record = self._source.record(os.pread(self._stream.fileno(), at["length"], at["offset"]), at["line"])
+        found = [] if record is None else self._source.rows(record)
+        if at["number"] >= len(found):
+            raise DataError(f"{self.file}: line {at['line']} is another than in its index {self._folder}; remove that")
+        return found[at["number"]]
+
+    def column(self, name: str) -> np.ndarray:
+        return self._columns[name]
+
+    def ids(self) -> Iterator[str]:
+        every = _mapped(self._folder / "ids.bin", np.dtype(np.uint8), self._head["id_bytes"])
+        places = zip(self._columns["id_offset"].tolist(), self._columns["id_length"].tolist(), strict=True)
+        return (every[start : start + length].tobytes().decode() for start, length in places)
+
+
+def _mapped(file: Path, dtype: np.dtype[Any], count: int) -> np.ndarray:
+    return np.memmap(file, dtype, "r", shape=(count,)) if count else np.empty(0, dtype)
+
+
+def indexed(source: LineFile, cache: Path, beat: Callable[[], None]) -> IndexedRows:
+    """Open the index of a file, or make it. One process makes it while others wait. Raises OSError if the cache cannot
+    be written, and DataError if the file changes meanwhile."""
+    folder = cache / source.key
+    cache.mkdir(parents=True, exist_ok=True)
+    with locked(folder.with_suffix(".lock"), beat):
+        found = _opened(source, folder)
+        if isinstance(found, str):
+            if found:
+                logger.warning(f"{source.reading.file}: {found}; its index is made again")
+            _make(source, folder, beat)
+            found = _opened(source, folder)
+        if isinstance(found, str):
+            raise DataError(f"{source.reading.file}: {found}, while its index was made; start again")
+    return found
+
+
+def _opened(source: LineFile, folder: Path) -> IndexedRows | str:
+    """Return what an index has, or why it cannot be used; no reason if there is none."""
+    try:
+        head = json.loads(read_regular(folder / _HEAD))
+        if head["version"] != version():
+            return "its index is of another version of tiercel"
+        if head["of"] != identity_of(source.path):
+            return "the file has changed since its index was made"
+        if any(_checksum(folder / name) != known for name, known in head["files"].items()):
+            return "its index is damaged"
+        lines = [json.loads(line) for line in read_regular(folder / "rejected.jsonl").splitlines()]
+        rejected = [RejectedRow(file=source.reading.file, **line["row"]) for line in lines]
+        store = FileStore(source, folder, head)
+    except FileNotFoundError:
+        return "its index is damaged" if (folder / _HEAD).exists() else ""
+    except (ValueError, LookupError, TypeError, OSError):
+        return "its index is damaged"
+    with open(source.path, "rb") as stream:
+        for line, row in zip(lines, rejected, strict=True):
+            if line["repeats"]:
+                continue
+            record = source.record(os.pread(stream.fileno(), line["length"], line["offset"]), row.line)
+            if record is None or row not in source.rows(record):
+                return f"the reason to reject its line {row.line} is gone"
+    return IndexedRows(store=store, rejected=tuple(rejected), without=tuple(map(tuple, head["without"])))
+
+
+def _checksum(file: Path) -> list[int]:
+    total = 0
+    with open(file, "rb") as stream:
+        while block := stream.read(1 << 22):
+            total = zlib.crc32(block, total)
+        return [stream.tell(), total]
+
+
+@cache
+def version() -> str:
+    """Hash the code that reads rows. An index of other code is made again."""
+    digest = sha256()
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def identity_of(path: str) -> list[Any]:
+    """Return size, time, and a hash of the beginning and the end of a file."""
+    with open(path, "rb") as stream:
+        status = os.fstat(stream.fileno())
+        ends = os.pread(stream.fileno(), _ENDS, 0) + os.pread(stream.fileno(), _ENDS, max(0, status.st_size - _ENDS))
+    return [status.st_size, status.st_mtime_ns, sha256(ends).hexdigest()]
+
+
+def cache_folder(given: str | None) -> Path:
+    """Return the folder of indexes: under `data.cache`, or else under the user's cache directory."""
+    if given is not None:
+        return Path(given).expanduser() / "rows"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiercel" / "rows"
+
+
+def remembered(rows: RowView, what: str, make: Callable[[], Any], beat: Callable[[], None] = lambda: None) -> Any:
+    """Return what `make` finds out about rows, as JSON holds it. If all of them are indexed, it is kept beside the
+    indexes, under what it is (`what`) and the rows; processes that ask at the same time wait for one of them."""
+    folder, key = rows.stores[0].cache if rows.stores else None, rows.key
+    if folder is None or key is None:
+        return make()
+    file = folder / f"{sha256(json.dumps([what, key, version()]).encode()).hexdigest()[:32]}.json"
+    with locked(file.with_suffix(".lock"), beat):
+        try:
+            return json.loads(read_regular(file))
+        except (ValueError, OSError):
+            found = make()
+        new = file.with_suffix(f".{os.getpid()}.tmp")
+        new.write_text(json.dumps(found), encoding="utf-8")
+        new.replace(file)
+    return found
+
+
+@contextmanager
+def locked(file: Path, beat: Callable[[], None]) -> Iterator[None]:
+    """Hold a lock of this name; wait while another process holds it. The system frees it if that process dies."""
+    with open(file, "ab") as stream:
+        while True:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                beat()
+                time.sleep(_WAIT_SECONDS)
+        yield
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    """Holds what was read of a part of a file."""
+
+    end: int
+    columns: dict[str, np.ndarray]
+    ids: bytes
+    said: bytes
+    rejected: list[dict[str, Any]]
+    without: Counter[str]
+
+
+def _make(source: LineFile, folder: Path, beat: Callable[[], None]) -> None:
+    """Write the index of a file in place of one that is there. The caller holds its lock."""
+    for left in folder.parent.glob(f"{folder.name}.*.tmp"):
+        shutil.rmtree(left, ignore_errors=True)  # of a process that was killed
+    new = folder.with_suffix(f".{os.getpid()}.tmp")
+    new.mkdir()
+    try:
+        of = identity_of(source.path)
+        head = _written(source, new, of, beat)
+        if identity_of(source.path) != of:
+            raise DataError(f"{source.reading.file}: has changed while it was read; start again when it is complete")
+        head |= {"version": version(), "of": of, "files": {}}
+        head["files"] = {file.name: _checksum(file) for file in sorted(new.iterdir())}
+        (new / _HEAD).write_text(json.dumps(head), encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        new.rename(folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _written(source: LineFile, new: Path, of: Sequence[Any], beat: Callable[[], None]) -> dict[str, Any]:
+    """Write columns, ids and rejected rows; return what index.json says of them."""
+    rejected: list[dict[str, Any]] = []
+    without: Counter[str] = Counter()
+    said, id_bytes, rows, spoken = sha256(), 0, 0, time.monotonic()
+    columns = {name: open(new / f"{name}.bin", "wb") for name in _ALL}  # noqa: SIM115
+    with open(new / "ids.bin", "wb") as ids:
+        for part in spread(partial(_part, source), list(_chunks(source.path, beat))):
+            beat()
+            part.columns["id_offset"] += np.uint64(id_bytes)
+            for name, values in part.columns.items():
+                columns[name].write(values.tobytes())
+            ids.write(part.ids)
+            said.update(part.said)
+            rejected += part.rejected
+            without.update(part.without)
+            id_bytes, rows = id_bytes + len(part.ids), rows + len(part.columns["line"])
+            if time.monotonic() - spoken > _SAY_SECONDS:
+                spoken = time.monotonic()
+                logger.info(f"{source.reading.file}: {rows:,} rows indexed, {part.end / of[0]:.0%} of the file")
+    for stream in columns.values():
+        stream.close()
+    repeats = _without_repeats(source, new)
+    rejected = sorted(rejected + repeats, key=lambda each: (each["row"]["line"], each["number"]))
+    text = "".join(json.dumps(each) + "\n" for each in rejected)
+    (new / "rejected.jsonl").write_text(text, encoding="utf-8")
+    return {
+        "rows": rows - len(repeats),
+        "id_bytes": id_bytes,
+        "said": None if repeats else said.hexdigest(),
+        "without": list(without.items()),
+    }
+
+
+def _without_repeats(source: LineFile, new: Path) -> list[dict[str, Any]]:
+    """Take the rows out whose id an earlier row has; return them as rejected rows."""
+    columns = {name: np.fromfile(new / f"{name}.bin", dtype) for name, dtype in (("id", _ALL["id"]), *PLACES.items())}
+    every = np.memmap(new / "ids.bin", np.uint8, "r") if (new / "ids.bin").stat().st_size else np.empty(0, np.uint8)
+
+    def id_of(number: int) -> str:
+        start = int(columns["id_offset"][number])
+        return every[start : start + int(columns["id_length"][number])].tobytes().decode()
+
+    firsts = same_ids(columns["id"], id_of)
+    if not firsts:
+        return []
+    lines = np.fromfile(new / "line.bin", _ALL["line"])
+    found = []
+    for number, first in firsts.items():
+        reason = f"{shortened(id_of(number))!r} is already the id of line {lines[first]}"
+        row = {"id": id_of(number), "line": int(lines[number]), "field": "id"}
+        row["reason"] = f"{reason}; if rows share ids, set data.ids: line"
+        place = {name: int(columns[name][number]) for name in ("offset", "length", "number")}
+        found.append({**place, "repeats": True, "row": row})
+    for name, dtype in _ALL.items():
+        np.delete(np.fromfile(new / f"{name}.bin", dtype), list(firsts)).tofile(new / f"{name}.bin")
+    return found
+
+
+def _chunks(path: str, beat: Callable[[], None]) -> Iterator[tuple[int, int, int]]:
+    """Yield parts of a file that end with a line: where each begins and ends, and the number of its first line."""
+    start = position = 0
+    line = 1
+    with open(path, "rb") as stream:
+        while block := stream.read(_CHUNK):
+            beat()
+            if cut := block.rfind(b"\n") + 1:
+                yield start, position + cut, line
+                start, line = position + cut, line + block.count(b"\n")
+            position += len(block)
+    if start < position:
+        yield start, position, line
+
+
+def _part(source: LineFile, chunk: tuple[int, int, int]) -> _Part:
+    """Read a part of a file."""
+    offset, end, line = chunk
+    with open(source.path, "rb") as stream:
+        stream.seek(offset)
+        data = stream.read(end - offset)
+    facts: list[tuple[int, ...]] = []
+    places: list[tuple[int, ...]] = []
+    ids, said = bytearray(), bytearray()
+    rejected: list[dict[str, Any]] = []
+    without: Counter[str] = Counter()
+    for number_of_line, text in enumerate(_lines(data), start=line):
+        record = source.record(text, number_of_line)
+        if record is not None:
+            if source.columns and record.problem is None:
+                without.update(lacking(record, source.columns))
+            for number, row in enumerate(source.rows(record)):
+                if isinstance(row, RejectedRow):
+                    place = {"offset": offset, "length": len(text), "number": number, "repeats": False}
+                    rejected.append({**place, "row": _plain(row)})
+                    continue
+                id = row.id.encode()
+                facts.append(facts_of(row))
+                places.append((offset, len(text), number, len(ids), len(id)))
+                ids += id
+                said += said_of(row)
+        offset += len(text)
+    values = [*zip(*facts, strict=True), *zip(*places, strict=True)] or [()] * len(_ALL)
+    columns = {name: np.array(each, dtype) for (name, dtype), each in zip(_ALL.items(), values, strict=True)}
+    return _Part(end=end, columns=columns, ids=bytes(ids), said=bytes(said), rejected=rejected, without=without)
+
+
+def _lines(data: bytes) -> list[bytes]:
+    """Divide bytes as a binary file is divided: after each newline, and nowhere else."""
+    lines = data.split(b"\n")
+    return [line + b"\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+
+
+def _plain(row: RejectedRow) -> dict[str, Any]:
+    return {name: value for name, value in asdict(row).items() if name != "file"}
