@@ -27,7 +27,14 @@ from tiercel.training.checkpoints import OBJECTIVE, Checkpoints
 from tiercel.training.finished_step import FinishedStep, StepControl
 from tiercel.training.finite import FiniteGuard
 from tiercel.training.profiling import profiled, require_steps_to_profile
-from tiercel.training.rows import ROWS, read_run_rows, require_rows_of, require_same_rows, try_first_rows
+from tiercel.training.rows import (
+    ROWS,
+    look_for_pictures,
+    read_run_rows,
+    require_rows_of,
+    require_same_rows,
+    try_first_rows,
+)
 from tiercel.training.run_content import NAMED, content_of, require_content_of
 from tiercel.training.schedule import learning_rate, seed_step
 from tiercel.training.start_checks import require_installed
@@ -208,6 +215,8 @@ def open_session(recipe: BaseRecipe, run: RunDirectory) -> Iterator[Session]:
         )
         if not is_over:
             try_first_rows(recipe, read.train, run, session.start)
+            for table in read.tables:
+                look_for_pictures(recipe, table, run, session.start)
         origin = f"going on from step {session.start}" if found else "a new run"
         many = f", {ranks.world_size} ranks" if ranks.world_size > 1 else ""
         logger.info(f"{run.path}: {origin}, {length.steps} steps{many}")
