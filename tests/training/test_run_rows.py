@@ -79,7 +79,9 @@ def test_a_missing_picture_anywhere_ends_a_run_before_the_checkpoint_is_read(tmp
     (tmp_path / "70-0.png").unlink()
     heldout = tmp_path / "heldout.jsonl"
     heldout.write_text(rows.read_text().splitlines()[0])
-    recipe = sft_recipe(tmp_path / "no checkpoint", rows, tmp_path / "run", data={"shuffle": False, "eval": str(heldout)})
+    recipe = sft_recipe(
+        tmp_path / "no checkpoint", rows, tmp_path / "run", data={"shuffle": False, "eval": str(heldout)}
+    )
     with pytest.raises(DataError, match=r"1 of 72 rows were rejected(.*\n)*.*70-0\.png"):
         run_offline(recipe)
 
