@@ -14,6 +14,7 @@ class TiercelError(ValueError):
     """The base of every error for the user. The command line prints it without a traceback."""
 
     exit_code = EXIT_USER
+    is_of_all_ranks = False  # of several: whether all of them raise at the same place, so that they can still save
 
     def _render_traceback_(self) -> list[str]:
         """Return only the message for a notebook, which calls this method."""

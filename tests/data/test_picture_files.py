@@ -6,7 +6,7 @@ import pytest
 
 from tests.tiny_models import noise_image
 from tiercel.data import picture_files
-from tiercel.data.picture_files import digest_of_pictures
+from tiercel.data.picture_files import digest_of_pictures, missing_files
 from tiercel.types import ImageRoots, ImageSource, Message, Row, VideoSource
 
 
@@ -64,3 +64,23 @@ def test_of_many_rows_some_are_looked_at_and_a_lost_picture_tells(tmp_path, monk
         (tmp_path / f"{number}.png").write_bytes(b"1")
     assert changed == [True, False, True, False] and len(beats) == 8
     assert digest_of_pictures([]) != before
+
+
+@pytest.mark.parametrize("few", (0, 64))
+def test_files_that_do_not_exist_are_found_without_being_opened(tmp_path, monkeypatch, few):
+    monkeypatch.setattr(picture_files, "_FEW_NAMES", few)
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    (tmp_path / "link.png").symlink_to("nowhere.png")
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "alias.png").symlink_to("a.png")
+    films = (VideoSource(path="gone.mp4"), VideoSource(path="f", frames=(ImageSource(path="lost/a.png"),)))
+    rows = [
+        row(tmp_path, id="whole"),
+        row(tmp_path, id="alias", images=(ImageSource(path="alias.png"),)),
+        row(tmp_path, id="embedded", images=(ImageSource(path="b.png", data=b"1"),)),
+        *(row(tmp_path, id=name, images=(ImageSource(path=name),)) for name in ("link.png", "folder.png", "A.png")),
+        *(row(tmp_path, id=film.path, images=(), videos=(film,)) for film in films),
+        row(tmp_path, id="side", rejected=row(tmp_path, id="side", images=(ImageSource(path="/gone.png"),))),
+    ]
+    missing = [each.id for each in missing_files(rows)]
+    assert missing == ["link.png", "folder.png", "A.png", "gone.mp4", "f", "side"]

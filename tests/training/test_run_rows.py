@@ -8,7 +8,7 @@ from tests.training.test_loops import run_offline, sft_recipe, write_rows
 from tiercel.errors import DataError
 from tiercel.log import printed
 from tiercel.runs.directory import open_run
-from tiercel.training.rows import FIRST_ROWS, read_run_rows, try_first_rows
+from tiercel.training.rows import FIRST_ROWS, look_for_pictures, read_run_rows, try_first_rows
 
 
 def cut_short(path):
@@ -62,3 +62,51 @@ def test_only_the_next_rows_of_the_order_are_tried(tmp_path):
     recipe = sft_recipe(tmp_path, rows, tmp_path / "run", data={"shuffle": False, "max_bad_fraction": 0.5})
     assert tried(recipe) == ([], [])
     assert tried(recipe, step=4)[1] == ["row-37"]
+
+
+def sought(recipe, step=0):
+    """Give what a run hears of missing files, in all its tables, and the rows that it records."""
+    said = []
+    with open_run(recipe) as run, printed(said.append):
+        for table in read_run_rows(recipe, run).tables:
+            look_for_pictures(recipe, table, run, step)
+    lines = run.bad_rows_file.read_text().splitlines() if run.bad_rows_file.exists() else []
+    return said, [json.loads(line)["id"] for line in lines]
+
+
+def test_a_missing_picture_anywhere_ends_a_run_before_the_checkpoint_is_read(tmp_path):
+    rows = write_rows(tmp_path, count=FIRST_ROWS + 40)
+    (tmp_path / "70-0.png").unlink()
+    heldout = tmp_path / "heldout.jsonl"
+    heldout.write_text(rows.read_text().splitlines()[0])
+    recipe = sft_recipe(
+        tmp_path / "no checkpoint", rows, tmp_path / "run", data={"shuffle": False, "eval": str(heldout)}
+    )
+    with pytest.raises(DataError, match=r"1 of 72 rows were rejected(.*\n)*.*70-0\.png"):
+        run_offline(recipe)
+
+
+def test_a_missing_picture_of_a_held_out_row_ends_it_too(rows, tmp_path):
+    heldout = tmp_path / "heldout.jsonl"
+    heldout.write_text(rows.read_text().replace("5-1.png", "5-9.png"))
+    with pytest.raises(DataError, match=r"1 of 12 rows were rejected(.*\n)*.*heldout\.jsonl:6 .*5-9\.png"):
+        sought(sft_recipe(tmp_path, rows, tmp_path / "run", data={"eval": str(heldout)}))
+
+
+def test_few_missing_pictures_are_told_and_recorded(rows, tmp_path):
+    (tmp_path / "4-0.png").unlink()
+    recipe = sft_recipe(tmp_path, rows, tmp_path / "run", data={"max_bad_fraction": 0.5, "eval": None})
+    (said,), recorded = sought(recipe)
+    assert "1 of 12" in said and "4-0.png" in said and recorded == ["row-4"]
+
+
+def test_of_an_index_the_rows_that_come_first_are_looked_at_and_it_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("tiercel.data.reading.MOST_HELD_BYTES", 0)
+    monkeypatch.setattr("tiercel.training.rows.MOST_SOUGHT", 8)
+    rows = write_rows(tmp_path)
+    (tmp_path / "10-0.png").unlink()
+    changes = {"shuffle": False, "max_bad_fraction": 0.5, "eval": None, "cache": str(tmp_path / "cache")}
+    recipe = sft_recipe(tmp_path, rows, tmp_path / "run", data=changes)
+    (said,), recorded = sought(recipe)
+    assert "8 rows that come first" in said and "all 12 rows" in said and recorded == []
+    assert sought(recipe, step=1)[1] == ["row-10"]

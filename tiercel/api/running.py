@@ -47,13 +47,12 @@ def train(kind: Kind, recipe: Recipe, keys: Mapping[str, Any]) -> Path | StepIte
         return Path(judged.output)
     if options["iterate"]:
         return _steps(judged)
-    for step in _steps(judged):
-        if on_step is not None:
-            on_step(step)
+    for _ in _steps(judged, on_step):
+        pass
     return Path(judged.output)
 
 
-def _steps(recipe: AnyRecipe) -> StepIterator:
+def _steps(recipe: AnyRecipe, on_step: OnStep | None = None) -> StepIterator:
     """Yield the steps of a run in this process."""
     if recipe.runs_user_code:
         keep_private()  # before anything is forked
@@ -64,7 +63,12 @@ def _steps(recipe: AnyRecipe) -> StepIterator:
 
     try:
         with watched(recipe, recipe.kind, raise_here if is_interactive() else None) as heartbeat:
-            for last in run_recipe(recipe, heartbeat):
+            for last in (steps := run_recipe(recipe, heartbeat)):
+                try:
+                    if on_step is not None:
+                        on_step(last)
+                except Exception as error:
+                    steps.throw(error)  # it ends the run as an error of its own would, which saves before
                 yield last
     except Terminated:
         if not (is_interactive() or (last is not None and last.control.is_stopped)):

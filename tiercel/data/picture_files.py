@@ -1,13 +1,16 @@
-"""Detect whether the picture files of the rows are still those that a run began with."""
+"""Detect whether the picture files of the rows exist, and whether they are still those that a run began with."""
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from hashlib import sha256
 
 from tiercel.data.media.images import resolve
+from tiercel.data.rows import reject
 from tiercel.data.stores import view_of
 from tiercel.errors import DataError
-from tiercel.types import ImageRoots, ImageSource, Row
+from tiercel.types import ImageRoots, ImageSource, RejectedRow, Row
 
+_FEW_NAMES = 64  # of one directory; each is asked for by itself, and more of them by listing the directory
 MOST_ROWS = 4096  # the most rows whose pictures are read, spread evenly; this takes less than a second
 _PIECE = 1 << 12  # bytes at the beginning and end; a PNG has a checksum of its pixels at the end
 
@@ -57,3 +60,38 @@ def digest_of_pictures(rows: Sequence[Row], beat: Callable[[], None] = lambda: N
         for path, roots in new:
             found.update(beginning(path, roots, with_end=True))
     return found.hexdigest()[:16]
+
+
+def missing_files(rows: Iterable[Row], beat: Callable[[], None] = lambda: None) -> list[RejectedRow]:
+    """Return a RejectedRow for each row that names a picture or video file that does not exist. No file is opened."""
+    wanted: dict[str, dict[tuple[str, ImageRoots], list[Row]]] = {}  # directory -> files -> the rows that name them
+    for row in rows:
+        beat()
+        for side in row.sides:
+            for path, roots in files_of(side):
+                directory = os.path.dirname(os.path.join(roots.base, path))
+                wanted.setdefault(directory, {}).setdefault((path, roots), []).append(row)
+    lost: dict[tuple[str, str], RejectedRow] = {}
+    for directory, files in wanted.items():
+        beat()
+        present = _present(directory, {os.path.basename(path) for path, _ in files})
+        for (path, roots), naming in files.items():
+            if os.path.basename(path) in present:
+                continue
+            beat()
+            try:
+                resolve(path, roots)
+            except DataError as error:
+                lost.update({(row.file, row.id): reject(row, error) for row in naming})
+    return sorted(lost.values(), key=lambda row: (row.file, row.line))
+
+
+def _present(directory: str, names: Collection[str]) -> set[str]:
+    """Return those of the names that are files of a directory."""
+    if len(names) < _FEW_NAMES:
+        return {name for name in names if os.path.isfile(os.path.join(directory, name))}
+    try:
+        with os.scandir(directory) as entries:
+            return {entry.name for entry in entries if entry.name in names and entry.is_file()}
+    except OSError:
+        return set()

@@ -115,9 +115,10 @@ class Ranks:
         failed = [(rank, *end) for rank, end in enumerate(ends) if end is not None]
         if not failed:
             return result[0]
-        if error is not None and failed[0][0] == self.rank:
-            raise error
-        raise ElsewhereError(*failed[0])
+        if error is None or failed[0][0] != self.rank:
+            error = ElsewhereError(*failed[0])
+        error.is_of_all_ranks = True
+        raise error
 
     def in_turns(self, action: Callable[[], T]) -> T:
         """Run an action on one rank of each machine after the other, and return each rank's own result."""

@@ -1,7 +1,7 @@
-"""The rows of a run: read, checked to be the same on all ranks, the first of them decoded; unusable rows are
-recorded."""
+"""The rows of a run: read, checked to be the same on all ranks, their pictures looked for, the first of them decoded;
+unusable rows are recorded."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
@@ -9,6 +9,7 @@ from tiercel.data import reading
 from tiercel.data.coverage import run_coverage
 from tiercel.data.encoding import require_readable
 from tiercel.data.order import rank_slice
+from tiercel.data.picture_files import missing_files
 from tiercel.data.reading import CONTENT, RowTable, RunRows, require_few_bad, write_bad_rows
 from tiercel.data.scan import undecodable
 from tiercel.data.stores import view_of
@@ -21,6 +22,7 @@ from tiercel.types import RejectedRow, Row
 
 ROWS = "rows"  # in a checkpoint's state: the identity of the rows that the run goes through in order
 FIRST_ROWS = 32  # a megapixel takes 10 to 25 ms to decode, so with one per row this is half a second on one core
+MOST_SOUGHT = 1 << 15  # rows of an index whose pictures are looked for; to read that many takes about two seconds
 
 
 def read_run_rows(recipe: BaseRecipe, run: RunDirectory) -> RunRows:
@@ -99,3 +101,27 @@ def try_first_rows(recipe: BaseRecipe, table: RowTable, run: RunDirectory, step:
         f"{len(broken)} of the first {len(numbers)} rows cannot be used, such as {first}; `tiercel check --decode` "
         "finds all"
     )
+
+
+def look_for_pictures(recipe: BaseRecipe, table: RowTable, run: RunDirectory, step: int) -> None:
+    """Record the rows that name a picture or video file that does not exist, before weights are loaded, each rank its
+    share. If rows lie in an index, only MOST_SOUGHT are looked at, those that come first from a step on, which is told.
+    Raises DataError if they are too many."""
+    ranks, rows = run.ranks, view_of(table.rows)
+    numbers: Sequence[int] = range(len(rows))
+    if len(rows) > MOST_SOUGHT and any(store.key is not None for store in rows.stores):
+        order, start = table.order(recipe.train.seed, recipe.data), step * recipe.optim.prompts_per_step
+        numbers = list(dict.fromkeys(order.row(index) for index in range(start, start + MOST_SOUGHT)))
+        logger.info(
+            f"{table.file}: the run looks for the pictures of the {len(numbers):,} rows that come first; "
+            f"`tiercel check` looks for those of all {len(rows):,} rows"
+        )
+    share = rank_slice(numbers, ranks.rank, ranks.world_size)
+    found = (row for row in map(rows.look, share) if isinstance(row, Row))
+    missing = [row for each in ranks.gather(missing_files(found, ranks.heartbeat.beat)) for row in each]
+    if not missing:
+        return
+    ranks.on_first(lambda: write_bad_rows(missing, run.bad_rows_file))
+    ranks.together(lambda: require_few_bad(len(table.rejected) + len(missing), table.total, recipe.data, missing))
+    first = f"{missing[0].file}:{missing[0].line} ({missing[0].id}) {missing[0].reason}"
+    logger.warning(f"{len(missing)} of {len(numbers)} rows name files that do not exist, such as {first}")

@@ -1,6 +1,6 @@
 """What every training command does around its loop: ranks, run directory, errors in plain words, report."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from tiercel.web.report import write_report
 COLLECTIVE_PATIENCE = 2
 
 
-def run_recipe(recipe: Recipe, heartbeat: Heartbeat) -> Iterator[FinishedStep]:
+def run_recipe(recipe: Recipe, heartbeat: Heartbeat) -> Generator[FinishedStep, None, None]:
     """Train in the recipe's run directory, alone or as one of the ranks that a launcher started, and write its
     report.html. Yields each step once it is recorded. `heartbeat`: this process's, which is watched. Raises
     TrainingError where memory runs out, and RecipeError for a recipe that a file could not hold."""

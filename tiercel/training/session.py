@@ -13,7 +13,7 @@ from tiercel.config.tracker_packages import require_packages
 from tiercel.data.order import prompts_of_epochs, steps_of_epochs
 from tiercel.data.reading import RowTable, RunRows
 from tiercel.distributed.ranks import Ranks
-from tiercel.errors import Terminated
+from tiercel.errors import NonFiniteError, TakenError, Terminated, TiercelError
 from tiercel.log import logger
 from tiercel.reliability.diagnosis import Diagnosis
 from tiercel.rollout.pending import PendingGroup
@@ -27,7 +27,14 @@ from tiercel.training.checkpoints import OBJECTIVE, Checkpoints
 from tiercel.training.finished_step import FinishedStep, StepControl
 from tiercel.training.finite import FiniteGuard
 from tiercel.training.profiling import profiled, require_steps_to_profile
-from tiercel.training.rows import ROWS, read_run_rows, require_rows_of, require_same_rows, try_first_rows
+from tiercel.training.rows import (
+    ROWS,
+    look_for_pictures,
+    read_run_rows,
+    require_rows_of,
+    require_same_rows,
+    try_first_rows,
+)
 from tiercel.training.run_content import NAMED, content_of, require_content_of
 from tiercel.training.schedule import learning_rate, seed_step
 from tiercel.training.start_checks import require_installed
@@ -42,6 +49,23 @@ class RunLength:
 
     steps: int
     end: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearntStep:
+    """A step whose updates are done, with what a checkpoint needs of it: this rank's groups of the next step, and what
+    the loss needs of earlier steps."""
+
+    step: Step
+    pending: Sequence[PendingGroup]
+    state: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class Unsaved:
+    """The newest step that could still be saved; None while weights change, and once it is saved."""
+
+    newest: LearntStep | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +84,7 @@ class Session:
     diagnosis: Diagnosis
     trackers: Trackers  # none but on the first rank
     control: StepControl = field(default_factory=StepControl)  # of somebody who follows the steps
+    unsaved: Unsaved = field(default_factory=Unsaved)
 
     @property
     def ranks(self) -> Ranks:
@@ -108,7 +133,8 @@ class Session:
         return profiled(self.recipe.train.profile, self.run, step.updates)
 
     def prepare_update(self, trainer: Trainer, step: Step) -> float:
-        """Set and return the learning rate of a step, and seed its dropout."""
+        """Set and return the learning rate of a step, and seed its dropout. From here on, weights change."""
+        self.unsaved.newest = None
         rate = self.control.lr
         if rate is None:
             rate = learning_rate(self.recipe.optim, step.number, self.length.steps)
@@ -116,14 +142,16 @@ class Session:
         seed_step(self.recipe.train.seed, step.number, trainer.ranks.rank)
         return rate
 
+    def keep(
+        self, step: Step, pending: Sequence[PendingGroup] = (), state: Mapping[str, float] = MappingProxyType({})
+    ) -> None:
+        """Keep what a checkpoint needs of a step whose updates are done. `pending`: this rank's groups of the next
+        step; `state`: what the loss needs of earlier steps."""
+        self.unsaved.newest = LearntStep(step=step, pending=pending, state=dict(state))
+
     def record_step(self, step: Step) -> None:
         """Record the step's row and tell it."""
-        step.row = {
-            "step": step.updates,
-            **step.row,
-            "update/left_out": self.guard.left_out,
-            "rows/rejected": len(step.batch.rejected),
-        }
+        step.row = self._whole_row(step)
         step.is_best = self.is_evaluated_after(step) and self.checkpoints.is_best(step.updates, step.row)
         self._record(step.row)
         for finding in self.diagnosis.add(step.row):
@@ -134,20 +162,51 @@ class Session:
         """Return what somebody who follows the steps gets of a recorded one."""
         return FinishedStep(number=step.updates, metrics=step.row, run=self.run.path, control=self.control)
 
-    def save_step(
-        self,
-        step: Step,
-        trainer: Trainer,
-        pending: Sequence[PendingGroup] = (),
-        state: Mapping[str, float] = MappingProxyType({}),
-    ) -> None:
-        """Save a recorded step if that is due. `pending`: this rank's groups of the next step; `state`: what the loss
-        needs of earlier steps. Raises Terminated, once all is saved, if SIGTERM or SIGINT came."""
+    def save_step(self, step: Step, trainer: Trainer) -> None:
+        """Save a kept step if that is due. Raises Terminated, once all is saved, if SIGTERM or SIGINT came."""
         is_asked = self.ranks.any(self.stop.is_set or self.control.is_stopped)
         if step.is_best or is_asked or self._is_due(step, self.recipe.train.save_every):
-            self.checkpoints.save(trainer, step.updates, step.row, pending, state)
+            self._save(trainer)
         if is_asked:
             raise Terminated(f"stopped after step {step.updates}, saved; the same command goes on from there")
+
+    @contextmanager
+    def saved_before_it_fails(self, trainer: Trainer) -> Iterator[None]:
+        """Save the newest step if the block fails between updates, on all ranks, such as by rows that are found to be
+        unusable or a reward that raises. Steps that did not end, and numbers that are not finite, are not saved."""
+        try:
+            yield
+        except Exception as error:
+            is_common = self.ranks.world_size == 1 or getattr(error, "is_of_all_ranks", False)
+            if is_common and self.unsaved.newest and not isinstance(error, NonFiniteError | Terminated | TakenError):
+                self._save_before(trainer, self.unsaved.newest.step)
+            raise
+
+    def _save_before(self, trainer: Trainer, step: Step) -> None:
+        try:
+            if "step" not in step.row:  # its evaluation failed
+                step.row = self._whole_row(step)
+                self._record(step.row)
+            self._save(trainer)
+        except (TiercelError, OSError, RuntimeError) as error:
+            logger.warning(f"step {step.updates} could not be saved: {error}")
+            return
+        logger.warning(
+            f"the run ends with an error; step {step.updates} was saved, and the same command goes on from it"
+        )
+
+    def _save(self, trainer: Trainer) -> None:
+        kept, self.unsaved.newest = self.unsaved.newest, None
+        assert kept is not None
+        self.checkpoints.save(trainer, kept.step.updates, kept.step.row, kept.pending, kept.state)
+
+    def _whole_row(self, step: Step) -> dict[str, float]:
+        return {
+            "step": step.updates,
+            **step.row,
+            "update/left_out": self.guard.left_out,
+            "rows/rejected": len(step.batch.rejected),
+        }
 
     def _is_due(self, step: Step, every: int | None) -> bool:
         """Return whether something that happens every so many steps, and after the last, happens after this one."""
@@ -208,6 +267,8 @@ def open_session(recipe: BaseRecipe, run: RunDirectory) -> Iterator[Session]:
         )
         if not is_over:
             try_first_rows(recipe, read.train, run, session.start)
+            for table in read.tables:
+                look_for_pictures(recipe, table, run, session.start)
         origin = f"going on from step {session.start}" if found else "a new run"
         many = f", {ranks.world_size} ranks" if ranks.world_size > 1 else ""
         logger.info(f"{run.path}: {origin}, {length.steps} steps{many}")

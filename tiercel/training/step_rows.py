@@ -78,9 +78,13 @@ class StepRows(Generic[Encoded]):
         self._rejected |= {(row.file, row.id) for row in batch.rejected}
         bad = len(table.rejected) + len(self._rejected)
         ranks.together(lambda: require_few_bad(bad, table.total, session.recipe.data, batch.rejected))
-        if not ranks.any(bool(batch.prompts)):
-            first = batch.rejected[0]
-            raise DataError(f"every row of step {batch.step} was rejected; the first, {first.id}: {first.reason}")
+        has_any, first = ranks.any(bool(batch.prompts)), batch.rejected[0]
+
+        def require_any() -> None:
+            if not has_any:
+                raise DataError(f"every row of step {batch.step} was rejected; the first, {first.id}: {first.reason}")
+
+        ranks.together(require_any)
 
 
 def next_batch(loader: StepLoader[Encoded], ranks: Ranks) -> StepBatch[Encoded]:

@@ -31,14 +31,15 @@ def steps(recipe: GrpoRecipe, run: RunDirectory) -> Iterator[FinishedStep]:
             rollouts.sync.publish(session.start)
             if session.start == 0:
                 session.open_with(evaluate_policy(session, trainer, rollouts, 0))
-            for step in step_rows.steps(ahead=rollouts.steps_ahead):
-                if step.number == session.start:
-                    rollouts.check_parity(trainer, step)
-                with session.profiled(step):
-                    one_step(session, trainer, rollouts, step)
-                with session.progress.handler.away():
-                    yield session.finished(step)
-                session.save_step(step, trainer, rollouts.pending())
+            with session.saved_before_it_fails(trainer):
+                for step in step_rows.steps(ahead=rollouts.steps_ahead):
+                    if step.number == session.start:
+                        rollouts.check_parity(trainer, step)
+                    with session.profiled(step):
+                        one_step(session, trainer, rollouts, step)
+                    with session.progress.handler.away():
+                        yield session.finished(step)
+                    session.save_step(step, trainer)
 
 
 def one_step(session: Session, trainer: Trainer, rollouts: Rollouts, step: Step) -> None:
@@ -57,6 +58,7 @@ def one_step(session: Session, trainer: Trainer, rollouts: Rollouts, step: Step)
         trainer.move_reference(step.updates)
         rollouts.sync.publish(step.updates)
     step.row |= step_metrics(trainer, rollouts, outcome, step)
+    session.keep(step, rollouts.pending())
     if session.is_evaluated_after(step):
         step.row |= evaluate_policy(session, trainer, rollouts, step.updates)
     session.record_step(step)

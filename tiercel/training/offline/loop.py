@@ -50,13 +50,13 @@ def steps(recipe: OfflineRecipe, run: RunDirectory) -> Iterator[FinishedStep]:
             session.open_with(row)
             session.progress.step({"step": 0, **row})
         encode = ExampleEncoder(recipe=recipe, family=trainer.family, rows=session.table.rows, order=loop.order)
-        with StepRows(session, encode) as rows:
+        with StepRows(session, encode) as rows, session.saved_before_it_fails(trainer):
             for step in rows.steps():
                 with session.profiled(step):
                     one_step(loop, step)
                 with session.progress.handler.away():
                     yield session.finished(step)
-                session.save_step(step, trainer, state=objective.state)
+                session.save_step(step, trainer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +109,7 @@ def one_step(loop: OfflineLoop, step: Step) -> None:
         **memory_metrics(session.ranks, trainer.policy.device),
         **utilisation_metrics(trainer, all_items(plan.made), step.seconds("learn")),
     }
+    session.keep(step, state=objective.state)
     if session.is_evaluated_after(step):
         step.row |= loop.evaluated(step.updates)
     session.record_step(step)
