@@ -20,6 +20,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from tiercel.config.schema import GrpoRecipe
+from tiercel.data.encoding import prompt_encoder
+from tiercel.data.loader import StepLoader, StepOrder
+from tiercel.data.reading import read_run_rows
+from tiercel.models.weights.loading import family_of
 from tiercel.runs.files import json_line
 from tiercel.runs.index import written_entry
 from tiercel.runs.pictures import write_picture
@@ -105,14 +110,13 @@ def _tokens(part: list[str], made: random.Random) -> TokenRecord:
     return TokenRecord(texts=tuple(part), logprobs=logprobs, entropies=entropies, gaps=gaps)
 
 
-def host_bytes(prompts: int, work: Path) -> tuple[int, int]:
-    """Train a tiny model on steps of this many prompts with a picture each. Returns the most memory that the run's
-    processes had together, without what they share, and the bytes of its metrics for a step."""
+def write_recipe(prompts: int, work: Path) -> Path:
+    """Write a recipe that trains a tiny model on steps of this many prompts with a picture each."""
     from tests.tiny_models import save_tiny_checkpoint
 
     checkpoint = save_tiny_checkpoint("qwen2_5_vl", work / "model")
     rows = []
-    for number in range(3 * prompts):
+    for number in range(prompts):
         Image.fromarray(photograph(number)).save(work / f"{number}.jpg", quality=90)
         messages = [{"role": "user", "content": "<image>Where?"}]
         rows.append({"id": str(number), "images": [f"{number}.jpg"], "messages": messages, "answer": "x"})
@@ -125,16 +129,30 @@ def host_bytes(prompts: int, work: Path) -> tuple[int, int]:
         "output": str(work / "run"),
     }
     (work / "recipe.yaml").write_text(json.dumps(recipe))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tiercel", "grpo", str(work / "recipe.yaml")], start_new_session=True
-    )
-    most = 0
+    return work / "recipe.yaml"
+
+
+def hold_steps(file: Path) -> None:
+    """Read the steps of a recipe as a run does, which learns from one while workers encode the next ones."""
+    recipe = GrpoRecipe.model_validate(json.loads(file.read_text()))
+    table = read_run_rows(recipe.data, recipe.purpose).train
+    rows = table.order(recipe.train.seed, recipe.data)
+    order = StepOrder(rows=rows, prompts_per_step=recipe.optim.prompts_per_step)
+    encode = prompt_encoder(family_of(recipe), recipe.data)
+    with StepLoader(table.rows, encode, order, start=0, stop=9, workers=recipe.data.workers) as loader:
+        for _, held in zip(range(4), loader, strict=False):
+            time.sleep(1 + len(held.prompts) / 2)
+
+
+def most_bytes(*command: str) -> int:
+    """Run a command; return the most memory that its processes had together, each shared page counted once."""
+    process, most = subprocess.Popen([sys.executable, "-m", *command], start_new_session=True), 0
     while process.poll() is None:
         most = max(most, sum(_own_bytes(number) for number in _session(process.pid)))
-        time.sleep(0.1)
+        time.sleep(0.02)
     if process.returncode:
         raise SystemExit(process.returncode)
-    return most, (work / "run" / "metrics.jsonl").stat().st_size // RECIPE["train"]["steps"]
+    return most
 
 
 def _session(leader: int) -> list[int]:
@@ -161,14 +179,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, nargs="*", default=[64, 128, 256], help="of a completion")
     parser.add_argument("--prompts", type=int, nargs="*", default=[], help="of a step, to measure the host's memory")
+    parser.add_argument("--train", action="store_true", help="measure a whole run of a tiny model too")
+    parser.add_argument("--hold", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     for tokens in asked.tokens:
         found = step_bytes(tokens)
         print(f"{tokens} tokens: {found}, {STEPS:,} steps {sum(found.values()) * STEPS / 1e9:.2f} GB", flush=True)
     for prompts in asked.prompts:
         with tempfile.TemporaryDirectory() as work:
-            most, metrics = host_bytes(prompts, Path(work))
-        print(f"{prompts} prompts: {most / 1e6:,.0f} MB of host memory, metrics {metrics:,} bytes a step", flush=True)
+            file = write_recipe(prompts, Path(work))
+            held = most_bytes("benchmarks.run_sizes", "--tokens", "--hold", str(file))
+            whole = most_bytes("tiercel", "grpo", str(file)) if asked.train else 0
+        print(
+            f"{prompts} prompts: {held / 1e6:,.0f} MB to hold them, {whole / 1e6:,.0f} MB with a CPU's model",
+            flush=True,
+        )
+    if asked.hold:
+        hold_steps(asked.hold)
 
 
 if __name__ == "__main__":
