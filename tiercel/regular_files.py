@@ -75,10 +75,15 @@ def require_regular(file: Path | str) -> None:
 def lines_of(file: Path | str) -> Iterator[bytes]:
     """Yield the lines of a file. Raises OSError like `open_regular`, and if a line is longer than LONGEST_LINE."""
     with open_regular(file) as stream:
-        while line := stream.readline(LONGEST_LINE + 1):
-            if len(line) > LONGEST_LINE:
-                raise too_long(file)
-            yield line
+        yield from bounded_lines(stream, file)
+
+
+def bounded_lines(stream: IO[bytes], file: Path | str) -> Iterator[bytes]:
+    """Yield the lines of an open file. Raises OddFile if a line is longer than LONGEST_LINE."""
+    while line := stream.readline(LONGEST_LINE + 1):
+        if len(line) > LONGEST_LINE:
+            raise too_long(file)
+        yield line
 
 
 def too_long(file: Path | str) -> OddFile:

@@ -69,14 +69,12 @@ def picture(folder: Path) -> dict[str, Any]:
 
     def whole() -> None:
         step()
-        if hasattr(run, "finish_pictures"):
-            run.finish_pictures()
+        run.finish_files()
 
     begun = time.perf_counter()
     step()
     waited = time.perf_counter() - begun
-    if hasattr(run, "finish_pictures"):
-        run.finish_pictures()
+    run.finish_files()
     size = sum(file.stat().st_size for file in (folder / "images").iterdir())
     shutil.rmtree(folder / "images")
     (folder / "images").mkdir()

@@ -59,7 +59,7 @@ SAFE = {
     ("distributed/strategies/shard_files.py", "safe_open(file, 'pt')"): "of a checkpoint whose manifest was compared",
     ("packing/kernel_table.py", "file.read_text(encoding='utf-8')"): "our own",
     ("web/report/page.py", "(Path(__file__).parent.parent / 'static' / name).read_text(encoding='utf-8')"): "our own",
-    ("web/report/pictures.py", "Image.open(stream, formats=('PNG',))"): "opened by the helper",
+    ("web/report/pictures.py", "Image.open(stream, formats=('WEBP', 'PNG'))"): "opened by the helper",
     ("runs/call_files.py", "path.read_bytes()"): "what the recipe names",
     ("runs/lock.py", "Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii')"): "/proc",
     ("runs/lock.py", "os.open(self._file, _FLAGS, 438)"): "not read",

@@ -450,46 +450,46 @@ def test_groups_are_recorded_with_each_image_once(run):
     assert (good["correct"], good["advantage"], good["tokens"]) == (True, 1.5, 1)
     assert (bad["rewards"], bad["failures"], bad["total"]) == ({"iou": None}, {"iou": "timed out"}, None)
     assert [completion["advantage"] for completion in second["completions"]] == [None, None]
-    run.finish_pictures()
-    assert names(run.path / "images") == ["0" * 64 + ".png"]
-    assert Image.open(run.path / "images" / ("0" * 64 + ".png")).size == (400, 50)
+    run.finish_files()
+    assert names(run.path / "images") == ["0" * 64 + ".webp"]
+    assert Image.open(run.path / "images" / ("0" * 64 + ".webp")).size == (400, 50)
 
 
 def test_a_picture_that_does_not_fit_the_disk_is_a_run_error(run, monkeypatch):
     def fail(pixels):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pictures, "png", fail)
+    monkeypatch.setattr(pictures, "webp", fail)
     image = SimpleNamespace(sha256="0" * 64, views=(torch.zeros(2, 2, 3, dtype=torch.uint8),))
     run.save_image(image)
-    with pytest.raises(RunError, match=r"images/0+\.png cannot be written: .*No space left"):
-        run.finish_pictures()
+    with pytest.raises(RunError, match=r"images/0+\.webp cannot be written: .*No space left"):
+        run.finish_files()
 
 
 def test_a_step_does_not_wait_for_its_pictures_and_the_end_of_a_run_does(tmp_path, monkeypatch):
-    may_go_on, png = threading.Event(), pictures.png
+    may_go_on, webp = threading.Event(), pictures.webp
 
     def slow(pixels):
         assert may_go_on.wait(30)
-        return png(pixels)
+        return webp(pixels)
 
-    monkeypatch.setattr(pictures, "png", slow)
+    monkeypatch.setattr(pictures, "webp", slow)
     pixels = [torch.full((2, 3, 3), number, dtype=torch.uint8) for number in range(3)]
     with open_run(grpo_recipe(tmp_path)) as run:
         for number in (0, 1, 1, 2, 0):
             run.save_image(SimpleNamespace(sha256=str(number) * 64, views=(pixels[number],)))
-        assert not any(name.endswith(".png") for name in names(run.path / "images"))
+        assert not any(name.endswith(".webp") for name in names(run.path / "images"))
         may_go_on.set()
-    assert names(run.path / "images") == [f"{str(number) * 64}.png" for number in range(3)]
+    assert names(run.path / "images") == [f"{str(number) * 64}.webp" for number in range(3)]
     for number in range(3):
-        assert Image.open(run.path / "images" / f"{str(number) * 64}.png").getpixel((2, 1)) == (number,) * 3
+        assert Image.open(run.path / "images" / f"{str(number) * 64}.webp").getpixel((2, 1)) == (number,) * 3
 
 
 def test_a_picture_that_could_not_be_saved_is_told_at_the_next_and_ends_the_run(tmp_path, monkeypatch):
     def fail(pixels):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pictures, "png", fail)
+    monkeypatch.setattr(pictures, "webp", fail)
     image = SimpleNamespace(sha256="0" * 64, views=(torch.zeros(2, 2, 3, dtype=torch.uint8),))
     with pytest.raises(RunError, match="No space left"), open_run(grpo_recipe(tmp_path / "end")) as run:
         run.save_image(image)

@@ -3,9 +3,11 @@
 import json
 from dataclasses import replace
 
+import pytest
+
 from tests.trajectories import picture, trajectory_group
 from tiercel.distributed.ranks import ALONE
-from tiercel.runs.recording import gathered_groups, group_record, images_of
+from tiercel.runs.recording import gathered_groups, group_record, images_of, pictured
 from tiercel.runs.records import GroupRecord
 from tiercel.types import RewardValue, ScoredCompletion, ScoredGroup
 
@@ -43,3 +45,22 @@ def test_pictures_that_came_back_are_saved_and_do_not_travel():
     ((gathered, _),) = gathered_groups(ALONE, [group], [[0.5]])
     assert all(image.views == () for image in images_of(gathered.group))
     assert gathered.completions[0].completion is gathered.group.completions[0]
+
+
+@pytest.mark.parametrize(
+    ("most", "folder", "expected"),
+    (
+        (2, "rollouts", {1, 3}),
+        (None, "rollouts", {1, 3, 4}),
+        (0, "rollouts", set()),
+        (2, "evaluations", {1, 3, 4}),
+        (0, "evaluations", set()),
+    ),
+)
+def test_the_first_prompts_with_pictures_keep_them(most, folder, expected):
+    def group(index: int, images: int):
+        prompt = replace(scored().group.prompt, index=index, images=(picture(),) * images)
+        return replace(scored().group, prompt=prompt, completions=())
+
+    groups = [group(0, 0), group(1, 1), group(2, 0), group(3, 2), group(4, 1)]
+    assert pictured(groups, most, folder) == expected

@@ -103,7 +103,7 @@ def test_three_grpo_steps_with_mixed_rows_and_workers(tiny_checkpoints, tmp_path
     assert all(len(line["completions"]) == 3 for line in rollouts)
     for line in rollouts:
         for image in line["images"]:
-            assert (run / "images" / f"{image['sha256']}.png").is_file()
+            assert (run / "images" / f"{image['sha256']}.webp").is_file()
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step-000002", "step-000003"]
 
 

@@ -12,11 +12,12 @@ from tiercel.config import Recipe as AnyRecipe
 from tiercel.runs.directory import read_metrics
 from tiercel.runs.recipe import load_run_recipe
 from tiercel.runs.records import GroupRecord, groups_path
+from tiercel.runs.step_files import steps_of
 from tiercel.trained.export import export
 from tiercel.trained.push import push
 from tiercel.trained.weights import CheckpointChoice, best_checkpoint
 from tiercel.web.report.page import describe, render
-from tiercel.web.report.reading import group_file, read_run, steps_of
+from tiercel.web.report.reading import group_file, read_run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,9 @@
 reward model, and of a model whose family needs a proof for each checkpoint. Of all other weights it reads the headers
 of their files."""
 
+import shutil
 from argparse import Namespace
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
@@ -30,6 +32,8 @@ from tiercel.models.policy import load_for_inference
 from tiercel.models.prompts import conversation_length, prompt_length
 from tiercel.models.weights.loading import family_of
 from tiercel.packing.proof import prove
+from tiercel.planning.run_files import RowCounts, run_files
+from tiercel.planning.sizes import count as count_weights
 from tiercel.reliability.redaction import redact
 from tiercel.rewards.runtime.scorer import require_coordinates
 from tiercel.rollout.vllm.requests import require_served
@@ -37,6 +41,7 @@ from tiercel.rollout.vllm.routes import told_rate
 from tiercel.rollout.vllm.server import connect
 from tiercel.training.distillation.served_teacher import open_served
 from tiercel.training.grpo.policy_sync import open_dialogues
+from tiercel.training.session import run_length
 from tiercel.training.start_checks import missing_packages, rehearse
 from tiercel.types import Row, Size
 
@@ -102,6 +107,7 @@ def _check(recipe: Recipe, arguments: Namespace, console: Console) -> None:
                 open_served(recipe, recipe.taught_by).require_answer()
                 console.print(f"the teacher at {recipe.taught_by.url}: answers", markup=False)
     console.print(token_table(recipe, reports[0], len(train.rows)))
+    console.print(files_line(recipe, family, reports), markup=False)
 
 
 def _scanned(
@@ -197,6 +203,31 @@ def token_table(recipe: Recipe, report: ScanReport, row_count: int) -> Table:
                 f"the longest conversation has {longest} tokens, more than learner.max_tokens_per_microbatch = {budget}"
             )
     return table
+
+
+def files_line(recipe: Recipe, family: Family, reports: Sequence[ScanReport]) -> str:
+    """Say how much a run will write, and how much room there is. `reports` are of its training rows and then of its
+    held-out rows, if it has any."""
+    train, *others = reports
+    counts = RowCounts(
+        rows=train.accepted,
+        images=train.image_count,
+        heldout=sum(report.accepted for report in others),
+        heldout_images=sum(report.image_count for report in others),
+    )
+    steps = run_length(recipe, max(1, train.accepted)).steps
+    files = run_files(recipe, count_weights(recipe, family.checkpoint.config, family), steps, counts)
+    output = Path(recipe.output).absolute()
+    place = next(place for place in (output, *output.parents) if place.is_dir())
+    free = shutil.disk_usage(place).free
+    return (
+        f"the run writes up to {_size(files.total)}: {_size(files.rollouts)} of rollouts, {_size(files.pictures)} of "
+        f"pictures, {files.checkpoints} checkpoints of {_size(files.checkpoint)}; {_size(free)} are free"
+    )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
 
 
 def _row(table: Table, *cells: str) -> None:

@@ -101,9 +101,17 @@ class Rollout(Section):
     max_trajectory_tokens: PositiveInt = 8192
     """Tokens of one completion, with an environment or tools: what the policy writes and what comes back. One that
     would become longer is truncated and counted; max_new_tokens then limits a turn."""
+    record_images: NonNegativeInt | Literal["all"] = 4
+    """Prompts of each step whose pictures are kept in images/, at the size of the pages: the first that have any. Those
+    of held-out rows are kept too. 0 keeps none."""
     record_tokens: NonNegativeInt = 4
     """Prompts of each step whose tokens are recorded in tokens/, for `tiercel view`: text, logprob, entropy and engine
     gap of the first 1,024 of a completion, in about 35 bytes each. 0 records none."""
+
+    @property
+    def most_pictured(self) -> int | None:
+        """Return for how many prompts of a step pictures are kept; None for all."""
+        return None if self.record_images == "all" else self.record_images
 
     @property
     def has_turns(self) -> bool:

@@ -27,6 +27,8 @@ BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 MOMENT_BYTES = {32: 8, 8: 2 + 8 / 256}  # of AdamW's two moments, by their bits; in 8 bits, 256 elements share a scale
 MUON_SPARES = 4  # bytes of a weight that it updates: it keeps one moment, AdamW two
 HOST_OPTIMIZER_BYTES = 16  # of DeepSpeed on the host: moments, and float32 copies of weight and gradient
+HELD_STEPS = 2  # whose pictures a rank holds: the step that it learns from, and the next one when it arrives
+AHEAD_STEPS = 3  # that its workers hold: sent, waiting to be sent, and encoded
 LAYERS_GATHERED = 3  # FSDP2: the layer that computes, the next one, and the buffer that it arrives in
 STATE_BYTES = 4  # per element of a delta net's state, float32
 CONTEXT_BYTES = 1_500_000_000  # CUDA's context and NCCL's buffers; assumed, not measured
@@ -209,6 +211,8 @@ def rank_memory(
             parts["reward"] = {**always, **asleep, "scoring": scorers.largest_pass}
         if rollout.teacher.weights:
             parts["teaching"] = {**always, **asleep, "the teacher's pass": rollout.teacher.largest_pass}
+        if sizes.vision_weights:
+            host["pictures of steps"] = picture_bytes(recipe, rollout, measured.vision)
         if rollout.moves_to_host:
             host["vLLM's weights, asleep"] = engine_weights(recipe, sizes, rollout)
     if layout.on_gpu:
@@ -337,6 +341,13 @@ def _engine(
         ),
         "weights gathered for the rollout": missing,
     }
+
+
+def picture_bytes(recipe: BaseRecipe, rollout: RolloutLoad, vision: VisionBytes) -> int:
+    """Return the host's bytes of the pictures of one rank's prompts, as if these were pictures alone. Completions share
+    their prompt's."""
+    steps = HELD_STEPS + rollout.lookahead + (AHEAD_STEPS if recipe.data.workers else 0)
+    return round(vision.pixels * rollout.prompt_tokens) * rollout.prompts * steps
 
 
 def _prepacked(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad) -> int:

@@ -181,6 +181,7 @@ class VisionBytes:
     frozen: LinearBytes = NOTHING  # the peak without gradient
     kept: LinearBytes = NOTHING  # what the backward pass needs
     trained: LinearBytes = NOTHING  # the peak of forward and backward
+    pixels: float = 3 * 28 * 28  # of the picture that a token stands for, on the host
 
 
 @contextmanager

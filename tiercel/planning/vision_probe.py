@@ -54,7 +54,10 @@ def vision_bytes(recipe: BaseRecipe, family: Family, config: Any) -> VisionBytes
         return LinearBytes(constant=first - slope * tokens, per_layer=0, per_token=slope, per_layer_token=0)
 
     return VisionBytes(
-        frozen=line(one.frozen, two.frozen), kept=line(one.kept, two.kept), trained=line(one.trained, two.trained)
+        frozen=line(one.frozen, two.frozen),
+        kept=line(one.kept, two.kept),
+        trained=line(one.trained, two.trained),
+        pixels=sum(view.numel() for view in image.views) / tokens,
     )
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tiercel.config import Recipe
+from tiercel.config import GrpoRecipe, Recipe
 from tiercel.config.yaml_text import render
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.distributed.versions import installed_versions
@@ -35,10 +34,12 @@ from tiercel.runs.identity import identity as identity_of
 from tiercel.runs.index import append_entry, cut_index, written_entry
 from tiercel.runs.json_lines import Rows, cut_lines, is_up_to, parsed
 from tiercel.runs.lock import Hold
-from tiercel.runs.pictures import PictureWriter
+from tiercel.runs.pictures import Background, picture_file, write_picture
 from tiercel.runs.recipe import load_run_recipe
-from tiercel.runs.recording import gathered_groups, group_record, images_of
+from tiercel.runs.recording import gathered_groups, group_record, images_of, pictured
 from tiercel.runs.records import Folder, GroupTokens, groups_path, tokens_path
+from tiercel.runs.step_files import FOLDERS as STEP_FOLDERS
+from tiercel.runs.step_files import PLAIN_STEPS, pack_step, step_of
 from tiercel.types import EncodedImage, ScoredGroup
 from tiercel.wording import brief
 from tiercel.writing import GO_ON, reading, writing
@@ -49,8 +50,7 @@ WITHOUT_LOCKS = (
     "the file system of `output` has no locks; another process that writes to it is noticed only through "
     "pulse/writer.json, so do not start a second one"
 )
-FOLDERS = ("rollouts", "evaluations", "tokens", "images", "checkpoints")  # folders that each run has
-STEP_FILE = re.compile(r"step-([0-9]{6,12})\.jsonl")
+FOLDERS = (*STEP_FOLDERS, "images", "checkpoints")  # folders that each run has
 # Files that a run may leave behind if it ends before it has written config.yaml.
 GIVEN = "given"  # rows, pictures and functions that Python code passed in memory
 BEGUN, SIGNS = (LOCK, "config.yaml.tmp", "stall", "log.txt", HEARTBEATS, GIVEN), ".signs-"
@@ -59,14 +59,15 @@ BEGUN, SIGNS = (LOCK, "config.yaml.tmp", "stall", "log.txt", HEARTBEATS, GIVEN),
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
     """A run that is open for writing. All ranks call its methods. The first rank writes the files; each rank writes its
-    own pictures, which exist once `finish_pictures` has returned."""
+    own pictures, which exist once `finish_files` has returned."""
 
     path: Path
     ranks: Ranks = ALONE
     changed: tuple[str, ...] = ()  # lines about what has changed since its last start
     hold: Hold | None = None  # the first rank's hold on the directory
     identity: str | None = None  # of the recipe and the files that it started with; its checkpoints have it too
-    _pictures: PictureWriter = field(default_factory=PictureWriter, init=False, repr=False, compare=False)
+    most_pictured: int | None = None  # prompts of a step, and whether of held-out rows: `rollout.record_images`
+    _background: Background = field(default_factory=Background, init=False, repr=False, compare=False)
 
     @property
     def checkpoints(self) -> Path:
@@ -86,12 +87,15 @@ class RunDirectory:
             self.hold.require()
 
     def record(self, row: Mapping[str, Any]) -> None:
-        """Append one row to metrics.jsonl and flush it."""
+        """Append one row to metrics.jsonl and flush it. The files of the step PLAIN_STEPS earlier are compressed while
+        the run continues."""
 
         def append() -> None:
             self.require_held()
             with writing(self.metrics_file, GO_ON), open_to_append(self.metrics_file) as file:
                 file.write(json_line(row))
+            if (old := row["step"] - PLAIN_STEPS) >= 0:
+                self._background.do(partial(pack_step, self.path, old))
 
         self.ranks.on_first(append)
 
@@ -107,25 +111,27 @@ class RunDirectory:
         scored: Sequence[ScoredGroup],
         advantages: Sequence[Sequence[float | None]],
     ) -> list[ScoredGroup]:
-        """Write a step's file of rollouts/ or evaluations/, and each image once. The first rank gets the groups of all
-        ranks, in the global order and without pixels; the others get an empty list."""
-        for group in scored:
-            self.ranks.heartbeat.beat()
-            for image in images_of(group.group):
-                self.save_image(image)
+        """Write a step's file of rollouts/ or evaluations/, and each image of `pictured` groups once. The first rank
+        gets the groups of all ranks, in the global order and without pixels; the others get an empty list."""
+        self.ranks.heartbeat.beat()
         everyone = gathered_groups(self.ranks, scored, advantages)
         space = family.coordinate_space
         records = [group_record(group, values, space).as_json() for group, values in everyone]
         lines = [json_line(record) for record in records]
         file = groups_path(self.path, folder, step)
 
-        def write() -> None:
+        def write() -> frozenset[int]:
             self.require_held()
             with writing(file, GO_ON):
                 write_atomically(file, "".join(lines))
                 append_entry(self.path, written_entry(folder, step, lines, records))
+            return pictured([group.group for group, _ in everyone], self.most_pictured, folder)
 
-        self.ranks.on_first(write)
+        chosen = self.ranks.on_first(write)
+        for group in (each.group for each in scored if each.group.prompt.index in chosen):
+            self.ranks.heartbeat.beat()
+            for image in images_of(group):
+                self.save_image(image)
         return [group for group, _ in everyone]
 
     def record_tokens(self, step: int, groups: Sequence[GroupTokens]) -> None:
@@ -142,12 +148,13 @@ class RunDirectory:
     def save_image(self, image: EncodedImage) -> None:
         """Save the picture that the model got, under its hash, while the step continues. Raises RunError if an earlier
         one could not be saved."""
-        path = self.path / "images" / f"{image.sha256}.png"
-        self._pictures.write(path, image.views[0], path.with_suffix(f".{self.ranks.rank}.tmp"))
+        path = picture_file(self.path / "images", image.sha256)
+        temporary = path.with_suffix(f".{self.ranks.rank}.tmp")
+        self._background.do(partial(write_picture, path, image.views[0].numpy(), temporary), path)
 
-    def finish_pictures(self) -> None:
-        """Wait until this rank's pictures are saved. Raises RunError if one could not be saved."""
-        self._pictures.finish()
+    def finish_files(self) -> None:
+        """Wait until this rank's pictures are saved and its old files are compressed. Raises RunError on failure."""
+        self._background.finish()
 
 
 @contextmanager
@@ -166,14 +173,21 @@ def open_run(recipe: Recipe, ranks: Ranks = ALONE) -> Iterator[RunDirectory]:
         changed, identity = ranks.on_first(opened)
         ranks.together(lambda: _require_seen(path))
         with ranks.heartbeat.shown_in(path / HEARTBEATS / f"rank-{ranks.rank}.json"):
-            run = RunDirectory(path=path, ranks=ranks, changed=changed, hold=hold, identity=identity)
+            run = RunDirectory(
+                path=path,
+                ranks=ranks,
+                changed=changed,
+                hold=hold,
+                identity=identity,
+                most_pictured=recipe.rollout.most_pictured if isinstance(recipe, GrpoRecipe) else None,
+            )
             try:
                 yield run
             except BaseException:
                 with suppress(RunError):  # the error that ended the run says more
-                    run.finish_pictures()
+                    run.finish_files()
                 raise
-            ranks.together(run.finish_pictures)
+            ranks.together(run.finish_files)
 
 
 def _require_seen(path: Path) -> None:
@@ -292,9 +306,9 @@ def resume_point(
                 logger.warning(f"checkpoint {path} is kept as {set_aside(path).name}")
         if os.path.lexists(run.metrics_file):
             cut_lines(run.metrics_file, partial(is_up_to, step))
-        for folder in ("rollouts", "evaluations", "tokens"):
+        for folder in STEP_FOLDERS:
             for file in (run.path / folder).iterdir() if (run.path / folder).is_dir() else ():
-                if (match := STEP_FILE.fullmatch(file.name)) and int(match[1]) > step:
+                if (its_step := step_of(file.name)) is not None and its_step > step:
                     file.unlink()
         cut_index(run.path, step)
         _tell_lost_rows(run.metrics_file, step)

@@ -7,13 +7,13 @@ from pathlib import Path
 from tiercel.regular_files import lines_of, open_regular, remove
 from tiercel.runs.checkpoints import list_checkpoints
 from tiercel.runs.ending import LOCK
+from tiercel.runs.step_files import FOLDERS, steps_of
 from tiercel.writing import reading
 
-_LATER = re.compile(r"step-(?!0*[01]\.)\d+\.jsonl")  # groups of a step after the first, so the first was finished
 # Files that belong to a recipe. Logs, reports of stalls, and whatever else a person has put there stay.
 _FILES = ("metrics.jsonl", "index.jsonl", "bad_rows.jsonl", "chosen.json", "reference.safetensors", "report.html")
 _OWN_NAMES = {  # by folder
-    **dict.fromkeys(("rollouts", "evaluations", "tokens"), r"step-\d{6,}\.jsonl(\.tmp)?"),
+    **dict.fromkeys(FOLDERS, r"step-\d{6,}\.jsonl(\.gz)?(\.tmp)?"),
     "journal": r"rank-\d+\.tmp",
     "journal/step-*": r"rank-\d+",
     "policies": r"policy-.+-\d+-[0-9a-f]{8}|unfinished-.+",
@@ -42,7 +42,7 @@ def has_no_step(run: Path) -> bool:
         return False
     if list_checkpoints(run / "checkpoints"):
         return False
-    if any(_LATER.fullmatch(file.name) for file in (run / "rollouts").glob("*")):  # metrics.jsonl was lost
+    if max(steps_of(run / "rollouts"), default=0) > 1:  # the first was finished, and metrics.jsonl was lost
         return False
     metrics = run / "metrics.jsonl"
     if not os.path.lexists(metrics):

@@ -11,10 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tiercel.regular_files import lines_of, open_to_append
+from tiercel.regular_files import open_to_append
 from tiercel.runs.files import json_line
 from tiercel.runs.json_lines import cut_lines, is_up_to
 from tiercel.runs.records import Folder, finite, groups_path
+from tiercel.runs.step_files import lines_of_step
 
 FILE = "index.jsonl"
 DECIMALS = 4
@@ -67,7 +68,7 @@ def written_entry(
 def file_entry(run: Path, folder: Folder, step: int) -> dict[str, Any]:
     """Build the entry of a step's file by reading it. Lines that are not groups are skipped. Raises OSError."""
     placed, start = [], 0
-    for line in lines_of(groups_path(run, folder, step)):
+    for line in lines_of_step(groups_path(run, folder, step)):
         try:
             record = json.loads(line)
             index_entry(folder, step, [(start, len(line), record)])

@@ -1,66 +1,75 @@
-"""Saving of a run's pictures in a separate thread, so that the step that saw them continues meanwhile.
+"""Pictures of a run, as the pages show them, and the thread that writes files while the step continues.
 
-A picture that a killed process did not get to write is written again: the run resumes from a checkpoint, before which
-all pictures are waited for, and later steps are recorded again.
+What a killed process did not get to write is written again: the run resumes from a checkpoint, before which all files
+are waited for, and later steps are recorded again. Imports no torch.
 """
 
-import struct
-import zlib
+import io
+import os
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-from torch import Tensor
+from PIL import Image
 
 from tiercel.regular_files import open_new
+from tiercel.samples import Size
 from tiercel.writing import GO_ON, writing
 
+if TYPE_CHECKING:  # a report needs no numpy
+    import numpy as np
+
 MOST_WAITING = 256  # pictures kept in memory
-UP, RGB = 2, 2  # PNG's codes of that filter and of that kind of pixels
+LONGEST_SIDE = 480  # pixels that a page shows
+QUALITY = 70  # of WebP
+_VISIBLE_BELOW = 160  # pixels: smaller pictures are kept without loss, and shown with visible pixels
 
 
-class PictureWriter:
-    """Writes pictures in order. Only one thread may call it."""
+class Background:
+    """Runs actions in order. Only one thread may call it."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "pictures")  # starts with the first picture
-        self._waiting: deque[tuple[Path, Future[None]]] = deque()
+        self._thread = ThreadPoolExecutor(1, "files")  # starts with the first action
+        self._waiting: deque[tuple[Path | None, Future[None]]] = deque()
 
-    def write(self, path: Path, view: Tensor, temporary: Path) -> None:
-        """Write a picture soon unless it exists, first under the name `temporary`. Raises RunError if an earlier one
-        could not be written."""
+    def do(self, action: Callable[[], None], path: Path | None = None) -> None:
+        """Run an action soon, unless `path` exists or another action will write it. Raises RunError if an earlier
+        action failed."""
         while self._waiting and (self._waiting[0][1].done() or len(self._waiting) >= MOST_WAITING):
             self._waiting.popleft()[1].result()
-        if all(path != other for other, _ in self._waiting) and not path.exists():
-            self._waiting.append((path, self._thread.submit(_write, path, view, temporary)))
+        if path is None or (all(path != other for other, _ in self._waiting) and not path.exists()):
+            self._waiting.append((path, self._thread.submit(action)))
 
     def finish(self) -> None:
-        """Wait until all pictures are written. Raises RunError if one could not be written."""
+        """Wait until all is done. Raises RunError if an action failed."""
         while self._waiting:
             self._waiting.popleft()[1].result()
 
 
-def _write(path: Path, view: Tensor, temporary: Path) -> None:
+def write_picture(path: Path, view_YX3: "np.ndarray", temporary: Path) -> None:
+    """Write what the model saw, uint8, as a page shows it, first under another name. Raises RunError."""
     with writing(path, GO_ON):
         with open_new(temporary, "wb") as file:
-            file.write(png(view.numpy()))
+            file.write(webp(Image.fromarray(view_YX3)))
         temporary.replace(path)
 
 
-def png(pixels_YX3: np.ndarray) -> bytes:
-    """Encode a picture, uint8, as PNG (https://www.w3.org/TR/png-3/). Each line is the difference from the one above,
-    with run-length encoding: a third of the time of Pillow, which tries five filters for each line, and about as small
-    for photographs."""
-    height, width, _ = pixels_YX3.shape
-    lines = pixels_YX3.reshape(height, 3 * width)
-    filtered = np.full((height, 1 + 3 * width), UP, dtype=np.uint8)
-    filtered[0, 1:] = lines[0]
-    np.subtract(lines[1:], lines[:-1], out=filtered[1:, 1:])
-    compressor = zlib.compressobj(level=1, strategy=zlib.Z_RLE)
-    data = compressor.compress(filtered.data) + compressor.flush()
-    header = struct.pack(">IIBBBBB", width, height, 8, RGB, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", data), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
-    )
+def webp(picture: Image.Image) -> bytes:
+    """Encode an RGB picture at the size of a page, which it is reduced to."""
+    picture.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.LANCZOS)
+    stream = io.BytesIO()
+    picture.save(stream, "WEBP", quality=QUALITY, lossless=has_visible_pixels(picture.size))
+    return stream.getvalue()
+
+
+def has_visible_pixels(size: Size) -> bool:
+    """Whether a picture is so small that it is shown without smoothing."""
+    return max(size) < _VISIBLE_BELOW
+
+
+def picture_file(folder: Path, sha256: str) -> Path:
+    """Return the file of a picture in images/, which older versions wrote as PNG in its whole size."""
+    older = folder / f"{sha256}.png"
+    return older if os.path.lexists(older) else folder / f"{sha256}.webp"

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import islice
 
 from tiercel.distributed.ranks import Ranks
-from tiercel.runs.records import CompletionRecord, GroupRecord, ImageRecord, TurnRecord, finite
+from tiercel.runs.records import CompletionRecord, Folder, GroupRecord, ImageRecord, TurnRecord, finite
 from tiercel.types import Completion, CoordinateSpace, EncodedImage, Group, ScoredGroup, Trajectory
 
 
@@ -23,6 +23,13 @@ def images_of(group: Group) -> tuple[EncodedImage, ...]:
     """Return the pictures of the prompt, then those in the environment's answers to its completions."""
     trajectories = [each.trajectory for each in group.completions if each.trajectory is not None]
     return group.prompt.images + tuple(image for trajectory in trajectories for image in trajectory.images)
+
+
+def pictured(groups: Sequence[Group], most: int | None, folder: Folder) -> frozenset[int]:
+    """Return the indices of the prompts whose pictures the run keeps: of a step's rollouts the first `most` that have
+    any, of held-out rows all, unless `most` is 0."""
+    indices = [group.prompt.index for group in groups if images_of(group)]
+    return frozenset(indices if most and folder == "evaluations" else indices[:most])
 
 
 def _without_pixels(scored: ScoredGroup) -> ScoredGroup:

@@ -1,11 +1,13 @@
 """A few of a step's rollouts as pictures with captions, made from nothing but the run directory."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image, ImageDraw
 
 from tiercel.reliability.redaction import redact
+from tiercel.runs.pictures import picture_file
 from tiercel.runs.records import CompletionRecord, GroupRecord, ImageRecord, groups_path
 from tiercel.samples import Box
 from tiercel.trackers.tracker import TrackedPicture
@@ -21,15 +23,20 @@ TRUE, PREDICTED = (0, 158, 115), (213, 94, 0)  # green and vermilion, which colo
 
 
 def rollout_pictures(run: Path, step: int, most: int = MOST) -> list[TrackedPicture]:
-    """Return pictures of the first completions of at most `most` prompts that have an image, spread over the step. The
+    """Return pictures of the first completions of at most `most` prompts whose image is kept, spread over the step. The
     true box is green and the completion's is red. Raises RunError or OSError if a file cannot be read."""
-    groups = [group for group in group_file(groups_path(run, "rollouts", step), step).groups if group.images]
-    return [_picture(run / "images", groups[index]) for index in evenly_spaced(len(groups), most)]
+    groups = group_file(groups_path(run, "rollouts", step), step).groups
+    shown = [group for group in groups if group.images and os.path.lexists(_file_of(run, group))]
+    return [_picture(run, shown[index]) for index in evenly_spaced(len(shown), most)]
 
 
-def _picture(folder: Path, group: GroupRecord) -> TrackedPicture:
+def _file_of(run: Path, group: GroupRecord) -> Path:
+    return picture_file(run / "images", group.images[answer_image(group)].sha256)
+
+
+def _picture(run: Path, group: GroupRecord) -> TrackedPicture:
     record, completion = group.images[answer_image(group)], group.completions[0]
-    with opened(folder / f"{record.sha256}.png") as stored:
+    with opened(_file_of(run, group)) as stored:
         image = stored.convert("RGB")
     image.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.LANCZOS)
     if has_boxes(group):

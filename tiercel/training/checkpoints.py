@@ -164,7 +164,7 @@ class Checkpoints:
         ranks, strategy = self.run.ranks, trainer.strategy
         ranks.heartbeat.begin("save", step)
         ranks.on_first(self.run.require_held)
-        ranks.together(self.run.finish_pictures)
+        ranks.together(self.run.finish_files)
         groups = [group for each in ranks.gather_to_first(list(pending)) for group in each]
         state = {
             "next_index": step * self.recipe.optim.prompts_per_step,

@@ -216,7 +216,7 @@ class Session:
         """Append a row to metrics.jsonl, then pass it to the trackers."""
         self.run.record(row)
         if self.recipe.trackers:  # trackers may show the step's pictures
-            self.ranks.together(self.run.finish_pictures)
+            self.ranks.together(self.run.finish_files)
         self.trackers.row(row)
 
 

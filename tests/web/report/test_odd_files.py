@@ -8,10 +8,11 @@ import pytest
 
 from tests.web.report.fake_runs import make_grounding
 from tiercel.errors import RunError
+from tiercel.runs.step_files import steps_of
 from tiercel.trackers.pictures import rollout_pictures
 from tiercel.web.report.page import render
 from tiercel.web.report.pictures import MOST_PIXELS, UNREADABLE, Album, opened
-from tiercel.web.report.reading import read_groups, read_run, steps_of
+from tiercel.web.report.reading import read_groups, read_run
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_a_small_file_of_a_large_picture_is_not_decoded(run):
     with pytest.raises(UNREADABLE, match=f"13000 x 13000 pixels are more than {MOST_PIXELS:,}"):
         opened(file)
     album = Album(run / "images")
-    assert album.take(sha256) is None and "13000 x 13000 pixels" in album.missing[f"{sha256}.png"]
+    assert album.take(sha256) is None and "13000 x 13000 pixels" in album.missing[sha256]
     assert f"The first is {sha256}.png: 13000 x 13000 pixels are more than" in render(read_run(run))
     with pytest.raises(UNREADABLE, match="13000 x 13000 pixels"):
         rollout_pictures(run, 1)

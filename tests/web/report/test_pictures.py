@@ -7,7 +7,8 @@ from tiercel.web.report import pictures as report_pictures
 from tiercel.web.report.boxes import Outline, box_of, predicted_box, true_box
 from tiercel.web.report.cards import box_cell, overlap
 from tiercel.web.report.pictures import Album
-from tiercel.web.report.reading import read_groups, read_run
+from tiercel.web.report.reading import GroupFile, read_groups, read_run
+from tiercel.web.report.rollouts import shown_step
 from tiercel.web.report.templates import environment
 
 CARDS = environment().get_template("cards.html").module
@@ -64,10 +65,10 @@ def test_large_pictures_shrink_and_small_ones_stay(tmp_path):
     noise.save(tmp_path / f"{SHA}.png")
     taken = Album(tmp_path).take(SHA)
     assert taken is not None and not taken.is_small
-    assert taken.href.startswith("data:image/jpeg;base64,") and len(taken.href) < 200_000
+    assert taken.href.startswith("data:image/webp;base64,") and len(taken.href) < 100_000
     Image.new("RGB", (28, 28), (1, 2, 3)).save(tmp_path / f"{SHA}.png")
     taken = Album(tmp_path).take(SHA)
-    assert taken is not None and taken.is_small and taken.href.startswith("data:image/png;base64,")
+    assert taken is not None and taken.is_small and taken.href.startswith("data:image/webp;base64,")
 
 
 def test_the_page_takes_so_many_images_and_no_more(tmp_path):
@@ -84,7 +85,7 @@ def test_a_picture_that_is_shown_again_is_embedded_once(tmp_path):
     Image.new("RGB", (28, 28)).save(tmp_path / f"{SHA}.png")
     album = Album(tmp_path, most_images=1)
     first, second = (str(CARDS.embedded(album.take(SHA), "a", "a", (28, 28), [])) for _ in range(2))
-    assert first.count("data:image/png") == 1 and f'id="image-{SHA}"' in first
+    assert first.count("data:image/webp") == 1 and f'id="image-{SHA}"' in first
     assert f'<use href="#image-{SHA}">' in second and "data:" not in second and album.left_out == 0
 
 
@@ -104,9 +105,10 @@ def test_a_missing_or_broken_image_is_named(tmp_path):
     album = Album(tmp_path)
     made = record(tmp_path, "[1, 2, 3, 4]")
     assert "images/ has no readable file for it" in str(CARDS.prompt_pictures(album, made, []))
+    assert album.missing == {SHA: f"{SHA}.webp: is not kept (rollout.record_images)"}
     (tmp_path / f"{SHA}.png").write_bytes(b"not a picture")
     assert album.take(SHA) is None
-    assert list(album.missing) == [f"{SHA}.png"]
+    assert album.missing == {SHA: f"{SHA}.png: is not a WebP or PNG file"}
 
 
 def test_boxes_are_drawn_in_the_original_aspect_and_near_the_picture(tmp_path):
@@ -132,4 +134,19 @@ def test_boxes_lie_on_the_first_of_several_images(tmp_path):
     drawn = str(CARDS.prompt_pictures(Album(path / "images"), record, [outline]))
     assert drawn.count("<svg") == 4 and "and 2 more images" in drawn
     assert drawn.count("outline truth") == 1
-    assert drawn.index("outline truth") < drawn.index("111111111111.png")
+    assert drawn.index("outline truth") < drawn.index("<figcaption>111111111111, ")
+
+
+def test_a_step_shows_prompts_whose_pictures_are_kept(tmp_path):
+    Image.new("RGB", (28, 28)).save(tmp_path / f"{OTHER}.webp")
+    images = [
+        {"sha256": sha256, "path": None, "original_size": [9, 9], "processed_size": [9, 9]} for sha256 in (SHA, OTHER)
+    ]
+    spread = [completion("a", {"exact": reward}, None) for reward in (0.0, 1.0)]
+    records = [group(str(n), "?", None, [images[n]] if n < 2 else [], spread, None) for n in range(3)]
+    file = GroupFile(step=1, groups=tuple(map(GroupRecord.from_json, records)), unreadable=0)
+    assert sorted(card.group.id for card in shown_step(file, Album(tmp_path)).cards) == ["1", "2"]
+    (tmp_path / f"{OTHER}.webp").unlink()
+    assert [card.group.id for card in shown_step(file, Album(tmp_path)).cards] == ["2"]
+    alone = GroupFile(step=1, groups=file.groups[:1], unreadable=0)
+    assert [card.group.id for card in shown_step(alone, Album(tmp_path)).cards] == ["0"]

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -10,12 +9,11 @@ from typing import Any
 
 import yaml
 
-from tiercel.regular_files import LARGEST_FILE, is_linked, open_regular, read_text
+from tiercel.regular_files import LARGEST_FILE, open_regular, read_text
 from tiercel.reliability.redaction import redact, redact_values
 from tiercel.runs.json_lines import blocks_of_lines
 from tiercel.web.report.metrics import GrowingMetrics
 
-_STEP_FILE = re.compile(r"step-([0-9]{6,12})\.jsonl")
 _LOG_BYTES = 1 << 16  # of the end of log.txt
 _SHORT_YAML = 8192  # characters; a recipe with every key has 5,000
 _MOST_BRACKETS = 10_000  # a recipe has dozens
@@ -29,12 +27,6 @@ def sign_of(path: Path) -> Sign | None:
     except OSError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def steps_of(folder: Path) -> tuple[int, ...]:
-    """Return the steps that rollouts/ or evaluations/ has a file of, in order."""
-    names = os.listdir(folder) if folder.is_dir() and not is_linked(str(folder)) else []
-    return tuple(sorted({int(match[1]) for name in names if (match := _STEP_FILE.fullmatch(name))}))
 
 
 def text_of(file: Path, largest: int = LARGEST_FILE) -> str:

@@ -108,8 +108,7 @@ def _page_notices(evaluations: list[GroupFile], rollouts: list[GroupFile], album
         unknown = "The run does not say in which coordinates the model writes boxes"
         yield note(f"{unknown}, so predicted boxes are not drawn.")
     if album.missing:
-        name, reason = next(iter(album.missing.items()))
-        count = counted(len(album.missing), "image")
-        yield note(f"Of the rows shown, {count} cannot be read from images/. The first is {name}: {reason}.")
+        count, first = counted(len(album.missing), "image"), next(iter(album.missing.values()))
+        yield note(f"Of the rows shown, {count} cannot be read from images/. The first is {first}.")
     if album.left_out:
         yield note(f"To keep this page small, {counted(album.left_out, 'image')} of the rows shown stayed out.")

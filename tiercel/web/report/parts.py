@@ -66,7 +66,7 @@ def rollouts_part(files: Sequence[GroupFile], step_count: int, album: Album) -> 
     groups = [group for file in files for group in file.groups]
     return drawn(
         "rollouts.html",
-        steps=list(map(shown_step, files)),
+        steps=[shown_step(file, album) for file in files],
         step_count=step_count,
         marks=legend_of(groups),
         has_teacher=any(completion.teacher for group in groups for completion in group.completions),

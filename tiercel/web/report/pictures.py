@@ -1,7 +1,7 @@
 """Pictures of a run, embedded in the page up to a limit of number and bytes."""
 
 import base64
-import io
+import os
 import struct
 import zlib
 from dataclasses import dataclass
@@ -10,17 +10,13 @@ from pathlib import Path
 from PIL import Image, UnidentifiedImageError
 
 from tiercel.regular_files import LARGEST_FILE, open_regular
-from tiercel.samples import Size
+from tiercel.runs.pictures import has_visible_pixels, picture_file, webp
 
 MOST_IMAGES = 60
 MOST_PIXELS = 1 << 25  # of a picture of a run, which has the size that the model got; a file of 170 kB may have 5 times
 MOST_IMAGE_BYTES = 4_000_000  # in the page, as base64
 PART_IMAGE_BYTES = 600_000  # of the pictures that came back between turns, in each part of the page
 
-_LONGEST_SIDE = 480  # pixels embedded
-_PIXELATED_BELOW = 160  # pixels: smaller pictures are shown with visible pixels, not smoothed
-_LARGEST_PNG = 30_000
-_JPEG_QUALITY = 82
 # Of a file that is no picture, or a broken or too large one.
 UNREADABLE = (
     *(OSError, EOFError, ValueError, SyntaxError, TypeError, LookupError, OverflowError),
@@ -53,13 +49,17 @@ class Album:
         self._room = _PictureLimit(images=most_images, size=most_bytes)
         self._taken: dict[str, Embedded] = {}
         self.left_out = 0
-        self.missing: dict[str, str] = {}  # reason by file name
+        self.missing: dict[str, str] = {}  # the file and the reason, by hash
         self.begin_part()
 
     def begin_part(self) -> None:
         """Give the next part of the page its own room for pictures that came back between turns. So they take no room
         from those of prompts and of later parts."""
         self._part = _PictureLimit(images=MOST_IMAGES, size=PART_IMAGE_BYTES)
+
+    def has(self, sha256: str) -> bool:
+        """Return whether the run has kept a picture."""
+        return os.path.lexists(picture_file(self._folder, sha256))
 
     def take(self, sha256: str, came_back: bool = False) -> Embedded | None:
         """Return a picture for the page; None where the file is missing or the page is full."""
@@ -70,10 +70,10 @@ class Album:
             self.left_out += 1
             return None
         try:
-            with opened(self._folder / f"{sha256}.png") as image:
+            with opened(file := picture_file(self._folder, sha256)) as image:
                 found = embedded(image.convert("RGB"), id=f"image-{sha256}")
         except UNREADABLE as error:
-            self.missing[f"{sha256}.png"] = in_words(error)
+            self.missing[sha256] = f"{file.name}: {in_words(error)}"
             return None
         if len(found.href) > room.size:
             self.left_out += 1
@@ -88,7 +88,7 @@ def opened(file: Path) -> Image.Image:
     """Open a picture of a run, to be read or closed. Raises one of UNREADABLE, now or when it is read."""
     stream = open_regular(file, LARGEST_FILE)
     try:
-        image = Image.open(stream, formats=("PNG",))
+        image = Image.open(stream, formats=("WEBP", "PNG"))
         if image.width * image.height > MOST_PIXELS:
             raise ValueError(
                 f"{image.width} x {image.height} pixels are more than {MOST_PIXELS:,}, the most that a page shows"
@@ -101,30 +101,15 @@ def opened(file: Path) -> Image.Image:
 
 def in_words(error: Exception) -> str:
     """Say why a picture cannot be read."""
+    if isinstance(error, FileNotFoundError):
+        return "is not kept (rollout.record_images)"
     if isinstance(error, UnidentifiedImageError):
-        return "is not a PNG file"
+        return "is not a WebP or PNG file"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def embedded(image: Image.Image, id: str | None = None) -> Embedded:
     """Embed an RGB picture as a data: URI."""
     is_small = has_visible_pixels(image.size)
-    kind, data = reduced(image)
-    href = f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
+    href = f"data:image/webp;base64,{base64.b64encode(webp(image)).decode('ascii')}"
     return Embedded(href=href, is_small=is_small, id=id)
-
-
-def has_visible_pixels(size: Size) -> bool:
-    """Whether a picture is so small that it is shown without smoothing."""
-    return max(size) < _PIXELATED_BELOW
-
-
-def reduced(image: Image.Image) -> tuple[str, bytes]:
-    """Reduce an RGB picture to the size of the page. Returns "png" where that is small, else "jpeg", and its bytes."""
-    image.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE), Image.Resampling.LANCZOS)
-    png, jpeg = io.BytesIO(), io.BytesIO()
-    image.save(png, format="PNG", optimize=True)
-    if png.tell() <= _LARGEST_PNG:
-        return "png", png.getvalue()
-    image.save(jpeg, format="JPEG", quality=_JPEG_QUALITY, optimize=True)
-    return "jpeg", jpeg.getvalue()

@@ -10,14 +10,15 @@ from typing import Any, TypeVar
 from tiercel.config.yaml_text import LARGEST_TEXT
 from tiercel.errors import RunError
 from tiercel.regular_files import LARGEST_JSON, is_linked
+from tiercel.reliability.redaction import redact
 from tiercel.runs.records import Folder, GroupRecord, groups_path
+from tiercel.runs.step_files import read_step, steps_of
 from tiercel.web.report.files import (
     MetricsTail,
     Tail,
     end_of_log,
     mapping_of,
     parsed_lines,
-    steps_of,
     text_of,
     yaml_value,
 )
@@ -172,7 +173,7 @@ def read_groups(run: RecordedRun, folder: Folder, step: int) -> GroupFile:
 def group_file(file: Path, step: int) -> GroupFile:
     """Read a file of rollouts/ or evaluations/. Raises RunError where it cannot be read."""
     with reading(file):
-        records = parsed_lines(text_of(file))
+        records = parsed_lines(redact(read_step(file)))
     groups: list[GroupRecord] = []
     unreadable = 0
     for record in records:

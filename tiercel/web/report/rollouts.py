@@ -9,6 +9,7 @@ from tiercel.web.report.boxes import Outline, has_boxes, true_outlines
 from tiercel.web.report.branches import RankedCompletion, ShownPart, rows_of
 from tiercel.web.report.cards import box_cell, judged_of, totals_of, value_text
 from tiercel.web.report.numbers import evenly_spaced, share
+from tiercel.web.report.pictures import Album
 from tiercel.web.report.reading import GroupFile
 from tiercel.web.report.tokens import choices_of, records_of
 from tiercel.web.report.turns import drawn_outlines, is_asked
@@ -47,8 +48,9 @@ class ShownStep:
     cards: tuple[GroupCard, ...]
 
 
-def shown_step(file: GroupFile) -> ShownStep:
-    """Choose groups of a step."""
+def shown_step(file: GroupFile, album: Album) -> ShownStep:
+    """Choose groups of a step, of those whose pictures the run has kept if it has any."""
+    kept = [group for group in file.groups if all(album.has(image.sha256) for image in group.images)]
     totals = [total for group in file.groups for total in totals_of(group)]
     judged = [verdict for group in file.groups for verdict in judged_of(group)]
     said = [counted(len(file.groups), "prompt")]
@@ -56,7 +58,8 @@ def shown_step(file: GroupFile) -> ShownStep:
         said.append(f"mean reward {value_text(statistics.fmean(totals))}")
     if judged:
         said.append(f"{share(sum(judged) / len(judged))} right")
-    return ShownStep(step=file.step, said=", ".join(said), cards=tuple(map(group_card, chosen_prompts(file.groups))))
+    chosen = chosen_prompts(kept or file.groups)
+    return ShownStep(step=file.step, said=", ".join(said), cards=tuple(map(group_card, chosen)))
 
 
 def legend_of(groups: Sequence[GroupRecord]) -> list[tuple[str, str]]:

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiercel.regular_files import read_text
 from tiercel.runs.records import CompletionRecord, GroupRecord, GroupTokens, TokenRecord, tokens_path
+from tiercel.runs.step_files import read_step
 from tiercel.web.report.files import parsed_lines
 
 CHOICES: Mapping[str, str] = {
@@ -40,7 +40,7 @@ class Token:
 def read_tokens(run: Path, step: int) -> dict[int, GroupTokens]:
     """Read a step's file of tokens/, by the index of the prompt. What cannot be read is left out."""
     try:
-        text = read_text(tokens_path(run, step))
+        text = read_step(tokens_path(run, step))
     except OSError:
         return {}
     found = {}

@@ -10,11 +10,12 @@ import numpy as np
 from markupsafe import Markup
 
 from tiercel.rewards.answers import extract_answer
+from tiercel.runs.pictures import has_visible_pixels, picture_file
 from tiercel.runs.records import Folder, GroupRecord
 from tiercel.web.report.cards import clipped, judged_of, mean_text, totals_of, value_text
 from tiercel.web.report.charts import Chart, Series
 from tiercel.web.report.numbers import NOTHING
-from tiercel.web.report.pictures import UNREADABLE, Album, Embedded, has_visible_pixels, in_words, opened
+from tiercel.web.report.pictures import UNREADABLE, Album, Embedded, in_words, opened
 from tiercel.web.report.rollouts import GroupCard, group_card, legend_of
 from tiercel.web.report.templates import drawn
 from tiercel.web.report.tokens import read_tokens
@@ -42,10 +43,10 @@ class LinkedAlbum(Album):
     def take(self, sha256: str, came_back: bool = False) -> Embedded | None:
         """Return a picture's address; None where it cannot be read."""
         try:
-            with opened(self._folder / f"{sha256}.png") as image:
+            with opened(file := picture_file(self._folder, sha256)) as image:
                 is_small = has_visible_pixels(image.size)
         except UNREADABLE as error:
-            self.missing[f"{sha256}.png"] = in_words(error)
+            self.missing[sha256] = f"{file.name}: {in_words(error)}"
             return None
         return Embedded(href=f"images/{sha256}?run={quote(self._name, safe='')}", is_small=is_small)
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,8 +12,9 @@ from typing import IO, Any
 import numpy as np
 from starlette.exceptions import HTTPException
 
-from tiercel.regular_files import LONGEST_LINE, open_regular
+from tiercel.regular_files import LONGEST_LINE
 from tiercel.runs.records import Folder, GroupRecord, groups_path
+from tiercel.runs.step_files import open_step
 from tiercel.web.report.files import parsed_lines
 from tiercel.web.view.groups import FOLDERS, Columns
 
@@ -149,11 +149,11 @@ class StepFiles:
         try:
             if step != self._step:
                 self._close()
-                self._stream = open_regular(groups_path(self._run, self._folder, step))
+                self._stream = open_step(groups_path(self._run, self._folder, step))
                 self._step = step
             assert self._stream is not None
-            size = min(int(columns.bytes[position]), LONGEST_LINE)
-            return os.pread(self._stream.fileno(), size, int(columns.starts[position]))
+            self._stream.seek(int(columns.starts[position]))
+            return self._stream.read(min(int(columns.bytes[position]), LONGEST_LINE))
         except (OSError, ValueError, OverflowError):  # a number of the index may be any
             return b""
 

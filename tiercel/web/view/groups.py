@@ -14,7 +14,8 @@ import numpy as np
 
 from tiercel.runs.index import FILE, file_entry
 from tiercel.runs.records import Folder, groups_path
-from tiercel.web.report.files import Tail, steps_of
+from tiercel.runs.step_files import steps_of, stored
+from tiercel.web.report.files import Tail
 
 FOLDERS: tuple[Folder, ...] = get_args(Folder)
 # Of a line that is no entry.
@@ -185,7 +186,7 @@ class Groups:
     def _is_due(self, file: tuple[Folder, int]) -> bool:
         """Whether the run, which writes a file and then its line, will not add the line any more."""
         try:
-            changed = os.stat(groups_path(self._run, *file)).st_mtime
+            changed = os.stat(stored(groups_path(self._run, *file))).st_mtime
         except OSError:
             return False
         return not (self._run / FILE).exists() or time.time() - changed > _PATIENCE_SECONDS

@@ -16,8 +16,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tiercel.errors import RunError
+from tiercel.runs.pictures import picture_file, webp
 from tiercel.web.report.page import asset
-from tiercel.web.report.pictures import UNREADABLE, in_words, opened, reduced
+from tiercel.web.report.pictures import UNREADABLE, in_words, opened
 from tiercel.web.report.reading import RecordedRun
 from tiercel.web.report.templates import drawn
 from tiercel.web.view.cards import cards_part, row_part
@@ -172,11 +173,11 @@ class _Pages:
         if not _PICTURE.fullmatch(sha256):
             raise HTTPException(404, "A picture's name is its hash.")
         try:
-            with opened(live.path / "images" / f"{sha256}.png") as image:
-                kind, data = reduced(image.convert("RGB"))
+            with opened(picture_file(live.path / "images", sha256)) as image:
+                data = webp(image.convert("RGB"))
         except UNREADABLE as error:
             raise HTTPException(404, f"This picture cannot be read: {in_words(error)}.") from error
-        return Response(data, media_type=f"image/{kind}", headers=_KEEP)
+        return Response(data, media_type="image/webp", headers=_KEEP)
 
 
 def _read(live: LiveRun, draw: Callable[[LiveRun, RecordedRun], Markup]) -> Markup:
