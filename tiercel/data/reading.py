@@ -165,16 +165,22 @@ def hold_out(table: RowTable, held: HeldOut) -> RunRows:
     )
 
 
-def _all_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) -> RowTable:
-    tables = [read_rows(config.train, config, purpose, beat)]
-    for more in config.mix:
+def sources_of(config: Data) -> dict[str, tuple[str, Data]]:
+    """Return for each key that names training rows what it names, and how these rows are read."""
+    found = {"data.train": (config.train, config)}
+    for number, more in enumerate(config.mix):
         own = {
             "format": more.format or config.format,
             "image_root": more.image_root or config.image_root,
             "boxes": more.boxes or config.boxes,
             "columns": config.columns if more.columns is None else more.columns,
         }
-        tables.append(read_rows(more.path, config.model_copy(update=own), purpose, beat))
+        found[f"data.mix.{number}.path"] = (more.path, config.model_copy(update=own))
+    return found
+
+
+def _all_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) -> RowTable:
+    tables = [read_rows(given, own, purpose, beat) for given, own in sources_of(config).values()]
     if len(tables) == 1:
         return tables[0]
     return RowTable(
@@ -196,7 +202,7 @@ def read_rows(given: str | Path, config: Data, purpose: Purpose, beat: Callable[
     and EnvironmentProblem if a package is missing. Rejected rows do not raise: record them with `write_bad_rows`, then
     call `require_few_bad`.
     """
-    source = _source(str(given))
+    source = source_of(str(given))
     if not source.files:
         raise DataError(f"{source.name}: no file matches this pattern")
     if source.files == (source.path,):
@@ -321,7 +327,8 @@ def _named(records: Iterable[Record], columns: Mapping[str, str], without: Count
         yield named(record, columns)
 
 
-def _source(given: str) -> RowSource:
+def source_of(given: str) -> RowSource:
+    """Parse what a recipe names as rows. Raises DataError."""
     try:
         return row_source(given)
     except ValueError as error:
@@ -332,13 +339,18 @@ def _part(rows: RowView, rejected: Sequence[RejectedRow], count: int, file: str)
     """Take `count` of a file's rows, usable or not, so that the fraction of rejected rows stays about the same. Raises
     DataError if there are fewer rows."""
     usable, total = len(rows), len(rows) + len(rejected)
-    if count > total:
-        raise DataError(f"{file}#{count}: selects {count} rows, but there are only {total}; use a smaller number")
+    require_count(count, total, file)
     names = {name: place for place, name in enumerate(rows.file_names)}
     files = np.append(rows.files, np.array([names[row.file] for row in rejected], np.uint16))
     lines = np.append(rows.column("line"), np.array([row.line for row in rejected], np.uint64))
     places = chosen(files, lines, chain(rows.ids(), (row.id for row in rejected)), count, "part of a file")
     return rows.subset(places[places < usable]), [rejected[place - usable] for place in places[places >= usable]]
+
+
+def require_count(count: int, total: int, file: str) -> None:
+    """Raise DataError if a file has fewer rows than are selected of it."""
+    if count > total:
+        raise DataError(f"{file}#{count}: selects {count} rows, but there are only {total}; use a smaller number")
 
 
 def image_roots(source: RowSource, config: Data) -> ImageRoots:
@@ -383,7 +395,7 @@ def write_fix_report(rejected: Sequence[RejectedRow], path: str | Path) -> int:
     records = {
         (file, record.line): record.text or record.value
         for file in sorted({file for file, _ in wanted})
-        for record in records_of(_source(file))
+        for record in records_of(source_of(file))
         if (file, record.line) in wanted
     }
     with writing(Path(path)), Path(path).open("w", encoding="utf-8") as stream:
