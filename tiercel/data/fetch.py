@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from itertools import islice
@@ -30,6 +30,7 @@ from tiercel.data.media.images import is_web_address, path_problem
 from tiercel.data.order import chosen
 from tiercel.data.readers import Record, records_of
 from tiercel.data.reading import image_roots, require_count, source_of, sources_of, write_bad_rows
+from tiercel.data.remote import parts_of
 from tiercel.data.rows import with_turns_of_text
 from tiercel.errors import DataError, RunError
 from tiercel.log import logger
@@ -114,6 +115,7 @@ class _Source:
 
     def __init__(self, given: str, config: Data):
         self.given, self.config, self.source = given, config, source_of(given)
+        self.parts = parts_of(self.source, config)
         self._numbers: frozenset[int] | None = None
         if self.source.count is not None:
             total = sum(1 for _ in self.records())
@@ -125,8 +127,7 @@ class _Source:
     def records(self) -> Iterator[tuple[str, Record]]:
         """Yield each record with its file; of a part, only those that are chosen."""
         number = 0
-        for path in self.source.files:
-            part = replace(self.source, path=path, count=None)
+        for part in self.parts:
             try:
                 for record in records_of(part):
                     if self._numbers is None or number in self._numbers:
@@ -155,7 +156,7 @@ class _Source:
         """Write the rows, with the names of files in place of URLs. Return their number, those that lack a picture, and
         the directories that data.image_roots needs for them. A picture is named relative to the file if the recipe has
         no data.image_root, else by its whole path; then it is the other pictures whose paths stay as they are."""
-        roots, is_beside = image_roots(self.source, self.config), self.config.image_root is None
+        roots, is_beside = image_roots(self.parts[0], self.config), self.config.image_root is None
         folder = Path() if is_beside else file.parent.absolute()
         places = {} if is_beside else {str(folder): None}
         failed: list[RejectedRow] = []

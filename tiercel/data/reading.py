@@ -22,6 +22,7 @@ from tiercel.data.index import IndexedRows, LineFile, cache_folder, indexed, rem
 from tiercel.data.media.images import open_header
 from tiercel.data.order import RowOrder, chosen, clusters_of
 from tiercel.data.readers import Record, records_of
+from tiercel.data.remote import parts_of
 from tiercel.data.rows import Purpose, Reading, shortened
 from tiercel.data.spreading import spread
 from tiercel.data.stores import MemoryStore, RowView, joined, repeated_ids, said_of, view_of
@@ -203,11 +204,12 @@ def read_rows(given: str | Path, config: Data, purpose: Purpose, beat: Callable[
     call `require_few_bad`.
     """
     source = source_of(str(given))
-    if not source.files:
+    parts = parts_of(source, config, beat)
+    if not parts:
         raise DataError(f"{source.name}: no file matches this pattern")
-    if source.files == (source.path,):
-        return replace(_read_source(source, config, purpose, beat), file=str(given))
-    parts = [replace(source, path=file, count=None) for file in source.files]
+    if len(parts) == 1:
+        one = replace(parts[0], count=source.count)
+        return replace(_read_source(one, config, purpose, beat), file=str(given))
     table = _joined([_read_source(part, config, purpose, beat) for part in parts], str(given))
     if source.count is None:
         return table
@@ -388,14 +390,15 @@ def write_bad_rows(rejected: Iterable[RejectedRow], path: str | Path) -> None:
             stream.write(opening + "\n".join(new) + "\n")
 
 
-def write_fix_report(rejected: Sequence[RejectedRow], path: str | Path) -> int:
+def write_fix_report(rejected: Sequence[RejectedRow], path: str | Path, config: Data) -> int:
     """Write rejected rows as JSON Lines: file, line, field, reason, and the record as it was read, without the bytes of
     images, or the beginning of its text. Return their number. Raises RunError if the file cannot be written."""
     wanted = {(row.file, row.line) for row in rejected}
     records = {
         (file, record.line): record.text or record.value
         for file in sorted({file for file, _ in wanted})
-        for record in records_of(source_of(file))
+        for part in parts_of(source_of(file), config)
+        for record in records_of(part)
         if (file, record.line) in wanted
     }
     with writing(Path(path)), Path(path).open("w", encoding="utf-8") as stream:
