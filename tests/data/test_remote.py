@@ -9,6 +9,9 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import known_implementations
 
+from tests.training.test_loops import sft_recipe, write_rows
+from tiercel.cli.main import main
+from tiercel.config import recipe_to_yaml
 from tiercel.config.data import Data
 from tiercel.config.row_sources import RowSource, row_source
 from tiercel.data import remote
@@ -208,3 +211,17 @@ def test_the_cache_is_bounded(tmp_path):
         assert there() == ["1", "3"]
     with pytest.raises(DataError, match=r"data\.cache_bytes"):
         parts_of(row_source("memory://box/*.jsonl"), data)
+
+
+def test_a_run_reads_rows_at_a_url_and_resumes(tiny_checkpoints, tmp_path, monkeypatch, capsys):
+    rows = write_rows(tmp_path)
+    monkeypatch.setenv("STORE_SECRET_KEY", "5ecre7-of-a-store")
+    made = sft_recipe(tiny_checkpoints["qwen2_vl"], rows, tmp_path / "run", data={"image_root": str(tmp_path)})
+    recipe_file = tmp_path / "recipe.yaml"
+    recipe_file.write_text(recipe_to_yaml(made))
+    words = ["sft", str(recipe_file), f"data.train=file://{rows}", f"data.cache={tmp_path / 'cache'}"]
+    assert main([*words, "train.steps=1"]) == 0
+    assert main([*words, "train.steps=2"]) == 0
+    assert len(list((tmp_path / "cache" / "files").glob("*/rows.jsonl"))) == 1
+    written = b"".join(file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file())
+    assert b"file://" in written and b"5ecre7-of-a-store" not in written
