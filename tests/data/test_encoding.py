@@ -22,7 +22,13 @@ def decoded(monkeypatch):
 
 def row_of(tmp_path, *paths, **more):
     images = tuple(ImageSource(path=path) for path in paths)
-    about = {"id": "r", "messages": (Message(role="user", content="<image>" * len(paths)),), "columns": {}, "file": "r.jsonl", "line": 1}
+    about = {
+        "id": "r",
+        "messages": (Message(role="user", content="<image>" * len(paths)),),
+        "columns": {},
+        "file": "r.jsonl",
+        "line": 1,
+    }
     return Row(**about, images=images, image_roots=ImageRoots(base=str(tmp_path)), **more)
 
 

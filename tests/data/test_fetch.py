@@ -68,6 +68,8 @@ class Pictures(BaseHTTPRequestHandler):
                 return self.answer(b"", status=404)
             case "page":
                 return self.answer(b"<html>", kind="text/html")
+            case "colour":
+                return self.answer(b"", kind="text/\x9b31m")
             case "odd":
                 return self.answer(b"GIF89a" + bytes(50))
             case "zipped":
@@ -313,6 +315,12 @@ def test_a_part_of_the_rows_and_several_files(server, web, tmp_path):
     assert fetch(mixed, tmp_path / "other", web, 2).values == {"data.mix.0.path": str(tmp_path / "other/mix-0.jsonl")}
     with pytest.raises(DataError, match="no row names a picture by a URL"):
         fetch(Data(train=str(own)), tmp_path / "none", web, 2)
+
+
+def test_what_a_server_and_a_row_say_is_shown_without_control_characters(server, web, tmp_path):
+    fetch(rows_with(tmp_path, f"{server.url}/colour", f"{server.url}/\x1b[31m"), tmp_path / "to", web, 1)
+    reasons = [json.loads(line)["reason"] for line in (tmp_path / "to" / FAILED).read_text().splitlines()]
+    assert len(reasons) == 2 and all(reason.isprintable() for reason in reasons)
 
 
 def test_secrets_of_an_address_are_not_written(server, web, tmp_path):

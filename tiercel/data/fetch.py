@@ -26,7 +26,7 @@ from tiercel.data.formats.registry import default_id
 from tiercel.data.index import locked
 from tiercel.data.media.download import Web, download
 from tiercel.data.media.embedded import IMAGE_PARTS
-from tiercel.data.media.images import is_web_address, path_problem
+from tiercel.data.media.images import is_web_address, path_problem, shown_path
 from tiercel.data.order import chosen
 from tiercel.data.readers import Record, records_of
 from tiercel.data.reading import image_roots, require_count, source_of, sources_of, write_bad_rows
@@ -187,7 +187,7 @@ class _Source:
                     except (TypeError, ValueError, RecursionError) as error:
                         reason = f"has a value that JSON does not have: {error}"
                 id = str(record.value.get("id") or default_id(name, record.line))
-                reasons = [f"{url}: {problems[url]}" for url in lacking] + ([reason] if reason else [])
+                reasons = [f"{shown_path(url)}: {problems[url]}" for url in lacking] + ([reason] if reason else [])
                 if reasons:
                     field = "row" if reason else "images"
                     failed.append(

@@ -141,7 +141,7 @@ def _body(response: httpx.Response, end: float, web: Web) -> bytes:
         raise DataError(f"the server answered {status}")
     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in _UNTOLD and not kind.startswith("image/"):
-        raise DataError(f"the server sent {kind[:80]}, not a picture")
+        raise DataError(f"the server sent {kind[:80]!a}, not a picture")
     if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise DataError("the server compressed the answer, which was not asked for")
     data = bytearray()
