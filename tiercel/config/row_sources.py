@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from glob import glob, has_magic
 from os.path import exists, isdir
 
-from tiercel.secret_names import PARAMETER, is_secret_name
+from tiercel.secret_names import PARAMETER, is_secret_parameter
 
 HUB = "hf:"
 HUB_FORM = "hf:ORGANISATION/NAME, with /CONFIG, :SPLIT and #N if needed"
@@ -81,8 +81,7 @@ def row_source(given: str) -> RowSource:
 def _require_plain(url: str, rest: str) -> None:
     if "::" in rest:
         raise ValueError("several URLs are chained with ::; name one")
-    names = [each["name"] for each in PARAMETER.finditer(url)]
-    if _PASSWORD.match(rest) or any(is_secret_name(name) or "SIG" in name.upper() for name in names):
+    if _PASSWORD.match(rest) or any(is_secret_parameter(each["name"]) for each in PARAMETER.finditer(url)):
         raise ValueError(
             "has a password, key or signature in it; set it where the store's own package looks for it, such as in an "
             "environment variable"

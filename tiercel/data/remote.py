@@ -114,6 +114,9 @@ def _copy(file: _File, cache: Path, most: int, beside: list[_File], beat: Callab
     folder = cache / file.key
     about, copy = folder / "copy.json", folder / Path(file.path).name
     with locked(folder.with_suffix(".lock"), beat):
+        if file.key not in _in_use:
+            _in_use[file.key] = os.open(folder.with_suffix(".used"), os.O_RDWR | os.O_CREAT, 0o666)
+            fcntl.flock(_in_use[file.key], fcntl.LOCK_SH)
         if (before := _state(about)) != file.state or not copy.is_file() or copy.stat().st_size != file.size:
             if before not in (None, file.state):
                 logger.warning(f"{file.url}: has changed since it was copied into {cache}; it is copied again")
@@ -128,9 +131,6 @@ def _copy(file: _File, cache: Path, most: int, beside: list[_File], beat: Callab
             part.replace(copy)
             about.write_text(json.dumps({"url": file.url, "state": file.state}), encoding="utf-8")
         os.utime(about)
-        if file.key not in _in_use:
-            _in_use[file.key] = os.open(folder.with_suffix(".used"), os.O_RDWR | os.O_CREAT, 0o666)
-            fcntl.flock(_in_use[file.key], fcntl.LOCK_SH)
     return copy
 
 
