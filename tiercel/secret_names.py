@@ -12,6 +12,7 @@ CREDENTIALS = re.compile(r'(?<=://)[^\s/?#"<>]+(?=@)')
 PARAMETER = re.compile(r"(?<=[?&;])(?P<name>[\w.%-]+)=(?P<value>[^\s&;#\"'<>]+)")
 
 _SECRET_NAMES = re.compile("|".join(map(fnmatch.translate, SECRET_VARIABLES)))
+_SIGNING = ("SIGNATURE", "CREDENTIAL", "SIG")
 _USER = re.compile(rf"{CREDENTIALS.pattern}@")
 _SETTINGS = (
     re.compile(r"""(?<![\w.-])(?P<name>[\w.-]++)["']?\s*+[=:]\s*+(?P<first>\S)"""),
@@ -25,12 +26,17 @@ def is_secret_name(name: str) -> bool:
     return _SECRET_NAMES.match(name.upper().replace("-", "_")) is not None
 
 
+def is_secret_parameter(name: str) -> bool:
+    """Return whether a URL's parameter of this name contains a secret, also as a part of what signs the URL."""
+    return is_secret_name(name) or name.upper().endswith(_SIGNING)
+
+
 def without_credentials(text: str) -> str:
     """Remove users and passwords from the addresses in a text, and the values of parameters that are named like
     secrets."""
     if "://" not in text:
         return text
-    return PARAMETER.sub(lambda found: f"{found['name']}=" if is_secret_name(found["name"]) else found[0],
+    return PARAMETER.sub(lambda found: f"{found['name']}=" if is_secret_parameter(found["name"]) else found[0],
                          _USER.sub("", text))  # fmt: skip
 
 

@@ -102,7 +102,7 @@ def test_rejected_rows_of_a_data_set_reach_the_fix_report(cache, tmp_path):
     lines = [{"messages": [{"role": "user", "content": "?"}]}, {"messages": [{"role": "system", "content": "?"}]}]
     (tmp_path / "rows" / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
     table = read("hf:./rows")
-    assert write_fix_report(table.rejected, tmp_path / "report.jsonl") == 1
+    assert write_fix_report(table.rejected, tmp_path / "report.jsonl", Data(train="")) == 1
     record = json.loads((tmp_path / "report.jsonl").read_text())
     assert (record["file"], record["line"], record["row"]) == ("hf:./rows:train", 2, lines[1])
 

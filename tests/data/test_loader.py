@@ -1,5 +1,6 @@
 """The loader gives the same steps for any number of workers, and its workers end when they should."""
 
+import multiprocessing
 import os
 import resource
 import signal
@@ -146,6 +147,25 @@ def test_an_error_of_the_machine_is_not_the_rows(workers):
 
     with pytest.raises(EnvironmentProblem, match="pip install something"):
         loaded(workers, encode=unequipped)
+
+
+@pytest.mark.parametrize(("most", "rows"), [(1, 8), (10**6, 28)])
+def test_workers_are_ahead_by_bytes(monkeypatch, most, rows):
+    monkeypatch.setattr("tiercel.data.loader.BYTES_AHEAD", most)
+    done = multiprocessing.Value("i", 0)
+
+    def counted(row, index):
+        with done.get_lock():
+            done.value += 1
+        return torch.zeros(5_000, dtype=torch.uint8) if most > 1 else torch.zeros(500_000, dtype=torch.uint8)
+
+    with StepLoader(ROWS, counted, ORDER, start=0, stop=7, workers=1) as loader:
+        end = time.monotonic() + 30
+        while done.value < rows and time.monotonic() < end:
+            time.sleep(0.02)
+        time.sleep(0.3)
+        assert done.value == rows  # with a limit of one byte: a slice that is being sent, and the next one
+        assert [len(batch.prompts) for batch in loader] == [4] * 7
 
 
 def test_a_killed_worker_is_reported_at_once():

@@ -409,7 +409,7 @@ def test_the_fix_report_has_every_rejected_row_as_it_was_read(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text(f"{line('a')}\nnonsense\n{json.dumps({'id': 'c', 'messages': []})}\n")
     table = read(file)
-    assert write_fix_report(table.rejected, tmp_path / "fix.jsonl") == 2
+    assert write_fix_report(table.rejected, tmp_path / "fix.jsonl", Data(train="")) == 2
     found = [json.loads(each) for each in (tmp_path / "fix.jsonl").read_text().splitlines()]
     assert [(each["line"], each["field"]) for each in found] == [(2, "row"), (3, "messages")]
     assert found[0]["row"] == "nonsense" and found[1]["row"]["id"] == "c"
@@ -432,7 +432,7 @@ def test_a_line_that_is_no_json_is_told_by_its_place_in_the_line_and_kept(tmp_pa
         "is not valid JSON: Unterminated string starting at character 14 of the line; was it cut short?"
     )
     assert bytes_reason.startswith("is not UTF-8 (byte 0 of the row); convert the file")
-    write_fix_report(table.rejected, tmp_path / "fix.jsonl")
+    write_fix_report(table.rejected, tmp_path / "fix.jsonl", Data(train=""))
     written = (tmp_path / "fix.jsonl").read_text(encoding="utf-8")
     assert json.loads(written.splitlines()[0])["row"] == cut and "一" in written
 
@@ -461,7 +461,7 @@ def test_the_fix_report_holds_what_made_rows_unreadable(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text(f'{line("a")}\n{{"messages": "\\ud800"}}\n{{"messages": {deep}}}\n')
     table = read(file)
-    assert write_fix_report(table.rejected, tmp_path / "fix.jsonl") == 2
+    assert write_fix_report(table.rejected, tmp_path / "fix.jsonl", Data(train="")) == 2
     found = [json.loads(each) for each in (tmp_path / "fix.jsonl").read_text().splitlines()]
     assert found[0]["row"] == {"messages": "\ud800"} and [each["line"] for each in found] == [2, 3]
 

@@ -97,6 +97,9 @@ def test_credentials_of_any_url_are_hidden_and_it_stays_a_url():
     assert redactor.redact("['https://ghp_token@host', 'ssh://git@host']") == (
         "['https://redacted@host', 'ssh://redacted@host']"
     )
+    assert redactor.redact("https://host/a?n=1&X-Amz-Signature=abc&sig=d%3D") == (
+        "https://host/a?n=1&X-Amz-Signature=redacted&sig=redacted"
+    )
     assert redactor.redact("http://host/a?api_key=abc&n=1&ACCESS_TOKEN=d#e") == (
         "http://host/a?api_key=redacted&n=1&ACCESS_TOKEN=redacted#e"
     )

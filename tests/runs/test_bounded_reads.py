@@ -31,7 +31,7 @@ NO_FILE_OF_A_RUN = {
         ("data/media/images.py", "data/readers.py", "data/media/videos.py", "image_decoding.py"),
         "rows, with own limits",
     ),
-    "data/index.py": "rows, and the cache of their indexes",
+    **dict.fromkeys(("data/index.py", "data/remote.py"), "rows, and the cache of their indexes and copies"),
     **dict.fromkeys(
         ("rewards/text.py", "rewards/runtime/judge.py", "rewards/runtime/model.py"), "a schema, a prompt, a template"
     ),
@@ -55,6 +55,7 @@ SAFE = {
     ("trackers/opening.py", "trackers.open(name, place_of(recipe, run, name, run_id, kept), kept)"): "no file",
     ("rewards/runtime/forms.py", "image.open()"): "a picture of a row",
     ("rewards/runtime/forms.py", "found.open()"): "a picture of a row",
+    ("data/fetch.py", "part.open('w', encoding='utf-8')"): "writes in the folder of --to",
     ("data/reading.py", "Path(path).open('w', encoding='utf-8')"): "writes where the user says",
     ("distributed/strategies/shard_files.py", "safe_open(file, 'pt')"): "of a checkpoint whose manifest was compared",
     ("packing/kernel_table.py", "file.read_text(encoding='utf-8')"): "our own",

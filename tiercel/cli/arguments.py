@@ -135,6 +135,16 @@ def _data_command(commands) -> None:
     preview.add_argument(
         "--output", type=Path, default=Path("preview.html"), metavar="FILE", help="where the page goes (preview.html)"
     )
+    fetch = _recipe_command(
+        looks,
+        "fetch",
+        "download the pictures that rows name by https URLs, once, and write rows with the names of the files",
+        "tiercel data fetch recipe.yaml --to fetched",
+    )
+    fetch.add_argument(
+        "--to", type=Path, default=Path("fetched"), metavar="FOLDER", help="where pictures and rows go (fetched)"
+    )
+    fetch.add_argument("--parallel", type=at_least(1), default=16, metavar="N", help="downloads at a time (16)")
 
 
 def _plan_command(commands) -> None:

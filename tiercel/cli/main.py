@@ -196,7 +196,7 @@ COMMANDS: dict[str, Command] = {
         for kind in RECIPES
     },
     "check": Command(module="tiercel.cli.check", read=recipes.checked_recipe),
-    "data": Command(module="tiercel.cli.preview", read=recipes.file_recipe),
+    "data": Command(module="tiercel.cli.data", read=recipes.file_recipe),
     "plan": Command(module="tiercel.cli.plan", read=recipes.planned_recipe),
     "doctor": Command(module="tiercel.cli.doctor"),
     "serve": Command(module="tiercel.cli.serve", read=recipes.served_recipe),

@@ -1,9 +1,11 @@
 """Encode rows in loader workers: decode and resize the images, render and tokenise the turns."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,7 +20,17 @@ from tiercel.data.stores import view_of
 from tiercel.errors import DataError, RecipeError
 from tiercel.models.families.base import Family
 from tiercel.models.prompts import encode_conversation, encode_prompt
-from tiercel.types import EncodedImage, EncodedPrompt, Example, ImagePlan, PixelLimits, Row, Size, VideoSource
+from tiercel.types import (
+    EncodedImage,
+    EncodedPrompt,
+    Example,
+    ImagePlan,
+    ImageSource,
+    PixelLimits,
+    Row,
+    Size,
+    VideoSource,
+)
 
 T = TypeVar("T")
 
@@ -89,15 +101,34 @@ def with_answer_of(row: Row, other: Row) -> Row:
 
 def row_images(family: Family, data: Data, row: Row) -> list[EncodedImage]:
     """Decode and resize a row's images and videos, in the order of their marks. Raises DataError."""
-    roots = row.image_roots
-    encoded = []
-    for source in row.visuals:
-        if isinstance(source, VideoSource):
-            header = open_video(source, roots, data)
-            frames = decode_video(source, roots, data, header)
-            encoded.append(family.encode_video(frames, _video_plan(family, data, header)))
-        else:
-            encoded.append(family.encode_image(decode(source, roots, data.max_image_pixels), row.pixels))
+    return [_visual(family, data, row, source) for source in row.visuals]
+
+
+_decoded: ContextVar[dict[Any, EncodedImage] | None] = ContextVar("decoded", default=None)
+
+
+@contextmanager
+def decoding_once() -> Iterator[None]:
+    """Decode each picture and video once for all rows, and for both sides of a pair, that are encoded inside."""
+    token = _decoded.set({})
+    try:
+        yield
+    finally:
+        _decoded.reset(token)
+
+
+def _visual(family: Family, data: Data, row: Row, source: ImageSource | VideoSource) -> EncodedImage:
+    known, roots, key = _decoded.get(), row.image_roots, (source, row.image_roots, row.pixels)
+    if known is not None and key in known:
+        return known[key]
+    if isinstance(source, VideoSource):
+        header = open_video(source, roots, data)
+        frames = decode_video(source, roots, data, header)
+        encoded = family.encode_video(frames, _video_plan(family, data, header))
+    else:
+        encoded = family.encode_image(decode(source, roots, data.max_image_pixels), row.pixels)
+    if known is not None:
+        known[key] = encoded
     return encoded
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tiercel.data.encoding import decoding_once
 from tiercel.data.order import RowOrder, indices_of_step, rank_slice
 from tiercel.data.rows import reject
 from tiercel.data.stores import view_of
@@ -32,7 +33,7 @@ from tiercel.types import EncodedPrompt, Example, RejectedRow, Row
 Encoded = TypeVar("Encoded", EncodedPrompt, Example)
 Encode = Callable[[Row, int], Encoded]  # takes (row, index); raises DataError for a row that cannot be used
 
-_WAITING_SLICES = 1  # that a worker holds ready, beside the one it sends and the one it encodes
+BYTES_AHEAD = 1 << 26  # that a worker has encoded and not yet delivered; a larger slice goes alone
 _PARENT_CHECK_SECONDS = 1.0
 
 
@@ -66,7 +67,7 @@ class StepLoader(Generic[Encoded]):
 
     `encode(row, index)` decodes, resizes and tokenises a row; if it raises DataError, the row is rejected. With
     `workers` = 0 it runs in this process, when a step is asked for. With more, every worker encodes its slice of each
-    step, a few steps ahead. Use the loader as a context manager: closing it ends the workers.
+    step, ahead by at most BYTES_AHEAD. Use the loader as a context manager: closing it ends the workers.
 
     Raises TrainingError if a worker ends early, or if `encode` fails with an error that the row did not cause.
     """
@@ -167,7 +168,8 @@ def _receive(process: BaseProcess, results: Connection) -> list[Any]:
 
 def _encode_slice(rows: Sequence[Row], encode: Encode, places: Sequence[tuple[int, int]]) -> list[Any]:
     view = view_of(rows)
-    return [_encode_row(view.look(number), encode, index) for index, number in places]
+    with decoding_once():
+        return [_encode_row(view.look(number), encode, index) for index, number in places]
 
 
 def _encode_row(row: Row | RejectedRow, encode: Encode, index: int) -> Any:
@@ -191,19 +193,40 @@ def _share(rows: Sequence[Row], encode: Encode, order: StepOrder, worker: int, w
 
 
 def _work(share: Callable[[int], list[Any]], steps: range, results: Connection, parent: int) -> None:
-    """Run a worker: encode its share of every step, in order, as far ahead as the queue and the pipe have room."""
+    """Run a worker: encode its share of every step, in order, as far ahead as BYTES_AHEAD allows."""
     _isolate(parent)
-    waiting: queue.Queue[memoryview] = queue.Queue(maxsize=_WAITING_SLICES)
-    threading.Thread(target=_send, args=(waiting, results), daemon=True).start()
+    outbox = _Outbox(results)
     for step in steps:
-        waiting.put(ForkingPickler.dumps(share(step)))
-    waiting.join()
+        outbox.put(ForkingPickler.dumps(share(step)))
+    outbox.put(None)
+    outbox.sender.join()
 
 
-def _send(waiting: "queue.Queue[memoryview]", results: Connection) -> None:
-    while True:
-        results.send_bytes(waiting.get())
-        waiting.task_done()
+class _Outbox:
+    """Sends what a worker has encoded, in a thread. The worker waits while BYTES_AHEAD are on their way."""
+
+    def __init__(self, results: Connection):
+        self._waiting = queue.SimpleQueue[memoryview | None]()
+        self._room = threading.Condition()
+        self._bytes = 0
+        self._results = results
+        self.sender = threading.Thread(target=self._send, daemon=True)
+        self.sender.start()
+
+    def put(self, encoded: memoryview | None) -> None:
+        """Send a slice, later; None ends the sender."""
+        size = len(encoded or b"")
+        with self._room:
+            self._room.wait_for(lambda: self._bytes == 0 or self._bytes + size <= BYTES_AHEAD)
+            self._bytes += size
+        self._waiting.put(encoded)
+
+    def _send(self) -> None:
+        while (encoded := self._waiting.get()) is not None:
+            self._results.send_bytes(encoded)
+            with self._room:
+                self._bytes -= len(encoded)
+                self._room.notify()
 
 
 def _isolate(parent: int) -> None:

@@ -22,6 +22,7 @@ from tiercel.data.index import IndexedRows, LineFile, cache_folder, indexed, rem
 from tiercel.data.media.images import open_header
 from tiercel.data.order import RowOrder, chosen, clusters_of
 from tiercel.data.readers import Record, records_of
+from tiercel.data.remote import parts_of
 from tiercel.data.rows import Purpose, Reading, shortened
 from tiercel.data.spreading import spread
 from tiercel.data.stores import MemoryStore, RowView, joined, repeated_ids, said_of, view_of
@@ -165,16 +166,22 @@ def hold_out(table: RowTable, held: HeldOut) -> RunRows:
     )
 
 
-def _all_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) -> RowTable:
-    tables = [read_rows(config.train, config, purpose, beat)]
-    for more in config.mix:
+def sources_of(config: Data) -> dict[str, tuple[str, Data]]:
+    """Return for each key that names training rows what it names, and how these rows are read."""
+    found = {"data.train": (config.train, config)}
+    for number, more in enumerate(config.mix):
         own = {
             "format": more.format or config.format,
             "image_root": more.image_root or config.image_root,
             "boxes": more.boxes or config.boxes,
             "columns": config.columns if more.columns is None else more.columns,
         }
-        tables.append(read_rows(more.path, config.model_copy(update=own), purpose, beat))
+        found[f"data.mix.{number}.path"] = (more.path, config.model_copy(update=own))
+    return found
+
+
+def _all_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) -> RowTable:
+    tables = [read_rows(given, own, purpose, beat) for given, own in sources_of(config).values()]
     if len(tables) == 1:
         return tables[0]
     return RowTable(
@@ -196,12 +203,13 @@ def read_rows(given: str | Path, config: Data, purpose: Purpose, beat: Callable[
     and EnvironmentProblem if a package is missing. Rejected rows do not raise: record them with `write_bad_rows`, then
     call `require_few_bad`.
     """
-    source = _source(str(given))
-    if not source.files:
+    source = source_of(str(given))
+    parts = parts_of(source, config, beat)
+    if not parts:
         raise DataError(f"{source.name}: no file matches this pattern")
-    if source.files == (source.path,):
-        return replace(_read_source(source, config, purpose, beat), file=str(given))
-    parts = [replace(source, path=file, count=None) for file in source.files]
+    if len(parts) == 1:
+        one = replace(parts[0], count=source.count)
+        return replace(_read_source(one, config, purpose, beat), file=str(given))
     table = _joined([_read_source(part, config, purpose, beat) for part in parts], str(given))
     if source.count is None:
         return table
@@ -321,7 +329,8 @@ def _named(records: Iterable[Record], columns: Mapping[str, str], without: Count
         yield named(record, columns)
 
 
-def _source(given: str) -> RowSource:
+def source_of(given: str) -> RowSource:
+    """Parse what a recipe names as rows. Raises DataError."""
     try:
         return row_source(given)
     except ValueError as error:
@@ -332,13 +341,18 @@ def _part(rows: RowView, rejected: Sequence[RejectedRow], count: int, file: str)
     """Take `count` of a file's rows, usable or not, so that the fraction of rejected rows stays about the same. Raises
     DataError if there are fewer rows."""
     usable, total = len(rows), len(rows) + len(rejected)
-    if count > total:
-        raise DataError(f"{file}#{count}: selects {count} rows, but there are only {total}; use a smaller number")
+    require_count(count, total, file)
     names = {name: place for place, name in enumerate(rows.file_names)}
     files = np.append(rows.files, np.array([names[row.file] for row in rejected], np.uint16))
     lines = np.append(rows.column("line"), np.array([row.line for row in rejected], np.uint64))
     places = chosen(files, lines, chain(rows.ids(), (row.id for row in rejected)), count, "part of a file")
     return rows.subset(places[places < usable]), [rejected[place - usable] for place in places[places >= usable]]
+
+
+def require_count(count: int, total: int, file: str) -> None:
+    """Raise DataError if a file has fewer rows than are selected of it."""
+    if count > total:
+        raise DataError(f"{file}#{count}: selects {count} rows, but there are only {total}; use a smaller number")
 
 
 def image_roots(source: RowSource, config: Data) -> ImageRoots:
@@ -376,14 +390,15 @@ def write_bad_rows(rejected: Iterable[RejectedRow], path: str | Path) -> None:
             stream.write(opening + "\n".join(new) + "\n")
 
 
-def write_fix_report(rejected: Sequence[RejectedRow], path: str | Path) -> int:
+def write_fix_report(rejected: Sequence[RejectedRow], path: str | Path, config: Data) -> int:
     """Write rejected rows as JSON Lines: file, line, field, reason, and the record as it was read, without the bytes of
     images, or the beginning of its text. Return their number. Raises RunError if the file cannot be written."""
     wanted = {(row.file, row.line) for row in rejected}
     records = {
         (file, record.line): record.text or record.value
         for file in sorted({file for file, _ in wanted})
-        for record in records_of(_source(file))
+        for part in parts_of(source_of(file), config)
+        for record in records_of(part)
         if (file, record.line) in wanted
     }
     with writing(Path(path)), Path(path).open("w", encoding="utf-8") as stream:

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from tiercel.config import flatten
 from tiercel.config.row_sources import row_source
 from tiercel.config.schema import BaseRecipe, GrpoRecipe, Recipe
 from tiercel.data.readers import files_of
+from tiercel.data.remote import parts_of
 from tiercel.devices import driver_version
 from tiercel.distributed.ranks import Ranks
 from tiercel.distributed.versions import fingerprint, installed_versions
@@ -46,7 +47,9 @@ def require_same_recipe(recipe: Recipe, ranks: Ranks) -> None:
 
 def require_same_files(recipe: Recipe, ranks: Ranks) -> None:
     """Compare devices, data and model files. Raises EnvironmentProblem as `require_same_recipe` does."""
-    _require_equal(ranks.gather(RankFacts(node=_node(), values=ranks.together(lambda: facts(recipe)))))
+    _require_equal(
+        ranks.gather(RankFacts(node=_node(), values=ranks.together(lambda: facts(recipe, ranks.heartbeat.beat))))
+    )
 
 
 def _node() -> str:
@@ -92,7 +95,7 @@ def recipe_facts(recipe: Recipe) -> RankFacts:
     return RankFacts(node=_node(), values={key: redact(shown(value)) for key, value in values.items()}, hashes=hashes)
 
 
-def facts(recipe: Recipe) -> dict[str, str]:
+def facts(recipe: Recipe, beat: Callable[[], None] = lambda: None) -> dict[str, str]:
     """Return the devices, and hashes of data and model files, by names for messages."""
     found: dict[str, str] = {}
     if torch.cuda.is_available():
@@ -105,7 +108,9 @@ def facts(recipe: Recipe) -> dict[str, str]:
         **{f"data.mix.{number}": more.path for number, more in enumerate(recipe.data.mix)},
         **({"data.eval": recipe.data.eval} if isinstance(recipe.data.eval, str) else {}),
     }
-    found |= {key: fingerprint(files_of(row_source(given))) for key, given in rows.items()}
+    for key, given in rows.items():
+        parts = parts_of(row_source(given), recipe.data, beat)
+        found[key] = fingerprint([file for part in parts for file in files_of(part)])
     named = {"data.template": recipe.data.template, "train.deepspeed.config": recipe.train.deepspeed.config}
     if isinstance(recipe, GrpoRecipe):
         named |= {key: call_file(call) for key, call in own_calls(recipe.algorithm).items()}

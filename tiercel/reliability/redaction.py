@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import quote, unquote
 
-from tiercel.secret_names import CREDENTIALS, PARAMETER, SHORTEST_SECRET, is_secret_name
+from tiercel.secret_names import CREDENTIALS, PARAMETER, SHORTEST_SECRET, is_secret_name, is_secret_parameter
 from tiercel.wording import CUT
 
 _SHORTEST_LINE = 16  # characters, of a line of a secret that has several, such as a private key
@@ -47,7 +47,7 @@ def _secret_parts(name: str, value: str) -> Iterator[str]:
         password = found[0].partition(":")[2]
         yield from (password, unquote(password))
     for found in PARAMETER.finditer(value):
-        if is_secret_name(found["name"]):
+        if is_secret_parameter(found["name"]):
             yield from (found["value"], unquote(found["value"]))
 
 
@@ -167,7 +167,7 @@ def _written(text: str) -> tuple[str, ...]:
 
 
 def _redacted_parameter(found: re.Match[str]) -> str:
-    return f"{found['name']}=redacted" if is_secret_name(found["name"]) else found[0]
+    return f"{found['name']}=redacted" if is_secret_parameter(found["name"]) else found[0]
 
 
 def redact_tracebacks() -> None:

@@ -20,7 +20,7 @@ from tiercel.runs.call_files import files_of_call
 
 _FREE_IN = {
     "model": ("vision_cache_bytes", "reference"),
-    "data": ("cache", "workers", "image_roots", "max_bad_fraction"),
+    "data": ("cache", "cache_bytes", "workers", "image_roots", "max_bad_fraction"),
     "train": ("steps", "epochs", "save_every", "eval_every", "log_every", "keep", "keep_best", "profile"),
     "train.profile": ("steps",),
     "rollout": (

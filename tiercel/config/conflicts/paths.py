@@ -114,6 +114,8 @@ def _rows_fault(given: str) -> str | None:
         return str(error)
     if source.is_hub:
         return _directory_fault(source.path) if source.path.startswith(("/", ".", "~")) else None
+    if source.is_remote:
+        return None
     if not source.files:
         return "no file matches this pattern"
     faults = (_rows_file_fault(path) for path in source.files)

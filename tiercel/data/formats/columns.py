@@ -48,7 +48,7 @@ def require_columns(records: Sequence[Record], columns: Mapping[str, str], file:
 
 
 _DEEPEST = 64  # the most levels of a value; a deeper one could not be read again from the files that tiercel writes
-_VISUALS = ("images", "image", "videos", "video", "rejected_images", "rejected_videos")
+VISUALS = ("images", "image", "videos", "video", "rejected_images", "rejected_videos")
 _ALWAYS_PLAIN = frozenset({int, bool, type(None)})
 
 
@@ -56,7 +56,7 @@ def require_plain(record: Mapping[str, Any]) -> None:
     """Raise DataError for a value that JSON or UTF-8 cannot hold. Images and videos are checked elsewhere."""
     for key, value in record.items():
         _require_text(key, "row")
-        if key not in _VISUALS:
+        if key not in VISUALS:
             require_plain_value(value, key or "row", _DEEPEST)
 
 
@@ -64,7 +64,7 @@ def foreign_columns(record: Mapping[str, Any], read: Container[str]) -> dict[str
     """Map each column whose value has a type that JSON does not know, such as bytes or a date, to that type; skip the
     columns in `read`. Images and videos are read elsewhere."""
     kinds = {key: _foreign(value, _DEEPEST) for key, value in record.items() if key not in read}
-    kinds = {key: kind for key, kind in kinds.items() if key not in _VISUALS}
+    kinds = {key: kind for key, kind in kinds.items() if key not in VISUALS}
     return {key: kind for key, kind in kinds.items() if kind is not None}
 
 

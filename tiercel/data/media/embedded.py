@@ -31,7 +31,7 @@ def embedded_picture(text: str, field: str) -> bytes | None:
         ) from error
 
 
-_KINDS = ("image_url", "input_image")
+IMAGE_PARTS = ("image_url", "input_image")
 
 
 def has_image_parts(messages: Any) -> bool:
@@ -39,7 +39,7 @@ def has_image_parts(messages: Any) -> bool:
     turns = messages if isinstance(messages, list) else []
     contents = [turn.get("content") for turn in turns if isinstance(turn, Mapping)]
     parts = [part for content in contents if isinstance(content, list) for part in content]
-    return any(isinstance(part, Mapping) and part.get("type") in _KINDS for part in parts)
+    return any(isinstance(part, Mapping) and part.get("type") in IMAGE_PARTS for part in parts)
 
 
 def read_image_parts(messages: Any, field: str) -> tuple[Any, tuple[ImageSource, ...]]:
@@ -55,7 +55,7 @@ def read_image_parts(messages: Any, field: str) -> tuple[Any, tuple[ImageSource,
             turn = {**turn, "content": list(content)}
             for place, part in enumerate(content):
                 kind = part.get("type") if isinstance(part, Mapping) else None
-                if kind in _KINDS:
+                if kind in IMAGE_PARTS:
                     images.append(_source(part.get("image_url"), f"{field}[{number}].content[{place}]"))
                     turn["content"][place] = {"type": "image"}
                 elif kind == "input_text":

@@ -107,14 +107,24 @@ def path_problem(path: str) -> str | None:
         return f"the path has {len(path)} characters, but at most {LONGEST_PATH} are allowed"
     if longest > LONGEST_NAME:
         return f"a name in the path has {longest} bytes, but at most {LONGEST_NAME} are allowed"
+    if is_web_address(path):
+        return (
+            "is a URL, and no URL of a row is followed; `tiercel data fetch RECIPE` downloads such pictures once and "
+            "writes rows with the names of the files"
+        )
     if "://" in path or path.lower().startswith(("data:", "file:")):
-        return "is a URL, but tiercel does not download images; give a path relative to data.image_root"
+        return "is a URL; give a path relative to data.image_root"
     parts = path.replace("\\", "/").split("/")
     if path[0] == "\\" or (len(parts[0]) == 2 and parts[0][1] == ":"):
         return "is an absolute Windows path; make it relative to data.image_root"
     if ".." in parts:
         return "contains '..'; make it relative to data.image_root"
     return None
+
+
+def is_web_address(path: str) -> bool:
+    """Return whether a row's image path is an address that `tiercel data fetch` may download."""
+    return path.lower().startswith(("https://", "http://"))
 
 
 def _longest_name(path: str) -> int:

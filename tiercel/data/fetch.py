@@ -1,0 +1,292 @@
+"""Download the pictures whose URLs stand in a recipe's rows, once, and write the rows with the names of the files.
+
+The folder has pictures/HH/HASH.ENDING, named by hashes of the URLs; rows in train.jsonl, mix-N.jsonl and eval.jsonl;
+and failed.jsonl. A picture gets its name when it is whole, so one that is there is not downloaded again.
+"""
+
+import base64
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from tiercel.config.data import Data
+from tiercel.data.formats.columns import VISUALS, foreign_columns
+from tiercel.data.formats.registry import default_id
+from tiercel.data.index import locked
+from tiercel.data.media.download import Web, download
+from tiercel.data.media.embedded import IMAGE_PARTS
+from tiercel.data.media.images import is_web_address, path_problem, shown_path
+from tiercel.data.order import chosen
+from tiercel.data.readers import Record, records_of
+from tiercel.data.reading import image_roots, require_count, source_of, sources_of, write_bad_rows
+from tiercel.data.remote import parts_of
+from tiercel.data.rows import with_turns_of_text
+from tiercel.errors import DataError, RunError
+from tiercel.log import logger
+from tiercel.types import RejectedRow
+from tiercel.writing import writing
+
+FAILED, PICTURES = "failed.jsonl", "pictures"
+_COLUMNS = (*VISUALS, "file_name")
+_LOCK, _PART = ".fetch.lock", ".part"
+_SAY_SECONDS = 10.0
+_AHEAD = 4  # downloads that wait, for each that runs
+
+Change = Callable[[str], str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fetched:
+    """Says what was done. `values` has the keys of the recipe that use it; `failed` has the rows that lack a
+    picture."""
+
+    values: Mapping[str, str]
+    row_count: int
+    downloaded: int
+    found: int  # pictures that were there
+    failed: tuple[RejectedRow, ...]
+
+
+def fetch(data: Data, folder: Path, web: Web, parallel: int) -> Fetched:
+    """Download the pictures of all rows that name URLs, `parallel` at a time, into `folder`. Raises DataError if rows
+    cannot be read or none names a URL, and RunError if the folder cannot be written. A picture that fails does not
+    raise."""
+    named = {**sources_of(data), **({"data.eval": (data.eval, data)} if isinstance(data.eval, str) else {})}
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()) and not (folder / _LOCK).exists():
+            raise RunError(f"{folder}: has files that `tiercel data fetch` has not made; name another folder as --to")
+    with writing(folder), locked(folder / _LOCK, lambda: None):
+        urls: dict[str, None] = {}
+        sources = [_Source(given, own) for given, own in named.values()]
+        has_urls = [source.add_urls(urls) for source in sources]
+        if not urls:
+            raise DataError("no row names a picture by a URL, so there is nothing to download")
+        there = dict[str, Path]()
+        for file in (folder / PICTURES).glob("*/*"):
+            if file.suffix == _PART:
+                file.unlink()  # of a process that was killed
+            elif file.stat().st_size:
+                there[file.stem] = file.relative_to(folder)
+        wanted = [url for url in urls if _hash(url) not in there]
+        problems: dict[str, str] = {}
+        for url, found in _downloaded(wanted, folder / PICTURES, web, parallel):
+            if isinstance(found, Path):
+                there[_hash(url)] = found.relative_to(folder)
+            else:
+                problems[url] = found
+        values: dict[str, str] = {}
+        failed: list[RejectedRow] = []
+        roots = dict.fromkeys(data.image_roots)
+        count = 0
+        for key, source, is_wanted in zip(named, sources, has_urls, strict=True):
+            if is_wanted:
+                file = folder / f"{key.removeprefix('data.').removesuffix('.path').replace('.', '-')}.jsonl"
+                lines, rows, places = source.write(file, there, problems)
+                values[key], count = str(file), count + lines
+                failed += rows
+                roots |= dict.fromkeys(places)
+        (folder / FAILED).unlink(missing_ok=True)
+        write_bad_rows(failed, folder / FAILED)
+    if tuple(roots) != data.image_roots:
+        values["data.image_roots"] = json.dumps(list(roots))
+    return Fetched(
+        values=values,
+        row_count=count,
+        downloaded=len(wanted) - len(problems),
+        found=len(urls) - len(wanted),
+        failed=tuple(failed),
+    )
+
+
+class _Source:
+    """The rows of one key of a recipe."""
+
+    def __init__(self, given: str, config: Data):
+        self.given, self.config, self.source = given, config, source_of(given)
+        self.parts = parts_of(self.source, config)
+        self._numbers: frozenset[int] | None = None
+        if self.source.count is not None:
+            total = sum(1 for _ in self.records())
+            require_count(self.source.count, total, self.source.name)
+            numbers = np.arange(total)
+            kept = chosen(np.zeros(total), numbers, map(str, numbers), self.source.count, "part of a file")
+            self._numbers = frozenset(kept.tolist())
+
+    def records(self) -> Iterator[tuple[str, Record]]:
+        """Yield each record with its file; of a part, only those that are chosen."""
+        number = 0
+        for part in self.parts:
+            try:
+                for record in records_of(part):
+                    if self._numbers is None or number in self._numbers:
+                        yield part.name, record
+                    number += 1
+            except OSError as error:
+                raise DataError(f"{part.name}: cannot be read: {error.strerror or error}") from error
+
+    def add_urls(self, urls: dict[str, None]) -> bool:
+        """Add the URLs of all pictures; return whether there are any."""
+        found = set[bool]()
+
+        def add(path: str) -> str:
+            if is_web_address(path):
+                urls.setdefault(path)
+                found.add(True)
+            return path
+
+        for _, record in self.records():
+            _changed(record.value, self.config.columns, add)
+        return bool(found)
+
+    def write(
+        self, file: Path, there: Mapping[str, Path], problems: Mapping[str, str]
+    ) -> tuple[int, list[RejectedRow], Sequence[str]]:
+        """Write the rows, with the names of files in place of URLs. Return their number, those that lack a picture, and
+        the directories that data.image_roots needs for them. A picture is named relative to the file if the recipe has
+        no data.image_root, else by its whole path; then it is the other pictures whose paths stay as they are."""
+        roots, is_beside = image_roots(self.parts[0], self.config), self.config.image_root is None
+        folder = Path() if is_beside else file.parent.absolute()
+        places = {} if is_beside else {str(folder): None}
+        failed: list[RejectedRow] = []
+        left_out: dict[str, str] = {}
+        lacking: list[str] = []
+
+        def change(path: str) -> str:
+            if is_web_address(path):
+                lacking.extend([path] if path in problems else [])
+                return path if path in problems else str(folder / there[_hash(path)])
+            if path_problem(path) is not None:  # such as a picture in base64
+                return path
+            places.update(dict.fromkeys((*([roots.base] if is_beside else []), *roots.more)))
+            return str((Path(roots.base) / path).absolute()) if is_beside else path
+
+        count = 0
+        part = file.with_suffix(_PART)  # the rows may be those of `file`
+        with writing(file), part.open("w", encoding="utf-8") as stream:
+            for name, record in self.records():
+                count, reason = count + 1, record.problem
+                if reason is None:
+                    foreign = foreign_columns(record.value, ())
+                    left_out |= foreign
+                    value = {key: each for key, each in record.value.items() if key not in foreign}
+                    try:
+                        line = json.dumps(_changed(value, self.config.columns, change), default=_base64)
+                        stream.write(line + "\n")
+                    except (TypeError, ValueError, RecursionError) as error:
+                        reason = f"has a value that JSON does not have: {error}"
+                id = str(record.value.get("id") or default_id(name, record.line))
+                reasons = [f"{shown_path(url)}: {problems[url]}" for url in lacking] + ([reason] if reason else [])
+                if reasons:
+                    field = "row" if reason else "images"
+                    failed.append(
+                        RejectedRow(id=id, file=name, line=record.line, field=field, reason="; ".join(reasons))
+                    )
+                lacking.clear()
+        with writing(file):
+            part.replace(file)
+        for key, kind in left_out.items():
+            logger.warning(f"{file}: column {key} is left out, because it has values of type {kind}")
+        return count, failed, list(places)
+
+
+def _changed(record: Mapping[str, Any], columns: Mapping[str, str], change: Change) -> dict[str, Any]:
+    """Copy a record with each path or URL of a picture changed: those in the columns of pictures, and in parts of
+    turns."""
+    found = {key: _in_parts(value, change) for key, value in with_turns_of_text(record).items()}
+    for name in _COLUMNS:
+        path = columns.get(name, name)
+        found = _within(found, [path] if path in found else path.split("."), change)
+    return found
+
+
+def _within(value: Any, path: Sequence[str], change: Change) -> Any:
+    if not path:
+        return _everywhere(value, change)
+    if isinstance(value, dict) and path[0] in value:
+        return {**value, path[0]: _within(value[path[0]], path[1:], change)}
+    return value
+
+
+def _everywhere(value: Any, change: Change) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_everywhere(each, change) for each in value]
+    if isinstance(value, dict) and value.get("bytes") is None:  # else the path is only a name
+        return {key: _everywhere(each, change) for key, each in value.items()}
+    return value
+
+
+def _in_parts(value: Any, change: Change) -> Any:
+    if isinstance(value, list):
+        return [_in_parts(each, change) for each in value]
+    if isinstance(value, dict):
+        is_picture = value.get("type") in IMAGE_PARTS
+        return {
+            key: (_everywhere if is_picture and key == "image_url" else _in_parts)(each, change)
+            for key, each in value.items()
+        }
+    return value
+
+
+def _base64(value: Any) -> str:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    raise TypeError(type(value).__name__)
+
+
+def _hash(url: str) -> str:
+    return sha256(url.encode(errors="surrogatepass")).hexdigest()[:32]
+
+
+def _downloaded(urls: Sequence[str], folder: Path, web: Web, parallel: int) -> Iterator[tuple[str, Path | str]]:
+    """Download pictures, in the order of `urls`. Yields each URL with its file, or with the reason why there is none.
+    Raises RunError if a file cannot be written."""
+    done = failed = 0
+    spoken = time.monotonic()
+    pool = ThreadPoolExecutor(parallel, thread_name_prefix="fetch")
+    try:
+        with web.client() as client:
+            get = partial(_save, client, folder, web)
+            waiting, left = (
+                deque(pool.submit(get, url) for url in urls[: _AHEAD * parallel]),
+                iter(urls[_AHEAD * parallel :]),
+            )
+            for url in urls:
+                found = waiting.popleft().result()
+                waiting.extend(pool.submit(get, following) for following in islice(left, 1))
+                done, failed = done + 1, failed + isinstance(found, str)
+                if time.monotonic() - spoken > _SAY_SECONDS:
+                    spoken = time.monotonic()
+                    logger.info(f"{done:,} of {len(urls):,} pictures asked for, {failed:,} failed")
+                yield url, found
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _save(client: httpx.Client, folder: Path, web: Web, url: str) -> Path | str:
+    """Download a picture to its file; return that, or the reason why it failed."""
+    try:
+        data, ending = download(client, url, web)
+    except DataError as error:
+        return str(error)
+    name = _hash(url)
+    file = folder / name[:2] / f"{name}{ending}"
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(_PART)
+        part.write_bytes(data)
+        part.replace(file)
+    return file
