@@ -101,7 +101,7 @@ class Data(Section):
     max_prompt_tokens: PositiveInt = 4096
     """A longer prompt, image tokens included, is rejected whole, never cut."""
     cache: str | None = None
-    """Folder of the indexes of large .jsonl files, which ranks and runs share; null takes tiercel/rows in your cache
+    """Folder of the indexes of large files of rows, which ranks and runs share; null takes tiercel/rows in your cache
     directory (~/.cache). It may be removed when nothing runs."""
     workers: NonNegativeInt = 2
     """Processes that decode and resize images ahead of time; any number gives the same batches."""

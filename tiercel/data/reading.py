@@ -18,7 +18,8 @@ from tiercel.config.row_sources import RowSource, row_source
 from tiercel.data.formats.columns import lacking, named, require_columns
 from tiercel.data.formats.registry import detect_format, rows_of
 from tiercel.data.hub import places_of_files
-from tiercel.data.index import IndexedRows, LineFile, cache_folder, indexed, remembered
+from tiercel.data.index import IndexedRows, cache_folder, indexed, remembered
+from tiercel.data.index_sources import GroupFiles, LineFile
 from tiercel.data.media.images import open_header
 from tiercel.data.order import RowOrder, chosen, clusters_of
 from tiercel.data.readers import Record, records_of
@@ -60,7 +61,13 @@ class RowTable:
     def notes(self) -> tuple[str, ...]:
         """Return what a person should know about how the rows were read: which columns were left out, and which columns
         only some rows have."""
-        counts = Counter(left for row in self.rows for left in row.left_out)
+        view = view_of(self.rows)
+        counts: Counter[tuple[str, str]] = Counter()
+        if view.is_whole and all(store.left_out is not None for store in view.stores):
+            for store in view.stores:
+                counts.update(store.left_out or {})
+        else:
+            counts.update(left for row in view for left in row.left_out)
         return tuple(
             f"column {name} of {count:,} rows is left out, because it has values of type {kind}, which JSON does not "
             "have"
@@ -290,22 +297,23 @@ def _read_source(source: RowSource, config: Data, purpose: Purpose, beat: Callab
 def _indexed(
     source: RowSource, format: FormatName, reading: Reading, config: Data, beat: Callable[[], None]
 ) -> IndexedRows | None:
-    """Open or make the index of a large JSON Lines file. None for a small one and for any other source, whose rows are
-    held in memory, and if the cache cannot be written, which is told."""
+    """Open or make the index of a large JSON Lines file, or of large Parquet or Arrow files. None for small ones and
+    for any other source, whose rows are held in memory, and if the cache cannot be written, which is told."""
     path = Path(source.path)
-    if source.is_hub or not path.name.lower().endswith(".jsonl") or not path.is_file():
+    kind = LineFile if path.name.lower().endswith(".jsonl") else GroupFiles
+    if source.is_hub or not (path.is_dir() or path.name.lower().endswith((".jsonl", ".parquet"))):
         return None
-    if path.stat().st_size < MOST_HELD_BYTES:
-        return None
-    lines = LineFile(
+    what = kind(
         path=source.path,
         format=format,
         columns=config.columns,
         reading=reading,
         max_image_pixels=config.max_image_pixels,
     )
+    if sum(file.stat().st_size for file in what.files) < MOST_HELD_BYTES:
+        return None
     try:
-        return indexed(lines, cache_folder(config.cache), beat)
+        return indexed(what, cache_folder(config.cache), beat)
     except OSError as error:
         logger.warning(
             f"{source.name}: all its rows are held in memory, because its index cannot be written ({error}); name "
