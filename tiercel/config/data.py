@@ -70,9 +70,9 @@ class Data(Section):
     """Rows and images."""
 
     train: str
-    """Training rows: a .jsonl (also .gz or .zst), .json or .parquet file, a pattern of several such as rows/*.jsonl, a
-    directory that Hugging Face's datasets saved, or hf:ORGANISATION/NAME:SPLIT of the hub; with #N at the end, N of its
-    rows."""
+    """Training rows: a .jsonl (also .gz or .zst), .json, .parquet or .tar file, a pattern of several such as
+    rows/*.jsonl, a directory that Hugging Face's datasets saved, or hf:ORGANISATION/NAME:SPLIT of the hub; with #N at
+    the end, N of its rows."""
     mix: tuple[MixedFile, ...] = ()
     """More training rows, mixed with data.train by weight in one order. An epoch is as many rows as all files have."""
     eval: (

@@ -1,4 +1,4 @@
-"""What an index can be made of: the lines of a JSON Lines file, and the rows of Parquet and Arrow files."""
+"""What an index can be made of: lines of a JSON Lines file, rows of Parquet and Arrow files, members of a tar shard."""
 
 import json
 import os
@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,22 @@ from tiercel.config.data import FormatName
 from tiercel.data.formats.columns import named
 from tiercel.data.formats.registry import rows_of
 from tiercel.data.readers import (
-    Record,
     RowGroup,
     batches_of,
-    record_of_line,
     record_of_value,
     records_of_group,
     row_groups,
     unreadable,
     value_at,
 )
+from tiercel.data.records import Record, record_of_line
 from tiercel.data.rows import Reading
+from tiercel.data.tar_shards import record_of_members, spans
 from tiercel.errors import DataError
 from tiercel.types import RejectedRow, Row
 
 _CHUNK = 1 << 20  # bytes of lines that a process reads at once
+_SPANS = 64  # rows of a tar shard that a process reads at once
 _ENDS = 1 << 16  # bytes at the beginning and at the end of a file that tell whether it is the same
 _KEPT_BYTES = 1 << 26  # of Arrow batches that a process keeps for the next rows
 
@@ -96,11 +98,13 @@ class IndexSource(ABC):
 class LineFile(IndexSource):
     """Describes a JSON Lines file. A record is found by its line's offset and length, in bytes."""
 
+    record_of: Callable[[bytes, int], Record | None] = staticmethod(record_of_line)
+
     @property
     def files(self) -> list[Path]:
         return [Path(self.path)]
 
-    def parts(self, beat: Callable[[], None]) -> Iterator[tuple[int, int, int]]:
+    def parts(self, beat: Callable[[], None]) -> Iterator[Any]:
         """Yield parts that end with a line: where each begins and ends, and the number of its first line."""
         start = position = 0
         line = 1
@@ -114,13 +118,13 @@ class LineFile(IndexSource):
         if start < position:
             yield start, position, line
 
-    def records(self, part: tuple[int, int, int]) -> Iterator[tuple[int, int, Record]]:
+    def records(self, part: Any) -> Iterator[tuple[int, int, Record]]:
         offset, end, line = part
         with open(self.path, "rb") as stream:
             stream.seek(offset)
             data = stream.read(end - offset)
         for number, text in enumerate(_lines(data), start=line):
-            if (record := record_of_line(text, number)) is not None:
+            if (record := self.record_of(text, number)) is not None:
                 yield offset, len(text), record
             offset += len(text)
 
@@ -129,9 +133,30 @@ class LineFile(IndexSource):
 
         def record(offset: int, length: int, line: int) -> Record | None:
             self.require_same(os.fstat(stream.fileno()), of[0])
-            return record_of_line(os.pread(stream.fileno(), length, offset), line)
+            return self.record_of(os.pread(stream.fileno(), length, offset), line)
 
         return record
+
+
+class TarShard(LineFile):
+    """Describes a tar shard. A record is found by offset and length of its members."""
+
+    record_of = staticmethod(record_of_members)
+
+    def parts(self, beat: Callable[[], None]) -> Iterator[Any]:
+        """Yield some rows: the number of the first, then offset and length of each."""
+        every = spans(Path(self.path))
+        line = 1
+        while some := list(islice(every, _SPANS)):
+            beat()
+            yield line, some
+            line += len(some)
+
+    def records(self, part: Any) -> Iterator[tuple[int, int, Record]]:
+        first, some = part
+        with open(self.path, "rb") as stream:
+            for line, (offset, length) in enumerate(some, start=first):
+                yield offset, length, record_of_members(os.pread(stream.fileno(), length, offset), line)
 
 
 class GroupFiles(IndexSource):

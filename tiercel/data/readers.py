@@ -2,36 +2,25 @@
 
 import gzip
 import io
-import json
-import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from tiercel.config.row_sources import RowSource
 from tiercel.data.hub import cached_files, read_batches
+from tiercel.data.records import Record, json_problem, kind_of, loads, record_of_line, record_of_object
+from tiercel.data.tar_shards import read_tar
 from tiercel.errors import DataError, EnvironmentProblem
 
 _SHARD = re.compile(r"-\d+-of-\d+(-[0-9a-f]+)?$")  # the end of the name of a file that is one part of a data set
-_SHOWN_BYTES = 500  # shown of a line that cannot be read
 _MOST_EXPANSION, _LEAST_LIMIT = 200, 2**30  # text rarely compresses to a twentieth; bytes
 _BATCH_ROWS, _BATCH_BYTES = 256, 1 << 22  # read at once; rows with embedded images are large
 _STATE, _SPLITS = "state.json", "dataset_dict.json"  # written by save_to_disk for one data set, and for several
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
-    """One object of a file, or the reason why it cannot be read."""
-
-    line: int
-    value: dict[str, Any] = field(default_factory=dict)
-    problem: str | None = None
-    text: str = ""  # the beginning of what could not be read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,13 +93,6 @@ def _json_lines(stream: Iterable[bytes], file: Path) -> Iterator[Record]:
             yield record
 
 
-def record_of_line(data: bytes, line: int) -> Record | None:
-    """Read a line of a JSON Lines file; None if it is blank."""
-    if line == 1:
-        data = data.removeprefix(b"\xef\xbb\xbf")
-    return _record(data, line) if data.strip() else None
-
-
 def _expanding(stream: io.BufferedIOBase, file: Path) -> Iterator[bytes]:
     """Yield the lines of a compressed file. Raises DataError if it expands to more than text does, because a small file
     could fill the memory."""
@@ -134,20 +116,20 @@ def read_json_list(file: Path) -> Iterator[Record]:
     if not data.strip():
         return
     try:
-        values = _loads(data.removeprefix(b"\xef\xbb\xbf"))
+        values = loads(data.removeprefix(b"\xef\xbb\xbf"))
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{file}: {_json_problem(error)}. If the file has one object per line, name it .jsonl"
+            f"{file}: {json_problem(error)}. If the file has one object per line, name it .jsonl"
         ) from error
     match values:
         case {"images": list(images), "annotations": list(annotations)}:
             yield from _coco_records(images, annotations)
         case list():
             for number, value in enumerate(values, start=1):
-                yield _object(value, number)
+                yield record_of_object(value, number)
         case _:
             wanted = "a list of rows, or COCO's images and annotations"
-            raise DataError(f"{file}: contains a JSON {_kind(values)}, but a .json file must contain {wanted}")
+            raise DataError(f"{file}: contains a JSON {kind_of(values)}, but a .json file must contain {wanted}")
 
 
 def read_groups(path: Path) -> Iterator[Record]:
@@ -227,7 +209,7 @@ def _coco_records(images: list[Any], annotations: list[Any]) -> Iterator[Record]
     by_id = {image["id"]: image for image in described if isinstance(image.get("id"), int | str)}
     for number, annotation in enumerate(annotations, start=1):
         if not isinstance(annotation, dict):
-            yield _object(annotation, number)
+            yield record_of_object(annotation, number)
             continue
         image_id = annotation.get("image_id")
         image = by_id.get(image_id) if isinstance(image_id, int | str) else None
@@ -299,9 +281,9 @@ def value_at(batch: Any, number: int) -> dict[str, Any] | str:
 
 def _description(file: Path) -> dict[str, Any]:
     try:
-        found = _loads(file.read_bytes())
+        found = loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{file}: {_json_problem(error)}") from error
+        raise DataError(f"{file}: {json_problem(error)}") from error
     return found if isinstance(found, dict) else {}
 
 
@@ -329,75 +311,10 @@ READERS: dict[str, Callable[[Path], Iterator[Record]]] = {
     ".jsonl.zst": read_zstd_lines,
     ".json": read_json_list,
     ".parquet": read_groups,
+    ".tar": read_tar,
 }
-
-
-def _record(data: bytes, line: int) -> Record:
-    try:
-        return _object(_loads(data), line)
-    except (ValueError, RecursionError) as error:
-        begin = data[:_SHOWN_BYTES].decode(errors="replace").rstrip()
-        return Record(line=line, problem=_row_problem(error), text=begin)
-
-
-def _object(value: Any, line: int) -> Record:
-    if isinstance(value, dict):
-        return Record(line=line, value=value)
-    return Record(line=line, problem=f"is a JSON {_kind(value)}, but a row must be an object")
-
-
-def _loads(data: bytes) -> Any:
-    return json.loads(
-        data.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_each_once
-    )
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object of its keys. Raises ValueError if a key is given twice, because only one value could be read."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        name = next(name for name in found if sum(key == name for key, _ in pairs) > 1)
-        raise ValueError(f"the key {name!r} is set twice; keep one")
-    return found
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is outside the range of numbers")
-    return value
-
-
-def _row_problem(error: Exception) -> str:
-    if not isinstance(error, json.JSONDecodeError):
-        return _json_problem(error)
-    end = len(error.doc.rstrip())
-    said, place = error.msg.removesuffix(" at"), f"character {min(error.pos, end) + 1} of the line"
-    if error.pos >= end or said.startswith("Unterminated"):
-        return f"is not valid JSON: {said} at {place}; was it cut short?"
-    return f"is not valid JSON: {said} at {place}"
-
-
-def _json_problem(error: Exception) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return (
-            f"is not UTF-8 (byte {error.start} of the row); convert the file, for example with `iconv -f LATIN1 -t "
-            "UTF-8`"
-        )
-    if isinstance(error, RecursionError):
-        return "is nested too deeply"
-    return f"is not valid JSON: {error}"
 
 
 def _refuse_utf16(data: bytes, file: Path) -> None:
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise DataError(f"{file}: is encoded in UTF-16; save it as UTF-8")
-
-
-def _kind(value: Any) -> str:
-    kinds = {list: "list", dict: "object", str: "text", bool: "boolean", int: "number", float: "number"}
-    return kinds.get(type(value), "null")

@@ -19,10 +19,11 @@ from tiercel.data.formats.columns import lacking, named, require_columns
 from tiercel.data.formats.registry import detect_format, rows_of
 from tiercel.data.hub import places_of_files
 from tiercel.data.index import IndexedRows, cache_folder, indexed, remembered
-from tiercel.data.index_sources import GroupFiles, LineFile
+from tiercel.data.index_sources import GroupFiles, LineFile, TarShard
 from tiercel.data.media.images import open_header
 from tiercel.data.order import RowOrder, chosen, clusters_of
-from tiercel.data.readers import Record, records_of
+from tiercel.data.readers import records_of
+from tiercel.data.records import Record
 from tiercel.data.rows import Purpose, Reading, shortened
 from tiercel.data.spreading import spread
 from tiercel.data.stores import MemoryStore, RowView, joined, repeated_ids, said_of, view_of
@@ -297,11 +298,12 @@ def _read_source(source: RowSource, config: Data, purpose: Purpose, beat: Callab
 def _indexed(
     source: RowSource, format: FormatName, reading: Reading, config: Data, beat: Callable[[], None]
 ) -> IndexedRows | None:
-    """Open or make the index of a large JSON Lines file, or of large Parquet or Arrow files. None for small ones and
+    """Open or make the index of a large JSON Lines file, tar shard, or Parquet or Arrow files. None for small ones and
     for any other source, whose rows are held in memory, and if the cache cannot be written, which is told."""
     path = Path(source.path)
-    kind = LineFile if path.name.lower().endswith(".jsonl") else GroupFiles
-    if source.is_hub or not (path.is_dir() or path.name.lower().endswith((".jsonl", ".parquet"))):
+    kinds = {".jsonl": LineFile, ".tar": TarShard, ".parquet": GroupFiles}
+    kind = GroupFiles if path.is_dir() else kinds.get(path.suffix.lower())
+    if source.is_hub or kind is None:
         return None
     what = kind(
         path=source.path,
