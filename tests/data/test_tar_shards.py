@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import random
 import tarfile
 
@@ -148,3 +149,18 @@ def test_a_tar_that_is_compressed_is_refused_by_name(tmp_path):
     (tmp_path / "a.tar.gz").write_bytes(b"")
     with pytest.raises(DataError, match=r"\.tar"):
         read_rows(tmp_path / "a.tar.gz", config(tmp_path, "x"), "sft")
+
+
+def test_shards_that_are_large_together_are_indexed_and_none_is_held_open(tmp_path, monkeypatch):
+    size = sum(shard(tmp_path / f"{n}.tar", row(f"{n}")).stat().st_size for n in range(3))
+    data = config(tmp_path, tmp_path / "*.tar", prompt=None)
+    for most, kind in ((size + 1, "MemoryStore"), (size, "FileStore")):
+        monkeypatch.setattr("tiercel.data.reading.MOST_HELD_BYTES", most)
+        rows = read_rows(data.train, data, "sft").rows
+        assert [type(store).__name__ for store in rows.stores] == [kind] * 3
+    assert [each.id for each in rows] == ["0", "1", "2"]
+    assert not any(os.readlink(f"/proc/self/fd/{fd}").endswith(".tar") for fd in fds())
+
+
+def fds():
+    return [fd for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]

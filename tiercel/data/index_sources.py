@@ -89,8 +89,9 @@ class IndexSource(ABC):
         }
         return sha256(json.dumps(how).encode()).hexdigest()[:32]
 
-    def require_same(self, status: os.stat_result | None, of: Sequence[Any]) -> None:
+    def require_same(self, file: Path, of: Sequence[Any]) -> None:
         """Raise DataError if a file is another than when its index was opened."""
+        status = file.stat() if file.exists() else None
         if status is None or [status.st_size, status.st_mtime_ns] != of[1:3]:
             raise DataError(f"{self.reading.file}: has changed since this process began to read it; start again")
 
@@ -129,11 +130,10 @@ class LineFile(IndexSource):
             offset += len(text)
 
     def reader(self, of: Sequence[Any]) -> RecordAt:
-        stream = open(self.path, "rb")  # noqa: SIM115 - for as long as the rows are used
-
         def record(offset: int, length: int, line: int) -> Record | None:
-            self.require_same(os.fstat(stream.fileno()), of[0])
-            return self.record_of(os.pread(stream.fileno(), length, offset), line)
+            self.require_same(Path(self.path), of[0])
+            with open(self.path, "rb") as stream:  # not held open, because there may be thousands of shards
+                return self.record_of(os.pread(stream.fileno(), length, offset), line)
 
         return record
 
@@ -183,44 +183,59 @@ class GroupFiles(IndexSource):
         return _GroupReader(self, of)
 
 
-class _GroupReader(threading.local):
-    """Reads rows of row groups, each group from its beginning, and keeps the batches read last."""
+class _GroupReader:
+    """Reads rows of row groups."""
 
     def __init__(self, source: GroupFiles, of: Sequence[Any]):
         self._source, self._of = source, {each[0]: each for each in of}
         self._groups = list(row_groups(Path(source.path)))
-        self._kept: list[tuple[int, int, Any]] = []  # group, number of the first row within it, batch
-        self._group, self._next = -1, 0  # the group that is being read, and its row that comes next
-        self._batches: Iterator[Any] = iter(())
         self._lost: dict[int, tuple[int, str]] = {}  # where a group cannot be read any further, and why
 
     def __call__(self, number: int, row: int, line: int) -> Record:
         group = self._groups[number]
-        status = group.file.stat() if group.file.exists() else None
-        self._source.require_same(status, self._of[os.path.abspath(group.file)])
-        for place, (of, start, batch) in enumerate(self._kept):
-            if of == number and start <= row < start + batch.num_rows:
-                self._kept.append(self._kept.pop(place))
-                return record_of_value(value_at(batch, row - start), line)
+        of = self._of[os.path.abspath(group.file)]
+        self._source.require_same(group.file, of)
         if number in self._lost and row >= self._lost[number][0]:
             return Record(line=line, problem=self._lost[number][1])
-        if self._group != number or row < self._next:
-            self._group, self._next, self._batches = number, 0, batches_of(group)
         try:
-            for batch in self._batches:
-                start, self._next = self._next, self._next + batch.num_rows
-                self._keep(start, batch)
-                if row < self._next:
-                    return record_of_value(value_at(batch, row - start), line)
+            start, batch = _BATCHES.at(group, of[2], row)
         except (DataError, OSError) as error:
-            self._lost[number] = (self._next, unreadable(group, error))
+            self._lost[number] = (_BATCHES.next, unreadable(group, error))
             return Record(line=line, problem=self._lost[number][1])
-        raise DataError(f"{self._source.reading.file}: line {line} is not there any more; start again")
+        return record_of_value(value_at(batch, row - start), line)
 
-    def _keep(self, start: int, batch: Any) -> None:
-        self._kept.append((self._group, start, batch))
-        while len(self._kept) > 1 and sum(batch.nbytes for _, _, batch in self._kept) > _KEPT_BYTES:
-            del self._kept[0]
+
+class _Batches(threading.local):
+    """Keeps the Arrow batches that a process read last, of all its files. A group is read from its beginning up to the
+    row that is wanted, and goes on from there."""
+
+    def __init__(self) -> None:
+        self.next = 0  # the row of the group that is read next
+        self.kept: list[tuple[tuple[RowGroup, int], int, Any]] = []  # group and its file's time, first row, batch
+        self._of: tuple[RowGroup, int] | None = None
+        self._batches: Iterator[Any] = iter(())
+
+    def at(self, group: RowGroup, time: int, row: int) -> tuple[int, Any]:
+        """Return the batch that has a row, after the place of its first row."""
+        for place, (of, start, batch) in enumerate(self.kept):
+            if of == (group, time) and start <= row < start + batch.num_rows:
+                self.kept.append(self.kept.pop(place))
+                return start, batch
+        if self._of != (group, time) or row < self.next:
+            self.next, self._batches = 0, batches_of(group)
+        self._of = None  # until the batch is there; a stream that has failed cannot go on
+        for batch in self._batches:
+            start, self.next = self.next, self.next + batch.num_rows
+            self.kept.append(((group, time), start, batch))
+            while len(self.kept) > 1 and sum(batch.nbytes for _, _, batch in self.kept) > _KEPT_BYTES:
+                del self.kept[0]
+            if row < self.next:
+                self._of = group, time
+                return start, batch
+        raise DataError(f"{group.file}: has fewer rows than it says")
+
+
+_BATCHES = _Batches()
 
 
 def _lines(data: bytes) -> list[bytes]:

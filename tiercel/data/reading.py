@@ -22,7 +22,7 @@ from tiercel.data.index import IndexedRows, cache_folder, indexed, remembered
 from tiercel.data.index_sources import GroupFiles, LineFile, TarShard
 from tiercel.data.media.images import open_header
 from tiercel.data.order import RowOrder, chosen, clusters_of
-from tiercel.data.readers import records_of
+from tiercel.data.readers import files_of, records_of
 from tiercel.data.records import Record
 from tiercel.data.rows import Purpose, Reading, shortened
 from tiercel.data.spreading import spread
@@ -208,9 +208,10 @@ def read_rows(given: str | Path, config: Data, purpose: Purpose, beat: Callable[
     if not source.files:
         raise DataError(f"{source.name}: no file matches this pattern")
     if source.files == (source.path,):
-        return replace(_read_source(source, config, purpose, beat), file=str(given))
+        return replace(_read_source(source, config, purpose, beat, _is_large(source)), file=str(given))
     parts = [replace(source, path=file, count=None) for file in source.files]
-    table = _joined([_read_source(part, config, purpose, beat) for part in parts], str(given))
+    is_large = _is_large(source)  # together; many small shards do not fit in memory either
+    table = _joined([_read_source(part, config, purpose, beat, is_large) for part in parts], str(given))
     if source.count is None:
         return table
     rows, rejected = _part(view_of(table.rows), table.rejected, source.count, source.name)
@@ -239,7 +240,17 @@ def _joined(tables: Sequence[RowTable], name: str) -> RowTable:
     )
 
 
-def _read_source(source: RowSource, config: Data, purpose: Purpose, beat: Callable[[], None]) -> RowTable:
+def _is_large(source: RowSource) -> bool:
+    """Return whether the files of a source are too large to be held in memory."""
+    try:
+        return not source.is_hub and sum(file.stat().st_size for file in files_of(source)) >= MOST_HELD_BYTES
+    except OSError:  # told when the file is read
+        return False
+
+
+def _read_source(
+    source: RowSource, config: Data, purpose: Purpose, beat: Callable[[], None], is_large: bool
+) -> RowTable:
     """Read the rows of one file, directory or data set."""
     file = source.name
     roots = image_roots(source, config)
@@ -269,7 +280,7 @@ def _read_source(source: RowSource, config: Data, purpose: Purpose, beat: Callab
                 f"{file}: its rows are referring expressions, which are not questions by themselves; set "
                 'data.prompt, for example to "Where is {prompt}? Answer with its box."'
             )
-        found = _indexed(source, format, reading, config, beat)
+        found = _indexed(source, format, reading, config, beat) if is_large else None
         if found is None:
             usable, rejected = _parsed(chain(first, records), format, reading, beat)
             rows = RowView([MemoryStore(file, usable)])
@@ -298,12 +309,12 @@ def _read_source(source: RowSource, config: Data, purpose: Purpose, beat: Callab
 def _indexed(
     source: RowSource, format: FormatName, reading: Reading, config: Data, beat: Callable[[], None]
 ) -> IndexedRows | None:
-    """Open or make the index of a large JSON Lines file, tar shard, or Parquet or Arrow files. None for small ones and
-    for any other source, whose rows are held in memory, and if the cache cannot be written, which is told."""
+    """Open or make the index of a JSON Lines file, a tar shard, or Parquet or Arrow files. None for any other
+    source, whose rows are held in memory, and if the cache cannot be written, which is told."""
     path = Path(source.path)
     kinds = {".jsonl": LineFile, ".tar": TarShard, ".parquet": GroupFiles}
     kind = GroupFiles if path.is_dir() else kinds.get(path.suffix.lower())
-    if source.is_hub or kind is None:
+    if kind is None:
         return None
     what = kind(
         path=source.path,
@@ -312,8 +323,6 @@ def _indexed(
         reading=reading,
         max_image_pixels=config.max_image_pixels,
     )
-    if sum(file.stat().st_size for file in what.files) < MOST_HELD_BYTES:
-        return None
     try:
         return indexed(what, cache_folder(config.cache), beat)
     except OSError as error:
