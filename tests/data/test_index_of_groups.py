@@ -97,7 +97,7 @@ def rows_of_pictures(file, count, group, compression="none"):
     parquet.write_table(table, file, row_group_size=group, compression=compression, use_dictionary=False)
 
 
-def test_a_row_group_that_cannot_be_read_ends_as_bad_rows_do(tmp_path, monkeypatch):
+def test_a_row_group_that_cannot_be_read_ends_as_bad_rows_do(tmp_path, monkeypatch, caplog):
     file = tmp_path / "rows.parquet"
     rows_of_pictures(file, 30, 10, "zstd")
     column = parquet.read_metadata(file).row_group(1).column(0)
@@ -113,6 +113,7 @@ def test_a_row_group_that_cannot_be_read_ends_as_bad_rows_do(tmp_path, monkeypat
         assert {row.field for row in found.train.rejected} == {"row"} and "row group 1" in found.train.rejected[
             0
         ].reason
+    assert caplog.messages == []  # the index is not made again
 
 
 def test_a_row_group_that_is_lost_while_it_is_used_makes_its_rows_unusable(tmp_path, monkeypatch):

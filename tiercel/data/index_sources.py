@@ -1,5 +1,6 @@
 """What an index can be made of: lines of a JSON Lines file, rows of Parquet and Arrow files, members of a tar shard."""
 
+import atexit
 import json
 import os
 import threading
@@ -236,6 +237,7 @@ class _Batches(threading.local):
 
 
 _BATCHES = _Batches()
+atexit.register(_BATCHES.__init__)  # type: ignore[misc]  # closes the file while its modules are there
 
 
 def _lines(data: bytes) -> list[bytes]:
