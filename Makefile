@@ -29,7 +29,7 @@
 # make bench-scaling   step time against group size, prompt length and number of ranks
 # make bench-rollout   tokens a second and step time by engine, cost of a sync; the reward of 150 steps by server
 # make bench-trees    rows of one picture as a prefix tree against prompts shared only, and plain transformers
-# make bench-rows       a million JSONL rows: in memory, first and second start of their index
+# make bench-rows       a million JSONL rows, 1 GB of Parquet pictures: in memory, first and second start of the index
 # make bench-long-rows  one long row computed by 1, 2 and 4 ranks together: gradient, memory
 # make bench-view      the page on a run of 10,000 steps and 1 GB: first paint, filters, memory of the server
 # make bench-pairs     pairs, and ten questions of one picture, against plain transformers and TRL's DPOTrainer
@@ -276,6 +276,7 @@ bench-trees: venv
 
 bench-rows: venv
 	.venv/bin/python -m benchmarks.rows
+	.venv/bin/python -m benchmarks.rows --rows 5000 --pictures
 
 bench-long-rows: venv
 	.venv/bin/python -m benchmarks.long_rows

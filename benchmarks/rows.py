@@ -1,6 +1,7 @@
-"""Start with a large JSON Lines file: rows held in memory, the first start of an index, the second one, side by side.
+"""Start with a large file of rows: rows held in memory, the first start of an index, the second one, side by side.
 
-    python -m benchmarks.rows --rows 1000000 [--folder DIR]
+    python -m benchmarks.rows --rows 1000000 [--folder DIR]    JSON Lines
+    python -m benchmarks.rows --rows 5000 --pictures           Parquet with a picture of 197 kB in each row
 
 Each start is a process of its own that reads the rows as a run does, takes their identity and draws 4,096 rows in the
 order of a run. Seconds are wall time, and processors' time with that of children; `own_MB` is what the rows add to the
@@ -8,6 +9,7 @@ memory of a rank, without the pages of mapped files, which processes share.
 """
 
 import argparse
+import io
 import json
 import os
 import random
@@ -37,6 +39,34 @@ def write_rows(file: Path, count: int) -> None:
                 "messages": [{"role": role, "content": text} for role, text in turns],
             }
             stream.write(json.dumps(row) + "\n")
+
+
+def write_pictures(file: Path, count: int) -> None:
+    """Write Parquet rows of one of 50 pictures each, in row groups of 100 rows, as datasets writes them."""
+    import pyarrow
+    from PIL import Image
+    from pyarrow import parquet
+
+    draw, pictures = random.Random(0), []
+    for _ in range(50):
+        stream = io.BytesIO()
+        Image.frombytes("RGB", (256, 256), draw.randbytes(3 << 16)).save(stream, "PNG")
+        pictures.append(stream.getvalue())
+    writer = None
+    for first in range(0, count, 100):
+        rows = [
+            {
+                "id": f"rec-{number}",
+                "images": [{"bytes": draw.choice(pictures), "path": None}],
+                "messages": [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "a word"}],
+            }
+            for number in range(first, min(first + 100, count))
+        ]
+        table = pyarrow.Table.from_pylist(rows)
+        writer = writer or parquet.ParquetWriter(file, table.schema, use_dictionary=False)
+        writer.write_table(table)
+    assert writer is not None, "no rows"
+    writer.close()
 
 
 def start(rows: str, cache: str, way: str) -> dict[str, object]:
@@ -78,6 +108,7 @@ def main() -> None:
     """Write the rows and start three times."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--pictures", action="store_true")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--start", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -85,8 +116,8 @@ def main() -> None:
         print(json.dumps(start(*given.start)))
         return
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        rows = Path(folder) / "rows.jsonl"
-        write_rows(rows, given.rows)
+        rows = Path(folder) / ("rows.parquet" if given.pictures else "rows.jsonl")
+        (write_pictures if given.pictures else write_rows)(rows, given.rows)
         found = []
         for way in ("memory", "first", "second"):
             command = [sys.executable, "-m", "benchmarks.rows", "--start", str(rows), str(Path(folder) / "cache"), way]

@@ -42,7 +42,7 @@ def random_lines(draw, count):
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     """A folder with a picture, in which files of any size are indexed, in parts of 2,000 bytes."""
-    monkeypatch.setattr("tiercel.data.index._CHUNK", 2000)
+    monkeypatch.setattr("tiercel.data.index_sources._CHUNK", 2000)
     Image.new("RGB", (16, 16)).save(tmp_path / "a.png")
     return tmp_path
 
@@ -180,8 +180,8 @@ def test_a_cache_that_cannot_be_written_is_told_and_the_rows_are_held_in_memory(
 CHILD = """
 import sys
 from tiercel.config.data import Data
-from tiercel.data import index, reading
-reading.MOST_HELD_BYTES, index._CHUNK = 0, 1 << 12
+from tiercel.data import index_sources, reading
+reading.MOST_HELD_BYTES, index_sources._CHUNK = 0, 1 << 12
 data = Data(train=sys.argv[1], cache=sys.argv[2])
 print("reading", flush=True)
 print(len(reading.read_rows(data.train, data, "grpo").rows), flush=True)

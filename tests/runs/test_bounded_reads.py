@@ -31,7 +31,10 @@ NO_FILE_OF_A_RUN = {
         ("data/media/images.py", "data/readers.py", "data/media/videos.py", "image_decoding.py"),
         "rows, with own limits",
     ),
-    **dict.fromkeys(("data/index.py", "data/remote.py"), "rows, and the cache of their indexes and copies"),
+    **dict.fromkeys(
+        ("data/index.py", "data/index_sources.py", "data/tar_shards.py", "data/remote.py"),
+        "rows, and the cache of their indexes and copies",
+    ),
     **dict.fromkeys(
         ("rewards/text.py", "rewards/runtime/judge.py", "rewards/runtime/model.py"), "a schema, a prompt, a template"
     ),

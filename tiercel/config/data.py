@@ -70,9 +70,9 @@ class Data(Section):
     """Rows and images."""
 
     train: str
-    """Training rows: a .jsonl (also .gz or .zst), .json or .parquet file, a pattern of several such as rows/*.jsonl, a
-    directory that Hugging Face's datasets saved, hf:ORGANISATION/NAME:SPLIT of the hub, or a URL or pattern of fsspec
-    such as s3://BUCKET/rows/*.jsonl; with #N at the end, N of its rows."""
+    """Training rows: a .jsonl (also .gz or .zst), .json, .parquet or .tar file, a pattern of several such as
+    rows/*.jsonl, a directory that Hugging Face's datasets saved, hf:ORGANISATION/NAME:SPLIT of the hub, or a URL or
+    pattern of fsspec such as s3://BUCKET/rows/*.jsonl; with #N at the end, N of its rows."""
     mix: tuple[MixedFile, ...] = ()
     """More training rows, mixed with data.train by weight in one order. An epoch is as many rows as all files have."""
     eval: (
@@ -101,7 +101,7 @@ class Data(Section):
     max_prompt_tokens: PositiveInt = 4096
     """A longer prompt, image tokens included, is rejected whole, never cut."""
     cache: str | None = None
-    """Folder of the indexes of large .jsonl files, and of copies of files at URLs, which ranks and runs share; null
+    """Folder of the indexes of large files of rows, and of copies of files at URLs, which ranks and runs share; null
     takes tiercel/rows and tiercel/files in your cache directory (~/.cache). It may be removed when nothing runs."""
     cache_bytes: PositiveInt = 200_000_000_000
     """The most bytes that copies of files at URLs have in data.cache, least recently used out first. A recipe whose own

@@ -1,4 +1,4 @@
-"""The index of a large file of rows: where each row lies, and what a run must know of it before its turn.
+"""The index of a large file or directory of rows: where each row lies, and what a run must know of it before its turn.
 
 An index is a folder in the cache (`data.cache`), named by the file's path and by how its rows are read:
 
@@ -18,8 +18,9 @@ import os
 import shutil
 import time
 import zlib
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache, partial
@@ -29,11 +30,9 @@ from typing import Any
 
 import numpy as np
 
-from tiercel.config.data import FormatName
-from tiercel.data.formats.columns import lacking, named
-from tiercel.data.formats.registry import rows_of
-from tiercel.data.readers import Record, record_of_line
-from tiercel.data.rows import Reading, shortened
+from tiercel.data.formats.columns import lacking
+from tiercel.data.index_sources import IndexSource
+from tiercel.data.rows import shortened
 from tiercel.data.spreading import spread
 from tiercel.data.stores import COLUMNS, RowStore, RowView, facts_of, said_of, same_ids
 from tiercel.errors import DataError
@@ -42,53 +41,16 @@ from tiercel.regular_files import read_regular
 from tiercel.types import RejectedRow, Row
 
 PLACES: dict[str, np.dtype[Any]] = {
-    "offset": np.dtype("<u8"),  # of the line, in bytes
+    "offset": np.dtype("<u8"),  # with `length`, the numbers of IndexSource.records
     "length": np.dtype("<u4"),
-    "number": np.dtype("<u4"),  # of the row within its line
+    "number": np.dtype("<u4"),  # of the row within its record
     "id_offset": np.dtype("<u8"),  # in ids.bin
     "id_length": np.dtype("<u4"),
 }
 _ALL = COLUMNS | PLACES
 _HEAD = "index.json"
-_CHUNK = 1 << 20  # bytes that a process reads at once
-_ENDS = 1 << 16  # bytes at the beginning and at the end of a file that tell whether it is the same
 _SAY_SECONDS = 10.0
 _WAIT_SECONDS = 0.1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LineFile:
-    """Describes a JSON Lines file and how its rows are read."""
-
-    path: str
-    format: FormatName
-    columns: Mapping[str, str]
-    reading: Reading
-    max_image_pixels: int
-
-    def record(self, data: bytes, line: int) -> Record | None:
-        """Read a line; None if it is blank."""
-        return record_of_line(data, line)
-
-    def rows(self, record: Record) -> list[Row | RejectedRow]:
-        """Return the rows of a line."""
-        return rows_of(named(record, self.columns) if self.columns else record, self.format, self.reading)
-
-    @property
-    def key(self) -> str:
-        """Hash what names the index: the path, and everything that decides how its rows are read."""
-        roots = self.reading.image_roots
-        how = {
-            "path": os.path.abspath(self.path),
-            "name": self.reading.file,
-            "format": self.format,
-            "columns": dict(self.columns),
-            "roots": [roots.base, *roots.more, *map(os.path.abspath, (roots.base, *roots.more))],
-            "pixels": self.max_image_pixels,
-            "reading": [getattr(self.reading, name) for name in ("purpose", "prompt", "box_space", "ids")],
-            "turns": self.reading.last_turn_only,
-        }
-        return sha256(json.dumps(how).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,13 +65,13 @@ class IndexedRows:
 class FileStore(RowStore):
     """Reads a row from its file when it is asked for."""
 
-    def __init__(self, source: LineFile, folder: Path, head: Mapping[str, Any]):
+    def __init__(self, source: IndexSource, folder: Path, head: Mapping[str, Any]):
         self.file, self.cache = source.reading.file, folder.parent
-        self.said = head["said"]
+        self.said, self.left_out = head["said"], {(name, kind): count for name, kind, count in head["left_out"]}
         self.key = sha256(json.dumps([source.key, head["of"], head["version"]]).encode()).hexdigest()
         self._source, self._folder, self._head = source, folder, head
         self._columns = {name: _mapped(folder / f"{name}.bin", dtype, head["rows"]) for name, dtype in _ALL.items()}
-        self._stream = open(source.path, "rb")  # noqa: SIM115 - for as long as the rows are used
+        self._record = source.reader(head["of"])
 
     def __reduce__(self) -> tuple[Any, ...]:  # for loader workers that are not forked
         return FileStore, (self._source, self._folder, self._head)
@@ -118,11 +80,8 @@ class FileStore(RowStore):
         return int(self._head["rows"])
 
     def look(self, number: int) -> Row | RejectedRow:
-        status = os.fstat(self._stream.fileno())
-        if [status.st_size, status.st_mtime_ns] != self._head["of"][:2]:
-            raise DataError(f"{self.file}: has changed since this process began to read it; start again")
         at = {name: int(self._columns[name][number]) for name in ("offset", "length", "line", "number")}
-        record = self._source.record(os.pread(self._stream.fileno(), at["length"], at["offset"]), at["line"])
+        record = self._record(at["offset"], at["length"], at["line"])
         found = [] if record is None else self._source.rows(record)
         if at["number"] >= len(found):
             raise DataError(f"{self.file}: line {at['line']} is another than in its index {self._folder}; remove that")
@@ -141,7 +100,7 @@ def _mapped(file: Path, dtype: np.dtype[Any], count: int) -> np.ndarray:
     return np.memmap(file, dtype, "r", shape=(count,)) if count else np.empty(0, dtype)
 
 
-def indexed(source: LineFile, cache: Path, beat: Callable[[], None]) -> IndexedRows:
+def indexed(source: IndexSource, cache: Path, beat: Callable[[], None]) -> IndexedRows:
     """Open the index of a file, or make it. One process makes it while others wait. Raises OSError if the cache cannot
     be written, and DataError if the file changes meanwhile."""
     folder = cache / source.key
@@ -158,13 +117,13 @@ def indexed(source: LineFile, cache: Path, beat: Callable[[], None]) -> IndexedR
     return found
 
 
-def _opened(source: LineFile, folder: Path) -> IndexedRows | str:
+def _opened(source: IndexSource, folder: Path) -> IndexedRows | str:
     """Return what an index has, or why it cannot be used; no reason if there is none."""
     try:
         head = json.loads(read_regular(folder / _HEAD))
         if head["version"] != version():
             return "its index is of another version of tiercel"
-        if head["of"] != identity_of(source.path):
+        if head["of"] != source.identity():
             return "the file has changed since its index was made"
         if any(_checksum(folder / name) != known for name, known in head["files"].items()):
             return "its index is damaged"
@@ -175,13 +134,13 @@ def _opened(source: LineFile, folder: Path) -> IndexedRows | str:
         return "its index is damaged" if (folder / _HEAD).exists() else ""
     except (ValueError, LookupError, TypeError, OSError):
         return "its index is damaged"
-    with open(source.path, "rb") as stream:
-        for line, row in zip(lines, rejected, strict=True):
-            if line["repeats"]:
-                continue
-            record = source.record(os.pread(stream.fileno(), line["length"], line["offset"]), row.line)
-            if record is None or row not in source.rows(record):
-                return f"the reason to reject its line {row.line} is gone"
+    record_at = source.reader(head["of"])
+    for line, row in zip(lines, rejected, strict=True):
+        if line["repeats"]:
+            continue
+        record = record_at(line["offset"], line["length"], row.line)
+        if record is None or row not in source.rows(record):
+            return f"the reason to reject its line {row.line} is gone"
     return IndexedRows(store=store, rejected=tuple(rejected), without=tuple(map(tuple, head["without"])))
 
 
@@ -200,14 +159,6 @@ def version() -> str:
     for file in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def identity_of(path: str) -> list[Any]:
-    """Return size, time, and a hash of the beginning and the end of a file."""
-    with open(path, "rb") as stream:
-        status = os.fstat(stream.fileno())
-        ends = os.pread(stream.fileno(), _ENDS, 0) + os.pread(stream.fileno(), _ENDS, max(0, status.st_size - _ENDS))
-    return [status.st_size, status.st_mtime_ns, sha256(ends).hexdigest()]
 
 
 def cache_folder(given: str | None) -> Path:
@@ -253,24 +204,24 @@ def locked(file: Path, beat: Callable[[], None]) -> Iterator[None]:
 class _Part:
     """Holds what was read of a part of a file."""
 
-    end: int
     columns: dict[str, np.ndarray]
     ids: bytes
     said: bytes
     rejected: list[dict[str, Any]]
     without: Counter[str]
+    left_out: Counter[tuple[str, str]]
 
 
-def _make(source: LineFile, folder: Path, beat: Callable[[], None]) -> None:
+def _make(source: IndexSource, folder: Path, beat: Callable[[], None]) -> None:
     """Write the index of a file in place of one that is there. The caller holds its lock."""
     for left in folder.parent.glob(f"{folder.name}.*.tmp"):
         shutil.rmtree(left, ignore_errors=True)  # of a process that was killed
     new = folder.with_suffix(f".{os.getpid()}.tmp")
     new.mkdir()
     try:
-        of = identity_of(source.path)
-        head = _written(source, new, of, beat)
-        if identity_of(source.path) != of:
+        of = source.identity()
+        head = _written(source, new, beat)
+        if source.identity() != of:
             raise DataError(f"{source.reading.file}: has changed while it was read; start again when it is complete")
         head |= {"version": version(), "of": of, "files": {}}
         head["files"] = {file.name: _checksum(file) for file in sorted(new.iterdir())}
@@ -281,14 +232,16 @@ def _make(source: LineFile, folder: Path, beat: Callable[[], None]) -> None:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def _written(source: LineFile, new: Path, of: Sequence[Any], beat: Callable[[], None]) -> dict[str, Any]:
+def _written(source: IndexSource, new: Path, beat: Callable[[], None]) -> dict[str, Any]:
     """Write columns, ids and rejected rows; return what index.json says of them."""
     rejected: list[dict[str, Any]] = []
     without: Counter[str] = Counter()
+    left_out: Counter[tuple[str, str]] = Counter()
+    parts = list(source.parts(beat))
     said, id_bytes, rows, spoken = sha256(), 0, 0, time.monotonic()
     columns = {name: open(new / f"{name}.bin", "wb") for name in _ALL}  # noqa: SIM115
     with open(new / "ids.bin", "wb") as ids:
-        for part in spread(partial(_part, source), list(_chunks(source.path, beat))):
+        for done, part in enumerate(spread(partial(_part, source), parts), start=1):
             beat()
             part.columns["id_offset"] += np.uint64(id_bytes)
             for name, values in part.columns.items():
@@ -297,10 +250,11 @@ def _written(source: LineFile, new: Path, of: Sequence[Any], beat: Callable[[], 
             said.update(part.said)
             rejected += part.rejected
             without.update(part.without)
+            left_out.update(part.left_out)
             id_bytes, rows = id_bytes + len(part.ids), rows + len(part.columns["line"])
             if time.monotonic() - spoken > _SAY_SECONDS:
                 spoken = time.monotonic()
-                logger.info(f"{source.reading.file}: {rows:,} rows indexed, {part.end / of[0]:.0%} of the file")
+                logger.info(f"{source.reading.file}: {rows:,} rows indexed, {done / len(parts):.0%} of the file")
     for stream in columns.values():
         stream.close()
     repeats = _without_repeats(source, new)
@@ -312,10 +266,11 @@ def _written(source: LineFile, new: Path, of: Sequence[Any], beat: Callable[[], 
         "id_bytes": id_bytes,
         "said": None if repeats else said.hexdigest(),
         "without": list(without.items()),
+        "left_out": [[*column, count] for column, count in left_out.items()],
     }
 
 
-def _without_repeats(source: LineFile, new: Path) -> list[dict[str, Any]]:
+def _without_repeats(source: IndexSource, new: Path) -> list[dict[str, Any]]:
     """Take the rows out whose id an earlier row has; return them as rejected rows."""
     columns = {name: np.fromfile(new / f"{name}.bin", dtype) for name, dtype in (("id", _ALL["id"]), *PLACES.items())}
     every = np.memmap(new / "ids.bin", np.uint8, "r") if (new / "ids.bin").stat().st_size else np.empty(0, np.uint8)
@@ -340,57 +295,33 @@ def _without_repeats(source: LineFile, new: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _chunks(path: str, beat: Callable[[], None]) -> Iterator[tuple[int, int, int]]:
-    """Yield parts of a file that end with a line: where each begins and ends, and the number of its first line."""
-    start = position = 0
-    line = 1
-    with open(path, "rb") as stream:
-        while block := stream.read(_CHUNK):
-            beat()
-            if cut := block.rfind(b"\n") + 1:
-                yield start, position + cut, line
-                start, line = position + cut, line + block.count(b"\n")
-            position += len(block)
-    if start < position:
-        yield start, position, line
-
-
-def _part(source: LineFile, chunk: tuple[int, int, int]) -> _Part:
+def _part(source: IndexSource, part: Any) -> _Part:
     """Read a part of a file."""
-    offset, end, line = chunk
-    with open(source.path, "rb") as stream:
-        stream.seek(offset)
-        data = stream.read(end - offset)
-    facts: list[tuple[int, ...]] = []
-    places: list[tuple[int, ...]] = []
+    values = {name: array("Q") for name in _ALL}
     ids, said = bytearray(), bytearray()
     rejected: list[dict[str, Any]] = []
     without: Counter[str] = Counter()
-    for number_of_line, text in enumerate(_lines(data), start=line):
-        record = source.record(text, number_of_line)
-        if record is not None:
-            if source.columns and record.problem is None:
-                without.update(lacking(record, source.columns))
-            for number, row in enumerate(source.rows(record)):
-                if isinstance(row, RejectedRow):
-                    place = {"offset": offset, "length": len(text), "number": number, "repeats": False}
-                    rejected.append({**place, "row": _plain(row)})
-                    continue
-                id = row.id.encode()
-                facts.append(facts_of(row))
-                places.append((offset, len(text), number, len(ids), len(id)))
-                ids += id
-                said += said_of(row)
-        offset += len(text)
-    values = [*zip(*facts, strict=True), *zip(*places, strict=True)] or [()] * len(_ALL)
-    columns = {name: np.array(each, dtype) for (name, dtype), each in zip(_ALL.items(), values, strict=True)}
-    return _Part(end=end, columns=columns, ids=bytes(ids), said=bytes(said), rejected=rejected, without=without)
-
-
-def _lines(data: bytes) -> list[bytes]:
-    """Divide bytes as a binary file is divided: after each newline, and nowhere else."""
-    lines = data.split(b"\n")
-    return [line + b"\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+    left_out: Counter[tuple[str, str]] = Counter()
+    for offset, length, record in source.records(part):
+        if source.columns and record.problem is None:
+            without.update(lacking(record, source.columns))
+        for number, row in enumerate(source.rows(record)):
+            if isinstance(row, RejectedRow):
+                place = {"offset": offset, "length": length, "number": number, "repeats": False}
+                rejected.append({**place, "row": _plain(row)})
+                continue
+            id = row.id.encode()
+            for column, value in zip(
+                values.values(), (*facts_of(row), offset, length, number, len(ids), len(id)), strict=True
+            ):
+                column.append(value)
+            left_out.update(row.left_out)
+            ids += id
+            said += said_of(row)
+    columns = {name: np.array(values[name], dtype) for name, dtype in _ALL.items()}
+    return _Part(
+        columns=columns, ids=bytes(ids), said=bytes(said), rejected=rejected, without=without, left_out=left_out
+    )
 
 
 def _plain(row: RejectedRow) -> dict[str, Any]:

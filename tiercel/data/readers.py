@@ -2,36 +2,35 @@
 
 import gzip
 import io
-import json
-import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from tiercel.config.row_sources import RowSource
 from tiercel.data.hub import cached_files, read_batches
+from tiercel.data.records import Record, json_problem, kind_of, loads, record_of_line, record_of_object
+from tiercel.data.tar_shards import read_tar
 from tiercel.errors import DataError, EnvironmentProblem
 
 _SHARD = re.compile(r"-\d+-of-\d+(-[0-9a-f]+)?$")  # the end of the name of a file that is one part of a data set
-_SHOWN_BYTES = 500  # shown of a line that cannot be read
 _MOST_EXPANSION, _LEAST_LIMIT = 200, 2**30  # text rarely compresses to a twentieth; bytes
-_BATCH_ROWS = 256  # read at once; rows with embedded images are large
+_BATCH_ROWS, _BATCH_BYTES = 256, 1 << 22  # read at once; rows with embedded images are large
 _STATE, _SPLITS = "state.json", "dataset_dict.json"  # written by save_to_disk for one data set, and for several
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
-    """One object of a file, or the reason why it cannot be read."""
+class RowGroup:
+    """Names rows that are read from their first one on: a row group of a Parquet file, or all of an Arrow file."""
 
-    line: int
-    value: dict[str, Any] = field(default_factory=dict)
-    problem: str | None = None
-    text: str = ""  # the beginning of what could not be read
+    file: Path
+    rows: int
+    number: int | None = None  # of the row group
+    batch_rows: int = _BATCH_ROWS
 
 
 def records_of(source: RowSource) -> Iterator[Record]:
@@ -94,13 +93,6 @@ def _json_lines(stream: Iterable[bytes], file: Path) -> Iterator[Record]:
             yield record
 
 
-def record_of_line(data: bytes, line: int) -> Record | None:
-    """Read a line of a JSON Lines file; None if it is blank."""
-    if line == 1:
-        data = data.removeprefix(b"\xef\xbb\xbf")
-    return _record(data, line) if data.strip() else None
-
-
 def _expanding(stream: io.BufferedIOBase, file: Path) -> Iterator[bytes]:
     """Yield the lines of a compressed file. Raises DataError if it expands to more than text does, because a small file
     could fill the memory."""
@@ -124,26 +116,90 @@ def read_json_list(file: Path) -> Iterator[Record]:
     if not data.strip():
         return
     try:
-        values = _loads(data.removeprefix(b"\xef\xbb\xbf"))
+        values = loads(data.removeprefix(b"\xef\xbb\xbf"))
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{file}: {_json_problem(error)}. If the file has one object per line, name it .jsonl"
+            f"{file}: {json_problem(error)}. If the file has one object per line, name it .jsonl"
         ) from error
     match values:
         case {"images": list(images), "annotations": list(annotations)}:
             yield from _coco_records(images, annotations)
         case list():
             for number, value in enumerate(values, start=1):
-                yield _object(value, number)
+                yield record_of_object(value, number)
         case _:
             wanted = "a list of rows, or COCO's images and annotations"
-            raise DataError(f"{file}: contains a JSON {_kind(values)}, but a .json file must contain {wanted}")
+            raise DataError(f"{file}: contains a JSON {kind_of(values)}, but a .json file must contain {wanted}")
 
 
-def read_parquet(file: Path) -> Iterator[Record]:
-    """Read a Parquet file. Raises DataError if it cannot be read, and EnvironmentProblem if pyarrow is missing."""
-    with _arrow(file, "a Parquet file") as pyarrow, pyarrow.parquet.ParquetFile(file) as table:
-        yield from _records_of_batches(table.iter_batches(_BATCH_ROWS))
+def read_groups(path: Path) -> Iterator[Record]:
+    """Read a Parquet file, or a directory of Parquet or Arrow files. Raises what `row_groups` raises."""
+    line = 1
+    for group in row_groups(path):
+        yield from records_of_group(group, line)
+        line += group.rows
+
+
+def row_groups(path: Path) -> Iterator[RowGroup]:
+    """Yield the row groups of a Parquet file or of a directory, in order. Raises DataError if it cannot be read, and
+    EnvironmentProblem if pyarrow is missing."""
+    if (path / _STATE).is_file():
+        for file in _arrow_files(path):
+            rows = 0
+            for batch in batches_of(RowGroup(file=file, rows=0)):
+                rows += batch.num_rows
+            yield RowGroup(file=file, rows=rows)
+        return
+    for file in _parquet_files(path) if path.is_dir() else [path]:
+        with _arrow(file, "a Parquet file") as pyarrow:
+            found = pyarrow.parquet.read_metadata(file, memory_map=True)
+            groups = [found.row_group(number) for number in range(found.num_row_groups)]
+        for number, group in enumerate(groups):
+            most = _BATCH_BYTES * group.num_rows // max(group.total_byte_size, 1)
+            yield RowGroup(file=file, rows=group.num_rows, number=number, batch_rows=min(max(most, 1), _BATCH_ROWS))
+
+
+def batches_of(group: RowGroup) -> Iterator[Any]:
+    """Yield the Arrow batches of a group, each decoded when it is asked for. Raises DataError or OSError if one cannot
+    be read."""
+    if group.number is None:
+        with _arrow(group.file, "a data set") as arrow, arrow.memory_map(str(group.file)) as source:
+            yield from arrow.ipc.open_stream(source)
+        return
+    with (
+        _arrow(group.file, "a Parquet file") as pyarrow,
+        pyarrow.parquet.ParquetFile(group.file, memory_map=True) as table,
+    ):
+        # Without threads, because processes that were forked read too.
+        yield from table.iter_batches(group.batch_rows, row_groups=[group.number], use_threads=False)
+
+
+def records_of_group(group: RowGroup, line: int) -> Iterator[Record]:
+    """Yield the rows of a group, whose first is `line`. If the rest of a row group cannot be read, each of its rows is
+    a problem."""
+    read = 0
+    try:
+        for batch in batches_of(group):
+            for value in _values_of(batch):
+                yield record_of_value(value, line + read)
+                read += 1
+    except (DataError, OSError) as error:
+        problem = unreadable(group, error)
+        for number in range(read, group.rows):
+            yield Record(line=line + number, problem=problem)
+
+
+def record_of_value(value: dict[str, Any] | str, line: int) -> Record:
+    """Return a row of Arrow as a record; text is the reason why it cannot be read."""
+    return Record(line=line, problem=value) if isinstance(value, str) else Record(line=line, value=value)
+
+
+def unreadable(group: RowGroup, error: Exception) -> str:
+    """Return why rows of a row group cannot be used. Raises the error for an Arrow file, which does not say how many
+    rows it should have."""
+    if group.number is None:
+        raise error
+    return f"row group {group.number} of {group.file} cannot be read: {error}"
 
 
 def _coco_records(images: list[Any], annotations: list[Any]) -> Iterator[Record]:
@@ -153,7 +209,7 @@ def _coco_records(images: list[Any], annotations: list[Any]) -> Iterator[Record]
     by_id = {image["id"]: image for image in described if isinstance(image.get("id"), int | str)}
     for number, annotation in enumerate(annotations, start=1):
         if not isinstance(annotation, dict):
-            yield _object(annotation, number)
+            yield record_of_object(annotation, number)
             continue
         image_id = annotation.get("image_id")
         image = by_id.get(image_id) if isinstance(image_id, int | str) else None
@@ -172,8 +228,10 @@ def read_directory(directory: Path) -> Iterator[Record]:
         splits = _description(directory / _SPLITS).get("splits")
         folders = [str(directory / str(split)) for split in splits] if isinstance(splits, list) else ["its folders"]
         raise DataError(f"{directory}: contains several data sets; name one of {', '.join(folders)}")
-    if (directory / _STATE).is_file():
-        return _read_arrow(directory)
+    return read_groups(directory)
+
+
+def _parquet_files(directory: Path) -> list[Path]:
     files = sorted([*directory.glob("*.parquet"), *directory.glob("data/*.parquet")])
     if not files:
         raise DataError(
@@ -183,18 +241,7 @@ def read_directory(directory: Path) -> Iterator[Record]:
     if len(splits) > 1:
         reason = f"has Parquet files of several data sets: {', '.join(splits)}"
         raise DataError(f"{directory}: {reason}; put each data set into its own directory")
-    records = chain.from_iterable(map(read_parquet, files))
-    return (replace(record, line=number) for number, record in enumerate(records, start=1))
-
-
-def _read_arrow(directory: Path) -> Iterator[Record]:
-    def batches(pyarrow: Any) -> Iterator[Any]:
-        for file in _arrow_files(directory):
-            with pyarrow.memory_map(str(file)) as source, pyarrow.ipc.open_stream(source) as stream:
-                yield from stream
-
-    with _arrow(directory, "a data set") as pyarrow:
-        yield from _records_of_batches(batches(pyarrow))
+    return files
 
 
 def _arrow_files(directory: Path) -> list[Path]:
@@ -211,33 +258,32 @@ def _arrow_files(directory: Path) -> list[Path]:
 
 
 def _records_of_batches(batches: Iterable[Any]) -> Iterator[Record]:
-    """Yield the rows of Arrow batches. Text that is not UTF-8, and a date that Python cannot represent, only make their
-    own row a problem."""
+    """Return the rows of Arrow batches. Text that is not UTF-8, and a date that Python cannot represent, only make
+    their own row a problem."""
     values = chain.from_iterable(map(_values_of, batches))
-    for line, value in enumerate(values, start=1):
-        yield Record(line=line, problem=value) if isinstance(value, str) else Record(line=line, value=value)
+    return map(record_of_value, values, count(1))
 
 
 def _values_of(batch: Any) -> list[dict[str, Any] | str]:
     try:
         return batch.to_pylist()
     except (ValueError, OverflowError):
-        return [_converted(batch.slice(number, 1)) for number in range(batch.num_rows)]
+        return [value_at(batch, number) for number in range(batch.num_rows)]
 
 
-def _converted(row: Any) -> dict[str, Any] | str:
-    """Return the value of a row, or the reason why it cannot be read."""
+def value_at(batch: Any, number: int) -> dict[str, Any] | str:
+    """Return a row of an Arrow batch, or the reason why it cannot be read."""
     try:
-        return row.to_pylist()[0]
+        return batch.slice(number, 1).to_pylist()[0]
     except (ValueError, OverflowError) as error:
         return f"has a value that cannot be read: {error}"
 
 
 def _description(file: Path) -> dict[str, Any]:
     try:
-        found = _loads(file.read_bytes())
+        found = loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{file}: {_json_problem(error)}") from error
+        raise DataError(f"{file}: {json_problem(error)}") from error
     return found if isinstance(found, dict) else {}
 
 
@@ -264,76 +310,11 @@ READERS: dict[str, Callable[[Path], Iterator[Record]]] = {
     ".jsonl.gz": read_gzipped_lines,
     ".jsonl.zst": read_zstd_lines,
     ".json": read_json_list,
-    ".parquet": read_parquet,
+    ".parquet": read_groups,
+    ".tar": read_tar,
 }
-
-
-def _record(data: bytes, line: int) -> Record:
-    try:
-        return _object(_loads(data), line)
-    except (ValueError, RecursionError) as error:
-        begin = data[:_SHOWN_BYTES].decode(errors="replace").rstrip()
-        return Record(line=line, problem=_row_problem(error), text=begin)
-
-
-def _object(value: Any, line: int) -> Record:
-    if isinstance(value, dict):
-        return Record(line=line, value=value)
-    return Record(line=line, problem=f"is a JSON {_kind(value)}, but a row must be an object")
-
-
-def _loads(data: bytes) -> Any:
-    return json.loads(
-        data.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_each_once
-    )
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object of its keys. Raises ValueError if a key is given twice, because only one value could be read."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        name = next(name for name in found if sum(key == name for key, _ in pairs) > 1)
-        raise ValueError(f"the key {name!r} is set twice; keep one")
-    return found
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is outside the range of numbers")
-    return value
-
-
-def _row_problem(error: Exception) -> str:
-    if not isinstance(error, json.JSONDecodeError):
-        return _json_problem(error)
-    end = len(error.doc.rstrip())
-    said, place = error.msg.removesuffix(" at"), f"character {min(error.pos, end) + 1} of the line"
-    if error.pos >= end or said.startswith("Unterminated"):
-        return f"is not valid JSON: {said} at {place}; was it cut short?"
-    return f"is not valid JSON: {said} at {place}"
-
-
-def _json_problem(error: Exception) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return (
-            f"is not UTF-8 (byte {error.start} of the row); convert the file, for example with `iconv -f LATIN1 -t "
-            "UTF-8`"
-        )
-    if isinstance(error, RecursionError):
-        return "is nested too deeply"
-    return f"is not valid JSON: {error}"
 
 
 def _refuse_utf16(data: bytes, file: Path) -> None:
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise DataError(f"{file}: is encoded in UTF-16; save it as UTF-8")
-
-
-def _kind(value: Any) -> str:
-    kinds = {list: "list", dict: "object", str: "text", bool: "boolean", int: "number", float: "number"}
-    return kinds.get(type(value), "null")

@@ -18,10 +18,12 @@ from tiercel.config.row_sources import RowSource, row_source
 from tiercel.data.formats.columns import lacking, named, require_columns
 from tiercel.data.formats.registry import detect_format, rows_of
 from tiercel.data.hub import places_of_files
-from tiercel.data.index import IndexedRows, LineFile, cache_folder, indexed, remembered
+from tiercel.data.index import IndexedRows, cache_folder, indexed, remembered
+from tiercel.data.index_sources import GroupFiles, LineFile, TarShard
 from tiercel.data.media.images import open_header
 from tiercel.data.order import RowOrder, chosen, clusters_of
-from tiercel.data.readers import Record, records_of
+from tiercel.data.readers import files_of, records_of
+from tiercel.data.records import Record
 from tiercel.data.remote import parts_of
 from tiercel.data.rows import Purpose, Reading, shortened
 from tiercel.data.spreading import spread
@@ -61,7 +63,13 @@ class RowTable:
     def notes(self) -> tuple[str, ...]:
         """Return what a person should know about how the rows were read: which columns were left out, and which columns
         only some rows have."""
-        counts = Counter(left for row in self.rows for left in row.left_out)
+        view = view_of(self.rows)
+        counts: Counter[tuple[str, str]] = Counter()
+        if view.is_whole and all(store.left_out is not None for store in view.stores):
+            for store in view.stores:
+                counts.update(store.left_out or {})
+        else:
+            counts.update(left for row in view for left in row.left_out)
         return tuple(
             f"column {name} of {count:,} rows is left out, because it has values of type {kind}, which JSON does not "
             "have"
@@ -207,10 +215,11 @@ def read_rows(given: str | Path, config: Data, purpose: Purpose, beat: Callable[
     parts = parts_of(source, config, beat)
     if not parts:
         raise DataError(f"{source.name}: no file matches this pattern")
+    is_large = _is_large(parts)  # together; many small shards do not fit in memory either
     if len(parts) == 1:
         one = replace(parts[0], count=source.count)
-        return replace(_read_source(one, config, purpose, beat), file=str(given))
-    table = _joined([_read_source(part, config, purpose, beat) for part in parts], str(given))
+        return replace(_read_source(one, config, purpose, beat, is_large), file=str(given))
+    table = _joined([_read_source(part, config, purpose, beat, is_large) for part in parts], str(given))
     if source.count is None:
         return table
     rows, rejected = _part(view_of(table.rows), table.rejected, source.count, source.name)
@@ -239,7 +248,18 @@ def _joined(tables: Sequence[RowTable], name: str) -> RowTable:
     )
 
 
-def _read_source(source: RowSource, config: Data, purpose: Purpose, beat: Callable[[], None]) -> RowTable:
+def _is_large(parts: Sequence[RowSource]) -> bool:
+    """Return whether the files of sources are too large to be held in memory."""
+    try:
+        files = [file for part in parts if not part.is_hub for file in files_of(part)]
+        return sum(file.stat().st_size for file in files) >= MOST_HELD_BYTES
+    except OSError:  # told when the file is read
+        return False
+
+
+def _read_source(
+    source: RowSource, config: Data, purpose: Purpose, beat: Callable[[], None], is_large: bool
+) -> RowTable:
     """Read the rows of one file, directory or data set."""
     file = source.name
     roots = image_roots(source, config)
@@ -269,7 +289,7 @@ def _read_source(source: RowSource, config: Data, purpose: Purpose, beat: Callab
                 f"{file}: its rows are referring expressions, which are not questions by themselves; set "
                 'data.prompt, for example to "Where is {prompt}? Answer with its box."'
             )
-        found = _indexed(source, format, reading, config, beat)
+        found = _indexed(source, format, reading, config, beat) if is_large else None
         if found is None:
             usable, rejected = _parsed(chain(first, records), format, reading, beat)
             rows = RowView([MemoryStore(file, usable)])
@@ -298,14 +318,14 @@ def _read_source(source: RowSource, config: Data, purpose: Purpose, beat: Callab
 def _indexed(
     source: RowSource, format: FormatName, reading: Reading, config: Data, beat: Callable[[], None]
 ) -> IndexedRows | None:
-    """Open or make the index of a large JSON Lines file. None for a small one and for any other source, whose rows are
-    held in memory, and if the cache cannot be written, which is told."""
+    """Open or make the index of a JSON Lines file, a tar shard, or Parquet or Arrow files. None for any other
+    source, whose rows are held in memory, and if the cache cannot be written, which is told."""
     path = Path(source.path)
-    if source.is_hub or not path.name.lower().endswith(".jsonl") or not path.is_file():
+    kinds = {".jsonl": LineFile, ".tar": TarShard, ".parquet": GroupFiles}
+    kind = GroupFiles if path.is_dir() else kinds.get(path.suffix.lower())
+    if kind is None:
         return None
-    if path.stat().st_size < MOST_HELD_BYTES:
-        return None
-    lines = LineFile(
+    what = kind(
         path=source.path,
         format=format,
         columns=config.columns,
@@ -313,7 +333,7 @@ def _indexed(
         max_image_pixels=config.max_image_pixels,
     )
     try:
-        return indexed(lines, cache_folder(config.cache), beat)
+        return indexed(what, cache_folder(config.cache), beat)
     except OSError as error:
         logger.warning(
             f"{source.name}: all its rows are held in memory, because its index cannot be written ({error}); name "

@@ -8,7 +8,7 @@ import hashlib
 import json
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, compress
 from pathlib import Path
 from typing import Any, overload
@@ -73,6 +73,7 @@ class RowStore(ABC):
     key: str | None = None  # names the rows and how they were read, if they are kept beyond this process
     cache: Path | None = None  # the folder of what is kept
     said: str | None = None  # hash of what all rows say, if it is known
+    left_out: Mapping[tuple[str, str], int] | None = None  # how many rows leave a column out, if it is known
 
     @abstractmethod
     def __len__(self) -> int: ...

@@ -101,7 +101,7 @@ def _place(key: str, values: Mapping[str, Any]) -> str | None:
 _CALLS = frozenset({"rollout.environment", "rollout.tools", *(key for key in PATH_CHECKS if key.endswith(".call"))})
 _NOT_READ = frozenset({"output", "train.deepspeed.config", *(key for key in PATH_CHECKS if "image_root" in key)})
 _ROWS = frozenset({"data.train", "data.eval", "data.mix.N.path"})
-_SUFFIXES = (".safetensors", ".json", ".jsonl", ".jinja", ".model", ".txt", ".parquet", ".arrow")
+_SUFFIXES = (".safetensors", ".json", ".jsonl", ".jinja", ".model", ".txt", ".parquet", ".arrow", ".tar")
 _WHOLE = 16 * 1024 * 1024  # bytes; a file up to this size is read whole
 _PIECES, _PIECE = 64, 64 * 1024  # of a larger file, spread over it, so that weights of many GB need not be read twice
 

@@ -5,7 +5,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tiercel.data.readers import Record
+from tiercel.data.records import Record
 from tiercel.errors import DataError
 from tiercel.samples import column
 

@@ -25,7 +25,7 @@ from tiercel.data.formats.converters import (
 )
 from tiercel.data.formats.preferences import SIDES, label_of, pair_in_text, without
 from tiercel.data.media.embedded import has_image_parts
-from tiercel.data.readers import Record
+from tiercel.data.records import Record
 from tiercel.data.rows import (
     BOX_MARK,
     REFERENCE_MARK,

@@ -1,0 +1,166 @@
+"""Tar shards: the members of a stem are a row, read by offset as in memory; what is not a plain file is refused."""
+
+import io
+import json
+import os
+import random
+import tarfile
+
+import pytest
+from PIL import Image
+
+from tests.data.test_index import both, config
+from tiercel.data.index_sources import TarShard
+from tiercel.data.readers import READERS
+from tiercel.data.reading import read_rows
+from tiercel.data.tar_shards import spans
+from tiercel.errors import DataError
+
+TURNS = [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "!"}]
+
+
+def picture(colour="red"):
+    stream = io.BytesIO()
+    Image.new("RGB", (8, 8), colour).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def add(tar, name, data=b"", **keys):
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    for key, value in keys.items():
+        setattr(info, key, value)
+    tar.addfile(info, io.BytesIO(data))
+
+
+def shard(file, members, format=tarfile.PAX_FORMAT):
+    with tarfile.open(file, "w", format=format) as tar:
+        for name, data, *keys in members:
+            add(tar, name, data if isinstance(data, bytes) else json.dumps(data).encode(), **dict(*keys))
+    return file
+
+
+def row(stem, **keys):
+    return [(f"{stem}.png", picture()), (f"{stem}.json", {"messages": TURNS, **keys})]
+
+
+def records(file):
+    return list(READERS[".tar"](file))
+
+
+def test_members_of_a_stem_are_a_row(tmp_path):
+    turns = {"messages": TURNS, "images": ["b.1.png", "b.0.png"]}
+    members = [
+        ("data", b"", {"type": tarfile.DIRTYPE}),
+        *row("data/a", id="own"),
+        ("data/b.0.png", picture("blue")),
+        ("data/b.txt", "é".encode()),
+        ("data/b.1.png", picture()),
+        ("data/b.pkl", b"\x80\x04N."),
+        ("data/b.json", turns),
+        ("c.txt", b"a word"),
+    ]
+    first, second, third = records(shard(tmp_path / "a.tar", members))
+    assert first.value == {"id": "own", "images": [{"bytes": picture(), "path": "a.png"}], "messages": TURNS}
+    pictures = [{"bytes": picture(), "path": "b.1.png"}, {"bytes": picture("blue"), "path": "b.0.png"}]
+    assert second.value == {"id": "data/b", "messages": TURNS, "images": pictures, "txt": "é", "pkl": b"\x80\x04N."}
+    assert third.value == {"id": "c", "txt": "a word"} and [each.line for each in (first, second, third)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [("x.json", b"", {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"})],
+        [("x.json", b"", {"type": tarfile.LNKTYPE, "linkname": "a.json"})],
+        [("x.json", b"", {"type": tarfile.FIFOTYPE})],
+        [("../x.json", {"messages": TURNS})],
+        [("in/../../x.json", {"messages": TURNS})],
+        [("/etc/x.json", {"messages": TURNS})],
+        [("x.json", b"{broken")],
+        [("x.json", b"[1]")],
+        [("x.json", b"")],
+        [("x.txt", b"\xff")],
+        [("x.txt", b"a"), ("x.txt", b"b")],
+        [("x.txt", b"a"), ("x.json", {"txt": "b"})],
+        [("x.png", picture()), ("x.json", {"messages": TURNS, "images": ["/etc/hostname"]})],
+    ],
+)
+def test_a_row_that_is_refused_is_one_bad_row(tmp_path, members):
+    found = records(shard(tmp_path / "a.tar", [*row("a"), *members, *row("b")]))
+    assert [each.problem is None for each in found] == [True, False, True]
+
+
+@pytest.mark.parametrize("cut", ["data", "padding", "header", "end"])
+def test_a_shard_that_is_cut_short_ends_with_a_bad_row(tmp_path, cut):
+    file = shard(tmp_path / "a.tar", [*row("a"), *row("b")], tarfile.USTAR_FORMAT)
+    (_, first), (start, second) = spans(file)
+    text = len(json.dumps({"messages": TURNS}))
+    ends = {"data": start + second - 512 + text - 1, "padding": start + second - 1, "header": first + 100}
+    data = file.read_bytes()[: ends.get(cut, start + second)]
+    file.write_bytes(data)
+    found = records(file)
+    assert [each.problem is None for each in found] == [True, *([True] if cut == "end" else []), False]
+    assert "cut short" in found[-1].problem
+
+
+def test_headers_that_are_damaged_end_with_a_bad_row_and_other_files_are_no_shards(tmp_path):
+    file = shard(tmp_path / "a.tar", [*row("a"), *row("b"), *row("c")], tarfile.USTAR_FORMAT)
+    data = bytearray(file.read_bytes())
+    start = list(spans(file))[1][0]
+    data[start : start + 512] = b"x" * 512
+    file.write_bytes(data)
+    assert [each.problem is None for each in records(file)] == [True, False]
+    data[start : start + 512] = negative = bytearray(tarfile.TarInfo("b.json").tobuf(tarfile.USTAR_FORMAT))
+    negative[124:136] = b"\xff" * 10 + b"\xfc\x00"  # a size of -1024
+    negative[148:156] = b" " * 8
+    negative[148:156] = b"%06o\0 " % sum(negative)
+    data[start : start + 512] = negative
+    file.write_bytes(data)
+    assert [each.problem is None for each in records(file)] == [True, False]
+    for content in (b"", b"{}\n" * 400):
+        file.write_bytes(content)
+        with pytest.raises(DataError, match="tar file"):
+            records(file)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_of_an_index_equal_those_in_memory(tmp_path, monkeypatch, seed):
+    draw = random.Random(seed)
+    monkeypatch.setattr("tiercel.data.index_sources._SPANS", 3)
+    for part in range(2):
+        members = []
+        for number in range(draw.randint(5, 30)):
+            stem = f"{part}/{'x' * draw.choice([1, 150])}-{number}"
+            own = {"id": f"row-{draw.randrange(40)}"} if draw.random() < 0.3 else {}
+            members += draw.choice([row(stem, **own), row(stem, **own), [(f"{stem}.json", b"{")]])
+        file = shard(tmp_path / f"{part}.tar", members, draw.choice([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]))
+        if seed % 2:
+            file.write_bytes(file.read_bytes()[: list(spans(file))[-1][0] + 700])
+    for _ in range(2):
+        held, found = both(monkeypatch, config(tmp_path, tmp_path / "*.tar", prompt=None), "sft")
+        assert isinstance(found.train.rows.stores[0]._source, TarShard)
+        assert (held.train.rejected, held.train.counts) == (found.train.rejected, found.train.counts)
+        assert list(held.train.rows) == list(found.train.rows) and held.train.identity() == found.train.identity()
+        orders = [table.order(3, config(tmp_path, "x")) for table in (held.train, found.train)]
+        assert [orders[0].row(index) for index in range(99)] == [orders[1].row(index) for index in range(99)]
+
+
+def test_a_tar_that_is_compressed_is_refused_by_name(tmp_path):
+    (tmp_path / "a.tar.gz").write_bytes(b"")
+    with pytest.raises(DataError, match=r"\.tar"):
+        read_rows(tmp_path / "a.tar.gz", config(tmp_path, "x"), "sft")
+
+
+def test_shards_that_are_large_together_are_indexed_and_none_is_held_open(tmp_path, monkeypatch):
+    size = sum(shard(tmp_path / f"{n}.tar", row(f"{n}")).stat().st_size for n in range(3))
+    data = config(tmp_path, tmp_path / "*.tar", prompt=None)
+    for most, kind in ((size + 1, "MemoryStore"), (size, "FileStore")):
+        monkeypatch.setattr("tiercel.data.reading.MOST_HELD_BYTES", most)
+        rows = read_rows(data.train, data, "sft").rows
+        assert [type(store).__name__ for store in rows.stores] == [kind] * 3
+    assert [each.id for each in rows] == ["0", "1", "2"]
+    assert not any(os.readlink(f"/proc/self/fd/{fd}").endswith(".tar") for fd in fds())
+
+
+def fds():
+    return [fd for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
