@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 import tiercel as tc
+from tests.api.right_answers import right
 from tests.training.test_offline import bytes_of, without_times
 from tiercel.api.given import MOST_FOLDERS, write_rows
 from tiercel.cli.main import main
@@ -23,11 +24,6 @@ KEYS = {
     "optim": {"lr": 1e-2, "prompts_per_step": 2},
     "train": {"save_every": 1, "threads": 1},
 }
-
-
-def right(completion, answer, kind="none"):
-    """A reward by the names of its parameters; `kind` is a column that no row has."""
-    return float(answer in completion) + (len(completion) % 3) / 10 + (kind != "none")
 
 
 @pytest.fixture
@@ -211,6 +207,7 @@ def test_equal_rows_are_one_file_and_others_another(keys, rows, tmp_path):
 NOTEBOOK = """
 import sys
 import tiercel as tc
+from tests.api.right_answers import right
 sys.ps1 = ">>> "  # as at a prompt
 def slow(completion):
     import time
