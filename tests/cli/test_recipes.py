@@ -26,7 +26,7 @@ NEITHER = {
     "given": ["swift sft"],
     "runs": [],
 }  # `runs` are served: tests/web/view
-SHOWN_AS_IT_IS = ("report", "runs")  # a run is shown whatever has become of its recipe
+SHOWN_AS_IT_IS = ("report", "rollouts", "runs")  # a run is shown whatever has become of its recipe
 
 
 def cases() -> list[tuple[str, ...]]:

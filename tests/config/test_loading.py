@@ -31,6 +31,7 @@ def test_all_problems_are_told_at_once(workplace: Path):
             "optim.schedule=cos",
             "rollout.group_size=1",
             "data.train=nowhere.jsonl",
+            "train.steps=10",
             "train.epochs=1",
         ),
     )
@@ -42,6 +43,20 @@ def test_all_problems_are_told_at_once(workplace: Path):
         "rollout.group_size",
         "data.train",
     ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), (10, None)),
+        (("train.epochs=2",), (None, 2)),
+        (("train.epochs=null",), (10, None)),
+        (("train.epochs=2", "train.steps=null"), (None, 2)),
+    ],
+)
+def test_an_override_takes_the_place_of_the_key_that_it_excludes(workplace: Path, overrides, expected):
+    train = load_recipe("grpo", "grpo.yaml", overrides).train
+    assert (train.steps, train.epochs) == expected
 
 
 def test_a_rule_is_silent_about_a_key_that_is_wrong_already(workplace: Path):

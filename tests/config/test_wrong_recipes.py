@@ -461,7 +461,7 @@ WRONG = [
     grpo("rollout.group_size=null", "rollout.group_size", "remove the key to get 8"),
     # keys that do not fit together
     grpo("rollout.group_size=1", "rollout.group_size", "advantage of a single completion is undefined"),
-    grpo("train.epochs=2", "train.steps", "remove one of them"),
+    grpo("train.steps=10 & train.epochs=2", "train.steps", "remove one of them"),
     grpo("train={}", "train.steps", "set one of them"),
     grpo("optim.prompts_per_step=4 & optim.minibatches=3", "optim.minibatches", "one of 1, 2, 4"),
     grpo("optim.prompts_per_step=2 & optim.minibatches=4", "optim.minibatches", "one of 1, 2"),

@@ -10,7 +10,7 @@ from tiercel.api.given import is_rows, write_functions, write_rows
 from tiercel.config import BaseRecipe, Kind, recipe_to_yaml
 from tiercel.config.keys import RECIPES
 from tiercel.config.loading import Recipe as AnyRecipe
-from tiercel.config.loading import read_tree, recipe_of_tree
+from tiercel.config.loading import read_tree, recipe_of_tree, superseded
 from tiercel.errors import RecipeError
 from tiercel.runs.adapters import starting_adapter
 from tiercel.writing import write_text
@@ -58,7 +58,11 @@ class Recipe:
             elif section in NAMED and not (isinstance(value, Mapping) and not _is_row(value)):
                 value = {NAMED[section]: value}
             before = tree.get(section)
-            tree[section] = {**before, **value} if isinstance(before, Mapping) and isinstance(value, Mapping) else value
+            if isinstance(before, Mapping) and isinstance(value, Mapping):
+                lost = superseded(f"{section}.{leaf}" for leaf, given in value.items() if given is not None)
+                kept = {leaf: given for leaf, given in before.items() if f"{section}.{leaf}" not in lost}
+                value = {**kept, **value}
+            tree[section] = value
         return Recipe(tree)
 
     def judged(self, kind: Kind) -> AnyRecipe:

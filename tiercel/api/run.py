@@ -11,13 +11,12 @@ from tiercel.api.running import train
 from tiercel.config import Recipe as AnyRecipe
 from tiercel.runs.directory import read_metrics
 from tiercel.runs.recipe import load_run_recipe
-from tiercel.runs.records import GroupRecord, groups_path
-from tiercel.runs.step_files import steps_of
 from tiercel.trained.export import export
 from tiercel.trained.push import push
 from tiercel.trained.weights import CheckpointChoice, best_checkpoint
 from tiercel.web.report.page import describe, render
-from tiercel.web.report.reading import group_file, read_run
+from tiercel.web.report.reading import read_run
+from tiercel.web.report.rollout_table import StepRollouts, rollouts_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,14 +54,10 @@ class Run:
         rows = self.metrics
         return rows[-1]["step"] if rows else 0
 
-    def rollouts(self, step: int | None = None) -> tuple[GroupRecord, ...]:
-        """Return a step's prompts with their completions, rewards and advantages, by default the newest step's. The
-        result is empty for a method that samples nothing."""
-        known = steps_of(self.path / "rollouts")
-        wanted = step if step is not None else known[-1] if known else None
-        if wanted is None or wanted not in known:
-            return ()
-        return group_file(groups_path(self.path, "rollouts", wanted), wanted).groups
+    def rollouts(self, step: int | None = None) -> StepRollouts:
+        """Return a step's prompts with their completions, rewards and advantages, by default the newest step's; they
+        print as a table. The result is empty for a method that samples nothing."""
+        return rollouts_of(self.path, step)
 
     @property
     def best(self) -> Best:

@@ -283,6 +283,12 @@ def _commands_after_a_run(commands) -> None:
     report = _command(commands, "report", "write a run's report.html again", "tiercel report runs/demo")
     report.add_argument("run", type=Path, help="a run directory")
 
+    text = "print what the policy answered in a step, with rewards and advantages"
+    rollouts = _command(commands, "rollouts", text, "tiercel rollouts runs/demo --step 20")
+    rollouts.add_argument("run", type=Path, help="a run directory")
+    rollouts.add_argument("--step", type=at_least(1), metavar="N", help="of this step (the newest)")
+    rollouts.add_argument("--prompts", type=at_least(1), default=4, metavar="N", help="at most this many prompts (4)")
+
 
 def _command(commands, name: str, text: str, example: str, *, takes_ranks: bool = False) -> argparse.ArgumentParser:
     parents = [rank_options()] if takes_ranks else []

@@ -208,4 +208,5 @@ COMMANDS: dict[str, Command] = {
     "runs": Command(module="tiercel.cli.runs"),
     "view": Command(module="tiercel.cli.view"),
     "report": Command(module="tiercel.cli.report"),
+    "rollouts": Command(module="tiercel.cli.rollouts"),
 }

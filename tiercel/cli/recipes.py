@@ -56,10 +56,11 @@ def evaluated_recipe(arguments: Namespace) -> Recipe:
     if not target.is_dir():
         return _with_heldout(_any_kind(target, arguments.overrides), target)
     if arguments.overrides:
+        adapter = max(target.glob("checkpoints/step-*/adapter"), default=target / "checkpoints/step-N/adapter")
         raise RecipeError(
             [
-                f"{arguments.overrides[0]}: cannot be set here, because a run is evaluated with its own recipe; name "
-                "a recipe file instead"
+                f"{arguments.overrides[0]}: cannot be set here, because a run is evaluated with its own recipe; write "
+                f"tiercel eval {target / 'config.yaml'} {arguments.overrides[0]} --adapter {adapter}"
             ]
         )
     recipe = _with_heldout(load_run_recipe(target), target)

@@ -3,7 +3,7 @@ reported at once."""
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, overload
@@ -25,6 +25,7 @@ RecipePath: TypeAlias = "str | PathLike[str]"
 Leaf: TypeAlias = "bool | int | float | str | tuple[Leaf, ...] | None"
 
 _DEEPEST = 20  # the most names in a key
+ALTERNATIVES = (frozenset(("train.steps", "train.epochs")), frozenset(("data.eval.fraction", "data.eval.count")))
 _OVERRIDE = re.compile(r"(?P<key>[\w-]+(\.[\w-]+)*)=(?P<value>.*)", re.DOTALL)
 
 # Replaces a required value that is missing or wrong, so that the rules can check the rest; never reaches a run.
@@ -173,12 +174,20 @@ def _read(path: RecipePath, overrides: Sequence[str]) -> tuple[dict[str, Any], l
         raise RecipeError(["the file is empty, but a recipe needs at least model, data, train and output"], source)
     if not isinstance(tree, dict):
         raise RecipeError([f"the top level is {shown(tree)}, but must consist of sections, such as `model:`"], source)
+    for key in superseded(key for key, _, value in (each.partition("=") for each in overrides) if value != "null"):
+        tree = _without(tree, key.split("."))
     for override in overrides:
         try:
             tree = _override(tree, override)
         except _OverrideProblem as error:
             lines.append(f"override {shown(override)}: {error}")
     return tree, lines
+
+
+def superseded(changed: Iterable[str]) -> list[str]:
+    """Return the keys that a recipe loses because, of two that exclude each other, the other one is changed."""
+    names = set(changed)
+    return [other for pair in ALTERNATIVES if len(names & pair) == 1 for other in pair - names]
 
 
 class _OverrideProblem(ValueError):

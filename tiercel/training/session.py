@@ -275,7 +275,7 @@ def open_session(recipe: BaseRecipe, run: RunDirectory) -> Iterator[Session]:
         if is_over:
             logger.info("nothing left to do")
         yield session
-        logger.info(f"done: {run.path}")
+        logger.info(f"done: {run.path}; look at it: tiercel report {run.path}")
 
 
 def set_up_numerics(recipe: BaseRecipe) -> None:
