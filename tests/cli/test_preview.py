@@ -37,7 +37,7 @@ def test_the_page_shows_prompts_pictures_and_boxes(tiny_checkpoints, tmp_path, n
     assert capsys.readouterr().out == f"{page}: 3 rows\n"
     text = page.read_text()
     assert "&lt;b&gt;it&lt;/b&gt;" in text and "<b>it" not in text
-    assert text.count("data:image/png;base64,") == 1 and 'class="outline truth"' in text
+    assert text.count("data:image/webp;base64,") == 1 and 'class="outline truth"' in text
     assert "[image: 4 tokens]" in text and "0: row-0" in text
     assert "rejected: gone.png: there is no such file" in text
     assert "http://" not in text.replace("http://www.w3.org", "") and "https://" not in text

@@ -80,7 +80,7 @@ def test_preview_shows_what_reset_adds(recipe, tmp_path, capsys):
     page = tmp_path / "page.html"
     assert main(["data", "preview", str(recipe), "--rows", "2", "--output", str(page)]) == 0
     text = page.read_text()
-    assert text.count("data:image/png;base64,") >= 2
+    assert text.count("data:image/webp;base64,") >= 2
     assert text.count("Look.") == 2
 
 

@@ -56,6 +56,7 @@ def test_a_healthy_run_shows_nothing():
     ("changes", "key", "step", "figure", "recipe_key"),
     (
         ({"equal": 0.97}, "equal rewards", 10, "97 % of the groups", "rollout.temperature"),
+        ({"equal": 1.0, "reward": 0.0, "spread": 0.0}, "equal rewards", 10, "100 % of the groups", "rewards"),
         ({"truncated": 1.0}, "truncated", 5, "100 % of the completions", "rollout.max_new_tokens"),
         ({"truncated": 1.0, "turns": 6.0}, "truncated", 5, "100 % of the completions", "rollout.max_turns"),
         ({"failed_calls": 0.75}, "failed calls", 3, "75 % of the tool calls", "rollout.tools"),

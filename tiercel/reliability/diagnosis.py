@@ -136,13 +136,15 @@ def _flat_reward(window: Window) -> Iterator[Symptom]:
 
 def _equal_rewards(window: Window) -> Iterator[Symptom]:
     values = window.last("group/zero_std_fraction", EQUAL_STEPS)
-    if values and min(values) >= EQUAL_FRACTION:
-        yield window.symptom(
-            "equal rewards",
-            f"Over the last {EQUAL_STEPS} steps {_percent(values)} of the groups had equal rewards and taught nothing.",
-            "the rows are too easy or too hard, or the completions of a group too alike",
-            "rollout.temperature",
-        )
+    if not values or min(values) < EQUAL_FRACTION:
+        return
+    cause = "the rows are too easy or too hard, or the completions of a group too alike"
+    key = "rollout.temperature"
+    if len(set(window.last("reward/mean", EQUAL_STEPS))) == 1 and not any(window.last("reward/std", EQUAL_STEPS)):
+        cause = "the reward gives every completion the same value; `tiercel rollouts` shows what it was given"
+        key = "rewards"
+    text = f"Over the last {EQUAL_STEPS} steps {_percent(values)} of the groups had equal rewards and taught nothing."
+    yield window.symptom("equal rewards", text, cause, key)
 
 
 def _all_truncated(window: Window) -> Iterator[Symptom]:
