@@ -1,5 +1,26 @@
-"""Run the command line with `python -m tiercel`."""
+"""The program `tiercel`, which `python -m tiercel` runs too."""
 
-from tiercel.cli.main import entry_point
+import os
+import signal
+from types import FrameType
+from typing import NoReturn
 
-entry_point()
+from tiercel.errors import EXIT_INTERRUPTED
+
+
+def main() -> None:
+    """Run the command line. A Ctrl-C while it is imported ends the process without a traceback."""
+    before = signal.signal(signal.SIGINT, _leave)
+    from tiercel.cli.main import entry_point
+
+    signal.signal(signal.SIGINT, before)
+    entry_point()
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    os.write(2, b"tiercel: interrupted\n")
+    os._exit(EXIT_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

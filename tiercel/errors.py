@@ -8,6 +8,7 @@ EXIT_TRAINING = 3
 EXIT_STALL = 4
 EXIT_TAKEN = 5
 EXIT_TERMINATED = 75
+EXIT_INTERRUPTED = 130  # as of a shell
 
 
 class TiercelError(ValueError):

@@ -18,7 +18,7 @@ TYPES = {
     "losses": ("LossInput", "LossOutput", "TokenTerms", "RewardTable", "policy_loss"),
     "models": ("Family",),
     "parts": ("Sampler", "Strategy", "Tracker"),
-    "environments": ("Answer", "Dialogue"),
+    "environments": ("EnvironmentAnswer", "Dialogue"),
     "recipe": ("GrpoRecipe", "Model", "Lora", "Rollout", "load_recipe"),
     "errors": ("TiercelError", "RecipeError"),
 }

@@ -3,6 +3,7 @@
 import argparse
 import gc
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from tiercel.config.keys import RECIPES
 from tiercel.config.suggestions import nearest_key
 from tiercel.distributed.launch import launch, leave
 from tiercel.distributed.notes import note_code, note_error, start_notes
-from tiercel.errors import ANY_RECIPE, EXIT_DONE, ElsewhereError, RecipeError, TiercelError
+from tiercel.errors import ANY_RECIPE, EXIT_DONE, EXIT_INTERRUPTED, ElsewhereError, RecipeError, TiercelError
 from tiercel.log import printed
 from tiercel.messages import translated
 from tiercel.reliability.privacy import keep_private
@@ -185,7 +186,13 @@ def _hint(words: Sequence[str]) -> str:
 def entry_point() -> None:
     """Run the `tiercel` script."""
     redact_tracebacks()
-    leave(main())
+    try:
+        code = main()
+    except KeyboardInterrupt:  # outside of a step, which is finished and saved first
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would interrupt what Python does at its end
+        print(translated("tiercel: interrupted"), file=sys.stderr)
+        code = EXIT_INTERRUPTED
+    leave(code)
 
 
 COMMANDS: dict[str, Command] = {
