@@ -44,7 +44,7 @@ def require_rollouts(run: Path, step: int | None) -> None:
 def _group(group: GroupRecord) -> str:
     """Format a prompt and its completions, the best first."""
     lines = [f"{_line(group.id)}: {_line(group.question)}"]
-    lines += [f"  image: {_line(image.path)}" for image in group.images]
+    lines += [f"  image: {_line(image.path or image.sha256)}" for image in group.images]
     lines += [f"  answer: {_line(str(group.answer))}"] if group.answer is not None else []
     lines.append(f"  {'reward':>8} {'advantage':>9} {'tokens':>6}  completion")
     ordered = sorted(group.completions, key=lambda each: -float("inf") if each.total is None else each.total)
