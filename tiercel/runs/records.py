@@ -29,7 +29,8 @@ Space = Annotated[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageRecord:
-    """An image of a prompt. Its picture, if it was kept, is images/SHA256.webp (.png in older runs); sizes are (width, height)."""
+    """An image of a prompt. Its picture, if it was kept, is images/SHA256.webp (.png in older runs); sizes are
+    (width, height)."""
 
     sha256: FileName
     path: str | None
