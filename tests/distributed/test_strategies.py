@@ -27,7 +27,7 @@ def nursery() -> Nursery:
     return Nursery(["tests.distributed.worker", "tests.distributed.shards_worker", "deepspeed"], RANKS)
 
 
-def run_ranks(count: int, *arguments: str, timeout: float = 400) -> str:
+def run_ranks(count: int, *arguments: str, timeout: float = 1000) -> str:
     """Run the worker on ranks, and return what they print. They end by themselves: their collectives wait three minutes
     at most."""
     return forked.run_ranks(nursery(), count, "tests.distributed.worker", arguments, timeout)
