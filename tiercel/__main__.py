@@ -10,7 +10,9 @@ from tiercel.errors import EXIT_INTERRUPTED
 
 def main() -> None:
     """Run the command line. A Ctrl-C while it is imported ends the process without a traceback."""
-    before = signal.signal(signal.SIGINT, _leave)
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:  # as in the background of a shell
+        signal.signal(signal.SIGINT, _leave)
     from tiercel.cli.main import entry_point
 
     signal.signal(signal.SIGINT, before)

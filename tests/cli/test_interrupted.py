@@ -14,7 +14,14 @@ from tiercel.errors import EXIT_INTERRUPTED
 def test_ctrl_c_while_modules_are_imported_ends_the_command_in_one_line(module, times):
     command = (sys.executable, "-X", "importtime", "-m", "tiercel", "doctor")
     said = []
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    # A process that a shell runs in the background ignores SIGINT, and so do its children.
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if not line.startswith("import time:"):
