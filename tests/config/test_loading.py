@@ -51,6 +51,7 @@ def test_all_problems_are_told_at_once(workplace: Path):
         ((), (10, None)),
         (("train.epochs=2",), (None, 2)),
         (("train.epochs=null",), (10, None)),
+        (("train.epochs=~",), (10, None)),
         (("train.epochs=2", "train.steps=null"), (None, 2)),
     ],
 )

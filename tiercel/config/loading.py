@@ -174,7 +174,8 @@ def _read(path: RecipePath, overrides: Sequence[str]) -> tuple[dict[str, Any], l
         raise RecipeError(["the file is empty, but a recipe needs at least model, data, train and output"], source)
     if not isinstance(tree, dict):
         raise RecipeError([f"the top level is {shown(tree)}, but must consist of sections, such as `model:`"], source)
-    for key in superseded(key for key, _, value in (each.partition("=") for each in overrides) if value != "null"):
+    changed = (each.partition("=") for each in overrides)
+    for key in superseded(key for key, _, value in changed if value.strip() not in ("null", "~")):
         tree = _without(tree, key.split("."))
     for override in overrides:
         try:

@@ -73,12 +73,7 @@ def fetch(data: Data, folder: Path, web: Web, parallel: int) -> Fetched:
         has_urls = [source.add_urls(urls) for source in sources]
         if not urls:
             raise DataError("no row names a picture by a URL, so there is nothing to download")
-        there = dict[str, Path]()
-        for file in (folder / PICTURES).glob("*/*"):
-            if file.suffix == _PART:
-                file.unlink()  # of a process that was killed
-            elif file.stat().st_size:
-                there[file.stem] = file.relative_to(folder)
+        there = _downloaded_before(folder)
         wanted = [url for url in urls if _hash(url) not in there]
         problems: dict[str, str] = {}
         for url, found in _downloaded(wanted, folder / PICTURES, web, parallel):
@@ -108,6 +103,18 @@ def fetch(data: Data, folder: Path, web: Web, parallel: int) -> Fetched:
         found=len(urls) - len(wanted),
         failed=tuple(failed),
     )
+
+
+def _downloaded_before(folder: Path) -> dict[str, Path]:
+    """Return the pictures that are there, relative to `folder`, by the hashes of their URLs. What a process that was
+    killed has left of others is removed."""
+    there: dict[str, Path] = {}
+    for file in (folder / PICTURES).glob("*/*"):
+        if file.suffix == _PART:
+            file.unlink()
+        elif file.stat().st_size:
+            there[file.stem] = file.relative_to(folder)
+    return there
 
 
 class _Source:
@@ -260,10 +267,8 @@ def _downloaded(urls: Sequence[str], folder: Path, web: Web, parallel: int) -> I
     try:
         with web.client() as client:
             get = partial(_save, client, folder, web)
-            waiting, left = (
-                deque(pool.submit(get, url) for url in urls[: _AHEAD * parallel]),
-                iter(urls[_AHEAD * parallel :]),
-            )
+            left = iter(urls)
+            waiting = deque(pool.submit(get, url) for url in islice(left, _AHEAD * parallel))
             for url in urls:
                 found = waiting.popleft().result()
                 waiting.extend(pool.submit(get, following) for following in islice(left, 1))

@@ -216,6 +216,10 @@ class _Batches(threading.local):
         self._of: tuple[RowGroup, int] | None = None
         self._batches: Iterator[Any] = iter(())
 
+    def close(self) -> None:
+        """Close the file that is being read, while the modules that this needs are there."""
+        self._of, self._batches = None, iter(())
+
     def at(self, group: RowGroup, time: int, row: int) -> tuple[int, Any]:
         """Return the batch that has a row, after the place of its first row."""
         for place, (of, start, batch) in enumerate(self.kept):
@@ -237,7 +241,7 @@ class _Batches(threading.local):
 
 
 _BATCHES = _Batches()
-atexit.register(_BATCHES.__init__)  # type: ignore[misc]  # closes the file while its modules are there
+atexit.register(_BATCHES.close)
 
 
 def _lines(data: bytes) -> list[bytes]:

@@ -1,5 +1,5 @@
-"""Tar shards as WebDataset writes them: the members of one stem, which stand together, are a row. Nothing is unpacked
-or unpickled.
+"""Tar shards as WebDataset writes them: consecutive members with the same stem are a row. Nothing is unpacked or
+unpickled.
 
     cat.json    the row: an object; without it, the row has the columns below only
     cat.jpg     a picture: of `images`, in the order of the members, or where `images` names it

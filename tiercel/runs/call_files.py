@@ -10,15 +10,15 @@ from tiercel.calls import call_file, is_call
 def files_of_call(call: str) -> list[Path]:
     """List the files of `file.py:function`, or of `package.module:function` if the module is in the working
     directory."""
-    file, seen = call_file(call), set[Path]()
+    file, found = call_file(call), set[Path]()
     root = Path() if file is None else Path(file).parent  # the first entry of sys.path when the function is loaded
     waiting = [Path(file)] if file is not None else _modules(root, call.partition(":")[0] if is_call(call) else "")
     while waiting:
         path = waiting.pop()
-        if path not in seen and path.is_file():
+        if path not in found and path.is_file():
+            found.add(path)
             waiting += [each for name in _imported(path, root) for each in _modules(root, name)]
-        seen.add(path)
-    return sorted(path for path in seen if path.is_file())
+    return sorted(found)
 
 
 def _modules(root: Path, name: str) -> list[Path]:
