@@ -22,30 +22,38 @@ os.environ["TIERCEL_LANG"] = "en"  # whatever the machine's locale
 torch.set_num_threads(1)  # two would compete for the cores with the processes that tests start
 
 
-CORE_CASES = tuple(
-    line
-    for line in (Path(__file__).parent / "core_cases.txt").read_text(encoding="utf-8").splitlines()
-    if line and not line.startswith("#")
-)
+def listed(name: str) -> tuple[str, ...]:
+    """Read a list beside this file: a line each, and comments."""
+    lines = (Path(__file__).parent / name).read_text(encoding="utf-8").splitlines()
+    return tuple(line for line in lines if line and not line.startswith("#"))
+
+
+CORE_CASES = listed("core_cases.txt")
+LONG_FILES = {file: place for place, file in enumerate(listed("long_files.txt"))}
 
 
 def pytest_addoption(parser):
     parser.addoption("--third", type=int, choices=(0, 1, 2), help="only the core cases and this third of the others")
 
 
+def pytest_configure(config):
+    config.option.loadscopereorder = False  # xdist would begin with the files of most tests
+
+
+def is_of_third(case: str, third: int) -> bool:
+    """Say whether a case, given by its name, is a core case or in this third of the others, by its name's checksum."""
+    return case.startswith(CORE_CASES) or zlib.crc32(case.encode()) % 3 == third
+
+
 def pytest_collection_modifyitems(config, items):
-    """If `--third` is given, keep the core cases and that third of the others, by the checksums of their names."""
+    """Keep the cases of `--third`, if it is given, and begin with the longest files: a worker takes whole files."""
     third = config.getoption("--third")
-    if third is None:
-        return
-    left_out = [
-        item
-        for item in items
-        if not item.nodeid.startswith(CORE_CASES) and zlib.crc32(item.nodeid.encode()) % 3 != third
-    ]
-    config.hook.pytest_deselected(items=left_out)
-    gone = set(left_out)
-    items[:] = [item for item in items if item not in gone]
+    if third is not None:
+        left_out = [item for item in items if not is_of_third(item.nodeid, third)]
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
+    items.sort(key=lambda item: LONG_FILES.get(item.nodeid.partition("::")[0], len(LONG_FILES)))
 
 
 @pytest.fixture(scope="session")

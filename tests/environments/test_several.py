@@ -68,20 +68,18 @@ def test_each_row_has_the_tools_and_the_object_of_its_own_environment(dialogues,
     assert in_map.end().outcome is None and in_game.end().outcome == RewardValue(value=1.0)
 
 
-@pytest.mark.parametrize(
-    ("columns", "says"),
-    [
+def test_a_row_that_names_no_environment_of_the_recipe_is_refused(dialogues, prompt, tool_family):
+    encode = prompt_encoder(tool_family, Data(train="rows.jsonl"))
+    names = "a name in rollout.environment; use game or map"
+    for columns, says in (
         ({}, "does not name an environment; use game or map"),
         ({"environment": None}, "does not name an environment; use game or map"),
-        ({"environment": "mop"}, "is 'mop', which is not a name in rollout.environment; use game or map"),
-        ({"environment": ["map"]}, "is \\['map'\\], which is not a name in rollout.environment; use game or map"),
-    ],
-    ids=str,
-)
-def test_a_row_that_names_no_environment_of_the_recipe_is_refused(dialogues, prompt, tool_family, columns, says):
-    with pytest.raises(DataError, match=says) as caught:
-        prompt_encoder(tool_family, Data(train="rows.jsonl"))(of(prompt, **columns), 0)
-    assert caught.value.field == "environment"
+        ({"environment": "mop"}, f"is 'mop', which is not {names}"),
+        ({"environment": ["map"]}, f"is ['map'], which is not {names}"),
+    ):
+        with pytest.raises(DataError) as caught:
+            encode(of(prompt, **columns), 0)
+        assert caught.value.field == "environment" and says in str(caught.value)
 
 
 def test_one_environment_takes_no_notice_of_the_column(write, opened, prompt):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import CORE_CASES
+from tests.conftest import CORE_CASES, LONG_FILES, is_of_third
 from tools.ci_plan import (
     ALWAYS_WHOLE,
     DIVIDED,
@@ -82,17 +82,22 @@ def test_changes_are_those_since_the_base_and_without_one_of_the_last_hours(tmp_
     assert changed_paths(third, "HEAD~1") == ["third"]
 
 
-def test_thirds_have_every_case_and_each_third_has_the_core(tmp_path):
-    def collected(*arguments: str) -> set[str]:
-        command = [sys.executable, "-m", "pytest", "-m", "vllm", "--collect-only", *arguments, "tests/vllm"]
-        output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-        return {line for line in output.splitlines() if "::" in line}
+def test_thirds_have_every_case_and_each_third_has_the_core():
+    cases = [*CORE_CASES, *(f"tests/test_more.py::test_case[{number}]" for number in range(60))]
+    thirds = [{case for case in cases if is_of_third(case, third)} for third in range(3)]
+    assert set.union(*thirds) == set(cases) and set.intersection(*thirds) == set(CORE_CASES)
+    assert all(len(third) > len(CORE_CASES) + 10 for third in thirds)
 
-    whole = collected()
-    thirds = [collected("--third", str(third)) for third in range(3)]
-    assert set.union(*thirds) == whole
-    core = {case for case in whole if case.startswith(CORE_CASES)}
-    assert set.intersection(*thirds) == core and core
+
+def test_a_suite_that_takes_a_third_leaves_the_other_cases_out():
+    command = [sys.executable, "-m", "pytest", "-m", "vllm", "--collect-only", "--third", "0", "tests/vllm"]
+    output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    taken = [line for line in output.splitlines() if "::" in line]
+    assert taken and all(is_of_third(case, 0) for case in taken) and " deselected" in output
+
+
+def test_every_long_file_is_there():
+    assert [file for file in LONG_FILES if not (ROOT / file).is_file()] == []
 
 
 def test_every_core_case_names_a_test():
