@@ -197,8 +197,7 @@ ADVANTAGES: dict[str, Advantage] = {
         formula="P = 1 - C(w, k) / C(G, k), s = sqrt(P (1 - P)); right (1 - P) / s, wrong "
         "(1 - P - C(w-1, k-1) / C(G-1, k-1)) / s, w wrong ones of G",
         source="Pass@k training: Chen et al. 2025",
-        use="keeps exploring where one right try of k is enough; needs `pass_k` and a reward that tells right from "
-        "wrong",
+        use="keeps exploring if one right try of k is enough; needs `pass_k` and a reward that tells right from wrong",
     ),
 }
 

@@ -58,7 +58,7 @@ KL_ESTIMATORS: dict[str, KlEstimator] = {
         estimate=k2,
         formula="(p - q)² / 2",
         source=SCHULMAN,
-        use="in the loss, where the gradient of the divergence itself is wanted",
+        use="in the loss, if the gradient of the divergence itself is wanted",
     ),
     "k3": KlEstimator(
         estimate=k3,

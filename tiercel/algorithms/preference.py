@@ -187,7 +187,7 @@ PAIR_LOSSES: dict[PairLossName, PairLoss] = {
         compute=ipo,
         formula="(log pw/rw / nw - log pl/rl / nl - 1 / (2 beta))²",
         source="IPO: Azar et al. 2023, with means over tokens",
-        use="does not drive margins without end where labels are certain",
+        use="does not drive margins without end if labels are certain",
     ),
     "hinge": PairLoss(
         compute=hinge,

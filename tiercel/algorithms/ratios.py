@@ -62,7 +62,7 @@ RATIOS: dict[str, Ratio] = {
         of=by_sequence_at_token,
         formula="r of the completion in value, with the gradient of the token's own",
         source="GSPO-token: Zheng et al. 2025",
-        use="as `sequence` where tokens of a completion weigh differently (`top_entropy`, a correction by token)",
+        use="as `sequence` if tokens of a completion weigh differently (`top_entropy`, a correction by token)",
     ),
     "product": Ratio(
         of=by_product,
@@ -75,7 +75,7 @@ RATIOS: dict[str, Ratio] = {
         of=by_product_at_token,
         formula="r the product of the completion's token ratios in value, with the gradient of the token's own",
         source="as `product`",
-        use="as `product` where tokens of a completion weigh differently (`top_entropy`, a correction by token)",
+        use="as `product` if tokens of a completion weigh differently (`top_entropy`, a correction by token)",
     ),
 }
 

@@ -26,19 +26,19 @@ class SurrogateKeys(Section):
     clip_high: PositiveFloat | None = 0.2
     """The ratio is clipped above at 1 + clip_high; null is off."""
     delta: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
-    """Largest ratio also where the advantage is negative (two-sided clipping); null is off."""
+    """Largest ratio even if the advantage is negative (two-sided clipping); null is off."""
     gate_positive: PositiveFloat = 1.0
-    """Surrogate gated (sapo): temperature of the gate where the advantage is positive."""
+    """Surrogate gated (sapo): temperature of the gate if the advantage is positive."""
     gate_negative: PositiveFloat = 1.05
-    """Surrogate gated (sapo): temperature of the gate where the advantage is negative."""
+    """Surrogate gated (sapo): temperature of the gate if the advantage is negative."""
     gamma_power_positive: PositiveFloat = 2.0
-    """Surrogate gamma (vespo): power of the ratio in its weight where the advantage is positive, k."""
+    """Surrogate gamma (vespo): power of the ratio in its weight if the advantage is positive, k."""
     gamma_rate_positive: PositiveFloat = 3.0
-    """Surrogate gamma (vespo): rate at which large ratios fade where the advantage is positive, l."""
+    """Surrogate gamma (vespo): rate at which large ratios fade if the advantage is positive, l."""
     gamma_power_negative: PositiveFloat = 3.0
-    """Surrogate gamma (vespo): k where the advantage is negative."""
+    """Surrogate gamma (vespo): k if the advantage is negative."""
     gamma_rate_negative: PositiveFloat = 2.0
-    """Surrogate gamma (vespo): l where the advantage is negative."""
+    """Surrogate gamma (vespo): l if the advantage is negative."""
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -123,14 +123,14 @@ SURROGATES: dict[str, Surrogate] = {
         learns_by_ratio=False,
         formula="-clip(r) A log p, r without gradient",
         source="CISPO: MiniMax-M1 2025",
-        use="several updates per rollout where rare tokens matter: no token loses its gradient",
+        use="several updates per rollout if rare tokens matter: no token loses its gradient",
     ),
     "gated": Surrogate(
         of=gated,
         reads=("gate_positive", "gate_negative"),
         formula="-(4 / t) sigmoid(t (r - 1)) A, t = `gate_positive` or `gate_negative` by the sign of A",
         source="SAPO: Gao et al. 2025",
-        use="instead of clipping, where bounds are hard to tune",
+        use="instead of clipping if bounds are hard to tune",
     ),
     "gamma": Surrogate(
         of=gamma,

@@ -162,7 +162,7 @@ def _plan_command(commands) -> None:
         "--host-memory",
         type=size,
         metavar="SIZE",
-        help="of each machine, for offloading (this machine's, where it has the GPUs)",
+        help="of each machine, for offloading (this machine's, if it has the GPUs)",
     )
     plan.add_argument(
         "--device", choices=DEVICES, default="h100", help="the GPU that the seconds are estimated for (h100)"

@@ -86,7 +86,7 @@ class Data(Section):
     """Other names of columns: {question: problem, images: image} reads `problem` as `question` and `image` as `images`;
     a dot leads into a column. Each must be there."""
     ids: Literal["own", "line"] = "own"
-    """Ids of rows: their own, which differ within a file, or file and line, where several rows share one. The column id
+    """Ids of rows: their own, which differ within a file, or file and line, if several rows share one. The column id
     is then one like others."""
     image_root: str | None = None
     """Images resolve under this directory; null takes the row file's directory."""

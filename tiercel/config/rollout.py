@@ -81,7 +81,7 @@ class Rollout(Section):
     top_k: NonNegativeInt = 0
     """Only the k likeliest tokens; 0 is off."""
     resample_tries: NonNegativeInt = 0
-    """Dynamic sampling (DAPO 2025): where fewer than optim.prompts_per_step groups have rewards that differ, at most
+    """Dynamic sampling (DAPO 2025): if fewer than optim.prompts_per_step groups have rewards that differ, at most
     this many more rollouts of other rows fill the step; groups that differ already are kept. 0 is off."""
     stop: tuple[str, ...] = ()
     """A completion ends with the token that completes one of these strings."""

@@ -94,13 +94,13 @@ class Learner(Section):
     """Token budget of one forward and backward pass; groups are packed up to it. auto: the largest that fits the memory
     by the plan; a run takes it once, says it in its log and keeps it when it goes on."""
     skip_zero_advantage: bool = True
-    """Groups whose advantages are all 0 stay out of the pass where the loss has no KL term; they add nothing to it."""
+    """Groups whose advantages are all 0 stay out of the pass if the loss has no KL term; they add nothing to it."""
     gradient_checkpointing: Annotated[Checkpointing, BeforeValidator(_checkpointing)] = False
     """Recompute decoder layers in the backward pass (non-reentrant) to save memory: full (also written true) all but
     their inputs; selective keeps attention and some of the largest matrix products, a third of the memory of false."""
     compile: bool | Literal["auto"] = "auto"
     """Fuse norms, rotary embeddings, MLPs and adapters of the decoder by torch.compile. auto: on a GPU with form flex
-    where the strategy is single or ddp, without dropout and without selective checkpointing."""
+    if the strategy is single or ddp, without dropout and without selective checkpointing."""
 
 
 class PartRates(Section):
@@ -119,7 +119,7 @@ class Optim(Section):
 
     name: Literal["adamw", "adamw_8bit", "paged_adamw", "paged_adamw_8bit", "muon"] = "adamw"
     """adamw keeps its moments in float32, adamw_8bit in 8 bits, by bitsandbytes; the paged ones keep theirs in memory
-    that moves to the host where a GPU's is short, without DeepSpeed. muon, for full fine-tuning, updates the matrices
+    that moves to the host if a GPU's is short, without DeepSpeed. muon, for full fine-tuning, updates the matrices
     of the layers by Muon, with steps of AdamW's size, and all else by AdamW."""
     lr: PositiveFloat = 1e-5
     """Peak learning rate."""
@@ -149,7 +149,7 @@ class Optim(Section):
     """Passes over the parts of a rollout. With more than one update per rollout the old logprobs are computed once,
     before the first."""
     max_grad_norm: PositiveFloat = 1.0
-    """The gradient is scaled down to this norm where it is longer."""
+    """The gradient is scaled down to this norm if it is longer."""
 
     @property
     def is_of_torch(self) -> bool:
@@ -199,7 +199,7 @@ class Train(Section):
     """Order of the rows, sampling, adapter initialisation and dropout are functions of this."""
     strategy: Literal["auto", StrategyName] = "auto"
     """How ranks share the work. ddp: every rank holds the model; fsdp2: each holds its share; deepspeed: ZeRO; auto:
-    one rank single, several ddp where the model fits each, else fsdp2, and it says why. None changes the result."""
+    one rank single, several ddp if the model fits each, else fsdp2, and it says why. None changes the result."""
     deepspeed: Deepspeed = Deepspeed()
     shard_size: PositiveInt | None = None
     """With fsdp2, ranks that hold one copy of the model together; each group of so many ranks has a copy. With those of

@@ -75,7 +75,7 @@ def open_files(limit: int) -> Verdict:
 
 
 def processes(limit: int, cgroup_limits: list[int]) -> Verdict:
-    """Judge the number of processes: the user's limit as `resource` gives it, or the container's where it is lower."""
+    """Judge the number of processes: the user's limit as `resource` gives it, or the container's if it is lower."""
     limits = [*cgroup_limits, *([] if limit == resource.RLIM_INFINITY else [limit])]
     if not limits:
         return Verdict(name="processes", status="ok", found="unlimited")
@@ -88,7 +88,7 @@ def processes(limit: int, cgroup_limits: list[int]) -> Verdict:
 
 
 def memory(total: int, cgroup_limits: list[int]) -> Verdict:
-    """Judge the memory in bytes: the machine's, or the container's where that is less."""
+    """Judge the memory in bytes: the machine's, or the container's if that is less."""
     limit = min(cgroup_limits, default=total)
     found = f"{_gigabytes(total)}"
     if limit < total:
@@ -113,7 +113,7 @@ def total_memory() -> int:
 
 def free_memory(meminfo: Path = MEMINFO) -> int:
     """Return the bytes that programs of this machine can still take, or the limit of this process's control groups
-    where that is less."""
+    if that is less."""
     lines = meminfo.read_text(encoding="ascii").splitlines() if meminfo.exists() else []
     available = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     return min([total_memory(), *available, *memory_limits()])

@@ -14,7 +14,7 @@ from packaging.version import InvalidVersion, Version
 from tiercel.doctor.verdict import Status, Verdict, texts
 
 REQUIRED = ("torch", "transformers", "tokenizers", "huggingface-hub", "peft", "safetensors", "pillow", "numpy")
-OPTIONAL = ("torchvision", "bitsandbytes", "vllm", "deepspeed", "flash-attn")  # judged where they are installed
+OPTIONAL = ("torchvision", "bitsandbytes", "vllm", "deepspeed", "flash-attn")  # judged if they are installed
 OWNERS = ("tiercel", "transformers", "peft", "torchvision", "vllm", "deepspeed")  # whose requirements are checked
 EXTRAS = ("", "quantize", "vllm", "deepspeed")  # of tiercel; their ranges hold for whatever is installed
 
@@ -136,7 +136,7 @@ def extra_verdict(extra: str, purpose: str) -> Verdict:
 
 
 def version_of(name: str) -> Version | None:
-    """Return the installed version; None where there is none, or none that can be compared."""
+    """Return the installed version; None if there is none, or none that can be compared."""
     try:
         return Version(_field(name, "Version") or "none")
     except InvalidVersion:
@@ -156,7 +156,7 @@ def _requirements(owner: str, extras: tuple[str, ...] | None = None) -> Iterator
 
 
 def _field(name: str, field: str) -> str | None:
-    """Return a field of a distribution's metadata; None where it is missing, or the package is not installed."""
+    """Return a field of a distribution's metadata; None if it is missing, or the package is not installed."""
     found = _metadata(name)
     return found[field] if found is not None and field in found else None
 

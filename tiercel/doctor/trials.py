@@ -29,7 +29,7 @@ TOLERANCES = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """The outcome of a step. `failure` is None where it finished; else `cause` is the signal that ended the child, or
+    """The outcome of a step. `failure` is None if it finished; else `cause` is the signal that ended the child, or
     HANG, or empty."""
 
     step: str
@@ -57,7 +57,7 @@ def last_line(process: UserProcess) -> str:
 
 
 def device_verdicts() -> Generator[Verdict, None, int | None]:
-    """Judge the CPU, the GPUs, and each dtype on both. Returns the number of GPUs, None where torch itself cannot be
+    """Judge the CPU, the GPUs, and each dtype on both. Returns the number of GPUs, None if torch itself cannot be
     imported."""
     gpu_count = 0
     for outcome in try_steps("cpu", (*TOLERANCES, GPUS)):
@@ -177,8 +177,8 @@ def import_verdicts() -> Iterator[Verdict]:
 
 
 def import_verdict(name: str, advice: Mapping[str, str], *, seconds: float = IMPORT_SECONDS) -> Verdict:
-    """Judge whether a package can be imported; `absent` where it is not installed. `imports` of the advice is "module",
-    or "module:attribute" where the package loads its parts late."""
+    """Judge whether a package can be imported; `absent` if it is not installed. `imports` of the advice is "module",
+    or "module:attribute" if the package loads its parts late."""
     title, spec = f"import {name}", find_spec(name)
     if spec is None or spec.origin is None:  # without an origin: a plain directory of that name
         return Verdict(name=title, status="absent", found=f"not installed; needed for {advice['needed_for']}")

@@ -86,7 +86,7 @@ def relative_errors(device: str, dtype_name: str, product: Callable[..., "Tensor
         products.append(float((product(left, right).double() - expected).norm() / expected.norm()))
     attention = functools.partial(scaled_dot_product_attention, is_causal=True)
     inputs = [random(1, HEADS, TOKENS, WIDTH) for _ in range(4)]
-    largest = float(torch.tensor(products).max())  # NaN where one is
+    largest = float(torch.tensor(products).max())  # NaN if one is
     return {"matrix product": largest, "attention": _relative_error(attention, attention, inputs, device)}
 
 
@@ -105,7 +105,7 @@ def _relative_error(
     found = _result_and_gradients(operation, [each.to(device) for each in inputs])
     expected = _result_and_gradients(exact, [each.double() for each in inputs])
     errors = [(one.cpu().double() - other).norm() / other.norm() for one, other in zip(found, expected, strict=True)]
-    return float(torch.stack(errors).max())  # NaN where one is
+    return float(torch.stack(errors).max())  # NaN if one is
 
 
 def _result_and_gradients(operation: Callable[..., "Tensor"], inputs: Sequence["Tensor"]) -> list["Tensor"]:
@@ -117,8 +117,8 @@ def _result_and_gradients(operation: Callable[..., "Tensor"], inputs: Sequence["
 
 
 def gpu_facts() -> dict[str, Any]:
-    """Return as JSON: what torch was built for (None: only the CPU), why it sees no GPU where it says so, the CUDA
-    version of the driver (12040 for 12.4, 0 where unknown), the architectures of this build, and each GPU."""
+    """Return as JSON: what torch was built for (None: only the CPU), why it sees no GPU if it says so, the CUDA
+    version of the driver (12040 for 12.4, 0 if unknown), the architectures of this build, and each GPU."""
     import torch
 
     from tiercel.devices import driver_version

@@ -116,7 +116,7 @@ def build_policy(
 ) -> Policy:
     """Load the checkpoint and make the recipe's parameters trainable. `weights`: in full fine-tuning, a model directory
     to continue from. `stays_on_cpu`: leave the weights on the CPU, where a strategy moves their shares to the device.
-    Raises ModelError where checkpoint and recipe do not fit together."""
+    Raises ModelError if checkpoint and recipe do not fit together."""
     family = family_of(recipe)
     place = torch.device("cpu") if stays_on_cpu else device
     dtype, quantize = DTYPES[recipe.model.dtype], recipe.model.quantize

@@ -87,7 +87,7 @@ class Redactor:
         return CUT.join([*map(self._without_beginning, cut), rest])
 
     def _without_beginning(self, text: str) -> str:
-        """Return the text without the beginning of a secret at its end, where the text was cut."""
+        """Return the text without the beginning of a secret at its end, if the text was cut."""
         if len(text) < SHORTEST_SECRET:
             return text
         for form, name in self._names.items():

@@ -93,7 +93,7 @@ class RewardModel(Source):
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """What it is held in and computes in."""
     device: Literal["auto", "cpu"] = "auto"
-    """auto: the rank's own GPU, where there is one; every rank holds a copy."""
+    """auto: the rank's own GPU, if there is one; every rank holds a copy."""
     template: str | None = None
     """File with a Jinja chat template; null takes the one of the reward model's own tokenizer."""
     max_tokens: PositiveInt = 4096
@@ -101,7 +101,7 @@ class RewardModel(Source):
     batch_tokens: PositiveInt = 16384
     """Tokens of a pass, padding included; it only bounds memory."""
     label: NonNegativeInt | None = None
-    """Which of its scores is the reward, counted from 0; null where it has one."""
+    """Which of its scores is the reward, counted from 0; null if it has one."""
 
 
 class ByModel(Reward):
@@ -163,7 +163,7 @@ STARTED = (Math, ByJudge, ByModel, ByCall)
 
 
 class OfEnvironment(Reward):
-    """what `get_reward` of rollout.environment answers; it does not apply where that answers None"""
+    """what `get_reward` of rollout.environment answers; it does not apply if that answers None"""
 
     name: Literal["environment"] = "environment"
     reads: ClassVar[str] = "the environment's state at the end"

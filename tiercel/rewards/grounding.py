@@ -107,7 +107,7 @@ class BoxRecall(AllBoxes):
 
 
 class BoxF1(AllBoxes):
-    """2 x pairs / (boxes of the answer + boxes of the row); 1 where both have none"""
+    """2 x pairs / (boxes of the answer + boxes of the row); 1 if both have none"""
 
     name: Literal["box_f1"] = "box_f1"
     own_right_from: ClassVar[float | None] = 1.0

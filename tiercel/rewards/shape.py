@@ -119,7 +119,7 @@ class SoftOverlong(Reward):
 
 
 class Repetition(Reward):
-    """-(1 - distinct / all) of its runs of `ngram` (3) words: 0 where none comes twice, near -1 where one goes on and
+    """-(1 - distinct / all) of its runs of `ngram` (3) words: 0 if none comes twice, near -1 if one goes on and
     on; 0 for fewer words. Each character counts as a word in Chinese, Japanese, Thai, Lao, Khmer, Burmese and Tibetan,
     and in what goes on for more than 32 characters without a space"""
 

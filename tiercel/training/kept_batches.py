@@ -124,7 +124,7 @@ def read_kept(directory: Path, device: torch.device) -> list[Any]:
             require_regular(file)
             with safe_open(file, "pt") as opened:
                 tree = json.loads(opened.metadata()[HEADER])
-                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
+                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is not a mapping
             kept += _value(tree, tensors)
         except (OSError, SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
             raise RunError(f"{file} does not contain the microbatches of an update: {error}; {NOT_OURS}") from error

@@ -146,7 +146,7 @@ TRL_DIFFERENCES = (
         "KL term of the loss",
         "the estimate",
         "the estimate times the ratio",
-        "`kl.by_ratio: true` is TRL's default, by token also where the loss has one ratio for a completion",
+        "`kl.by_ratio: true` is TRL's default, by token even if the loss has one ratio for a completion",
     ),
     (
         "weight decay",
@@ -263,7 +263,7 @@ rewards. It must not draw random numbers, which would differ between ranks.
 |---|---|---|
 | `totals_C` | C, fp32 | weighted sums of the rewards, after a KL penalty with `kl.place: reward` |
 | `group_of_C` | C, int64 | which group a completion belongs to, ascending; `table.groups()` gives a slice for each |
-| `rewards_CF`, `weights_F` | C x F, F | each reward by itself, NaN where it does not apply, and the recipe's weights |
+| `rewards_CF`, `weights_F` | C x F, F | each reward by itself, NaN if it does not apply, and the recipe's weights |
 | `is_correct_C` | C, bool | right by the first reward that tells |
 
 `options` has the recipe's `scale`, `pass_k` and `clip` (`advantage_clip`). It returns finite values (C,), fp32. tiercel

@@ -396,7 +396,7 @@ def _strategy(recipe: BaseRecipe) -> Problems:
 
 
 def _muon(recipe: BaseRecipe) -> Problems:
-    """Refuse Muon where its step is no step of a weight, and its key where it is not used."""
+    """Refuse Muon if its step is not a step of a weight, and its key if it is not used."""
     if recipe.optim.name == "muon" and recipe.lora is not None:
         yield Keys("optim.name", "lora").problem(
             "is muon, but a step for each of LoRA's two factors is not the step that their product would take; use "

@@ -43,7 +43,7 @@ def steps(recipe: GrpoRecipe, run: RunDirectory) -> Iterator[FinishedStep]:
 
 
 def one_step(session: Session, trainer: Trainer, rollouts: Rollouts, step: Step) -> None:
-    """Sample and score, learn, publish the new policy to the engine; evaluate where that is due; record."""
+    """Sample and score, learn, publish the new policy to the engine; evaluate if that is due; record."""
     recipe = rollouts.recipe
     sampled = sample_and_score(session, trainer, rollouts, step)
     with step.phase("learn"):

@@ -123,7 +123,7 @@ def _found(file: Path, identity: str) -> dict[str, dict[int, Tensor]] | None:
     with safe_open(file, "pt") as opened:
         if (opened.metadata() or {}).get("identity") != identity:
             return None
-        names = {name.rpartition(".")[0] for name in opened.keys()}  # noqa: SIM118 - it is no mapping
+        names = {name.rpartition(".")[0] for name in opened.keys()}  # noqa: SIM118 - it is not a mapping
         return {
             name: dict(zip(opened.get_tensor(f"{name}.rows").tolist(), opened.get_tensor(f"{name}.sums"), strict=True))
             for name in names

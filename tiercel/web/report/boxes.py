@@ -34,7 +34,7 @@ class Prediction:
 
 
 def true_box(group: GroupRecord) -> Box | None:
-    """Return the row's right box; None where its answer is no box."""
+    """Return the row's right box; None if its answer is not a box."""
     answer = group.answer
     if not group.images:
         return None
@@ -51,7 +51,7 @@ def answer_image(group: GroupRecord) -> int:
 
 
 def box_of(value: Any) -> Box | None:
-    """Read a box, or a point as a box without an area, from JSON; None where it is neither."""
+    """Read a box, or a point as a box without an area, from JSON; None if it is neither."""
     sides = [finite(side) for side in value] if isinstance(value, list | tuple) else []
     known = [side for side in sides if side is not None]
     if len(known) != len(sides) or len(known) not in (2, 4):
@@ -81,7 +81,7 @@ def predicted_box(group: GroupRecord, completion: CompletionRecord) -> Predictio
 
 
 def true_outlines(group: GroupRecord) -> list[Outline]:
-    """Return the row's right box, where it has one."""
+    """Return the row's right box, if it has one."""
     box = true_box(group)
     return [] if box is None else [Outline(box=box, style="truth", label="right", image=answer_image(group))]
 
@@ -89,7 +89,7 @@ def true_outlines(group: GroupRecord) -> list[Outline]:
 def predicted_outlines(
     group: GroupRecord, completion: CompletionRecord, style: str, label: str, tag: str = ""
 ) -> list[Outline]:
-    """Return the completion's box, where it should have one and has."""
+    """Return the completion's box, if it should have one and has."""
     box = predicted_box(group, completion).box if has_boxes(group) else None
     return [] if box is None else [Outline(box=box, style=style, label=label, tag=tag, image=answer_image(group))]
 

@@ -25,8 +25,8 @@ _FIRST = b'{"step": '
 
 
 def read_briefly(path: Path, keys: Sequence[str]) -> RecordedRun | None:
-    """Read a run with two sections of its recipe, and the metrics of some keys. None where one of its files is not as
-    training writes it. Raises OSError where one cannot be read."""
+    """Read a run with two sections of its recipe, and the metrics of some keys. None if one of its files is not as
+    training writes it. Raises OSError if one cannot be read."""
     text = read_text(path / "config.yaml", _LONGEST_CONFIG)
     kind, recipe = _KIND.match(text), _recipe(text)
     metrics = _metrics(path / "metrics.jsonl", keys) if kind and recipe else None
@@ -57,7 +57,7 @@ def _recipe(text: str) -> Mapping[str, Any] | None:
 
 
 def _metrics(file: Path, keys: Sequence[str]) -> Metrics | None:
-    """Return the numbers under these keys; None where a line has another form."""
+    """Return the numbers under these keys; None if a line has another form."""
     steps, numbers = list[int](), {key.encode(): dict[int, float]() for key in keys}
     pairs = re.compile(rb'"(step|%b)": ([^,}]+)' % b"|".join(map(re.escape, numbers)))
     if file.exists():

@@ -52,7 +52,7 @@ def call_text(call: ToolCall) -> str:
 
 
 def overlap(group: GroupRecord, completion: CompletionRecord) -> float | None:
-    """Return the IoU of the completion's box with the row's, both in pixels of the original image; None where one of
+    """Return the IoU of the completion's box with the row's, both in pixels of the original image; None if one of
     them is missing."""
     truth, given = true_box(group), predicted_box(group, completion).box if group.images else None
     return None if truth is None or given is None else iou(given, truth)

@@ -91,14 +91,14 @@ def _accuracy(run: RecordedRun) -> Chart:
 def _chart(
     run: RecordedRun, title: str, key: str, label: str = "this run", held_out: str = "", *, from_zero: bool = False
 ) -> Chart:
-    """Make a chart of a metric of training, and of one of held-out rows, where they have numbers."""
+    """Make a chart of a metric of training, and of one of held-out rows, if they have numbers."""
     training = Series(label=label, points=tuple(run.series(key)))
     held = Series(label="held out", points=tuple(run.series(held_out)), style="points", colour=1)
     return Chart(title=title, series=tuple(each for each in (training, held) if each.points), from_zero=from_zero)
 
 
 def time_chart(run: RecordedRun) -> Chart | None:
-    """Return the seconds of a step, by phase where the run records them; time outside all phases is "other"."""
+    """Return the seconds of a step, by phase if the run records them; time outside all phases is "other"."""
     steps = run.series("time/step")
     phases = {key: found for key in PHASES if any((found := dict(run.series(key))).values())}
     if not steps:

@@ -7,7 +7,7 @@ from tiercel.web.report.reading import RecordedRun
 
 
 def facts(run: RecordedRun) -> Iterator[tuple[str, str]]:
-    """Yield the most important keys of the recipe; an empty text where it has none."""
+    """Yield the most important keys of the recipe; an empty text if it has none."""
 
     def of(*keys: str) -> str:
         value = run.setting(*keys)

@@ -21,7 +21,7 @@ Sign = tuple[int, int, int]  # inode, size, time of the last change
 
 
 def sign_of(path: Path) -> Sign | None:
-    """Return what changes when a file or the names in a folder change; None where there is none."""
+    """Return what changes when a file or the names in a folder change; None if there is none."""
     try:
         found = os.stat(path)
     except OSError:
@@ -30,12 +30,12 @@ def sign_of(path: Path) -> Sign | None:
 
 
 def text_of(file: Path, largest: int = LARGEST_FILE) -> str:
-    """Read a file without secrets; an empty text where there is none. Raises OSError where it cannot be read."""
+    """Read a file without secrets; an empty text if there is none. Raises OSError if it cannot be read."""
     return redact(read_text(file, largest)) if os.path.lexists(file) else ""
 
 
 def end_of_log(file: Path) -> tuple[str, ...]:
-    """Return the last lines of log.txt. Raises OSError where it cannot be read."""
+    """Return the last lines of log.txt. Raises OSError if it cannot be read."""
     if not os.path.lexists(file):
         return ()
     with open_regular(file) as stream:
@@ -94,7 +94,7 @@ class MetricsTail(Tail):
 
 
 def mapping_of(parse: Callable[[str], Any], text: str) -> dict[str, Any] | None:
-    """Parse a text; None where it is no mapping."""
+    """Parse a text; None if it is not a mapping."""
     try:
         value = parse(text)
     except (ValueError, yaml.YAMLError, RecursionError):

@@ -100,7 +100,7 @@ def pairs_of(before: GroupFile, after: GroupFile) -> tuple[Pair, ...]:
 
 
 def fates(pairs: Sequence[Pair]) -> dict[Fate, list[Pair]]:
-    """Sort pairs by their change: right or wrong where a reward says so, else by the reward.
+    """Sort pairs by their change: right or wrong if a reward says so, else by the reward.
 
     Where other rows were judged, a row that was not judged counts as wrong, as in eval/accuracy.
     """
@@ -180,7 +180,7 @@ def _block(title: str, rows: Sequence[tuple[Column, ...]], most: int, style: str
 def _counts(
     by_fate: Mapping[Fate, Sequence[Pair]], names: tuple[str, str]
 ) -> Iterator[tuple[str, tuple[tuple[Fate, int, str], ...]]]:
-    """Yield the lines of a table of rows by their change: two by two where right and wrong are known."""
+    """Yield the lines of a table of rows by their change: two by two if right and wrong are known."""
     total = max(1, sum(len(pairs) for pairs in by_fate.values()))
     lines: dict[str, tuple[Fate, ...]] = {f"Reward {names[1]} against {names[0]}": ("better", "same", "worse")}
     if "fixed" in by_fate:

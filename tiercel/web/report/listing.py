@@ -32,7 +32,7 @@ class Score:
 
     @property
     def text(self) -> str:
-        """Return it in words, with the newest where that is another."""
+        """Return it in words, with the newest if that is another."""
         best, newest = pair(self.best, self.newest)
         now = "" if best == newest else f", now {newest}"
         return f"{self.name} {best} at step {self.step:,}{now}"
@@ -62,12 +62,12 @@ class ListedRun:
     kind: str = ""  # the verb
     state: State = "failed"
     step: int = 0
-    steps: int | None = None  # to make; None where the run has not come so far as to know
+    steps: int | None = None  # to make; None if the run has not come so far as to know
     score: Score | None = None
     training: Training | None = None
     learning_rate: float | None = None
     changed: float = 0.0  # seconds since 1970
-    reason: str = ""  # what stopped it, or why it cannot be read; empty where nothing is wrong
+    reason: str = ""  # what stopped it, or why it cannot be read; empty if nothing is wrong
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields by name."""
@@ -90,7 +90,7 @@ def runs_below(folder: Path, depth: int = DEEPEST) -> Iterator[Path]:
 
 
 def listed(folders: list[Path]) -> list[ListedRun]:
-    """List the runs below the folders, the one that changed last at the end. Raises RunError where a folder is not
+    """List the runs below the folders, the one that changed last at the end. Raises RunError if a folder is not
     there."""
     for folder in folders:
         if not folder.is_dir():
@@ -100,7 +100,7 @@ def listed(folders: list[Path]) -> list[ListedRun]:
 
 
 def run_ending(run: RecordedRun) -> RunEnding:
-    """Tell the state of a run. Raises OSError where it cannot be read."""
+    """Tell the state of a run. Raises OSError if it cannot be read."""
     ending, is_whole = ending_of(run.path), run.total_steps is not None and run.last_step >= run.total_steps
     if ending.state == "killed" and is_whole and (run.path / "report.html").exists():
         return RunEnding(state="done")  # of an older version, which left no end.json

@@ -107,7 +107,7 @@ class GrowingMetrics:
         self._unreadable = 0
 
     def add(self, row: Any) -> None:
-        """Add a value of a line; what is no row with a step is counted."""
+        """Add a value of a line; what is not a row with a step is counted."""
         if not isinstance(row, dict) or type(step := row.get("step")) is not int:
             self._unreadable += 1
             return

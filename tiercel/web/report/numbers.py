@@ -58,7 +58,7 @@ def evenly_spaced(count: int, most: int) -> list[int]:
 
 
 def sign_test(gained: int, lost: int) -> float:
-    """Return the two-sided p-value of `gained` against `lost` where both are equally likely (exact McNemar test)."""
+    """Return the two-sided p-value of `gained` against `lost` if both are equally likely (exact McNemar test)."""
     count, fewer = gained + lost, min(gained, lost)
     if count == 0:
         return 1.0

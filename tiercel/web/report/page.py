@@ -28,7 +28,7 @@ _TITLES = {"ranks": "Time"}  # what ranks do is over
 
 
 def write_report(run: Path) -> Path:
-    """Write RUN/report.html from what is in the run directory, and return its path. Raises RunError where it is no run
+    """Write RUN/report.html from what is in the run directory, and return its path. Raises RunError if it is not a run
     or cannot be read, or the page cannot be written."""
     page = render(read_run(run))
     path = run / FILE
@@ -38,7 +38,7 @@ def write_report(run: Path) -> Path:
 
 
 def describe(run: Path) -> str:
-    """Summarise the result of a run in one line of text. Raises RunError where `run` is no run."""
+    """Summarise the result of a run in one line of text. Raises RunError if `run` is not a run."""
     return headline(read_run(run))
 
 

@@ -17,7 +17,7 @@ MOST_PIXELS = 1 << 25  # of a picture of a run, which has the size that the mode
 MOST_IMAGE_BYTES = 4_000_000  # in the page, as base64
 PART_IMAGE_BYTES = 600_000  # of the pictures that came back between turns, in each part of the page
 
-# Of a file that is no picture, or a broken or too large one.
+# Of a file that is not a picture, or a broken or too large one.
 UNREADABLE = (
     *(OSError, EOFError, ValueError, SyntaxError, TypeError, LookupError, OverflowError),
     *(struct.error, zlib.error, Image.DecompressionBombError),
@@ -62,7 +62,7 @@ class Album:
         return os.path.lexists(picture_file(self._folder, sha256))
 
     def take(self, sha256: str, came_back: bool = False) -> Embedded | None:
-        """Return a picture for the page; None where the file is missing or the page is full."""
+        """Return a picture for the page; None if the file is missing or the page is full."""
         if (taken := self._taken.get(sha256)) is not None:
             return Embedded(href=f"#{taken.id}", is_small=taken.is_small)
         room = self._part if came_back else self._room

@@ -42,7 +42,7 @@ class GroupFile:
     step: int
     groups: tuple[GroupRecord, ...]
     unreadable: int  # lines
-    problem: str = ""  # why the file cannot be read; empty where it can
+    problem: str = ""  # why the file cannot be read; empty if it can
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +73,7 @@ class RecordedRun:
 
     @property
     def total_steps(self) -> int | None:
-        """Return the number of steps that the run is to make: from the recipe, or from the log where the recipe gives
+        """Return the number of steps that the run is to make: from the recipe, or from the log if the recipe gives
         epochs."""
         steps = self.setting("train", "steps")
         if isinstance(steps, int):
@@ -83,7 +83,7 @@ class RecordedRun:
         return int(found[-1][1] or found[-1][2]) if found else None
 
     def setting(self, *keys: str) -> Any:
-        """Return a value of the recipe; None where there is none."""
+        """Return a value of the recipe; None if there is none."""
         value: Any = self.recipe
         for key in keys:
             value = value.get(key) if isinstance(value, Mapping) else None
@@ -101,7 +101,7 @@ class RecordedRun:
 def read_run(path: Path) -> RecordedRun:
     """Read everything but completions and images.
 
-    Raises RunError where `path` has no config.yaml, or a file of the run cannot be read at all.
+    Raises RunError if `path` has no config.yaml, or a file of the run cannot be read at all.
     """
     if not (path / "config.yaml").is_file():
         raise RunError(f"{path} is not a run: it has no config.yaml")
@@ -120,7 +120,7 @@ class RunReader:
         self._bad_rows = Tail(path / "bad_rows.jsonl", is_over)
 
     def read(self) -> RecordedRun:
-        """Return the run as it is now. Raises OSError where config.yaml or metrics.jsonl cannot be read; of other files
+        """Return the run as it is now. Raises OSError if config.yaml or metrics.jsonl cannot be read; of other files
         the run says why they cannot."""
         path, problems = self.path, list[str]()
         self.cuts += self._metrics.refresh()
@@ -154,7 +154,7 @@ class RunReader:
 
 
 def noted(name: str, read: Callable[[], T], otherwise: T, problems: list[str]) -> T:
-    """Read a file; where it cannot be read, note why and return something else."""
+    """Read a file; if it cannot be read, note why and return something else."""
     try:
         return read()
     except OSError as error:
@@ -163,7 +163,7 @@ def noted(name: str, read: Callable[[], T], otherwise: T, problems: list[str]) -
 
 
 def read_groups(run: RecordedRun, folder: Folder, step: int) -> GroupFile:
-    """Read the completions of one step; none, and why, where the file cannot be read."""
+    """Read the completions of one step; none, and why, if the file cannot be read."""
     try:
         return group_file(groups_path(run.path, folder, step), step)
     except RunError as error:
@@ -171,7 +171,7 @@ def read_groups(run: RecordedRun, folder: Folder, step: int) -> GroupFile:
 
 
 def group_file(file: Path, step: int) -> GroupFile:
-    """Read a file of rollouts/ or evaluations/. Raises RunError where it cannot be read."""
+    """Read a file of rollouts/ or evaluations/. Raises RunError if it cannot be read."""
     with reading(file):
         records = parsed_lines(redact(read_step(file)))
     groups: list[GroupRecord] = []

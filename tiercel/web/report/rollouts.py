@@ -63,7 +63,7 @@ def shown_step(file: GroupFile, album: Album) -> ShownStep:
 
 
 def legend_of(groups: Sequence[GroupRecord]) -> list[tuple[str, str]]:
-    """Return classes and meanings of the colours of boxes and completions; none where nothing is drawn."""
+    """Return classes and meanings of the colours of boxes and completions; none if nothing is drawn."""
     boxed, asked = any(map(has_boxes, groups)), any(map(is_asked, groups))
     return [*_LEGEND[not boxed :], *([ASKED] if asked else [])] if boxed or asked else []
 

@@ -54,14 +54,14 @@ def read_tokens(run: Path, step: int) -> dict[int, GroupTokens]:
 
 
 def records_of(group: GroupRecord, tokens: GroupTokens | None) -> Sequence[TokenRecord | None]:
-    """Return the tokens that the run kept of each completion; None where these are of another group."""
+    """Return the tokens that the run kept of each completion; None if these are of another group."""
     if tokens is None or len(tokens.completions) != len(group.completions):
         return [None] * len(group.completions)
     return tokens.completions
 
 
 def choices_of(group: GroupRecord, tokens: GroupTokens | None) -> list[str]:
-    """Return by what the tokens of a group can be coloured; none where the run knows no tokens of it."""
+    """Return by what the tokens of a group can be coloured; none if the run knows no tokens of it."""
     known = tokens.completions if tokens is not None else ()
     has = {
         "logprob": bool(known),
@@ -74,7 +74,7 @@ def choices_of(group: GroupRecord, tokens: GroupTokens | None) -> list[str]:
 
 
 def tokens_of(completion: CompletionRecord, record: TokenRecord | None) -> list[Token]:
-    """Return the tokens of a completion, the first MOST_TOKENS; none where the run knows none."""
+    """Return the tokens of a completion, the first MOST_TOKENS; none if the run knows none."""
     told = [gap for _, gap in completion.teacher]
     texts = record.texts if record is not None else tuple(text for text, _ in completion.teacher)
     columns: dict[str, Sequence[float | None] | None] = {"teacher": told if len(told) == len(texts) else None}

@@ -14,7 +14,7 @@ Piece = tuple[int, ImageRecord] | str | None  # a picture and its place among al
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShownTurn:
-    """A turn, counted from 1, and what came back; `pieces` is None where nothing did."""
+    """A turn, counted from 1, and what came back; `pieces` is None if nothing did."""
 
     number: int
     turn: TurnRecord
@@ -40,7 +40,7 @@ def _is_left_out(number: int, last: int) -> bool:
 
 
 def _pieces(answer: str, images: Sequence[tuple[int, ImageRecord]]) -> Iterator[Piece]:
-    """Yield the texts between the marks of pictures, and the pictures. A mark has none where the trajectory ended
+    """Yield the texts between the marks of pictures, and the pictures. A mark has none if the trajectory ended
     there."""
     for number, text in enumerate(answer.split("<image>")):
         if number:

@@ -29,7 +29,7 @@ _OVERFIT = 0.02  # held-out loss above its lowest, relative
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetricChange:
-    """A number at the start and at the end of a run; `after` is None where there is only one."""
+    """A number at the start and at the end of a run; `after` is None if there is only one."""
 
     label: str
     before: str
@@ -210,7 +210,7 @@ def _learning_notices(run: RecordedRun) -> Iterator[Notice]:
 
 
 def _truncated_at(run: RecordedRun) -> str:
-    """Name the limits that end completions, with their values where the recipe has them."""
+    """Name the limits that end completions, with their values if the recipe has them."""
     has_turns = bool(run.series("turns/mean"))
     keys = ("max_turns", "max_trajectory_tokens", "max_new_tokens") if has_turns else ("max_new_tokens",)
     limits = {key: run.setting("rollout", key) for key in keys}

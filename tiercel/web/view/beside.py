@@ -17,7 +17,7 @@ _SECONDS_TO_END = 5.0
 
 
 def require_packages() -> None:
-    """Raises EnvironmentProblem where the extra `view` is not installed."""
+    """Raises EnvironmentProblem if the extra `view` is not installed."""
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise EnvironmentProblem(f"the page needs {' and '.join(missing)}: pip install 'tiercel[view]'")
 

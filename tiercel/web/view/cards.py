@@ -41,7 +41,7 @@ class LinkedAlbum(Album):
         self._name = name
 
     def take(self, sha256: str, came_back: bool = False) -> Embedded | None:
-        """Return a picture's address; None where it cannot be read."""
+        """Return a picture's address; None if it cannot be read."""
         try:
             with opened(file := picture_file(self._folder, sha256)) as image:
                 is_small = has_visible_pixels(image.size)

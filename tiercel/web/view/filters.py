@@ -144,7 +144,7 @@ class StepFiles:
         self._step, self._stream = -1, None
 
     def line(self, columns: Columns, position: int) -> bytes:
-        """Return the bytes of a group; none where its file cannot be read."""
+        """Return the bytes of a group; none if its file cannot be read."""
         step = int(columns.steps[position])
         try:
             if step != self._step:
@@ -185,7 +185,7 @@ def _texts(record: Any) -> Iterator[str]:
 
 
 def read_group(files: StepFiles, columns: Columns, position: int) -> GroupRecord | None:
-    """Read one group; None where its line cannot be read, as for a moment while a run is cut."""
+    """Read one group; None if its line cannot be read, as for a moment while a run is cut."""
     values = parsed_lines(files.line(columns, position).decode("utf-8", errors="replace"))
     try:
         return GroupRecord.from_json(values[0]) if values else None

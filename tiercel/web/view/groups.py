@@ -18,7 +18,7 @@ from tiercel.runs.step_files import steps_of, stored
 from tiercel.web.report.files import Tail
 
 FOLDERS: tuple[Folder, ...] = get_args(Folder)
-# Of a line that is no entry.
+# Of a line that is not an entry.
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 _NUMBERS = ("starts", "bytes", "best", "mean", "worst", "judged", "right", "masked")  # of an entry; None is NaN
 _KNOWN = 3 + len(_NUMBERS)  # columns of a table before its rewards
@@ -37,13 +37,13 @@ class Columns:
     codes: Mapping[str, int]
     starts: np.ndarray  # of the group's bytes in its file
     bytes: np.ndarray
-    best: np.ndarray  # NaN where every completion is masked
+    best: np.ndarray  # NaN if every completion is masked
     mean: np.ndarray
     worst: np.ndarray
     judged: np.ndarray
     right: np.ndarray
     masked: np.ndarray
-    rewards: Mapping[str, np.ndarray]  # means, NaN where the group has none
+    rewards: Mapping[str, np.ndarray]  # means, NaN if the group has none
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -64,7 +64,7 @@ class _Steps:
         self._codes: dict[str, int] = {}
 
     def add(self, entry: Mapping[str, Any]) -> None:
-        """Take the entry of a step, in place of the one that it had. Raises one of MALFORMED where it is malformed."""
+        """Take the entry of a step, in place of the one that it had. Raises one of MALFORMED if it is malformed."""
         ids, rewards, step = list(map(str, entry["ids"])), tuple(map(str, entry["rewards"])), int(entry["step"])
         zeros, places = [0.0] * len(ids), range(len(ids))
         lines = [[step] * len(ids), places, zeros, *(entry[name] for name in _NUMBERS), *entry["rewards"].values()]
@@ -116,7 +116,7 @@ class _Steps:
 
 
 def _aligned(table: np.ndarray, rewards: Sequence[str], names: Sequence[str]) -> np.ndarray:
-    """Return a table with a column for each of `names`, NaN where its groups do not have that reward."""
+    """Return a table with a column for each of `names`, NaN if its groups do not have that reward."""
     if list(rewards) == list(names):
         return table
     wide = np.full((len(table), _KNOWN + len(names)), np.nan)

@@ -54,7 +54,7 @@ class LiveRun:
         return self.groups
 
     def read(self) -> RecordedRun:
-        """Return the run as it is now. Raises OSError where it cannot be read."""
+        """Return the run as it is now. Raises OSError if it cannot be read."""
         with self._lock:
             signs = {kind: sign for kind, sign in self.signs().items() if kind != "ranks"}
             if self._run is None or signs != self._signs:
@@ -63,7 +63,7 @@ class LiveRun:
             return self._run
 
     def drawn(self, draw: Callable[[RecordedRun], Markup]) -> Markup:
-        """Return the part that takes longest to draw, drawn again only where the run has changed. Raises OSError."""
+        """Return the part that takes longest to draw, drawn again only if the run has changed. Raises OSError."""
         run = self.read()
         with self._drawing:
             if self._drawn is None or self._drawn[0] is not run:

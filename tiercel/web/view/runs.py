@@ -23,7 +23,7 @@ class Runs:
     """The runs by name. Folders are looked through again at each `refresh`, so new runs appear."""
 
     def __init__(self, given: Sequence[Path], *, may_come: bool = False) -> None:
-        """`may_come`: a directory that is given may become a run later. Raises RunError where one is neither a run nor
+        """`may_come`: a directory that is given may become a run later. Raises RunError if one is neither a run nor
         a folder with runs."""
         self._given = tuple(path.absolute() for path in given)
         self._lock = threading.Lock()
@@ -58,12 +58,12 @@ class Runs:
             return list(self._by_path.values())
 
     def named(self, name: str) -> LiveRun | None:
-        """Return the run of this name; None where there is none."""
+        """Return the run of this name; None if there is none."""
         return next((run for run in self.all() if run.name == name), None)
 
 
 def _newest(paths: Sequence[Path]) -> list[Path]:
-    """Keep the runs that changed last, where they are too many for a page, in their order."""
+    """Keep the runs that changed last, if they are too many for a page, in their order."""
     if len(paths) <= _MOST_RUNS:
         return list(paths)
     times = {path: sign[2] if (sign := sign_of(path)) else 0 for path in paths}

@@ -22,7 +22,7 @@ _LOOK_SECONDS = 0.5
 
 def serve(runs: Sequence[Path], port: int | None, *, beside: int | None) -> None:
     """Serve until SIGINT or SIGTERM; `beside`: until this process, which has started this one, has ended, of a run that
-    may not have begun. Raises RunError where a path is no run, EnvironmentProblem where the port is taken."""
+    may not have begun. Raises RunError if a path is not a run, EnvironmentProblem if the port is taken."""
     shown, listening = Runs(runs, may_come=beside is not None), bound(port)
     token = kept_token(listening.getsockname()[1]) if beside is None else secrets.token_urlsafe(TOKEN_BYTES)
     if shown.left_out:
@@ -66,7 +66,7 @@ def bound(port: int | None) -> socket.socket:
 
 def kept_token(port: int) -> str:
     """Return the secret of this user's pages on a port. It is kept in the user's state directory, readable by the user
-    alone, so that a page goes on where its server is started again; where that cannot be written, a new one."""
+    alone, so that a page goes on when its server is started again; if that cannot be written, a new one."""
     folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "tiercel"
     file, token = folder / f"view-token-{port}", secrets.token_urlsafe(TOKEN_BYTES)
     with suppress(OSError):
