@@ -52,7 +52,7 @@ def _abilities(family: type[Family]) -> tuple[str, ...]:
     space = "-" if not reads_pictures else "by `data.coordinates`"
     if family.coordinate_space is not None:
         space = SPACES[family.coordinate_space]
-    shares = "where its proof passes so" if family.needs_proof else "yes"
+    shares = "if its proof passes so" if family.needs_proof else "yes"
     return pictures, pictures, "no" if family.video_marker is None else "yes", shares, space
 
 
