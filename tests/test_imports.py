@@ -11,9 +11,19 @@ PACKAGE = Path(__file__).parent.parent / "tiercel"
 
 # A module imports from the layers before its own and from its own package, never from one next to it or above it.
 LAYERS = (
-    {"wording", "secret_names", "messages", "regular_files", "image_decoding", "devices", "processes", "log"},
-    {"__init__", "errors", "samples"},
-    {"geometry", "sections", "calls"},
+    {
+        "message_text",
+        "secret_names",
+        "messages",
+        "old_import_paths",
+        "regular_files",
+        "image_decoding",
+        "devices",
+        "processes",
+        "log",
+    },
+    {"__init__", "errors", "reward_types"},
+    {"geometry", "config_base", "user_functions"},
     {"rewards", "algorithms"},
     {"types", "config", "writing"},
     {"reliability"},
@@ -28,7 +38,7 @@ LAYERS = (
     {"web.report", "planning", "doctor", "convert"},
     {"trackers", "web.view"},
     {"training"},
-    {"trained"},
+    {"inference_and_export"},
     {"api"},
     {"demo"},
     {"cli"},
@@ -122,8 +132,8 @@ def test_the_report_knows_run_directories_and_the_parser_only():
     allowed = {
         "__init__",
         "errors",
-        "samples",
-        "wording",
+        "reward_types",
+        "message_text",
         "config",
         "geometry",
         "writing",
@@ -166,10 +176,10 @@ def test_types_recipes_and_algorithms_need_no_model_library():
 @pytest.mark.parametrize(
     "program",
     [
-        "import tiercel.config, tiercel.algorithms, tiercel.errors, tiercel.samples, tiercel.geometry",
+        "import tiercel.config, tiercel.algorithms, tiercel.errors, tiercel.reward_types, tiercel.geometry",
         HELP,
         "from tiercel.cli.main import build_parser; build_parser()",
-        "import tiercel.rewards.runtime.worker, tiercel.environments.worker, tiercel.rewards.all",
+        "import tiercel.rewards.runtime.worker, tiercel.environments.worker, tiercel.rewards.registry",
         "import tiercel.cli.doctor",
     ],
     ids=("config", "help", "parser", "rewards", "doctor"),

@@ -16,7 +16,7 @@ from tiercel.config.keys import RECIPES, every_key, named
 from tiercel.config.synonyms import NOT_YET, key_synonyms
 from tiercel.data.formats.registry import FORMATS
 from tiercel.messages import LANGUAGES, table
-from tiercel.rewards.all import BY_NAME, lowered
+from tiercel.rewards.registry import BY_NAME, lowered
 
 PACKAGE = Path(__file__).parents[1] / "tiercel"
 
@@ -24,8 +24,8 @@ PACKAGE = Path(__file__).parents[1] / "tiercel"
 # folder means all its modules.
 MODULES = (
     "errors.py",
-    "sections.py",
-    "calls.py",
+    "config_base.py",
+    "user_functions.py",
     "geometry.py",
     "processes.py",
     "config",
@@ -42,7 +42,7 @@ MODULES = (
     "cli/import_command.py",
     "cli/evaluate.py",
     "cli/predict.py",
-    "trained/generate.py",
+    "inference_and_export/generate.py",
     "cli/recipes.py",
     "cli/replay.py",
     "cli/values.py",
@@ -53,18 +53,18 @@ MODULES = (
     "models/families/base.py",
     "training/start_checks.py",
     "trackers/opening.py",
-    "packing/proof.py",
+    "packing/forward_equivalence_check.py",
     "algorithms/custom_trial.py",
     "algorithms/custom.py",
     "convert/manual_steps.py",
-    "distributed/deaths.py",
+    "distributed/exit_diagnosis.py",
     "convert/shell.py",
-    "packing/forms.py",
+    "packing/pass_options.py",
     "models/weights/memory_errors.py",
     "runs/directory.py",
     "runs/identity.py",
     "runs/recipe.py",
-    "rewards/runtime/forms.py",
+    "rewards/runtime/signature_adapters.py",
     "rewards/runtime/metrics.py",
     "sandbox/process.py",
     "rewards/runtime/scorer.py",
@@ -80,8 +80,8 @@ MODULES = (
 )
 # Only the errors of these are collected: their other texts are for files, pages and the log.
 ERRORS_OF = ("algorithms", "api", "cli", "convert", "demo", "distributed", "http_json.py", "models", "packing",
-             "planning", "rewards/runtime", "rollout", "runs", "sandbox", "trained", "training", "web/report",
-             "web/view/beside.py", "web/view/runs.py", "web/view/serving.py")  # fmt: skip
+             "planning", "rewards/runtime", "rollout", "runs", "sandbox", "inference_and_export", "training",
+             "web/report", "web/view/beside.py", "web/view/runs.py", "web/view/serving.py")  # fmt: skip
 DOCTORS = (PACKAGE / "doctor" / "advice.json", PACKAGE / "doctor" / "pairs.json")
 WORD = re.compile(r"[A-Za-z]{2,}")
 KEPT = Path(__file__).with_name("kept_messages.json")  # commands, keys, patterns: the same in every language

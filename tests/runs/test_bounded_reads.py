@@ -38,7 +38,10 @@ NO_FILE_OF_A_RUN = {
     **dict.fromkeys(
         ("rewards/text.py", "rewards/runtime/judge.py", "rewards/runtime/model.py"), "a schema, a prompt, a template"
     ),
-    **dict.fromkeys(("distributed/deaths.py", "distributed/oversight.py", "distributed/notes.py"), "/proc, /tmp"),
+    **dict.fromkeys(
+        ("distributed/exit_diagnosis.py", "distributed/rank_monitor.py", "distributed/rank_status_files.py"),
+        "/proc, /tmp",
+    ),
     **dict.fromkeys(("doctor/machine.py", "processes.py", "sandbox/supervisor.py"), "/proc"),
     **dict.fromkeys(("rollout/vllm/shared_memory.py", "web/view/serving.py"), "/dev/shm, the user's state directory"),
     "regular_files.py": "the helper",
@@ -56,8 +59,8 @@ SAFE = {
         "self.dialogues.open(prompt, [self.first + sample for sample in samples])",
     ): "no file",
     ("trackers/opening.py", "trackers.open(name, place_of(recipe, run, name, run_id, kept), kept)"): "no file",
-    ("rewards/runtime/forms.py", "image.open()"): "a picture of a row",
-    ("rewards/runtime/forms.py", "found.open()"): "a picture of a row",
+    ("rewards/runtime/signature_adapters.py", "image.open()"): "a picture of a row",
+    ("rewards/runtime/signature_adapters.py", "found.open()"): "a picture of a row",
     ("data/fetch.py", "part.open('w', encoding='utf-8')"): "writes in the folder of --to",
     ("data/reading.py", "Path(path).open('w', encoding='utf-8')"): "writes where the user says",
     ("distributed/strategies/shard_files.py", "safe_open(file, 'pt')"): "of a checkpoint whose manifest was compared",

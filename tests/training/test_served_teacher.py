@@ -21,8 +21,8 @@ from tiercel.packing.batch import advantage_group
 from tiercel.planning.frozen_models import teacher_size
 from tiercel.rollout.vllm import http
 from tiercel.training.distillation.served_teacher import ServedTeacher, open_served
+from tiercel.training.process_guard import phase_limits
 from tiercel.training.trainer import build_trainer
-from tiercel.training.watching import phase_limits
 from tiercel.types import Completion, VideoSource
 
 TOP_K = 3
@@ -193,7 +193,7 @@ def test_check_says_whether_it_answers(server, recipe_of, tmp_path, capsys):
 def test_it_takes_no_memory_and_its_patience_is_no_stall(recipe_of):
     recipe = recipe_of("http://c", rollout={"patience": 500.0, "request_timeout": 70.0})
     assert teacher_size(recipe) is None
-    assert phase_limits(recipe)["learn"] == recipe.reliability.stall_timeout + 570
+    assert phase_limits(recipe)["advantages"] == recipe.reliability.stall_timeout + 570
     assert "learn" not in phase_limits(recipe_of(None, teacher={"url": None}))
 
 

@@ -1,4 +1,5 @@
-"""Losses by name. Each is a ratio, a surrogate of it and a normaliser, and a recipe can also name each of the three."""
+"""Losses by name. Each is a ratio, a surrogate of it and a normaliser, and a recipe can also name each of the
+three. total_loss.py adds the KL and entropy terms."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from tiercel.algorithms import completions
 from tiercel.algorithms.ratios import RATIOS, RatioName
 from tiercel.algorithms.surrogates import SURROGATES, SurrogateName
 from tiercel.algorithms.types import Described, LossInput
-from tiercel.sections import SECTION_FORM, TEXT_FORM, Section, form_of
+from tiercel.config_base import SECTION_FORM, TEXT_FORM, Section, form_of
 
 if TYPE_CHECKING:
     from torch import Tensor

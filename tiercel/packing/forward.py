@@ -14,23 +14,23 @@ from torch import Tensor, nn
 from tiercel.config.schema import Checkpointing
 from tiercel.devices import moved
 from tiercel.distributed.context import ContextGroup
-from tiercel.models.layers.attention import AttentionForm, PackAttend, form_inputs, position_ids, sights_of
+from tiercel.models.layers.attention import AttentionForm, PackAttend, attention_spans_of, form_inputs, position_ids
+from tiercel.models.layers.attention_span import Span, sequence_masks
 from tiercel.models.layers.experts import ExpertLoad
-from tiercel.models.layers.sight import Span, sequence_masks
 from tiercel.models.layers.value_head import value_head
 from tiercel.models.policy import Policy
 from tiercel.packing.attention.block_mask import BLOCK
 from tiercel.packing.attention.flex import FlexAttention
-from tiercel.packing.attention.forms import DenseAttention, SplitAttention
 from tiercel.packing.attention.prefix import ContinuedAttention, PrefixPass, RecordingAttention
+from tiercel.packing.attention.split_and_dense import DenseAttention, SplitAttention
 from tiercel.packing.checkpointing import KeptAttention, checkpoint_layers
 from tiercel.packing.compiling import compiled_layers, like_later_inputs
 from tiercel.packing.context_parallel import GatheredAttention, Part, PartForm, joined, part_of
 from tiercel.packing.divergence import Target
-from tiercel.packing.forms import PackedForm
 from tiercel.packing.layout import PackedTokens
 from tiercel.packing.logprobs import TokenHead, TokenScores
 from tiercel.packing.pass_options import NOTHING, EmbeddingNoise, PassOptions
+from tiercel.packing.recurrence import PackedForm
 from tiercel.packing.tree import PrefixTree
 
 MakeAttention = Callable[[PrefixTree, torch.device, Sequence[Span]], PackAttend]  # the spans are those of the queries
@@ -46,8 +46,8 @@ CHUNK_MULTIPLES = {"flex": BLOCK}  # the length of a rank's chunks must be a mul
 
 class PackedPolicy(nn.Module):
     """The module that computes logprobs of the scored tokens of packed groups under the current policy. `form` comes
-    from forms.chosen_form and `backend` from compiling.chosen_backend. `context` is the group of ranks that compute
-    each pack together; all of them get the same packs."""
+    from pass_options.chosen_form and `backend` from compiling.chosen_backend. `context` is the group of ranks that
+    compute each pack together; all of them get the same packs."""
 
     def __init__(
         self,
@@ -266,8 +266,11 @@ class PackedPolicy(nn.Module):
                 depth = tree.depths[number]
                 of_node = tree.picture_spans_in(tree.nodes[number].span)
                 spans[-1] += [(start + depth, stop + depth) for start, stop in of_node]
-        sights = sights_of(self.language_model.config)
-        return {kind: moved(sequence_masks(sight, length, spans), self.device) for kind, sight in sights.items()}
+        by_kind = attention_spans_of(self.language_model.config)
+        return {
+            kind: moved(sequence_masks(attention_span, length, spans), self.device)
+            for kind, attention_span in by_kind.items()
+        }
 
     def _repeated_layout(self, batch: PackedTokens) -> tuple[Tensor, Tensor, Tensor]:
         """Return the places (R, U) in the pack of the tokens of each repeated row, and for each scored token the row

@@ -20,14 +20,14 @@ from torch.utils._pytree import tree_iter
 from tiercel.config.schema import BaseRecipe
 from tiercel.distributed.strategies.optimizer import build_optimizer
 from tiercel.models.families.base import Family
-from tiercel.models.layers.attention import route_attention, sights_of
+from tiercel.models.layers.attention import attention_spans_of, route_attention
 from tiercel.models.policy import Policy, make_trainable, weights_dtype
 from tiercel.packing.batch import prompt_of_no_row
 from tiercel.packing.compiling import CompiledLayers
-from tiercel.packing.forms import PackedForm
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import Continuation, PackedTokens, PackItem, pack
 from tiercel.packing.logprobs import GPU_TILE
+from tiercel.packing.recurrence import PackedForm
 from tiercel.planning.sizes import with_layers, without_files
 
 PROBED_LAYERS = (2, 3)  # with a single layer, checkpointing keeps other tensors
@@ -241,8 +241,8 @@ class ProbedLearner(PackedPolicy):
         with _disable_current_modes():
             form = super()._form(batch, first_query)
             _ = form.recurrence
-            for sight in sights_of(self.language_model.config).values():
-                form.attend.prepare(sight)
+            for attention_span in attention_spans_of(self.language_model.config).values():
+                form.attend.prepare(attention_span)
             return form
 
     def _repeated_layout(self, batch: PackedTokens) -> tuple[Tensor, Tensor, Tensor]:

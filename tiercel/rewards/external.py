@@ -6,10 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from tiercel.calls import CALL_FORM, is_call
-from tiercel.rewards.base import Reward, RewardEntry, TruthReward
-from tiercel.samples import Sample
-from tiercel.sections import (
+from tiercel.config_base import (
     Keys,
     NonNegativeInt,
     PositiveFloat,
@@ -20,6 +17,9 @@ from tiercel.sections import (
     address_fault,
     shown,
 )
+from tiercel.reward_types import Sample
+from tiercel.rewards.base import Reward, RewardEntry, TruthReward
+from tiercel.user_functions import CALL_FORM, is_call
 
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 

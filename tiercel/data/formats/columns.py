@@ -1,4 +1,7 @@
-"""Rename columns of rows to what the formats expect, and check that JSON and UTF-8 can hold their values."""
+"""Rename columns of rows to what the formats expect, and check that JSON and UTF-8 can hold their values.
+
+What each format reads from its columns, such as TRL's, is in converters.py.
+"""
 
 import math
 from collections.abc import Container, Mapping, Sequence
@@ -7,7 +10,7 @@ from typing import Any
 
 from tiercel.data.records import Record
 from tiercel.errors import DataError
-from tiercel.samples import column
+from tiercel.reward_types import column
 
 _MOST_NAMED = 20  # the most columns in a message
 

@@ -1,6 +1,7 @@
 """Open images of rows, which are not trusted: check the path, read the size from the header, decode to plain RGB.
 
 Only PNG, JPEG and WEBP are read, from files under the recipe's roots or from bytes in the row. Nothing is downloaded.
+models/families/image_transforms.py resizes them to what a model takes.
 """
 
 import os
@@ -18,8 +19,8 @@ from PIL import Image, ImageFile, PngImagePlugin, UnidentifiedImageError
 
 from tiercel.errors import DataError, EnvironmentProblem
 from tiercel.image_decoding import SIDEWAYS, orientation, upright_rgb
+from tiercel.message_text import CUT, LONGEST_PATH
 from tiercel.types import ImageRoots, ImageSource, Size
-from tiercel.wording import CUT, LONGEST_PATH
 
 ACCEPTED_FORMATS = ("PNG", "JPEG", "WEBP")
 

@@ -9,14 +9,14 @@ from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import Ranks, largest_by_name
 from tiercel.packing.batch import AdvantageGroup
 from tiercel.training.finite import Kept, keep_groups
-from tiercel.training.grpo.engine_gap import gap_metrics, warn_of_gap
 from tiercel.training.grpo.minibatches import learnt_groups, minibatches
 from tiercel.training.grpo.reference_passes import precompute_values
+from tiercel.training.grpo.train_inference_mismatch import gap_metrics, warn_of_gap
 from tiercel.training.kept_batches import kept_units
+from tiercel.training.optimizer_step import TokensSeen, Update, policy_update, sharing_metrics
 from tiercel.training.session import Session
 from tiercel.training.step import Step
 from tiercel.training.trainer import Trainer
-from tiercel.training.update import TokensSeen, Update, policy_update, sharing_metrics
 
 Attempt = Callable[[Callable[[], Update], Kept], Update | None]
 
@@ -61,13 +61,13 @@ class StepUpdates:
         return {"group/skipped": ranks.total(self.skipped)}
 
 
-def learn_step(
+def update_policy(
     session: Session, trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe, step: Step
 ) -> StepUpdates:
     """Make the updates of a step under its learning rate, each checked to be finite, and warn of an engine that has
     gone wrong. Raises NonFiniteError, and TrainingError if that engine stops the run."""
-    step.row["lr"] = session.prepare_update(trainer, step)
-    keep = partial(keep_groups, rollouts=session.run.rollouts_file(step.updates))
+    step.metrics["lr"] = session.prepare_update(trainer, step)
+    keep = partial(keep_groups, rollouts=session.run.rollouts_file(step.updates_done))
     learnt = learn(trainer, groups, recipe, partial(session.guard.attempt, trainer, keep=keep))
     warn_of_gap(recipe, step.number, *learnt.in_passes())
     trainer.vision.end_step()
@@ -84,9 +84,12 @@ def learn(
     engine has gone wrong."""
     every = [(each, precompute_values(trainer, each.units, recipe)) for each in minibatches(trainer, groups, recipe)]
     updates = [
-        attempt(partial(policy_update, trainer, minibatch, known, recipe), partial(kept_units, minibatch.units, known))
+        attempt(
+            partial(policy_update, trainer, minibatch, precomputed, recipe),
+            partial(kept_units, minibatch.units, precomputed),
+        )
         for _ in range(recipe.optim.rollout_epochs)
-        for minibatch, known in every
+        for minibatch, precomputed in every
         if minibatch.totals.tokens
     ]
     return StepUpdates(

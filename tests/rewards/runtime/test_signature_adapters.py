@@ -1,0 +1,253 @@
+"""Rewards as TRL, VLM-R1 and ms-swift write them, each in its own file and in a real process."""
+
+import importlib.util
+
+import pytest
+
+from tests.rewards.samples import limits, sample
+from tiercel.errors import RecipeError
+from tiercel.rewards.runtime.signature_adapters import NoReward, as_reward
+from tiercel.rewards.runtime.user import UserReward
+
+pytestmark = pytest.mark.usefixtures("no_child_left")
+
+SAMPLES = (
+    sample("one", 1, id="a", columns={"solution": "one", "level": 3}),
+    sample("two", 2, id="b", columns={"solution": "one"}),
+    sample("one", 3, id="c", columns={"solution": "two", "level": 5}),
+)
+
+
+def score(call, *samples):
+    reward = UserReward(call, limits(30.0))
+    try:
+        reward.start()
+        return reward.score(samples or SAMPLES)
+    finally:
+        reward.close()
+
+
+def numbers(values):
+    assert [value.failure for value in values] == [None] * len(values)
+    return [value.value for value in values]
+
+
+def refused(call):
+    with pytest.raises(RecipeError) as error:
+        score(call)
+    return str(error.value)
+
+
+# TRL's and VLM-R1's functions
+
+TRL = """
+    CALLS = []
+
+    def score(completions, solution, **kwargs):
+        CALLS.append(len(completions))
+        assert CALLS == [3], "once for a batch"
+        assert kwargs["prompts"][0] == [{"role": "user", "content": "<image>Where?"}]
+        assert kwargs["level"] == [3, None, 5] and kwargs["answer"] == [1, 2, 3]
+        contents = [completion[0]["content"] for completion in completions]
+        assert all(set(completion[0]) == {"role", "content"} for completion in completions)
+        return [float(content == right) for content, right in zip(contents, solution)]
+    """
+
+
+def test_a_function_of_trls_gets_conversations_and_columns_once_for_a_batch(reward_file):
+    assert numbers(score(reward_file(TRL))) == [1.0, 0.0, 0.0]
+
+
+def test_prompts_completions_and_columns_without_further_arguments(reward_file):
+    call = reward_file("""
+        def score(prompts, completions, level=None):
+            return [None if each is None else len(prompt) + each for prompt, each in zip(prompts, level)]
+        """)
+    assert numbers(score(call)) == [4.0, None, 6.0]
+
+
+def test_texts_are_chosen_by_an_attribute(reward_file):
+    call = reward_file("""
+        def score(completions, prompts, **kwargs):
+            assert prompts == ["<image>Where?"] * 3
+            return [len(text) for text in completions]
+        score.conversational = False
+        """)
+    assert numbers(score(call)) == [3.0, 3.0, 3.0]
+
+
+def test_a_function_of_keywords_alone_and_an_async_one(reward_file):
+    alone = reward_file(
+        "def score(**kwargs):\n    return [len(each[0]['content']) for each in kwargs['completions']]\n"
+    )
+    assert numbers(score(alone)) == [3.0, 3.0, 3.0]
+    waiting = reward_file("""
+        import asyncio
+
+        async def score(completions, **kwargs):
+            await asyncio.sleep(0.01)
+            return [0.5] * len(completions)
+        """)
+    assert numbers(score(waiting)) == [0.5, 0.5, 0.5]
+
+
+def test_the_answer_is_the_solution_where_rows_have_no_such_column(reward_file):
+    call = reward_file("def score(completions, solution):\n    return solution\n")
+    assert numbers(score(call, sample("x", 7), sample("y", 8))) == [7.0, 8.0]
+
+
+# ms-swift's classes
+
+ORM = """
+    from swift.plugin import ORM, orms
+
+    class Right(ORM):
+        def __call__(self, completions, solution, **kwargs):
+            assert self.args is None and isinstance(completions[0], str)
+            return [float(text == right) for text, right in zip(completions, solution)]
+
+    orms["registered_right"] = Right
+    """
+without_swift = pytest.mark.skipif(importlib.util.find_spec("swift") is not None, reason="ms-swift is installed")
+
+
+def named(call, name):
+    return call.replace(":score", f":{name}")
+
+
+def test_a_class_gets_texts_and_is_called_by_its_own_or_its_registered_name(reward_file):
+    call = reward_file(ORM, name="plugin.py")
+    assert numbers(score(named(call, "Right"))) == [1.0, 0.0, 0.0]
+    assert numbers(score(named(call, "registered_right"))) == [1.0, 0.0, 0.0]
+
+
+def test_a_class_of_no_base_and_an_object(reward_file):
+    source = """
+        class Length:
+            def __init__(self, unit=1):
+                self.unit = unit
+            def __call__(self, completions, **kwargs):
+                return [self.unit * len(text) for text in completions]
+
+        class Own:
+            def __call__(self, sample):
+                return len(sample.completion)
+
+        class Waiting:
+            async def __call__(self, sample):
+                return len(sample.completion)
+
+        tens = Length(10)
+        """
+    call = reward_file(source)
+    assert numbers(score(named(call, "Length"))) == [3.0, 3.0, 3.0]
+    assert numbers(score(named(call, "tens"))) == [30.0, 30.0, 30.0]
+    assert numbers(score(named(call, "Own"))) == [3.0, 3.0, 3.0]
+    assert numbers(score(named(call, "Waiting"))) == [3.0, 3.0, 3.0]
+
+
+@without_swift
+@pytest.mark.parametrize("module", ["swift.plugin", "swift.rewards"])
+def test_the_stand_in_is_there_for_both_names_and_async_classes(reward_file, module):
+    call = reward_file(f"""
+        from {module} import AsyncORM, orms
+
+        class Waits(AsyncORM):
+            async def __call__(self, completions, **kwargs):
+                return [1.0] * len(completions)
+
+        orms.update(score=Waits)
+        """)
+    assert numbers(score(call)) == [1.0, 1.0, 1.0]
+
+
+@without_swift
+@pytest.mark.parametrize("line", ["from swift.llm import PtEngine", "from swift.plugin import rm_plugins"])
+def test_more_of_ms_swift_than_the_stand_in_has_is_refused(reward_file, line):
+    said = refused(reward_file(f"from swift.plugin import ORM\n{line}\n\nclass score(ORM):\n    pass\n"))
+    assert "ORM, AsyncORM, orms of swift.plugin" in said and "remove that import, or install ms-swift" in said
+
+
+@without_swift
+def test_code_that_looks_whether_ms_swift_is_there_finds_it_is_not(reward_file):
+    call = reward_file("""
+        try:
+            import swift
+        except ImportError:
+            swift = None
+
+        def score(sample):
+            return float(swift is None)
+        """)
+    assert numbers(score(call)) == [1.0, 1.0, 1.0]
+
+
+# Faults of every form of reward
+
+BODY = {
+    "own batched": "def score(samples):\n    {body}\nscore.batched = True\n",
+    "function": "def score(completions, **kwargs):\n    {body}\n",
+    "async": "async def score(completions, **kwargs):\n    {body}\n",
+    "class": "class score:\n    def __call__(self, completions, **kwargs):\n        {body}\n",
+}
+
+
+WRONG_LENGTH = ("return [1.0]", "returned 1 values for 3 samples")
+RAISES = ("raise KeyError('level')", "KeyError: 'level'")
+
+
+@pytest.mark.parametrize(
+    ("form", "body", "says"),
+    [
+        *((form, *fault) for form in BODY for fault in (WRONG_LENGTH, RAISES)),
+        ("function", "return 1.0", "must return a list, not a float"),
+        ("class", "return None", "must return a list, not a NoneType"),
+        ("async", "raise SystemExit(3)", "SystemExit: 3"),
+    ],
+)
+def test_a_fault_of_the_call_fails_every_completion(reward_file, form, body, says):
+    values = score(reward_file(BODY[form].format(body=body)))
+    assert [value.value for value in values] == [None, None, None]
+    for value, each in zip(values, SAMPLES, strict=True):
+        assert says in value.failure and f"row {each.id}" in value.failure
+        assert "signature_adapters.py" not in value.failure and "worker.py" not in value.failure
+
+
+@pytest.mark.parametrize("form", BODY)
+def test_a_wrong_value_fails_its_own_completion(reward_file, form):
+    good, nan, text = score(reward_file(BODY[form].format(body="return [0.5, float('nan'), 'x']")))
+    assert good.value == 0.5
+    assert "returned nan, but a reward must return a finite number," in nan.failure
+    assert "returned 'x', a str" in text.failure
+
+
+def test_an_argument_that_no_row_has_is_named(reward_file):
+    (value, *_) = score(reward_file("def score(completions, completion_ids):\n    return [1.0] * 3\n"))
+    assert "it takes completion_ids, which no row has as a column; available: solution, answer, level, prompts," in (
+        value.failure
+    )
+
+
+def test_a_class_that_needs_arguments_and_a_thing_that_cannot_be_called(reward_file):
+    source = (
+        "class score:\n    def __init__(self, url):\n        pass\n    def __call__(self, completions):\n        pass\n"
+    )
+    assert "score is a class that requires url; a reward class is created without arguments" in refused(
+        reward_file(source)
+    )
+    said = refused(reward_file(source.replace("url", "*urls").replace("pass", "assert urls, 'needs a package'", 1)))
+    assert "score cannot be created:" in said and "AssertionError: needs a package" in said
+    assert "its functions are: Right, registered_right" in refused(named(reward_file(ORM), "wrong"))
+    with pytest.raises(NoReward, match="is a Empty, which cannot be called"):
+        as_reward(type("Empty", (), {}))
+
+
+def test_tiercels_own_forms_are_left_as_they_are():
+    def one(sample):
+        return 1.0
+
+    def many(completions):
+        return [1.0]
+
+    many.batched = True
+    assert as_reward(one) is one and as_reward(many) is many

@@ -1,0 +1,74 @@
+"""Export of what a run has trained as a Hugging Face directory that vLLM and transformers can load."""
+
+import shutil
+from pathlib import Path
+
+import torch
+
+from tiercel.config import Recipe
+from tiercel.config.schema import Quantization
+from tiercel.errors import RunError
+from tiercel.inference_and_export.weights import NEWEST, CheckpointChoice, trained_weights
+from tiercel.models.layers.quantized import is_quantized, quantizable, rounded, rounding_error
+from tiercel.models.layers.value_head import NAME as VALUE_HEAD
+from tiercel.models.policy import WHOLE_FILE, Policy, load_for_inference
+from tiercel.models.weights.loading import DTYPES
+from tiercel.models.weights.saving import save_model
+from tiercel.writing import let_others_read, writing
+
+
+def export(recipe: Recipe, run: Path, target: Path, *, merge: bool, choice: CheckpointChoice = NEWEST) -> Path:
+    """Write the merged model, or only the adapter, and return the directory. Raises RunError if `target` is not empty,
+    or if the adapter alone would not be the policy."""
+    with writing(target):  # before the weights are loaded
+        if target.exists() and not target.is_dir():
+            raise RunError(f"--output: {target} is a file; name a directory")
+        target.mkdir(parents=True, exist_ok=True)
+        if any(target.iterdir()):
+            raise RunError(f"{target} is not empty; remove it or name another --output")
+    trained = trained_weights(run, recipe, choice)
+    adapter = trained.adapter
+    if not merge:
+        if adapter is None:
+            raise RunError(f"{run} is full fine-tuning and has no adapter; use --merge")
+        if (adapter / WHOLE_FILE).is_file():
+            raise RunError(
+                f"{run} trained other weights beside its adapter, so the adapter alone is not its policy; use --merge"
+            )
+        with writing(target):
+            shutil.copytree(adapter, target, dirs_exist_ok=True)
+            let_others_read(target)
+        return target
+    chosen = recipe.with_values({"model.path": trained.model, "model.quantize": None})
+    policy = load_for_inference(chosen, torch.device("cpu"), adapter)
+    if is_quantized(policy.model):
+        raise RunError(
+            f"{trained.model} is quantised itself, so there is nothing exact to merge into; export --adapter"
+        )
+    if (quantize := recipe.model.quantize) is not None:
+        assert recipe.lora is not None  # without it nothing is quantised
+        print(_merged_into(policy, quantize, target, starts_at_rounding=recipe.lora.start is not None))
+    weights = policy.model if policy.peft is None else policy.peft.merge_and_unload(safe_merge=True)
+    for name, parameter in weights.named_parameters():
+        if not name.startswith(f"{VALUE_HEAD}."):  # a reward model's head is in float32 wherever it is saved
+            parameter.data = parameter.data.to(DTYPES[recipe.model.dtype])
+    with writing(target):
+        save_model(policy.family, weights, target)
+        let_others_read(target)
+    return target
+
+
+def _merged_into(policy: Policy, kind: Quantization, target: Path, *, starts_at_rounding: bool) -> str:
+    """Return a line that says which weights the adapter of a quantised run is merged into. An adapter that started from
+    the rounding error belongs to the rounded weights, so the policy gets these."""
+    if starts_at_rounding:
+        for name in quantizable(policy.family, policy.model, kind):
+            weight = policy.model.get_parameter(f"{name}.weight")
+            weight.data = rounded(weight.detach(), kind).to(weight.dtype)
+        return f"merged into the {kind} weights that the adapter was trained on, since it started at what they lack"
+    error = rounding_error(policy.family, policy.model, kind)
+    return (
+        f"merged into the checkpoint's own weights; the {kind} ones that the adapter was trained on are {error:.2%} of "
+        f"their norm away. `tiercel eval` of the recipe with model.path={target}, lora=null and model.quantize=null "
+        "scores what was merged"
+    )

@@ -1,0 +1,78 @@
+"""Call rewards in the trainer's own process: functions of a Python session that cannot be in a file, such as a method
+of an object that has loaded a model. They have no limit of memory, and exceeding the limit of time only makes a
+warning."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
+from typing import Any
+
+from tiercel.config.schema import Reliability
+from tiercel.errors import RecipeError
+from tiercel.log import logger
+from tiercel.reward_types import RewardValue, Sample
+from tiercel.rewards.runtime.signature_adapters import NoReward, as_reward
+from tiercel.rewards.runtime.user import checked_reply
+from tiercel.rewards.runtime.worker import score_batch
+
+PREFIX = f"{__name__}:"
+_FUNCTIONS: dict[str, Any] = {}  # functions of this process, by name
+
+
+def register_function(function: Any, name: str) -> str:
+    """Remember a function, and return the text that names it in a recipe of this process."""
+    word = name if name.isidentifier() else "function"
+    _FUNCTIONS[word] = function
+    return PREFIX + word
+
+
+class InProcessReward:
+    """One function of this process, called for a batch of samples at a time, in its own thread."""
+
+    def __init__(self, call: str, limits: Reliability):
+        self.call = call
+        self._name = call.removeprefix(PREFIX)
+        self._seconds = limits.reward_timeout
+        self._thread: ThreadPoolExecutor | None = None
+        self._function: Any = None
+
+    def start(self) -> None:
+        """Find the function. Raises RecipeError if this process was not given it, or if it is not a reward."""
+        if self._name not in _FUNCTIONS:
+            remedy = "pass it again, or write it to a file"
+            raise RecipeError([f"{self._name} was a function of a Python session that has ended; {remedy}"])
+        try:
+            self._function = as_reward(_FUNCTIONS[self._name])
+        except NoReward as error:
+            raise RecipeError([f"{self._name} {error}"]) from error
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=self._name)
+
+    def score(self, samples: Sequence[Sample]) -> tuple[RewardValue, ...]:
+        """Return a value for each sample, in order."""
+        assert self._thread is not None
+        replies: dict[int, Mapping[str, Any]] = {}
+        work = self._thread.submit(self._score, samples, replies)
+        while True:
+            try:
+                work.result(self._seconds)
+                break
+            except TimeoutError:
+                logger.debug(f"{self._name} has taken more than {self._seconds:g} s, and is waited for")
+        made = [checked_reply(replies[place]) for place in range(len(samples))]
+        return tuple(
+            RewardValue(value=value, failure=failure and f"reward {self._name}, row {sample.id}: {failure}")
+            for sample, (value, failure) in zip(samples, made, strict=True)
+        )
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+
+    def _score(self, samples: Sequence[Sample], replies: dict[int, Mapping[str, Any]]) -> None:
+        loop = asyncio.new_event_loop()
+        try:
+            score_batch(self._function, samples, loop, replies.__setitem__)
+        finally:
+            loop.close()

@@ -1,0 +1,180 @@
+"""Turn each form that a reward of the user may have, as told by the object itself, into a function of samples.
+
+- tiercel's own: it takes a sample, or a list of samples if it has `batched = True`, and is not changed;
+- TRL's: a function with a parameter `completions`, called by keyword with `prompts` and every column of the rows, each
+  a list with an entry for every completion; VLM-R1's rewards have this form, too;
+- by name: a function with a parameter `completion`, called for each completion with the values that it has parameters
+  for, such as f(completion, answer): the names of a Sample, and the columns of the row;
+- ms-swift's: a class, or an object of one, whose `__call__` has that parameter.
+
+Loaded in the process of a reward; imports nothing heavy.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from types import ModuleType
+from typing import Any
+
+from tiercel.reward_types import Sample, SampleImage
+
+SAMPLE_NAMES = ("id", "prompt", "completion", "answer", "token_count", "is_truncated", "messages", "coordinate_space")
+STOOD_IN = ("ORM", "AsyncORM", "orms")  # names in swift.plugin and swift.rewards
+
+
+class NoReward(TypeError):
+    """What the recipe names is not a reward; the message says why."""
+
+
+def as_reward(found: Any) -> Callable[..., Any]:
+    """Return what to call with a sample, or with a list of samples if it has `batched = True`. Raises NoReward."""
+    if inspect.isclass(found):
+        found = _made(found)
+    if not callable(found):
+        raise NoReward(f"is a {type(found).__name__}, which cannot be called")
+    if getattr(found, "batched", False):
+        return found
+    is_of_class = inspect.isfunction(getattr(type(found), "__call__", None))  # noqa: B004
+    if _takes(found, "completion"):
+        return _by_name(found)
+    if not _takes(found, "completions"):
+        return found.__call__ if is_of_class else found  # the method tells whether it is async
+    return _of_lists(found, is_conversational=getattr(found, "conversational", not is_of_class))
+
+
+def _made(found: type) -> Any:
+    """Make an object of a class as ms-swift does. Raises whatever its constructor raises."""
+    if names := [each.name for each in _named(found) if each.default is each.empty]:
+        raise NoReward(f"is a class that requires {', '.join(names)}; a reward class is created without arguments")
+    return found()
+
+
+def _takes(found: Callable[..., Any], name: str) -> bool:
+    """Return whether a function is called by the names of its parameters, one of which is `name`."""
+    parameters = _parameters(found)
+    kinds = [parameter.kind for parameter in parameters.values()]
+    is_of_samples = next(iter(parameters), None) in ("sample", "samples")
+    takes_all = name == "completions" and kinds == [inspect.Parameter.VAR_KEYWORD]
+    return (name in parameters and not is_of_samples) or takes_all
+
+
+def _by_name(found: Callable[..., Any]) -> Callable[[Sample], Any]:
+    """Wrap a function that takes parts of a sample by name as a function of samples."""
+
+    def score(sample: Sample) -> Any:
+        own = {name: getattr(sample, name) for name in SAMPLE_NAMES}
+        return _call(found, {**sample.columns, **own, "images": Pictures(sample.images)})
+
+    async def score_async(sample: Sample) -> Any:
+        return await score(sample)
+
+    return score_async if inspect.iscoroutinefunction(found) else score
+
+
+def _parameters(found: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(found).parameters
+    except ValueError:  # a function in C whose signature is not known
+        return {}
+
+
+def _named(found: Callable[..., Any]) -> list[inspect.Parameter]:
+    """List the function's parameters without *args and **kwargs."""
+    return [each for each in _parameters(found).values() if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+
+
+def _call(found: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    """Call a function with those of the values that it has parameters for. Raises TypeError if it requires others."""
+    named = _named(found)
+    if missing := [each.name for each in named if each.default is each.empty and each.name not in values]:
+        raise TypeError(f"it takes {', '.join(missing)}, which no row has as a column; available: {', '.join(values)}")
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in _parameters(found).values())
+    names = {each.name for each in named}
+    return found(**{name: value for name, value in values.items() if takes_all or name in names})
+
+
+def _of_lists(found: Callable[..., Any], *, is_conversational: bool) -> Callable[..., Any]:
+    """Wrap a function that takes lists by name as a function of samples. It is passed the lists that it has parameters
+    for."""
+
+    def score(samples: Sequence[Sample]) -> Any:
+        return _call(found, _lists(samples, is_conversational))
+
+    score.batched = True  # type: ignore[attr-defined]
+    return score
+
+
+def _lists(samples: Sequence[Sample], is_conversational: bool) -> dict[str, list[Any]]:
+    """Collect prompts, completions and every column of any row, including `answer`, and `solution`, which is the answer
+    if no row has a column of that name. The entry is None if a row lacks a column. Pictures are in the forms of TRL and
+    VLM-R1."""
+    answers = [sample.answer for sample in samples]
+    lists = {"solution": [sample.named.get("solution", sample.answer) for sample in samples], "answer": answers}
+    columns = dict.fromkeys(name for sample in samples for name in sample.columns)
+    names = dict.fromkeys((*columns, *(name for sample in samples for name in sample.named if name not in lists)))
+    lists |= {name: [sample.columns.get(name, sample.named.get(name)) for sample in samples] for name in names}
+    if is_conversational:
+        lists["prompts"] = [[asdict(turn) for turn in sample.messages] for sample in samples]
+        lists["completions"] = [[{"role": "assistant", "content": sample.completion}] for sample in samples]
+    else:
+        lists["prompts"] = [sample.prompt for sample in samples]
+        lists["completions"] = [sample.completion for sample in samples]
+    problems = [sample.prompt.replace("<image>", "") for sample in samples]
+    return lists | {name: made for name, made in _pictures(samples, problem=problems).items() if name not in lists}
+
+
+def _pictures(samples: Sequence[Sample], **lists: list[Any]) -> dict[str, list[Any]]:
+    """Add to `lists` the pictures of each sample, their files, and the patches of the first picture, if any sample has
+    one."""
+    if not any(sample.images for sample in samples):
+        return lists
+    lists |= {
+        "images": [Pictures(sample.images) for sample in samples],
+        "image_path": [[image.file for image in sample.images] or None for sample in samples],
+    }
+    grids = [next((image.grid_thw for image in sample.images if image.grid_thw), None) for sample in samples]
+    if any(grids):
+        lists["image_grid_thw"] = [grid and list(grid) for grid in grids]
+    return lists
+
+
+class Pictures(Sequence[Any]):
+    """The pictures of a sample, each opened only when it is accessed."""
+
+    def __init__(self, images: Sequence[SampleImage]):
+        self._images = images
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, place: Any) -> Any:
+        found = self._images[place]
+        return [image.open() for image in found] if isinstance(place, slice) else found.open()
+
+
+class _StandInOrm:
+    """Replaces the base class of ms-swift's rewards."""
+
+    def __init__(self, args: Any = None, **options: Any):
+        self.args = args
+
+
+def stand_in_for_swift() -> None:
+    """Make `from swift.plugin import ORM, orms`, and the same import from swift.rewards, work in this process if
+    ms-swift is not installed. Nothing else of ms-swift is provided."""
+    package = ModuleType("swift")
+    package.__path__ = []  # marks it as a package, without further modules
+    registry: dict[str, Any] = {}
+    for name in ("plugin", "rewards"):
+        module = ModuleType(f"swift.{name}")
+        for attribute, value in zip(STOOD_IN, (_StandInOrm, _StandInOrm, registry), strict=True):
+            setattr(module, attribute, value)
+        setattr(package, name, module)
+        sys.modules[module.__name__] = module
+    sys.modules["swift"] = package
+
+
+def is_swifts(error: ImportError) -> bool:
+    """Return whether an import failed because ms-swift, or something in it, is missing."""
+    return (error.name or "").partition(".")[0] == "swift"
