@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "tiercel"
 LAYERS = (
     {"wording", "secret_names", "messages", "regular_files", "image_decoding", "devices", "processes", "log"},
     {"__init__", "errors", "samples"},
-    {"geometry", "sections", "calls"},
+    {"geometry", "sections", "user_functions"},
     {"rewards", "algorithms"},
     {"types", "config", "writing"},
     {"reliability"},

@@ -25,7 +25,7 @@ PACKAGE = Path(__file__).parents[1] / "tiercel"
 MODULES = (
     "errors.py",
     "sections.py",
-    "calls.py",
+    "user_functions.py",
     "geometry.py",
     "processes.py",
     "config",

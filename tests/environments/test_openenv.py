@@ -16,11 +16,11 @@ import pytest
 from tests.environments.test_dialogues import call, play, text_of
 from tests.forked import free_port
 from tests.rewards.samples import limits
-from tiercel.calls import CannotLoad, is_openenv
 from tiercel.environments.tools import load_toolbox
 from tiercel.environments.worker import _load
 from tiercel.errors import RecipeError
 from tiercel.samples import RewardValue
+from tiercel.user_functions import CannotLoad, is_openenv
 
 pytestmark = pytest.mark.usefixtures("no_child_left")
 ROOT = Path(__file__).parents[2]

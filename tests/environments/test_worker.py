@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tiercel.calls import CannotLoad
 from tiercel.environments.worker import Host, _load
+from tiercel.user_functions import CannotLoad
 
 
 class Env:

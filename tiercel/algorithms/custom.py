@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tiercel.algorithms.types import LossInput, Options, RewardTable, TokenTerms
-from tiercel.calls import CannotLoad, functions_of, load_module
 from tiercel.errors import RecipeError, TrainingError
+from tiercel.user_functions import CannotLoad, functions_of, load_module
 
 if TYPE_CHECKING:
     from torch import Tensor

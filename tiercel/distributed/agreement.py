@@ -11,7 +11,6 @@ import torch
 
 from tiercel.algorithms.section import own_calls
 from tiercel.algorithms.teacher import Teacher
-from tiercel.calls import call_file
 from tiercel.config import flatten
 from tiercel.config.row_sources import row_source
 from tiercel.config.schema import BaseRecipe, GrpoRecipe, Recipe
@@ -25,6 +24,7 @@ from tiercel.models.weights.hub import resolve
 from tiercel.reliability.redaction import redact
 from tiercel.rewards.external import ByModel, RewardModel
 from tiercel.sections import shown
+from tiercel.user_functions import call_file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,9 +21,9 @@ import httpx
 from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from tiercel.calls import OPENENV
 from tiercel.environments.parts import UnusableAnswer
 from tiercel.http_json import HttpReply, NoAnswer, ServerAnswer, WrongAnswer, ask, new_client
+from tiercel.user_functions import OPENENV
 
 CONNECT_SECONDS = 10.0
 WAITS = (0.2, 1.0, 3.0)  # seconds before another attempt to begin a session; an action is never sent twice

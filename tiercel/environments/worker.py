@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
 
-from tiercel.calls import OPENENV, CannotLoad, load_module
 from tiercel.environments.parts import LONGEST_TEXT, UnusableAnswer, parts_of
 from tiercel.rewards.runtime.worker import Handle, Reply, checked_value, failure_text, load_named, serve
+from tiercel.user_functions import OPENENV, CannotLoad, load_module
 
 MODULE_PREFIX = "tiercel_environment"
 NO_TOOLS = ("reset", "get_reward", "respond", "fork")

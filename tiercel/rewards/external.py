@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from tiercel.calls import CALL_FORM, is_call
 from tiercel.rewards.base import Reward, RewardEntry, TruthReward
 from tiercel.samples import Sample
 from tiercel.sections import (
@@ -20,6 +19,7 @@ from tiercel.sections import (
     address_fault,
     shown,
 )
+from tiercel.user_functions import CALL_FORM, is_call
 
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from tiercel.calls import call_file, is_call
+from tiercel.user_functions import call_file, is_call
 
 
 def files_of_call(call: str) -> list[Path]:

@@ -10,11 +10,11 @@ from tiercel.algorithms.advantages import ADVANTAGES, OwnAdvantage, advantage_of
 from tiercel.algorithms.losses import LOSSES, LossKeys, OwnLoss
 from tiercel.algorithms.ratios import RATIOS
 from tiercel.algorithms.surrogates import SURROGATES, SurrogateKeys
-from tiercel.calls import CALL_FORM, is_call
 from tiercel.config.conflicts.rewards import TELLS_RIGHT, tells_right
 from tiercel.config.parts import keeps_start, whole_parts
 from tiercel.config.schema import Algorithm, GrpoRecipe
 from tiercel.sections import Keys, Problems, shown
+from tiercel.user_functions import CALL_FORM, is_call
 
 DEFAULTS = Algorithm()
 

@@ -5,10 +5,10 @@ from os import getcwd, listdir
 from os.path import dirname, exists, expanduser, isdir, isfile, join, realpath
 from typing import Any
 
-from tiercel.calls import call_file
 from tiercel.config.keys import ENTRY
 from tiercel.config.row_sources import row_source
 from tiercel.sections import Keys, Problem, shown
+from tiercel.user_functions import call_file
 from tiercel.wording import LONGEST_PATH
 
 BESIDE = (f"rewards.{ENTRY}.model", "teacher", "algorithm.teacher")  # models other than the trained one

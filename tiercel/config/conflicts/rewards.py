@@ -1,11 +1,11 @@
 """Check the recipe's rewards, tools and environments."""
 
-from tiercel.calls import CALL_FORM, OPENENV, OPENENV_FORM, is_openenv
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.rewards.all import TELLS_RIGHT as TELLS_RIGHT
 from tiercel.rewards.base import RewardEntry
 from tiercel.rewards.external import ByModel, OfEnvironment, RewardModel
 from tiercel.sections import Keys, Problems, Section, shown
+from tiercel.user_functions import CALL_FORM, OPENENV, OPENENV_FORM, is_openenv
 
 
 def reward_entries(recipe: GrpoRecipe) -> Problems:

@@ -22,18 +22,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from tiercel import calls
-from tiercel.calls import CALL_FORM, CannotLoad, functions_of, load_module
+from tiercel import user_functions
 from tiercel.reliability.redaction import redact
 from tiercel.rewards.runtime import forms
 from tiercel.rewards.runtime.wire import LARGEST_VALUE, decode_sample
 from tiercel.samples import Sample
 from tiercel.sandbox.supervisor import file_limit
+from tiercel.user_functions import CALL_FORM, CannotLoad, functions_of, load_module
 from tiercel.wording import brief
 
 TRACEBACK_LINES = 20
 MODULE_PREFIX = "tiercel_reward"
-_OWN_MODULES = (__name__, calls.__name__, forms.__name__, "tiercel.environments.worker")
+_OWN_MODULES = (__name__, user_functions.__name__, forms.__name__, "tiercel.environments.worker")
 LONGEST_FAILURE = 4000  # characters
 
 Report = Callable[[int, Mapping[str, Any]], None]
