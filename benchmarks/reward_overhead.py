@@ -22,8 +22,8 @@ from benchmarks.peers import machine
 from benchmarks.peers_report import rounded, spread
 from benchmarks.tables import RESULTS, markdown_table, write_results
 from tiercel.config.schema import Reliability
+from tiercel.reward_types import RewardValue, Sample, SampleImage
 from tiercel.rewards.runtime.user import UserReward
-from tiercel.samples import RewardValue, Sample, SampleImage
 
 SOURCE = textwrap.dedent(
     """

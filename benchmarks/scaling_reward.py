@@ -2,7 +2,7 @@
 
 from hashlib import sha256
 
-from tiercel.samples import Sample
+from tiercel.reward_types import Sample
 
 
 def score(sample: Sample) -> float:

@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).parent.parent / "tiercel"
 
 # A module imports from the layers before its own and from its own package, never from one next to it or above it.
 LAYERS = (
-    {"wording", "secret_names", "messages", "regular_files", "image_decoding", "devices", "processes", "log"},
-    {"__init__", "errors", "samples"},
+    {"wording", "secret_names", "messages", "moved", "regular_files", "image_decoding", "devices", "processes", "log"},
+    {"__init__", "errors", "reward_types"},
     {"geometry", "sections", "user_functions"},
     {"rewards", "algorithms"},
     {"types", "config", "writing"},
@@ -122,7 +122,7 @@ def test_the_report_knows_run_directories_and_the_parser_only():
     allowed = {
         "__init__",
         "errors",
-        "samples",
+        "reward_types",
         "wording",
         "config",
         "geometry",
@@ -166,7 +166,7 @@ def test_types_recipes_and_algorithms_need_no_model_library():
 @pytest.mark.parametrize(
     "program",
     [
-        "import tiercel.config, tiercel.algorithms, tiercel.errors, tiercel.samples, tiercel.geometry",
+        "import tiercel.config, tiercel.algorithms, tiercel.errors, tiercel.reward_types, tiercel.geometry",
         HELP,
         "from tiercel.cli.main import build_parser; build_parser()",
         "import tiercel.rewards.runtime.worker, tiercel.environments.worker, tiercel.rewards.all",

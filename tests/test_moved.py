@@ -10,6 +10,7 @@ import pytest
     [
         ("tiercel.rewards.entry", "tiercel.rewards.base", "Reward", "Reward"),
         ("tiercel.rewards.entry", "tiercel.rewards.base", "Entry", "RewardEntry"),
+        ("tiercel.samples", "tiercel.reward_types", "Sample", "Sample"),
         ("tiercel.models.family", "tiercel.models.families.base", "Family", "Family"),
         ("tiercel.distributed.strategy", "tiercel.distributed.strategies.base", "Strategy", "Strategy"),
     ],

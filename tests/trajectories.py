@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from tests.rewards.samples import group
-from tiercel.samples import PolicyTurn, RewardValue, SampleImage, ToolCall
+from tiercel.reward_types import PolicyTurn, RewardValue, SampleImage, ToolCall
 from tiercel.types import Completion, EncodedImage, Group, ImagePlan, Trajectory
 
 SHOWN = SampleImage(path=None, original_size=(20, 10), processed_size=(40, 20))

@@ -7,8 +7,13 @@ run = tc.grpo(model="Qwen/Qwen2.5-VL-3B-Instruct", data=rows, rewards=[right, "f
 tc.load(run).generate("Where is the cup?", images=["a.png"]).text
 """
 
+import sys
 from importlib import import_module
 from typing import Any
+
+from tiercel.moved import MovedModules
+
+sys.meta_path.append(MovedModules())
 
 __version__ = "0.1.0"
 __all__ = ["Recipe", "Run", "distill", "dpo", "evaluate", "grpo", "kto", "load", "reward", "sft"]

@@ -4,7 +4,7 @@ pixels."""
 from collections.abc import Sequence
 from typing import TypeVar
 
-from tiercel.samples import Box, BoxSpace, CoordinateSpace, Point, Size
+from tiercel.reward_types import Box, BoxSpace, CoordinateSpace, Point, Size
 
 Shape = TypeVar("Shape", bound=Box | Point)
 ROUNDING = 1.0  # pixels by which a box may extend beyond its picture

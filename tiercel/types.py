@@ -14,15 +14,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tiercel.samples import Box as Box
-from tiercel.samples import BoxSpace as BoxSpace
-from tiercel.samples import CoordinateSpace as CoordinateSpace
-from tiercel.samples import Point as Point
-from tiercel.samples import PolicyTurn as PolicyTurn
-from tiercel.samples import RewardValue as RewardValue
-from tiercel.samples import Sample as Sample
-from tiercel.samples import SampleImage as SampleImage
-from tiercel.samples import Size as Size
+from tiercel.reward_types import Box as Box
+from tiercel.reward_types import BoxSpace as BoxSpace
+from tiercel.reward_types import CoordinateSpace as CoordinateSpace
+from tiercel.reward_types import Point as Point
+from tiercel.reward_types import PolicyTurn as PolicyTurn
+from tiercel.reward_types import RewardValue as RewardValue
+from tiercel.reward_types import Sample as Sample
+from tiercel.reward_types import SampleImage as SampleImage
+from tiercel.reward_types import Size as Size
 
 VISUAL_MARK = re.compile("<image>|<video>")
 # A thought that opens at the end of a text, and may close again there, as <think>, <thinking> or <seed:think>.

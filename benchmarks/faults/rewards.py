@@ -23,8 +23,8 @@ from uuid import uuid4
 
 from benchmarks.faults.figure import Figure
 from tiercel.config.schema import Reliability
+from tiercel.reward_types import RewardValue, Sample
 from tiercel.rewards.runtime.user import UserReward
-from tiercel.samples import RewardValue, Sample
 
 MARGIN = 1.0  # seconds by which a batch may exceed its timeout
 SEEDS = {"short": 1, "full": 8}

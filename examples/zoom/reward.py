@@ -2,7 +2,7 @@
 alone."""
 
 from tiercel.geometry import to_original
-from tiercel.samples import Sample
+from tiercel.reward_types import Sample
 
 LARGEST_SHARE = 1 / 3  # of the picture's width; a larger region shows other digits too
 

@@ -19,7 +19,7 @@ from tests.rewards.samples import limits
 from tiercel.environments.tools import load_toolbox
 from tiercel.environments.worker import _load
 from tiercel.errors import RecipeError
-from tiercel.samples import RewardValue
+from tiercel.reward_types import RewardValue
 from tiercel.user_functions import CannotLoad, is_openenv
 
 pytestmark = pytest.mark.usefixtures("no_child_left")

@@ -12,8 +12,8 @@ from tiercel.environments.dialogues import EnvironmentDialogues
 from tiercel.environments.tools import load_toolboxes
 from tiercel.errors import DataError, RecipeError
 from tiercel.models.prompts import prompt_length
+from tiercel.reward_types import RewardValue
 from tiercel.rollout.dialogue import Limits
-from tiercel.samples import RewardValue
 
 pytestmark = pytest.mark.usefixtures("no_child_left")
 

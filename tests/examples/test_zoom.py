@@ -32,8 +32,8 @@ from tiercel.environments.tools import load_toolbox
 from tiercel.models.chat import encode_answer, require_joining
 from tiercel.models.prompts import render
 from tiercel.models.weights.loading import load_family
+from tiercel.reward_types import PolicyTurn, ToolCall
 from tiercel.runs.directory import read_metrics
-from tiercel.samples import PolicyTurn, ToolCall
 from tiercel.types import Message
 from tools.demo.zoom_lessons import TOOLS, write_lessons
 

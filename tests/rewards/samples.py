@@ -5,9 +5,9 @@ from typing import Any
 import torch
 
 from tiercel.config.schema import Reliability
+from tiercel.reward_types import CoordinateSpace, Sample, SampleImage, Size, Turn
 from tiercel.rewards.all import BY_NAME, CALL
 from tiercel.rewards.base import RewardEntry
-from tiercel.samples import CoordinateSpace, Sample, SampleImage, Size, Turn
 from tiercel.types import (
     Completion,
     EncodedImage,

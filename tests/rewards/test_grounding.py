@@ -9,9 +9,9 @@ import pytest
 
 from tests.rewards.samples import reward, sample
 from tiercel.errors import DataError
+from tiercel.reward_types import SampleImage
 from tiercel.rewards.boxes import ciou, giou, iou
 from tiercel.rewards.grounding import average_precision, matched_pairs
-from tiercel.samples import SampleImage
 
 PIXELS = {"original_size": (100, 100), "processed_size": (100, 100)}
 

@@ -10,8 +10,8 @@ import torch
 
 from tests.tiny_models import noise_image
 from tiercel.models.families.base import Family
+from tiercel.reward_types import PolicyTurn, RewardValue
 from tiercel.rollout.dialogue import Limits, TrajectoryEnd, TurnReply
-from tiercel.samples import PolicyTurn, RewardValue
 from tiercel.types import EncodedPrompt, Observation
 
 Answer = Callable[[int, str], Observation | None]  # of the number of the turn and its text

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.rewards.samples import scored, scored_group
-from tiercel.samples import RewardValue
+from tiercel.reward_types import RewardValue
 from tiercel.training.grpo.rollouts import has_variance
 
 

@@ -9,8 +9,8 @@ from tiercel.data.index import remembered
 from tiercel.data.reading import RowTable, RunRows
 from tiercel.data.stores import view_of
 from tiercel.errors import DataError
+from tiercel.reward_types import column
 from tiercel.rewards.base import ANSWER, RewardEntry, TruthReward, column_text, is_meant
-from tiercel.samples import column
 from tiercel.types import Row
 from tiercel.wording import brief
 

@@ -17,7 +17,7 @@ from tiercel.data.media.embedded import embedded_picture
 from tiercel.data.media.images import ImageProblem, require_path, stray_problem
 from tiercel.errors import DataError
 from tiercel.geometry import misfit, to_pixels
-from tiercel.samples import column
+from tiercel.reward_types import column
 from tiercel.types import (
     Box,
     BoxSpace,

@@ -14,7 +14,7 @@ from transformers.utils.chat_parsing.response_templates import load_response_tem
 
 from tiercel.errors import ModelError
 from tiercel.models.families.base import Family
-from tiercel.samples import ToolCall
+from tiercel.reward_types import ToolCall
 
 # The errors of the parser on what a model may write.
 _FAULTS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)

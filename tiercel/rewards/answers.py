@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from itertools import islice
 
+from tiercel.reward_types import Box
 from tiercel.rewards.choices import LETTERS, parse_choice
 from tiercel.rewards.numbers import parse_number
-from tiercel.samples import Box
 
 __all__ = [
     "LETTERS",

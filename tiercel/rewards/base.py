@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
+from tiercel.reward_types import Sample, column
 from tiercel.rewards.truths import Truth
-from tiercel.samples import Sample, column
 from tiercel.sections import FiniteFloat, Keys, Problems, Section
 
 ANSWER = "answer"

@@ -4,7 +4,7 @@ import math
 
 from tiercel.geometry import from_original as from_original
 from tiercel.geometry import to_original as to_original
-from tiercel.samples import Box
+from tiercel.reward_types import Box
 
 
 def is_proper(box: Box) -> bool:

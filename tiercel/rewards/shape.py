@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
+from tiercel.reward_types import Sample
 from tiercel.rewards.base import Reward, RewardEntry
-from tiercel.samples import Sample
 from tiercel.sections import Keys, PositiveInt, Problems, regex_fault, shown
 
 TOKENS = "the number of tokens, end token included"

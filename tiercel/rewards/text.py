@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from tiercel.errors import DataError
+from tiercel.reward_types import Sample
 from tiercel.rewards.answers import LETTERS, extract_answer, parse_choice, parse_number
 from tiercel.rewards.base import Reward, RewardEntry, TruthReward
 from tiercel.rewards.truths import Truth, number_of
-from tiercel.samples import Sample
 from tiercel.sections import Keys, NonNegativeFloat, Problems, shown
 
 ALL_TEXT = "all of the answer, as text"

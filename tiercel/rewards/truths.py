@@ -12,10 +12,10 @@ from typing import Any
 
 from tiercel.errors import DataError
 from tiercel.geometry import misfit, to_pixels
+from tiercel.reward_types import Box, Sample, SampleImage
 from tiercel.rewards.answers import LARGEST_COORDINATE, extract_answer, parse_box, parse_boxes
 from tiercel.rewards.boxes import is_proper
 from tiercel.rewards.numbers import sure_number
-from tiercel.samples import Box, Sample, SampleImage
 from tiercel.wording import brief
 
 IN_PIXELS = "[x1, y1, x2, y2] in pixels of the original image, or as data.boxes says"

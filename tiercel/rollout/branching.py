@@ -13,11 +13,11 @@ from math import prod
 
 import torch
 
+from tiercel.reward_types import PolicyTurn
 from tiercel.rollout.dialogue import Dialogue, Dialogues, Limits, TrajectoryEnd, TurnReply
 from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.sampler import Sampler, SamplingParams
 from tiercel.rollout.trajectory import TrajectoryBuilder, begun_trajectories, written_text
-from tiercel.samples import PolicyTurn
 from tiercel.types import Completion, EncodedPrompt, Group, Observation
 
 NOTHING = Observation(token_ids_L=torch.empty(0, dtype=torch.int64))

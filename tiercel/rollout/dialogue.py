@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from tiercel.samples import PolicyTurn, RewardValue
+from tiercel.reward_types import PolicyTurn, RewardValue
 from tiercel.types import EncodedPrompt, Observation
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from tiercel.errors import RunError
 from tiercel.models.weights.loading import read_tensors
 from tiercel.regular_files import LARGEST_FILE, read_json, require_regular
-from tiercel.samples import decode_turn
+from tiercel.reward_types import decode_turn
 from tiercel.types import Completion, EncodedImage, EncodedPrompt, Group, ImagePlan, RewardValue, Trajectory
 from tiercel.writing import reading
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 
 from tiercel.models.families.base import Family
+from tiercel.reward_types import PolicyTurn
 from tiercel.rollout.dialogue import Dialogue, Dialogues, Limits, TrajectoryEnd, TurnReply
 from tiercel.rollout.sampler import SamplingParams
-from tiercel.samples import PolicyTurn
 from tiercel.types import Completion, EncodedImage, EncodedPrompt, Trajectory
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from PIL import Image
 
 from tiercel.regular_files import open_new
-from tiercel.samples import Size
+from tiercel.reward_types import Size
 from tiercel.writing import GO_ON, writing
 
 if TYPE_CHECKING:  # a report needs no numpy

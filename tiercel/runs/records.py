@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, TypeAdapter
 
-from tiercel.samples import BoxSpace, CoordinateSpace, ToolCall
+from tiercel.reward_types import BoxSpace, CoordinateSpace, ToolCall
 
 Folder = Literal["rollouts", "evaluations"]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 from tiercel.reliability.redaction import redact
+from tiercel.reward_types import Box
 from tiercel.runs.pictures import picture_file
 from tiercel.runs.records import CompletionRecord, GroupRecord, ImageRecord, groups_path
-from tiercel.samples import Box
 from tiercel.trackers.tracker import TrackedPicture
 from tiercel.web.report.boxes import answer_image, has_boxes, predicted_box, true_box
 from tiercel.web.report.numbers import evenly_spaced

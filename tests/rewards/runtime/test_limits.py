@@ -13,9 +13,9 @@ import pytest
 from tests.rewards.runtime.conftest import children
 from tests.rewards.samples import limits, reward, sample
 from tiercel.errors import RecipeError
+from tiercel.reward_types import RewardValue
 from tiercel.rewards.runtime.scorer import Scorer
 from tiercel.rewards.runtime.user import UserReward
-from tiercel.samples import RewardValue
 from tiercel.sandbox.process import FOREIGN_REPLY, environment_without_secrets
 from tiercel.sandbox.supervisor import describe_end, held_bytes
 
@@ -265,7 +265,7 @@ def test_nothing_is_left_of_a_trainer_that_is_killed(reward_file, tmp_path):
             re.match("(a+)+b", "a" * 60)  # for years, and no other thread runs meanwhile
         """)
     script = (
-        "import sys; from tiercel.config.schema import Reliability; from tiercel.samples import Sample; "
+        "import sys; from tiercel.config.schema import Reliability; from tiercel.reward_types import Sample; "
         "from tiercel.rewards.runtime.user import UserReward; "
         "sample = Sample(id='1', prompt='', completion='', token_count=0, is_truncated=False, answer=None, columns={}, "
         "images=(), coordinate_space='unit'); UserReward(sys.argv[1], Reliability()).score([sample])"

@@ -2,8 +2,8 @@ import pytest
 
 from tests.rewards.samples import scored, scored_group
 from tiercel.errors import EXIT_TRAINING, TrainingError
+from tiercel.reward_types import RewardValue
 from tiercel.rewards.runtime.metrics import FailureStats, count_failures, reward_statistics
-from tiercel.samples import RewardValue
 
 
 def value(number):

@@ -12,11 +12,11 @@ from tests.rewards.samples import group, sample
 from tests.training.test_loops import grpo_recipe, run_grpo, write_rows
 from tiercel.config.schema import Reliability
 from tiercel.errors import RecipeError, TrainingError
+from tiercel.reward_types import Sample, Turn
 from tiercel.rewards.external import ByModel
 from tiercel.rewards.runtime.model import ModelReward, batches
 from tiercel.rewards.runtime.scorer import Scorer, make_sample
 from tiercel.runs.directory import read_metrics
-from tiercel.samples import Sample, Turn
 from tools.demo.tokenizer import make_tokenizer
 
 TEXTS = ("7", "", "the seven is here, and so is the eight", "7 " * 30, "no", "<answer>[1, 2, 3, 4]</answer>")

@@ -14,9 +14,9 @@ from tiercel.config.schema import Reliability
 from tiercel.data.formats.registry import parse_record
 from tiercel.data.media.images import decode
 from tiercel.data.rows import Reading
+from tiercel.reward_types import SampleImage
 from tiercel.rewards.runtime.pictures import PictureFiles
 from tiercel.rewards.runtime.scorer import Scorer
-from tiercel.samples import SampleImage
 from tiercel.types import ImageRoots, ImageSource, Message, Row, VideoSource
 
 pytestmark = pytest.mark.usefixtures("no_child_left")

@@ -6,8 +6,8 @@ from tests.rewards.samples import group, reward
 from tests.trajectories import TURNS, trajectory_group
 from tiercel.config.schema import Reliability
 from tiercel.errors import RecipeError
+from tiercel.reward_types import RewardValue, SampleImage
 from tiercel.rewards.runtime.scorer import Scorer, is_right, make_sample, reward_names, weighted_sum
-from tiercel.samples import RewardValue, SampleImage
 from tiercel.types import Message
 
 pytestmark = pytest.mark.usefixtures("no_child_left")

@@ -12,9 +12,9 @@ from tests.rewards.runtime.conftest import children
 from tests.rewards.samples import limits, sample
 from tiercel.errors import RecipeError
 from tiercel.log import LineHandler, shown_by
+from tiercel.reward_types import RewardValue
 from tiercel.rewards.runtime import user
 from tiercel.rewards.runtime.user import UserReward
-from tiercel.samples import RewardValue
 from tiercel.sandbox import process
 from tiercel.sandbox.process import environment_without_secrets
 
@@ -56,7 +56,7 @@ def gone(pid: int) -> bool:
 
 def test_the_function_sees_the_sample_and_answers_a_number_or_none(reward_file):
     call = reward_file("""
-        from tiercel.samples import Sample, SampleImage, Turn
+        from tiercel.reward_types import Sample, SampleImage, Turn
 
         def score(sample):
             assert isinstance(sample, Sample)
@@ -568,7 +568,7 @@ def test_the_process_ends_with_a_parent_that_is_killed(reward_file, tmp_path):
             time.sleep(600)
         """)
     script = (
-        "import sys; from tiercel.config.schema import Reliability; from tiercel.samples import Sample; "
+        "import sys; from tiercel.config.schema import Reliability; from tiercel.reward_types import Sample; "
         "from tiercel.rewards.runtime.user import UserReward; "
         "sample = Sample(id='1', prompt='', completion='', token_count=0, is_truncated=False, answer=None, columns={}, "
         "images=(), coordinate_space='unit'); UserReward(sys.argv[1], Reliability()).score([sample])"

@@ -3,9 +3,9 @@
 import json
 
 from tests.trajectories import trajectory_group
+from tiercel.reward_types import RewardValue
 from tiercel.rewards.runtime.scorer import make_sample
 from tiercel.rewards.runtime.wire import decode_sample, encode_sample
-from tiercel.samples import RewardValue
 
 
 def test_turns_and_the_environments_reward_arrive_as_they_were():

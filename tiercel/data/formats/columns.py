@@ -7,7 +7,7 @@ from typing import Any
 
 from tiercel.data.records import Record
 from tiercel.errors import DataError
-from tiercel.samples import column
+from tiercel.reward_types import column
 
 _MOST_NAMED = 20  # the most columns in a message
 

@@ -40,7 +40,7 @@ from tiercel.data.rows import (
     read_videos,
 )
 from tiercel.errors import DataError
-from tiercel.samples import column
+from tiercel.reward_types import column
 from tiercel.types import Message
 
 _SHARE_GPT_ROLES: dict[str, Role] = {

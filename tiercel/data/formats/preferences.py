@@ -21,7 +21,7 @@ from tiercel.algorithms.preference_sections import Ranking
 from tiercel.config.data import FormatName
 from tiercel.data.rows import given, is_truth
 from tiercel.errors import DataError
-from tiercel.samples import column
+from tiercel.reward_types import column
 from tiercel.types import Row
 
 Record = Mapping[str, Any]

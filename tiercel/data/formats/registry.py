@@ -40,7 +40,7 @@ from tiercel.data.rows import (
     with_turns_of_text,
 )
 from tiercel.errors import DataError
-from tiercel.samples import column
+from tiercel.reward_types import column
 from tiercel.types import RejectedRow, Row
 from tiercel.wording import brief
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from tiercel.config.schema import Reliability
+from tiercel.reward_types import RewardValue, Sample
 from tiercel.rewards.base import RewardEntry
 from tiercel.rewards.external import ByCall, ByJudge, ByModel, Math
 from tiercel.rewards.runtime.here import PREFIX, HereReward
 from tiercel.rewards.runtime.judge import JudgeReward
 from tiercel.rewards.runtime.user import UserReward
-from tiercel.samples import RewardValue, Sample
 from tiercel.types import EncodedPrompt
 
 

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from types import ModuleType
 from typing import Any
 
-from tiercel.samples import Sample, SampleImage
+from tiercel.reward_types import Sample, SampleImage
 
 SAMPLE_NAMES = ("id", "prompt", "completion", "answer", "token_count", "is_truncated", "messages", "coordinate_space")
 STOOD_IN = ("ORM", "AsyncORM", "orms")  # names in swift.plugin and swift.rewards

@@ -10,10 +10,10 @@ from typing import Any
 from tiercel.config.schema import Reliability
 from tiercel.errors import RecipeError
 from tiercel.log import logger
+from tiercel.reward_types import RewardValue, Sample
 from tiercel.rewards.runtime.forms import NoReward, as_reward
 from tiercel.rewards.runtime.user import checked_reply
 from tiercel.rewards.runtime.worker import score_batch
-from tiercel.samples import RewardValue, Sample
 
 PREFIX = f"{__name__}:"
 _FUNCTIONS: dict[str, Any] = {}  # functions of this process, by name

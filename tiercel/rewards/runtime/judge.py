@@ -15,9 +15,9 @@ from tiercel.config.schema import Reliability
 from tiercel.errors import DataError, RecipeError
 from tiercel.http_json import HttpReply, NoAnswer, ServerAnswer, WrongAnswer, ask, key_of, new_client
 from tiercel.reliability.redaction import redact_answer
+from tiercel.reward_types import RewardValue, Sample
 from tiercel.rewards.answers import extract_answer
 from tiercel.rewards.external import ByJudge
-from tiercel.samples import RewardValue, Sample
 
 PLACES = ("prompt", "completion", "answer")
 QUESTION = """\

@@ -27,10 +27,10 @@ from tiercel.models.weights.loading import (
     require_safetensors,
 )
 from tiercel.models.weights.memory_errors import first_line, is_out_of_memory, memory_to_load
+from tiercel.reward_types import RewardValue, Sample, Turn
 from tiercel.rewards.external import ByModel, RewardModel
 from tiercel.rewards.runtime.values import AnsweredPrompt, ValueModel, is_value_model, load_value_model
 from tiercel.rewards.runtime.wire import LARGEST_VALUE
-from tiercel.samples import RewardValue, Sample, Turn
 from tiercel.types import VISUAL_MARK, EncodedPrompt
 
 NO_PADDING = -1  # no token has this id

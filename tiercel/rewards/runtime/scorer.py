@@ -12,13 +12,13 @@ from itertools import compress, repeat
 
 from tiercel.config.schema import Reliability
 from tiercel.errors import DataError, RecipeError
+from tiercel.reward_types import Turn
 from tiercel.rewards.base import RewardEntry, RowFilter
 from tiercel.rewards.external import ByCall
 from tiercel.rewards.grounding import GROUNDING
 from tiercel.rewards.runtime.batches import AnswerReward, BatchReward, batch_reward
 from tiercel.rewards.runtime.pictures import PictureFiles
 from tiercel.rewards.runtime.wire import LARGEST_VALUE
-from tiercel.samples import Turn
 from tiercel.types import (
     Completion,
     CoordinateSpace,

@@ -8,8 +8,8 @@ from tiercel.config.schema import Reliability
 from tiercel.errors import RecipeError
 from tiercel.log import logger
 from tiercel.reliability.redaction import Redactor
+from tiercel.reward_types import RewardValue, Sample
 from tiercel.rewards.runtime.wire import LARGEST_VALUE, NotJson, encode_sample
-from tiercel.samples import RewardValue, Sample
 from tiercel.sandbox.process import FOREIGN_REPLY, ExchangeResult, ProcessJob, UserProcess, in_words
 from tiercel.wording import counted
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from tiercel.samples import RewardValue, Sample, Turn, decode_turn, images_of
+from tiercel.reward_types import RewardValue, Sample, Turn, decode_turn, images_of
 
 LARGEST_VALUE = 3.4e38  # of a reward: advantages are computed in fp32
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiercel.geometry import to_pixels
+from tiercel.reward_types import Box, Size
 from tiercel.rewards.answers import extract_answer, parse_box
 from tiercel.rewards.boxes import is_proper, to_original
 from tiercel.runs.records import CompletionRecord, GroupRecord, finite
-from tiercel.samples import Box, Size
 
 _SHOWN = (336, 272)  # pixels on the page, at most
 _LARGEST_ZOOM = 4

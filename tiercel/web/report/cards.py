@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
+from tiercel.reward_types import ToolCall
 from tiercel.rewards.boxes import iou, is_proper
 from tiercel.runs.records import CompletionRecord, GroupRecord
-from tiercel.samples import ToolCall
 from tiercel.web.report.boxes import box_text, predicted_box, true_box
 from tiercel.web.report.numbers import NOTHING, short
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from PIL import Image
 
-from tiercel.samples import Size
+from tiercel.reward_types import Size
 from tiercel.web.report.boxes import Outline
 from tiercel.web.report.numbers import TIMES
 from tiercel.web.report.page import offline
