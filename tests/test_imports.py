@@ -11,7 +11,17 @@ PACKAGE = Path(__file__).parent.parent / "tiercel"
 
 # A module imports from the layers before its own and from its own package, never from one next to it or above it.
 LAYERS = (
-    {"wording", "secret_names", "messages", "moved", "regular_files", "image_decoding", "devices", "processes", "log"},
+    {
+        "message_text",
+        "secret_names",
+        "messages",
+        "moved",
+        "regular_files",
+        "image_decoding",
+        "devices",
+        "processes",
+        "log",
+    },
     {"__init__", "errors", "reward_types"},
     {"geometry", "sections", "user_functions"},
     {"rewards", "algorithms"},
@@ -123,7 +133,7 @@ def test_the_report_knows_run_directories_and_the_parser_only():
         "__init__",
         "errors",
         "reward_types",
-        "wording",
+        "message_text",
         "config",
         "geometry",
         "writing",

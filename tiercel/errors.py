@@ -1,6 +1,6 @@
 """Errors that you can act on. Each names the field, row or file and the remedy, and has an exit code."""
 
-from tiercel.wording import counted
+from tiercel.message_text import counted
 
 EXIT_DONE = 0
 EXIT_USER = 2

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import Self
 
+from tiercel.message_text import brief
 from tiercel.secret_names import REDACTED, harmless
-from tiercel.wording import brief
 
 PositiveInt = Annotated[int, Field(gt=0, strict=True)]
 NonNegativeInt = Annotated[int, Field(ge=0, strict=True)]

@@ -8,7 +8,7 @@ from tiercel.data.fetch import FAILED, fetch
 from tiercel.data.media.download import Web
 from tiercel.data.reading import require_few_bad
 from tiercel.log import printed
-from tiercel.wording import counted
+from tiercel.message_text import counted
 
 
 def run(recipe: Recipe, arguments: Namespace) -> None:

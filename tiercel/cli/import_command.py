@@ -13,8 +13,8 @@ from tiercel.convert.shell import commands
 from tiercel.convert.starts import Foreign
 from tiercel.convert.text import recipe_text
 from tiercel.errors import RecipeError
+from tiercel.message_text import LONGEST_PATH
 from tiercel.messages import translated
-from tiercel.wording import LONGEST_PATH
 from tiercel.writing import write_text
 
 LARGEST_SCRIPT = 1_000_000  # bytes

@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.text import Text
 
 from tiercel.errors import RunError
+from tiercel.message_text import brief, counted
 from tiercel.runs.ending import State
 from tiercel.web.report.listing import ListedRun, listed
 from tiercel.web.report.numbers import NOTHING, duration, ends, short
 from tiercel.web.report.reading import RecordedRun, read_run
 from tiercel.web.report.verdict import headline
 from tiercel.web.view.compare import MOST_RUNS, compared_recipes, differing, flat, shared_charts
-from tiercel.wording import brief, counted
 
 _LONGEST_VALUE = 60  # characters
 Row = tuple[str, ...]

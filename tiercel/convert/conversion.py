@@ -21,8 +21,8 @@ from tiercel.convert.sampling import set_sampling
 from tiercel.convert.sizes import set_lengths, set_pack, set_sizes
 from tiercel.convert.table import OVERRIDING
 from tiercel.convert.tuning import TUNERS, set_tuning, tuner_of
+from tiercel.message_text import counted
 from tiercel.reliability.redaction import redact
-from tiercel.wording import counted
 
 
 def refusals(launch: Launch) -> list[str]:

@@ -11,7 +11,7 @@ from tiercel.convert.preferences import needs_reference
 from tiercel.convert.sizes import set_warmup
 from tiercel.convert.table import words_of
 from tiercel.convert.tuning import set_trackers, tuner_of
-from tiercel.wording import counted
+from tiercel.message_text import counted
 
 _LEAST = 1e-6  # of clip_low, which must be above 0
 ACTOR = {"verl": "actor_rollout_ref.actor", "EasyR1": "worker.actor"}

@@ -9,7 +9,7 @@ from tiercel.convert.accelerate import mapping_in
 from tiercel.convert.draft import RecipeDraft, number_of
 from tiercel.convert.launches import Launch
 from tiercel.convert.manual_steps import rows_of_modelscope
-from tiercel.wording import counted
+from tiercel.message_text import counted
 
 _FILES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet", ".arrow", ".yaml")
 _NO_ROWS = "is no file of rows here; write .jsonl, .json or .parquet"

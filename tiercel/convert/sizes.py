@@ -5,7 +5,7 @@ import math
 
 from tiercel.config.keys import keys_of
 from tiercel.convert.draft import RecipeDraft
-from tiercel.wording import counted
+from tiercel.message_text import counted
 
 _BATCH = ("--per_device_train_batch_size", "--gradient_accumulation_steps")
 _LARGEST_PACK = 16384  # the recipe's own default of learner.max_tokens_per_microbatch

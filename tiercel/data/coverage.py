@@ -9,10 +9,10 @@ from tiercel.data.index import remembered
 from tiercel.data.reading import RowTable, RunRows
 from tiercel.data.stores import view_of
 from tiercel.errors import DataError
+from tiercel.message_text import brief
 from tiercel.reward_types import column
 from tiercel.rewards.base import ANSWER, RewardEntry, TruthReward, column_text, is_meant
 from tiercel.types import Row
-from tiercel.wording import brief
 
 _MOST_NAMED = 12  # the most columns or values in a message
 _ANSWERS = ("solution", "label", "ground_truth", "answers", "target")  # usual names of the column with the right answer

@@ -11,7 +11,7 @@ from typing import Any
 
 from tiercel.config.row_sources import HUB, HUB_FORM, RowSource
 from tiercel.errors import DataError, EnvironmentProblem
-from tiercel.wording import brief
+from tiercel.message_text import brief
 
 OLDEST = 4  # the first major version of datasets that refuses scripts
 _INSTALL = f"pip install 'datasets>={OLDEST}'"

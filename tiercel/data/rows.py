@@ -17,6 +17,7 @@ from tiercel.data.media.embedded import embedded_picture
 from tiercel.data.media.images import ImageProblem, require_path, stray_problem
 from tiercel.errors import DataError
 from tiercel.geometry import misfit, to_pixels
+from tiercel.message_text import brief
 from tiercel.reward_types import column
 from tiercel.types import (
     Box,
@@ -31,7 +32,6 @@ from tiercel.types import (
     Size,
     VideoSource,
 )
-from tiercel.wording import brief
 
 Purpose = Literal["sft", "pairs", "labels", "grpo"]
 Role = Literal["system", "user", "assistant"]

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tiercel.errors import DataError
 from tiercel.geometry import clipped, from_original, misfit
+from tiercel.message_text import brief
 from tiercel.models.families.base import Family
 from tiercel.types import VISUAL_MARK, EncodedConversation, EncodedImage, EncodedPrompt, ImagePlan, Message, Row
-from tiercel.wording import brief
 
 PRINTED_PART = repr({"type": "text"})[:-1]  # how Python prints a part of a turn
 NOTHING = r"(?!)"  # an expression that no text matches

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import quote, unquote
 
+from tiercel.message_text import CUT
 from tiercel.secret_names import CREDENTIALS, PARAMETER, SHORTEST_SECRET, is_secret_name, is_secret_parameter
-from tiercel.wording import CUT
 
 _SHORTEST_LINE = 16  # characters, of a line of a secret that has several, such as a private key
 

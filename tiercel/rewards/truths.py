@@ -12,11 +12,11 @@ from typing import Any
 
 from tiercel.errors import DataError
 from tiercel.geometry import misfit, to_pixels
+from tiercel.message_text import brief
 from tiercel.reward_types import Box, Sample, SampleImage
 from tiercel.rewards.answers import LARGEST_COORDINATE, extract_answer, parse_box, parse_boxes
 from tiercel.rewards.boxes import is_proper
 from tiercel.rewards.numbers import sure_number
-from tiercel.wording import brief
 
 IN_PIXELS = "[x1, y1, x2, y2] in pixels of the original image, or as data.boxes says"
 

@@ -20,6 +20,7 @@ from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.distributed.versions import installed_versions
 from tiercel.errors import RecipeError, RunError
 from tiercel.log import logger
+from tiercel.message_text import brief
 from tiercel.models.families.base import Family
 from tiercel.regular_files import FOLDERS as EVERY_FOLDER
 from tiercel.regular_files import open_to_append, read_text
@@ -41,7 +42,6 @@ from tiercel.runs.records import Folder, GroupTokens, groups_path, tokens_path
 from tiercel.runs.step_files import FOLDERS as STEP_FOLDERS
 from tiercel.runs.step_files import PLAIN_STEPS, pack_step, step_of
 from tiercel.types import EncodedImage, ScoredGroup
-from tiercel.wording import brief
 from tiercel.writing import GO_ON, reading, writing
 
 RUN = "run"  # key of the run's identity in env.json and in a checkpoint's state

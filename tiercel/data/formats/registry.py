@@ -40,9 +40,9 @@ from tiercel.data.rows import (
     with_turns_of_text,
 )
 from tiercel.errors import DataError
+from tiercel.message_text import brief
 from tiercel.reward_types import column
 from tiercel.types import RejectedRow, Row
-from tiercel.wording import brief
 
 # All columns that some format reads. In every other column, a value that JSON does not know is left out.
 # fmt: off

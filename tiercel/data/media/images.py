@@ -18,8 +18,8 @@ from PIL import Image, ImageFile, PngImagePlugin, UnidentifiedImageError
 
 from tiercel.errors import DataError, EnvironmentProblem
 from tiercel.image_decoding import SIDEWAYS, orientation, upright_rgb
+from tiercel.message_text import CUT, LONGEST_PATH
 from tiercel.types import ImageRoots, ImageSource, Size
-from tiercel.wording import CUT, LONGEST_PATH
 
 ACCEPTED_FORMATS = ("PNG", "JPEG", "WEBP")
 

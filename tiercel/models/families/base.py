@@ -18,11 +18,11 @@ from transformers import AutoModelForImageTextToText
 
 from tiercel.config.schema import Part
 from tiercel.errors import DataError, ModelError
+from tiercel.message_text import brief
 from tiercel.models.families.image_transforms import picture_tensor, resized, views_sha256
 from tiercel.models.layers.attention import shared_prefix_obstacle
 from tiercel.models.layers.sight import Span
 from tiercel.types import CoordinateSpace, EncodedImage, EncodedPrompt, ImagePlan, PixelLimits, Row, Size
-from tiercel.wording import brief
 
 HuggingFaceModel = Any  # a PreTrainedModel; only its family knows its submodules
 Tools = tuple[Mapping[str, Any], ...]  # JSON schemas, in the form of chat templates

@@ -7,11 +7,11 @@ from typing import Any
 from tiercel.config.schema import Reliability
 from tiercel.errors import RecipeError
 from tiercel.log import logger
+from tiercel.message_text import counted
 from tiercel.reliability.redaction import Redactor
 from tiercel.reward_types import RewardValue, Sample
 from tiercel.rewards.runtime.wire import LARGEST_VALUE, NotJson, encode_sample
 from tiercel.sandbox.process import FOREIGN_REPLY, ExchangeResult, ProcessJob, UserProcess, in_words
-from tiercel.wording import counted
 
 WORKER = "tiercel.rewards.runtime.worker:run"
 MOST_LOGGED = 1000  # lines of a reward that the log of a run takes, for each start of the run

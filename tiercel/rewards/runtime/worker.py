@@ -23,13 +23,13 @@ from types import ModuleType
 from typing import Any
 
 from tiercel import user_functions
+from tiercel.message_text import brief
 from tiercel.reliability.redaction import redact
 from tiercel.reward_types import Sample
 from tiercel.rewards.runtime import forms
 from tiercel.rewards.runtime.wire import LARGEST_VALUE, decode_sample
 from tiercel.sandbox.supervisor import file_limit
 from tiercel.user_functions import CALL_FORM, CannotLoad, functions_of, load_module
-from tiercel.wording import brief
 
 TRACEBACK_LINES = 20
 MODULE_PREFIX = "tiercel_reward"

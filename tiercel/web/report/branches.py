@@ -5,9 +5,9 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from tiercel.message_text import counted
 from tiercel.runs.records import CompletionRecord, TokenRecord
 from tiercel.web.report.cards import value_text
-from tiercel.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from tiercel.message_text import counted
 from tiercel.runs.records import CompletionRecord, GroupRecord
 from tiercel.web.report.boxes import Outline, has_boxes, predicted_outlines, true_outlines
 from tiercel.web.report.cards import box_cell, overlap, value_text
@@ -11,7 +12,6 @@ from tiercel.web.report.numbers import evenly_spaced, share, sign_test
 from tiercel.web.report.reading import GroupFile
 from tiercel.web.report.rollouts import ASKED
 from tiercel.web.report.turns import drawn_outlines, is_asked
-from tiercel.wording import counted
 
 SIDES = (("gained", "chosen"), ("lost", "rejected"))  # class of the style sheet, which answer
 _EVENLY = "Rows of each kind are spread evenly over the file, not picked by hand."

@@ -9,6 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from tiercel.message_text import counted
 from tiercel.reliability.diagnosis import symptoms
 from tiercel.runs.files import write_atomically
 from tiercel.web.report import parts
@@ -19,7 +20,6 @@ from tiercel.web.report.reading import GroupFile, RecordedRun, read_groups, read
 from tiercel.web.report.rollouts import MOST_STEPS
 from tiercel.web.report.templates import drawn
 from tiercel.web.report.verdict import Notice, headline, note, notices, progress, warning
-from tiercel.wording import counted
 from tiercel.writing import writing
 
 FILE = "report.html"

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from tiercel.config.yaml_text import LARGEST_TEXT
 from tiercel.errors import RunError
+from tiercel.message_text import brief
 from tiercel.regular_files import LARGEST_JSON, is_linked
 from tiercel.reliability.redaction import redact
 from tiercel.runs.records import Folder, GroupRecord, groups_path
@@ -23,7 +24,6 @@ from tiercel.web.report.files import (
     yaml_value,
 )
 from tiercel.web.report.metrics import Metrics
-from tiercel.wording import brief
 from tiercel.writing import reading
 
 _FIRST_LINE = re.compile(r"# tiercel ([a-z]+)\s")

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tiercel.message_text import counted
 from tiercel.runs.records import CompletionRecord, GroupRecord, GroupTokens
 from tiercel.web.report.boxes import Outline, has_boxes, true_outlines
 from tiercel.web.report.branches import RankedCompletion, ShownPart, rows_of
@@ -13,7 +14,6 @@ from tiercel.web.report.pictures import Album
 from tiercel.web.report.reading import GroupFile
 from tiercel.web.report.tokens import choices_of, records_of
 from tiercel.web.report.turns import drawn_outlines, is_asked
-from tiercel.wording import counted
 
 MOST_STEPS = 6
 _PROMPTS = 3  # of a step

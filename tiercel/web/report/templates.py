@@ -10,8 +10,8 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from tiercel import __version__
+from tiercel.message_text import counted
 from tiercel.web.report import boxes, cards, charts, heldout, numbers, pictures, tokens, turns
-from tiercel.wording import counted
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f]")
 # What no HTML file may hold: half of a surrogate pair, DEL to APC, and the two noncharacters.

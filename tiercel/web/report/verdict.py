@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from tiercel.message_text import counted
 from tiercel.runs.records import finite
 from tiercel.web.report.numbers import NOTHING, WINDOW, duration, ends, pair, share, short
 from tiercel.web.report.reading import RecordedRun
-from tiercel.wording import counted
 
 HELD_OUT = {  # label by key, the most important first
     "eval/accuracy": "held-out accuracy",

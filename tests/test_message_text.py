@@ -1,11 +1,11 @@
-"""Long values in messages: paths stay whole and quotations are closed."""
+"""Counts and long values in messages: paths stay whole and quotations are closed."""
 
 import json
 
 import pytest
 
+from tiercel.message_text import brief, counted
 from tiercel.sections import shown
-from tiercel.wording import brief
 
 PATH = "/training/data/vlm-r1/rec_jsons_processed/refcoco_train_with_more_to_say.json"
 
@@ -31,3 +31,8 @@ def test_what_is_too_long_to_be_a_path_is_cut():
     assert brief("/" * 5000, 19) == "/" * 16 + "..."
     assert shown(PATH) == json.dumps(PATH)
     assert len(shown("a b " * 1000)) == 60
+
+
+def test_one_has_no_plural():
+    assert (counted(1, "row"), counted(0, "row"), counted(1024, "row")) == ("1 row", "0 rows", "1,024 rows")
+    assert (counted(1, "process", "processes"), counted(2, "process", "processes")) == ("1 process", "2 processes")
