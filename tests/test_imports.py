@@ -15,7 +15,7 @@ LAYERS = (
         "message_text",
         "secret_names",
         "messages",
-        "moved",
+        "old_import_paths",
         "regular_files",
         "image_decoding",
         "devices",

@@ -11,7 +11,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from tiercel.moved import MovedModules
+from tiercel.old_import_paths import MovedModules
 
 sys.meta_path.append(MovedModules())
 
