@@ -23,7 +23,7 @@ LAYERS = (
         "log",
     },
     {"__init__", "errors", "reward_types"},
-    {"geometry", "sections", "user_functions"},
+    {"geometry", "config_base", "user_functions"},
     {"rewards", "algorithms"},
     {"types", "config", "writing"},
     {"reliability"},

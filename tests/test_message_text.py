@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from tiercel.config_base import shown
 from tiercel.message_text import brief, counted
-from tiercel.sections import shown
 
 PATH = "/training/data/vlm-r1/rec_jsons_processed/refcoco_train_with_more_to_say.json"
 

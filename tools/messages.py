@@ -24,7 +24,7 @@ PACKAGE = Path(__file__).parents[1] / "tiercel"
 # folder means all its modules.
 MODULES = (
     "errors.py",
-    "sections.py",
+    "config_base.py",
     "user_functions.py",
     "geometry.py",
     "processes.py",

@@ -130,7 +130,7 @@ FAULTS = (
     Fault(
         "config",
         "unknown keys are ignored",
-        "tiercel/sections.py",
+        "tiercel/config_base.py",
         'extra="forbid"',
         'extra="ignore"',
         "tests/config",

@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from tiercel.config import load_recipe
+from tiercel.config_base import shown
 from tiercel.errors import RecipeError
 from tiercel.reliability.redaction import Redactor, redact, redact_values, secret_values
 from tiercel.secret_names import harmless_words, is_secret_name
-from tiercel.sections import shown
 
 KEY = "sk-canary-0123456789"
 

@@ -16,7 +16,7 @@ from pydantic import Discriminator, Tag
 
 from tiercel.algorithms.custom import own_advantages
 from tiercel.algorithms.types import Described, Options, RewardTable
-from tiercel.sections import SECTION_FORM, TEXT_FORM, PositiveFloat, PositiveInt, Section, form_of
+from tiercel.config_base import SECTION_FORM, TEXT_FORM, PositiveFloat, PositiveInt, Section, form_of
 
 if TYPE_CHECKING:
     from torch import Tensor

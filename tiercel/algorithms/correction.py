@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from tiercel.algorithms import completions
-from tiercel.sections import Section
+from tiercel.config_base import Section
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from tiercel.algorithms.types import Described
-from tiercel.sections import NonNegativeFloat, PositiveInt, Section
+from tiercel.config_base import NonNegativeFloat, PositiveInt, Section
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,7 @@ from tiercel.algorithms import completions
 from tiercel.algorithms.ratios import RATIOS, RatioName
 from tiercel.algorithms.surrogates import SURROGATES, SurrogateName
 from tiercel.algorithms.types import Described, LossInput
-from tiercel.sections import SECTION_FORM, TEXT_FORM, Section, form_of
+from tiercel.config_base import SECTION_FORM, TEXT_FORM, Section, form_of
 
 if TYPE_CHECKING:
     from torch import Tensor

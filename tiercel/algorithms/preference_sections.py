@@ -5,7 +5,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from tiercel.algorithms.f_divergences import FDivergenceName
-from tiercel.sections import NonNegativeFloat, PositiveFloat, Section
+from tiercel.config_base import NonNegativeFloat, PositiveFloat, Section
 
 PairLossName = Literal[
     "sigmoid",

@@ -11,7 +11,7 @@ from tiercel.algorithms.kl import Kl
 from tiercel.algorithms.losses import LossKeys
 from tiercel.algorithms.surrogates import SurrogateKeys
 from tiercel.algorithms.teacher import Teacher
-from tiercel.sections import NonNegativeFloat, PositiveFloat
+from tiercel.config_base import NonNegativeFloat, PositiveFloat
 
 
 class Algorithm(SurrogateKeys, AdvantageKeys, LossKeys):  # pydantic lists the keys of the last base first

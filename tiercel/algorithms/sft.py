@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from tiercel.algorithms.types import Described
-from tiercel.sections import PositiveFloat, Section
+from tiercel.config_base import PositiveFloat, Section
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from tiercel.algorithms.types import Described, TokenTerms
-from tiercel.sections import PositiveFloat, Section
+from tiercel.config_base import PositiveFloat, Section
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from tiercel.algorithms.types import Described
-from tiercel.sections import PositiveFloat, PositiveInt, Source
+from tiercel.config_base import PositiveFloat, PositiveInt, Source
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from tiercel.sections import (
+from tiercel.config_base import (
     SECTION_FORM,
     TEXT_FORM,
     Fraction,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tiercel.config.schema import BaseRecipe, Optim
-from tiercel.sections import Keys, Problem
+from tiercel.config_base import Keys, Problem
 
 Tree = dict[str, Any]
 

@@ -17,9 +17,9 @@ from tiercel.config.keys import OWN_SECTIONS, RECIPES, declared_name, named, sec
 from tiercel.config.problems import dotted, location_of, schema_problems
 from tiercel.config.schema import GrpoRecipe, Kind, Recipe, SftRecipe
 from tiercel.config.yaml_text import LARGEST_TEXT, YamlProblem, parse, render
+from tiercel.config_base import Keys, Problem, RuleError, shown
 from tiercel.errors import ANY_RECIPE, RecipeError
 from tiercel.rewards.all import without_nulls
-from tiercel.sections import Keys, Problem, RuleError, shown
 
 RecipePath: TypeAlias = "str | PathLike[str]"
 Leaf: TypeAlias = "bool | int | float | str | tuple[Leaf, ...] | None"

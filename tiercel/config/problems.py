@@ -9,9 +9,9 @@ from pydantic_core import ErrorDetails, PydanticUndefined
 from tiercel.config.keys import ENTRY, OWN_SECTIONS, Key, allowed_words, declared_name, keys_of, named, type_in_words
 from tiercel.config.schema import Kind
 from tiercel.config.suggestions import Suggestion, nearest_key, nearest_word, unknown_leaves
+from tiercel.config_base import SECTION_FORM, TEXT_FORM, Keys, Problem, Problems, shown
 from tiercel.rewards.all import BY_NAME, CALL, TAGS, lowered, takers
 from tiercel.secret_names import harmless
-from tiercel.sections import SECTION_FORM, TEXT_FORM, Keys, Problem, Problems, shown
 from tiercel.user_functions import is_call
 
 FORMS = {TEXT_FORM, SECTION_FORM, *TAGS}  # pydantic's marks that tell which of several sections a location is in

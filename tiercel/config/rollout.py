@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from tiercel.config.engines import ENGINE_KINDS, EngineKind, EngineName
-from tiercel.sections import (
+from tiercel.config_base import (
     SECTION_FORM,
     TEXT_FORM,
     NonNegativeInt,

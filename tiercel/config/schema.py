@@ -15,10 +15,7 @@ from tiercel.algorithms.teacher import RowsTeacher, Teacher
 from tiercel.config.data import Data
 from tiercel.config.rollout import Rollout
 from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind, StrategyName
-from tiercel.rewards.all import RewardByName
-from tiercel.rewards.base import RewardEntry
-from tiercel.rewards.external import ByCall
-from tiercel.sections import (
+from tiercel.config_base import (
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
@@ -29,6 +26,9 @@ from tiercel.sections import (
     Section,
     Source,
 )
+from tiercel.rewards.all import RewardByName
+from tiercel.rewards.base import RewardEntry
+from tiercel.rewards.external import ByCall
 
 Checkpointing = Literal[False, "selective", "full"]
 Part = Literal["vision", "projector", "language"]

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from tiercel.config.engines import ENGINE_KINDS, NOT_SERVED, VISION_ADAPTERS, EngineKind
 from tiercel.config.loading import problems_of_tree
 from tiercel.config.strategies import STRATEGY_KINDS
+from tiercel.config_base import Problem
 from tiercel.convert.draft import RecipeDraft
 from tiercel.convert.preferences import needs_reference
 from tiercel.convert.tuning import tuner_of
-from tiercel.sections import Problem
 
 _ENGINE_LABELS = (
     "--use_vllm", "--vllm_mode", "--vllm_gpu_memory_utilization", "--vllm_tensor_parallel_size", "--sleep_level",

@@ -14,6 +14,7 @@ from tiercel.algorithms.teacher import Teacher
 from tiercel.config import flatten
 from tiercel.config.row_sources import row_source
 from tiercel.config.schema import BaseRecipe, GrpoRecipe, Recipe
+from tiercel.config_base import shown
 from tiercel.data.readers import files_of
 from tiercel.data.remote import parts_of
 from tiercel.devices import driver_version
@@ -23,7 +24,6 @@ from tiercel.errors import EXIT_USER, ElsewhereError, EnvironmentProblem
 from tiercel.models.weights.hub import resolve
 from tiercel.reliability.redaction import redact
 from tiercel.rewards.external import ByModel, RewardModel
-from tiercel.sections import shown
 from tiercel.user_functions import call_file
 
 

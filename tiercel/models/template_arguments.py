@@ -11,8 +11,8 @@ from typing import Any
 
 from jinja2 import Environment, TemplateSyntaxError, meta
 
+from tiercel.config_base import shown
 from tiercel.errors import ModelError
-from tiercel.sections import shown
 
 KEY = "data.template_arguments"
 GIVEN_BY_TIERCEL = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "pad_token"}

@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 from pydantic import GetCoreSchemaHandler, create_model
 from pydantic_core import CoreSchema, core_schema
 
+from tiercel.config_base import Keys, Problems
 from tiercel.rewards.base import RewardEntry
 from tiercel.rewards.external import STARTED, ByCall, OfEnvironment
 from tiercel.rewards.grounding import GROUNDING
 from tiercel.rewards.shape import SHAPE
 from tiercel.rewards.text import WORDING
-from tiercel.sections import Keys, Problems
 
 KINDS: tuple[type[RewardEntry], ...] = (*WORDING, *GROUNDING, *SHAPE, OfEnvironment, *STARTED)
 CALL = "call"

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
+from tiercel.config_base import FiniteFloat, Keys, Problems, Section
 from tiercel.reward_types import Sample, column
 from tiercel.rewards.truths import Truth
-from tiercel.sections import FiniteFloat, Keys, Problems, Section
 
 ANSWER = "answer"
 

@@ -6,9 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from tiercel.reward_types import Sample
-from tiercel.rewards.base import Reward, RewardEntry, TruthReward
-from tiercel.sections import (
+from tiercel.config_base import (
     Keys,
     NonNegativeInt,
     PositiveFloat,
@@ -19,6 +17,8 @@ from tiercel.sections import (
     address_fault,
     shown,
 )
+from tiercel.reward_types import Sample
+from tiercel.rewards.base import Reward, RewardEntry, TruthReward
 from tiercel.user_functions import CALL_FORM, is_call
 
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
+from tiercel.config_base import Keys, PositiveInt, Problems, regex_fault, shown
 from tiercel.reward_types import Sample
 from tiercel.rewards.base import Reward, RewardEntry
-from tiercel.sections import Keys, PositiveInt, Problems, regex_fault, shown
 
 TOKENS = "the number of tokens, end token included"
 _PART = r"<{tag}>(?:(?!</?{tag}>).)*</{tag}>\s*"

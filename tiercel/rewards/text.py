@@ -8,12 +8,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from tiercel.config_base import Keys, NonNegativeFloat, Problems, shown
 from tiercel.errors import DataError
 from tiercel.reward_types import Sample
 from tiercel.rewards.answers import LETTERS, extract_answer, parse_choice, parse_number
 from tiercel.rewards.base import Reward, RewardEntry, TruthReward
 from tiercel.rewards.truths import Truth, number_of
-from tiercel.sections import Keys, NonNegativeFloat, Problems, shown
 
 ALL_TEXT = "all of the answer, as text"
 NUMBER = "the number that the answer settles on"

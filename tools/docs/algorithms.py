@@ -16,7 +16,7 @@ from tiercel.algorithms.sft import TOKEN_LOSSES
 from tiercel.algorithms.surrogates import SURROGATES
 from tiercel.algorithms.teacher import DIVERGENCES
 from tiercel.config.schema import Optim, Rollout
-from tiercel.sections import Section
+from tiercel.config_base import Section
 from tools.docs.recipe import Say
 
 HEADER = """\

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic_core import PydanticUndefined
 
 from tiercel.config.keys import ENTRY, RECIPES, Key, every_key, type_in_words
+from tiercel.config_base import shown
 from tiercel.rewards.all import BY_NAME, CALL, OPTIONS
-from tiercel.sections import shown
 
 Say = Callable[[str], str]  # returns a text in the language of the page
 

@@ -13,7 +13,7 @@ from tiercel.algorithms.surrogates import SURROGATES, SurrogateKeys
 from tiercel.config.conflicts.rewards import TELLS_RIGHT, tells_right
 from tiercel.config.parts import keeps_start, whole_parts
 from tiercel.config.schema import Algorithm, GrpoRecipe
-from tiercel.sections import Keys, Problems, shown
+from tiercel.config_base import Keys, Problems, shown
 from tiercel.user_functions import CALL_FORM, is_call
 
 DEFAULTS = Algorithm()

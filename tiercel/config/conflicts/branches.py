@@ -3,7 +3,7 @@
 from math import prod
 
 from tiercel.config.schema import GrpoRecipe
-from tiercel.sections import Keys, Problems, shown
+from tiercel.config_base import Keys, Problems, shown
 
 
 def branches(recipe: GrpoRecipe) -> Problems:

@@ -16,7 +16,7 @@ from tiercel.algorithms.teacher import Teacher
 from tiercel.config.keys import named
 from tiercel.config.parts import keeps_start, whole_parts
 from tiercel.config.schema import BaseRecipe, DistillRecipe, DpoRecipe, GrpoRecipe, OfflineRecipe, SftRecipe
-from tiercel.sections import Keys, Problems, Section, address_fault, shown
+from tiercel.config_base import Keys, Problems, Section, address_fault, shown
 
 
 def _rows_fit_microbatch(recipe: OfflineRecipe) -> Problems:

@@ -7,8 +7,8 @@ from typing import Any
 
 from tiercel.config.keys import ENTRY
 from tiercel.config.row_sources import row_source
+from tiercel.config_base import Keys, Problem, shown
 from tiercel.message_text import LONGEST_PATH
-from tiercel.sections import Keys, Problem, shown
 from tiercel.user_functions import call_file
 
 BESIDE = (f"rewards.{ENTRY}.model", "teacher", "algorithm.teacher")  # models other than the trained one

@@ -1,10 +1,10 @@
 """Check the recipe's rewards, tools and environments."""
 
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
+from tiercel.config_base import Keys, Problems, Section, shown
 from tiercel.rewards.all import TELLS_RIGHT as TELLS_RIGHT
 from tiercel.rewards.base import RewardEntry
 from tiercel.rewards.external import ByModel, OfEnvironment, RewardModel
-from tiercel.sections import Keys, Problems, Section, shown
 from tiercel.user_functions import CALL_FORM, OPENENV, OPENENV_FORM, is_openenv
 
 

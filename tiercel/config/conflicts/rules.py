@@ -15,7 +15,7 @@ from tiercel.config.parts import PARTS, adapted_parts, keeps_start, whole_parts
 from tiercel.config.schema import BaseRecipe, GrpoRecipe, Kind, OfflineRecipe, Purpose
 from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind
 from tiercel.config.suggestions import nearest_word
-from tiercel.sections import Keys, Problem, Problems, Section, address_fault, regex_fault, shown
+from tiercel.config_base import Keys, Problem, Problems, Section, address_fault, regex_fault, shown
 
 EVALUATED: dict[Purpose, tuple[str, ...]] = {
     "sft": ("eval/loss",),

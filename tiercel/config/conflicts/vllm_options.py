@@ -3,7 +3,7 @@ from."""
 
 from tiercel.config.rollout import Vllm
 from tiercel.config.schema import GrpoRecipe
-from tiercel.sections import Keys, Problems, shown
+from tiercel.config_base import Keys, Problems, shown
 
 KEY = "rollout.vllm.options"
 OWN = {  # the name of vLLM's argument, and the key of the recipe that sets it
