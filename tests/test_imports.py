@@ -38,7 +38,7 @@ LAYERS = (
     {"web.report", "planning", "doctor", "convert"},
     {"trackers", "web.view"},
     {"training"},
-    {"trained"},
+    {"inference_and_export"},
     {"api"},
     {"demo"},
     {"cli"},

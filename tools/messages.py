@@ -42,7 +42,7 @@ MODULES = (
     "cli/import_command.py",
     "cli/evaluate.py",
     "cli/predict.py",
-    "trained/generate.py",
+    "inference_and_export/generate.py",
     "cli/recipes.py",
     "cli/replay.py",
     "cli/values.py",
@@ -80,7 +80,7 @@ MODULES = (
 )
 # Only the errors of these are collected: their other texts are for files, pages and the log.
 ERRORS_OF = ("algorithms", "api", "cli", "convert", "demo", "distributed", "http_json.py", "models", "packing",
-             "planning", "rewards/runtime", "rollout", "runs", "sandbox", "trained", "training", "web/report",
+             "planning", "rewards/runtime", "rollout", "runs", "sandbox", "inference_and_export", "training", "web/report",
              "web/view/beside.py", "web/view/runs.py", "web/view/serving.py")  # fmt: skip
 DOCTORS = (PACKAGE / "doctor" / "advice.json", PACKAGE / "doctor" / "pairs.json")
 WORD = re.compile(r"[A-Za-z]{2,}")

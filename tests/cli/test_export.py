@@ -11,9 +11,9 @@ from tests.tiny_models import tiny_policy
 from tests.training.test_loops import run_offline, sft_recipe, write_rows
 from tiercel.cli.main import main
 from tiercel.config.schema import RewardRecipe
+from tiercel.inference_and_export.export import export
 from tiercel.models.policy import WHOLE_FILE
 from tiercel.runs.checkpoints import save_checkpoint
-from tiercel.trained.export import export
 
 
 def test_the_value_head_of_a_merged_bfloat16_model_is_not_rounded(tiny_checkpoints, tmp_path):

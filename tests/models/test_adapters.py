@@ -12,6 +12,7 @@ from tests.tiny_models import EXPERT_FAMILIES, tiny_policy, tiny_recipe
 from tests.training.test_loops import grpo_recipe, run_grpo, write_rows
 from tiercel.config.schema import KtoRecipe, Lora
 from tiercel.errors import ModelError
+from tiercel.inference_and_export.export import export
 from tiercel.models.policy import Policy, build_policy, load_for_inference
 from tiercel.models.reference import restore_reference, save_reference
 from tiercel.models.vision_cache import VisionStore
@@ -20,7 +21,6 @@ from tiercel.models.weights.saving import restore_adapter, save_adapter
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import pack
 from tiercel.runs.directory import read_metrics
-from tiercel.trained.export import export
 
 CPU = torch.device("cpu")
 FAMILIES = ("qwen2_5_vl", "qwen3_5", "gemma3")

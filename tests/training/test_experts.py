@@ -5,9 +5,9 @@ import torch
 
 from tests.tiny_models import EXPERT_FAMILIES
 from tests.training.test_loops import grpo_recipe, run_grpo, run_offline, sft_recipe, write_rows
+from tiercel.inference_and_export.export import export
 from tiercel.models.policy import load_for_inference
 from tiercel.runs.directory import read_metrics
-from tiercel.trained.export import export
 
 TARGETS = r".*(self_attn\.[qkvo]_proj|mlp\.experts\.(gate_up_proj|down_proj))"
 LORA = {"lora": {"rank": 4, "alpha": 8, "targets": TARGETS}}

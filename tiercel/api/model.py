@@ -13,11 +13,11 @@ from tiercel.config import RewardRecipe, SftRecipe
 from tiercel.config.schema import Data, Model, Train
 from tiercel.distributed.ranks import ALONE
 from tiercel.errors import DataError, RecipeError, RunError
+from tiercel.inference_and_export.generate import Generator, as_message, in_words, load_generator
+from tiercel.inference_and_export.scores import HeldoutScore, ModelToScore, score
+from tiercel.inference_and_export.weights import CheckpointChoice, trained_weights, with_weights
 from tiercel.models.policy import load_for_inference, load_start
 from tiercel.runs.recipe import is_run
-from tiercel.trained.generate import Generator, as_message, in_words, load_generator
-from tiercel.trained.scores import HeldoutScore, ModelToScore, score
-from tiercel.trained.weights import CheckpointChoice, trained_weights, with_weights
 from tiercel.types import Completion, ImageSource, Message
 
 

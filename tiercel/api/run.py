@@ -9,11 +9,11 @@ from typing import Any
 from tiercel.api.recipe import Recipe
 from tiercel.api.running import train
 from tiercel.config import Recipe as AnyRecipe
+from tiercel.inference_and_export.export import export
+from tiercel.inference_and_export.push import push
+from tiercel.inference_and_export.weights import CheckpointChoice, best_checkpoint
 from tiercel.runs.directory import read_metrics
 from tiercel.runs.recipe import load_run_recipe
-from tiercel.trained.export import export
-from tiercel.trained.push import push
-from tiercel.trained.weights import CheckpointChoice, best_checkpoint
 from tiercel.web.report.page import describe, render
 from tiercel.web.report.reading import read_run
 from tiercel.web.report.rollout_table import StepRollouts, rollouts_of

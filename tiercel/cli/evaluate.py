@@ -6,12 +6,12 @@ from pathlib import Path
 
 from tiercel.config import GrpoRecipe, Recipe
 from tiercel.errors import RecipeError
+from tiercel.inference_and_export.scores import ModelToScore, score
+from tiercel.inference_and_export.weights import Trained, trained_weights
 from tiercel.models.policy import load_for_inference, load_start
 from tiercel.reliability.heartbeat import Heartbeat
 from tiercel.runs.files import json_line
 from tiercel.runs.records import GroupRecord
-from tiercel.trained.scores import ModelToScore, score
-from tiercel.trained.weights import Trained, trained_weights
 from tiercel.training.run import launched_ranks
 from tiercel.writing import write_text
 

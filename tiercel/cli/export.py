@@ -4,8 +4,8 @@ from argparse import Namespace
 
 from tiercel.config import Recipe
 from tiercel.errors import RecipeError
-from tiercel.trained.export import export
-from tiercel.trained.weights import CheckpointChoice
+from tiercel.inference_and_export.export import export
+from tiercel.inference_and_export.weights import CheckpointChoice
 
 
 def run(recipe: Recipe, arguments: Namespace) -> None:
@@ -17,7 +17,7 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
             source="export",
         )
     if arguments.push is not None:
-        from tiercel.trained.push import push
+        from tiercel.inference_and_export.push import push
 
         print(
             push(recipe, arguments.run, arguments.push, merge=arguments.merge, choice=choice, public=arguments.public)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from tiercel.config import Recipe, RewardRecipe
 from tiercel.errors import RunError
+from tiercel.inference_and_export.generate import as_message, in_words, load_generator
+from tiercel.inference_and_export.weights import CheckpointChoice, trained_weights, with_weights
 from tiercel.log import printed
 from tiercel.runs.recipe import is_run
-from tiercel.trained.generate import as_message, in_words, load_generator
-from tiercel.trained.weights import CheckpointChoice, trained_weights, with_weights
 from tiercel.types import ImageSource
 
 

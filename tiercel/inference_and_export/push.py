@@ -10,10 +10,10 @@ from typing import Any
 from tiercel.config import Recipe
 from tiercel.config.yaml_text import render
 from tiercel.errors import EnvironmentProblem
+from tiercel.inference_and_export.export import export
+from tiercel.inference_and_export.weights import NEWEST, CheckpointChoice
 from tiercel.reliability.redaction import redact, redact_values
 from tiercel.runs.directory import read_metrics
-from tiercel.trained.export import export
-from tiercel.trained.weights import NEWEST, CheckpointChoice
 from tiercel.web.report.page import describe
 from tiercel.web.report.reading import read_run
 

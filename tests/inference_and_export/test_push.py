@@ -11,7 +11,7 @@ import yaml
 from tests.training.test_loops import run_offline, sft_recipe, write_rows
 from tiercel.cli.main import main
 from tiercel.errors import EnvironmentProblem
-from tiercel.trained.push import push
+from tiercel.inference_and_export.push import push
 
 
 class Hub(BaseHTTPRequestHandler):

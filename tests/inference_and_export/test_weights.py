@@ -8,8 +8,8 @@ import pytest
 from tests.training.test_loops import grpo_recipe, run_offline, sft_recipe, write_rows
 from tiercel.cli.main import main
 from tiercel.errors import RunError
+from tiercel.inference_and_export.weights import CheckpointChoice, trained_weights
 from tiercel.runs.checkpoints import save_checkpoint
-from tiercel.trained.weights import CheckpointChoice, trained_weights
 
 
 @pytest.fixture

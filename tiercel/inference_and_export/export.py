@@ -8,12 +8,12 @@ import torch
 from tiercel.config import Recipe
 from tiercel.config.schema import Quantization
 from tiercel.errors import RunError
+from tiercel.inference_and_export.weights import NEWEST, CheckpointChoice, trained_weights
 from tiercel.models.layers.quantized import is_quantized, quantizable, rounded, rounding_error
 from tiercel.models.layers.value_head import NAME as VALUE_HEAD
 from tiercel.models.policy import WHOLE_FILE, Policy, load_for_inference
 from tiercel.models.weights.loading import DTYPES
 from tiercel.models.weights.saving import save_model
-from tiercel.trained.weights import NEWEST, CheckpointChoice, trained_weights
 from tiercel.writing import let_others_read, writing
 
 
