@@ -16,7 +16,7 @@ from tiercel.config.keys import RECIPES, every_key, named
 from tiercel.config.synonyms import NOT_YET, key_synonyms
 from tiercel.data.formats.registry import FORMATS
 from tiercel.messages import LANGUAGES, table
-from tiercel.rewards.all import BY_NAME, lowered
+from tiercel.rewards.registry import BY_NAME, lowered
 
 PACKAGE = Path(__file__).parents[1] / "tiercel"
 
@@ -64,7 +64,7 @@ MODULES = (
     "runs/directory.py",
     "runs/identity.py",
     "runs/recipe.py",
-    "rewards/runtime/forms.py",
+    "rewards/runtime/signature_adapters.py",
     "rewards/runtime/metrics.py",
     "sandbox/process.py",
     "rewards/runtime/scorer.py",
@@ -80,8 +80,8 @@ MODULES = (
 )
 # Only the errors of these are collected: their other texts are for files, pages and the log.
 ERRORS_OF = ("algorithms", "api", "cli", "convert", "demo", "distributed", "http_json.py", "models", "packing",
-             "planning", "rewards/runtime", "rollout", "runs", "sandbox", "inference_and_export", "training", "web/report",
-             "web/view/beside.py", "web/view/runs.py", "web/view/serving.py")  # fmt: skip
+             "planning", "rewards/runtime", "rollout", "runs", "sandbox", "inference_and_export", "training",
+             "web/report", "web/view/beside.py", "web/view/runs.py", "web/view/serving.py")  # fmt: skip
 DOCTORS = (PACKAGE / "doctor" / "advice.json", PACKAGE / "doctor" / "pairs.json")
 WORD = re.compile(r"[A-Za-z]{2,}")
 KEPT = Path(__file__).with_name("kept_messages.json")  # commands, keys, patterns: the same in every language

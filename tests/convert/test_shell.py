@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiercel.convert.arithmetic import evaluated
+from tiercel.convert.detect_program import Foreign
 from tiercel.convert.launches import Launch, launch_of, parsed_flags
 from tiercel.convert.shell import commands
-from tiercel.convert.starts import Foreign
 
 
 def words(script: str) -> list[list[str]]:

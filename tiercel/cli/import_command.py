@@ -8,9 +8,9 @@ from pathlib import Path
 from tiercel.config.loading import problems_of_text
 from tiercel.config.yaml_text import YamlProblem
 from tiercel.convert.conversion import draft_of, refusals
+from tiercel.convert.detect_program import Foreign
 from tiercel.convert.launches import Launch, launch_of
 from tiercel.convert.shell import commands
-from tiercel.convert.starts import Foreign
 from tiercel.convert.text import recipe_text
 from tiercel.errors import RecipeError
 from tiercel.message_text import LONGEST_PATH

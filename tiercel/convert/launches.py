@@ -10,9 +10,9 @@ from pathlib import Path, PurePath
 
 from tiercel.config.keys import Kind
 from tiercel.convert.accelerate import Accelerate, accelerate_of, mapping_in
+from tiercel.convert.detect_program import METHODS, SETTINGS, Foreign, start_of
 from tiercel.convert.overrides import flattened, override_words
 from tiercel.convert.shell import ShellCommand, quoted
-from tiercel.convert.starts import METHODS, SETTINGS, Foreign, start_of
 from tiercel.convert.table import KINDS, OVERRIDING, Framework, Method, TableRow, environment_row, rows_of
 
 # The flag that names the method, and its default.
