@@ -179,7 +179,7 @@ def test_types_recipes_and_algorithms_need_no_model_library():
         "import tiercel.config, tiercel.algorithms, tiercel.errors, tiercel.reward_types, tiercel.geometry",
         HELP,
         "from tiercel.cli.main import build_parser; build_parser()",
-        "import tiercel.rewards.runtime.worker, tiercel.environments.worker, tiercel.rewards.all",
+        "import tiercel.rewards.runtime.worker, tiercel.environments.worker, tiercel.rewards.registry",
         "import tiercel.cli.doctor",
     ],
     ids=("config", "help", "parser", "rewards", "doctor"),

@@ -6,7 +6,7 @@ import pytest
 
 from tiercel.config import load_recipe
 from tiercel.errors import RecipeError
-from tiercel.rewards.all import BY_NAME, OPTIONS, takers
+from tiercel.rewards.registry import BY_NAME, OPTIONS, takers
 
 
 @pytest.mark.parametrize(

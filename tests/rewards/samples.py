@@ -6,8 +6,8 @@ import torch
 
 from tiercel.config.schema import Reliability
 from tiercel.reward_types import CoordinateSpace, Sample, SampleImage, Size, Turn
-from tiercel.rewards.all import BY_NAME, CALL
 from tiercel.rewards.base import RewardEntry
+from tiercel.rewards.registry import BY_NAME, CALL
 from tiercel.types import (
     Completion,
     EncodedImage,

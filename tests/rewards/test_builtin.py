@@ -5,8 +5,8 @@ import pytest
 from tests.rewards.samples import reward, sample
 from tiercel.config.keys import allowed_words, keys_of
 from tiercel.errors import DataError
-from tiercel.rewards.all import BUILTIN, KINDS, TELLS_RIGHT
 from tiercel.rewards.base import RewardEntry, TruthReward
+from tiercel.rewards.registry import BUILTIN, KINDS, TELLS_RIGHT
 from tiercel.rewards.runtime.batches import STARTERS
 from tools.docs.rewards import TABLE, table
 from tools.docs.tables import with_table

@@ -13,7 +13,7 @@ from typing import Any
 from tiercel.api.functions import named_function, written_function
 from tiercel.errors import DataError, RecipeError
 from tiercel.regular_files import open_new
-from tiercel.rewards.runtime.here import call_here
+from tiercel.rewards.runtime.in_process import register_function
 from tiercel.runs.directory import GIVEN, require_own
 from tiercel.runs.files import write_atomically
 from tiercel.writing import writing
@@ -145,5 +145,5 @@ def write_functions(tree: Any, output: Path, *, may_run_here: bool = False) -> A
             write_atomically(path, source)
         return f"{path}:{name}"
     if may_run_here:
-        return call_here(tree, name)
+        return register_function(tree, name)
     raise RecipeError([f'{name}: {reason}; put it into a file, and pass "file.py:{name}"'])

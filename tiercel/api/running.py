@@ -14,7 +14,7 @@ from tiercel.config import Recipe as AnyRecipe
 from tiercel.errors import EXIT_DONE, EXIT_TERMINATED, RecipeError, StallError, Terminated, TrainingError
 from tiercel.reliability.privacy import keep_private
 from tiercel.rewards.external import ByCall
-from tiercel.rewards.runtime.here import PREFIX
+from tiercel.rewards.runtime.in_process import PREFIX
 from tiercel.runs.directory import GIVEN
 from tiercel.runs.files import write_atomically
 from tiercel.training.finished_step import FinishedStep

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from tiercel.config.schema import DistillRecipe, DpoRecipe, GrpoRecipe, Kind, KtoRecipe, Recipe, RewardRecipe, SftRecipe
 from tiercel.config_base import Section
-from tiercel.rewards.all import RewardByName
+from tiercel.rewards.registry import RewardByName
 
 RECIPES: dict[Kind, type[Recipe]] = {
     each.kind: each for each in (SftRecipe, DpoRecipe, KtoRecipe, RewardRecipe, DistillRecipe, GrpoRecipe)

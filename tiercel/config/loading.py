@@ -19,7 +19,7 @@ from tiercel.config.schema import GrpoRecipe, Kind, Recipe, SftRecipe
 from tiercel.config.yaml_text import LARGEST_TEXT, YamlProblem, parse, render
 from tiercel.config_base import Keys, Problem, RuleError, shown
 from tiercel.errors import ANY_RECIPE, RecipeError
-from tiercel.rewards.all import without_nulls
+from tiercel.rewards.registry import without_nulls
 
 RecipePath: TypeAlias = "str | PathLike[str]"
 Leaf: TypeAlias = "bool | int | float | str | tuple[Leaf, ...] | None"

@@ -10,7 +10,7 @@ from tiercel.config.keys import ENTRY, OWN_SECTIONS, Key, allowed_words, declare
 from tiercel.config.schema import Kind
 from tiercel.config.suggestions import Suggestion, nearest_key, nearest_word, unknown_leaves
 from tiercel.config_base import SECTION_FORM, TEXT_FORM, Keys, Problem, Problems, shown
-from tiercel.rewards.all import BY_NAME, CALL, TAGS, lowered, takers
+from tiercel.rewards.registry import BY_NAME, CALL, TAGS, lowered, takers
 from tiercel.secret_names import harmless
 from tiercel.user_functions import is_call
 

@@ -26,9 +26,9 @@ from tiercel.config_base import (
     Section,
     Source,
 )
-from tiercel.rewards.all import RewardByName
 from tiercel.rewards.base import RewardEntry
 from tiercel.rewards.external import ByCall
+from tiercel.rewards.registry import RewardByName
 
 Checkpointing = Literal[False, "selective", "full"]
 Part = Literal["vision", "projector", "language"]

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from tiercel.config_base import FiniteFloat, Keys, Problems, Section
 from tiercel.reward_types import Sample, column
-from tiercel.rewards.truths import Truth
+from tiercel.rewards.ground_truth import Truth
 
 ANSWER = "answer"
 

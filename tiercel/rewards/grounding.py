@@ -10,7 +10,7 @@ from tiercel.reward_types import Box, Sample
 from tiercel.rewards.answers import extract_answer, parse_box, parse_boxes, parse_point
 from tiercel.rewards.base import TruthReward
 from tiercel.rewards.boxes import ciou, giou, iou, to_original
-from tiercel.rewards.truths import Truth
+from tiercel.rewards.ground_truth import Truth
 
 FIRST_BOX = "the first list of four numbers in the answer"
 ALL_BOXES = "every list of four numbers in the answer, the first 200"

@@ -13,7 +13,7 @@ from tiercel.errors import DataError
 from tiercel.reward_types import Sample
 from tiercel.rewards.answers import LETTERS, extract_answer, parse_choice, parse_number
 from tiercel.rewards.base import Reward, RewardEntry, TruthReward
-from tiercel.rewards.truths import Truth, number_of
+from tiercel.rewards.ground_truth import Truth, number_of
 
 ALL_TEXT = "all of the answer, as text"
 NUMBER = "the number that the answer settles on"

@@ -10,7 +10,7 @@ from pydantic_core import PydanticUndefined
 
 from tiercel.config.keys import ENTRY, RECIPES, Key, every_key, type_in_words
 from tiercel.config_base import shown
-from tiercel.rewards.all import BY_NAME, CALL, OPTIONS
+from tiercel.rewards.registry import BY_NAME, CALL, OPTIONS
 
 Say = Callable[[str], str]  # returns a text in the language of the page
 

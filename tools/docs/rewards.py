@@ -4,7 +4,7 @@ import inspect
 import sys
 from pathlib import Path
 
-from tiercel.rewards.all import BUILTIN
+from tiercel.rewards.registry import BUILTIN
 from tools.docs.recipe import Say, options_of
 from tools.docs.tables import write_table
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.rewards.samples import limits, sample
 from tiercel.errors import RecipeError
-from tiercel.rewards.runtime.forms import NoReward, as_reward
+from tiercel.rewards.runtime.signature_adapters import NoReward, as_reward
 from tiercel.rewards.runtime.user import UserReward
 
 pytestmark = pytest.mark.usefixtures("no_child_left")
@@ -210,7 +210,7 @@ def test_a_fault_of_the_call_fails_every_completion(reward_file, form, body, say
     assert [value.value for value in values] == [None, None, None]
     for value, each in zip(values, SAMPLES, strict=True):
         assert says in value.failure and f"row {each.id}" in value.failure
-        assert "forms.py" not in value.failure and "worker.py" not in value.failure
+        assert "signature_adapters.py" not in value.failure and "worker.py" not in value.failure
 
 
 @pytest.mark.parametrize("form", BODY)

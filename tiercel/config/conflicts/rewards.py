@@ -2,9 +2,9 @@
 
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.config_base import Keys, Problems, Section, shown
-from tiercel.rewards.all import TELLS_RIGHT as TELLS_RIGHT
 from tiercel.rewards.base import RewardEntry
 from tiercel.rewards.external import ByModel, OfEnvironment, RewardModel
+from tiercel.rewards.registry import TELLS_RIGHT as TELLS_RIGHT
 from tiercel.user_functions import CALL_FORM, OPENENV, OPENENV_FORM, is_openenv
 
 

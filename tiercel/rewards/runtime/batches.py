@@ -8,7 +8,7 @@ from tiercel.config.schema import Reliability
 from tiercel.reward_types import RewardValue, Sample
 from tiercel.rewards.base import RewardEntry
 from tiercel.rewards.external import ByCall, ByJudge, ByModel, Math
-from tiercel.rewards.runtime.here import PREFIX, HereReward
+from tiercel.rewards.runtime.in_process import PREFIX, InProcessReward
 from tiercel.rewards.runtime.judge import JudgeReward
 from tiercel.rewards.runtime.user import UserReward
 from tiercel.types import EncodedPrompt
@@ -57,7 +57,7 @@ def _by_model(reward: ByModel, reliability: Reliability) -> BatchReward:
 
 def _by_call(reward: ByCall, limits: Reliability) -> BatchReward:
     if reward.call.startswith(PREFIX):
-        return HereReward(reward.call, limits)
+        return InProcessReward(reward.call, limits)
     return UserReward(reward.call, limits, variables=reward.env or ())
 
 

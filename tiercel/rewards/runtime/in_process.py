@@ -11,7 +11,7 @@ from tiercel.config.schema import Reliability
 from tiercel.errors import RecipeError
 from tiercel.log import logger
 from tiercel.reward_types import RewardValue, Sample
-from tiercel.rewards.runtime.forms import NoReward, as_reward
+from tiercel.rewards.runtime.signature_adapters import NoReward, as_reward
 from tiercel.rewards.runtime.user import checked_reply
 from tiercel.rewards.runtime.worker import score_batch
 
@@ -19,14 +19,14 @@ PREFIX = f"{__name__}:"
 _FUNCTIONS: dict[str, Any] = {}  # functions of this process, by name
 
 
-def call_here(function: Any, name: str) -> str:
+def register_function(function: Any, name: str) -> str:
     """Remember a function, and return the text that names it in a recipe of this process."""
     word = name if name.isidentifier() else "function"
     _FUNCTIONS[word] = function
     return PREFIX + word
 
 
-class HereReward:
+class InProcessReward:
     """One function of this process, called for a batch of samples at a time, in its own thread."""
 
     def __init__(self, call: str, limits: Reliability):

@@ -14,9 +14,9 @@ from typing import Any
 from tiercel.reward_types import Sample
 from tiercel.rewards.answers import extract_answer
 from tiercel.rewards.characters import plain
+from tiercel.rewards.ground_truth import LIST_OR_SEVERAL, is_list_of_numbers
 from tiercel.rewards.numbers import parse_number, sure_number
 from tiercel.rewards.stated_answers import answer_places, boxes
-from tiercel.rewards.truths import LIST_OR_SEVERAL, is_list_of_numbers
 
 _DELIMITED = re.compile(
     r"\$\$(?P<a>[^$]+)\$\$|\$(?P<b>[^$]+)\$|\\\((?P<c>.{1,1000}?)\\\)|\\\[(?P<d>.{1,1000}?)\\\]", re.DOTALL

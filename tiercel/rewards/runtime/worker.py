@@ -26,14 +26,14 @@ from tiercel import user_functions
 from tiercel.message_text import brief
 from tiercel.reliability.redaction import redact
 from tiercel.reward_types import Sample
-from tiercel.rewards.runtime import forms
+from tiercel.rewards.runtime import signature_adapters
 from tiercel.rewards.runtime.wire import LARGEST_VALUE, decode_sample
 from tiercel.sandbox.supervisor import file_limit
 from tiercel.user_functions import CALL_FORM, CannotLoad, functions_of, load_module
 
 TRACEBACK_LINES = 20
 MODULE_PREFIX = "tiercel_reward"
-_OWN_MODULES = (__name__, user_functions.__name__, forms.__name__, "tiercel.environments.worker")
+_OWN_MODULES = (__name__, user_functions.__name__, signature_adapters.__name__, "tiercel.environments.worker")
 LONGEST_FAILURE = 4000  # characters
 
 Report = Callable[[int, Mapping[str, Any]], None]
@@ -100,8 +100,8 @@ def load_function(call: str) -> Callable[..., Any]:
     """
     source, name, found = load_named(call, _load_with_stand_in)
     try:
-        return forms.as_reward(found)
-    except forms.NoReward as error:
+        return signature_adapters.as_reward(found)
+    except signature_adapters.NoReward as error:
         raise CannotLoad(f"{source}: {name} {error}") from error
     except BaseException as error:  # from the constructor of a class
         raise CannotLoad(f"{source}: {name} cannot be created:\n{failure_text(error)}") from error
@@ -146,16 +146,16 @@ def _load_with_stand_in(source: str) -> ModuleType:
     try:
         return load_module(source, MODULE_PREFIX)
     except ImportError as error:
-        if not forms.is_swifts(error) or importlib.util.find_spec("swift") is not None:
+        if not signature_adapters.is_swifts(error) or importlib.util.find_spec("swift") is not None:
             raise
-    forms.stand_in_for_swift()
+    signature_adapters.stand_in_for_swift()
     try:
         return load_module(source, MODULE_PREFIX)
     except ImportError as error:
-        if not forms.is_swifts(error):
+        if not signature_adapters.is_swifts(error):
             raise
         raise CannotLoad(
-            f"{source} imports more from ms-swift, which is not installed, than {', '.join(forms.STOOD_IN)} of "
+            f"{source} imports more from ms-swift, which is not installed, than {', '.join(signature_adapters.STOOD_IN)} of "
             f"swift.plugin or swift.rewards ({error}); remove that import, or install ms-swift"
         ) from error
 
