@@ -37,8 +37,8 @@ from tiercel.training.grpo.minibatch_updates import learn
 from tiercel.training.grpo.minibatches import grouped_by_rank
 from tiercel.training.grpo.parity import trainer_logprobs
 from tiercel.training.offline.objectives import objective_of
+from tiercel.training.optimizer_step import example_update
 from tiercel.training.trainer import Trainer, build_trainer
-from tiercel.training.update import example_update
 from tiercel.types import Completion, EncodedPrompt, Example, Group, Row, ScoredCompletion, ScoredGroup
 
 STEPS = 3

@@ -60,15 +60,15 @@ def test_a_rank_that_could_not_speak_while_it_waited_is_not_blamed_for_one_that_
 
 
 def test_one_rank_in_another_place_than_most_is_the_culprit():
-    signs = [sign(0), sign(1), sign(2, waits="sum of gradients (update.py:9)", phases=8)]
+    signs = [sign(0), sign(1), sign(2, waits="sum of gradients (optimizer_step.py:9)", phases=8)]
     assert [guilty.rank for guilty in culprits(signs)] == [2]
     behind = [sign(0, phases=6), sign(1), sign(2)]
     assert [guilty.rank for guilty in culprits(behind)] == [0]
 
 
 def test_of_two_the_one_that_is_further_left_out_a_collective():
-    early = sign(0, path=(("/training/grpo.py", 80), ("/training/update.py", 260)))
-    late = sign(1, path=(("/training/grpo.py", 80), ("/training/update.py", 270)))
+    early = sign(0, path=(("/training/grpo.py", 80), ("/training/optimizer_step.py", 260)))
+    late = sign(1, path=(("/training/grpo.py", 80), ("/training/optimizer_step.py", 270)))
     assert [guilty.rank for guilty in culprits([early, late])] == [1]
     assert [guilty.rank for guilty in culprits([replace(late, rank=0), replace(early, rank=1)])] == [0]
     assert [guilty.rank for guilty in culprits([replace(early, phases=9), late])] == [0]

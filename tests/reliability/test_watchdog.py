@@ -106,11 +106,11 @@ def test_a_rank_that_says_nothing_any_more_is_named(tmp_path, capsys):
     heartbeat, ends = Heartbeat(0), Ends()
     with watchdog(tmp_path, heartbeat, ends, 2):
         heartbeat.begin("learn", 2)
-        with heartbeat.collective("sum of gradients (update.py:9)"):
+        with heartbeat.collective("sum of gradients (optimizer_step.py:9)"):
             assert ends.happened.wait(20 * LIMIT)
     said = capsys.readouterr().err
     assert "rank 1 gives no sign of life" in said
-    assert "rank 0 waits in sum of gradients (update.py:9)" in said
+    assert "rank 0 waits in sum of gradients (optimizer_step.py:9)" in said
 
 
 def other_sign(rank: int, looks: int = 0) -> RankSignal:

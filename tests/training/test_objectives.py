@@ -16,9 +16,9 @@ from tiercel.data.reading import read_training_rows
 from tiercel.packing import sharing
 from tiercel.training.grpo.minibatches import grouped_by_rank
 from tiercel.training.offline.objectives import answer_sums, objective_of, reference_sums
+from tiercel.training.optimizer_step import example_update
 from tiercel.training.policy_passes import Passes
 from tiercel.training.trainer import build_trainer
-from tiercel.training.update import example_update
 from tiercel.types import Message
 
 LN2 = math.log(2)

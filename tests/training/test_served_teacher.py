@@ -21,8 +21,8 @@ from tiercel.packing.batch import advantage_group
 from tiercel.planning.frozen_models import teacher_size
 from tiercel.rollout.vllm import http
 from tiercel.training.distillation.served_teacher import ServedTeacher, open_served
+from tiercel.training.process_guard import phase_limits
 from tiercel.training.trainer import build_trainer
-from tiercel.training.watching import phase_limits
 from tiercel.types import Completion, VideoSource
 
 TOP_K = 3

@@ -16,7 +16,7 @@ from tiercel.packing.batch import CompletionName
 from tiercel.runs.directory import read_metrics
 from tiercel.runs.records import GroupTokens
 from tiercel.training.grpo.token_records import token_records
-from tiercel.training.update import TokensSeen
+from tiercel.training.optimizer_step import TokensSeen
 from tiercel.types import ScoredGroup
 
 FAMILY = SimpleNamespace(tokenizer=SimpleNamespace(decode=lambda ids: "".join(f"<{each}>" for each in ids)))

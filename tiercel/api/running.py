@@ -18,8 +18,8 @@ from tiercel.rewards.runtime.in_process import PREFIX
 from tiercel.runs.directory import GIVEN
 from tiercel.runs.files import write_atomically
 from tiercel.training.finished_step import FinishedStep
+from tiercel.training.process_guard import process_guard
 from tiercel.training.run import run_recipe
-from tiercel.training.watching import watched
 
 OnStep = Callable[[FinishedStep], object]
 StepIterator = Iterator[FinishedStep]
@@ -62,7 +62,7 @@ def _steps(recipe: AnyRecipe, on_step: OnStep | None = None) -> StepIterator:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(StallError))
 
     try:
-        with watched(recipe, recipe.kind, raise_here if is_interactive() else None) as heartbeat:
+        with process_guard(recipe, recipe.kind, raise_here if is_interactive() else None) as heartbeat:
             for last in (steps := run_recipe(recipe, heartbeat)):
                 try:
                     if on_step is not None:

@@ -28,7 +28,7 @@ from tiercel.reliability.privacy import keep_private
 from tiercel.reliability.redaction import redact, redact_tracebacks
 from tiercel.runs.progress import waiting
 from tiercel.secret_names import harmless_words
-from tiercel.training.watching import watched
+from tiercel.training.process_guard import process_guard
 from tiercel.web.view.beside import page_beside
 
 SECONDS_TO_SPEAK = 2.0  # lets the rank at fault report first: once this rank has ended, the launcher ends the others
@@ -91,7 +91,7 @@ def _run_watched(command: Command, recipe: Recipe, arguments: argparse.Namespace
             words = [word for word in rank_options().parse_known_args(given)[1] if not is_page(word)]
             launch(words, arguments.nproc, arguments.max_restarts, recipe.reliability.stall_timeout)
             return
-        with watched(recipe, arguments.command) as heartbeat:
+        with process_guard(recipe, arguments.command) as heartbeat:
             _imported(command, recipe, arguments).run(recipe, arguments, heartbeat)
 
 

@@ -23,10 +23,10 @@ from tiercel.runs.directory import RunDirectory
 from tiercel.training.finite import REPORT, gradient_size, kept_of_step, spoilt_weight
 from tiercel.training.kept_batches import KeptPlan, read_kept
 from tiercel.training.offline.objectives import objective_of
+from tiercel.training.optimizer_step import Contribution, example_contributions, policy_contributions
 from tiercel.training.session import run_length, set_up_numerics
 from tiercel.training.strategy_choice import kept_tokens
 from tiercel.training.trainer import Trainer, build_trainer
-from tiercel.training.update import Contribution, example_contributions, policy_contributions
 from tiercel.types import EncodedImage, Example
 from tiercel.writing import NOT_OURS, reading
 

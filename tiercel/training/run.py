@@ -23,7 +23,7 @@ from tiercel.runs.directory import RunDirectory, open_run
 from tiercel.training.finished_step import FinishedStep
 from tiercel.training.grpo import loop as grpo
 from tiercel.training.offline import loop as offline
-from tiercel.training.watching import phase_limits
+from tiercel.training.process_guard import phase_limits
 from tiercel.web.report import write_report
 
 COLLECTIVE_PATIENCE = 2

@@ -155,8 +155,8 @@ def _load_with_stand_in(source: str) -> ModuleType:
         if not signature_adapters.is_swifts(error):
             raise
         raise CannotLoad(
-            f"{source} imports more from ms-swift, which is not installed, than {', '.join(signature_adapters.STOOD_IN)} of "
-            f"swift.plugin or swift.rewards ({error}); remove that import, or install ms-swift"
+            f"{source} imports more from ms-swift, which is not installed, than {', '.join(signature_adapters.STOOD_IN)} "
+            f"of swift.plugin or swift.rewards ({error}); remove that import, or install ms-swift"
         ) from error
 
 

@@ -13,10 +13,10 @@ from tiercel.training.grpo.engine_gap import gap_metrics, warn_of_gap
 from tiercel.training.grpo.minibatches import learnt_groups, minibatches
 from tiercel.training.grpo.reference_passes import precompute_values
 from tiercel.training.kept_batches import kept_units
+from tiercel.training.optimizer_step import TokensSeen, Update, policy_update, sharing_metrics
 from tiercel.training.session import Session
 from tiercel.training.step import Step
 from tiercel.training.trainer import Trainer
-from tiercel.training.update import TokensSeen, Update, policy_update, sharing_metrics
 
 Attempt = Callable[[Callable[[], Update], Kept], Update | None]
 

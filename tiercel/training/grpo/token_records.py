@@ -11,7 +11,7 @@ from tiercel.packing.batch import CompletionName
 from tiercel.reliability.redaction import without_secrets
 from tiercel.runs.records import GroupTokens, TokenRecord, Values, finite
 from tiercel.training.distillation.teacher_term import token_texts
-from tiercel.training.update import TokensSeen
+from tiercel.training.optimizer_step import TokensSeen
 from tiercel.types import Completion, ScoredGroup
 
 MOST_TOKENS = 1024  # of a completion

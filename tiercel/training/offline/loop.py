@@ -17,11 +17,11 @@ from tiercel.training.metrics import memory_metrics, utilisation_metrics
 from tiercel.training.offline.heldout_loss import heldout_loss
 from tiercel.training.offline.objectives import Objective, objective_of
 from tiercel.training.offline.precomputed import Precomputed, precomputed
+from tiercel.training.optimizer_step import NO_UPDATE, example_update, sharing_metrics
 from tiercel.training.session import Session, open_session
 from tiercel.training.step import Step
 from tiercel.training.step_rows import StepRows
 from tiercel.training.trainer import Trainer
-from tiercel.training.update import NO_UPDATE, example_update, sharing_metrics
 
 
 def train(recipe: OfflineRecipe, run: RunDirectory) -> None:

@@ -19,8 +19,8 @@ DOWNLOAD_SECONDS = 86400.0  # it shows its own progress, and may take hours
 
 
 @contextmanager
-def watched(recipe: BaseRecipe, command: str, end: Callable[[int], None] | None = None) -> Iterator[Heartbeat]:
-    """Ends this process, with exit code 4, if it makes no progress, or another rank does not; `command` names the
+def process_guard(recipe: BaseRecipe, command: str, end: Callable[[int], None] | None = None) -> Iterator[Heartbeat]:
+    """Ends this process, with exit code 4, where it makes no progress, or another rank does not; `command` names the
     ranks that belong together, and `end` is called in place of ending the process. Yields what the process is to say of
     its progress."""
 

@@ -6,7 +6,7 @@ import sys
 from tests.training.test_loops import grpo_recipe, sft_recipe
 from tiercel.distributed.notes import NOTES
 from tiercel.reliability.watchdog import ANY_PHASE
-from tiercel.training.watching import phase_limits, watched
+from tiercel.training.process_guard import phase_limits, process_guard
 
 STALL = {"stall_timeout": 100.0, "reward_timeout": 7.0}
 
@@ -44,20 +44,20 @@ def test_sft_has_no_phases_of_rollouts(tmp_path):
 
 
 def test_the_watch_needs_no_torch():
-    program = "import sys, tiercel.training.watching; print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
+    program = "import sys, tiercel.training.process_guard; print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "set()\n"
 
 
 def test_ranks_see_each_other_in_the_notes_or_in_the_run_directory(tmp_path, monkeypatch):
     recipe = sft_recipe(tmp_path, tmp_path / "rows.jsonl", tmp_path / "run", reliability=STALL)
-    with watched(recipe, "sft") as heartbeat:
+    with process_guard(recipe, "sft") as heartbeat:
         assert heartbeat.activity.phase == "import"
     assert not (tmp_path / "run").exists()  # a single rank has nobody to tell
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with watched(recipe, "sft"):
+    with process_guard(recipe, "sft"):
         assert (tmp_path / "run/.signs-sft/rank-1.json").exists()
     assert not (tmp_path / "run").exists()
     monkeypatch.setenv(NOTES, str(tmp_path / "notes"))
-    with watched(recipe, "sft"):
+    with process_guard(recipe, "sft"):
         assert (tmp_path / "notes/signs/rank-1.json").exists()
