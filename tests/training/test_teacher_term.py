@@ -25,7 +25,7 @@ from tiercel.packing.forward import PackedPolicy
 from tiercel.runs.directory import read_metrics
 from tiercel.training.distillation.teacher_term import LocalTeacher, Teaching, require_same_words, token_texts
 from tiercel.training.grpo import minibatch_updates
-from tiercel.training.grpo.row_answers import answered_groups
+from tiercel.training.grpo.offpolicy_answers import answered_groups
 from tiercel.training.policy_passes import NO_TOTALS, Passes
 from tiercel.training.replay import replay
 from tiercel.training.trainer import build_trainer

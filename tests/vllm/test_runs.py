@@ -20,7 +20,7 @@ from tiercel.data.reading import read_rows
 from tiercel.models.policy import load_for_inference
 from tiercel.rollout.pending import load_pending
 from tiercel.runs.directory import read_metrics
-from tiercel.training.grpo.parity import trainer_logprobs
+from tiercel.training.grpo.engine_logprob_check import trainer_logprobs
 from tiercel.training.policy_passes import passes_for_inference
 
 pytestmark = pytest.mark.vllm

@@ -32,8 +32,8 @@ import numpy as np
 
 from tiercel.data.formats.columns import lacking
 from tiercel.data.index_sources import IndexSource
+from tiercel.data.parallel_map import spread
 from tiercel.data.rows import shortened
-from tiercel.data.spreading import spread
 from tiercel.data.stores import COLUMNS, RowStore, RowView, facts_of, said_of, same_ids
 from tiercel.errors import DataError
 from tiercel.log import logger

@@ -22,11 +22,11 @@ from tiercel.data.index import IndexedRows, cache_folder, indexed, remembered
 from tiercel.data.index_sources import GroupFiles, LineFile, TarShard
 from tiercel.data.media.images import open_header
 from tiercel.data.order import RowOrder, chosen, clusters_of
+from tiercel.data.parallel_map import spread
 from tiercel.data.readers import files_of, records_of
 from tiercel.data.records import Record
 from tiercel.data.remote import parts_of
 from tiercel.data.rows import Purpose, Reading, shortened
-from tiercel.data.spreading import spread
 from tiercel.data.stores import MemoryStore, RowView, joined, repeated_ids, said_of, view_of
 from tiercel.errors import DataError
 from tiercel.log import logger

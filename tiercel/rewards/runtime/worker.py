@@ -154,9 +154,10 @@ def _load_with_stand_in(source: str) -> ModuleType:
     except ImportError as error:
         if not signature_adapters.is_swifts(error):
             raise
+        provided = ", ".join(signature_adapters.STOOD_IN)
         raise CannotLoad(
-            f"{source} imports more from ms-swift, which is not installed, than {', '.join(signature_adapters.STOOD_IN)} "
-            f"of swift.plugin or swift.rewards ({error}); remove that import, or install ms-swift"
+            f"{source} imports more from ms-swift, which is not installed, than {provided} of "
+            f"swift.plugin or swift.rewards ({error}); remove that import, or install ms-swift"
         ) from error
 
 

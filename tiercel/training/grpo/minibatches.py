@@ -12,7 +12,7 @@ from tiercel.distributed.ranks import Ranks
 from tiercel.packing.batch import AdvantageGroup, PolicyUnit, TokenCounter, totals_of, without_zero_groups
 from tiercel.packing.examples import ExampleGroup, example_groups
 from tiercel.packing.layout import PackItem
-from tiercel.training.grpo.spreading import cut_for_all
+from tiercel.training.grpo.group_sharding import cut_for_all
 from tiercel.training.policy_passes import NO_TOTALS, Passes
 from tiercel.training.trainer import Trainer
 from tiercel.types import EncodedImage, Example

@@ -22,11 +22,11 @@ from tiercel.rollout.vllm.server import ServerSampler
 from tiercel.runs.directory import RunDirectory
 from tiercel.runs.progress import entered
 from tiercel.training.checkpoints import pending_of
+from tiercel.training.grpo.engine_logprob_check import check_parity
+from tiercel.training.grpo.group_sharding import drawn_by_all
 from tiercel.training.grpo.journal import journal_of, keep_in_journal
-from tiercel.training.grpo.parity import check_parity
+from tiercel.training.grpo.offpolicy_answers import answered_groups, learnt_prompt_encoder
 from tiercel.training.grpo.policy_sync import Completer, PolicySync, open_dialogues, open_sampler
-from tiercel.training.grpo.row_answers import answered_groups, learnt_prompt_encoder
-from tiercel.training.grpo.spreading import drawn_by_all
 from tiercel.training.session import Session
 from tiercel.training.step import Step
 from tiercel.training.step_rows import StepRows

@@ -25,8 +25,8 @@ from tiercel.models.policy import base_name
 from tiercel.packing.batch import advantage_group
 from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.sampler import GatedSampler, SamplingParams, sampling_params
-from tiercel.training.grpo.engine_gap import engine_name, parity_tolerance
 from tiercel.training.grpo.policy_sync import PROBE, PolicySync
+from tiercel.training.grpo.train_inference_mismatch import engine_name, parity_tolerance
 from tiercel.training.policy_passes import NO_TOTALS, Passes
 from tiercel.training.step import Step
 from tiercel.training.trainer import Trainer

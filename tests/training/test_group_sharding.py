@@ -8,7 +8,7 @@ import torch
 
 from tests.packing.items import learnable_groups, prompt, scored_group
 from tiercel.distributed.ranks import ALONE, Ranks
-from tiercel.training.grpo.spreading import GroupPart, cut_for_all, drawn_by_all, even_ranges, portions
+from tiercel.training.grpo.group_sharding import GroupPart, cut_for_all, drawn_by_all, even_ranges, portions
 from tiercel.types import Completion, Group
 
 

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from tests.tiny_models import tiny_policy, tiny_prompts
-from tests.training.test_engine_gap import recipe_with
 from tests.training.test_teacher_term import completion, passes_of
+from tests.training.test_train_inference_mismatch import recipe_with
 from tiercel.models.chat import second_turn
-from tiercel.training.grpo.parity import Gap, GateLimits, _noise, trainer_logprobs
+from tiercel.training.grpo.engine_logprob_check import Gap, GateLimits, _noise, trainer_logprobs
 from tiercel.types import Group
 
 TOKENS, WIDTH, WORDS, RANK = 192, 64, 1000, 8

@@ -12,7 +12,7 @@ from tiercel.config import GrpoRecipe
 from tiercel.errors import TrainingError
 from tiercel.runs.directory import open_run, read_metrics
 from tiercel.training.grpo import loop as grpo
-from tiercel.training.grpo.engine_gap import gap_counts, gap_limits, gap_metrics, gap_problem
+from tiercel.training.grpo.train_inference_mismatch import gap_counts, gap_limits, gap_metrics, gap_problem
 
 WRONG_FROM = 2  # from this version of the policy on, the server's logprobs are 5 too low
 
