@@ -3,9 +3,9 @@
     make test-generic
     python -m benchmarks.generic llava qwen3
 
-Each is a tiny random checkpoint in the real format, and its proof is that of a run's start (packing/proof.py). One more
-checkpoint is made inconsistent on purpose. The exit code is 1 if that is accepted, or if one that must be accepted is
-not.
+Each is a tiny random checkpoint in the real format, and its proof is that of a run's start
+(packing/forward_equivalence_check.py). One more checkpoint is made inconsistent on purpose. The exit code is 1 if that
+is accepted, or if one that must be accepted is not.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from tests import conftest as conftest  # declares torchvision's operators next 
 from tests.generic_models import GENERIC, NAMED, save_generic_checkpoint
 from tests.tiny_models import tiny_policy
 from tiercel.errors import TiercelError
-from tiercel.packing.proof import prove
+from tiercel.packing.forward_equivalence_check import check_forward_equivalence
 
 INCONSISTENT = "llava, its processor with another patch size"
 
@@ -46,7 +46,7 @@ def verdict(name: str, checkpoint: Path, *, reads_pictures: bool) -> Verdict:
     """Prove one checkpoint as the start of a run does."""
     reads = "pictures" if reads_pictures else "text"
     try:
-        found = prove(tiny_policy(checkpoint, noise=0.1))
+        found = check_forward_equivalence(tiny_policy(checkpoint, noise=0.1))
     except TiercelError as error:
         reason = str(error).replace(str(checkpoint), "the checkpoint")
         return Verdict(architecture=name, reads=reads, form="refused", difference=None, reason=reason)

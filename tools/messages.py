@@ -53,7 +53,7 @@ MODULES = (
     "models/families/base.py",
     "training/start_checks.py",
     "trackers/opening.py",
-    "packing/proof.py",
+    "packing/forward_equivalence_check.py",
     "algorithms/custom_trial.py",
     "algorithms/custom.py",
     "convert/manual_steps.py",

@@ -72,7 +72,7 @@ FAULTS = (
     Fault(
         "rollout/vllm",
         "every version of the adapter has the first one's number",
-        "tiercel/rollout/vllm/process.py",
+        "tiercel/rollout/vllm/colocated.py",
         "LoRARequest(adapter_directory.name, version + 1,",
         "LoRARequest(adapter_directory.name, 1,",
         "tests/vllm/test_runs.py tests/vllm/test_gate.py",

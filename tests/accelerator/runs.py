@@ -13,7 +13,7 @@ from tests.tiny_models import FAMILY_NAMES, TINY_LORA, tiny_recipe
 from tests.training.test_loops import grpo_recipe, run_grpo, run_offline, sft_recipe, write_rows
 from tiercel.config import GrpoRecipe
 from tiercel.errors import NonFiniteError
-from tiercel.models.layers.sight import FULL
+from tiercel.models.layers.attention_span import FULL
 from tiercel.models.policy import build_policy
 from tiercel.models.vision_cache import VisionStore
 from tiercel.packing import forward as learner

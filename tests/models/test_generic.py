@@ -17,8 +17,8 @@ from tiercel.models.vision_cache import VisionStore
 from tiercel.models.weights.loading import load_family
 from tiercel.packing.attention.forms import SplitAttention
 from tiercel.packing.forward import PackedPolicy
+from tiercel.packing.forward_equivalence_check import check_forward_equivalence
 from tiercel.packing.layout import Continuation, PackItem, pack
-from tiercel.packing.proof import prove
 from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import SamplingParams
 
@@ -114,7 +114,7 @@ def test_a_neighbours_tokens_change_no_bit(checkpoints, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_sampled_logprobs_are_the_learners(checkpoints, name):
     policy = tiny_policy(checkpoints[name], noise=0.1)
-    assert prove(policy).obstacle is None
+    assert check_forward_equivalence(policy).obstacle is None
     params = SamplingParams(group_size=3, min_new_tokens=2, max_new_tokens=6)
     vision = VisionStore(policy, 0)
     groups = LocalSampler(policy, vision).sample(tiny_prompts(policy.family), params, [1, 2, 3])
@@ -156,14 +156,14 @@ def edited(checkpoint: Path, place: Path, **changes) -> Path:
 def test_a_processor_with_another_patch_size_is_refused(checkpoints, tmp_path, name):
     spoilt = edited(checkpoints[name], tmp_path / "spoilt", patch_size=28)
     with pytest.raises(ModelError, match="did not pass its proof"):
-        prove(tiny_policy(spoilt))
+        check_forward_equivalence(tiny_policy(spoilt))
 
 
 def test_a_decoder_that_gets_no_features_is_refused(checkpoints, monkeypatch):
     policy = tiny_policy(checkpoints["llava"])
     monkeypatch.setattr(policy.family, "with_features", lambda embeddings, is_vision, features: embeddings)
     with pytest.raises(ModelError, match=r"differ from its own forward pass by .* it needs a family of its own"):
-        prove(policy)
+        check_forward_equivalence(policy)
 
 
 def test_a_decoder_whose_tokens_see_later_ones_may_not_share(checkpoints, monkeypatch):
@@ -171,7 +171,7 @@ def test_a_decoder_whose_tokens_see_later_ones_may_not_share(checkpoints, monkey
 
     policy = tiny_policy(checkpoints["llava"])
     monkeypatch.setitem(forward.ATTENTIONS, "split", SeesAll)
-    found = prove(policy)
+    found = check_forward_equivalence(policy)
     assert found.obstacle.startswith("with a shared prompt its logprobs differ by")
     assert policy.family.sharing_obstacle(policy.family.language_model(policy.model).config) == found.obstacle
 

@@ -23,12 +23,12 @@ from tiercel.errors import DataError, ModelError
 from tiercel.models.chat import encode_answer, require_joining
 from tiercel.models.prompts import encode_conversation, render, token_ids
 from tiercel.models.vision_cache import VisionStore
-from tiercel.models.weights.authors_forms import AUTHORS_FORMS
 from tiercel.models.weights.loading import load_family
 from tiercel.models.weights.saving import save_model
+from tiercel.models.weights.unsupported_checkpoints import UNSUPPORTED
 from tiercel.packing.forward import PackedPolicy
+from tiercel.packing.forward_equivalence_check import check_forward_equivalence
 from tiercel.packing.layout import pack
-from tiercel.packing.proof import prove
 from tiercel.types import ImageSource, Message, Row
 
 WRITTEN = (
@@ -191,7 +191,7 @@ def learnt(family, *turns: tuple[str, str]) -> str:
 def test_logprobs_are_those_of_transformers(made, name):
     policy = tiny_policy(made(name), noise=0.1)
     if policy.family.needs_proof:
-        assert prove(policy).obstacle is None
+        assert check_forward_equivalence(policy).obstacle is None
         return
     assert policy.family.name.startswith(FAMILY[name[0]])
     items = items_of(policy.family, torch.Generator().manual_seed(5))
@@ -229,9 +229,9 @@ def test_check_takes_it(made, name, tmp_path, capsys):
     assert ("proved: logprobs differ" in said) == (name[0] not in FAMILY)
 
 
-@pytest.mark.parametrize("key", AUTHORS_FORMS)
+@pytest.mark.parametrize("key", UNSUPPORTED)
 def test_the_authors_own_form_names_the_one_that_works(tmp_path, key):
-    form = AUTHORS_FORMS[key]
+    form = UNSUPPORTED[key]
     kind = {"architectures": [key], "model_type": "llava"} if key.startswith("Llava") else {"model_type": key}
     (tmp_path / "config.json").write_text(json.dumps(kind | {"auto_map": {"AutoModel": "modeling.Model"}}))
     with pytest.raises(ModelError) as error:
@@ -319,7 +319,7 @@ def test_the_document_has_every_name():
     page = (Path(__file__).parents[2] / "docs" / "families.md").read_text(encoding="utf-8")
     table = page.partition("## Models by the name people ask for")[2].partition("\n## ")[0]
     assert all(f"/{name}`" in table for name in MAKERS)
-    named = (name for form in AUTHORS_FORMS.values() for name in form.instead.split(", ") if "InternVL3-" not in name)
+    named = (name for form in UNSUPPORTED.values() for name in form.instead.split(", ") if "InternVL3-" not in name)
     assert all(f"`{name}`" in table for name in named if name)
 
 

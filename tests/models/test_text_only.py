@@ -12,7 +12,7 @@ from tiercel.errors import DataError, ModelError
 from tiercel.models.families.text_only import TextOnly
 from tiercel.models.prompts import encode_conversation, encode_prompt, render
 from tiercel.models.weights.loading import load_family
-from tiercel.packing.proof import prove
+from tiercel.packing.forward_equivalence_check import check_forward_equivalence
 from tiercel.types import Message
 
 SHARED = ("qwen3", "llama", "mistral", "gemma", "olmo2", "gemma3_text", "mistral_sliding", "mixtral", "qwen3_moe")
@@ -29,14 +29,14 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
 def test_a_decoder_with_attention_shares_prompts(checkpoints, name):
     policy = tiny_policy(checkpoints[name], noise=0.1)
     assert isinstance(policy.family, TextOnly)
-    found = prove(policy)
+    found = check_forward_equivalence(policy)
     assert found.obstacle is None and found.difference < 1e-5
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_head_that_does_more_than_one_product_is_refused(checkpoints, name):
     with pytest.raises(ModelError, match=REFUSED[name]):
-        prove(tiny_policy(checkpoints[name]))
+        check_forward_equivalence(tiny_policy(checkpoints[name]))
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -85,5 +85,5 @@ def test_full_fine_tuning_needs_no_change_of_freeze(checkpoints):
     """The recipe freezes the tower by default, and there is none."""
     policy = tiny_policy(checkpoints["llama"], lora=None)
     assert len(policy.trained_parameters()) == len(list(policy.model.parameters()))
-    assert prove(policy).difference < 1e-5
+    assert check_forward_equivalence(policy).difference < 1e-5
     assert torch.equal(policy.family.is_placeholder(torch.arange(5)), torch.zeros(5, dtype=torch.bool))

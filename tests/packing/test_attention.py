@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from tiercel.models.layers.attention import Layer
-from tiercel.models.layers.sight import FULL, Sight
+from tiercel.models.layers.attention_span import FULL, AttentionSpan
 from tiercel.packing.attention.forms import SplitAttention, split_plan
 from tiercel.packing.tree import Node, PrefixTree, groups_tree
 
@@ -45,11 +45,11 @@ TREES = {
     "pictures": groups_tree((9, 1, 17, 4, 40), (12, 2, 2, 2), picture_spans=((2, 7), (71, 73), (74, 82))),
     "a picture in a later turn": groups_tree((4, 9), (6, 30), picture_spans=((1, 3), (5, 9), (20, 45))),
 }
-SIGHTS = {
+ATTENTION_SPANS = {
     "full": FULL,
-    "causal": Sight(whole_pictures=False),
-    **{f"window of {window}": Sight(window=window) for window in (1, 2, 7, 20, 64)},
-    "causal window": Sight(window=5, whole_pictures=False),
+    "causal": AttentionSpan(whole_pictures=False),
+    **{f"window of {window}": AttentionSpan(window=window) for window in (1, 2, 7, 20, 64)},
+    "causal window": AttentionSpan(window=5, whole_pictures=False),
 }
 LAYER = Layer(index=0, scale=0.3)
 
@@ -63,8 +63,10 @@ def inputs_of(tree: PrefixTree, dtype: torch.dtype = torch.float32, first_query:
     ]
 
 
-def dense(query: Tensor, key: Tensor, value: Tensor, tree: PrefixTree, first_query: int = 0, sight=FULL) -> Tensor:
-    mask = tree.dense_mask(CPU, sight, tree.after(first_query))
+def dense(
+    query: Tensor, key: Tensor, value: Tensor, tree: PrefixTree, first_query: int = 0, attention_span=FULL
+) -> Tensor:
+    mask = tree.dense_mask(CPU, attention_span, tree.after(first_query))
     return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3, enable_gqa=True)
 
 
@@ -74,26 +76,26 @@ def output_and_gradients(compute, inputs: list[Tensor]) -> list[Tensor]:
     return [output.detach(), *torch.autograd.grad((output * weights).sum(), inputs)]
 
 
-@pytest.mark.parametrize("sight", SIGHTS.values(), ids=SIGHTS)
+@pytest.mark.parametrize("attention_span", ATTENTION_SPANS.values(), ids=ATTENTION_SPANS)
 @pytest.mark.parametrize("name", TREES)
-def test_split_equals_a_dense_mask_forward_and_backward(name, sight):
+def test_split_equals_a_dense_mask_forward_and_backward(name, attention_span):
     tree = TREES[name]
     inputs = inputs_of(tree)
-    attend, layer = SplitAttention(tree, CPU), replace(LAYER, sight=sight)
+    attend, layer = SplitAttention(tree, CPU), replace(LAYER, attention_span=attention_span)
     found = output_and_gradients(lambda q, k, v: attend(layer, q, k, v), inputs)
-    expected = output_and_gradients(lambda q, k, v: dense(q, k, v, tree, sight=sight), inputs)
+    expected = output_and_gradients(lambda q, k, v: dense(q, k, v, tree, attention_span=attention_span), inputs)
     for mine, right in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("sight", SIGHTS.values(), ids=SIGHTS)
+@pytest.mark.parametrize("attention_span", ATTENTION_SPANS.values(), ids=ATTENTION_SPANS)
 @pytest.mark.parametrize("lengths", [(9, 1, 17, 4, 40), (1, 1, 1), (5, 7)])
-def test_completions_over_keys_of_an_earlier_pass(lengths, sight):
+def test_completions_over_keys_of_an_earlier_pass(lengths, attention_span):
     tree, first = groups_tree(lengths), lengths[0]
     inputs = inputs_of(tree, first_query=first)
-    attend, layer = SplitAttention(tree, CPU, tree.after(first)), replace(LAYER, sight=sight)
+    attend, layer = SplitAttention(tree, CPU, tree.after(first)), replace(LAYER, attention_span=attention_span)
     found = output_and_gradients(lambda q, k, v: attend(layer, q, k, v), inputs)
-    expected = output_and_gradients(lambda q, k, v: dense(q, k, v, tree, first, sight), inputs)
+    expected = output_and_gradients(lambda q, k, v: dense(q, k, v, tree, first, attention_span), inputs)
     for mine, right in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-5)
 
@@ -102,14 +104,14 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return float((found.float() - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("sight", (FULL, Sight(window=7)))
-def test_in_bfloat16_split_is_as_close_to_float32_as_a_dense_mask_is(sight):
+@pytest.mark.parametrize("attention_span", (FULL, AttentionSpan(window=7)))
+def test_in_bfloat16_split_is_as_close_to_float32_as_a_dense_mask_is(attention_span):
     tree = TREES["ragged"]
     inputs = inputs_of(tree, torch.bfloat16)
     exact_inputs = [tensor.detach().float().requires_grad_() for tensor in inputs]
-    exact = output_and_gradients(lambda q, k, v: dense(q, k, v, tree, sight=sight), exact_inputs)
-    plain = output_and_gradients(lambda q, k, v: dense(q, k, v, tree, sight=sight), inputs)
-    attend, layer = SplitAttention(tree, CPU), replace(LAYER, sight=sight)
+    exact = output_and_gradients(lambda q, k, v: dense(q, k, v, tree, attention_span=attention_span), exact_inputs)
+    plain = output_and_gradients(lambda q, k, v: dense(q, k, v, tree, attention_span=attention_span), inputs)
+    attend, layer = SplitAttention(tree, CPU), replace(LAYER, attention_span=attention_span)
     found = output_and_gradients(lambda q, k, v: attend(layer, q, k, v), inputs)
     for mine, other, right in zip(found, plain, exact, strict=True):
         assert relative(mine, right) <= 1.2 * relative(other, right)

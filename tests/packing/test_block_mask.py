@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
-from tiercel.models.layers.sight import FULL, Sight, Span
+from tiercel.models.layers.attention_span import FULL, AttentionSpan, Span
 from tiercel.packing.attention.block_mask import BLOCK, _sees, block_mask
 from tiercel.packing.tree import Node, PrefixTree, groups_tree
 
@@ -47,13 +47,13 @@ def with_pictures(tree: PrefixTree, generator: torch.Generator) -> PrefixTree:
     return replace(tree, picture_spans=tuple(spans))
 
 
-def require_equal(tree: PrefixTree, first_query: int, sight: Sight = FULL) -> None:
-    require_equal_for(tree, tree.after(first_query), sight)
+def require_equal(tree: PrefixTree, first_query: int, attention_span: AttentionSpan = FULL) -> None:
+    require_equal_for(tree, tree.after(first_query), attention_span)
 
 
-def require_equal_for(tree: PrefixTree, queries: tuple[Span, ...], sight: Sight = FULL) -> None:
-    found = block_mask(tree, CPU, queries, sight)
-    visibility = tree.visibility(sight)
+def require_equal_for(tree: PrefixTree, queries: tuple[Span, ...], attention_span: AttentionSpan = FULL) -> None:
+    found = block_mask(tree, CPU, queries, attention_span)
+    visibility = tree.visibility(attention_span)
     queries_3S = visibility.of_queries(queries)
     sees = _sees(queries_3S, visibility.of_keys(), CPU)
     expected = create_block_mask(sees, None, None, queries_3S.shape[1], tree.length, device="cpu")
@@ -73,13 +73,13 @@ def test_it_equals_pytorchs_own_on_random_trees(start):
         generator = torch.Generator().manual_seed(seed)
         tree = with_pictures(random_tree(generator), generator)
         for window in (None, int(torch.randint(1, 600, (), generator=generator))):
-            require_equal(tree, first_query=0, sight=Sight(window=window))
+            require_equal(tree, first_query=0, attention_span=AttentionSpan(window=window))
 
 
 @pytest.mark.parametrize("lengths", [(9, 1, 17, 4, 40), (128, 128, 256), (300, 1, 127, 400), (5, 7)])
 def test_it_equals_pytorchs_own_after_a_prompt_that_was_run_before(lengths):
-    for sight in (FULL, Sight(window=1), Sight(window=130)):
-        require_equal(groups_tree(lengths), first_query=lengths[0], sight=sight)
+    for attention_span in (FULL, AttentionSpan(window=1), AttentionSpan(window=130)):
+        require_equal(groups_tree(lengths), first_query=lengths[0], attention_span=attention_span)
 
 
 @pytest.mark.parametrize(("front", "back"), [(0, 60), (119, 0), (119, 300)])
@@ -97,7 +97,7 @@ def test_it_equals_pytorchs_own_for_the_chunks_of_a_rank():
         for first in range(2):
             queries = ((first * chunk, (first + 1) * chunk), ((3 - first) * chunk, (4 - first) * chunk))
             for window in (None, int(torch.randint(1, 600, (), generator=generator))):
-                require_equal_for(tree, queries, Sight(window=window))
+                require_equal_for(tree, queries, AttentionSpan(window=window))
 
 
 def test_blocks_seen_by_hand():

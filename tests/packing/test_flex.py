@@ -8,11 +8,11 @@ import torch
 from torch._dynamo.utils import counters
 from torch.nn.attention import flex_attention as pytorchs
 
-from tests.packing.test_attention import CPU, LAYER, SIGHTS, TREES, dense, inputs_of, output_and_gradients
+from tests.packing.test_attention import ATTENTION_SPANS, CPU, LAYER, TREES, dense, inputs_of, output_and_gradients
 from tests.packing.test_block_mask import random_tree
 from tiercel.distributed.context import ContextGroup
 from tiercel.errors import TrainingError
-from tiercel.models.layers.sight import FULL, Sight
+from tiercel.models.layers.attention_span import FULL, AttentionSpan
 from tiercel.packing.attention.block_mask import BLOCK
 from tiercel.packing.attention.flex import GRAPHS, FlexAttention, Padding, compiled_flex
 from tiercel.packing.context_parallel import part_of
@@ -37,16 +37,16 @@ def graphs() -> int:
 
 
 def require_equal_to_dense(
-    tree: PrefixTree, first_query: int = 0, without_gradient: tuple[int, ...] = (), sight: Sight = FULL
+    tree: PrefixTree, first_query: int = 0, without_gradient: tuple[int, ...] = (), attention_span: AttentionSpan = FULL
 ) -> None:
     inputs = inputs_of(tree, first_query=first_query)
     flex = FlexAttention(tree, CPU, tree.after(first_query), compiled_flex("aot_eager"))
     for place in without_gradient:
         inputs[place].requires_grad_(False)
     trained = [tensor for tensor in inputs if tensor.requires_grad]
-    layer = replace(LAYER, sight=sight)
+    layer = replace(LAYER, attention_span=attention_span)
     output = flex(layer, *inputs)
-    expected = dense(*inputs, tree, first_query, sight)
+    expected = dense(*inputs, tree, first_query, attention_span)
     torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
     weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
     found = torch.autograd.grad((output * weights).sum(), trained)
@@ -64,10 +64,10 @@ def test_two_graphs_serve_all_trees_forward_and_backward():
     trees += [random_tree(torch.Generator().manual_seed(seed)) for seed in range(110)]
     small = [tree for tree in trees if tree.length <= 800]
     assert len(small) >= 50
-    sights = list(SIGHTS.values())
+    spans = list(ATTENTION_SPANS.values())
     for number, tree in enumerate(small[:50]):
-        sight = sights[number % len(sights)]
-        require_equal_to_dense(tree, without_gradient=patterns[number % len(patterns)], sight=sight)
+        attention_span = spans[number % len(spans)]
+        require_equal_to_dense(tree, without_gradient=patterns[number % len(patterns)], attention_span=attention_span)
     for lengths in [
         (9, 1, 17, 4, 40),
         (1, 1, 1),
@@ -78,8 +78,8 @@ def test_two_graphs_serve_all_trees_forward_and_backward():
         (2, 256),
         (1, 1),
     ]:
-        for sight in (FULL, Sight(window=60)):
-            require_equal_to_dense(groups_tree(lengths), first_query=lengths[0], sight=sight)
+        for attention_span in (FULL, AttentionSpan(window=60)):
+            require_equal_to_dense(groups_tree(lengths), first_query=lengths[0], attention_span=attention_span)
     assert graphs() == GRAPHS
 
 
@@ -91,15 +91,15 @@ def test_each_rank_s_part_of_a_row_is_that_of_the_whole_row(size):
     groups = [ContextGroup(place=place, size=size, processes=None) for place in range(size)]
     parts = [part_of(batch, group, BLOCK) for group in groups]
     padded = parts[0].tree
-    for sight in (FULL, Sight(window=7)):
+    for attention_span in (FULL, AttentionSpan(window=7)):
         query, key, value = inputs_of(padded)
-        whole = dense(query, key, value, padded, sight=sight)
+        whole = dense(query, key, value, padded, attention_span=attention_span)
         for part in parts:
             flex = FlexAttention(padded, CPU, part.spans, compiled_flex("aot_eager"))
             own = torch.cat([query[:, :, start:stop] for start, stop in part.spans], dim=2)
             expected = torch.cat([whole[:, :, start:stop] for start, stop in part.spans], dim=2)
             torch.testing.assert_close(
-                flex(replace(LAYER, sight=sight), own, key, value), expected, rtol=1e-5, atol=1e-5
+                flex(replace(LAYER, attention_span=attention_span), own, key, value), expected, rtol=1e-5, atol=1e-5
             )
 
 

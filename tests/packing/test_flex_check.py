@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
-from tiercel.models.layers.sight import Sight
+from tiercel.models.layers.attention_span import AttentionSpan
 from tiercel.packing.attention import flex
 from tiercel.packing.attention import flex as flex_check
 from tiercel.packing.attention.block_mask import block_mask
@@ -71,7 +71,7 @@ def test_no_option_promises_what_the_mask_does_not_hold():
     """ROWS_GUARANTEED_SAFE would say that each query sees a key of the first block that its kernel visits, and gives
     NaN for one that sees none. Of two completions of 64 tokens after a prompt of 128, with a window of 8, only the
     first 7 of each see the prompt."""
-    mask = block_mask(groups_tree((128, 64, 64)), CPU, sight=Sight(window=8))
+    mask = block_mask(groups_tree((128, 64, 64)), CPU, attention_span=AttentionSpan(window=8))
     assert mask.kv_indices[0, 0, 1].tolist() == [0, 1]
     batch, query, key = torch.tensor(0), torch.arange(128, 256)[:, None], torch.arange(128)[None]
     assert mask.mask_mod(batch, batch, query, key).any(-1).sum() == 2 * 7

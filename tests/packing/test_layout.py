@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.packing.items import continuation, item, prompt
-from tiercel.models.layers.sight import Sight
+from tiercel.models.layers.attention_span import AttentionSpan
 from tiercel.packing.layout import PackItem, pack
 from tiercel.packing.tree import groups_tree
 
@@ -36,7 +36,7 @@ def test_dense_mask_of_a_window_by_hand():
     """A picture of three tokens in a prompt of six, before completions of one and three tokens; a token sees itself and
     the two tokens before it in its own sequence."""
     tree = groups_tree((6, 1, 3), picture_spans=((1, 4),))
-    assert rows_of(tree.dense_mask(torch.device("cpu"), Sight(window=3))) == [
+    assert rows_of(tree.dense_mask(torch.device("cpu"), AttentionSpan(window=3))) == [
         "x.........",
         "xxxx......",  # the picture
         "xxxx......",
@@ -48,7 +48,7 @@ def test_dense_mask_of_a_window_by_hand():
         ".....x.xx.",
         ".......xxx",
     ]
-    causal = tree.dense_mask(torch.device("cpu"), Sight(whole_pictures=False))
+    causal = tree.dense_mask(torch.device("cpu"), AttentionSpan(whole_pictures=False))
     assert rows_of(causal)[1] == "xx........"
 
 

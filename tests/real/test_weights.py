@@ -12,7 +12,7 @@ from tests.tiny_models import tiny_recipe
 from tiercel.cli.main import main
 from tiercel.config.schema import SftRecipe
 from tiercel.models.policy import build_policy
-from tiercel.packing.proof import prove
+from tiercel.packing.forward_equivalence_check import check_forward_equivalence
 from tiercel.runs.directory import read_metrics
 from tiercel.runs.records import GroupRecord
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.real
 
 
 def test_the_packed_pass_is_that_of_plain_transformers_and_completions_share_their_prompt(model):
-    proof = prove(build_policy(tiny_recipe(model), torch.device("cpu")))
+    proof = check_forward_equivalence(build_policy(tiny_recipe(model), torch.device("cpu")))
     assert proof.difference < 1e-4 and proof.obstacle is None
 
 

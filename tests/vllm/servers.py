@@ -29,7 +29,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }
 TIERCEL = (sys.executable, "-m", "tiercel")
-IMPORTS = ("torch", "vllm", "transformers", "peft", "tiercel.training.grpo.loop", "tiercel.rollout.vllm.process")
+IMPORTS = ("torch", "vllm", "transformers", "peft", "tiercel.training.grpo.loop", "tiercel.rollout.vllm.colocated")
 
 
 def free_port() -> int:

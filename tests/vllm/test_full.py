@@ -20,8 +20,8 @@ from tests.vllm.test_runs import (
     wait_until,
 )
 from tiercel.cli.main import entry_point
+from tiercel.rollout.vllm import colocated as vllm_process
 from tiercel.rollout.vllm import full_weights as vllm_weights
-from tiercel.rollout.vllm import process as vllm_process
 from tiercel.runs.directory import read_metrics
 
 pytestmark = pytest.mark.vllm

@@ -31,7 +31,7 @@ from tiercel.models.families.base import Family
 from tiercel.models.policy import load_for_inference
 from tiercel.models.prompts import conversation_length, prompt_length
 from tiercel.models.weights.loading import family_of
-from tiercel.packing.proof import prove
+from tiercel.packing.forward_equivalence_check import check_forward_equivalence
 from tiercel.planning.run_files import RowCounts, run_files
 from tiercel.planning.sizes import count as count_weights
 from tiercel.reliability.redaction import redact
@@ -74,7 +74,7 @@ def _check(recipe: Recipe, arguments: Namespace, console: Console) -> None:
         console.print(f"  {line}", markup=False)
     if family.needs_proof:
         policy = load_for_inference(recipe, training_device(), None)
-        console.print(f"  {prove(policy).line}", markup=False)
+        console.print(f"  {check_forward_equivalence(policy).line}", markup=False)
     for line in rehearse(recipe, family):
         console.print(f"  {line}", markup=False)
     with printed(console.print), ExitStack() as stack:

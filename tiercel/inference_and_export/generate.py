@@ -13,7 +13,7 @@ from tiercel.models.families.base import ENVIRONMENT_COLUMN
 from tiercel.models.policy import Policy, load_for_inference
 from tiercel.models.prompts import encode_prompt
 from tiercel.models.vision_cache import VisionStore
-from tiercel.packing.proof import prove_where_needed
+from tiercel.packing.forward_equivalence_check import prove_where_needed
 from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import greedy_params, sampling_params

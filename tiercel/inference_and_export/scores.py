@@ -12,7 +12,7 @@ from tiercel.distributed.ranks import Ranks
 from tiercel.log import printed
 from tiercel.models.policy import Policy, load_start
 from tiercel.models.vision_cache import VisionStore
-from tiercel.packing.proof import prove_where_needed
+from tiercel.packing.forward_equivalence_check import prove_where_needed
 from tiercel.rewards.runtime.scorer import Scorer
 from tiercel.rollout.local.engine import LocalSampler
 from tiercel.runs.recording import group_record

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiercel.config.schema import Checkpointing
 from tiercel.models.layers.attention import Layer, PackAttend
-from tiercel.models.layers.sight import Sight
+from tiercel.models.layers.attention_span import AttentionSpan
 
 LARGE_SHARE = 0.5  # of hidden size x MLP size: a weight with as many numbers is large; those of attention have fewer
 _PRODUCTS = {torch.ops.aten.mm.default: 1, torch.ops.aten.addmm.default: 2}  # the place of the right factor
@@ -77,8 +77,8 @@ class KeptAttention:
         self.attend = attend
         self.outputs: dict[int, Tensor] = {}
 
-    def prepare(self, sight: Sight) -> None:
-        self.attend.prepare(sight)
+    def prepare(self, attention_span: AttentionSpan) -> None:
+        self.attend.prepare(attention_span)
 
     def __call__(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
         if not torch.is_grad_enabled():

@@ -21,8 +21,8 @@ from torch.nn.functional import pad
 from tiercel.devices import moved
 from tiercel.distributed.context import ContextGroup
 from tiercel.models.layers.attention import Layer, PackAttend
+from tiercel.models.layers.attention_span import AttentionSpan, Span
 from tiercel.models.layers.delta_net import DeltaScan, DeltaTokens
-from tiercel.models.layers.sight import Sight, Span
 from tiercel.packing.forms import PackedForm
 from tiercel.packing.layout import PackedTokens
 from tiercel.packing.logprobs import TokenScores
@@ -73,8 +73,8 @@ class GatheredAttention:
         self.attend = attend
         self.group = group
 
-    def prepare(self, sight: Sight) -> None:
-        self.attend.prepare(sight)
+    def prepare(self, attention_span: AttentionSpan) -> None:
+        self.attend.prepare(attention_span)
 
     def __call__(self, layer: Layer, query_BASE: Tensor, key_BJSE: Tensor, value_BJSE: Tensor) -> Tensor:
         key_BJTE, value_BJTE = self.group.gathered([key_BJSE, value_BJSE], dim=2)

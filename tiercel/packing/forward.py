@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from tiercel.config.schema import Checkpointing
 from tiercel.devices import moved
 from tiercel.distributed.context import ContextGroup
-from tiercel.models.layers.attention import AttentionForm, PackAttend, form_inputs, position_ids, sights_of
+from tiercel.models.layers.attention import AttentionForm, PackAttend, attention_spans_of, form_inputs, position_ids
+from tiercel.models.layers.attention_span import Span, sequence_masks
 from tiercel.models.layers.experts import ExpertLoad
-from tiercel.models.layers.sight import Span, sequence_masks
 from tiercel.models.layers.value_head import value_head
 from tiercel.models.policy import Policy
 from tiercel.packing.attention.block_mask import BLOCK
@@ -266,8 +266,11 @@ class PackedPolicy(nn.Module):
                 depth = tree.depths[number]
                 of_node = tree.picture_spans_in(tree.nodes[number].span)
                 spans[-1] += [(start + depth, stop + depth) for start, stop in of_node]
-        sights = sights_of(self.language_model.config)
-        return {kind: moved(sequence_masks(sight, length, spans), self.device) for kind, sight in sights.items()}
+        by_kind = attention_spans_of(self.language_model.config)
+        return {
+            kind: moved(sequence_masks(attention_span, length, spans), self.device)
+            for kind, attention_span in by_kind.items()
+        }
 
     def _repeated_layout(self, batch: PackedTokens) -> tuple[Tensor, Tensor, Tensor]:
         """Return the places (R, U) in the pack of the tokens of each repeated row, and for each scored token the row

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tiercel.models.layers.sight import Span
+from tiercel.models.layers.attention_span import Span
 from tiercel.packing import sharing
 from tiercel.packing.sharing import Branch, PictureFamily, Segment, TreeBuilder, built, located
 from tiercel.packing.tree import Node, PrefixTree

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tiercel.models.layers.sight import Span
+from tiercel.models.layers.attention_span import Span
 from tiercel.packing.tree import Node, PrefixTree
 from tiercel.types import EncodedImage, ImagePlan
 

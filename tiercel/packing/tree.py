@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tiercel.devices import moved
-from tiercel.models.layers.sight import FULL, Sight, Span, seen_spans
+from tiercel.models.layers.attention_span import FULL, AttentionSpan, Span, seen_spans
 
 Made = TypeVar("Made")
 
@@ -116,22 +116,22 @@ class PrefixTree:
         begin, end = own
         return [(start - begin, stop - begin) for start, stop in self.picture_spans if begin <= start < end]
 
-    def simplest(self, sight: Sight) -> Sight:
-        """Return the simplest sight that is equivalent for this tree."""
+    def simplest(self, attention_span: AttentionSpan) -> AttentionSpan:
+        """Return the simplest attention span that is equivalent for this tree."""
         longest = max(map(self.length_to, range(len(self.nodes))), default=0)
-        return sight.within(longest, self.picture_spans)
+        return attention_span.within(longest, self.picture_spans)
 
-    def visibility(self, sight: Sight) -> Visibility:
+    def visibility(self, attention_span: AttentionSpan) -> Visibility:
         """Compute what each token sees."""
         until_T, first_T, stop_T, depth_T = torch.zeros(4, self.length, dtype=torch.int64)
         for node, depth, subtree_stop in zip(self.nodes, self.depths, self.stops, strict=True):
             start, stop = node.span
-            _, own_until = seen_spans(sight, stop - start, self.picture_spans_in(node.span))
+            _, own_until = seen_spans(attention_span, stop - start, self.picture_spans_in(node.span))
             until_T[start:stop] = own_until + start
             stop_T[start:stop] = subtree_stop
             depth_T[start:stop] = depth + torch.arange(stop - start)
-        if sight.window is not None:
-            first_T = (depth_T - sight.window + 1).clamp_min(0)
+        if attention_span.window is not None:
+            first_T = (depth_T - attention_span.window + 1).clamp_min(0)
         return Visibility(until_T=until_T, first_T=first_T, stop_T=stop_T, depth_T=depth_T)
 
     def seen_pairs(self, window: int | None) -> int:
@@ -156,10 +156,12 @@ class PrefixTree:
         """Return the spans of the tokens from `first` on."""
         return ((first, self.length),)
 
-    def dense_mask(self, device: torch.device, sight: Sight = FULL, queries: Sequence[Span] | None = None) -> Tensor:
+    def dense_mask(
+        self, device: torch.device, attention_span: AttentionSpan = FULL, queries: Sequence[Span] | None = None
+    ) -> Tensor:
         """Return the mask, bool (1, 1, S, T): true where the token of the row attends to the token of the column.
         `queries` are the spans of the rows' tokens; None means all tokens."""
-        mask_ST = self.visibility(sight).mask(queries or self.after(0))
+        mask_ST = self.visibility(attention_span).mask(queries or self.after(0))
         return moved(mask_ST[None, None], device)
 
 
@@ -175,15 +177,15 @@ def groups_tree(*groups: Sequence[int], picture_spans: Sequence[Span] = ()) -> P
     return PrefixTree(nodes=tuple(nodes), picture_spans=tuple(picture_spans))
 
 
-class BySight(Generic[Made]):
-    """A cache of what a form derives from a tree, built once for each sight that differs there."""
+class ByAttentionSpan(Generic[Made]):
+    """A cache of what a form derives from a tree, built once for each attention span that differs there."""
 
-    def __init__(self, tree: PrefixTree, make: Callable[[Sight], Made]):
+    def __init__(self, tree: PrefixTree, make: Callable[[AttentionSpan], Made]):
         self.tree = tree
         self.make = cache(make)
 
-    def of(self, sight: Sight) -> Made:
-        return self.make(self.tree.simplest(sight))
+    def of(self, attention_span: AttentionSpan) -> Made:
+        return self.make(self.tree.simplest(attention_span))
 
 
 def _size(span: Span) -> int:

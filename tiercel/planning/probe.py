@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_iter
 from tiercel.config.schema import BaseRecipe
 from tiercel.distributed.strategies.optimizer import build_optimizer
 from tiercel.models.families.base import Family
-from tiercel.models.layers.attention import route_attention, sights_of
+from tiercel.models.layers.attention import attention_spans_of, route_attention
 from tiercel.models.policy import Policy, make_trainable, weights_dtype
 from tiercel.packing.batch import prompt_of_no_row
 from tiercel.packing.compiling import CompiledLayers
@@ -241,8 +241,8 @@ class ProbedLearner(PackedPolicy):
         with _disable_current_modes():
             form = super()._form(batch, first_query)
             _ = form.recurrence
-            for sight in sights_of(self.language_model.config).values():
-                form.attend.prepare(sight)
+            for attention_span in attention_spans_of(self.language_model.config).values():
+                form.attend.prepare(attention_span)
             return form
 
     def _repeated_layout(self, batch: PackedTokens) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,7 +11,7 @@ from torch import nn
 from tiercel.algorithms import advantage_of
 from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import Ranks
-from tiercel.models.layers.attention import heads_of, sights_of
+from tiercel.models.layers.attention import attention_spans_of, heads_of
 from tiercel.models.layers.experts import ExpertLayer, mixtures
 from tiercel.models.policy import Policy
 from tiercel.packing.layout import PackedTokens, PackItem, pack
@@ -51,7 +51,7 @@ def _per_pair(config: Any) -> Mapping[int | None, int]:
     """Count the attention operations for a pair of tokens, summed over the layers with the same window. `config` is the
     decoder's."""
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    sights = sights_of(config)
+    sights = attention_spans_of(config)
     per_pair: Counter[int | None] = Counter()
     for heads, kind in zip(heads_of(config), kinds, strict=False):
         if kind in sights:  # a delta net has none

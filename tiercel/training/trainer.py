@@ -28,7 +28,7 @@ from tiercel.models.weights.memory_errors import weight_bytes
 from tiercel.models.weights.saving import restore_adapter
 from tiercel.packing.batch import AdvantageGroup, PolicyUnit
 from tiercel.packing.compiling import require_compilable
-from tiercel.packing.proof import prove_where_needed
+from tiercel.packing.forward_equivalence_check import prove_where_needed
 from tiercel.runs.checkpoints import FoundCheckpoint
 from tiercel.runs.progress import waiting
 from tiercel.training.distillation.opening import open_teacher

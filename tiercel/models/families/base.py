@@ -21,7 +21,7 @@ from tiercel.errors import DataError, ModelError
 from tiercel.message_text import brief
 from tiercel.models.families.image_transforms import picture_tensor, resized, views_sha256
 from tiercel.models.layers.attention import shared_prefix_obstacle
-from tiercel.models.layers.sight import Span
+from tiercel.models.layers.attention_span import Span
 from tiercel.types import CoordinateSpace, EncodedImage, EncodedPrompt, ImagePlan, PixelLimits, Row, Size
 
 HuggingFaceModel = Any  # a PreTrainedModel; only its family knows its submodules
@@ -67,7 +67,7 @@ class Family(ABC):
     sizes: ClassVar[str] = "cuts images into tiles of one size"  # why it has no pixel limits
     image_processor_class: ClassVar[Any] = None  # of transformers, which uses Pillow and needs no torchvision
     model_class: ClassVar[Any] = AutoModelForImageTextToText
-    needs_proof: ClassVar[bool] = False  # true: one class for many architectures (packing/proof.py)
+    needs_proof: ClassVar[bool] = False  # true: one class for many architectures (packing/forward_equivalence_check.py)
     turn_end: TurnEnd | None = None  # what the chat template writes after an assistant's turn; None: unknown
     unshared: str | None = None  # why a proof did not let completions share their prompt
 

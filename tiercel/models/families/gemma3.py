@@ -13,7 +13,7 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 from tiercel.errors import ModelError
 from tiercel.models.families.base import Checkpoint, Family, HuggingFaceModel
 from tiercel.models.families.image_transforms import normalised_tiles
-from tiercel.models.layers.sight import Span, runs
+from tiercel.models.layers.attention_span import Span, runs
 from tiercel.types import EncodedImage, ImagePlan, PixelLimits, Size
 
 

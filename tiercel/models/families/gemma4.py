@@ -19,7 +19,7 @@ from tiercel.devices import moved
 from tiercel.errors import DataError
 from tiercel.models.families.base import Family, HuggingFaceModel
 from tiercel.models.families.image_transforms import normalised
-from tiercel.models.layers.sight import Span, runs
+from tiercel.models.layers.attention_span import Span, runs
 from tiercel.types import EncodedImage, ImagePlan, PixelLimits, Size
 
 

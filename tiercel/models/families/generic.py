@@ -4,7 +4,7 @@ The checkpoint's own processor says which tokens represent a picture, and its `_
 from the size alone; if there is no such function, a blank picture of that size is encoded instead. `get_image_features`
 computes their features, and `get_rope_index` the positions if a token has several. This may be wrong for some
 architectures, so each checkpoint is proved: ids and pixels here against the whole processor, logprobs in
-packing/proof.py. Shape suffixes: docs/shapes.md.
+packing/forward_equivalence_check.py. Shape suffixes: docs/shapes.md.
 """
 
 import inspect

@@ -15,8 +15,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tiercel.errors import ModelError
+from tiercel.models.layers.attention_span import FULL, AttentionSpan
 from tiercel.models.layers.delta_net import BRANCHING_MODELS, DeltaScan, DeltaTokens, route_delta_nets
-from tiercel.models.layers.sight import FULL, Sight
 
 IMPLEMENTATION = "tiercel"  # the name of this attention in transformers
 LARGEST_GROUPED_HEAD = 256  # the limit of FlashAttention
@@ -31,7 +31,7 @@ class Layer:
 
     index: int  # among the layers of the decoder
     scale: float  # of the scores
-    sight: Sight = FULL
+    attention_span: AttentionSpan = FULL
 
 
 class Attend(Protocol):
@@ -70,8 +70,8 @@ def attended(
 class PackAttend(Attend, Protocol):
     """The attention of a pack."""
 
-    def prepare(self, sight: Sight) -> None:
-        """Build what layers with this sight need; otherwise their first call builds it."""
+    def prepare(self, attention_span: AttentionSpan) -> None:
+        """Build what layers with this attention span need; otherwise their first call builds it."""
 
 
 class AttentionForm(Attend, Protocol):
@@ -131,17 +131,17 @@ def heads_of(config: Any) -> list[Heads]:
     return [Heads(keys=each.num_key_value_heads, size=getattr(each, "head_dim", None) or usual) for each in layers]
 
 
-def sights_of(config: Any) -> dict[str, Sight]:
-    """Return the sight of each kind of layer that a decoder with this config has, keyed by transformers' names."""
+def attention_spans_of(config: Any) -> dict[str, AttentionSpan]:
+    """Return the attention span of each kind of layer of a decoder with this config, by transformers' names."""
     window = getattr(config, "sliding_window", None)
     if not (kinds := getattr(config, "layer_types", None)):
-        return {"full_attention": _sight(config, window)}  # if there is a window, all layers have it
-    sights = {"full_attention": _sight(config, None), "sliding_attention": _sight(config, window)}
-    return {kind: sights[kind] for kind in sorted(set(kinds)) if kind in sights}
+        return {"full_attention": _attention_span(config, window)}  # if there is a window, all layers have it
+    spans = {"full_attention": _attention_span(config, None), "sliding_attention": _attention_span(config, window)}
+    return {kind: spans[kind] for kind in sorted(set(kinds)) if kind in spans}
 
 
-def _sight(config: Any, window: int | None) -> Sight:
-    return Sight(window=window, whole_pictures=window is not None or config.model_type not in _CAUSAL_OUTSIDE)
+def _attention_span(config: Any, window: int | None) -> AttentionSpan:
+    return AttentionSpan(window=window, whole_pictures=window is not None or config.model_type not in _CAUSAL_OUTSIDE)
 
 
 def position_ids(positions: Tensor) -> Tensor:
@@ -167,8 +167,8 @@ def _routed_attention(
         return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, **options)
     # Under autocast, queries and keys of float32 states are float32 after the rotary embedding; values are not.
     query, key = query.to(value.dtype), key.to(value.dtype)
-    sight = _sight(module.config, options.get("sliding_window"))
-    layer = Layer(index=module.layer_idx, scale=options["scaling"], sight=sight)
+    attention_span = _attention_span(module.config, options.get("sliding_window"))
+    layer = Layer(index=module.layer_idx, scale=options["scaling"], attention_span=attention_span)
     output_BATE = attention_form.form(layer, query, key, value)
     return output_BATE.transpose(1, 2).contiguous(), None
 

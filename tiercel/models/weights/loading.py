@@ -36,9 +36,9 @@ from tiercel.models.layers.experts import IMPLEMENTATION, mixtures
 from tiercel.models.layers.quantized import is_quantized, loading_options, settle, stored_quantization
 from tiercel.models.layers.tower_attention import route_tower
 from tiercel.models.template_arguments import with_arguments
-from tiercel.models.weights.authors_forms import require_transformers_form
 from tiercel.models.weights.hub import resolve
 from tiercel.models.weights.memory_errors import is_out_of_memory, memory_to_load
+from tiercel.models.weights.unsupported_checkpoints import require_transformers_form
 from tiercel.types import CoordinateSpace
 
 FAMILIES: dict[str, type[Family]] = {

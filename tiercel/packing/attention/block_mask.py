@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tiercel.devices import moved
-from tiercel.models.layers.sight import FULL, Sight, Span
+from tiercel.models.layers.attention_span import FULL, AttentionSpan, Span
 from tiercel.packing.tree import PrefixTree
 
 BLOCK = 128  # tokens; FlexAttention's own size
@@ -18,13 +18,13 @@ Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # batch, head, query,
 
 
 def block_mask(
-    tree: PrefixTree, device: torch.device, queries: Sequence[Span] | None = None, sight: Sight = FULL
+    tree: PrefixTree, device: torch.device, queries: Sequence[Span] | None = None, attention_span: AttentionSpan = FULL
 ) -> Any:
     """Build the BlockMask of a packed row. `queries` are the spans of the tokens that have queries, each except the
     last made of whole blocks; None means all tokens."""
     from torch.nn.attention.flex_attention import BlockMask
 
-    visibility = tree.visibility(sight)
+    visibility = tree.visibility(attention_span)
     queries_3S, keys_2T = visibility.of_queries(queries or tree.after(0)), visibility.of_keys()
     touched, full = seen_blocks(tree, queries_3S, keys_2T)
     partial_counts, partial_places = _ordered(moved(touched & ~full, device))

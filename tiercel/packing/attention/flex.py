@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from tiercel.models.layers.attention import Heads, Layer, heads_of
-from tiercel.models.layers.sight import Sight, Span
+from tiercel.models.layers.attention_span import AttentionSpan, Span
 from tiercel.models.weights.memory_errors import is_out_of_memory
 from tiercel.packing.attention.block_mask import BLOCK, block_mask
 from tiercel.packing.compiling import default_backend, few_graphs
-from tiercel.packing.tree import BySight, PrefixTree, groups_tree
+from tiercel.packing.tree import ByAttentionSpan, PrefixTree, groups_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +126,11 @@ class FlexAttention:
         self.padding = Padding.of(queries)
         padded, filled = tree.padded(self.padding.front, self.padding.back), self.padding.filled(queries)
         assert padded.length % BLOCK == 0, padded.length  # the kernels rely on it: flex_kernels.py
-        self.masks = BySight(padded, lambda sight: block_mask(padded, device, filled, sight))
+        self.masks = ByAttentionSpan(padded, lambda attention_span: block_mask(padded, device, filled, attention_span))
         self.attend = attend or compiled_flex(default_backend(device))
 
-    def prepare(self, sight: Sight) -> None:
-        self.masks.of(sight)
+    def prepare(self, attention_span: AttentionSpan) -> None:
+        self.masks.of(attention_span)
 
     def __call__(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
         if torch.is_grad_enabled() and any(t.requires_grad for t in (query_BATE, key_BJTE, value_BJTE)):
@@ -143,7 +143,7 @@ class FlexAttention:
     def _attended(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
         front, back = self.padding.front, self.padding.back
         keys, values = _filled(key_BJTE, front, back), _filled(value_BJTE, front, back)
-        mask = self.masks.of(layer.sight)
+        mask = self.masks.of(layer.attention_span)
         output_BTAE = self.attend(_filled(query_BATE, 0, back), keys, values, mask, layer.scale)
         return output_BTAE[:, : query_BATE.shape[2]].transpose(1, 2)
 

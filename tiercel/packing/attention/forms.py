@@ -16,8 +16,8 @@ from torch import Tensor
 
 from tiercel.devices import moved
 from tiercel.models.layers.attention import Layer, attended
-from tiercel.models.layers.sight import FULL, Sight, Span, sequence_masks
-from tiercel.packing.tree import BySight, PrefixTree, Visibility
+from tiercel.models.layers.attention_span import FULL, AttentionSpan, Span, sequence_masks
+from tiercel.packing.tree import ByAttentionSpan, PrefixTree, Visibility
 
 PADDING_TOLERANCE = 1.25  # in a bucket the longest node has at most this many times the tokens of the shortest
 
@@ -63,40 +63,47 @@ class SplitPlan:
     over: tuple[Block, ...]
 
 
-def split_plan(tree: PrefixTree, device: torch.device, first_query: int = 0, sight: Sight = FULL) -> SplitPlan:
+def split_plan(
+    tree: PrefixTree, device: torch.device, first_query: int = 0, attention_span: AttentionSpan = FULL
+) -> SplitPlan:
     """Plan the attention of a packed row. The first `first_query` tokens have keys but no queries."""
-    sight = tree.simplest(sight)
-    visibility = tree.visibility(sight)
+    attention_span = tree.simplest(attention_span)
+    visibility = tree.visibility(attention_span)
     own = [node for node in tree.nodes if node.span[0] >= first_query]
-    roots = [_over_itself(tree, node.span, sight) for node in own if node.parent is None]
+    roots = [_over_itself(tree, node.span, attention_span) for node in own if node.parent is None]
     others = [node.span for node in own if node.parent is not None]
-    over = [block for number in range(len(tree.nodes)) for block in _over_ancestor(tree, number, sight, visibility)]
+    over = [
+        block for number in range(len(tree.nodes)) for block in _over_ancestor(tree, number, attention_span, visibility)
+    ]
     return SplitPlan(
         roots=tuple(block.after(first_query, device) for block in roots),
-        buckets=tuple(_own_bucket(tree, spans, sight, first_query, device) for spans in similar(others)),
+        buckets=tuple(_own_bucket(tree, spans, attention_span, first_query, device) for spans in similar(others)),
         over=tuple(block.after(first_query, device) for block in over),
     )
 
 
-def _over_itself(tree: PrefixTree, own: Span, sight: Sight) -> Block:
+def _over_itself(tree: PrefixTree, own: Span, attention_span: AttentionSpan) -> Block:
     length, picture_spans = own[1] - own[0], tree.picture_spans_in(own)
-    sight = sight.within(length, picture_spans)
-    if sight.is_causal:
+    attention_span = attention_span.within(length, picture_spans)
+    if attention_span.is_causal:
         return Block(queries=own, keys=own, is_causal=True)
-    bias_11PP = _bias(sequence_masks(sight, length, [picture_spans]))
+    bias_11PP = _bias(sequence_masks(attention_span, length, [picture_spans]))
     return Block(queries=own, keys=own, is_causal=False, bias_11SK=bias_11PP)
 
 
-def _over_ancestor(tree: PrefixTree, number: int, sight: Sight, visibility: Visibility) -> list[Block]:
+def _over_ancestor(tree: PrefixTree, number: int, attention_span: AttentionSpan, visibility: Visibility) -> list[Block]:
     """Build the attention of a node's descendants over the node: one block for all of them, or, if a window limits what
     they see, one for each, because a query that saw no key would have no log-sum-exp."""
     (start, stop), subtree_stop = tree.nodes[number].span, tree.stops[number]
     if stop == subtree_stop:
         return []
     depth_T = visibility.depth_T
-    if sight.window is None or int(depth_T[stop:subtree_stop].max()) - int(depth_T[start]) < sight.window:
+    if (
+        attention_span.window is None
+        or int(depth_T[stop:subtree_stop].max()) - int(depth_T[start]) < attention_span.window
+    ):
         return [Block(queries=(stop, subtree_stop), keys=(start, stop), is_causal=False)]
-    reach, last = sight.window - 1, int(depth_T[stop - 1])  # a token sees so many tokens before itself
+    reach, last = attention_span.window - 1, int(depth_T[stop - 1])  # a token sees so many tokens before itself
     blocks = []
     for node, depth in zip(tree.nodes, tree.depths, strict=True):
         if stop <= node.span[0] < subtree_stop:
@@ -110,16 +117,16 @@ def _over_ancestor(tree: PrefixTree, number: int, sight: Sight, visibility: Visi
 
 
 def _own_bucket(
-    tree: PrefixTree, spans: Sequence[Span], sight: Sight, first_query: int, device: torch.device
+    tree: PrefixTree, spans: Sequence[Span], attention_span: AttentionSpan, first_query: int, device: torch.device
 ) -> Bucket:
     picture_spans = [tree.picture_spans_in(span) for span in spans]
     length = spans[-1][1] - spans[-1][0]
-    sight = sight.within(length, [pair for of_row in picture_spans for pair in of_row])
+    attention_span = attention_span.within(length, [pair for of_row in picture_spans for pair in of_row])
     moved_spans = [(start - first_query, stop - first_query) for start, stop in spans]
     bucket = bucket_of(moved_spans, first_query, device)
-    if sight.is_causal:
+    if attention_span.is_causal:
         return bucket
-    return replace(bucket, bias_R1LL=moved(_bias(sequence_masks(sight, length, picture_spans)), device))
+    return replace(bucket, bias_R1LL=moved(_bias(sequence_masks(attention_span, length, picture_spans)), device))
 
 
 def _bias(sees: Tensor) -> Tensor:
@@ -163,13 +170,15 @@ class SplitAttention:
     def __init__(self, tree: PrefixTree, device: torch.device, queries: Sequence[Span] | None = None):
         (first_query, _), *more = queries or tree.after(0)
         assert not more  # forms.py refuses that
-        self.plans = BySight(tree, lambda sight: split_plan(tree, device, first_query, sight))
+        self.plans = ByAttentionSpan(tree, lambda attention_span: split_plan(tree, device, first_query, attention_span))
 
-    def prepare(self, sight: Sight) -> None:
-        self.plans.of(sight)
+    def prepare(self, attention_span: AttentionSpan) -> None:
+        self.plans.of(attention_span)
 
     def __call__(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
-        return _JoinedAttention.apply(query_BATE, key_BJTE, value_BJTE, self.plans.of(layer.sight), layer.scale)
+        return _JoinedAttention.apply(
+            query_BATE, key_BJTE, value_BJTE, self.plans.of(layer.attention_span), layer.scale
+        )
 
 
 class _JoinedAttention(torch.autograd.Function):
@@ -273,18 +282,20 @@ class DenseAttention:
     tokens."""
 
     def __init__(self, tree: PrefixTree, device: torch.device, queries: Sequence[Span] | None = None):
-        self.masks_11ST = BySight(tree, lambda sight: tree.dense_mask(device, sight, queries))
-        self.biases = cache(lambda dtype: BySight(tree, lambda sight: self._bias(sight, dtype)))
+        self.masks_11ST = ByAttentionSpan(tree, lambda attention_span: tree.dense_mask(device, attention_span, queries))
+        self.biases = cache(
+            lambda dtype: ByAttentionSpan(tree, lambda attention_span: self._bias(attention_span, dtype))
+        )
 
-    def prepare(self, sight: Sight) -> None:
-        self.masks_11ST.of(sight)
+    def prepare(self, attention_span: AttentionSpan) -> None:
+        self.masks_11ST.of(attention_span)
 
     def __call__(self, layer: Layer, query_BASE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
-        bias = self.biases(query_BASE.dtype).of(layer.sight)
+        bias = self.biases(query_BASE.dtype).of(layer.attention_span)
         return attended(query_BASE, key_BJTE, value_BJTE, layer, bias)
 
-    def _bias(self, sight: Sight, dtype: torch.dtype) -> Tensor:
+    def _bias(self, attention_span: AttentionSpan, dtype: torch.dtype) -> Tensor:
         """Convert a mask to the bias that PyTorch adds to the scores; otherwise PyTorch does so in each layer, and
         keeps the result."""
-        mask_11ST = self.masks_11ST.of(sight)
+        mask_11ST = self.masks_11ST.of(attention_span)
         return torch.zeros_like(mask_11ST, dtype=dtype).masked_fill(~mask_11ST, -torch.inf)

@@ -158,7 +158,7 @@ class DecodeAttention(RowMemory):
         rows, heads, _, size = query_RA1E.shape
         query_RJQE = query_RA1E.view(rows, key_RJ1E.shape[1], -1, size)
         own_RJQE, own_lse_RJQ = self.over_own(layer, query_RJQE, key_RJ1E, value_RJ1E)
-        window = layer.sight.window
+        window = layer.attention_span.window
         if window is not None and self.length - self.most_unused >= window - 1:  # the window begins after the prompts
             return own_RJQE.reshape(rows, heads, 1, size)
         prompt_RJQE, prompt_lse_RJQ = self._over_prompts(layer, query_RJQE)
@@ -176,7 +176,7 @@ class DecodeAttention(RowMemory):
         own_key, own_value = self.own_tokens[layer.index]
         own_key[:, :, self.length] = key_RJ1E[:, :, 0]
         own_value[:, :, self.length] = value_RJ1E[:, :, 0]
-        window = layer.sight.window
+        window = layer.attention_span.window
         first = 0 if window is None else max(0, self.length + 1 - window)
         seen = slice(first, self.length + 1)
         bias = self._own_bias(window, first)
@@ -196,7 +196,7 @@ class DecodeAttention(RowMemory):
             query.reshape(prompts, key_heads, self.most * queries, size),
             self.prompts.keys[layer.index],
             self.prompts.values[layer.index],
-            self._bias(layer.sight.window, queries),
+            self._bias(layer.attention_span.window, queries),
             layer.scale,
         )
         output = output.view(prompts, key_heads, self.most, queries, size).transpose(1, 2).flatten(0, 1)

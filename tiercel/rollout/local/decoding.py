@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from tiercel.devices import moved
-from tiercel.models.layers.attention import AttentionForm, form_inputs, position_ids, sights_of
-from tiercel.models.layers.sight import FULL, Sight
+from tiercel.models.layers.attention import AttentionForm, attention_spans_of, form_inputs, position_ids
+from tiercel.models.layers.attention_span import FULL, AttentionSpan
 from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
 from tiercel.rollout.local.attention import DecodeAttention
@@ -249,18 +249,18 @@ class RepeatedDecoder(BaseDecoder):
         self.order_RP = order_P.where(order_P < self.lengths_R[:, None], -1)  # -1: padding
         return self.logits_after(padded, hidden_BPH)
 
-    def _masks(self, mask: Callable[[Sight], Tensor | None]) -> Tensor | dict[str, Tensor | None] | None:
+    def _masks(self, mask: Callable[[AttentionSpan], Tensor | None]) -> Tensor | dict[str, Tensor | None] | None:
         """Return the mask of all layers, or those of each kind of layer."""
-        sights = sights_of(self.language_model.config)
+        sights = attention_spans_of(self.language_model.config)
         if "sliding_attention" in sights:
-            return {kind: mask(sight) for kind, sight in sights.items()}
+            return {kind: mask(attention_span) for kind, attention_span in sights.items()}
         return mask(sights.get("full_attention", FULL))
 
-    def _step_mask(self, sight: Sight) -> Tensor:
+    def _step_mask(self, attention_span: AttentionSpan) -> Tensor:
         """Return the mask (R, 1, 1, P) of the newest token."""
         sees_RP = self.order_RP >= 0
-        if sight.window is not None:
-            sees_RP &= self.order_RP > self.lengths_R[:, None] - sight.window
+        if attention_span.window is not None:
+            sees_RP &= self.order_RP > self.lengths_R[:, None] - attention_span.window
         return sees_RP[:, None, None]
 
     def step(self, token_ids_R: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tiercel.devices import moved
 from tiercel.models.layers.attention import Layer, attended
+from tiercel.models.layers.attention_span import AttentionSpan, seen_spans
 from tiercel.models.layers.delta_net import DeltaScan, DeltaState, DeltaTokens
-from tiercel.models.layers.sight import Sight, seen_spans
 from tiercel.types import EncodedPrompt
 
 KeysAndValues = tuple[Tensor, Tensor]
@@ -119,7 +119,7 @@ class ResumedAttention:
     def __call__(self, layer: Layer, query_RATE: Tensor, key_RJTE: Tensor, value_RJTE: Tensor) -> Tensor:
         self.fresh[layer.index] = key_RJTE, value_RJTE
         key, value = (self._all_tokens(layer.index, number) for number in range(2))
-        mask = self.mask(layer.sight, key.shape[2])
+        mask = self.mask(layer.attention_span, key.shape[2])
         return attended(query_RATE, key, value, layer, mask)
 
     def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:
@@ -154,7 +154,7 @@ class ResumedAttention:
         of_prompts = self.memory.of_prompts(layer)[number]
         return torch.cat([of_prompts[self.prompt_R], own_RJLE, self.fresh[layer][number]], dim=2)
 
-    def _mask(self, sight: Sight, tokens: int) -> Tensor:
+    def _mask(self, attention_span: AttentionSpan, tokens: int) -> Tensor:
         """Return the mask, bool (R, 1, T, all tokens)."""
         new, own = max(self.new_lengths), max(row.state.length for row in self.rows)
         order_P, order_L, order_T = torch.arange(tokens - own - new), torch.arange(own), torch.arange(new)
@@ -163,7 +163,7 @@ class ResumedAttention:
             prompt = self.memory.prompt_lengths[row.state.prompt]
             before = prompt + row.state.length
             spans = [(before + start, before + stop) for start, stop in row.tokens.picture_spans]
-            start_T, stop_T = (each[before:, None] for each in seen_spans(sight, before + new, spans))
+            start_T, stop_T = (each[before:, None] for each in seen_spans(attention_span, before + new, spans))
             places = [order_P.where(order_P < prompt, -1), (order_L + prompt).where(order_L < row.state.length, -1)]
             order = torch.cat([*places, order_T + before])  # in the row's sequence; -1: padding
             masks.append((order >= start_T) & (order < stop_T))

@@ -16,8 +16,8 @@ from torch.nn.utils.rnn import pad_sequence
 from tiercel.devices import moved
 from tiercel.models.families.base import Family
 from tiercel.models.layers.attention import Layer, attended
+from tiercel.models.layers.attention_span import AttentionSpan, Span, sequence_masks
 from tiercel.models.layers.delta_net import DeltaScan, DeltaState, DeltaTokens
-from tiercel.models.layers.sight import Sight, Span, sequence_masks
 from tiercel.packing.attention.forms import SplitAttention
 from tiercel.packing.forms import PackedForm
 from tiercel.packing.layout import PackItem, add_item
@@ -38,13 +38,15 @@ class PaddedPrompts:
     starts_B: Tensor  # first position after each prompt
     picture_spans: tuple[tuple[Span, ...], ...]  # of each prompt
 
-    def mask(self, sight: Sight) -> Tensor | None:
+    def mask(self, attention_span: AttentionSpan) -> Tensor | None:
         """Return the mask, bool (B, 1, P, P); None if it is causal. Padding comes last, so that no real token sees
         it."""
         length = self.embeddings_BPH.shape[1]
-        sight = sight.within(length, [span for of_prompt in self.picture_spans for span in of_prompt])
+        attention_span = attention_span.within(length, [span for of_prompt in self.picture_spans for span in of_prompt])
         return (
-            None if sight.is_causal else moved(sequence_masks(sight, length, self.picture_spans), self.starts_B.device)
+            None
+            if attention_span.is_causal
+            else moved(sequence_masks(attention_span, length, self.picture_spans), self.starts_B.device)
         )
 
 
@@ -80,7 +82,7 @@ class PrefillAttention:
 
     def __call__(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
         self.store.put(layer.index, key_BJTE, value_BJTE)
-        mask = self.mask(layer.sight)
+        mask = self.mask(layer.attention_span)
         return attended(query_BATE, key_BJTE, value_BJTE, layer, mask, is_causal=mask is None)
 
 

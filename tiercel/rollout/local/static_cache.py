@@ -169,7 +169,7 @@ class FixedMemory(RowMemory):
     def __call__(self, layer: Layer, query_RA1E: Tensor, key_RJ1E: Tensor, value_RJ1E: Tensor) -> Tensor:
         rows, heads, _, size = query_RA1E.shape
         held, places = self.layers[layer.index], self.places.of(rows)
-        window = layer.sight.window
+        window = layer.attention_span.window
         if window is not None and window < self.room.prompt_tokens + self.room.new_tokens:
             places = places.within(window)
         own_key, own_value = held.own_key_RJLE[:rows], held.own_value_RJLE[:rows]

@@ -1,6 +1,6 @@
 """Full fine-tuning with vLLM: the policy's weights by their names in the checkpoint, loaded into a running engine.
 
-Adapters take another path: training/grpo/policy_sync.py publishes them, and process.py or server.py loads them.
+Adapters take another path: training/grpo/policy_sync.py publishes them, and colocated.py or server.py loads them.
 """
 
 import re

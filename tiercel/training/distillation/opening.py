@@ -8,7 +8,7 @@ from tiercel.distributed.ranks import Ranks
 from tiercel.errors import ModelError
 from tiercel.models.families.base import Family
 from tiercel.models.policy import load_for_inference
-from tiercel.packing.proof import prove_where_needed
+from tiercel.packing.forward_equivalence_check import prove_where_needed
 from tiercel.runs.progress import waiting
 from tiercel.training.distillation.served_teacher import ServedTeacher, open_served, recipe_of_teacher
 from tiercel.training.distillation.teacher_term import LocalTeacher, Teaching, require_same_words, teacher_encoder

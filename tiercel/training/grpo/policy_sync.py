@@ -25,8 +25,8 @@ from tiercel.rollout.branching import sample_branches
 from tiercel.rollout.dialogue import Dialogue, Limits
 from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import Sampler, SamplingParams
+from tiercel.rollout.vllm.colocated import ProcessSampler
 from tiercel.rollout.vllm.full_weights import CheckpointForm, read_weights
-from tiercel.rollout.vllm.process import ProcessSampler
 from tiercel.rollout.vllm.requests import require_served, require_vision_adapters
 from tiercel.rollout.vllm.server import connect
 from tiercel.runs.directory import RunDirectory

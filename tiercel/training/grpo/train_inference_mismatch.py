@@ -3,10 +3,10 @@
 The gate (engine_logprob_check.py) compares some two hundred tokens with rollout.parity_tolerance before the first step.
 After that, the policy pass compares every token that it learns from, before the optimiser step and without a pass of
 its own. Over so many tokens the largest gap is not a useful measure: in bfloat16 a healthy run has one of 0.25 or more
-in most steps. So tokens are counted: those whose gap is far beyond what the gate expects (FAR), and those beyond all that rounding can
-do (EXTREME). An engine is wrong if a SHARE of the tokens is far off, and not just a FEW of a short step, or if one
-token is extremely off. At most one in a hundred of the gate's tokens was beyond one tolerance; four tolerances at 5 %
-of the tokens means a different engine.
+in most steps. So tokens are counted: those whose gap is far beyond what the gate expects (FAR), and those beyond all
+that rounding can do (EXTREME). An engine is wrong if a SHARE of the tokens is far off, and not just a FEW of a short
+step, or if one token is extremely off. At most one in a hundred of the gate's tokens was beyond one tolerance; four
+tolerances at 5 % of the tokens means a different engine.
 
 Other differences of a healthy run are allowed for. With rollout.lookahead the completions are that many updates old,
 and with lora.dropout the learner's pass draws a mask: DRIFT nats are expected on top for each. With rollout.top_p or

@@ -14,7 +14,7 @@ from tiercel.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
-class AuthorsForm:
+class UnsupportedCheckpoint:
     """A model whose authors publish it with code of its own."""
 
     name: str
@@ -27,14 +27,16 @@ class AuthorsForm:
         return f"src/transformers/models/{self.folder}/convert_{self.folder}_weights_to_hf.py"
 
 
-AUTHORS_FORMS: Mapping[str, AuthorsForm] = {
-    "ovis": AuthorsForm("Ovis2", "thisisiron/Ovis2-2B-hf", "ovis2"),
-    "internvl_chat": AuthorsForm("InternVL", "OpenGVLab/InternVL3_5-8B-HF, OpenGVLab/InternVL3-8B-hf", "internvl"),
-    "minicpmv": AuthorsForm("MiniCPM-V", "openbmb/MiniCPM-V-4.6"),
-    "minicpmo": AuthorsForm("MiniCPM-o", "openbmb/MiniCPM-V-4.6"),
-    "kimi_vl": AuthorsForm("Kimi-VL"),
-    "LlavaLlamaForCausalLM": AuthorsForm("LLaVA", "llava-hf/llava-1.5-7b-hf", "llava"),
-    "LlavaQwenForCausalLM": AuthorsForm(
+UNSUPPORTED: Mapping[str, UnsupportedCheckpoint] = {
+    "ovis": UnsupportedCheckpoint("Ovis2", "thisisiron/Ovis2-2B-hf", "ovis2"),
+    "internvl_chat": UnsupportedCheckpoint(
+        "InternVL", "OpenGVLab/InternVL3_5-8B-HF, OpenGVLab/InternVL3-8B-hf", "internvl"
+    ),
+    "minicpmv": UnsupportedCheckpoint("MiniCPM-V", "openbmb/MiniCPM-V-4.6"),
+    "minicpmo": UnsupportedCheckpoint("MiniCPM-o", "openbmb/MiniCPM-V-4.6"),
+    "kimi_vl": UnsupportedCheckpoint("Kimi-VL"),
+    "LlavaLlamaForCausalLM": UnsupportedCheckpoint("LLaVA", "llava-hf/llava-1.5-7b-hf", "llava"),
+    "LlavaQwenForCausalLM": UnsupportedCheckpoint(
         "LLaVA-OneVision", "llava-hf/llava-onevision-qwen2-7b-ov-hf", "llava_onevision"
     ),
 }
@@ -45,7 +47,7 @@ def require_transformers_form(path: Path, config: Mapping[str, Any]) -> None:
     architectures = config.get("architectures")
     listed = architectures if isinstance(architectures, list) else []
     names = [name for name in (config.get("model_type"), *listed) if isinstance(name, str)]
-    form = next((AUTHORS_FORMS[name] for name in names if name in AUTHORS_FORMS), None)
+    form = next((UNSUPPORTED[name] for name in names if name in UNSUPPORTED), None)
     if form is None:
         return
     if not form.instead:

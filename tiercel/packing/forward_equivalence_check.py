@@ -37,7 +37,7 @@ NOISES = 4.0  # a correct form differs by at most this many times the difference
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Proof:
+class ForwardEquivalence:
     """The result of a proof. `obstacle` says why completions cannot share their prompt, or is None if they can."""
 
     difference: float  # the largest of any logprob, in nats, in the form that passed
@@ -56,7 +56,7 @@ class Proof:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _ProofLogprobs:
+class _CheckedLogprobs:
     """Logprobs (N,) of the same completions, computed in one dtype."""
 
     plain_N: Tensor
@@ -78,7 +78,7 @@ def _largest(these_N: Tensor, those_N: Tensor) -> float:
 
 
 @torch.no_grad()
-def prove(policy: Policy) -> Proof:
+def check_forward_equivalence(policy: Policy) -> ForwardEquivalence:
     """Compare logprobs of random completions with a plain forward pass over each, and record in the family whether
     completions may share their prompt. The model is in evaluation mode afterwards. Raises ModelError if not even the
     repeated form is correct."""
@@ -101,21 +101,23 @@ def prove(policy: Policy) -> Proof:
     return proof
 
 
-def _judged(policy: Policy, found: _ProofLogprobs, tolerance: float) -> Proof:
+def _judged(policy: Policy, found: _CheckedLogprobs, tolerance: float) -> ForwardEquivalence:
     """Judge by what was found in the model's own dtype. Raises ModelError if the proof fails."""
     dtype = _name(policy.compute_dtype)
     remedy = "" if policy.compute_dtype == torch.float32 else "; set model.dtype: float32 to see whether it is rounding"
     if not found.repeated <= tolerance:
         raise _failed(policy, found.repeated, f"{tolerance:.0e} in {dtype}", remedy or "; it needs a family of its own")
     if found.obstacle is not None:
-        return Proof(difference=found.repeated, obstacle=found.obstacle)
+        return ForwardEquivalence(difference=found.repeated, obstacle=found.obstacle)
     if not found.shared <= tolerance:
         reason = f"with a shared prompt its logprobs differ by {found.shared:.1e}, more than {tolerance:.0e} in {dtype}"
-        return Proof(difference=found.repeated, obstacle=f"{reason}{remedy}")
-    return Proof(difference=found.shared, obstacle=None)
+        return ForwardEquivalence(difference=found.repeated, obstacle=f"{reason}{remedy}")
+    return ForwardEquivalence(difference=found.shared, obstacle=None)
 
 
-def _judged_exactly(policy: Policy, found: _ProofLogprobs, exact: _ProofLogprobs, tolerance: float) -> Proof:
+def _judged_exactly(
+    policy: Policy, found: _CheckedLogprobs, exact: _CheckedLogprobs, tolerance: float
+) -> ForwardEquivalence:
     """Judge by what was found in float32 and, in the model's own dtype, by how far rounding moves a plain pass. Raises
     ModelError if the proof fails."""
     dtype, noise = _name(policy.compute_dtype), _largest(found.plain_N, exact.plain_N)
@@ -126,12 +128,12 @@ def _judged_exactly(policy: Policy, found: _ProofLogprobs, exact: _ProofLogprobs
     rounded = f"{found.repeated:.1e} in {dtype}"
     obstacle = found.obstacle or exact.obstacle
     if obstacle is not None:
-        return Proof(difference=exact.repeated, obstacle=obstacle, rounded=rounded)
+        return ForwardEquivalence(difference=exact.repeated, obstacle=obstacle, rounded=rounded)
     for difference, most, where in ((exact.shared, EXACT, "float32"), (found.shared, limit, dtype)):
         if not difference <= most:
             reason = f"with a shared prompt its logprobs differ by {difference:.1e}, more than {most:.0e} in {where}"
-            return Proof(difference=exact.repeated, obstacle=reason, rounded=rounded)
-    return Proof(difference=exact.shared, obstacle=None, rounded=f"{found.shared:.1e} in {dtype}")
+            return ForwardEquivalence(difference=exact.repeated, obstacle=reason, rounded=rounded)
+    return ForwardEquivalence(difference=exact.shared, obstacle=None, rounded=f"{found.shared:.1e} in {dtype}")
 
 
 def _failed(policy: Policy, difference: float, limit: str, remedy: str) -> ModelError:
@@ -141,7 +143,7 @@ def _failed(policy: Policy, difference: float, limit: str, remedy: str) -> Model
     )
 
 
-def _found(policy: Policy, items: list[PackItem]) -> _ProofLogprobs:
+def _found(policy: Policy, items: list[PackItem]) -> _CheckedLogprobs:
     """Compute the completions' logprobs in all forms that the model supports."""
     plain_N = _plain(policy, items)
     repeated_N = _packed(policy, items, "repeated")
@@ -155,10 +157,10 @@ def _found(policy: Policy, items: list[PackItem]) -> _ProofLogprobs:
             if is_out_of_memory(error):
                 raise
             obstacle = f"its decoder does not support the form {form} ({type(error).__name__})"
-    return _ProofLogprobs(plain_N=plain_N, repeated_N=repeated_N, shared_N=shared_N, obstacle=obstacle)
+    return _CheckedLogprobs(plain_N=plain_N, repeated_N=repeated_N, shared_N=shared_N, obstacle=obstacle)
 
 
-def _found_exactly(policy: Policy, items: list[PackItem]) -> _ProofLogprobs | None:
+def _found_exactly(policy: Policy, items: list[PackItem]) -> _CheckedLogprobs | None:
     """Compute the same in float32. Return None if that is already the dtype, if weights are quantised, or if memory
     runs out."""
     if policy.compute_dtype == torch.float32 or is_quantized(policy.model):
@@ -253,4 +255,4 @@ def _model(policy: Policy) -> str:
 def prove_where_needed(policy: Policy) -> None:
     """Prove the checkpoint if its family needs that, and log what was found."""
     if policy.family.needs_proof:
-        logger.info(prove(policy).line)
+        logger.info(check_forward_equivalence(policy).line)

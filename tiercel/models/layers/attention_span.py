@@ -10,7 +10,7 @@ Span = tuple[int, int]  # start and stop
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sight:
+class AttentionSpan:
     """How far the tokens of a layer see. With `window`, a token sees itself and the `window` - 1 tokens before it; None
     means all tokens before it. With `whole_pictures`, the tokens of a picture also see the later tokens of the
     picture."""
@@ -18,11 +18,11 @@ class Sight:
     window: int | None = None
     whole_pictures: bool = True
 
-    def within(self, longest: int, picture_spans: Sequence[Span]) -> "Sight":
-        """Return the simplest sight that is equivalent for sequences of at most `longest` tokens whose pictures have
-        these spans."""
+    def within(self, longest: int, picture_spans: Sequence[Span]) -> "AttentionSpan":
+        """Return the simplest attention span that is equivalent for sequences of at most `longest` tokens whose
+        pictures have these spans."""
         window = None if self.window is None or self.window >= longest else self.window
-        return Sight(window=window, whole_pictures=self.whole_pictures and bool(picture_spans))
+        return AttentionSpan(window=window, whole_pictures=self.whole_pictures and bool(picture_spans))
 
     @property
     def is_causal(self) -> bool:
@@ -30,26 +30,30 @@ class Sight:
         return self.window is None and not self.whole_pictures
 
 
-FULL = Sight()
+FULL = AttentionSpan()
 
 
-def seen_spans(sight: Sight, length: int, picture_spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
+def seen_spans(attention_span: AttentionSpan, length: int, picture_spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
     """Return the start and the stop, int64 (T,), of the span that each token of a sequence sees."""
     order_T = torch.arange(length)
-    start_T = torch.zeros_like(order_T) if sight.window is None else (order_T - sight.window + 1).clamp_min(0)
+    start_T = (
+        torch.zeros_like(order_T)
+        if attention_span.window is None
+        else (order_T - attention_span.window + 1).clamp_min(0)
+    )
     stop_T = order_T + 1
-    for start, stop in picture_spans if sight.whole_pictures else ():
+    for start, stop in picture_spans if attention_span.whole_pictures else ():
         stop_T[start:stop] = stop
     return start_T, stop_T
 
 
-def sequence_masks(sight: Sight, length: int, picture_spans: Sequence[Sequence[Span]]) -> Tensor:
+def sequence_masks(attention_span: AttentionSpan, length: int, picture_spans: Sequence[Sequence[Span]]) -> Tensor:
     """Return the masks, bool (R, 1, T, T), of rows aligned at their start. `picture_spans` are the spans of each
     row."""
     order_T = torch.arange(length)
     masks = []
     for of_row in picture_spans:
-        start_T, stop_T = seen_spans(sight, length, of_row)
+        start_T, stop_T = seen_spans(attention_span, length, of_row)
         masks.append((order_T >= start_T[:, None]) & (order_T < stop_T[:, None]))
     return torch.stack(masks)[:, None]
 

@@ -4,7 +4,7 @@ import pytest
 from packaging.version import Version
 
 from tiercel.errors import EnvironmentProblem
-from tiercel.rollout.vllm.process import _require_reload
+from tiercel.rollout.vllm.colocated import _require_reload
 
 
 def test_weights_are_not_dropped_where_vllm_cannot_read_them_again():
