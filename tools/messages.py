@@ -59,7 +59,7 @@ MODULES = (
     "convert/manual_steps.py",
     "distributed/deaths.py",
     "convert/shell.py",
-    "packing/forms.py",
+    "packing/pass_options.py",
     "models/weights/memory_errors.py",
     "runs/directory.py",
     "runs/identity.py",

@@ -18,7 +18,7 @@ from tiercel.models.policy import build_policy
 from tiercel.models.vision_cache import VisionStore
 from tiercel.packing import forward as learner
 from tiercel.packing.attention.flex import FlexAttention
-from tiercel.packing.attention.forms import DenseAttention
+from tiercel.packing.attention.split_and_dense import DenseAttention
 from tiercel.packing.tree import groups_tree
 from tiercel.rollout.local.engine import LocalSampler
 from tiercel.runs.directory import read_metrics

@@ -15,7 +15,7 @@ from tiercel.errors import DataError, ModelError
 from tiercel.models.prompts import completion_positions, encode_prompt, prompt_length
 from tiercel.models.vision_cache import VisionStore
 from tiercel.models.weights.loading import load_family
-from tiercel.packing.attention.forms import SplitAttention
+from tiercel.packing.attention.split_and_dense import SplitAttention
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.forward_equivalence_check import check_forward_equivalence
 from tiercel.packing.layout import Continuation, PackItem, pack

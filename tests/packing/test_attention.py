@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tiercel.models.layers.attention import Layer
 from tiercel.models.layers.attention_span import FULL, AttentionSpan
-from tiercel.packing.attention.forms import SplitAttention, split_plan
+from tiercel.packing.attention.split_and_dense import SplitAttention, split_plan
 from tiercel.packing.tree import Node, PrefixTree, groups_tree
 
 CPU = torch.device("cpu")

@@ -39,7 +39,7 @@ def chosen_backend(
     recipe: BaseRecipe, strategy: StrategyKind, form: str, device: torch.device
 ) -> tuple[str | None, str]:
     """Choose the compiler of the decoder's layers by `learner.compile`, or None if they are not compiled, and say what
-    `auto` means on a GPU; an empty text elsewhere. `form` comes from forms.chosen_form."""
+    `auto` means on a GPU; an empty text elsewhere. `form` comes from pass_options.chosen_form."""
     asked = recipe.learner.compile
     if asked != "auto":
         return default_backend(device) if asked else None, ""

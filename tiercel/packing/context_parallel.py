@@ -23,9 +23,9 @@ from tiercel.distributed.context import ContextGroup
 from tiercel.models.layers.attention import Layer, PackAttend
 from tiercel.models.layers.attention_span import AttentionSpan, Span
 from tiercel.models.layers.delta_net import DeltaScan, DeltaTokens
-from tiercel.packing.forms import PackedForm
 from tiercel.packing.layout import PackedTokens
 from tiercel.packing.logprobs import TokenScores
+from tiercel.packing.recurrence import PackedForm
 from tiercel.packing.tree import PrefixTree
 
 

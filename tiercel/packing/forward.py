@@ -21,16 +21,16 @@ from tiercel.models.layers.value_head import value_head
 from tiercel.models.policy import Policy
 from tiercel.packing.attention.block_mask import BLOCK
 from tiercel.packing.attention.flex import FlexAttention
-from tiercel.packing.attention.forms import DenseAttention, SplitAttention
 from tiercel.packing.attention.prefix import ContinuedAttention, PrefixPass, RecordingAttention
+from tiercel.packing.attention.split_and_dense import DenseAttention, SplitAttention
 from tiercel.packing.checkpointing import KeptAttention, checkpoint_layers
 from tiercel.packing.compiling import compiled_layers, like_later_inputs
 from tiercel.packing.context_parallel import GatheredAttention, Part, PartForm, joined, part_of
 from tiercel.packing.divergence import Target
-from tiercel.packing.forms import PackedForm
 from tiercel.packing.layout import PackedTokens
 from tiercel.packing.logprobs import TokenHead, TokenScores
 from tiercel.packing.pass_options import NOTHING, EmbeddingNoise, PassOptions
+from tiercel.packing.recurrence import PackedForm
 from tiercel.packing.tree import PrefixTree
 
 MakeAttention = Callable[[PrefixTree, torch.device, Sequence[Span]], PackAttend]  # the spans are those of the queries
@@ -46,7 +46,7 @@ CHUNK_MULTIPLES = {"flex": BLOCK}  # the length of a rank's chunks must be a mul
 
 class PackedPolicy(nn.Module):
     """The module that computes logprobs of the scored tokens of packed groups under the current policy. `form` comes
-    from forms.chosen_form and `backend` from compiling.chosen_backend. `context` is the group of ranks that compute
+    from pass_options.chosen_form and `backend` from compiling.chosen_backend. `context` is the group of ranks that compute
     each pack together; all of them get the same packs."""
 
     def __init__(

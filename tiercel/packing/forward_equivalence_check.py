@@ -20,9 +20,9 @@ from tiercel.models.policy import Policy
 from tiercel.models.prompts import completion_positions, encode_prompt
 from tiercel.models.vision_cache import VisionStore
 from tiercel.models.weights.memory_errors import is_out_of_memory
-from tiercel.packing.forms import chosen_form
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import Continuation, PackItem, pack
+from tiercel.packing.pass_options import chosen_form
 from tiercel.types import EncodedPrompt, ImageSource, Message, Row
 
 LENGTHS = (5, 1, 8)  # of the completions of each prompt, in tokens

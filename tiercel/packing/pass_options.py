@@ -1,4 +1,5 @@
-"""Options of a pass: what it computes besides plain logprobs and entropy. Shape suffixes: docs/shapes.md."""
+"""Options of a pass: the form that computes it, and what it computes besides plain logprobs and entropy. Shape
+suffixes: docs/shapes.md."""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tiercel.errors import ModelError
 from tiercel.packing.tree import PrefixTree
+
+AUTO = {"cpu": "split", "cuda": "flex"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,3 +50,24 @@ class PassOptions:
 
 
 NOTHING = PassOptions()
+
+
+def chosen_form(asked: str, device: torch.device, obstacle: str | None, *, in_parts: bool = False) -> str:
+    """Choose the form to run. `obstacle` says why the model cannot share prompts (see `shared_prefix_obstacle`), in
+    which case `auto` becomes `repeated`. `in_parts` is true if ranks compute a pack together. Raises ModelError if this
+    device or model cannot compute the form."""
+    if in_parts and obstacle:
+        raise ModelError(f"train.context_parallel: ranks cannot compute a row together: {obstacle}; remove it")
+    if asked == "auto" and in_parts:
+        return "flex" if device.type == "cuda" else "dense"
+    if asked == "auto":
+        return "repeated" if obstacle else AUTO.get(device.type, "dense")
+    if asked != "repeated" and obstacle:
+        raise ModelError(
+            f"learner.form: {asked} runs a prompt once, which this model cannot do: {obstacle}; use repeated"
+        )
+    if asked == "split" and device.type != "cpu":
+        raise ModelError(f"learner.form: split runs only on a CPU, but the device is {device.type}; use flex")
+    if asked == "flex" and device.type == "cpu":
+        raise ModelError("learner.form: flex has no backward pass on a CPU; use split")
+    return asked

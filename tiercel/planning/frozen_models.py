@@ -18,7 +18,7 @@ from tiercel.models.policy import WHOLE_FILE, Policy
 from tiercel.models.weights.hub import CONFIG, resolve
 from tiercel.models.weights.loading import DTYPES
 from tiercel.models.weights.memory_errors import weight_bytes
-from tiercel.packing.forms import chosen_form
+from tiercel.packing.pass_options import chosen_form
 from tiercel.planning.probe import (
     Composition,
     LiveBytes,

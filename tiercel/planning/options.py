@@ -11,7 +11,7 @@ from tiercel.config.conflicts.rules import rule_problems
 from tiercel.config.schema import GrpoRecipe, Recipe
 from tiercel.config.strategies import STRATEGY_KINDS
 from tiercel.models.families.base import Family
-from tiercel.packing.forms import chosen_form
+from tiercel.packing.pass_options import chosen_form
 from tiercel.planning.devices import Machine
 from tiercel.planning.frozen_models import FrozenBytes, held_by_rank, reward_model_sizes, teacher_size
 from tiercel.planning.kernels import flex_problem

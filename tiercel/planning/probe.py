@@ -24,10 +24,10 @@ from tiercel.models.layers.attention import attention_spans_of, route_attention
 from tiercel.models.policy import Policy, make_trainable, weights_dtype
 from tiercel.packing.batch import prompt_of_no_row
 from tiercel.packing.compiling import CompiledLayers
-from tiercel.packing.forms import PackedForm
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import Continuation, PackedTokens, PackItem, pack
 from tiercel.packing.logprobs import GPU_TILE
+from tiercel.packing.recurrence import PackedForm
 from tiercel.planning.sizes import with_layers, without_files
 
 PROBED_LAYERS = (2, 3)  # with a single layer, checkpointing keeps other tensors

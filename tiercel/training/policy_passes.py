@@ -28,10 +28,10 @@ from tiercel.packing.batch import AdvantageGroup, PolicyUnit, TokenCounter, empt
 from tiercel.packing.batch import empty_unit as unit_of
 from tiercel.packing.compiling import chosen_backend
 from tiercel.packing.examples import ExampleGroup, all_items
-from tiercel.packing.forms import chosen_form
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import PackedTokens, PackItem, pack
 from tiercel.packing.logprobs import TokenScores
+from tiercel.packing.pass_options import chosen_form
 from tiercel.planning.frozen_models import tokens_without_gradient
 from tiercel.types import Example
 

@@ -20,7 +20,7 @@ from tiercel.models.layers.experts import mixtures
 from tiercel.models.layers.quantized import loading_options, require_package, stored_quantization
 from tiercel.models.policy import load_for_inference, make_trainable, weights_dtype
 from tiercel.models.weights.loading import ADAPTER_CONFIG, load_weights, named_few, read_config, read_json
-from tiercel.packing.forms import chosen_form
+from tiercel.packing.pass_options import chosen_form
 from tiercel.training.distillation.served_teacher import recipe_of_teacher
 from tiercel.training.distillation.teacher_term import require_same_words, teacher_encoder
 

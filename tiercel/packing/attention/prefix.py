@@ -18,8 +18,8 @@ from torch import Tensor
 from tiercel.models.layers.attention import AttentionForm, Layer
 from tiercel.models.layers.delta_net import DeltaScan, DeltaState, DeltaTokens
 from tiercel.packing.batch import PolicyUnit
-from tiercel.packing.forms import PackedForm
 from tiercel.packing.layout import PackedTokens
+from tiercel.packing.recurrence import PackedForm
 from tiercel.types import EncodedImage
 
 

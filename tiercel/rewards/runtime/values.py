@@ -23,9 +23,9 @@ from tiercel.models.weights.loading import DTYPES, load_family, read_tensors
 from tiercel.models.weights.memory_errors import first_line, is_out_of_memory
 from tiercel.packing.batch import packed_bins
 from tiercel.packing.examples import all_items, example_groups
-from tiercel.packing.forms import chosen_form
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import pack
+from tiercel.packing.pass_options import chosen_form
 from tiercel.rewards.external import RewardModel
 from tiercel.types import EncodedImage, EncodedPrompt, Example, Message, VideoSource
 

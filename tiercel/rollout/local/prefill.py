@@ -18,9 +18,9 @@ from tiercel.models.families.base import Family
 from tiercel.models.layers.attention import Layer, attended
 from tiercel.models.layers.attention_span import AttentionSpan, Span, sequence_masks
 from tiercel.models.layers.delta_net import DeltaScan, DeltaState, DeltaTokens
-from tiercel.packing.attention.forms import SplitAttention
-from tiercel.packing.forms import PackedForm
+from tiercel.packing.attention.split_and_dense import SplitAttention
 from tiercel.packing.layout import PackItem, add_item
+from tiercel.packing.recurrence import PackedForm
 from tiercel.packing.sharing import BuiltTree, TreeBuilder, built
 from tiercel.types import EncodedPrompt
 

@@ -169,7 +169,7 @@ class SplitAttention:
 
     def __init__(self, tree: PrefixTree, device: torch.device, queries: Sequence[Span] | None = None):
         (first_query, _), *more = queries or tree.after(0)
-        assert not more  # forms.py refuses that
+        assert not more  # chosen_form refuses that
         self.plans = ByAttentionSpan(tree, lambda attention_span: split_plan(tree, device, first_query, attention_span))
 
     def prepare(self, attention_span: AttentionSpan) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tiercel.errors import ModelError
-from tiercel.packing.forms import chosen_form
+from tiercel.packing.pass_options import chosen_form
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

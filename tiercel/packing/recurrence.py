@@ -1,5 +1,5 @@
-"""The form of a prefix tree: its attention, and the recurrence of layers with a state. A root starts from an empty
-state, and any other node from the state after its parent.
+"""The layers of a packed prefix tree: their attention, and the recurrence of those with a state. A root starts from an
+empty state, and any other node from the state after its parent.
 
 Shape suffixes: docs/shapes.md. Here R are rows of similar length, padded to L tokens; A, O as in
 models/layers/delta_net.py.
@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from tiercel.devices import moved
-from tiercel.errors import ModelError
 from tiercel.models.layers.attention import Layer, PackAttend
 from tiercel.models.layers.delta_net import DeltaScan, DeltaState, DeltaTokens
-from tiercel.packing.attention.forms import Bucket, bucket_of, similar
+from tiercel.packing.attention.split_and_dense import Bucket, bucket_of, similar
 from tiercel.packing.tree import PrefixTree
 
 
@@ -126,28 +125,3 @@ def _joined(states: Sequence[DeltaState]) -> DeltaState:
         recent=torch.cat([state.recent for state in states]),
         memory_RAEE=torch.cat([state.memory_RAEE for state in states]),
     )
-
-
-AUTO = {"cpu": "split", "cuda": "flex"}
-COMPUTES_PARTS = ("flex", "dense")  # forms that ranks can compute together, each for its share of the tokens
-
-
-def chosen_form(asked: str, device: torch.device, obstacle: str | None, *, in_parts: bool = False) -> str:
-    """Choose the form to run. `obstacle` says why the model cannot share prompts (see `shared_prefix_obstacle`), in
-    which case `auto` becomes `repeated`. `in_parts` is true if ranks compute a pack together. Raises ModelError if this
-    device or model cannot compute the form."""
-    if in_parts and obstacle:
-        raise ModelError(f"train.context_parallel: ranks cannot compute a row together: {obstacle}; remove it")
-    if asked == "auto" and in_parts:
-        return "flex" if device.type == "cuda" else "dense"
-    if asked == "auto":
-        return "repeated" if obstacle else AUTO.get(device.type, "dense")
-    if asked != "repeated" and obstacle:
-        raise ModelError(
-            f"learner.form: {asked} runs a prompt once, which this model cannot do: {obstacle}; use repeated"
-        )
-    if asked == "split" and device.type != "cpu":
-        raise ModelError(f"learner.form: split runs only on a CPU, but the device is {device.type}; use flex")
-    if asked == "flex" and device.type == "cpu":
-        raise ModelError("learner.form: flex has no backward pass on a CPU; use split")
-    return asked
