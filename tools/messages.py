@@ -57,7 +57,7 @@ MODULES = (
     "algorithms/custom_trial.py",
     "algorithms/custom.py",
     "convert/manual_steps.py",
-    "distributed/deaths.py",
+    "distributed/exit_diagnosis.py",
     "convert/shell.py",
     "packing/pass_options.py",
     "models/weights/memory_errors.py",

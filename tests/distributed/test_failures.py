@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from tiercel.distributed.deaths import Death, describe_deaths, memory_kills, memory_verdict
+from tiercel.distributed.exit_diagnosis import RankExit, describe_rank_exits, memory_kills, memory_verdict
 from tiercel.distributed.launch import failure_of
-from tiercel.distributed.notes import NOTES, final_code, note_code, stack_file
-from tiercel.distributed.oversight import LAUNCHER_PATIENCE, RankWatcher
+from tiercel.distributed.rank_monitor import LAUNCHER_PATIENCE, RankMonitor
+from tiercel.distributed.rank_status_files import NOTES, final_code, note_code, stack_file
 from tiercel.errors import (
     EXIT_STALL,
     EXIT_TERMINATED,
@@ -38,10 +38,10 @@ def failure(process: int, code: int) -> SimpleNamespace:
 
 def told(notes: Path, failures: dict[int, SimpleNamespace], **moments: float) -> TiercelError:
     """The launcher's error; `moments`: seconds at which processes were seen to have ended, as in p12=3.0."""
-    oversight = RankWatcher(notes, 2, 60.0)
-    oversight._attempt = {each.pid for each in failures.values()}
-    oversight._ends = {int(name[1:]): moment for name, moment in moments.items()}
-    return failure_of(oversight, failures, {})
+    monitor = RankMonitor(notes, 2, 60.0)
+    monitor._attempt = {each.pid for each in failures.values()}
+    monitor._ends = {int(name[1:]): moment for name, moment in moments.items()}
+    return failure_of(monitor, failures, {})
 
 
 def started(notes: Path, process: int, rank: int) -> Path:
@@ -56,7 +56,7 @@ def noted(tmp_path, monkeypatch):
     monkeypatch.setenv(NOTES, str(tmp_path))
 
     def note(process: int, code: int) -> None:
-        monkeypatch.setattr("tiercel.distributed.notes.os.getpid", lambda: process)
+        monkeypatch.setattr("tiercel.distributed.rank_status_files.os.getpid", lambda: process)
         note_code(code)
 
     return note
@@ -126,7 +126,7 @@ def test_a_signal_that_would_come_again_is_remembered_over_attempts(tmp_path):
 def test_a_rank_that_ended_before_the_first_look_at_it_is_named(tmp_path):
     started(tmp_path, 12, rank=1).write_text(FAULT)
     started(tmp_path, 21, rank=0).write_text("")
-    unseen = RankWatcher(tmp_path, 2, 60.0)
+    unseen = RankMonitor(tmp_path, 2, 60.0)
     text = str(failure_of(unseen, {0: failure(21, -15), 1: failure(22, 1)}, {}))  # process 22 is of a later attempt
     assert text.startswith("rank 1 was killed by SIGFPE: ") and "no further attempt is made" in text
 
@@ -141,7 +141,7 @@ def test_a_rank_that_ended_before_the_first_look_at_it_is_named(tmp_path):
     ),
 )
 def test_each_signal_has_its_cause(number, words):
-    text = describe_deaths([Death(rank=1, code=-number)], {}, {})
+    text = describe_rank_exits([RankExit(rank=1, code=-number)], {}, {})
     assert all(word in text for word in (number.name, *words))
 
 

@@ -38,7 +38,10 @@ NO_FILE_OF_A_RUN = {
     **dict.fromkeys(
         ("rewards/text.py", "rewards/runtime/judge.py", "rewards/runtime/model.py"), "a schema, a prompt, a template"
     ),
-    **dict.fromkeys(("distributed/deaths.py", "distributed/oversight.py", "distributed/notes.py"), "/proc, /tmp"),
+    **dict.fromkeys(
+        ("distributed/exit_diagnosis.py", "distributed/rank_monitor.py", "distributed/rank_status_files.py"),
+        "/proc, /tmp",
+    ),
     **dict.fromkeys(("doctor/machine.py", "processes.py", "sandbox/supervisor.py"), "/proc"),
     **dict.fromkeys(("rollout/vllm/shared_memory.py", "web/view/serving.py"), "/dev/shm, the user's state directory"),
     "regular_files.py": "the helper",

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 from tests.training.test_loops import grpo_recipe, sft_recipe
-from tiercel.distributed.notes import NOTES
+from tiercel.distributed.rank_status_files import NOTES
 from tiercel.reliability.watchdog import ANY_PHASE
 from tiercel.training.process_guard import phase_limits, process_guard
 

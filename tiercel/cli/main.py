@@ -20,7 +20,7 @@ from tiercel.config import Recipe
 from tiercel.config.keys import RECIPES
 from tiercel.config.suggestions import nearest_key
 from tiercel.distributed.launch import launch, leave
-from tiercel.distributed.notes import note_code, note_error, start_notes
+from tiercel.distributed.rank_status_files import note_code, note_error, start_notes
 from tiercel.errors import ANY_RECIPE, EXIT_DONE, EXIT_INTERRUPTED, ElsewhereError, RecipeError, TiercelError
 from tiercel.log import printed
 from tiercel.messages import translated

@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any, NoReturn
 
-from tiercel.distributed.deaths import describe_deaths, memory_kills
-from tiercel.distributed.notes import NOTES, noted_code, told_file
-from tiercel.distributed.oversight import RankWatcher
+from tiercel.distributed.exit_diagnosis import describe_rank_exits, memory_kills
+from tiercel.distributed.rank_monitor import RankMonitor
+from tiercel.distributed.rank_status_files import NOTES, noted_code, told_file
 from tiercel.errors import EXIT_TRAINING, ElsewhereError, TiercelError, TrainingError
 
 
@@ -48,30 +48,30 @@ def launch(arguments: Sequence[str], processes: int, max_restarts: int, stall_ti
         )
         kills = memory_kills()
         try:
-            with _signals_handed_on(Path(notes)), RankWatcher(Path(notes), processes, stall_timeout) as oversight:
+            with _signals_handed_on(Path(notes)), RankMonitor(Path(notes), processes, stall_timeout) as monitor:
                 elastic_launch(config, sys.executable)("-m", "tiercel", *arguments)
         except ChildFailedError as error:
-            raise failure_of(oversight, error.failures, kills) from error
+            raise failure_of(monitor, error.failures, kills) from error
         finally:
             del os.environ[NOTES]
 
 
-def failure_of(oversight: RankWatcher, failures: Mapping[int, Any], kills: Mapping[Path, int]) -> TiercelError:
+def failure_of(monitor: RankMonitor, failures: Mapping[int, Any], kills: Mapping[Path, int]) -> TiercelError:
     """Make the error for ranks that failed. `failures` are those of torch, by rank; `kills` are the counts of
     `memory_kills` before the start. A rank that ended without a message, by a signal for example, is named, even if
     another rank has noted an error about it. A rank that the launcher ended is not named."""
-    notes = oversight.notes
+    notes = monitor.notes
     code = noted_code(notes)
-    deaths = oversight.deaths(
+    exits = monitor.exits(
         {
             rank: (failure.pid, int(failure.exitcode))
             for rank, failure in failures.items()
             if not told_file(notes, failure.pid).exists()
         }
     )
-    has_told = len(deaths) < len(failures)
-    if code in (None, EXIT_TRAINING) and not all(death.was_ended and has_told for death in deaths):
-        return TrainingError(describe_deaths(deaths, kills, memory_kills()))
+    has_told = len(exits) < len(failures)
+    if code in (None, EXIT_TRAINING) and not all(rank_exit.was_ended and has_told for rank_exit in exits):
+        return TrainingError(describe_rank_exits(exits, kills, memory_kills()))
     return ElsewhereError(0, EXIT_TRAINING if code is None else code)
 
 

@@ -46,8 +46,8 @@ CHUNK_MULTIPLES = {"flex": BLOCK}  # the length of a rank's chunks must be a mul
 
 class PackedPolicy(nn.Module):
     """The module that computes logprobs of the scored tokens of packed groups under the current policy. `form` comes
-    from pass_options.chosen_form and `backend` from compiling.chosen_backend. `context` is the group of ranks that compute
-    each pack together; all of them get the same packs."""
+    from pass_options.chosen_form and `backend` from compiling.chosen_backend. `context` is the group of ranks that
+    compute each pack together; all of them get the same packs."""
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
-from tiercel.distributed.notes import note_code, signs_directory
+from tiercel.distributed.rank_status_files import note_code, signs_directory
 from tiercel.reliability.heartbeat import Heartbeat
 from tiercel.reliability.stall_files import NOWHERE, SignFiles
 from tiercel.reliability.watchdog import ANY_PHASE, Watchdog

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from tiercel.distributed.notes import NOTES
+from tiercel.distributed.rank_status_files import NOTES
 from tiercel.errors import EnvironmentProblem
 
 PACKAGES = ("starlette", "uvicorn")

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from tiercel.distributed.notes import NOTES, noted_code
-from tiercel.distributed.oversight import SECONDS_TO_SPEAK, RankWatcher, is_running, started_ranks
+from tiercel.distributed.rank_monitor import SECONDS_TO_SPEAK, RankMonitor, is_running, started_ranks
+from tiercel.distributed.rank_status_files import NOTES, noted_code
 from tiercel.errors import EXIT_STALL
 
 PATIENCE = SECONDS_TO_SPEAK + 20.0
@@ -29,24 +29,24 @@ def sleeper():
 
 def test_a_rank_that_never_begins_is_named_with_its_process_and_ended(sleeper, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(NOTES, str(tmp_path))
-    with RankWatcher(tmp_path, 1, 0.3) as oversight:
+    with RankMonitor(tmp_path, 1, 0.3) as monitor:
         assert sleeper.wait(PATIENCE) == -signal.SIGKILL
     said = capsys.readouterr().err
     assert f"process {sleeper.pid}) gives no sign of life: its process exists, but is waiting for something" in said
     assert "phase launch of the start, before tiercel's own first line" in said and "(the limit is 0.3 s" in said
     assert noted_code(tmp_path) == EXIT_STALL
-    (death,) = oversight.deaths({0: (sleeper.pid, -signal.SIGKILL)})
-    assert death.was_ended
+    (rank_exit,) = monitor.exits({0: (sleeper.pid, -signal.SIGKILL)})
+    assert rank_exit.was_ended
 
 
 def test_a_rank_that_left_the_watch_is_left_alone(sleeper, tmp_path):
-    with RankWatcher(tmp_path, 1, 0.3) as oversight:
+    with RankMonitor(tmp_path, 1, 0.3) as monitor:
         deadline = time.monotonic() + PATIENCE
-        while oversight.files.moment(0) is None and time.monotonic() < deadline:
+        while monitor.files.moment(0) is None and time.monotonic() < deadline:
             time.sleep(0.01)
-        oversight.files.leave(0)
+        monitor.files.leave(0)
         time.sleep(SECONDS_TO_SPEAK + 1.0)
-        assert oversight._thread.is_alive()
+        assert monitor._thread.is_alive()
     assert is_running(sleeper.pid)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiercel.distributed.notes import FINAL_FAULTS
+from tiercel.distributed.rank_status_files import FINAL_FAULTS
 from tiercel.processes import control_groups, signal_name
 from tiercel.reliability.stall import innermost_frames
 
@@ -35,7 +35,7 @@ OOM_REMEDY = "lower data.workers or --nproc"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Death:
+class RankExit:
     """Describes a rank that ended without a message. `code` is its exit code, or minus its signal. `was_ended` means
     that the launcher ended it because another rank had ended. `stack` is what the rank wrote when the signal came."""
 
@@ -45,17 +45,19 @@ class Death:
     stack: str = ""
 
 
-def describe_deaths(deaths: Sequence[Death], kills_before: Mapping[Path, int], kills_now: Mapping[Path, int]) -> str:
+def describe_rank_exits(
+    exits: Sequence[RankExit], kills_before: Mapping[Path, int], kills_now: Mapping[Path, int]
+) -> str:
     """Return the message. `kills_before` and `kills_now` are the numbers of processes that the kernel has killed
     because memory ran out, by file."""
-    fell = [death for death in deaths if not death.was_ended] or list(deaths)
-    numbers = {-death.code for death in fell}
-    parts = [f"{_end_of(death)}{_why(death, kills_before, kills_now)}" for death in fell]
-    ended = [f"rank {death.rank}" for death in deaths if death not in fell]
+    fell = [rank_exit for rank_exit in exits if not rank_exit.was_ended] or list(exits)
+    numbers = {-rank_exit.code for rank_exit in fell}
+    parts = [f"{_end_of(rank_exit)}{_why(rank_exit, kills_before, kills_now)}" for rank_exit in fell]
+    ended = [f"rank {rank_exit.rank}" for rank_exit in exits if rank_exit not in fell]
     lines = ["; ".join(parts)]
-    for death in fell:
-        if frames := innermost_frames(_of_the_signal(death.stack)):
-            lines += [f"  rank {death.rank} was at", *(f"    {frame}" for frame in frames)]
+    for rank_exit in fell:
+        if frames := innermost_frames(_of_the_signal(rank_exit.stack)):
+            lines += [f"  rank {rank_exit.rank} was at", *(f"    {frame}" for frame in frames)]
     if ended:
         lines.append(f"tiercel then ended {', '.join(ended)}")
     final = [each.name for each in FINAL_FAULTS.values() if each in numbers]
@@ -69,16 +71,16 @@ def _of_the_signal(stack: str) -> str:
     return mark + tail.partition("\n\n")[0] if mark else head
 
 
-def _end_of(death: Death) -> str:
-    if death.code >= 0:
-        return f"rank {death.rank} ended with exit code {death.code}"
-    return f"rank {death.rank} was killed by {signal_name(-death.code)}"
+def _end_of(rank_exit: RankExit) -> str:
+    if rank_exit.code >= 0:
+        return f"rank {rank_exit.rank} ended with exit code {rank_exit.code}"
+    return f"rank {rank_exit.rank} was killed by {signal_name(-rank_exit.code)}"
 
 
-def _why(death: Death, before: Mapping[Path, int], now: Mapping[Path, int]) -> str:
-    if death.code == -signal.SIGKILL:
+def _why(rank_exit: RankExit, before: Mapping[Path, int], now: Mapping[Path, int]) -> str:
+    if rank_exit.code == -signal.SIGKILL:
         return f": {memory_verdict(before, now)}"
-    cause = next((cause for each, cause in CAUSES.items() if each == -death.code), None)
+    cause = next((cause for each, cause in CAUSES.items() if each == -rank_exit.code), None)
     return f": {cause}" if cause else ""
 
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 
-from tiercel.distributed.deaths import Death
-from tiercel.distributed.notes import SIGNS, final_faults, note_code, stack_file
+from tiercel.distributed.exit_diagnosis import RankExit
+from tiercel.distributed.rank_status_files import SIGNS, final_faults, note_code, stack_file
 from tiercel.errors import EXIT_STALL
 from tiercel.messages import translated
 from tiercel.processes import process_fields
@@ -30,7 +30,7 @@ SECONDS_LOST = 3.0  # a longer time between two looks means that this process wa
 LAUNCHER_PATIENCE = 29.0  # seconds; torch's launcher kills ranks that have not ended half a minute after its signal
 
 
-class RankWatcher:
+class RankMonitor:
     """Watches the ranks while its context is open. `stall_timeout` is the number of seconds without a sign of any rank
     that count as a stall."""
 
@@ -44,9 +44,9 @@ class RankWatcher:
         self._killed: set[int] = set()
         self._awake_since = 0.0  # end of a suspension of this process, in which the ranks may have been suspended too
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="oversight", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="rank-monitor", daemon=True)
 
-    def __enter__(self) -> "RankWatcher":
+    def __enter__(self) -> "RankMonitor":
         self._thread.start()
         return self
 
@@ -54,13 +54,13 @@ class RankWatcher:
         self._stopped.set()
         self._thread.join()
 
-    def deaths(self, ended: Mapping[int, tuple[int, int]]) -> list[Death]:
+    def exits(self, ended: Mapping[int, tuple[int, int]]) -> list[RankExit]:
         """Describe ranks that ended without a message. `ended` has, by rank, its process and its exit code. If a signal
         came that would come again, describe instead the ranks that got it, in any attempt."""
         ended = final_faults(self.notes) or ended
         first = min((self._ends[process] for process in self._attempt & self._ends.keys()), default=0.0)
         return [
-            Death(rank=rank, code=code, was_ended=self._was_ended(process, code, first), stack=self._stack(process))
+            RankExit(rank=rank, code=code, was_ended=self._was_ended(process, code, first), stack=self._stack(process))
             for rank, (process, code) in sorted(ended.items())
         ]
 
