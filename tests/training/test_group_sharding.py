@@ -8,7 +8,13 @@ import torch
 
 from tests.packing.items import learnable_groups, prompt, scored_group
 from tiercel.distributed.ranks import ALONE, Ranks
-from tiercel.training.grpo.group_sharding import GroupPart, cut_for_all, drawn_by_all, even_ranges, portions
+from tiercel.training.grpo.group_sharding import (
+    GroupPart,
+    even_ranges,
+    group_parts,
+    sample_on_all_ranks,
+    split_across_ranks,
+)
 from tiercel.types import Completion, Group
 
 
@@ -18,7 +24,7 @@ def portion(owner: int, place: int, rank: int, *numbers: int) -> GroupPart:
 
 def test_each_prompts_completions_are_drawn_by_its_share_of_the_ranks():
     # `rank_slice` gives the two prompts of five ranks to ranks 2 and 4; 8 completions over 3 and over 2 ranks
-    assert portions([0, 0, 1, 0, 1], 8) == [
+    assert group_parts([0, 0, 1, 0, 1], 8) == [
         portion(2, 0, 2, 0, 2),
         portion(2, 0, 1, 2, 5),
         portion(2, 0, 0, 5, 8),
@@ -28,7 +34,7 @@ def test_each_prompts_completions_are_drawn_by_its_share_of_the_ranks():
 
 
 def test_two_prompts_of_one_rank_go_to_two_halves():
-    assert portions([2, 0, 0, 0], 2) == [
+    assert group_parts([2, 0, 0, 0], 2) == [
         portion(0, 0, 1, 0, 1),
         portion(0, 0, 0, 1, 2),
         portion(0, 1, 3, 0, 1),
@@ -41,7 +47,7 @@ def test_two_prompts_of_one_rank_go_to_two_halves():
 def test_every_completion_is_drawn_once_and_no_rank_draws_twice(ranks, group_size):
     for prompts in range(1, ranks):
         counts = [ranks_prompts(prompts, rank, ranks) for rank in range(ranks)]
-        shares = portions(counts, group_size)
+        shares = group_parts(counts, group_size)
         drawn = sorted((each.owner, each.place, number) for each in shares for number in each.numbers)
         homes = [(rank, place) for rank, count in enumerate(counts) for place in range(count)]
         assert drawn == [(*home, number) for home in homes for number in range(group_size)]
@@ -55,7 +61,7 @@ def ranks_prompts(prompts: int, rank: int, ranks: int) -> int:
 
 
 def sum_of_shares(ranks: int, prompts: int, group_size: int) -> int:
-    """No prompt has more portions than completions."""
+    """No prompt has more group_parts than completions."""
     bounds = [-(-ranks * number // prompts) for number in range(prompts + 1)]
     return sum(min(group_size, end - start) for start, end in pairwise(bounds))
 
@@ -74,10 +80,10 @@ class Four(Ranks):
 
 def test_the_only_group_of_four_ranks_is_cut_in_four():
     (group,) = learnable_groups([scored_group(prompt([1, 2]), [([3, 4], 0.0), ([5], 1.0), ([6], 2.0), ([7, 8], 4.0)])])
-    parts = cut_for_all(Four(rank=0, world_size=4), [group], learners=4)
+    parts = split_across_ranks(Four(rank=0, world_size=4), [group], learners=4)
     assert [part.advantages_G.tolist() for part in parts] == [[value] for value in group.advantages_G.tolist()]
     assert all(part.item.prompt is group.item.prompt for part in parts)
-    assert cut_for_all(ALONE, [group], learners=1) == [group]
+    assert split_across_ranks(ALONE, [group], learners=1) == [group]
 
 
 class LastOfTwo(Ranks):
@@ -113,7 +119,7 @@ def test_a_rank_draws_its_portion_and_gets_the_group_whole():
         return tuple(Group(prompt=each, completions=completions(numbers), policy_version=7) for each in prompts)
 
     only = prompt([1, 2])
-    (group,) = drawn_by_all(LastOfTwo(rank=1, world_size=2), [only], 4, draw)
+    (group,) = sample_on_all_ranks(LastOfTwo(rank=1, world_size=2), [only], 4, draw)
     assert asked == [(1, range(0, 2))]
     assert [completion.seed for completion in group.completions] == [0, 1, 2, 3]
     assert group.prompt is only and group.policy_version == 7

@@ -36,7 +36,7 @@ def test_an_engine_is_sent_the_adapter_in_the_dtype_that_the_policy_computes_in(
     for version in (1, 2):
         for parameter in trained.values():
             parameter.data.add_(0.123456789)
-        sync.publish(version)
+        sync.update_weights(version)
         assert engine.version == version
         assert {tensor.dtype for tensor in engine.tensors.values()} == {getattr(torch, dtype)}
         sums = [
@@ -59,12 +59,12 @@ def test_a_server_is_sent_a_whole_model_in_full_fine_tuning(tiny_checkpoints, tm
     engine = ReadingEngine("model.safetensors")
     sync = PolicySync(engine, trainer, RunDirectory(path=tmp_path))
     published = load_file(checkpoint / "model.safetensors")
-    sync.publish(0)
+    sync.update_weights(0)
     assert engine.tensors.keys() == published.keys()
     assert all(torch.equal(each, published[name].to(each.dtype)) for name, each in engine.tensors.items())
     for parameter in trainer.policy.trained_parameters().values():
         parameter.data.add_(1.0)
-    sync.publish(1)
+    sync.update_weights(1)
     moved = [name for name, each in engine.tensors.items() if not torch.equal(each, published[name].to(each.dtype))]
     assert moved and not any("visual" in name for name in moved)
     assert {tensor.dtype for tensor in engine.tensors.values()} == {getattr(torch, dtype)}

@@ -29,7 +29,7 @@ def test_a_phase_counts_twice_where_it_comes_twice(monkeypatch):
     clock[0] += 1.0
     times = step.times()
     assert (times["time/rollout"], times["time/learn"], times["time/step"]) == (5.0, 4.0, 10.0)
-    assert heartbeat.activity.phases == 3 and step.updates == 4
+    assert heartbeat.activity.phases == 3 and step.updates_done == 4
 
 
 def test_a_phase_may_be_about_other_rows_or_none():

@@ -77,7 +77,7 @@ def one_update(recipe, replay=None) -> tuple[list[ScoredGroup], torch.Tensor]:
     prompts = [encode(row, index) for index, row in enumerate(rows[:4])]
     if replay is None:
         with open_run(recipe) as run, open_sampler(recipe, trainer, run, rows) as sync:
-            sync.publish(0)
+            sync.update_weights(0)
             groups = sync.sampler.sample(prompts, sampling_params(recipe.rollout), [10 * index for index in range(4)])
     else:
         groups = [replayed(prompt, record) for prompt, record in zip(prompts, replay, strict=True)]
@@ -148,7 +148,7 @@ def publish_many(recipe_path: str, versions: int = 40) -> None:
             with torch.no_grad():
                 for parameter in trainer.policy.trained_parameters().values():
                     parameter.add_(0.05 * torch.randn(parameter.shape))
-            sync.publish(version)
+            sync.update_weights(version)
             texts.add(tuple(c.text for g in sync.sampler.sample(prompts, params, [0, 0]) for c in g.completions))
         in_trainer.append(hash_of(trainer.policy.model))
         in_engine.append(sync.sampler.engine.apply_model(hash_of)[0])

@@ -130,7 +130,7 @@ class Advantage(Described):
     baseline: Callable[[RewardTable, Options], Tensor]  # -> (C,)
     scale: str | None  # one of SCALES, if the recipe names none; None: it has its own scale
     least_group: int = 2  # a group with fewer scorable completions is dropped
-    looks_at: Literal["totals", "rewards", "right", "all"] = (
+    depends_on: Literal["totals", "rewards", "right", "all"] = (
         "totals"  # the fields of the RewardTable that it needs; without them it is 0
     )
     needs_pass_k: bool = False
@@ -184,7 +184,7 @@ ADVANTAGES: dict[str, Advantage] = {
     "gdpo": Advantage(
         baseline=each_reward_by_group,
         scale=None,
-        looks_at="rewards",
+        depends_on="rewards",
         formula="sum over rewards of weight x `group_norm` of that reward, then normalised over the step",
         source="GDPO: Liu et al. 2026",
         use="several rewards of different spread, so that none hides another",
@@ -192,7 +192,7 @@ ADVANTAGES: dict[str, Advantage] = {
     "pass_k": Advantage(
         baseline=by_pass_at_k,
         scale=None,
-        looks_at="right",
+        depends_on="right",
         needs_pass_k=True,
         formula="P = 1 - C(w, k) / C(G, k), s = sqrt(P (1 - P)); right (1 - P) / s, wrong "
         "(1 - P - C(w-1, k-1) / C(G-1, k-1)) / s, w wrong ones of G",
@@ -243,7 +243,7 @@ def advantage_of(chosen: str | OwnAdvantage) -> Advantage:
         baseline=partial(own_advantages, chosen.call),
         scale="none",
         least_group=chosen.least_group,
-        looks_at="all",
+        depends_on="all",
         formula="your own",
         source=chosen.call,
         use="research",

@@ -17,7 +17,7 @@ from tiercel.packing.forward_equivalence_check import prove_where_needed
 from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import greedy_params, sampling_params
-from tiercel.training.grpo.policy_sync import Completer, open_dialogues
+from tiercel.training.grpo.policy_sync import CompletionSampler, open_dialogues
 from tiercel.types import Completion, ImageRoots, ImageSource, Message, Row
 
 
@@ -65,8 +65,8 @@ class Generator:
             if environment is not None and not family.tools_by_environment:
                 raise DataError(f"environment: is {environment}, but the recipe has no environments by name")
             request = encode_prompt(family, row, 0, encoded, system=recipe.data.system, max_prompt_tokens=limit)
-            completer = Completer(sampler=self.sampler, dialogues=dialogues)
-            (group,) = completer.sample(completer.begun([request]), params, [sampling_seed(seed, 0)])
+            completion_sampler = CompletionSampler(sampler=self.sampler, dialogues=dialogues)
+            (group,) = completion_sampler.sample(completion_sampler.begun([request]), params, [sampling_seed(seed, 0)])
         return group.completions
 
 

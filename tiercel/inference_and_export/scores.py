@@ -18,7 +18,7 @@ from tiercel.rollout.local.engine import LocalSampler
 from tiercel.runs.recording import group_record
 from tiercel.runs.records import GroupRecord
 from tiercel.training.evaluation import evaluate, heldout_rows
-from tiercel.training.grpo.policy_sync import Completer, open_dialogues
+from tiercel.training.grpo.policy_sync import CompletionSampler, open_dialogues
 from tiercel.training.offline.heldout_loss import heldout_loss, loss_in_words, sums_of
 from tiercel.training.offline.objectives import Known, objective_of
 from tiercel.training.policy_passes import passes_for_inference
@@ -88,8 +88,8 @@ def score(recipe: Recipe, judged: ModelToScore, ranks: Ranks) -> HeldoutScore:
         Scorer(chosen.rewards, chosen.reliability, space) as scorer,
         open_dialogues(chosen, policy.family) as dialogues,
     ):
-        completer = Completer(sampler=sampler, dialogues=dialogues)
-        evaluation = evaluate(completer, policy.family, chosen, scorer, ranks)
+        completion_sampler = CompletionSampler(sampler=sampler, dialogues=dialogues)
+        evaluation = evaluate(completion_sampler, policy.family, chosen, scorer, ranks)
     assert evaluation is not None
     groups = tuple(group_record(group, [None], space) for group in evaluation.scored)
     return HeldoutScore(line=evaluation.summary(), metrics=evaluation.metrics(), groups=groups)

@@ -14,7 +14,7 @@ from tiercel.models.weights.loading import read_tensors
 FILE = "reference.safetensors"
 
 
-def move_reference(policy: Policy, mix: float) -> None:
+def sync_reference(policy: Policy, mix: float) -> None:
     """Set each matrix of the reference to (1 - mix) * reference + mix * policy.
 
     This is TR-DPO (Gorbatovski et al. 2024) with LoRA's matrices instead of whole weights. It is exact for a mix of 1,

@@ -19,10 +19,10 @@ from tiercel.rewards.runtime.scorer import Scorer
 from tiercel.rollout.sampler import greedy_params
 from tiercel.runs.progress import waiting
 from tiercel.runs.recording import gathered_groups
-from tiercel.training.grpo.policy_sync import Completer
+from tiercel.training.grpo.policy_sync import CompletionSampler
 from tiercel.training.grpo.rollouts import Rollouts
 from tiercel.training.session import Session
-from tiercel.training.step_rows import next_batch
+from tiercel.training.step_batches import next_batch
 from tiercel.training.trainer import Trainer
 from tiercel.types import Row, ScoredGroup
 
@@ -83,9 +83,9 @@ def evaluate_policy(session: Session, trainer: Trainer, rollouts: Rollouts, step
         return {}
     started = time.perf_counter()
     ranks.heartbeat.begin("evaluation", step)
-    completer, family = rollouts.completer, trainer.family
-    with waiting("scoring the held-out rows"), completer.sampler.awake():
-        scored, rejected = heldout_groups(completer, family, rollouts.recipe, rollouts.scorer, ranks, table)
+    completion_sampler, family = rollouts.completion_sampler, trainer.family
+    with waiting("scoring the held-out rows"), completion_sampler.sampler.awake():
+        scored, rejected = heldout_groups(completion_sampler, family, rollouts.recipe, rollouts.scorer, ranks, table)
     trainer.vision.end_step()
     no_advantages = [[None] for _ in scored]
     everyone = session.run.record_groups("evaluations", step, family, scored, no_advantages)
@@ -95,19 +95,24 @@ def evaluate_policy(session: Session, trainer: Trainer, rollouts: Rollouts, step
 
 
 def evaluate(
-    completer: Completer, family: Family, recipe: GrpoRecipe, scorer: Scorer, ranks: Ranks = ALONE
+    completion_sampler: CompletionSampler, family: Family, recipe: GrpoRecipe, scorer: Scorer, ranks: Ranks = ALONE
 ) -> Evaluation | None:
     """Score greedy completions of every row of data.eval, or return None if the recipe has no such rows. With several
     ranks, each takes its share, and the first has the result."""
     table = heldout_rows(recipe, ranks)
     if table is None:
         return None
-    scored, rejected = heldout_groups(completer, family, recipe, scorer, ranks, table)
+    scored, rejected = heldout_groups(completion_sampler, family, recipe, scorer, ranks, table)
     return judge([group for group, _ in gathered_groups(ranks, scored, [[None]] * len(scored))], rejected)
 
 
 def heldout_groups(
-    completer: Completer, family: Family, recipe: GrpoRecipe, scorer: Scorer, ranks: Ranks, table: RowTable
+    completion_sampler: CompletionSampler,
+    family: Family,
+    recipe: GrpoRecipe,
+    scorer: Scorer,
+    ranks: Ranks,
+    table: RowTable,
 ) -> tuple[list[ScoredGroup], int]:
     """Complete and score this rank's share of the held-out rows; also return how many rows all ranks rejected."""
     params = greedy_params(recipe.rollout)
@@ -117,8 +122,8 @@ def heldout_groups(
     with heldout_loader(table.rows, encode, recipe, ranks, ROWS_AT_ONCE * ranks.world_size) as loader:
         for _ in range(loader.steps_left):
             batch = next_batch(loader, ranks)
-            prompts = ranks.together(partial(completer.begun, batch.prompts))
-            groups = ranks.together(partial(completer.sample, prompts, params, [0] * len(prompts)))
+            prompts = ranks.together(partial(completion_sampler.begun, batch.prompts))
+            groups = ranks.together(partial(completion_sampler.sample, prompts, params, [0] * len(prompts)))
             scored += ranks.together(partial(scorer.score, groups))
             rejected += batch.rejected
     ranks.together(lambda: require_few_bad(len(rejected), table.total, recipe.data, rejected))

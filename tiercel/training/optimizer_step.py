@@ -17,7 +17,7 @@ from tiercel.config.schema import GrpoRecipe
 from tiercel.devices import moved
 from tiercel.errors import TrainingError
 from tiercel.packing.attention.prefix import OpenPrefixes
-from tiercel.packing.batch import CompletionName, PolicyBatch, PolicyUnit
+from tiercel.packing.batch import CompletionName, LinkedMicrobatches, PolicyBatch
 from tiercel.packing.layout import PackedTokens
 from tiercel.packing.logprobs import TokenScores
 from tiercel.training.finite import (
@@ -81,7 +81,7 @@ NO_UPDATE = Update(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Contribution:
+class MicrobatchLoss:
     """A microbatch's share of an update. All its numbers are on the device of the pass."""
 
     loss: Tensor  # with its graph
@@ -95,24 +95,26 @@ class Contribution:
 
 
 def policy_update(
-    trainer: Trainer, minibatch: Minibatch, known: Sequence[Sequence[PrecomputedValues]], recipe: GrpoRecipe
+    trainer: Trainer, minibatch: Minibatch, precomputed: Sequence[Sequence[PrecomputedValues]], recipe: GrpoRecipe
 ) -> Update:
-    """Make one update with a policy-gradient loss. `known` is per unit and microbatch. Raises NonFiniteError, and
+    """Make one update with a policy-gradient loss. `precomputed` is per unit and microbatch. Raises NonFiniteError, and
     TrainingError if the engine has gone wrong."""
     units = minibatch.units
-    passes = [policy_contributions(trainer, unit, each, recipe) for unit, each in zip(units, known, strict=True)]
+    passes = [
+        policy_microbatch_losses(trainer, unit, each, recipe) for unit, each in zip(units, precomputed, strict=True)
+    ]
     accept = partial(require_near, recipe, trainer.ranks.heartbeat.activity.step)
     with trainer.vision.update([images for unit in units for images in unit.images_of_passes]):
-        return _apply(trainer, passes, minibatch.totals.tokens, accept)
+        return _backward_and_step(trainer, passes, minibatch.totals.tokens, accept)
 
 
-def policy_contributions(
-    trainer: Trainer, unit: PolicyUnit, known: Sequence[PrecomputedValues], recipe: GrpoRecipe
-) -> Iterator[Contribution]:
+def policy_microbatch_losses(
+    trainer: Trainer, unit: LinkedMicrobatches, precomputed: Sequence[PrecomputedValues], recipe: GrpoRecipe
+) -> Iterator[MicrobatchLoss]:
     """Yield what each microbatch of a unit adds to the loss. Compute its gradient before asking for the next."""
     rewards_entropy = recipe.algorithm.entropy_coef > 0
     prefixes = OpenPrefixes(unit, trainer.learner, partial(trainer.vision.features, with_gradient=True))
-    for number, (batch, each) in enumerate(zip(unit.batches, known, strict=True)):
+    for number, (batch, each) in enumerate(zip(unit.batches, precomputed, strict=True)):
         trainer.ranks.heartbeat.work_on(batch.prompt_ids)
         with trainer.training_mode():
             prefix = prefixes.before(number)
@@ -120,26 +122,26 @@ def policy_contributions(
             target = None if trainer.teacher is None else trainer.teacher.target(batch)
             inputs = (batch.packed, features_KH, trainer.temperature, prefix, rewards_entropy)
             scores = trainer.learner(*inputs, target)
-        own = _policy_contribution(batch, scores, each, trainer, recipe)
+        own = _policy_microbatch_loss(batch, scores, each, trainer, recipe)
         counted = _packed_sums(trainer, own.loss, batch.packed if batch.prompt_ids else None, unit.computed(number))
         sums = {**_load_sums(trainer, own.tokens), **counted}
         yield replace(own, pass_sums={**own.pass_sums, **sums})
     prefixes.close(len(unit.batches))
 
 
-def _policy_contribution(
-    batch: PolicyBatch, scores: TokenScores, known: PrecomputedValues, trainer: Trainer, recipe: GrpoRecipe
-) -> Contribution:
-    algorithm, logprobs_N, reference_N = recipe.algorithm, scores.logprobs_N, known.reference_logprobs_N
+def _policy_microbatch_loss(
+    batch: PolicyBatch, scores: TokenScores, precomputed: PrecomputedValues, trainer: Trainer, recipe: GrpoRecipe
+) -> MicrobatchLoss:
+    algorithm, logprobs_N, reference_N = recipe.algorithm, scores.logprobs_N, precomputed.reference_logprobs_N
     kl, teacher = trainer.kl, None if trainer.teacher is None else trainer.teacher.term(batch, scores)
     device = logprobs_N.device
     detached_N = logprobs_N.detach()
-    base_N = detached_N if known.old_logprobs_N is None else moved(known.old_logprobs_N, device)
+    base_N = detached_N if precomputed.old_logprobs_N is None else moved(precomputed.old_logprobs_N, device)
     sampler_N = moved(batch.sampler_logprobs_N, device)
     advantages_C = moved(batch.advantages_C, device)
     completion_of_N = moved(batch.packed.continuation_of_N, device)
-    match = engine_match(base_N, sampler_N, completion_of_N, len(batch.names_C), recipe)
-    factors = [match.weights_N, known.is_chosen_N]
+    comparison = compare_with_engine(base_N, sampler_N, completion_of_N, len(batch.names_C), recipe)
+    factors = [comparison.weights_N, precomputed.is_chosen_N]
     if algorithm.off_policy_delta is not None:
         delta = algorithm.off_policy_delta
         factors.append(is_near_policy(logprobs_N, sampler_N, advantages_C, completion_of_N, delta))
@@ -156,16 +158,16 @@ def _policy_contribution(
         longest=recipe.rollout.longest,
     )
     output = policy_loss(given, algorithm)
-    return Contribution(
+    return MicrobatchLoss(
         loss=output.loss,
         loss_sums=output.token_sums,
         pass_sums={
             "entropy/mean": scores.entropy_N.detach().sum(),
             **({} if teacher is None else {"teacher/kl": teacher.kl_sum}),
             **_learnt_share(factors[1:]),
-            **match.sums,
+            **comparison.sums,
         },
-        pass_largest={LARGEST_GAP: match.largest_gap},
+        pass_largest={LARGEST_GAP: comparison.largest_gap},
         tokens=len(logprobs_N),
         row_ids=batch.prompt_ids,
         faulty_rows=partial(faulty_rows, batch, without_graph(given), algorithm),
@@ -212,7 +214,7 @@ def _learnt_share(masks: Sequence[Tensor | None]) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EngineMatch:
+class EngineComparison:
     """A microbatch's tokens under the learner and under the engine that drew them."""
 
     weights_N: Tensor | None  # importance weights; None if the recipe asks for none
@@ -220,9 +222,9 @@ class EngineMatch:
     largest_gap: Tensor
 
 
-def engine_match(
+def compare_with_engine(
     old_logprobs_N: Tensor, sampler_logprobs_N: Tensor, completion_of_N: Tensor, count: int, recipe: GrpoRecipe
-) -> EngineMatch:
+) -> EngineComparison:
     """Compare the tokens whose sampler logprob is known: their gaps, the distance between the policies, and the
     recipe's importance weights. `count` is the number of completions, C."""
     is_known_N = ~sampler_logprobs_N.isnan()
@@ -232,25 +234,27 @@ def engine_match(
     sums = {**gap_counts(gaps_N, is_known_N, gap_limits(recipe)), **drift}
     largest = gaps_N.abs().max() if len(gaps_N) else gaps_N.new_zeros(())
     if correction.level == "none":
-        return EngineMatch(weights_N=None, sums=sums, largest_gap=largest)
+        return EngineComparison(weights_N=None, sums=sums, largest_gap=largest)
     weights = importance_weights(old_logprobs_N, sampler_logprobs_N, completion_of_N, count, correction)
     sums |= {
         "correction/weight_mean": weights.values_N.sum(),
         "correction/capped_fraction": weights.is_capped_N.sum(),
     }
-    return EngineMatch(weights_N=weights.values_N, sums=sums, largest_gap=largest)
+    return EngineComparison(weights_N=weights.values_N, sums=sums, largest_gap=largest)
 
 
 def example_update(trainer: Trainer, objective: Objective, plan: UpdateInputs) -> Update:
     """Make one update from a step's examples. Raises NonFiniteError."""
     passes = trainer.example_passes(plan.made)
     with trainer.vision.update([each.packed.images for each in passes]):
-        return _apply(trainer, [example_contributions(trainer, objective, each, plan) for each in passes], plan.tokens)
+        return _backward_and_step(
+            trainer, [example_microbatch_losses(trainer, objective, each, plan) for each in passes], plan.tokens
+        )
 
 
-def example_contributions(
+def example_microbatch_losses(
     trainer: Trainer, objective: Objective, each: ExamplePass, plan: UpdateInputs
-) -> Iterator[Contribution]:
+) -> Iterator[MicrobatchLoss]:
     """Yield what a pass adds to the loss."""
     packed, rows = each.packed, each.row_ids
     trainer.ranks.heartbeat.work_on(rows)
@@ -258,7 +262,7 @@ def example_contributions(
         features_KH = trainer.vision.features(packed.images, with_gradient=True)
         scores = trainer.learner(packed, features_KH, trainer.temperature, asked=objective.asked(each))
     share = objective.share(each, scores, plan)
-    yield Contribution(
+    yield MicrobatchLoss(
         loss=share.loss,
         loss_sums=share.sums,
         pass_sums={
@@ -277,9 +281,9 @@ def _load_sums(trainer: Trainer, tokens: int) -> dict[str, Tensor]:
     return {name: tokens * load for name, load in trainer.learner.expert_load.take().items()}
 
 
-def _apply(
+def _backward_and_step(
     trainer: Trainer,
-    passes: Sequence[Iterator[Contribution]],
+    passes: Sequence[Iterator[MicrobatchLoss]],
     tokens: int,
     accept: Accept = lambda sums, largest: None,
 ) -> Update:
@@ -292,8 +296,8 @@ def _apply(
         first.data.mul_(math.nan)
     sums, trace, parameters = _Sums(), UpdateTrace(), list(trainer.policy.trained_parameters().values())
     seen: list[TokensSeen] = []
-    for number, contributions in enumerate(passes):
-        for part in contributions:
+    for number, losses in enumerate(passes):
+        for part in losses:
             loss = heartbeat.maybe_corrupt(part.loss, "loss")
             strategy.backward(heartbeat.maybe_corrupt(loss, "gradient"), is_last=number + 1 == len(passes))
             size = gradient_size(parameters)
@@ -333,7 +337,7 @@ class _Sums:
         self._in_pass: dict[str, Tensor] = {"tokens": torch.zeros(())}
         self._largest: dict[str, Tensor] = {}
 
-    def add(self, part: Contribution, loss: Tensor) -> None:
+    def add(self, part: MicrobatchLoss, loss: Tensor) -> None:
         """Add a microbatch's share. `loss` is detached."""
         tokens = loss.new_full((), part.tokens)
         for sums, more in (

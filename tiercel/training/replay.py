@@ -23,7 +23,7 @@ from tiercel.runs.directory import RunDirectory
 from tiercel.training.finite import REPORT, gradient_size, kept_of_step, spoilt_weight
 from tiercel.training.kept_batches import KeptPlan, read_kept
 from tiercel.training.offline.objectives import objective_of
-from tiercel.training.optimizer_step import Contribution, example_contributions, policy_contributions
+from tiercel.training.optimizer_step import MicrobatchLoss, example_microbatch_losses, policy_microbatch_losses
 from tiercel.training.session import run_length, set_up_numerics
 from tiercel.training.strategy_choice import kept_tokens
 from tiercel.training.trainer import Trainer, build_trainer
@@ -37,7 +37,7 @@ class Pass:
 
     rows: tuple[str, ...]
     images_of_passes: Sequence[Sequence[EncodedImage]]
-    contributions: Iterator[Contribution]
+    losses: Iterator[MicrobatchLoss]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +103,7 @@ def _finding(trainer: Trainer, each: Pass) -> Finding:
     loss, strategy = 0.0, trainer.strategy
     strategy.zero_gradients()
     with first_non_finite(trainer.policy.model) as modules, trainer.vision.update(each.images_of_passes):
-        for part in each.contributions:
+        for part in each.losses:
             loss += float(part.loss.detach())
             part.loss.backward()
         trainer.vision.backward()
@@ -151,7 +151,7 @@ def _policy_passes(trainer: Trainer, recipe: GrpoRecipe, directory: Path) -> Ite
             yield Pass(
                 rows=rows,
                 images_of_passes=each.unit.images_of_passes,
-                contributions=policy_contributions(trainer, each.unit, each.known, recipe),
+                losses=policy_microbatch_losses(trainer, each.unit, each.known, recipe),
             )
 
 
@@ -186,5 +186,5 @@ def _example_passes(trainer: Trainer, recipe: OfflineRecipe, directory: Path) ->
             yield Pass(
                 rows=each.row_ids,
                 images_of_passes=[each.packed.images],
-                contributions=example_contributions(trainer, objective, each, plan),
+                losses=example_microbatch_losses(trainer, objective, each, plan),
             )

@@ -130,7 +130,7 @@ class Session:
 
     def profiled(self, step: Step) -> AbstractContextManager[None]:
         """Return the context in which a step runs, which writes a trace if train.profile asks for one."""
-        return profiled(self.recipe.train.profile, self.run, step.updates)
+        return profiled(self.recipe.train.profile, self.run, step.updates_done)
 
     def prepare_update(self, trainer: Trainer, step: Step) -> float:
         """Set and return the learning rate of a step, and seed its dropout. From here on, weights change."""
@@ -151,16 +151,16 @@ class Session:
 
     def record_step(self, step: Step) -> None:
         """Record the step's row and tell it."""
-        step.row = self._whole_row(step)
-        step.is_best = self.is_evaluated_after(step) and self.checkpoints.is_best(step.updates, step.row)
-        self._record(step.row)
-        for finding in self.diagnosis.add(step.row):
+        step.metrics = self._whole_row(step)
+        step.is_best = self.is_evaluated_after(step) and self.checkpoints.is_best(step.updates_done, step.metrics)
+        self._record(step.metrics)
+        for finding in self.diagnosis.add(step.metrics):
             logger.warning(finding.line)
-        self.progress.step(step.row)
+        self.progress.step(step.metrics)
 
     def finished(self, step: Step) -> FinishedStep:
         """Return what somebody who follows the steps gets of a recorded one."""
-        return FinishedStep(number=step.updates, metrics=step.row, run=self.run.path, control=self.control)
+        return FinishedStep(number=step.updates_done, metrics=step.metrics, run=self.run.path, control=self.control)
 
     def save_step(self, step: Step, trainer: Trainer) -> None:
         """Save a kept step if that is due. Raises Terminated, once all is saved, if SIGTERM or SIGINT came."""
@@ -168,7 +168,7 @@ class Session:
         if step.is_best or is_asked or self._is_due(step, self.recipe.train.save_every):
             self._save(trainer)
         if is_asked:
-            raise Terminated(f"stopped after step {step.updates}, saved; the same command goes on from there")
+            raise Terminated(f"stopped after step {step.updates_done}, saved; the same command goes on from there")
 
     @contextmanager
     def saved_before_it_fails(self, trainer: Trainer) -> Iterator[None]:
@@ -184,33 +184,33 @@ class Session:
 
     def _save_before(self, trainer: Trainer, step: Step) -> None:
         try:
-            if "step" not in step.row:  # its evaluation failed
-                step.row = self._whole_row(step)
-                self._record(step.row)
+            if "step" not in step.metrics:  # its evaluation failed
+                step.metrics = self._whole_row(step)
+                self._record(step.metrics)
             self._save(trainer)
         except (TiercelError, OSError, RuntimeError) as error:
-            logger.warning(f"step {step.updates} could not be saved: {error}")
+            logger.warning(f"step {step.updates_done} could not be saved: {error}")
             return
         logger.warning(
-            f"the run ends with an error; step {step.updates} was saved, and the same command goes on from it"
+            f"the run ends with an error; step {step.updates_done} was saved, and the same command goes on from it"
         )
 
     def _save(self, trainer: Trainer) -> None:
         kept, self.unsaved.newest = self.unsaved.newest, None
         assert kept is not None
-        self.checkpoints.save(trainer, kept.step.updates, kept.step.row, kept.pending, kept.state)
+        self.checkpoints.save(trainer, kept.step.updates_done, kept.step.metrics, kept.pending, kept.state)
 
     def _whole_row(self, step: Step) -> dict[str, float]:
         return {
-            "step": step.updates,
-            **step.row,
+            "step": step.updates_done,
+            **step.metrics,
             "update/left_out": self.guard.left_out,
             "rows/rejected": len(step.batch.rejected),
         }
 
     def _is_due(self, step: Step, every: int | None) -> bool:
         """Return whether something that happens every so many steps, and after the last, happens after this one."""
-        return step.updates == self.length.steps or (every is not None and step.updates % every == 0)
+        return step.updates_done == self.length.steps or (every is not None and step.updates_done % every == 0)
 
     def _record(self, row: Mapping[str, Any]) -> None:
         """Append a row to metrics.jsonl, then pass it to the trackers."""

@@ -19,14 +19,14 @@ class Step:
         self.further = further  # encodes this rank's rows at these global indices, in addition to the step's
         self.batch: StepBatch = StepBatch(step=number, prompts=(), rejected=())  # of this rank
         self.upcoming: Sequence[Sequence] = ()  # for each later step whose sampling begins now, its prompts
-        self.row: dict[str, float] = {}  # of metrics.jsonl
+        self.metrics: dict[str, float] = {}  # of metrics.jsonl
         self.is_best = False  # by train.keep_best, once it is recorded
         self._heartbeat = heartbeat
         self._started = time.perf_counter()
         self._seconds: dict[str, float] = {}
 
     @property
-    def updates(self) -> int:
+    def updates_done(self) -> int:
         """Return the number of updates done after this step, which names its files."""
         return self.number + 1
 

@@ -22,11 +22,11 @@ from tiercel.distributed.strategies.shard_files import saved_moments
 from tiercel.distributed.strategies.sharded import mesh_of
 from tiercel.log import logger
 from tiercel.models.policy import Policy, build_policy, starting_weights
-from tiercel.models.reference import move_reference, restore_reference
+from tiercel.models.reference import restore_reference, sync_reference
 from tiercel.models.vision_cache import VisionStore
 from tiercel.models.weights.memory_errors import weight_bytes
 from tiercel.models.weights.saving import restore_adapter
-from tiercel.packing.batch import AdvantageGroup, PolicyUnit
+from tiercel.packing.batch import AdvantageGroup, LinkedMicrobatches
 from tiercel.packing.compiling import require_compilable
 from tiercel.packing.forward_equivalence_check import prove_where_needed
 from tiercel.runs.checkpoints import FoundCheckpoint
@@ -50,7 +50,7 @@ class Trainer(Passes):
         """Make the policy compute with all weights of the reference."""
         return self.strategy.as_reference()
 
-    def reference_logprobs(self, units: Sequence[PolicyUnit]) -> list[list[Tensor]]:
+    def reference_logprobs(self, units: Sequence[LinkedMicrobatches]) -> list[list[Tensor]]:
         """Compute the reference's logprobs (N,) for each microbatch of each unit, through the policy's own path."""
         with self.as_reference():
             return [[scores.logprobs_N for scores in self.scores(unit, of_reference=True)] for unit in units]
@@ -68,10 +68,10 @@ class Trainer(Passes):
         """Add what the teacher says about every completion, if there is a teacher. All ranks call it."""
         return groups if self.teacher is None else self.teacher.with_teacher_terms(groups)
 
-    def move_reference(self, step: int) -> None:
+    def sync_reference(self, step: int) -> None:
         """Let a moving reference follow the policy after `step` updates, if that is due."""
         if self.kl is not None and self.kl.moves_reference_after(step):
-            move_reference(self.policy, self.kl.sync_mix)
+            sync_reference(self.policy, self.kl.sync_mix)
 
 
 def build_trainer(

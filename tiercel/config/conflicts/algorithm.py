@@ -209,7 +209,7 @@ def _advantage(recipe: GrpoRecipe) -> Problems:
             f"is {algorithm.pass_k}, but algorithm.advantage {algorithm.advantage} does not use it; set "
             f"algorithm.advantage: {reader}, or remove this key"
         )
-    if advantage.looks_at == "right" and not any(tells_right(reward) for reward in recipe.rewards):
+    if advantage.depends_on == "right" and not any(tells_right(reward) for reward in recipe.rewards):
         yield Keys("algorithm.advantage", "rewards").problem(
             f"is {algorithm.advantage}, but no reward tells right completions from wrong ones; set correct_at for "
             f"one of them, or add one of {', '.join(TELLS_RIGHT)}"
@@ -250,7 +250,7 @@ def _reference(recipe: GrpoRecipe) -> Problems:
             "is k1, but algorithm.kl.place is loss, where the gradient of k1 averages to 0 and would only add noise; "
             "use k2 or k3, or set algorithm.kl.place: reward"
         )
-    if kl.place == "reward" and advantage_of(recipe.algorithm.advantage).looks_at in ("rewards", "right"):
+    if kl.place == "reward" and advantage_of(recipe.algorithm.advantage).depends_on in ("rewards", "right"):
         yield Keys("algorithm.kl.place", "algorithm.advantage").problem(
             f"is reward, but algorithm.advantage {recipe.algorithm.advantage} does not use the sum of the rewards, "
             "from which the penalty is subtracted; use loss"

@@ -12,7 +12,7 @@ from tiercel.distributed.ranks import Ranks
 from tiercel.errors import NonFiniteError
 from tiercel.packing.batch import AdvantageGroup, advantage_groups
 from tiercel.training.grpo.reference_passes import Penalties, kl_penalties
-from tiercel.training.grpo.rollouts import ResampledGroups
+from tiercel.training.grpo.rollouts import SampledGroups
 from tiercel.training.trainer import Trainer
 from tiercel.types import ScoredCompletion, ScoredGroup
 
@@ -20,21 +20,21 @@ NOT_APPLICABLE = float("nan")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LearnableGroups:
+class StepAdvantages:
     """What a step learns from, on this rank."""
 
     groups: Sequence[AdvantageGroup]  # of the completions that have an advantage, with what a teacher says about them
-    advantages: list[list[float | None]]  # by group and completion; None: not learnt from
+    values: list[list[float | None]]  # by group and completion; None: not learnt from
     penalties: Penalties  # subtracted from the rewards
 
 
-def learnable_groups(trainer: Trainer, sampled: ResampledGroups, recipe: GrpoRecipe) -> LearnableGroups:
+def compute_advantages(trainer: Trainer, sampled: SampledGroups, recipe: GrpoRecipe) -> StepAdvantages:
     """Subtract the KL penalty from the rewards if the recipe has it there, compute the advantages, and ask the teacher
     if there is one. All ranks call it. Raises NonFiniteError if an advantage is not finite."""
     penalties = kl_penalties(trainer, sampled.learnt)
     values = step_advantages(trainer.ranks, sampled.scored, recipe, penalties=penalties.of_group, among=sampled.chosen)
     groups = trainer.with_teacher_terms(advantage_groups(sampled.scored, values, penalties.old_logprobs))
-    return LearnableGroups(groups=groups, advantages=values, penalties=penalties)
+    return StepAdvantages(groups=groups, values=values, penalties=penalties)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

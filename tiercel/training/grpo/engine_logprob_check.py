@@ -95,7 +95,7 @@ class GateLimits:
         return gap.mean <= self.mean and gap.high <= self.high and gap.largest <= self.largest
 
 
-def check_parity(sync: PolicySync, trainer: Trainer, recipe: GrpoRecipe, step: Step) -> None:
+def check_engine_logprobs(sync: PolicySync, trainer: Trainer, recipe: GrpoRecipe, step: Step) -> None:
     """Raise EnvironmentProblem, on all ranks, if engine and trainer disagree. The engine must have the policy of this
     step."""
     sampler = sync.sampler
@@ -131,10 +131,10 @@ def check_parity(sync: PolicySync, trainer: Trainer, recipe: GrpoRecipe, step: S
             "the recipe's model.path, model.dtype and pixel limits"
         )
     with _moved(trainer, recipe, groups, scores):
-        sync.publish(PROBE)
+        sync.update_weights(PROBE)
         probed = _sampled(sampler, trainer, recipe, some, params)
         moved = _gap(trainer, probed, trainer_logprobs(trainer, probed))
-    sync.publish(step.number)
+    sync.update_weights(step.number)
     what = "moved weights" if recipe.lora is None else "a moved adapter"
     if not limits.admit(moved):
         raise EnvironmentProblem(

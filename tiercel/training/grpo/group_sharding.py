@@ -26,7 +26,7 @@ class GroupPart:
     numbers: range  # of the completions in their group
 
 
-def portions(prompts_of_ranks: Sequence[int], group_size: int) -> list[GroupPart]:
+def group_parts(prompts_of_ranks: Sequence[int], group_size: int) -> list[GroupPart]:
     """Share the groups of fewer prompts than ranks among all ranks, in the order of prompts and completions. Each rank
     draws at most one portion; if groups are smaller than their share of the ranks, some draw none."""
     ranks, prompts = len(prompts_of_ranks), sum(prompts_of_ranks)
@@ -48,12 +48,14 @@ def even_ranges(count: int, parts: int) -> list[range]:
     return [range(*ends) for ends in pairwise(count * number // parts for number in range(parts + 1))]
 
 
-def drawn_by_all(ranks: Ranks, prompts: Sequence[EncodedPrompt], group_size: int, draw: Draw) -> tuple[Group, ...]:
+def sample_on_all_ranks(
+    ranks: Ranks, prompts: Sequence[EncodedPrompt], group_size: int, draw: Draw
+) -> tuple[Group, ...]:
     """Draw whole groups for this rank's prompts; if there are fewer prompts than ranks, all ranks draw a part."""
     counts = ranks.gather(len(prompts))
     if not 0 < sum(counts) < ranks.world_size:
         return tuple(ranks.together(lambda: draw(prompts, range(group_size))))
-    shares = portions(counts, group_size)
+    shares = group_parts(counts, group_size)
     here = {number: prompts[each.place] for number, each in enumerate(shares) if each.owner == ranks.rank}
     there = ranks.send([(each.owner, each.rank) for each in shares], here)
     own = next((number for number, each in enumerate(shares) if each.rank == ranks.rank), None)
@@ -70,7 +72,7 @@ def drawn_by_all(ranks: Ranks, prompts: Sequence[EncodedPrompt], group_size: int
     return tuple(joined(place, prompt) for place, prompt in enumerate(prompts))
 
 
-def cut_for_all(ranks: Ranks, groups: Sequence[AdvantageGroup], learners: int) -> list[AdvantageGroup]:
+def split_across_ranks(ranks: Ranks, groups: Sequence[AdvantageGroup], learners: int) -> list[AdvantageGroup]:
     """Return this rank's groups, cut into parts that can be balanced if all ranks have fewer groups than there are
     learners. Each part has the prompt. `learners` counts ranks, or groups of ranks that compute packs together."""
     total = sum(ranks.gather(len(groups)))

@@ -6,8 +6,8 @@ from tiercel.config.schema import GrpoRecipe
 from tiercel.runs.directory import RunDirectory
 from tiercel.training.evaluation import evaluate_policy
 from tiercel.training.finished_step import FinishedStep
-from tiercel.training.grpo.advantages import learnable_groups
-from tiercel.training.grpo.minibatch_updates import learn_step
+from tiercel.training.grpo.advantages import compute_advantages
+from tiercel.training.grpo.minibatch_updates import update_policy
 from tiercel.training.grpo.outcome import StepOutcome, record_rollouts, record_tokens, step_metrics
 from tiercel.training.grpo.rollouts import Rollouts, open_rollouts, sample_and_score
 from tiercel.training.session import Session, open_session
@@ -27,14 +27,14 @@ def steps(recipe: GrpoRecipe, run: RunDirectory) -> Iterator[FinishedStep]:
         if session.is_over:
             return
         trainer = session.open_trainer()
-        with open_rollouts(recipe, session, trainer) as (step_rows, rollouts):
-            rollouts.sync.publish(session.start)
+        with open_rollouts(recipe, session, trainer) as (batches, rollouts):
+            rollouts.sync.update_weights(session.start)
             if session.start == 0:
                 session.open_with(evaluate_policy(session, trainer, rollouts, 0))
             with session.saved_before_it_fails(trainer):
-                for step in step_rows.steps(ahead=rollouts.steps_ahead):
+                for step in batches.steps(ahead=rollouts.steps_ahead):
                     if step.number == session.start:
-                        rollouts.check_parity(trainer, step)
+                        rollouts.check_engine_logprobs(trainer, step)
                     with session.profiled(step):
                         one_step(session, trainer, rollouts, step)
                     with session.progress.handler.away():
@@ -47,18 +47,18 @@ def one_step(session: Session, trainer: Trainer, rollouts: Rollouts, step: Step)
     recipe = rollouts.recipe
     sampled = sample_and_score(session, trainer, rollouts, step)
     with step.phase("learn"):
-        learnable = learnable_groups(trainer, sampled, recipe)
-        recorded = record_rollouts(session, trainer, sampled, learnable, step, recipe)
-        updates = learn_step(session, trainer, learnable.groups, recipe, step)
-    outcome = StepOutcome(sampled=sampled, learnable=learnable, recorded=recorded, updates=updates)
+        advantages = compute_advantages(trainer, sampled, recipe)
+        recorded = record_rollouts(session, trainer, sampled, advantages, step, recipe)
+        updates = update_policy(session, trainer, advantages.groups, recipe, step)
+    outcome = StepOutcome(sampled=sampled, advantages=advantages, recorded=recorded, updates=updates)
     record_tokens(session, trainer, outcome, recipe.rollout.record_tokens, step)
     with step.phase("rollout", ()):  # the next step's, which were sampled while this one was learnt
         rollouts.wait_for_lookahead()
     with step.phase("sync", ()):
-        trainer.move_reference(step.updates)
-        rollouts.sync.publish(step.updates)
-    step.row |= step_metrics(trainer, rollouts, outcome, step)
+        trainer.sync_reference(step.updates_done)
+        rollouts.sync.update_weights(step.updates_done)
+    step.metrics |= step_metrics(trainer, rollouts, outcome, step)
     session.keep(step, rollouts.pending())
     if session.is_evaluated_after(step):
-        step.row |= evaluate_policy(session, trainer, rollouts, step.updates)
+        step.metrics |= evaluate_policy(session, trainer, rollouts, step.updates_done)
     session.record_step(step)

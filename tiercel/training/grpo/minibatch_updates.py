@@ -61,13 +61,13 @@ class StepUpdates:
         return {"group/skipped": ranks.total(self.skipped)}
 
 
-def learn_step(
+def update_policy(
     session: Session, trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe, step: Step
 ) -> StepUpdates:
     """Make the updates of a step under its learning rate, each checked to be finite, and warn of an engine that has
-    gone wrong. Raises NonFiniteError, and TrainingError if that engine stops the run."""
-    step.row["lr"] = session.prepare_update(trainer, step)
-    keep = partial(keep_groups, rollouts=session.run.rollouts_file(step.updates))
+    gone wrong. Raises NonFiniteError, and TrainingError where that engine stops the run."""
+    step.metrics["lr"] = session.prepare_update(trainer, step)
+    keep = partial(keep_groups, rollouts=session.run.rollouts_file(step.updates_done))
     learnt = learn(trainer, groups, recipe, partial(session.guard.attempt, trainer, keep=keep))
     warn_of_gap(recipe, step.number, *learnt.in_passes())
     trainer.vision.end_step()
@@ -84,9 +84,12 @@ def learn(
     engine has gone wrong."""
     every = [(each, precompute_values(trainer, each.units, recipe)) for each in minibatches(trainer, groups, recipe)]
     updates = [
-        attempt(partial(policy_update, trainer, minibatch, known, recipe), partial(kept_units, minibatch.units, known))
+        attempt(
+            partial(policy_update, trainer, minibatch, precomputed, recipe),
+            partial(kept_units, minibatch.units, precomputed),
+        )
         for _ in range(recipe.optim.rollout_epochs)
-        for minibatch, known in every
+        for minibatch, precomputed in every
         if minibatch.totals.tokens
     ]
     return StepUpdates(

@@ -9,10 +9,10 @@ from tiercel.algorithms import Totals
 from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.balance import balancing_moves
 from tiercel.distributed.ranks import Ranks
-from tiercel.packing.batch import AdvantageGroup, PolicyUnit, TokenCounter, totals_of, without_zero_groups
+from tiercel.packing.batch import AdvantageGroup, LinkedMicrobatches, TokenCounter, totals_of, without_zero_groups
 from tiercel.packing.examples import ExampleGroup, example_groups
 from tiercel.packing.layout import PackItem
-from tiercel.training.grpo.group_sharding import cut_for_all
+from tiercel.training.grpo.group_sharding import split_across_ranks
 from tiercel.training.policy_passes import NO_TOTALS, Passes
 from tiercel.training.trainer import Trainer
 from tiercel.types import EncodedImage, Example
@@ -25,7 +25,7 @@ class Minibatch:
     """The groups of one update."""
 
     totals: Totals  # over all ranks
-    units: Sequence[PolicyUnit]  # that this rank computes
+    units: Sequence[LinkedMicrobatches]  # that this rank computes
 
 
 def minibatches(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> list[Minibatch]:
@@ -37,7 +37,7 @@ def minibatches(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: Grpo
 def _minibatch(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> Minibatch:
     ranks = trainer.ranks
     totals = sum(ranks.gather(totals_of(groups)), NO_TOTALS)
-    parts = cut_for_all(ranks, learnt_groups(trainer, groups, recipe), trainer.learners)
+    parts = split_across_ranks(ranks, learnt_groups(trainer, groups, recipe), trainer.learners)
     learnt = trainer.with_partners(balanced(trainer, parts, _packed), _packed)
     return Minibatch(totals=totals, units=trainer.units(learnt, totals))
 

@@ -53,7 +53,7 @@ class PolicySync:
         in_memory = isinstance(sampler, ProcessSampler) and _is_one_machine() and _has_room(trainer)
         self.publisher = Publisher(run.path, MEMORY if in_memory else run.path / "policies")
 
-    def publish(self, version: int) -> None:
+    def update_weights(self, version: int) -> None:
         """Give the engine the trained weights as they are now, under this version. An adapter is sent in the dtype that
         the policy computes in, because its products round it to that dtype, here as in the engine."""
         if self.sampler.shares_weights:
@@ -171,7 +171,7 @@ class SomeSamples:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Completer:
+class CompletionSampler:
     """An engine that draws completions, with the answers of tools and environment if the recipe has them."""
 
     sampler: Sampler

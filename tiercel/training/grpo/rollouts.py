@@ -22,14 +22,14 @@ from tiercel.rollout.vllm.server import ServerSampler
 from tiercel.runs.directory import RunDirectory
 from tiercel.runs.progress import entered
 from tiercel.training.checkpoints import pending_of
-from tiercel.training.grpo.engine_logprob_check import check_parity
-from tiercel.training.grpo.group_sharding import drawn_by_all
+from tiercel.training.grpo.engine_logprob_check import check_engine_logprobs
+from tiercel.training.grpo.group_sharding import sample_on_all_ranks
 from tiercel.training.grpo.journal import journal_of, keep_in_journal
 from tiercel.training.grpo.offpolicy_answers import answered_groups, learnt_prompt_encoder
-from tiercel.training.grpo.policy_sync import Completer, PolicySync, open_dialogues, open_sampler
+from tiercel.training.grpo.policy_sync import CompletionSampler, PolicySync, open_dialogues, open_sampler
 from tiercel.training.session import Session
 from tiercel.training.step import Step
-from tiercel.training.step_rows import StepRows
+from tiercel.training.step_batches import StepBatches
 from tiercel.training.trainer import Trainer
 from tiercel.types import EncodedPrompt, Group, ScoredGroup
 
@@ -37,14 +37,14 @@ from tiercel.types import EncodedPrompt, Group, ScoredGroup
 @contextmanager
 def open_rollouts(
     recipe: GrpoRecipe, session: Session, trainer: Trainer
-) -> Iterator[tuple[StepRows[EncodedPrompt], "Rollouts"]]:
+) -> Iterator[tuple[StepBatches[EncodedPrompt], "Rollouts"]]:
     """Start the rewards, the workers that encode rows, and the engine, and stop them at the end."""
     rewards = Scorer(recipe.rewards, recipe.reliability, trainer.family.coordinate_space)
     sampling = open_sampler(recipe, trainer, session.run, session.read.every)
     with (
         entered(rewards, "starting the rewards") as scorer,
         open_dialogues(recipe, trainer.family) as dialogues,
-        StepRows(session, learnt_prompt_encoder(trainer.family, recipe)) as rows,
+        StepBatches(session, learnt_prompt_encoder(trainer.family, recipe)) as rows,
         entered(sampling, f"starting the {recipe.rollout.engine} engine") as sync,
     ):
         restored = pending_of(session.found) | journal_of(session.run.path, session.start)
@@ -66,7 +66,7 @@ class Rollouts:
     ):
         self.sync = sync
         self.scorer = scorer
-        self.completer = Completer(sampler=sync.sampler, dialogues=dialogues)
+        self.completion_sampler = CompletionSampler(sampler=sync.sampler, dialogues=dialogues)
         self.ranks = ranks
         self.recipe = recipe
         self._ahead = self.sampler if recipe.rollout.lookahead and isinstance(self.sampler, ServerSampler) else None
@@ -77,10 +77,10 @@ class Rollouts:
         self._begun = deque[Future[tuple[Group, ...]]]()  # of this rank's prompts of the next steps, in their order
         self._ready: dict[int, Group] = {}
 
-    def check_parity(self, trainer: Trainer, step: Step) -> None:
+    def check_engine_logprobs(self, trainer: Trainer, step: Step) -> None:
         """Raise EnvironmentProblem, on all ranks, if the engine and the trainer disagree on this step's prompts."""
         with step.untimed_phase("parity"):
-            check_parity(self.sync, trainer, self.recipe, step)
+            check_engine_logprobs(self.sync, trainer, self.recipe, step)
 
     @property
     def sampler(self) -> Sampler:
@@ -93,7 +93,7 @@ class Rollouts:
 
     def groups_for(self, prompts: Sequence[EncodedPrompt]) -> tuple[Group, ...]:
         """Return the groups of a step's prompts, sampling those that are not there yet."""
-        prompts = self.ranks.together(partial(self.completer.begun, prompts))
+        prompts = self.ranks.together(partial(self.completion_sampler.begun, prompts))
         for prompt in prompts:
             if (kept := self._restored.pop(prompt.index, None)) is not None:
                 self._ready[prompt.index] = kept.with_prompt(prompt)
@@ -149,21 +149,21 @@ class Rollouts:
         """Draw the groups, on all ranks if each has an engine, however few the prompts are."""
         count = self._params.first_parts
         if self._has_engine_per_rank:
-            return drawn_by_all(self.ranks, prompts, count, self._draw)
+            return sample_on_all_ranks(self.ranks, prompts, count, self._draw)
         return self.ranks.together(partial(self._draw, prompts, range(count)))
 
     def _draw(self, prompts: Sequence[EncodedPrompt], numbers: range) -> tuple[Group, ...]:
         """Draw completions with these numbers in their group, or all that begin with these first parts."""
         seeds = [seed + numbers.start for seed in self._seeds(prompts)]
         params = self._params.with_first_parts(len(numbers))
-        return self.completer.sample(prompts, params, seeds, first=numbers.start)
+        return self.completion_sampler.sample(prompts, params, seeds, first=numbers.start)
 
     def _seeds(self, prompts: Sequence[EncodedPrompt]) -> list[int]:
         return [sampling_seed(self.recipe.train.seed, prompt.index) for prompt in prompts]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ResampledGroups:
+class SampledGroups:
     """All groups that a step sampled, and which of them are learnt from."""
 
     scored: tuple[ScoredGroup, ...]  # of this rank
@@ -180,8 +180,8 @@ class ResampledGroups:
         )
 
 
-def has_variance(group: ScoredGroup, looks_at: str) -> bool:
-    """Return whether two scorable completions differ in what the advantage depends on (Advantage.looks_at)."""
+def has_variance(group: ScoredGroup, depends_on: str) -> bool:
+    """Return whether two scorable completions differ in what the advantage depends on (Advantage.depends_on)."""
     seen = set()
     for completion in group.completions:
         if completion.total is not None:
@@ -190,16 +190,18 @@ def has_variance(group: ScoredGroup, looks_at: str) -> bool:
                 "right": bool(completion.is_correct),
                 "rewards": tuple(value.value for value in completion.rewards.values()),
             }
-            seen.add(tuple(values.values()) if looks_at == "all" else values[looks_at])
+            seen.add(tuple(values.values()) if depends_on == "all" else values[depends_on])
     return len(seen) > 1
 
 
-def sample_and_score(session: Session, trainer: Trainer, rollouts: Rollouts, step: Step) -> ResampledGroups:
+def sample_and_score(session: Session, trainer: Trainer, rollouts: Rollouts, step: Step) -> SampledGroups:
     """Sample completions of the step's prompts and score them; sample further prompts if the recipe wants groups whose
     rewards differ. All ranks call it."""
     recipe, ranks = rollouts.recipe, session.ranks
     with step.phase("rollout"):
-        rollouts.add_ready(ranks.together(partial(answered_groups, recipe, trainer.family, step.prompts, step.updates)))
+        rollouts.add_ready(
+            ranks.together(partial(answered_groups, recipe, trainer.family, step.prompts, step.updates_done))
+        )
         groups = rollouts.groups_for(step.prompts)
         rollouts.keep_for_resume(session.run, step.number, groups)
         rollouts.begin_lookahead(step.upcoming)
@@ -210,13 +212,13 @@ def sample_and_score(session: Session, trainer: Trainer, rollouts: Rollouts, ste
 
 def resample_until_full(
     rollouts: Rollouts, step: Step, scored: Sequence[ScoredGroup], recipe: GrpoRecipe
-) -> ResampledGroups:
+) -> SampledGroups:
     """Add the groups of at most `rollout.resample_tries` further rollouts, each of as many rows, to the step's. The
     first `optim.prompts_per_step` groups whose rewards differ, in the order of their indices, are learnt from; all
     groups if there is none."""
     tries, wanted = recipe.rollout.resample_tries, recipe.optim.prompts_per_step
     if not tries:
-        return ResampledGroups(scored=tuple(scored), chosen=None)
+        return SampledGroups(scored=tuple(scored), chosen=None)
     every, made = list(scored), 0
     good = _good_indices(rollouts.ranks, every, recipe)
     while len(good) < wanted and made < tries:
@@ -229,10 +231,10 @@ def resample_until_full(
             every += rollouts.score(groups)
         good = _good_indices(rollouts.ranks, every, recipe)
         made += 1
-    return ResampledGroups(scored=tuple(every), chosen=frozenset(good[:wanted]) or None, tries=made)
+    return SampledGroups(scored=tuple(every), chosen=frozenset(good[:wanted]) or None, tries=made)
 
 
 def _good_indices(ranks: Ranks, scored: Sequence[ScoredGroup], recipe: GrpoRecipe) -> list[int]:
-    looks_at = advantage_of(recipe.algorithm.advantage).looks_at
-    own = [group.group.prompt.index for group in scored if has_variance(group, looks_at)]
+    depends_on = advantage_of(recipe.algorithm.advantage).depends_on
+    own = [group.group.prompt.index for group in scored if has_variance(group, depends_on)]
     return sorted(index for indices in ranks.gather(own) for index in indices)

@@ -20,7 +20,7 @@ from tiercel.training.finite import faulty_examples
 from tiercel.training.grpo.minibatches import grouped_by_rank
 from tiercel.training.offline.objectives import Known, Objective, PassTerms, answer_sums
 from tiercel.training.policy_passes import Passes
-from tiercel.training.step_rows import next_batch
+from tiercel.training.step_batches import next_batch
 from tiercel.types import Completion, Example, Group, RejectedRow, RewardValue, ScoredCompletion, ScoredGroup
 
 

@@ -20,7 +20,7 @@ from tiercel.training.offline.precomputed import Precomputed, precomputed
 from tiercel.training.optimizer_step import NO_UPDATE, example_update, sharing_metrics
 from tiercel.training.session import Session, open_session
 from tiercel.training.step import Step
-from tiercel.training.step_rows import StepRows
+from tiercel.training.step_batches import StepBatches
 from tiercel.training.trainer import Trainer
 
 
@@ -50,7 +50,7 @@ def steps(recipe: OfflineRecipe, run: RunDirectory) -> Iterator[FinishedStep]:
             session.open_with(row)
             session.progress.step({"step": 0, **row})
         encode = ExampleEncoder(recipe=recipe, family=trainer.family, rows=session.table.rows, order=loop.order)
-        with StepRows(session, encode) as rows, session.saved_before_it_fails(trainer):
+        with StepBatches(session, encode) as rows, session.saved_before_it_fails(trainer):
             for step in rows.steps():
                 with session.profiled(step):
                     one_step(loop, step)
@@ -94,7 +94,7 @@ def one_step(loop: OfflineLoop, step: Step) -> None:
         attempted, kept = partial(example_update, trainer, objective, plan), partial(kept_plan, plan, objective.state)
         update = session.guard.attempt(trainer, attempted, kept) or NO_UPDATE
         trainer.vision.end_step()
-    step.row = {
+    step.metrics = {
         "loss": update.loss,
         "lr": rate,
         "grad_norm": update.grad_norm,
@@ -111,5 +111,5 @@ def one_step(loop: OfflineLoop, step: Step) -> None:
     }
     session.keep(step, state=objective.state)
     if session.is_evaluated_after(step):
-        step.row |= loop.evaluated(step.updates)
+        step.metrics |= loop.evaluated(step.updates_done)
     session.record_step(step)

@@ -15,7 +15,7 @@ from tiercel.training.session import Session
 from tiercel.training.step import Step
 
 
-class StepRows(Generic[Encoded]):
+class StepBatches(Generic[Encoded]):
     """The rows of the remaining steps. All ranks call it together. A context manager: closing it ends the loader's
     workers."""
 
@@ -37,7 +37,7 @@ class StepRows(Generic[Encoded]):
             session.table.rows, encode, steps, start=start, stop=stop, workers=workers
         )
 
-    def __enter__(self) -> "StepRows[Encoded]":
+    def __enter__(self) -> "StepBatches[Encoded]":
         return self
 
     def __exit__(self, *_: object) -> None:

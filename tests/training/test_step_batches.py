@@ -9,7 +9,7 @@ from tests.training.test_loops import sft_recipe, write_rows
 from tiercel.errors import DataError
 from tiercel.runs.directory import open_run
 from tiercel.training.session import open_session
-from tiercel.training.step_rows import StepRows
+from tiercel.training.step_batches import StepBatches
 from tiercel.types import EncodedPrompt
 
 
@@ -28,7 +28,7 @@ def recipe(tmp_path, **data):
 
 @contextmanager
 def opened_rows(recipe):
-    with open_run(recipe) as run, open_session(recipe, run) as session, StepRows(session, encode) as rows:
+    with open_run(recipe) as run, open_session(recipe, run) as session, StepBatches(session, encode) as rows:
         yield rows
 
 
