@@ -193,7 +193,7 @@ def test_check_says_whether_it_answers(server, recipe_of, tmp_path, capsys):
 def test_it_takes_no_memory_and_its_patience_is_no_stall(recipe_of):
     recipe = recipe_of("http://c", rollout={"patience": 500.0, "request_timeout": 70.0})
     assert teacher_size(recipe) is None
-    assert phase_limits(recipe)["learn"] == recipe.reliability.stall_timeout + 570
+    assert phase_limits(recipe)["advantages"] == recipe.reliability.stall_timeout + 570
     assert "learn" not in phase_limits(recipe_of(None, teacher={"url": None}))
 
 

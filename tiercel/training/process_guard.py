@@ -58,6 +58,6 @@ def phase_limits(recipe: BaseRecipe) -> dict[str, float]:
         limits |= {"reward": rewards, "rollout": rollouts, "parity": rollouts, "sync": rollouts}
         limits["engine"] += rollouts
         if recipe.taught_by is not None and recipe.taught_by.url is not None:
-            limits["learn"] = stall + recipe.rollout.patience + recipe.rollout.request_timeout
+            limits["advantages"] = stall + recipe.rollout.patience + recipe.rollout.request_timeout
         limits["evaluation"] = max(rewards, rollouts)
     return limits

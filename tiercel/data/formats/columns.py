@@ -1,4 +1,7 @@
-"""Rename columns of rows to what the formats expect, and check that JSON and UTF-8 can hold their values."""
+"""Rename columns of rows to what the formats expect, and check that JSON and UTF-8 can hold their values.
+
+What each format reads from its columns, such as TRL's, is in converters.py.
+"""
 
 import math
 from collections.abc import Container, Mapping, Sequence

@@ -1,6 +1,7 @@
 """Open images of rows, which are not trusted: check the path, read the size from the header, decode to plain RGB.
 
 Only PNG, JPEG and WEBP are read, from files under the recipe's roots or from bytes in the row. Nothing is downloaded.
+models/families/image_transforms.py resizes them to what a model takes.
 """
 
 import os

@@ -43,12 +43,14 @@ def steps(recipe: GrpoRecipe, run: RunDirectory) -> Iterator[FinishedStep]:
 
 
 def one_step(session: Session, trainer: Trainer, rollouts: Rollouts, step: Step) -> None:
-    """Sample and score, learn, publish the new policy to the engine; evaluate if that is due; record."""
+    """Sample and score, compute advantages, learn, and send the new policy to the engine; evaluate if that is due."""
     recipe = rollouts.recipe
     sampled = sample_and_score(session, trainer, rollouts, step)
-    with step.phase("learn"):
+    with step.phase("advantages"):  # with the passes of a KL penalty in the reward, and of the teacher
         advantages = compute_advantages(trainer, sampled, recipe)
+    with step.phase("record"):
         recorded = record_rollouts(session, trainer, sampled, advantages, step, recipe)
+    with step.phase("learn"):
         updates = update_policy(session, trainer, advantages.groups, recipe, step)
     outcome = StepOutcome(sampled=sampled, advantages=advantages, recorded=recorded, updates=updates)
     record_tokens(session, trainer, outcome, recipe.rollout.record_tokens, step)

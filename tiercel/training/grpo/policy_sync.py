@@ -1,4 +1,7 @@
-"""The recipe's engine: opened, given each version of the policy, closed."""
+"""The recipe's engine: opened, given each version of the policy, closed.
+
+An adapter is written by runs/publishing.py, and vLLM loads it by rollout/vllm/colocated.py or server.py.
+"""
 
 import os
 import shutil
