@@ -1,4 +1,4 @@
-"""The proof, on a checkpoint, that the learner computes what the model's own forward pass does.
+"""A check, on a checkpoint, that the learner computes what the model's own forward pass does.
 
 Families that serve many architectures with one class are used only after this proof. Shape suffixes: docs/shapes.md.
 """

@@ -61,8 +61,8 @@ def open_step(file: Path, largest: int | None = None) -> IO[bytes]:
 
 
 def read_step(file: Path) -> str:
-    """Read a step's file as UTF-8, with replacement characters for anything else; an empty text if there is none.
-    Raises OSError like `open_step`, and if the file is larger than LARGEST_FILE."""
+    """Read a step's file as UTF-8, with replacement characters for anything else, or return an empty text if there is
+    none. Raises OSError like `open_step`, and if the file is larger than LARGEST_FILE."""
     if not os.path.lexists(stored(file)):
         return ""
     with open_step(file, LARGEST_FILE) as stream:

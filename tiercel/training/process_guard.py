@@ -1,4 +1,4 @@
-"""The watch over a command that trains or evaluates, from before its heavy imports to its end. Does not import
+"""The guard against stalls of a command that trains or evaluates, from before its heavy imports to its end. Imports no
 torch."""
 
 import os
@@ -20,9 +20,9 @@ DOWNLOAD_SECONDS = 86400.0  # it shows its own progress, and may take hours
 
 @contextmanager
 def process_guard(recipe: BaseRecipe, command: str, end: Callable[[int], None] | None = None) -> Iterator[Heartbeat]:
-    """Ends this process, with exit code 4, where it makes no progress, or another rank does not; `command` names the
-    ranks that belong together, and `end` is called in place of ending the process. Yields what the process is to say of
-    its progress."""
+    """End this process with exit code 4 if it, or another rank, makes no progress. Yield the heartbeat by which the
+    process shows its progress. `command` names the ranks that belong together, and `end` is called instead of ending the
+    process."""
 
     def end_process(code: int) -> None:
         note_code(code)

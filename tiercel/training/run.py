@@ -31,7 +31,7 @@ COLLECTIVE_PATIENCE = 2
 
 def run_recipe(recipe: Recipe, heartbeat: Heartbeat) -> Generator[FinishedStep, None, None]:
     """Train in the recipe's run directory, alone or as one of the ranks that a launcher started, and write its
-    report.html. Yields each step once it is recorded. `heartbeat`: this process's, which is watched. Raises
+    report.html. Yield each step once it is recorded. `heartbeat` is the guarded one of this process. Raises
     TrainingError if memory runs out, and RecipeError for a recipe that a file could not hold."""
     require_sound(recipe)
     with launched_ranks(recipe, heartbeat) as ranks, ready_run(recipe, ranks) as run:

@@ -120,9 +120,9 @@ def load_family(
     coordinates: CoordinateSpace | None = None,
     template_arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> Family:
-    """Load config, tokenizer and image processor; no weights. `template`: a file with a chat template, whose variables
-    `template_arguments` sets; `coordinates`: the space of boxes, for a family that documents none. Raises ModelError
-    where one of them cannot be read, and where a family that needs a proof does not pass its first part."""
+    """Load config, tokenizer and image processor, but no weights. `template` is a file with a chat template, whose
+    variables `template_arguments` sets; `coordinates` is the space of boxes, for a family that documents none. Raises
+    ModelError if one of them cannot be read, or if a family that needs a proof does not pass its first part."""
     path = resolve(model)
     chosen = family_class(path)
     if not chosen.has_pixel_limits and (model.min_pixels or model.max_pixels):

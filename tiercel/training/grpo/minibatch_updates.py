@@ -65,7 +65,7 @@ def update_policy(
     session: Session, trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe, step: Step
 ) -> StepUpdates:
     """Make the updates of a step under its learning rate, each checked to be finite, and warn of an engine that has
-    gone wrong. Raises NonFiniteError, and TrainingError where that engine stops the run."""
+    gone wrong. Raises NonFiniteError, and TrainingError if that engine stops the run."""
     step.metrics["lr"] = session.prepare_update(trainer, step)
     keep = partial(keep_groups, rollouts=session.run.rollouts_file(step.updates_done))
     learnt = learn(trainer, groups, recipe, partial(session.guard.attempt, trainer, keep=keep))

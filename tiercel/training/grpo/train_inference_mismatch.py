@@ -96,7 +96,7 @@ def warn_of_gap(recipe: GrpoRecipe, step: int, sums: Mapping[str, float], larges
     """Warn once per step, from the sums of its updates."""
     if recipe.rollout.parity_action == "warn" and (problem := gap_problem(recipe, sums, largest)) is not None:
         logger.warning(
-            f"warning: step {step + 1}: {problem}; learnt from all the same, for rollout.parity_action is warn"
+            f"warning: step {step + 1}: {problem}; the update was made, because rollout.parity_action is warn"
         )
 
 

@@ -85,7 +85,7 @@ class OfflineLoop:
 
 
 def one_step(loop: OfflineLoop, step: Step) -> None:
-    """Learn from the step's examples, evaluate if that is due; record."""
+    """Learn from the step's examples, evaluate if that is due, and record the step."""
     session, trainer, objective = loop.session, loop.trainer, loop.objective
     with step.phase("learn"):
         rate = session.prepare_update(trainer, step)
