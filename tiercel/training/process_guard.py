@@ -21,8 +21,8 @@ DOWNLOAD_SECONDS = 86400.0  # it shows its own progress, and may take hours
 @contextmanager
 def process_guard(recipe: BaseRecipe, command: str, end: Callable[[int], None] | None = None) -> Iterator[Heartbeat]:
     """End this process with exit code 4 if it, or another rank, makes no progress. Yield the heartbeat by which the
-    process shows its progress. `command` names the ranks that belong together, and `end` is called instead of ending the
-    process."""
+    process shows its progress. `command` names the ranks that belong together, and `end` is called instead of ending
+    the process."""
 
     def end_process(code: int) -> None:
         note_code(code)
