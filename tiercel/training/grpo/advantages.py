@@ -116,8 +116,8 @@ def reward_table(groups: Sequence[GroupRewards], weights: Sequence[float]) -> Re
 def _finite(
     ranks: Ranks, scored: Sequence[ScoredGroup], advantages: list[list[float | None]]
 ) -> list[list[float | None]]:
-    spoil = ranks.heartbeat.maybe_corrupt
-    advantages = [[None if each is None else spoil(each, "advantage") for each in values] for values in advantages]
+    corrupt = ranks.heartbeat.maybe_corrupt
+    advantages = [[None if each is None else corrupt(each, "advantage") for each in values] for values in advantages]
     own = [
         group.group.prompt.row.id
         for group, values in zip(scored, advantages, strict=True)
