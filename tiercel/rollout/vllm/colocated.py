@@ -51,7 +51,7 @@ class _Request:
     seed: int
 
 
-class ProcessSampler:
+class ColocatedSampler:
     """Sampler with vLLM in this process. Every rank of an engine requests all prompts of the engine's ranks, and keeps
     the completions of its own prompts."""
 

@@ -28,7 +28,7 @@ from tiercel.rollout.branching import sample_branches
 from tiercel.rollout.dialogue import Dialogue, Limits
 from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import Sampler, SamplingParams
-from tiercel.rollout.vllm.colocated import ProcessSampler
+from tiercel.rollout.vllm.colocated import ColocatedSampler
 from tiercel.rollout.vllm.full_weights import CheckpointForm, read_weights
 from tiercel.rollout.vllm.requests import require_served, require_vision_adapters
 from tiercel.rollout.vllm.server import connect
@@ -53,7 +53,7 @@ class PolicySync:
         self._trainer = trainer
         self._form: CheckpointForm | None = None  # made at the first load of whole weights
         self._directories = deque[Path](maxlen=versions)  # of the versions that are sampled from
-        in_memory = isinstance(sampler, ProcessSampler) and _is_one_machine() and _has_room(trainer)
+        in_memory = isinstance(sampler, ColocatedSampler) and _is_one_machine() and _has_room(trainer)
         self.publisher = Publisher(run.path, MEMORY if in_memory else run.path / "policies")
 
     def update_weights(self, version: int) -> None:
@@ -65,7 +65,7 @@ class PolicySync:
         policy, strategy = self._trainer.policy, self._trainer.strategy
         if policy.peft is None and self._form is None:
             self._form = self._trainer.ranks.on_first(lambda: CheckpointForm.of(policy.family, policy.model))
-        if self._form is not None and isinstance(self.sampler, ProcessSampler) and strategy.passes_are_private:
+        if self._form is not None and isinstance(self.sampler, ColocatedSampler) and strategy.passes_are_private:
             self.sampler.load_weights(version, self._form.weights(policy.model))
             return
         ranks, publisher = self._trainer.ranks, self.publisher
@@ -76,7 +76,7 @@ class PolicySync:
             weights = {name: each.to(policy.compute_dtype) for name, each in strategy.model_weights().items()}
             write = partial(save_model, policy.family, policy.model, weights=weights)
         directory = ranks.on_first(lambda: publisher.publish(version, write))
-        if self._form is not None and isinstance(self.sampler, ProcessSampler):
+        if self._form is not None and isinstance(self.sampler, ColocatedSampler):
             self.sampler.load_weights(version, read_weights(directory))
         else:
             self.sampler.load_policy(version, directory)
@@ -117,7 +117,7 @@ def _process(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row]) -> Sampl
     require_served(trainer.policy.family, recipe.rollout.engine)
     adapts_vision = _adapts_vision(recipe, trainer)
     visuals = visuals_per_completion(recipe, rows)
-    return ProcessSampler(trainer.policy.family, recipe, trainer.ranks, visuals, adapts_vision=adapts_vision)
+    return ColocatedSampler(trainer.policy.family, recipe, trainer.ranks, visuals, adapts_vision=adapts_vision)
 
 
 def _server(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row]) -> Sampler:
