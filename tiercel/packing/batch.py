@@ -82,7 +82,7 @@ class PolicyPrefix:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LinkedMicrobatches:
+class Microbatches:
     """Microbatches that run together: a single one, or the parts of a tree that is too large for one."""
 
     batches: tuple[PolicyBatch, ...]
@@ -192,7 +192,7 @@ def policy_units(
     budget: int,
     may_run_prefix: bool,
     family: PictureFamily | None = None,
-) -> list[LinkedMicrobatches]:
+) -> list[Microbatches]:
     """Build microbatches of at most `budget` tokens. Completions of a group share its prompt; with `family`, groups
     that begin alike share that beginning. A tree that does not fit is cut at its nodes; if `may_run_prefix`, its
     parts share passes over their prefixes, and otherwise each part contains them. Raises DataError if a completion and
@@ -211,16 +211,16 @@ def policy_units(
     return [_unit(each, whole, rows, totals) for each in cuts]
 
 
-def _unit(cuts: Cuts, whole: PackedTokens, rows: Sequence[AdvantageGroup], totals: Totals) -> LinkedMicrobatches:
+def _unit(cuts: Cuts, whole: PackedTokens, rows: Sequence[AdvantageGroup], totals: Totals) -> Microbatches:
     prefixes = []
     for cut in cuts.prefixes:
         packed = whole.prefix(cut.node, below=whole.tree.nodes[cut.node].parent)
         prefixes.append(PolicyPrefix(packed=packed, first=cut.first, stop=cut.stop))
     batches = [_policy_batch(whole.only(bin_.rows, bin_.below), bin_.rows, rows, totals) for bin_ in cuts.bins]
-    return LinkedMicrobatches(batches=tuple(batches), prefixes=tuple(prefixes))
+    return Microbatches(batches=tuple(batches), prefixes=tuple(prefixes))
 
 
-def in_row_order(units: Sequence[LinkedMicrobatches], values: Sequence[T]) -> list[T]:
+def in_row_order(units: Sequence[Microbatches], values: Sequence[T]) -> list[T]:
     """Bring values of all completions of the units into the order of the groups. Those of empty units come last, and
     are left out."""
     rows = [row for unit in units for batch in unit.batches for row in batch.rows]
@@ -245,7 +245,7 @@ def prompt_of_no_row(token_ids_P: Tensor, positions_DP: Tensor) -> EncodedPrompt
     return EncodedPrompt(row=row, index=-1, text="", token_ids_P=token_ids_P, positions_DP=positions_DP, images=())
 
 
-def empty_unit(item: PackItem, totals: Totals) -> LinkedMicrobatches:
+def empty_unit(item: PackItem, totals: Totals) -> Microbatches:
     """Build a unit from the result of `empty_item`."""
     batch = PolicyBatch(
         packed=pack([item]),
@@ -256,7 +256,7 @@ def empty_unit(item: PackItem, totals: Totals) -> LinkedMicrobatches:
         prompt_ids=(),
         names_C=(),
     )
-    return LinkedMicrobatches(batches=(batch,))
+    return Microbatches(batches=(batch,))
 
 
 def _policy_batch(

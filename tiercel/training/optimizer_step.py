@@ -17,7 +17,7 @@ from tiercel.config.schema import GrpoRecipe
 from tiercel.devices import moved
 from tiercel.errors import TrainingError
 from tiercel.packing.attention.prefix import OpenPrefixes
-from tiercel.packing.batch import CompletionName, LinkedMicrobatches, PolicyBatch
+from tiercel.packing.batch import CompletionName, Microbatches, PolicyBatch
 from tiercel.packing.layout import PackedTokens
 from tiercel.packing.logprobs import TokenScores
 from tiercel.training.finite import (
@@ -109,7 +109,7 @@ def policy_update(
 
 
 def policy_microbatch_losses(
-    trainer: Trainer, unit: LinkedMicrobatches, precomputed: Sequence[PrecomputedValues], recipe: GrpoRecipe
+    trainer: Trainer, unit: Microbatches, precomputed: Sequence[PrecomputedValues], recipe: GrpoRecipe
 ) -> Iterator[MicrobatchLoss]:
     """Yield what each microbatch of a unit adds to the loss. Compute its gradient before asking for the next."""
     rewards_entropy = recipe.algorithm.entropy_coef > 0

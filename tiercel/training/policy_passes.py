@@ -24,14 +24,7 @@ from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
 from tiercel.packing.attention.flex import flex_obstacle
 from tiercel.packing.attention.prefix import OpenPrefixes, PrefixPass
-from tiercel.packing.batch import (
-    AdvantageGroup,
-    LinkedMicrobatches,
-    TokenCounter,
-    empty_item,
-    packed_bins,
-    policy_units,
-)
+from tiercel.packing.batch import AdvantageGroup, Microbatches, TokenCounter, empty_item, packed_bins, policy_units
 from tiercel.packing.batch import empty_unit as unit_of
 from tiercel.packing.compiling import chosen_backend
 from tiercel.packing.examples import ExampleGroup, all_items
@@ -102,7 +95,7 @@ class Passes:
         """Return a counter of the tokens that the learner computes for items in one microbatch."""
         return TokenCounter(self.learner.form, self.sharing_family)
 
-    def units(self, groups: Sequence[AdvantageGroup], totals: Totals) -> list[LinkedMicrobatches]:
+    def units(self, groups: Sequence[AdvantageGroup], totals: Totals) -> list[Microbatches]:
         """Pack groups into units of microbatches, in order, followed by empty units so that all ranks have the same
         number. `totals` is of the minibatch over all ranks. Raises DataError for a completion that does not fit into
         any microbatch."""
@@ -153,7 +146,7 @@ class Passes:
             features_KH = self.vision.features(packed.images, of_reference=of_reference)
             return self.learner(packed, features_KH, self.temperature).logprobs_N
 
-    def scores(self, unit: LinkedMicrobatches, *, of_reference: bool = False) -> list[TokenScores]:
+    def scores(self, unit: Microbatches, *, of_reference: bool = False) -> list[TokenScores]:
         """Compute logprobs and entropies (N,) of each microbatch of a unit, without gradient."""
         with torch.no_grad():
             inputs = self._through(unit, of_reference)
@@ -161,14 +154,14 @@ class Passes:
                 self.learner(packed, features_KH, self.temperature, prefix) for packed, features_KH, prefix in inputs
             ]
 
-    def states(self, unit: LinkedMicrobatches) -> list[Tensor]:
+    def states(self, unit: Microbatches) -> list[Tensor]:
         """Compute the states (N, H) that predict the scored tokens of each microbatch of a unit, without gradient. Only
         possible if passes are private."""
         with torch.no_grad():
             return [self.learner.scoring_states(*inputs) for inputs in self._through(unit)]
 
     def _through(
-        self, unit: LinkedMicrobatches, of_reference: bool = False
+        self, unit: Microbatches, of_reference: bool = False
     ) -> Iterator[tuple[PackedTokens, Tensor | None, PrefixPass | None]]:
         """Yield the inputs of each microbatch's pass."""
         features = partial(self.vision.features, of_reference=of_reference)

@@ -9,7 +9,7 @@ from tiercel.algorithms import Totals
 from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.balance import balancing_moves
 from tiercel.distributed.ranks import Ranks
-from tiercel.packing.batch import AdvantageGroup, LinkedMicrobatches, TokenCounter, totals_of, without_zero_groups
+from tiercel.packing.batch import AdvantageGroup, Microbatches, TokenCounter, totals_of, without_zero_groups
 from tiercel.packing.examples import ExampleGroup, example_groups
 from tiercel.packing.layout import PackItem
 from tiercel.training.grpo.group_sharding import split_across_ranks
@@ -25,7 +25,7 @@ class Minibatch:
     """The groups of one update."""
 
     totals: Totals  # over all ranks
-    units: Sequence[LinkedMicrobatches]  # that this rank computes
+    units: Sequence[Microbatches]  # that this rank computes
 
 
 def minibatches(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> list[Minibatch]:
