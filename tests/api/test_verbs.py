@@ -13,7 +13,7 @@ from PIL import Image
 import tiercel as tc
 from tests.api.right_answers import right
 from tests.training.test_offline import bytes_of, without_times
-from tiercel.api.given import MOST_FOLDERS, write_rows
+from tiercel.api.given import MOST_FOLDERS, is_rows, write_rows
 from tiercel.cli.main import main
 from tiercel.errors import DataError, RecipeError, RunError
 
@@ -189,6 +189,10 @@ def test_a_recipe_goes_through_a_file(keys, tmp_path):
     assert recipe.changed(steps=5, lora={"rank": 8}).tree["lora"] == {"rank": 8, "alpha": 8}
     with pytest.raises(RecipeError, match=r"data\.train"):
         recipe.changed(data=[{"a": 1}]).to_file(tmp_path / "other.yaml")
+
+
+def test_a_list_of_paths_is_no_list_of_rows():
+    assert [is_rows(each) for each in (["a.jsonl", Path("b.jsonl")], [{"a": 1}], [])] == [False, True, True]
 
 
 def test_equal_rows_are_one_file_and_others_another(keys, rows, tmp_path):

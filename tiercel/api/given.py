@@ -23,8 +23,13 @@ MOST_FOLDERS = 8  # of media that a recipe lists one by one
 
 
 def is_rows(value: Any) -> bool:
-    """Return whether a value is rows rather than a path or a section of the recipe."""
-    return isinstance(value, Iterable) and not isinstance(value, str | Path | Mapping)
+    """Return whether a value is rows rather than a path, a list of paths or a section of the recipe."""
+    return isinstance(value, Iterable) and not isinstance(value, str | Path | Mapping) and not are_paths(value)
+
+
+def are_paths(value: Any) -> bool:
+    """Return whether a value is a list of paths."""
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(each, str | Path) for each in value)
 
 
 @dataclass(frozen=True, slots=True)

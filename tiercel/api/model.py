@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tiercel.api.given import is_rows, write_rows
+from tiercel.api.given import are_paths, is_rows, write_rows
 from tiercel.api.run import Run
 from tiercel.config import Recipe as AnyRecipe
 from tiercel.config import RewardRecipe, SftRecipe
@@ -117,7 +117,7 @@ def evaluate(source: Run | str | Path, rows: Any = None, *, checkpoint: int | No
 def _held_out(rows: Any, output: Path, image_roots: Sequence[str]) -> dict[str, Any]:
     """Return the keys that name held-out rows, which are written into the run if they are in memory."""
     if not is_rows(rows):
-        return {"data.eval": str(rows)}
+        return {"data.eval": tuple(map(str, rows)) if are_paths(rows) else str(rows)}
     written = write_rows(rows, output)
     return {"data.eval": written.file, "data.image_roots": written.admitted(image_roots)}
 

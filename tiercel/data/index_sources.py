@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tiercel.config.data import FormatName
+from tiercel.config.row_sources import RowSource
 from tiercel.data.formats.columns import named
 from tiercel.data.formats.registry import rows_of
 from tiercel.data.readers import (
@@ -182,6 +183,14 @@ class GroupFiles(IndexSource):
 
     def reader(self, of: Sequence[Any]) -> RecordAt:
         return _GroupReader(self, of)
+
+
+def index_source(source: RowSource, **how: Any) -> IndexSource | None:
+    """Describe the rows of a source as what an index can be made of; None for a kind of file that has no index."""
+    path = Path(source.path)
+    kinds = {".jsonl": LineFile, ".tar": TarShard, ".parquet": GroupFiles}
+    kind = GroupFiles if path.is_dir() else kinds.get(path.suffix.lower())
+    return None if kind is None or source.is_hub else kind(path=source.path, **how)
 
 
 class _GroupReader:

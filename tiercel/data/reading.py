@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 
 from tiercel.config.data import Data, FormatName, HeldOut
-from tiercel.config.row_sources import RowSource, row_source
+from tiercel.config.row_sources import RowSource, names_in
 from tiercel.data.formats.columns import lacking, named, require_columns
 from tiercel.data.formats.registry import detect_format, rows_of
 from tiercel.data.hub import places_of_files
 from tiercel.data.index import IndexedRows, cache_folder, indexed, remembered
-from tiercel.data.index_sources import GroupFiles, LineFile, TarShard
+from tiercel.data.index_sources import index_source
 from tiercel.data.media.images import open_header
 from tiercel.data.order import RowOrder, chosen, clusters_of
 from tiercel.data.readers import files_of, records_of
 from tiercel.data.records import Record
-from tiercel.data.remote import parts_of
+from tiercel.data.remote import parts_of, source_of
 from tiercel.data.rows import Purpose, Reading, shortened
 from tiercel.data.spreading import spread
 from tiercel.data.stores import MemoryStore, RowView, joined, repeated_ids, said_of, view_of
@@ -127,8 +127,8 @@ class RunRows:
 def read_run_rows(config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RunRows:
     """Read the training rows and the held-out rows. Raises what `read_rows` raises."""
     rows = _rows_of_training(config, purpose, beat)
-    if isinstance(config.eval, str):
-        return replace(rows, heldout=read_rows(config.eval, config, purpose, beat))
+    for given, own in heldout_source(config).values():
+        return replace(rows, heldout=read_rows(given, own, purpose, beat))
     return rows
 
 
@@ -139,8 +139,8 @@ def read_training_rows(config: Data, purpose: Purpose, beat: Callable[[], None] 
 
 def read_heldout_rows(config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RowTable | None:
     """Read the rows of data.eval; None if the recipe has none. Raises what `read_rows` raises."""
-    if isinstance(config.eval, str):
-        return read_rows(config.eval, config, purpose, beat)
+    for given, own in heldout_source(config).values():
+        return read_rows(given, own, purpose, beat)
     return None if config.eval is None else _rows_of_training(config, purpose, beat).heldout
 
 
@@ -174,9 +174,17 @@ def hold_out(table: RowTable, held: HeldOut) -> RunRows:
     )
 
 
-def sources_of(config: Data) -> dict[str, tuple[str, Data]]:
-    """Return for each key that names training rows what it names, and how these rows are read."""
-    found = {"data.train": (config.train, config)}
+Sources = dict[str, tuple[str | Sequence[str], Data]]  # what each key names, and how these rows are read
+
+
+def heldout_source(config: Data) -> Sources:
+    """Return what data.eval names; empty if it names nothing."""
+    return {} if config.eval is None or isinstance(config.eval, HeldOut) else {"data.eval": (config.eval, config)}
+
+
+def sources_of(config: Data) -> Sources:
+    """Return what each key names that names training rows."""
+    found: Sources = {"data.train": (config.train, config)}
     for number, more in enumerate(config.mix):
         own = {
             "format": more.format or config.format,
@@ -203,31 +211,40 @@ def _all_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) -
     )
 
 
-def read_rows(given: str | Path, config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RowTable:
+def read_rows(
+    given: str | Path | Sequence[str], config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None
+) -> RowTable:
     """Read all rows of a file or data set, in its order, or of a pattern's files, in the order of their names; with #N,
-    N of them. `beat` is called for each row.
+    N of them; or those of several such names, in their order. `beat` is called for each row.
 
     Raises DataError if a file is missing, empty, of no known format, without a usable row, or has fewer rows than N,
     and EnvironmentProblem if a package is missing. Rejected rows do not raise: record them with `write_bad_rows`, then
     call `require_few_bad`.
     """
-    source = source_of(str(given))
-    parts = parts_of(source, config, beat)
-    if not parts:
-        raise DataError(f"{source.name}: no file matches this pattern")
-    is_large = _is_large(parts)  # together; many small shards do not fit in memory either
-    if len(parts) == 1:
-        one = replace(parts[0], count=source.count)
-        return replace(_read_source(one, config, purpose, beat, is_large), file=str(given))
-    table = _joined([_read_source(part, config, purpose, beat, is_large) for part in parts], str(given))
-    if source.count is None:
-        return table
-    rows, rejected = _part(view_of(table.rows), table.rejected, source.count, source.name)
-    return replace(table, rows=rows, rejected=tuple(rejected), counts=(len(rows),))
+    names = names_in(given)
+    sources = [source_of(name) for name in names]
+    parts = [parts_of(source, config, beat) for source in sources]
+    is_large = _is_large([*chain(*parts)])  # together; many small shards do not fit in memory either
+
+    def read(source: RowSource, files: Sequence[RowSource]) -> RowTable:
+        if not files:
+            raise DataError(f"{source.name}: no file matches this pattern")
+        if len(files) == 1:
+            return _read_source(replace(files[0], count=source.count), config, purpose, beat, is_large)
+        table = _joined([_read_source(file, config, purpose, beat, is_large) for file in files], source.name)
+        if source.count is None:
+            return table
+        rows, rejected = _part(view_of(table.rows), table.rejected, source.count, source.name)
+        return replace(table, rows=rows, rejected=tuple(rejected), counts=(len(rows),))
+
+    tables = [read(source, files) for source, files in zip(sources, parts, strict=True)]
+    return _joined(tables, ", ".join(names))
 
 
 def _joined(tables: Sequence[RowTable], name: str) -> RowTable:
-    """Join the tables of a pattern's files to one. Ids must differ among them, as within a file."""
+    """Join the tables of several files to one. Ids must differ among them, as within a file."""
+    if len(tables) == 1:
+        return replace(tables[0], file=name)
     rejected = [row for table in tables for row in table.rejected]
     rows = joined([view_of(table.rows) for table in tables])
     repeated = repeated_ids(rows)
@@ -320,20 +337,10 @@ def _indexed(
 ) -> IndexedRows | None:
     """Open or make the index of a JSON Lines file, a tar shard, or Parquet or Arrow files. None for any other
     source, whose rows are held in memory, and if the cache cannot be written, which is told."""
-    path = Path(source.path)
-    kinds = {".jsonl": LineFile, ".tar": TarShard, ".parquet": GroupFiles}
-    kind = GroupFiles if path.is_dir() else kinds.get(path.suffix.lower())
-    if kind is None:
-        return None
-    what = kind(
-        path=source.path,
-        format=format,
-        columns=config.columns,
-        reading=reading,
-        max_image_pixels=config.max_image_pixels,
-    )
+    how = {"format": format, "columns": config.columns, "max_image_pixels": config.max_image_pixels}
+    what = index_source(source, reading=reading, **how)
     try:
-        return indexed(what, cache_folder(config.cache), beat)
+        return None if what is None else indexed(what, cache_folder(config.cache), beat)
     except OSError as error:
         logger.warning(
             f"{source.name}: all its rows are held in memory, because its index cannot be written ({error}); name "
@@ -347,14 +354,6 @@ def _named(records: Iterable[Record], columns: Mapping[str, str], without: Count
         if record.problem is None:
             without.update(lacking(record, columns))
         yield named(record, columns)
-
-
-def source_of(given: str) -> RowSource:
-    """Parse what a recipe names as rows. Raises DataError."""
-    try:
-        return row_source(given)
-    except ValueError as error:
-        raise DataError(f"{given}: {error}") from error
 
 
 def _part(rows: RowView, rejected: Sequence[RejectedRow], count: int, file: str) -> tuple[RowView, list[RejectedRow]]:
