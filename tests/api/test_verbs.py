@@ -15,6 +15,9 @@ from tests.api.right_answers import right
 from tests.training.test_offline import bytes_of, without_times
 from tiercel.api.given import MOST_FOLDERS, is_rows, write_rows
 from tiercel.cli.main import main
+from tiercel.config.data import Data
+from tiercel.data.media.images import decode
+from tiercel.data.reading import read_rows
 from tiercel.errors import DataError, RecipeError, RunError
 
 KEYS = {
@@ -189,6 +192,22 @@ def test_a_recipe_goes_through_a_file(keys, tmp_path):
     assert recipe.changed(steps=5, lora={"rank": 8}).tree["lora"] == {"rank": 8, "alpha": 8}
     with pytest.raises(RecipeError, match=r"data\.train"):
         recipe.changed(data=[{"a": 1}]).to_file(tmp_path / "other.yaml")
+
+
+def test_a_data_set_is_written_as_arrow_files(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    turns, pictures = (
+        [{"role": "user", "content": "?"}],
+        [Image.new("RGB", (4, 3), colour) for colour in ("red", "blue")],
+    )
+    rows = [{"id": f"r{number}", "messages": turns, "images": [pictures[number % 2]]} for number in range(4)]
+    table = datasets.Dataset.from_list(rows).cast_column("images", datasets.List(datasets.Image())).select([2, 1])
+    first, again = (write_rows(table, tmp_path / "run") for _ in range(2))
+    assert first == again and [file.name for file in (tmp_path / "run/given").iterdir()] == [Path(first.file).name]
+    read = read_rows(first.file, Data(train="-"), "grpo").rows
+    assert [row.id for row in read] == ["r2", "r1"]
+    assert decode(read[0].images[0], read[0].image_roots, 100).getpixel((0, 0)) == (255, 0, 0)
+    assert write_rows(table.select([0]), tmp_path / "run").file != first.file
 
 
 def test_a_list_of_paths_is_no_list_of_rows():

@@ -3,11 +3,11 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from hashlib import sha256
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ import numpy as np
 
 from tiercel.config.data import Data, FormatName, HeldOut
 from tiercel.config.row_sources import RowSource, names_in
-from tiercel.data.formats.columns import lacking, named, require_columns
-from tiercel.data.formats.registry import detect_format, rows_of
+from tiercel.data.beginning import begun, known_format
+from tiercel.data.formats.registry import rows_of
 from tiercel.data.hub import places_of_files
 from tiercel.data.index import IndexedRows, cache_folder, indexed, remembered
 from tiercel.data.index_sources import index_source
@@ -37,7 +37,6 @@ from tiercel.writing import GO_ON, writing
 
 CONTENT = "content"  # key in an identity: the hash of what the rows say
 MOST_HELD_BYTES = 1 << 25  # of a .jsonl file whose rows are held in memory; a larger one is indexed
-_DETECTION_ROWS = 64
 _REASONS_SHOWN = 5
 _ROWS_AT_ONCE = 8192  # that a process reads; fewer rows are read by one
 
@@ -268,7 +267,7 @@ def _joined(tables: Sequence[RowTable], name: str) -> RowTable:
 def _is_large(parts: Sequence[RowSource]) -> bool:
     """Return whether the files of sources are too large to be held in memory."""
     try:
-        files = [file for part in parts if not part.is_hub for file in files_of(part)]
+        files = [file for part in parts for file in files_of(part)]
         return sum(file.stat().st_size for file in files) >= MOST_HELD_BYTES
     except OSError:  # told when the file is read
         return False
@@ -280,17 +279,9 @@ def _read_source(
     """Read the rows of one file, directory or data set."""
     file = source.name
     roots = image_roots(source, config)
-    without: Counter[str] = Counter()  # number of rows, by the column of data.columns that they lack
     try:
-        records = records_of(source)
-        first = list(islice(records, _DETECTION_ROWS))
-        if not first:
-            raise DataError(f"{file}: the file has no rows")
-        if config.columns:
-            require_columns(first, config.columns, file)
-            first = list(_named(first, config.columns, without))
-            records = _named(records, config.columns, without)
-        format = _format(first, config, file)
+        first = None if is_large else begun(source, config)
+        format = known_format(source, config, beat) if first is None else first[0]
         reading = Reading(
             file=file,
             purpose=purpose,
@@ -308,7 +299,8 @@ def _read_source(
             )
         found = _indexed(source, format, reading, config, beat) if is_large else None
         if found is None:
-            usable, rejected = _parsed(chain(first, records), format, reading, beat)
+            _, records, without = first or begun(source, config)
+            usable, rejected = _parsed(records, format, reading, beat)
             rows = RowView([MemoryStore(file, usable)])
         else:
             rows, rejected, without = RowView([found.store]), list(found.rejected), Counter(dict(found.without))
@@ -321,13 +313,12 @@ def _read_source(
             f"{file}: none of its {len(rejected)} rows can be used as {format} rows for {purpose}:\n"
             f"{first_reasons(rejected)}"
         )
-    counts = (len(rows),)
     return RowTable(
         file=file,
         format=format,
         rows=rows,
         rejected=tuple(rejected),
-        counts=counts,
+        counts=(len(rows),),
         without=tuple(without.items()),
     )
 
@@ -347,13 +338,6 @@ def _indexed(
             "another folder as data.cache"
         )
         return None
-
-
-def _named(records: Iterable[Record], columns: Mapping[str, str], without: Counter[str]) -> Iterator[Record]:
-    for record in records:
-        if record.problem is None:
-            without.update(lacking(record, columns))
-        yield named(record, columns)
 
 
 def _part(rows: RowView, rejected: Sequence[RejectedRow], count: int, file: str) -> tuple[RowView, list[RejectedRow]]:
@@ -462,15 +446,6 @@ def first_reasons(rejected: Sequence[RejectedRow]) -> str:
     if len(rejected) > _REASONS_SHOWN:
         lines.append(f"  and {len(rejected) - _REASONS_SHOWN} more")
     return "\n".join(lines)
-
-
-def _format(head: Sequence[Record], config: Data, file: str) -> FormatName:
-    if config.format != "auto":
-        return config.format
-    readable = [record.value for record in head if record.problem is None]
-    if not readable:
-        raise DataError(f"{file}: none of its first {len(head)} rows is a JSON object; line 1: {head[0].problem}")
-    return detect_format(readable, file)
 
 
 def _parsed(
