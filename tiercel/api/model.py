@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from tiercel.config.schema import Data, Model, Train
 from tiercel.distributed.ranks import ALONE
 from tiercel.errors import DataError, RecipeError, RunError
 from tiercel.models.policy import load_for_inference, load_start
+from tiercel.runs.kept_groups import KeptList
 from tiercel.runs.recipe import is_run
 from tiercel.trained.generate import Generator, as_message, in_words, load_generator
 from tiercel.trained.scores import HeldoutScore, ModelToScore, score
@@ -104,14 +105,17 @@ def evaluate(source: Run | str | Path, rows: Any = None, *, checkpoint: int | No
         recipe = recipe.with_values(_held_out(rows, run.path, recipe.data.image_roots))
     if recipe.data.eval is None:
         raise RecipeError([f"{run.path}: data.eval is not set, so there are no held-out rows; pass some"])
+    kept = KeptList()
     if before:
-        return score(recipe, ModelToScore(path=recipe.model.path, load=load_start), ALONE)
+        found = score(recipe, ModelToScore(path=recipe.model.path, load=load_start), ALONE, kept)
+        return replace(found, groups=tuple(kept.every))
     trained = trained_weights(run.path, recipe, CheckpointChoice(step=checkpoint, is_best=best))
 
     def loaded(chosen: AnyRecipe, device: Any) -> Any:
         return load_for_inference(chosen, device, trained.adapter)
 
-    return score(recipe, ModelToScore(path=trained.model, load=loaded, state=trained.state), ALONE)
+    found = score(recipe, ModelToScore(path=trained.model, load=loaded, state=trained.state), ALONE, kept)
+    return replace(found, groups=tuple(kept.every))
 
 
 def _held_out(rows: Any, output: Path, image_roots: Sequence[str]) -> dict[str, Any]:

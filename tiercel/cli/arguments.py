@@ -222,7 +222,8 @@ def _commands_after_a_run(commands) -> None:
     evaluation.add_argument(
         "--adapter", type=directory, help="an adapter directory; without it a run's newest checkpoint"
     )
-    text = "write the completions and their rewards, as in evaluations/ of a run; of a run, those after training"
+    text = "write the completions and their rewards, as in evaluations/ of a run; of a run, those after training. The "
+    text += "command that was ended goes on from there if you start it again"
     evaluation.add_argument("--output", type=Path, metavar="FILE", help=text)
 
     predict = _command(
