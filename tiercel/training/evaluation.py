@@ -178,7 +178,7 @@ def heldout_batches(
     ranks: Ranks,
     table: RowTable,
     start: int = 0,
-) -> Iterator[tuple[list[ScoredGroup], Sequence[RejectedRow]]]:
+) -> Iterator[tuple[Sequence[ScoredGroup], Sequence[RejectedRow]]]:
     """Complete and score this rank's share of the held-out rows, batch by batch from the batch `start` on; also yield
     the rows of each batch that all ranks rejected."""
     params = greedy_params(recipe.rollout)
