@@ -219,8 +219,8 @@ def test_equal_rows_are_one_file_and_others_another(keys, rows, tmp_path):
     first = tc.grpo(**keys, steps=1, output=tmp_path / "run")
     table = datasets.Dataset.from_list([{**row, "images": row["images"]} for row in rows])
     again = tc.grpo(**{**keys, "data": {**keys["data"], "train": table}}, steps=1, output=tmp_path / "table")
-    lines = [Path(run.recipe.data.train).read_text().splitlines() for run in (first, again)]
-    assert [json.loads(line)["messages"] for line in lines[0]] == [json.loads(line)["messages"] for line in lines[1]]
+    tables = [read_rows(run.recipe.data.train, run.recipe.data, "grpo").rows for run in (first, again)]
+    assert [row.messages for row in tables[0]] == [row.messages for row in tables[1]]
     assert tc.grpo(**keys, steps=1, output=tmp_path / "run").steps == 1  # the same run
     rows[0]["answer"] = "another"
     with pytest.raises(RunError, match=r"data\.train"):
