@@ -135,10 +135,10 @@ def main() -> None:
         figures = [{name: each[name] for name in ("way", "rows", "own_MB", "peak_MB")} for each in found]
         results = {"starts": figures, "index_bytes_a_row": round(has), "file_bytes": size}
         name = "rows_pictures.json" if given.pictures else "rows.json"
-        write_results(RESULTS / name, results, _markdown(results))
+        write_results(RESULTS / name, results, table(results))
 
 
-def _markdown(results: dict[str, Any]) -> str:
+def table(results: dict[str, Any]) -> str:
     """Return the results as Markdown."""
     names = {"memory": "rows held in memory", "first": "first start of the index", "second": "second start"}
     rows = [[names[each["way"]], f"{each['own_MB']:,} MB", f"{each['peak_MB']:,} MB"] for each in results["starts"]]
