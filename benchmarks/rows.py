@@ -5,7 +5,8 @@
 
 Each start is a process of its own that reads the rows as a run does, takes their identity and draws 4,096 rows in the
 order of a run. Seconds are wall time, and processors' time with that of children; `own_MB` is what the rows add to the
-memory of a rank, without the pages of mapped files, which processes share.
+memory of a rank, without the pages of mapped files, which processes share. Writes benchmarks/results/rows.json and
+rows.md, or rows_pictures: memory, not seconds, because other work may run on the machine.
 """
 
 import argparse
@@ -19,6 +20,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+
+from benchmarks.tables import RESULTS, markdown_table, write_results
 
 WORDS = [f"word-{number}" for number in range(23)]
 DRAWN = 4096
@@ -126,7 +130,21 @@ def main() -> None:
             print(json.dumps(found[-1]), flush=True)
         assert all(each["same"] == found[0]["same"] for each in found), "the ways differ"
         index = sum(file.stat().st_size for file in Path(folder).glob("cache/rows/*/*"))
-        print(f"the index has {index / found[0]['rows']:.0f} bytes a row; the file {rows.stat().st_size:,} bytes")
+        size, has = rows.stat().st_size, index / found[0]["rows"]
+        print(f"the index has {has:.0f} bytes a row; the file {size:,} bytes")
+        figures = [{name: each[name] for name in ("way", "rows", "own_MB", "peak_MB")} for each in found]
+        results = {"starts": figures, "index_bytes_a_row": round(has), "file_bytes": size}
+        name = "rows_pictures.json" if given.pictures else "rows.json"
+        write_results(RESULTS / name, results, table(results))
+
+
+def table(results: dict[str, Any]) -> str:
+    """Return the results as Markdown."""
+    names = {"memory": "rows held in memory", "first": "first start of the index", "second": "second start"}
+    rows = [[names[each["way"]], f"{each['own_MB']:,} MB", f"{each['peak_MB']:,} MB"] for each in results["starts"]]
+    said = f"{results['starts'][0]['rows']:,} rows, {results['file_bytes'] / 1e6:,.0f} MB; "
+    said += f"the index has {results['index_bytes_a_row']} bytes a row.\n\n"
+    return said + markdown_table(["", "memory of the rows in a rank", "peak of the process"], rows)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import inspect
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -23,7 +23,8 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-TEXT_FORM, SECTION_FORM = "(text)", "(section)"  # of a key that may be either; pydantic puts these into its locations
+# Of a key that may have several forms; pydantic puts these into its locations.
+TEXT_FORM, SECTION_FORM, LIST_FORM = "(text)", "(section)", "(list)"
 
 
 class Section(BaseModel):
@@ -159,3 +160,8 @@ def regex_fault(pattern: str) -> str | None:
 def form_of(value: Any) -> str:
     """Return the form of a value whose key accepts a text or a section, as the tag for pydantic."""
     return SECTION_FORM if isinstance(value, dict | Section) else TEXT_FORM
+
+
+def list_or(form: Callable[[Any], str]) -> Callable[[Any], str]:
+    """Return the function that gives the form of a value whose key accepts a list too."""
+    return lambda value: LIST_FORM if isinstance(value, list | tuple) else form(value)

@@ -95,6 +95,7 @@ PUT_TOGETHER = (
     "importing what `tiercel {0}` needs ...",
     "matrix product {0}",
     "attention {0}",
+    "text or list: each text",
     "text or texts by name",
     "section with {0} or {1}",
     "{0} or section with {1}",

@@ -13,8 +13,11 @@ from PIL import Image
 import tiercel as tc
 from tests.api.right_answers import right
 from tests.training.test_offline import bytes_of, without_times
-from tiercel.api.given import MOST_FOLDERS, write_rows
+from tiercel.api.given import MOST_FOLDERS, is_rows, write_rows
 from tiercel.cli.main import main
+from tiercel.config.data import Data
+from tiercel.data.media.images import decode
+from tiercel.data.reading import read_rows
 from tiercel.errors import DataError, RecipeError, RunError
 
 KEYS = {
@@ -191,13 +194,33 @@ def test_a_recipe_goes_through_a_file(keys, tmp_path):
         recipe.changed(data=[{"a": 1}]).to_file(tmp_path / "other.yaml")
 
 
+def test_a_data_set_is_written_as_arrow_files(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    turns, pictures = (
+        [{"role": "user", "content": "?"}],
+        [Image.new("RGB", (4, 3), colour) for colour in ("red", "blue")],
+    )
+    rows = [{"id": f"r{number}", "messages": turns, "images": [pictures[number % 2]]} for number in range(4)]
+    table = datasets.Dataset.from_list(rows).cast_column("images", datasets.List(datasets.Image())).select([2, 1])
+    first, again = (write_rows(table, tmp_path / "run") for _ in range(2))
+    assert first == again and [file.name for file in (tmp_path / "run/given").iterdir()] == [Path(first.file).name]
+    read = read_rows(first.file, Data(train="-"), "grpo").rows
+    assert [row.id for row in read] == ["r2", "r1"]
+    assert decode(read[0].images[0], read[0].image_roots, 100).getpixel((0, 0)) == (255, 0, 0)
+    assert write_rows(table.select([0]), tmp_path / "run").file != first.file
+
+
+def test_a_list_of_paths_is_no_list_of_rows():
+    assert [is_rows(each) for each in (["a.jsonl", Path("b.jsonl")], [{"a": 1}], [])] == [False, True, True]
+
+
 def test_equal_rows_are_one_file_and_others_another(keys, rows, tmp_path):
     datasets = pytest.importorskip("datasets")
     first = tc.grpo(**keys, steps=1, output=tmp_path / "run")
     table = datasets.Dataset.from_list([{**row, "images": row["images"]} for row in rows])
     again = tc.grpo(**{**keys, "data": {**keys["data"], "train": table}}, steps=1, output=tmp_path / "table")
-    lines = [Path(run.recipe.data.train).read_text().splitlines() for run in (first, again)]
-    assert [json.loads(line)["messages"] for line in lines[0]] == [json.loads(line)["messages"] for line in lines[1]]
+    tables = [read_rows(run.recipe.data.train, run.recipe.data, "grpo").rows for run in (first, again)]
+    assert [row.messages for row in tables[0]] == [row.messages for row in tables[1]]
     assert tc.grpo(**keys, steps=1, output=tmp_path / "run").steps == 1  # the same run
     rows[0]["answer"] = "another"
     with pytest.raises(RunError, match=r"data\.train"):

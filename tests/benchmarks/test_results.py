@@ -9,6 +9,7 @@ from benchmarks.learner import table
 from benchmarks.pairs import table as table_of_pairs
 from benchmarks.peers_report import markdown_table
 from benchmarks.quote import PAGES, QUOTED, quoted
+from benchmarks.rows import table as table_of_rows
 from benchmarks.turns import table as table_of_turns
 
 ROOT = Path(__file__).parents[2]
@@ -17,7 +18,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 def test_pages_quote_the_results_as_they_are():
     pages = [page.read_text(encoding="utf-8") for page in PAGES]
-    assert [len(QUOTED.findall(page)) for page in pages] == [5, 1]
+    assert [len(QUOTED.findall(page)) for page in pages] == [6, 1]
     assert [quoted(page) for page in pages] == pages
 
 
@@ -37,6 +38,8 @@ def test_tables_are_made_from_the_results():
     assert (RESULTS / "learner.md").read_text(encoding="utf-8") == table(learner["cells"])
     pairs = json.loads((RESULTS / "pairs.json").read_text(encoding="utf-8"))
     assert (RESULTS / "pairs.md").read_text(encoding="utf-8") == table_of_pairs(pairs["cells"])
+    rows = json.loads((RESULTS / "rows.json").read_text(encoding="utf-8"))
+    assert (RESULTS / "rows.md").read_text(encoding="utf-8") == table_of_rows(rows)
     turns = json.loads((RESULTS / "turns.json").read_text(encoding="utf-8"))
     assert (RESULTS / "turns.md").read_text(encoding="utf-8") == table_of_turns(turns)
 

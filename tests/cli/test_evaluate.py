@@ -2,11 +2,15 @@
 
 import json
 
+import pytest
+
 from tests.training.test_loops import grpo_recipe, run_grpo, run_offline, sft_recipe, write_rows
 from tests.training.test_resume import write_recipe
 from tiercel.cli.main import main
 from tiercel.errors import EXIT_DONE, EXIT_USER
+from tiercel.runs.kept_groups import KeptFile
 from tiercel.runs.records import groups_path
+from tiercel.training import evaluation
 
 
 def test_the_completions_after_training_are_those_that_the_run_recorded(tiny_checkpoints, tmp_path):
@@ -18,6 +22,44 @@ def test_the_completions_after_training_are_those_that_the_run_recorded(tiny_che
     assert [group["id"] for group in written] == [group["id"] for group in recorded]
     for mine, theirs in zip(written, recorded, strict=True):
         assert mine["completions"] == theirs["completions"] and mine["images"] == theirs["images"]
+
+
+def test_an_evaluation_that_was_ended_goes_on_after_what_is_written(tiny_checkpoints, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(evaluation, "ROWS_AT_ONCE", 4)  # of 12 rows
+    recipe = grpo_recipe(tiny_checkpoints["qwen2_5_vl"], write_rows(tmp_path), tmp_path / "run", data={"workers": 0})
+    words = ["eval", str(write_recipe(tmp_path / "grpo.yaml", recipe)), "--output"]
+    whole, output, part = (tmp_path / name for name in ("whole.jsonl", "scored.jsonl", "scored.jsonl.0.part"))
+    assert main([*words, str(whole)]) == EXIT_DONE
+    score = capsys.readouterr().out.splitlines()[-1]
+    add, batches = KeptFile.add, []
+
+    def ended(self, groups, number, rejected):
+        batches.append(number)
+        if batches == [1, 2, 3]:
+            raise KeyboardInterrupt
+        add(self, groups, number, rejected)
+
+    monkeypatch.setattr(KeptFile, "add", ended)
+    with pytest.raises(KeyboardInterrupt):
+        main([*words, str(output)])
+    assert len(part.read_text().splitlines()) == 8 and not output.exists()
+    with part.open("a") as file:
+        file.write('{"cut short')
+    assert main([*words, str(output)]) == EXIT_DONE
+    assert output.read_bytes() == whole.read_bytes() and batches == [1, 2, 3, 3]
+    assert capsys.readouterr().out.splitlines()[-1] == score
+    assert sorted(tmp_path.glob("scored.jsonl.*")) == []
+
+
+def test_another_evaluation_begins_again(tmp_path):
+    def begun(key, rows):
+        return KeptFile(tmp_path / "scored.jsonl", 0, key).begin(lambda: rows)
+
+    kept = KeptFile(tmp_path / "scored.jsonl", 0, "a")
+    assert kept.begin(lambda: ["row"]) == (0, 0)
+    kept.add([], batches=3, rejected=2)
+    assert begun("a", ["row"]) == (3, 2)
+    assert begun("a", ["other"]) == begun("b", ["row"]) == (0, 0)
 
 
 def test_a_recipe_without_completions_is_told_so(tiny_checkpoints, tmp_path, capsys):

@@ -596,7 +596,10 @@ WRONG = [
     grpo("data.eval={fraction: 0.1, count: 10}", "data.eval", "{fraction: 0.01} or {count: 100}"),
     grpo("data.eval={ratio: 0.1}", "data.eval.ratio", "data.eval.fraction"),
     grpo("data.eval=0.01", "data.eval", "{fraction: 0.01} or {count: 100} of the training rows"),
-    grpo("data.eval=[rows.jsonl]", "data.eval", "must be a file of rows"),
+    grpo("data.eval=[rows.jsonl, nowhere.jsonl]", "data.eval.1", "no such file"),
+    grpo("data.train=[]", "data.train", "for example, data.train: [rows.jsonl]"),
+    grpo("data.train=[rows.jsonl, 5]", "data.train.1", "must be text"),
+    grpo("data.train={count: 5}", "data.train", "text or list"),
     sft("split_dataset_ratio=0.01", "split_dataset_ratio", "data.eval.fraction"),
     # parts of files, and data sets of the hub
     grpo("data.train=rows.jsonl#0", "data.train", "a number above 0"),

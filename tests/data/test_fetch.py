@@ -313,6 +313,11 @@ def test_a_part_of_the_rows_and_several_files(server, web, tmp_path):
     own.write_text(json.dumps(row_with("own.png")) + "\n")
     mixed = Data(train=str(own), mix=({"path": data.train},), eval=str(own))
     assert fetch(mixed, tmp_path / "other", web, 2).values == {"data.mix.0.path": str(tmp_path / "other/mix-0.jsonl")}
+    listed = fetch(Data(train=[str(own), f"{data.train}#2"]), tmp_path / "listed", web, 2)
+    assert (listed.row_count, listed.downloaded) == (3, 2)
+    assert (
+        len(read_rows(tmp_path / "listed/train.jsonl", Data(train="-", image_roots=(str(tmp_path),)), "grpo").rows) == 3
+    )
     with pytest.raises(DataError, match="no row names a picture by a URL"):
         fetch(Data(train=str(own)), tmp_path / "none", web, 2)
 

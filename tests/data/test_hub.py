@@ -14,9 +14,11 @@ from PIL import Image
 
 from tiercel.config.data import Data, HeldOut
 from tiercel.config.row_sources import row_source
-from tiercel.data import hub
+from tiercel.data import hub, reading
+from tiercel.data.index import FileStore
 from tiercel.data.media.images import decode
 from tiercel.data.reading import read_rows, read_run_rows, write_fix_report
+from tiercel.data.stores import MemoryStore
 from tiercel.distributed.versions import fingerprint
 from tiercel.errors import DataError, EnvironmentProblem
 
@@ -69,6 +71,18 @@ def test_a_folder_by_split_and_count(cache, tmp_path):
     assert len(read("hf:./scenes#4").rows) == 4
     rows = read_run_rows(Data(train="hf:./scenes", eval=HeldOut(count=2)), "grpo")
     assert (len(rows.train.rows), len(rows.heldout.rows)) == (4, 2)
+
+
+@needs_datasets
+def test_a_large_data_set_is_mapped_where_it_lies(cache, tmp_path, monkeypatch):
+    write_parquet(tmp_path / "scenes")
+    held = read("hf:./scenes")
+    monkeypatch.setattr(reading, "MOST_HELD_BYTES", 1)
+    mapped, part = (read(f"hf:./scenes:{split}", cache=str(tmp_path / "kept")) for split in ("train", "train[1:3]"))
+    assert [type(table.rows.stores[0]) for table in (held, mapped, part)] == [MemoryStore, FileStore, MemoryStore]
+    assert mapped.rows == held.rows and mapped.identity() == held.identity()
+    assert [row.id for row in part.rows] == ["r1", "r2"]
+    assert read("hf:./scenes:test+train", ids="line", cache=str(tmp_path / "kept")).rows[3].line == 4
 
 
 @needs_datasets

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tiercel.cli.main import main
 from tiercel.config.data import Data, HeldOut
-from tiercel.data import reading
+from tiercel.data import beginning, reading
 from tiercel.data.index import version
 from tiercel.data.reading import read_rows, read_run_rows
 from tiercel.data.stores import UnusableRow
@@ -202,3 +203,37 @@ def test_a_process_killed_while_it_writes_leaves_nothing_half_and_the_next_one_t
     assert list(place.glob("cache/rows/*.tmp")) and not list(place.glob("cache/rows/*/index.json"))
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root, timeout=120)
     assert done.stdout == "reading\n30000\n" and not list(place.glob("cache/rows/*.tmp"))
+
+
+def test_a_second_start_reads_no_row_for_the_format(place, monkeypatch):
+    file = place / "rows.jsonl"
+    file.write_text("\n".join(random_lines(random.Random(1), 100)))
+    monkeypatch.setattr(reading, "MOST_HELD_BYTES", 0)
+    data, read = config(place, file), []
+    first = read_rows(file, data, "grpo")
+    records = beginning.records_of
+    monkeypatch.setattr(beginning, "records_of", lambda source: read.append(source.path) or records(source))
+    assert read_rows(file, data, "grpo").identity() == first.identity() and read == []
+    os.utime(file, (1, 1))
+    assert read_rows(file, data, "grpo").format == first.format and read == [str(file)]
+
+
+def test_the_command_makes_the_index_and_says_where_it_lies(place, monkeypatch, capsys):
+    rows = [{"id": f"r{number}", "messages": [{"role": "user", "content": "?"}]} for number in range(9)]
+    (place / "rows.jsonl").write_text("\n".join(map(json.dumps, [*rows, rows[0]])))
+    (place / "few.jsonl").write_text(json.dumps(rows[0]))
+    (place / "model").mkdir()
+    (place / "model" / "config.json").write_text("{}")
+    recipe = {"model": {"path": str(place / "model")}, "train": {"steps": 1}, "rewards": [{"name": "exact"}]}
+    data = {"train": str(place / "rows.jsonl"), "cache": str(place / "cache"), "max_bad_fraction": 0.1}
+    (place / "recipe.yaml").write_text(json.dumps({**recipe, "data": data, "output": str(place / "run")}))
+    monkeypatch.setattr(reading, "MOST_HELD_BYTES", 200)
+    words = ["data", "index", str(place / "recipe.yaml"), f"data.eval={place / 'few.jsonl'}"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    (folder,) = (file for file in (place / "cache" / "rows").iterdir() if file.is_dir())
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    assert "data.train: 10 rows, 9 usable, 1 rejected" in said and f"{size:,} bytes, in {folder}" in said
+    assert "data.eval: 1 rows, 1 usable, 0 rejected; no index: 1 file held in memory" in said
+    assert list((place / "cache" / "rows").glob("*.json"))  # what the run would find out about its rows
+    assert main([*words, "data.max_bad_fraction=0"]) == 2

@@ -16,6 +16,7 @@ from tiercel.data.media.images import decode
 from tiercel.data.reading import (
     image_roots,
     read_rows,
+    read_run_rows,
     read_training_rows,
     require_few_bad,
     write_bad_rows,
@@ -69,6 +70,19 @@ def test_a_pattern_names_several_files(tmp_path):
     odd = tmp_path / "rows[1].jsonl"
     odd.write_text(line("odd"))
     assert [row.id for row in read(str(odd)).rows] == ["odd"]  # a file of that very name
+
+
+def test_a_list_names_several_sources_in_its_order(tmp_path):
+    for name, ids in (("a", "cd"), ("b-1", "xyz"), ("b-0", "uvw")):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(line, ids)))
+    table = read([str(tmp_path / "b-*.jsonl#4"), str(tmp_path / "a.jsonl")])
+    assert [row.id for row in table.rows][4:] == ["c", "d"] and table.counts == (6,)
+    assert set(row.id for row in table.rows[:4]) < set("uvwxyz")
+    twice = read([str(tmp_path / "a.jsonl")] * 2)
+    assert len(twice.rows) == 2 and [each.field for each in twice.rejected] == ["id", "id"]
+    config = Data(train=[str(tmp_path / "b-0.jsonl"), str(tmp_path / "b-1.jsonl")], eval=[str(tmp_path / "a.jsonl")])
+    rows = read_run_rows(config, "grpo")
+    assert [row.id for row in rows.train.rows] == list("uvwxyz") and [row.id for row in rows.heldout.rows] == ["c", "d"]
 
 
 def compressed(file: Path, data: bytes) -> None:

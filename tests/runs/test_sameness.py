@@ -1,5 +1,6 @@
 """Which keys may change between the starts of a run, and which spellings are the same place."""
 
+import json
 import re
 from pathlib import Path
 
@@ -68,6 +69,7 @@ def test_with_dropout_other_masks_are_told(tmp_path):
         ({"train": "data/rows.jsonl"}, {"train": "{here}/data/rows.jsonl"}),
         ({"train": "data/rows.jsonl"}, {"train": "data/rows.jsonl", "image_root": "data"}),
         ({"train": "data/rows.jsonl", "image_root": "pictures"}, {"train": "data/rows.jsonl", "image_root": "link"}),
+        ({"train": "data/rows.jsonl"}, {"train": ["./data/rows.jsonl"], "image_root": "data"}),
         ({"train": "./data/rows.jsonl"}, {"train": "data/../data/rows.jsonl", "image_root": "{here}/data"}),
     ],
 )
@@ -77,7 +79,7 @@ def test_a_place_may_be_written_otherwise(tmp_path, monkeypatch, before, now):
     (tmp_path / "data").mkdir()
     (tmp_path / "link").symlink_to("pictures")
     make_a_step(grpo_recipe(Path("run"), data=Data(**before)))
-    written = {key: value.replace("{here}", str(tmp_path)) for key, value in now.items()}
+    written = json.loads(json.dumps(now).replace("{here}", str(tmp_path)))
     assert lines_of(grpo_recipe(Path("run"), data=Data(**written))) == ()
 
 
@@ -85,6 +87,7 @@ def test_a_place_may_be_written_otherwise(tmp_path, monkeypatch, before, now):
     ("data", "key"),
     [
         (Data(train="other/rows.jsonl"), "data.train"),
+        (Data(train=["rows.jsonl", "more.jsonl"]), "data.train"),
         (Data(train="rows.jsonl", image_root="elsewhere"), "data.image_root"),
         (Data(train="rows.jsonl", system="./a"), "data.system"),
         (Data(train="rows.jsonl", max_image_pixels=10), "data.max_image_pixels"),

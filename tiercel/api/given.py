@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from tiercel.errors import DataError, RecipeError
 from tiercel.regular_files import open_new
 from tiercel.rewards.runtime.in_process import register_function
 from tiercel.runs.directory import GIVEN, require_own
-from tiercel.runs.files import write_atomically
+from tiercel.runs.files import file_sha256, write_atomically
 from tiercel.writing import writing
 
 MEDIA = ("image", "images", "video", "videos")  # columns whose texts are files
@@ -23,8 +24,13 @@ MOST_FOLDERS = 8  # of media that a recipe lists one by one
 
 
 def is_rows(value: Any) -> bool:
-    """Return whether a value is rows rather than a path or a section of the recipe."""
-    return isinstance(value, Iterable) and not isinstance(value, str | Path | Mapping)
+    """Return whether a value is rows rather than a path, a list of paths or a section of the recipe."""
+    return isinstance(value, Iterable) and not isinstance(value, str | Path | Mapping) and not are_paths(value)
+
+
+def are_paths(value: Any) -> bool:
+    """Return whether a value is a list of paths."""
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(each, str | Path) for each in value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +47,11 @@ class WrittenRows:
 
 def write_rows(rows: Iterable[Any], output: Path) -> WrittenRows:
     """Write rows as JSON lines, and their pictures next to them. The file's name contains a hash of its content, so
-    that equal rows give the same recipe. Raises DataError if a row is not a mapping, or contains what JSON cannot."""
+    that equal rows give the same recipe. A `datasets.Dataset` is written as Arrow files, which are mapped, unless its
+    rows name pictures by paths. Raises DataError if a row is not a mapping, or contains what JSON cannot."""
     folder = _folder(output)
+    if hasattr(rows, "save_to_disk") and not _names_media(rows):
+        return WrittenRows(str(_saved_table(rows, folder)), ())
     digest, part, writer = hashlib.sha256(), folder / "rows.tmp", _RowWriter(folder)
     with writing(part), open_new(part, "wb") as file:
         for number, row in enumerate(rows, start=1):
@@ -52,6 +61,31 @@ def write_rows(rows: Iterable[Any], output: Path) -> WrittenRows:
     path = folder / f"rows-{digest.hexdigest()[:16]}.jsonl"
     part.replace(path)
     return WrittenRows(str(path), _few(writer.media_folders))
+
+
+def _names_media(table: Any) -> bool:
+    """Return whether a `datasets.Dataset` has paths of pictures or videos."""
+    types = {field.name: str(field.type) for field in table.features.arrow_schema}
+    return any("string" in types.get(name, "") and "binary" not in types[name] for name in MEDIA)
+
+
+def _saved_table(table: Any, folder: Path) -> Path:
+    """Write a `datasets.Dataset` batch by batch, pictures included, and return its directory."""
+    part = folder / "table.tmp"
+    with writing(part):
+        if os.path.lexists(part):
+            shutil.rmtree(part)  # of a process that was killed
+        part.mkdir()
+        table.save_to_disk(str(part))
+        digest = hashlib.sha256()
+        for file in sorted(part.glob("*.arrow")):
+            digest.update(file_sha256(file).encode())
+        path = folder / f"rows-{digest.hexdigest()[:16]}"
+        if path.is_dir():
+            shutil.rmtree(part)
+        else:
+            part.rename(path)
+    return path
 
 
 def _few(folders: Iterable[str]) -> tuple[str, ...]:

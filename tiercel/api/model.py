@@ -2,11 +2,11 @@
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tiercel.api.given import is_rows, write_rows
+from tiercel.api.given import are_paths, is_rows, write_rows
 from tiercel.api.run import Run
 from tiercel.config import Recipe as AnyRecipe
 from tiercel.config import RewardRecipe, SftRecipe
@@ -17,6 +17,7 @@ from tiercel.inference_and_export.generate import Generator, as_message, in_word
 from tiercel.inference_and_export.scores import HeldoutScore, ModelToScore, score
 from tiercel.inference_and_export.weights import CheckpointChoice, trained_weights, with_weights
 from tiercel.models.policy import load_for_inference, load_start
+from tiercel.runs.kept_groups import KeptList
 from tiercel.runs.recipe import is_run
 from tiercel.types import Completion, ImageSource, Message
 
@@ -104,20 +105,23 @@ def evaluate(source: Run | str | Path, rows: Any = None, *, checkpoint: int | No
         recipe = recipe.with_values(_held_out(rows, run.path, recipe.data.image_roots))
     if recipe.data.eval is None:
         raise RecipeError([f"{run.path}: data.eval is not set, so there are no held-out rows; pass some"])
+    kept = KeptList()
     if before:
-        return score(recipe, ModelToScore(path=recipe.model.path, load=load_start), ALONE)
+        found = score(recipe, ModelToScore(path=recipe.model.path, load=load_start), ALONE, kept)
+        return replace(found, groups=tuple(kept.every))
     trained = trained_weights(run.path, recipe, CheckpointChoice(step=checkpoint, is_best=best))
 
     def loaded(chosen: AnyRecipe, device: Any) -> Any:
         return load_for_inference(chosen, device, trained.adapter)
 
-    return score(recipe, ModelToScore(path=trained.model, load=loaded, state=trained.state), ALONE)
+    found = score(recipe, ModelToScore(path=trained.model, load=loaded, state=trained.state), ALONE, kept)
+    return replace(found, groups=tuple(kept.every))
 
 
 def _held_out(rows: Any, output: Path, image_roots: Sequence[str]) -> dict[str, Any]:
     """Return the keys that name held-out rows, which are written into the run if they are in memory."""
     if not is_rows(rows):
-        return {"data.eval": str(rows)}
+        return {"data.eval": tuple(map(str, rows)) if are_paths(rows) else str(rows)}
     written = write_rows(rows, output)
     return {"data.eval": written.file, "data.image_roots": written.admitted(image_roots)}
 

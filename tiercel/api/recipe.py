@@ -6,7 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from tiercel.api.given import is_rows, write_functions, write_rows
+from tiercel.api.given import are_paths, is_rows, write_functions, write_rows
 from tiercel.config import BaseRecipe, Kind, recipe_to_yaml
 from tiercel.config.keys import RECIPES
 from tiercel.config.loading import Recipe as AnyRecipe
@@ -88,7 +88,7 @@ def _plain(value: Any) -> Any:
         return value.model_dump(mode="json")
     if isinstance(value, Mapping):
         return {name: _plain(each) for name, each in value.items()}
-    return value
+    return [str(path) for path in value] if are_paths(value) else value
 
 
 def reward_entries(rewards: Iterable[Any] | None) -> list[Any] | None:

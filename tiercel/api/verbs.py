@@ -14,7 +14,7 @@ from tiercel.api.running import OPTIONS, OnStep, StepIterator, train
 from tiercel.config import Kind
 
 Section = Mapping[str, Any]  # keys of a section of the recipe
-Rows = Any  # a path, a list of dicts, a `datasets.Dataset`, or the section `data`
+Rows = Any  # a path or a list of paths, a list of dicts, a `datasets.Dataset`, or the section `data`
 Reward = Any  # a function, the name of a built-in, "file.py:function", an entry of the recipe, or (reward, weight)
 
 

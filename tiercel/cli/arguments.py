@@ -145,6 +145,8 @@ def _data_command(commands) -> None:
         "--to", type=Path, default=Path("fetched"), metavar="FOLDER", help="where pictures and rows go (fetched)"
     )
     fetch.add_argument("--parallel", type=at_least(1), default=16, metavar="N", help="downloads at a time (16)")
+    text = "make the indexes of large files of rows, before a run does at its first start"
+    _recipe_command(looks, "index", text, "tiercel data index recipe.yaml data.cache=/scratch/cache")
 
 
 def _plan_command(commands) -> None:
@@ -220,7 +222,8 @@ def _commands_after_a_run(commands) -> None:
     evaluation.add_argument(
         "--adapter", type=directory, help="an adapter directory; without it a run's newest checkpoint"
     )
-    text = "write the completions and their rewards, as in evaluations/ of a run; of a run, those after training"
+    text = "write the completions and their rewards, as in evaluations/ of a run; of a run, those after training. The "
+    text += "command that was ended goes on from there if you start it again"
     evaluation.add_argument("--output", type=Path, metavar="FILE", help=text)
 
     predict = _command(

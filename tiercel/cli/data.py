@@ -5,10 +5,13 @@ from collections.abc import Callable
 
 from tiercel.config import Recipe
 from tiercel.data.fetch import FAILED, fetch
+from tiercel.data.index import FileStore
 from tiercel.data.media.download import Web
-from tiercel.data.reading import require_few_bad
+from tiercel.data.reading import RowTable, heldout_source, read_rows, read_run_rows, require_few_bad, sources_of
+from tiercel.data.stores import view_of
 from tiercel.log import printed
 from tiercel.message_text import counted
+from tiercel.runs.progress import waiting
 
 
 def run(recipe: Recipe, arguments: Namespace) -> None:
@@ -34,4 +37,31 @@ def _fetch(recipe: Recipe, arguments: Namespace) -> None:
     require_few_bad(len(done.failed), done.row_count, data, done.failed)
 
 
-LOOKS: dict[str, Callable[[Recipe, Namespace], None]] = {"preview": _preview, "fetch": _fetch}
+def _index(recipe: Recipe, arguments: Namespace) -> None:
+    """Make the indexes that the first start of a run would make. Raises DataError as that does."""
+    data, purpose = recipe.data, recipe.purpose
+    with printed():
+        for key, (given, own) in {**sources_of(data), **heldout_source(data)}.items():
+            print(f"{key}: {_index_in_words(read_rows(given, own, purpose))}")
+        with waiting("comparing what the rows say, as a run does at its start"):
+            tables = read_run_rows(data, purpose).tables
+            for table in tables:
+                table.identity()
+    for table in tables:
+        require_few_bad(len(table.rejected), table.total, data, table.rejected)
+
+
+def _index_in_words(table: RowTable) -> str:
+    """Return the numbers of rows, and where their indexes lie."""
+    stores = view_of(table.rows).stores
+    found = [store for store in stores if isinstance(store, FileStore)]
+    held = counted(len(stores) - len(found), "file")
+    said = f"{table.total:,} rows, {len(table.rows):,} usable, {len(table.rejected):,} rejected"
+    if not found:
+        return f"{said}; no index: {held} held in memory (docs/data.md#large-files)"
+    place = found[0].folder if len(found) == 1 else f"{len(found):,} folders of {found[0].cache}"
+    said += f"\n  index: {sum(store.size for store in found):,} bytes, in {place}"
+    return said if len(found) == len(stores) else f"{said}; {held} held in memory"
+
+
+LOOKS: dict[str, Callable[[Recipe, Namespace], None]] = {"preview": _preview, "fetch": _fetch, "index": _index}

@@ -10,10 +10,9 @@ from tiercel.inference_and_export.scores import ModelToScore, score
 from tiercel.inference_and_export.weights import Trained, trained_weights
 from tiercel.models.policy import load_for_inference, load_start
 from tiercel.reliability.heartbeat import Heartbeat
-from tiercel.runs.files import json_line
-from tiercel.runs.records import GroupRecord
+from tiercel.runs.identity import digest_of, identity
+from tiercel.runs.kept_groups import Kept, KeptFile
 from tiercel.training.run import launched_ranks
-from tiercel.writing import write_text
 
 
 def run(recipe: Recipe, arguments: Namespace, heartbeat: Heartbeat) -> None:
@@ -26,26 +25,29 @@ def run(recipe: Recipe, arguments: Namespace, heartbeat: Heartbeat) -> None:
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         raise RecipeError([f"--output {output}: its directory does not exist; name a file in an existing directory"])
     with launched_ranks(recipe, heartbeat) as ranks:
-        groups: tuple[GroupRecord, ...] = ()
+        written: list[KeptFile] = []
         for name, judged in _judged(recipe, Path(arguments.target), arguments.adapter).items():
-            found = score(recipe, judged, ranks)
-            groups = found.groups
+            kept = Kept()
+            if output is not None:
+                named = [identity(recipe.with_values({"model.path": judged.path})), digest_of(str(judged.adapter))]
+                kept = KeptFile(output, len(written), [*named, ranks.world_size])
+                written.append(kept)
+            found = score(recipe, judged, ranks, kept)
             if ranks.is_first:
                 print(f"{name} {found.line}")
-        if output is not None:
-            lines = [json_line(record.as_json()) for record in groups]
-            ranks.on_first(lambda: write_text(output, "".join(lines)))
+        for each in written:
+            ranks.on_first(partial(each.finish, is_kept=each is written[-1]))
 
 
 def _judged(recipe: Recipe, target: Path, adapter: Path | None) -> dict[str, ModelToScore]:
     """Return each model to score under the label that is printed before its score."""
     if not target.is_dir():
         load = partial(load_for_inference, adapter=adapter)
-        return {f"{adapter or recipe.model.path}:": ModelToScore(path=recipe.model.path, load=load)}
+        return {f"{adapter or recipe.model.path}:": ModelToScore(path=recipe.model.path, load=load, adapter=adapter)}
     given = None if adapter is None else Trained(model=recipe.model.path, adapter=adapter, state={})
     trained = given or trained_weights(target, recipe)
     load = partial(load_for_inference, adapter=trained.adapter)
     return {
         "before:": ModelToScore(path=recipe.model.path, load=load_start),
-        "after: ": ModelToScore(path=trained.model, load=load, state=trained.state),
+        "after: ": ModelToScore(path=trained.model, load=load, adapter=trained.adapter, state=trained.state),
     }

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag
 
 from tiercel.config_base import (
+    LIST_FORM,
     SECTION_FORM,
     TEXT_FORM,
     Fraction,
@@ -14,6 +15,7 @@ from tiercel.config_base import (
     PositiveInt,
     Section,
     form_of,
+    list_or,
 )
 
 FormatName = Literal[
@@ -21,7 +23,8 @@ FormatName = Literal[
 ]
 BoxSpace = Literal["pixels", "thousandths", "unit"]
 RowFormat = Literal["auto", FormatName]
-
+_Text = Annotated[str, Tag(TEXT_FORM)]
+_Texts = Annotated[tuple[str, ...], Field(min_length=1), Tag(LIST_FORM)]
 
 TemplateValue = bool | int | float | str | None
 
@@ -30,7 +33,7 @@ class MixedFile(Section):
     """Another file of training rows."""
 
     path: str
-    """Rows, named as in data.train."""
+    """Rows, named as one entry of data.train."""
     weight: PositiveFloat = 1.0
     """Its share of the rows, relative to the 1 of data.train."""
     format: RowFormat | None = None
@@ -69,15 +72,16 @@ class Video(Section):
 class Data(Section):
     """Rows and images."""
 
-    train: str
+    train: Annotated[_Text | _Texts, Discriminator(list_or(lambda _: TEXT_FORM))]
     """Training rows: a .jsonl (also .gz or .zst), .json, .parquet or .tar file, a pattern of several such as
     rows/*.jsonl, a directory that Hugging Face's datasets saved, hf:ORGANISATION/NAME:SPLIT of the hub, or a URL or
-    pattern of fsspec such as s3://BUCKET/rows/*.jsonl; with #N at the end, N of its rows."""
+    pattern of fsspec such as s3://BUCKET/rows/*.jsonl; with #N at the end, N of its rows. A list of these is read as
+    one file."""
     mix: tuple[MixedFile, ...] = ()
     """More training rows, mixed with data.train by weight in one order. An epoch is as many rows as all files have."""
-    eval: (
-        Annotated[Annotated[str, Tag(TEXT_FORM)] | Annotated[HeldOut, Tag(SECTION_FORM)], Discriminator(form_of)] | None
-    ) = None
+    eval: Annotated[_Text | _Texts | Annotated[HeldOut, Tag(SECTION_FORM)], Discriminator(list_or(form_of))] | None = (
+        None
+    )
     """Held-out rows, scored greedily at step 0 and every train.eval_every steps: named as data.train, or
     {fraction: 0.01} or {count: 100} of the training rows."""
     format: RowFormat = "auto"

@@ -9,12 +9,17 @@ from pydantic_core import ErrorDetails, PydanticUndefined
 from tiercel.config.keys import ENTRY, OWN_SECTIONS, Key, allowed_words, declared_name, keys_of, named, type_in_words
 from tiercel.config.schema import Kind
 from tiercel.config.suggestions import Suggestion, nearest_key, nearest_word, unknown_leaves
-from tiercel.config_base import SECTION_FORM, TEXT_FORM, Keys, Problem, Problems, shown
+from tiercel.config_base import LIST_FORM, SECTION_FORM, TEXT_FORM, Keys, Problem, Problems, shown
 from tiercel.rewards.registry import BY_NAME, CALL, TAGS, lowered, takers
 from tiercel.secret_names import harmless
 from tiercel.user_functions import is_call
 
-FORMS = {TEXT_FORM, SECTION_FORM, *TAGS}  # pydantic's marks that tell which of several sections a location is in
+FORMS = {
+    TEXT_FORM,
+    SECTION_FORM,
+    LIST_FORM,
+    *TAGS,
+}  # pydantic's marks that tell which of several sections a location is in
 
 
 def schema_problems(error: ValidationError, kind: Kind) -> list[Problem]:
@@ -178,7 +183,7 @@ def _boolean(details: ErrorDetails, key: Key) -> str:
 def _text(details: ErrorDetails, key: Key) -> str:
     value = details["input"]
     if key.path == "data.eval":
-        return "must be a file of rows, or {fraction: 0.01} or {count: 100} of the training rows"
+        return "must be a file of rows or a list of files, or {fraction: 0.01} or {count: 100} of the training rows"
     if isinstance(value, bool | int | float):
         return f'must be text; put it in quotes: "{shown(value, key=_secret_part(key))}"'
     if isinstance(value, list) and key.path == "lora.targets":
@@ -220,7 +225,10 @@ def _list(details: ErrorDetails, key: Key) -> str:
 
 
 def _too_short(details: ErrorDetails, key: Key) -> str:
-    return f"must have at least {details['ctx']['min_length']}; for example, {key.path}: [{{name: exact}}]"
+    least = details["ctx"]["min_length"]
+    if key.path.startswith("data."):
+        return f"must have at least {least}; for example, {key.path}: [rows.jsonl]"
+    return f"must have at least {least}; for example, {key.path}: [{{name: exact}}]"
 
 
 def _wrong_length(details: ErrorDetails, key: Key) -> str:

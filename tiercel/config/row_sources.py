@@ -3,12 +3,14 @@ part.
 
 The forms are PATH, a pattern of several files (with *, ?, [..], and ** for folders), hf:ORGANISATION/NAME,
 hf:ORGANISATION/NAME/CONFIG and hf:./FOLDER, the last three also with :SPLIT; URLs such as s3://BUCKET/rows/*.jsonl; and
-any of these with #N.
+any of these with #N. A list of them is read as one file.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from glob import glob, has_magic
+from os import PathLike
 from os.path import exists, isdir
 
 from tiercel.secret_names import PARAMETER, is_secret_parameter
@@ -56,6 +58,11 @@ class RowSource:
         if not self.is_hub:
             return self.url or self.path
         return f"{HUB}{self.path}{f'/{self.config}' if self.config else ''}:{self.split}"
+
+
+def names_in(given: str | PathLike[str] | Sequence[str]) -> tuple[str, ...]:
+    """Return what data.train or data.eval names: the entries of a list, else the one name."""
+    return tuple(map(str, given)) if isinstance(given, list | tuple) else (str(given),)
 
 
 def row_source(given: str) -> RowSource:

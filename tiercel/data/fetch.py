@@ -21,6 +21,7 @@ import httpx
 import numpy as np
 
 from tiercel.config.data import Data
+from tiercel.config.row_sources import RowSource, names_in
 from tiercel.data.formats.columns import VISUALS, foreign_columns
 from tiercel.data.formats.registry import default_id
 from tiercel.data.index import locked
@@ -29,12 +30,12 @@ from tiercel.data.media.embedded import IMAGE_PARTS
 from tiercel.data.media.images import is_web_address, path_problem, shown_path
 from tiercel.data.order import chosen
 from tiercel.data.readers import Record, records_of
-from tiercel.data.reading import image_roots, require_count, source_of, sources_of, write_bad_rows
-from tiercel.data.remote import parts_of
+from tiercel.data.reading import heldout_source, image_roots, require_count, sources_of, write_bad_rows
+from tiercel.data.remote import parts_of, source_of
 from tiercel.data.rows import with_turns_of_text
 from tiercel.errors import DataError, RunError
 from tiercel.log import logger
-from tiercel.types import RejectedRow
+from tiercel.types import ImageRoots, RejectedRow
 from tiercel.writing import writing
 
 FAILED, PICTURES = "failed.jsonl", "pictures"
@@ -62,7 +63,7 @@ def fetch(data: Data, folder: Path, web: Web, parallel: int) -> Fetched:
     """Download the pictures of all rows that name URLs, `parallel` at a time, into `folder`. Raises DataError if rows
     cannot be read or none names a URL, and RunError if the folder cannot be written. A picture that fails does not
     raise."""
-    named = {**sources_of(data), **({"data.eval": (data.eval, data)} if isinstance(data.eval, str) else {})}
+    named = {**sources_of(data), **heldout_source(data)}
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()) and not (folder / _LOCK).exists():
@@ -117,31 +118,39 @@ def _downloaded_before(folder: Path) -> dict[str, Path]:
     return there
 
 
+def _records(parts: Sequence[RowSource]) -> Iterator[tuple[RowSource, Record]]:
+    for part in parts:
+        try:
+            for record in records_of(part):
+                yield part, record
+        except OSError as error:
+            raise DataError(f"{part.name}: cannot be read: {error.strerror or error}") from error
+
+
+def _chosen(source: RowSource, parts: Sequence[RowSource]) -> tuple[Sequence[RowSource], frozenset[int] | None]:
+    """Return the files of a source and the numbers of the rows that its count chooses; None for all."""
+    if source.count is None:
+        return parts, None
+    total = sum(1 for _ in _records(parts))
+    require_count(source.count, total, source.name)
+    numbers = np.arange(total)
+    kept = chosen(np.zeros(total), numbers, map(str, numbers), source.count, "part of a file")
+    return parts, frozenset(kept.tolist())
+
+
 class _Source:
     """The rows of one key of a recipe."""
 
-    def __init__(self, given: str, config: Data):
-        self.given, self.config, self.source = given, config, source_of(given)
-        self.parts = parts_of(self.source, config)
-        self._numbers: frozenset[int] | None = None
-        if self.source.count is not None:
-            total = sum(1 for _ in self.records())
-            require_count(self.source.count, total, self.source.name)
-            numbers = np.arange(total)
-            kept = chosen(np.zeros(total), numbers, map(str, numbers), self.source.count, "part of a file")
-            self._numbers = frozenset(kept.tolist())
+    def __init__(self, given: str | Sequence[str], config: Data):
+        self.config = config
+        self._sources = [_chosen(source, parts_of(source, config)) for source in map(source_of, names_in(given))]
 
-    def records(self) -> Iterator[tuple[str, Record]]:
+    def records(self) -> Iterator[tuple[RowSource, Record]]:
         """Yield each record with its file; of a part, only those that are chosen."""
-        number = 0
-        for part in self.parts:
-            try:
-                for record in records_of(part):
-                    if self._numbers is None or number in self._numbers:
-                        yield part.name, record
-                    number += 1
-            except OSError as error:
-                raise DataError(f"{part.name}: cannot be read: {error.strerror or error}") from error
+        for parts, numbers in self._sources:
+            for number, found in enumerate(_records(parts)):
+                if numbers is None or number in numbers:
+                    yield found
 
     def add_urls(self, urls: dict[str, None]) -> bool:
         """Add the URLs of all pictures; return whether there are any."""
@@ -163,14 +172,15 @@ class _Source:
         """Write the rows, with the names of files in place of URLs. Return their number, those that lack a picture, and
         the directories that data.image_roots needs for them. A picture is named relative to the file if the recipe has
         no data.image_root, else by its whole path; then it is the other pictures whose paths stay as they are."""
-        roots, is_beside = image_roots(self.parts[0], self.config), self.config.image_root is None
+        is_beside = self.config.image_root is None
+        roots_of: dict[str, ImageRoots] = {}
         folder = Path() if is_beside else file.parent.absolute()
         places = {} if is_beside else {str(folder): None}
         failed: list[RejectedRow] = []
         left_out: dict[str, str] = {}
         lacking: list[str] = []
 
-        def change(path: str) -> str:
+        def change(roots: ImageRoots, path: str) -> str:
             if is_web_address(path):
                 lacking.extend([path] if path in problems else [])
                 return path if path in problems else str(folder / there[_hash(path)])
@@ -182,14 +192,17 @@ class _Source:
         count = 0
         part = file.with_suffix(_PART)  # the rows may be those of `file`
         with writing(file), part.open("w", encoding="utf-8") as stream:
-            for name, record in self.records():
-                count, reason = count + 1, record.problem
+            for source, record in self.records():
+                name, count, reason = source.name, count + 1, record.problem
+                if name not in roots_of:
+                    roots_of[name] = image_roots(source, self.config)
                 if reason is None:
                     foreign = foreign_columns(record.value, ())
                     left_out |= foreign
                     value = {key: each for key, each in record.value.items() if key not in foreign}
                     try:
-                        line = json.dumps(_changed(value, self.config.columns, change), default=_base64)
+                        changed = _changed(value, self.config.columns, partial(change, roots_of[name]))
+                        line = json.dumps(changed, default=_base64)
                         stream.write(line + "\n")
                     except (TypeError, ValueError, RecursionError) as error:
                         reason = f"has a value that JSON does not have: {error}"

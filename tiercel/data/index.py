@@ -20,7 +20,7 @@ import time
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache, partial
@@ -69,29 +69,34 @@ class FileStore(RowStore):
         self.file, self.cache = source.reading.file, folder.parent
         self.said, self.left_out = head["said"], {(name, kind): count for name, kind, count in head["left_out"]}
         self.key = sha256(json.dumps([source.key, head["of"], head["version"]]).encode()).hexdigest()
-        self._source, self._folder, self._head = source, folder, head
+        self._source, self.folder, self._head = source, folder, head
         self._columns = {name: _mapped(folder / f"{name}.bin", dtype, head["rows"]) for name, dtype in _ALL.items()}
         self._record = source.reader(head["of"])
 
     def __reduce__(self) -> tuple[Any, ...]:  # for loader workers that are not forked
-        return FileStore, (self._source, self._folder, self._head)
+        return FileStore, (self._source, self.folder, self._head)
 
     def __len__(self) -> int:
         return int(self._head["rows"])
+
+    @property
+    def size(self) -> int:
+        """Return the size of the index, in bytes."""
+        return sum(file.stat().st_size for file in self.folder.iterdir())
 
     def look(self, number: int) -> Row | RejectedRow:
         at = {name: int(self._columns[name][number]) for name in ("offset", "length", "line", "number")}
         record = self._record(at["offset"], at["length"], at["line"])
         found = [] if record is None else self._source.rows(record)
         if at["number"] >= len(found):
-            raise DataError(f"{self.file}: line {at['line']} is another than in its index {self._folder}; remove that")
+            raise DataError(f"{self.file}: line {at['line']} is another than in its index {self.folder}; remove that")
         return found[at["number"]]
 
     def column(self, name: str) -> np.ndarray:
         return self._columns[name]
 
     def ids(self) -> Iterator[str]:
-        every = _mapped(self._folder / "ids.bin", np.dtype(np.uint8), self._head["id_bytes"])
+        every = _mapped(self.folder / "ids.bin", np.dtype(np.uint8), self._head["id_bytes"])
         places = zip(self._columns["id_offset"].tolist(), self._columns["id_length"].tolist(), strict=True)
         return (every[start : start + length].tobytes().decode() for start, length in places)
 
@@ -172,9 +177,14 @@ def remembered(rows: RowView, what: str, make: Callable[[], Any], beat: Callable
     """Return what `make` finds out about rows, as JSON holds it. If all of them are indexed, it is kept beside the
     indexes, under what it is (`what`) and the rows; processes that ask at the same time wait for one of them."""
     folder, key = rows.stores[0].cache if rows.stores else None, rows.key
-    if folder is None or key is None:
-        return make()
-    file = folder / f"{sha256(json.dumps([what, key, version()]).encode()).hexdigest()[:32]}.json"
+    return make() if folder is None or key is None else kept(folder, [what, key], make, beat)
+
+
+def kept(folder: Path, key: Sequence[Any], make: Callable[[], Any], beat: Callable[[], None] = lambda: None) -> Any:
+    """Return what `make` finds out, as JSON holds it, from a file that the key names, or else write that. Raises
+    OSError if it cannot be written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{sha256(json.dumps([*key, version()]).encode()).hexdigest()[:32]}.json"
     with locked(file.with_suffix(".lock"), beat):
         try:
             return json.loads(read_regular(file))

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from tiercel.config.data import FormatName
+from tiercel.config.row_sources import RowSource
 from tiercel.data.formats.columns import named
 from tiercel.data.formats.registry import rows_of
+from tiercel.data.hub import cached_files
 from tiercel.data.readers import (
     RowGroup,
+    arrow_groups,
     batches_of,
     record_of_value,
     records_of_group,
@@ -160,18 +163,25 @@ class TarShard(LineFile):
                 yield offset, length, record_of_members(os.pread(stream.fileno(), length, offset), line)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GroupFiles(IndexSource):
-    """Describes a Parquet file, or a directory of Parquet or Arrow files. A record is found by the number of its row
-    group among those of all files, and its place within it."""
+    """Describes a Parquet file, a directory of Parquet or Arrow files, or Arrow files in the cache of datasets. A
+    record is found by the number of its row group among those of all files, and its place within it."""
+
+    cached: tuple[Path, ...] = ()
+
+    def groups(self) -> Iterator[RowGroup]:
+        """Yield the row groups of all files."""
+        return arrow_groups(self.cached) if self.cached else row_groups(Path(self.path))
 
     @property
     def files(self) -> list[Path]:
-        return list(dict.fromkeys(group.file for group in row_groups(Path(self.path))))
+        return list(dict.fromkeys(group.file for group in self.groups()))
 
     def parts(self, beat: Callable[[], None]) -> Iterator[tuple[int, RowGroup, int]]:
         """Yield row groups: number, group, and the line of its first row."""
         line = 1
-        for number, group in enumerate(row_groups(Path(self.path))):
+        for number, group in enumerate(self.groups()):
             beat()
             yield number, group, line
             line += group.rows
@@ -184,12 +194,24 @@ class GroupFiles(IndexSource):
         return _GroupReader(self, of)
 
 
+def index_source(source: RowSource, **how: Any) -> IndexSource | None:
+    """Describe the rows of a source as what an index can be made of; None for a kind of file that has no index, and for
+    a part of a split of the hub."""
+    if source.split is not None:
+        files = () if "[" in source.split else tuple(cached_files(source))
+        return GroupFiles(path=source.path, cached=files, **how) if files else None
+    path = Path(source.path)
+    kinds = {".jsonl": LineFile, ".tar": TarShard, ".parquet": GroupFiles}
+    kind = GroupFiles if path.is_dir() else kinds.get(path.suffix.lower())
+    return None if kind is None else kind(path=source.path, **how)
+
+
 class _GroupReader:
     """Reads rows of row groups."""
 
     def __init__(self, source: GroupFiles, of: Sequence[Any]):
         self._source, self._of = source, {each[0]: each for each in of}
-        self._groups = list(row_groups(Path(source.path)))
+        self._groups = list(source.groups())
         self._lost: dict[int, tuple[int, str]] = {}  # where a group cannot be read any further, and why
 
     def __call__(self, number: int, row: int, line: int) -> Record:

@@ -64,6 +64,7 @@ def _received(process: BaseProcess, results: Connection) -> Any:
 
 def _work(work: Callable[[Any], Any], tasks: Sequence[Any], results: Connection, parent: int) -> None:
     gc.freeze()  # otherwise the collector would copy the pages of the parent's objects
+    gc.set_threshold(100_000)  # rows make many objects and few cycles
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it ends
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=end_with_parent, args=(parent,), daemon=True).start()

@@ -50,7 +50,7 @@ def records_of(source: RowSource) -> Iterator[Record]:
 
 
 def files_of(source: RowSource) -> list[Path]:
-    """Return the files that hold the rows, sorted by name. Raises what `records_of` raises."""
+    """Return the files that hold the rows, in their order. Raises what `records_of` raises."""
     if source.is_hub:
         return cached_files(source)
     found: list[Path] = []
@@ -144,11 +144,7 @@ def row_groups(path: Path) -> Iterator[RowGroup]:
     """Yield the row groups of a Parquet file or of a directory, in order. Raises DataError if it cannot be read, and
     EnvironmentProblem if pyarrow is missing."""
     if (path / _STATE).is_file():
-        for file in _arrow_files(path):
-            rows = 0
-            for batch in batches_of(RowGroup(file=file, rows=0)):
-                rows += batch.num_rows
-            yield RowGroup(file=file, rows=rows)
+        yield from arrow_groups(_arrow_files(path))
         return
     for file in _parquet_files(path) if path.is_dir() else [path]:
         with _arrow(file, "a Parquet file") as pyarrow:
@@ -157,6 +153,12 @@ def row_groups(path: Path) -> Iterator[RowGroup]:
         for number, group in enumerate(groups):
             most = _BATCH_BYTES * group.num_rows // max(group.total_byte_size, 1)
             yield RowGroup(file=file, rows=group.num_rows, number=number, batch_rows=min(max(most, 1), _BATCH_ROWS))
+
+
+def arrow_groups(files: Iterable[Path]) -> Iterator[RowGroup]:
+    """Yield each Arrow file as one group. Raises what `batches_of` raises."""
+    for file in files:
+        yield RowGroup(file=file, rows=sum(batch.num_rows for batch in batches_of(RowGroup(file=file, rows=0))))
 
 
 def batches_of(group: RowGroup) -> Iterator[Any]:

@@ -3,29 +3,29 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from hashlib import sha256
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tiercel.config.data import Data, FormatName, HeldOut
-from tiercel.config.row_sources import RowSource, row_source
-from tiercel.data.formats.columns import lacking, named, require_columns
-from tiercel.data.formats.registry import detect_format, rows_of
+from tiercel.config.row_sources import RowSource, names_in
+from tiercel.data.beginning import begun, known_format
+from tiercel.data.formats.registry import rows_of
 from tiercel.data.hub import places_of_files
 from tiercel.data.index import IndexedRows, cache_folder, indexed, remembered
-from tiercel.data.index_sources import GroupFiles, LineFile, TarShard
+from tiercel.data.index_sources import index_source
 from tiercel.data.media.images import open_header
 from tiercel.data.order import RowOrder, chosen, clusters_of
 from tiercel.data.parallel_map import spread
 from tiercel.data.readers import files_of, records_of
 from tiercel.data.records import Record
-from tiercel.data.remote import parts_of
+from tiercel.data.remote import parts_of, source_of
 from tiercel.data.rows import Purpose, Reading, shortened
 from tiercel.data.stores import MemoryStore, RowView, joined, repeated_ids, said_of, view_of
 from tiercel.errors import DataError
@@ -37,7 +37,6 @@ from tiercel.writing import GO_ON, writing
 
 CONTENT = "content"  # key in an identity: the hash of what the rows say
 MOST_HELD_BYTES = 1 << 25  # of a .jsonl file whose rows are held in memory; a larger one is indexed
-_DETECTION_ROWS = 64
 _REASONS_SHOWN = 5
 _ROWS_AT_ONCE = 8192  # that a process reads; fewer rows are read by one
 
@@ -127,8 +126,8 @@ class RunRows:
 def read_run_rows(config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RunRows:
     """Read the training rows and the held-out rows. Raises what `read_rows` raises."""
     rows = _rows_of_training(config, purpose, beat)
-    if isinstance(config.eval, str):
-        return replace(rows, heldout=read_rows(config.eval, config, purpose, beat))
+    for given, own in heldout_source(config).values():
+        return replace(rows, heldout=read_rows(given, own, purpose, beat))
     return rows
 
 
@@ -139,8 +138,8 @@ def read_training_rows(config: Data, purpose: Purpose, beat: Callable[[], None] 
 
 def read_heldout_rows(config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RowTable | None:
     """Read the rows of data.eval; None if the recipe has none. Raises what `read_rows` raises."""
-    if isinstance(config.eval, str):
-        return read_rows(config.eval, config, purpose, beat)
+    for given, own in heldout_source(config).values():
+        return read_rows(given, own, purpose, beat)
     return None if config.eval is None else _rows_of_training(config, purpose, beat).heldout
 
 
@@ -174,9 +173,17 @@ def hold_out(table: RowTable, held: HeldOut) -> RunRows:
     )
 
 
-def sources_of(config: Data) -> dict[str, tuple[str, Data]]:
-    """Return for each key that names training rows what it names, and how these rows are read."""
-    found = {"data.train": (config.train, config)}
+Sources = dict[str, tuple[str | Sequence[str], Data]]  # what each key names, and how these rows are read
+
+
+def heldout_source(config: Data) -> Sources:
+    """Return what data.eval names; empty if it names nothing."""
+    return {} if config.eval is None or isinstance(config.eval, HeldOut) else {"data.eval": (config.eval, config)}
+
+
+def sources_of(config: Data) -> Sources:
+    """Return what each key names that names training rows."""
+    found: Sources = {"data.train": (config.train, config)}
     for number, more in enumerate(config.mix):
         own = {
             "format": more.format or config.format,
@@ -203,31 +210,40 @@ def _all_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) -
     )
 
 
-def read_rows(given: str | Path, config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RowTable:
+def read_rows(
+    given: str | Path | Sequence[str], config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None
+) -> RowTable:
     """Read all rows of a file or data set, in its order, or of a pattern's files, in the order of their names; with #N,
-    N of them. `beat` is called for each row.
+    N of them; or those of several such names, in their order. `beat` is called for each row.
 
     Raises DataError if a file is missing, empty, of no known format, without a usable row, or has fewer rows than N,
     and EnvironmentProblem if a package is missing. Rejected rows do not raise: record them with `write_bad_rows`, then
     call `require_few_bad`.
     """
-    source = source_of(str(given))
-    parts = parts_of(source, config, beat)
-    if not parts:
-        raise DataError(f"{source.name}: no file matches this pattern")
-    is_large = _is_large(parts)  # together; many small shards do not fit in memory either
-    if len(parts) == 1:
-        one = replace(parts[0], count=source.count)
-        return replace(_read_source(one, config, purpose, beat, is_large), file=str(given))
-    table = _joined([_read_source(part, config, purpose, beat, is_large) for part in parts], str(given))
-    if source.count is None:
-        return table
-    rows, rejected = _part(view_of(table.rows), table.rejected, source.count, source.name)
-    return replace(table, rows=rows, rejected=tuple(rejected), counts=(len(rows),))
+    names = names_in(given)
+    sources = [source_of(name) for name in names]
+    parts = [parts_of(source, config, beat) for source in sources]
+    is_large = _is_large([*chain(*parts)])  # together; many small shards do not fit in memory either
+
+    def read(source: RowSource, files: Sequence[RowSource]) -> RowTable:
+        if not files:
+            raise DataError(f"{source.name}: no file matches this pattern")
+        if len(files) == 1:
+            return _read_source(replace(files[0], count=source.count), config, purpose, beat, is_large)
+        table = _joined([_read_source(file, config, purpose, beat, is_large) for file in files], source.name)
+        if source.count is None:
+            return table
+        rows, rejected = _part(view_of(table.rows), table.rejected, source.count, source.name)
+        return replace(table, rows=rows, rejected=tuple(rejected), counts=(len(rows),))
+
+    tables = [read(source, files) for source, files in zip(sources, parts, strict=True)]
+    return _joined(tables, ", ".join(names))
 
 
 def _joined(tables: Sequence[RowTable], name: str) -> RowTable:
-    """Join the tables of a pattern's files to one. Ids must differ among them, as within a file."""
+    """Join the tables of several files to one. Ids must differ among them, as within a file."""
+    if len(tables) == 1:
+        return replace(tables[0], file=name)
     rejected = [row for table in tables for row in table.rejected]
     rows = joined([view_of(table.rows) for table in tables])
     repeated = repeated_ids(rows)
@@ -251,7 +267,7 @@ def _joined(tables: Sequence[RowTable], name: str) -> RowTable:
 def _is_large(parts: Sequence[RowSource]) -> bool:
     """Return whether the files of sources are too large to be held in memory."""
     try:
-        files = [file for part in parts if not part.is_hub for file in files_of(part)]
+        files = [file for part in parts for file in files_of(part)]
         return sum(file.stat().st_size for file in files) >= MOST_HELD_BYTES
     except OSError:  # told when the file is read
         return False
@@ -263,17 +279,9 @@ def _read_source(
     """Read the rows of one file, directory or data set."""
     file = source.name
     roots = image_roots(source, config)
-    without: Counter[str] = Counter()  # number of rows, by the column of data.columns that they lack
     try:
-        records = records_of(source)
-        first = list(islice(records, _DETECTION_ROWS))
-        if not first:
-            raise DataError(f"{file}: the file has no rows")
-        if config.columns:
-            require_columns(first, config.columns, file)
-            first = list(_named(first, config.columns, without))
-            records = _named(records, config.columns, without)
-        format = _format(first, config, file)
+        first = None if is_large else begun(source, config)
+        format = known_format(source, config, beat) if first is None else first[0]
         reading = Reading(
             file=file,
             purpose=purpose,
@@ -291,7 +299,8 @@ def _read_source(
             )
         found = _indexed(source, format, reading, config, beat) if is_large else None
         if found is None:
-            usable, rejected = _parsed(chain(first, records), format, reading, beat)
+            _, records, without = first or begun(source, config)
+            usable, rejected = _parsed(records, format, reading, beat)
             rows = RowView([MemoryStore(file, usable)])
         else:
             rows, rejected, without = RowView([found.store]), list(found.rejected), Counter(dict(found.without))
@@ -304,13 +313,12 @@ def _read_source(
             f"{file}: none of its {len(rejected)} rows can be used as {format} rows for {purpose}:\n"
             f"{first_reasons(rejected)}"
         )
-    counts = (len(rows),)
     return RowTable(
         file=file,
         format=format,
         rows=rows,
         rejected=tuple(rejected),
-        counts=counts,
+        counts=(len(rows),),
         without=tuple(without.items()),
     )
 
@@ -320,41 +328,16 @@ def _indexed(
 ) -> IndexedRows | None:
     """Open or make the index of a JSON Lines file, a tar shard, or Parquet or Arrow files. None for any other
     source, whose rows are held in memory, and if the cache cannot be written, which is told."""
-    path = Path(source.path)
-    kinds = {".jsonl": LineFile, ".tar": TarShard, ".parquet": GroupFiles}
-    kind = GroupFiles if path.is_dir() else kinds.get(path.suffix.lower())
-    if kind is None:
-        return None
-    what = kind(
-        path=source.path,
-        format=format,
-        columns=config.columns,
-        reading=reading,
-        max_image_pixels=config.max_image_pixels,
-    )
+    how = {"format": format, "columns": config.columns, "max_image_pixels": config.max_image_pixels}
+    what = index_source(source, reading=reading, **how)
     try:
-        return indexed(what, cache_folder(config.cache), beat)
+        return None if what is None else indexed(what, cache_folder(config.cache), beat)
     except OSError as error:
         logger.warning(
             f"{source.name}: all its rows are held in memory, because its index cannot be written ({error}); name "
             "another folder as data.cache"
         )
         return None
-
-
-def _named(records: Iterable[Record], columns: Mapping[str, str], without: Counter[str]) -> Iterator[Record]:
-    for record in records:
-        if record.problem is None:
-            without.update(lacking(record, columns))
-        yield named(record, columns)
-
-
-def source_of(given: str) -> RowSource:
-    """Parse what a recipe names as rows. Raises DataError."""
-    try:
-        return row_source(given)
-    except ValueError as error:
-        raise DataError(f"{given}: {error}") from error
 
 
 def _part(rows: RowView, rejected: Sequence[RejectedRow], count: int, file: str) -> tuple[RowView, list[RejectedRow]]:
@@ -463,15 +446,6 @@ def first_reasons(rejected: Sequence[RejectedRow]) -> str:
     if len(rejected) > _REASONS_SHOWN:
         lines.append(f"  and {len(rejected) - _REASONS_SHOWN} more")
     return "\n".join(lines)
-
-
-def _format(head: Sequence[Record], config: Data, file: str) -> FormatName:
-    if config.format != "auto":
-        return config.format
-    readable = [record.value for record in head if record.problem is None]
-    if not readable:
-        raise DataError(f"{file}: none of its first {len(head)} rows is a JSON object; line 1: {head[0].problem}")
-    return detect_format(readable, file)
 
 
 def _parsed(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tiercel.config.data import Data
-from tiercel.config.row_sources import RowSource
+from tiercel.config.row_sources import RowSource, row_source
 from tiercel.data.index import cache_folder, locked
 from tiercel.errors import DataError, EnvironmentProblem
 from tiercel.log import logger
@@ -34,6 +34,14 @@ _SAY_SECONDS = 10.0
 _LONGEST_REASON = 500  # characters
 _QUERY = re.compile(r"(?<=\S)\?\S+")  # of an address, which may be signed
 _in_use: dict[str, int] = {}  # descriptors of locks, held until this process ends
+
+
+def source_of(given: str) -> RowSource:
+    """Parse what a recipe names as rows. Raises DataError."""
+    try:
+        return row_source(given)
+    except ValueError as error:
+        raise DataError(f"{given}: {error}") from error
 
 
 def parts_of(source: RowSource, config: Data, beat: Callable[[], None] = lambda: None) -> list[RowSource]:

@@ -7,14 +7,12 @@ of it.
 
 import json
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from string import Formatter
 from typing import Any, Literal
 
-from tiercel.data.media.embedded import embedded_picture
-from tiercel.data.media.images import ImageProblem, require_path, stray_problem
+from tiercel.data.media.images import ImageProblem, stray_problem
 from tiercel.errors import DataError
 from tiercel.geometry import misfit, to_pixels
 from tiercel.message_text import brief
@@ -48,7 +46,6 @@ _TURNS = (
 )  # fmt: skip
 _BEGIN_OF_TURNS = re.compile(r"""\s*\[\s*\{\s*(["'])(?:role|content|from|value)\1\s*:""")
 _MASKS = ("loss", "weight")  # keys of a turn that say whether it is trained on
-_MOST_FPS = 1000.0
 _LONGEST_REASON = 5000  # characters; a reason may name a path, which may have up to 4096
 
 ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant"}
@@ -101,7 +98,7 @@ def read_messages(
 ) -> tuple[Message, ...]:
     """Read turns from a list of objects. `roles` maps each role of the format to tiercel's role."""
     if not isinstance(value, list) or not value:
-        raise _wrong(value, "it must be a list of turns, at least one", field)
+        raise wrong_value(value, "it must be a list of turns, at least one", field)
     messages = []
     for number, turn in enumerate(value):
         place = f"{field}[{number}]"
@@ -129,7 +126,7 @@ def _is_trained(turn: Mapping[str, Any], role: Role, place: str) -> bool:
         return True
     value, field = turn[keys[0]], f"{place}.{keys[0]}"
     if len(keys) > 1 or not is_truth(value):
-        raise _wrong(value, "it must be true, false, 1 or 0, and a turn has only one of loss and weight", field)
+        raise wrong_value(value, "it must be true, false, 1 or 0, and a turn has only one of loss and weight", field)
     if value and role != "assistant":
         raise DataError(f"is set on a {role} turn, which is never trained on; remove the key", field=field)
     return bool(value)
@@ -164,7 +161,7 @@ def read_content(value: Any, field: str) -> str:
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise _wrong(value, "it must be text or a list of text and image parts", field)
+        raise wrong_value(value, "it must be text or a list of text and image parts", field)
     pieces = []
     for number, part in enumerate(value):
         place = f"{field}[{number}]"
@@ -179,110 +176,8 @@ def read_content(value: Any, field: str) -> str:
                 f"a part of type {kind} cannot have a path; list the {kind}s in the column `{kind}s`", field=place
             )
         else:
-            raise _wrong(part, 'a part must be {"type": "text", "text": ...} or {"type": "image"}', place)
+            raise wrong_value(part, 'a part must be {"type": "text", "text": ...} or {"type": "image"}', place)
     return "".join(pieces)
-
-
-def read_images(record: Mapping[str, Any]) -> tuple[ImageSource, ...]:
-    """Read images from `images` or `image`: a path or a {"bytes", "path"} object, or a list of them."""
-    return tuple(_read_image(value, field) for field, value in _visuals(record, "image").items())
-
-
-def read_videos(record: Mapping[str, Any]) -> tuple[VideoSource, ...]:
-    """Read videos from `videos` or `video`: a path or {"path", "fps"} of a file, a list of the paths of its frames, or
-    {"frames", "fps"}."""
-    return tuple(_read_video(value, field) for field, value in _visuals(record, "video").items())
-
-
-def _visuals(record: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Return what a record has under `kind` or its plural, by field."""
-    if given(record, kind) and given(record, f"{kind}s"):
-        raise DataError(f"the row has both `{kind}` and `{kind}s`; keep one", field=f"{kind}s")
-    key = kind if given(record, kind) else f"{kind}s"
-    value = record.get(key)
-    if value is None:
-        return {}
-    if key == "video" or not isinstance(value, list):  # a list under `video` is the frames of one video
-        return {key: value}
-    return {f"{key}[{number}]": item for number, item in enumerate(value)}
-
-
-def _read_video(value: Any, field: str) -> VideoSource:
-    described: Mapping[str, Any] = value if isinstance(value, Mapping) else {}
-    if not described:
-        described = {"frames" if isinstance(value, list) else "path": value}
-    unknown = [key for key in described if key not in ("path", "frames", "fps") and given(described, key)]
-    path, frames, fps = described.get("path"), described.get("frames"), described.get("fps")
-    if unknown or (path is None) == (frames is None):
-        forms = 'a video must be a path, a list of its frames\' paths, {"path", "fps"} or {"frames", "fps"}'
-        raise _wrong(value, forms, field)
-    if fps is not None and not (is_number(fps) and 0 < fps <= _MOST_FPS):
-        raise _wrong(fps, f"frames per second must be a number above 0 and at most {_MOST_FPS:g}", f"{field}.fps")
-    rate = None if fps is None else float(fps)
-    if frames is not None:
-        if not isinstance(frames, list) or not frames:
-            raise _wrong(frames, "it must be a list of paths, at least one", f"{field}.frames")
-        sources = tuple(_read_image(frame, f"{field}.frames[{number}]") for number, frame in enumerate(frames))
-        return VideoSource(path=sources[0].path or "(embedded frames)", frames=sources, fps=rate)
-    if not isinstance(path, str):
-        raise _wrong(path, "it must be a path", field)
-    require_path(path, field)
-    return VideoSource(path=path, fps=rate)
-
-
-def _read_image(value: Any, field: str) -> ImageSource:
-    path, data = (value.get("path"), value.get("bytes")) if isinstance(value, Mapping) else (value, None)
-    if isinstance(text := path if data is None else data, str):
-        data = embedded_picture(text, field) or data
-        path = path if text is not path else None if isinstance(data, bytes) else path
-    if isinstance(data, bytes) and (path is None or isinstance(path, str)):
-        return ImageSource(path=path, data=data)  # if there are bytes, the path is only a name
-    if data is not None or not isinstance(path, str):
-        raise _wrong(value, 'it must be a path or {"bytes": ..., "path": ...}', field)
-    require_path(path, field)
-    return ImageSource(path=path)
-
-
-def read_boxes(value: Any, field: str) -> tuple[Box | Point, ...]:
-    """Read boxes and points from a list of [x1, y1, x2, y2] and [x, y]."""
-    if not isinstance(value, list):
-        raise _wrong(value, "it must be a list of boxes", field)
-    return tuple(_read_box(box, f"{field}[{number}]") for number, box in enumerate(value))
-
-
-def _read_box(value: Any, field: str) -> Box | Point:
-    numbers = value if isinstance(value, list) else []
-    if len(numbers) not in (2, 4) or not all(is_number(number) for number in numbers):
-        raise _wrong(value, "a box must be 4 finite numbers [x1, y1, x2, y2], and a point 2: [x, y]", field)
-    if len(numbers) == 2:
-        return float(numbers[0]), float(numbers[1])
-    x1, y1, x2, y2 = map(float, numbers)
-    if x2 <= x1 or y2 <= y1:
-        raise _wrong(value, "a box must have x2 > x1 and y2 > y1", field)
-    return x1, y1, x2, y2
-
-
-def read_box_images(value: Any, field: str, box_count: int) -> tuple[int, ...]:
-    """Read the image number of each box; 0 for all if none are given."""
-    if value is None or value == []:
-        return (0,) * box_count
-    if not isinstance(value, list) or not all(type(number) is int for number in value):
-        raise _wrong(value, "it must be a list of image numbers, counted from 0", field)
-    if len(value) != box_count:
-        raise DataError(f"has {len(value)} image numbers for {box_count} boxes", field=field)
-    return tuple(value)
-
-
-def read_image_number(value: Any, field: str) -> int | None:
-    """Read the number of an image; None if none is given."""
-    if value is None or type(value) is int:
-        return value
-    raise _wrong(value, "it must be the number of an image, counted from 0", field)
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a value is a finite int or float. A bool is neither."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -501,7 +396,7 @@ def _checked_boxes(draft: RowDraft, messages: Sequence[Message], reading: Readin
     return tuple(converted)
 
 
-def _wrong(value: Any, wanted: str, field: str) -> DataError:
+def wrong_value(value: Any, wanted: str, field: str) -> DataError:
     """Make the error that shows a wrong value and says what is wanted instead."""
     return DataError(f"is {_brief(value)}, but {wanted}", field=field)
 

@@ -12,10 +12,11 @@ import torch
 from tiercel.algorithms.section import own_calls
 from tiercel.algorithms.teacher import Teacher
 from tiercel.config import flatten
-from tiercel.config.row_sources import row_source
+from tiercel.config.row_sources import names_in, row_source
 from tiercel.config.schema import BaseRecipe, GrpoRecipe, Recipe
 from tiercel.config_base import shown
 from tiercel.data.readers import files_of
+from tiercel.data.reading import heldout_source, sources_of
 from tiercel.data.remote import parts_of
 from tiercel.devices import driver_version
 from tiercel.distributed.ranks import Ranks
@@ -103,13 +104,8 @@ def facts(recipe: Recipe, beat: Callable[[], None] = lambda: None) -> dict[str, 
         found["cuda"] = str(torch.version.cuda)
         found["driver"] = str(driver_version())
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    rows = {
-        "data.train": recipe.data.train,
-        **{f"data.mix.{number}": more.path for number, more in enumerate(recipe.data.mix)},
-        **({"data.eval": recipe.data.eval} if isinstance(recipe.data.eval, str) else {}),
-    }
-    for key, given in rows.items():
-        parts = parts_of(row_source(given), recipe.data, beat)
+    for key, (given, _) in {**sources_of(recipe.data), **heldout_source(recipe.data)}.items():
+        parts = [part for each in names_in(given) for part in parts_of(row_source(each), recipe.data, beat)]
         found[key] = fingerprint([file for part in parts for file in files_of(part)])
     named = {"data.template": recipe.data.template, "train.deepspeed.config": recipe.train.deepspeed.config}
     if isinstance(recipe, GrpoRecipe):

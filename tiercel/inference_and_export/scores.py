@@ -3,6 +3,7 @@ methods."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -15,7 +16,7 @@ from tiercel.models.vision_cache import VisionStore
 from tiercel.packing.forward_equivalence_check import prove_where_needed
 from tiercel.rewards.runtime.scorer import Scorer
 from tiercel.rollout.local.engine import LocalSampler
-from tiercel.runs.recording import group_record
+from tiercel.runs.kept_groups import Kept
 from tiercel.runs.records import GroupRecord
 from tiercel.training.evaluation import evaluate, heldout_rows
 from tiercel.training.grpo.policy_sync import CompletionSampler, open_dialogues
@@ -30,17 +31,19 @@ Load = Callable[[Recipe, torch.device], Policy]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelToScore:
-    """A model to score: its path, the function that loads it, and what a run's loss remembers from earlier steps."""
+    """A model to score: its path, the function that loads it, the adapter that this applies, and what a run's loss
+    remembers from earlier steps."""
 
     path: str
     load: Load
+    adapter: Path | None = None
     state: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldoutScore:
-    """The result on held-out rows, on the first rank: one line for a person, the keys `eval/...` of metrics.jsonl, and
-    the completions of a method that samples."""
+    """The result on held-out rows, on the first rank: one line for a person, the keys `eval/...` of metrics.jsonl, and,
+    from Python, the completions of a method that samples."""
 
     line: str
     metrics: Mapping[str, float]
@@ -63,8 +66,9 @@ def _reference(recipe: OfflineRecipe, ranks: Ranks) -> Known | None:
     return sums_of(passes_for_inference(policy, recipe, ranks), recipe, rows)
 
 
-def score(recipe: Recipe, judged: ModelToScore, ranks: Ranks) -> HeldoutScore:
-    """Score a model on the held-out rows of a recipe. All ranks must call this."""
+def score(recipe: Recipe, judged: ModelToScore, ranks: Ranks, kept: Kept) -> HeldoutScore:
+    """Score a model on the held-out rows of a recipe. All ranks must call this. `kept` gets the completions of a method
+    that samples."""
     set_up_numerics(recipe)
     chosen = recipe.with_values({"model.path": judged.path})
     fetch(chosen, ranks)
@@ -89,7 +93,6 @@ def score(recipe: Recipe, judged: ModelToScore, ranks: Ranks) -> HeldoutScore:
         open_dialogues(chosen, policy.family) as dialogues,
     ):
         completion_sampler = CompletionSampler(sampler=sampler, dialogues=dialogues)
-        evaluation = evaluate(completion_sampler, policy.family, chosen, scorer, ranks)
+        evaluation = evaluate(completion_sampler, store, policy.family, chosen, scorer, ranks, kept)
     assert evaluation is not None
-    groups = tuple(group_record(group, [None], space) for group in evaluation.scored)
-    return HeldoutScore(line=evaluation.summary(), metrics=evaluation.metrics(), groups=groups)
+    return HeldoutScore(line=evaluation.summary(), metrics=evaluation.metrics())

@@ -11,7 +11,7 @@ from typing import Any
 from tiercel.config import Recipe, flatten
 from tiercel.config.conflicts.paths import PATH_CHECKS
 from tiercel.config.keys import declared_name
-from tiercel.config.row_sources import row_source
+from tiercel.config.row_sources import names_in, row_source
 from tiercel.config.schema import Learner, Reliability
 from tiercel.distributed.versions import fingerprint, installed_versions
 from tiercel.regular_files import read_json
@@ -89,13 +89,13 @@ def _is_one_place(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> b
     return None not in places and places[0] == places[1]
 
 
-def _place(key: str, values: Mapping[str, Any]) -> str | None:
-    """Return the real path that a key names. Without `image_root`, images are next to their rows."""
+def _place(key: str, values: Mapping[str, Any]) -> list[str] | None:
+    """Return the real paths that a key names. Without `image_root`, images are next to their rows."""
     given = values.get(key)
     if given is None and key == "data.image_root":
-        rows = values["data.train"]
-        given = rows if isdir(rows) else dirname(rows)
-    return realpath(given) if isinstance(given, str) else None
+        beside = (rows if isdir(rows) else dirname(rows) for rows in names_in(values["data.train"]))
+        given = list(dict.fromkeys(beside))
+    return None if given is None else [realpath(each) for each in names_in(given)]
 
 
 _CALLS = frozenset({"rollout.environment", "rollout.tools", *(key for key in PATH_CHECKS if key.endswith(".call"))})

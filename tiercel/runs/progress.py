@@ -6,13 +6,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, TypeVar
 
 from rich.console import Console
 from rich.live import Live
+from rich.progress import Progress as Bar
 from rich.text import Text
 
 from tiercel.log import LineHandler, logger, shown_by
@@ -133,6 +134,7 @@ def slow_phase(row: Mapping[str, float]) -> str:
 
 T = TypeVar("T")
 MOMENT_SECONDS = 2.0
+SAY_SECONDS = 10.0
 
 
 @contextmanager
@@ -147,6 +149,25 @@ def waiting(what: str, moment: float = MOMENT_SECONDS) -> Iterator[None]:
     finally:
         timer.cancel()
         timer.join()
+
+
+@contextmanager
+def counting(what: str, total: int, *, is_first: bool = True) -> Iterator[Callable[[int], None]]:
+    """Yield a function that takes how many of `total` are done: it moves a bar in a terminal, and elsewhere logs a line
+    every SAY_SECONDS."""
+    is_shown = is_first and sys.stderr.isatty()
+    spoken = time.monotonic()
+    with Bar(console=Console(stderr=True), transient=True, disable=not is_shown) as bar:
+        task = bar.add_task(translated(what), total=total)
+
+        def show(done: int) -> None:
+            nonlocal spoken
+            bar.update(task, completed=done)
+            if not is_shown and time.monotonic() - spoken > SAY_SECONDS:
+                spoken = time.monotonic()
+                logger.info(f"{what}: {done:,} of {total:,}")
+
+        yield show
 
 
 @contextmanager

@@ -1,8 +1,11 @@
 """Held-out rows: greedy completions, scored with training's own prompt and parser."""
 
 import math
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,20 +14,22 @@ from tiercel.data.encoding import prompt_encoder, require_readable
 from tiercel.data.loader import Encoded, StepLoader, StepOrder
 from tiercel.data.order import file_order
 from tiercel.data.reading import RowTable, read_heldout_rows, require_few_bad
-from tiercel.distributed.ranks import ALONE, Ranks
+from tiercel.distributed.ranks import Ranks
 from tiercel.log import logger
 from tiercel.models.families.base import Family
-from tiercel.rewards.runtime.metrics import reward_statistics
+from tiercel.models.vision_cache import VisionStore
 from tiercel.rewards.runtime.scorer import Scorer
 from tiercel.rollout.sampler import greedy_params
-from tiercel.runs.progress import waiting
-from tiercel.runs.recording import gathered_groups
+from tiercel.runs.kept_groups import Kept
+from tiercel.runs.progress import counting, waiting
+from tiercel.runs.recording import gathered_groups, group_record
+from tiercel.runs.records import GroupRecord
 from tiercel.training.grpo.policy_sync import CompletionSampler
 from tiercel.training.grpo.rollouts import Rollouts
 from tiercel.training.session import Session
 from tiercel.training.step_batches import next_batch
 from tiercel.training.trainer import Trainer
-from tiercel.types import Row, ScoredGroup
+from tiercel.types import RejectedRow, Row, ScoredGroup
 
 ROWS_AT_ONCE = 256
 
@@ -33,14 +38,11 @@ ROWS_AT_ONCE = 256
 class Evaluation:
     """Greedy score on held-out rows. A row that could not be scored counts as wrong."""
 
-    scored: tuple[ScoredGroup, ...]
+    count: int
+    missing: int  # rows without a reward
     right: int | None  # None: no reward of the recipe tells right from wrong
     rejected: int
     reward_means: dict[str, float]
-
-    @property
-    def count(self) -> int:
-        return len(self.scored)
 
     @property
     def accuracy(self) -> float | None:
@@ -63,16 +65,42 @@ class Evaluation:
     def summary(self) -> str:
         """Return the result as one line for a person."""
         reward = self.reward_means.get("reward/mean")
-        missing = sum(group.completions[0].total is None for group in self.scored)
         if reward is None:
             text = f"no reward for any of {self.count} held-out rows"
         else:
             text = f"mean reward {reward:.3f} on {self.count} held-out rows"
-            text += f", of which {missing} have none" if missing else ""
+            text += f", of which {self.missing} have none" if self.missing else ""
         if self.accuracy is not None and self.interval is not None:
             low, high = self.interval
             text = f"accuracy {self.accuracy:.3f} (95 % interval {low:.3f} to {high:.3f}), " + text
         return text
+
+
+class Tally:
+    """Adds up greedy completions."""
+
+    def __init__(self) -> None:
+        self._count, self._verdicts = 0, Counter[bool | None]()
+        self._values: dict[str, array[float]] = {"reward/mean": array("d")}
+
+    def add(self, total: float | None, rewards: Mapping[str, float | None], is_correct: bool | None) -> None:
+        """Add a completion: its weighted sum, its rewards by name, and whether it is right."""
+        self._count += 1
+        self._verdicts[is_correct] += 1
+        for name, value in (("", total), *((f"{name}/", value) for name, value in rewards.items())):
+            if value is not None:
+                self._values.setdefault(f"reward/{name}mean", array("d")).append(value)
+
+    def evaluation(self, rejected: int) -> Evaluation:
+        """Return the score of all of them."""
+        knows = self._verdicts.keys() - {None}
+        return Evaluation(
+            count=self._count,
+            missing=self._count - len(self._values["reward/mean"]),
+            right=self._verdicts[True] if knows else None,
+            rejected=rejected,
+            reward_means={name: statistics.fmean(values) for name, values in self._values.items() if values},
+        )
 
 
 def evaluate_policy(session: Session, trainer: Trainer, rollouts: Rollouts, step: int) -> dict[str, float]:
@@ -84,63 +112,95 @@ def evaluate_policy(session: Session, trainer: Trainer, rollouts: Rollouts, step
     started = time.perf_counter()
     ranks.heartbeat.begin("evaluation", step)
     completion_sampler, family = rollouts.completion_sampler, trainer.family
+    scored, rejected = list[ScoredGroup](), list(table.rejected)
     with waiting("scoring the held-out rows"), completion_sampler.sampler.awake():
-        scored, rejected = heldout_groups(completion_sampler, family, rollouts.recipe, rollouts.scorer, ranks, table)
-    trainer.vision.end_step()
+        batches = heldout_batches(
+            completion_sampler, trainer.vision, family, rollouts.recipe, rollouts.scorer, ranks, table
+        )
+        for groups, more in batches:
+            scored += groups
+            rejected += more
+    ranks.together(lambda: require_few_bad(len(rejected), table.total, rollouts.recipe.data, rejected))
     no_advantages = [[None] for _ in scored]
     everyone = session.run.record_groups("evaluations", step, family, scored, no_advantages)
-    evaluation = judge(everyone, rejected)
+    evaluation = judge(everyone, len(rejected))
     logger.info(f"held out, step {step}: {evaluation.summary()}")
     return {**evaluation.metrics(), "eval/time": time.perf_counter() - started}
 
 
 def evaluate(
-    completion_sampler: CompletionSampler, family: Family, recipe: GrpoRecipe, scorer: Scorer, ranks: Ranks = ALONE
+    completion_sampler: CompletionSampler,
+    vision: VisionStore,
+    family: Family,
+    recipe: GrpoRecipe,
+    scorer: Scorer,
+    ranks: Ranks,
+    kept: Kept,
 ) -> Evaluation | None:
     """Score greedy completions of every row of data.eval, or return None if the recipe has no such rows. With several
-    ranks, each takes its share, and the first has the result."""
+    ranks, each takes its share, and the first has the result. `kept` gets the completions batch by batch; after those
+    that it has already, the evaluation goes on."""
     table = heldout_rows(recipe, ranks)
     if table is None:
         return None
-    scored, rejected = heldout_groups(completion_sampler, family, recipe, scorer, ranks, table)
-    return judge([group for group, _ in gathered_groups(ranks, scored, [[None]] * len(scored))], rejected)
+    tally = Tally()
+
+    def add(groups: Iterable[GroupRecord]) -> None:
+        for completion in (group.completions[0] for group in groups):
+            tally.add(completion.total, completion.rewards, completion.is_correct)
+
+    def begin() -> tuple[int, int]:
+        begun = kept.begin(partial(table.identity, ranks.heartbeat.beat))
+        add(kept.read())
+        return begun
+
+    start, bad = ranks.on_first(begin)
+    rejected, space = list(table.rejected), family.coordinate_space
+    bad += len(rejected)
+    with counting("scoring the held-out rows", len(table.rows), is_first=ranks.is_first) as show:
+        batches = heldout_batches(completion_sampler, vision, family, recipe, scorer, ranks, table, start)
+        for number, (scored, more) in enumerate(batches, start=start + 1):
+            gathered = gathered_groups(ranks, scored, [[None]] * len(scored))
+            records = [group_record(group, values, space) for group, values in gathered]
+            rejected += more
+            bad += len(more)
+            ranks.on_first(partial(kept.add, records, number, bad - len(table.rejected)))
+            add(records)
+            show(min(number * ROWS_AT_ONCE * ranks.world_size, len(table.rows)))
+    ranks.together(lambda: require_few_bad(bad, table.total, recipe.data, rejected))
+    return tally.evaluation(bad)
 
 
-def heldout_groups(
+def heldout_batches(
     completion_sampler: CompletionSampler,
+    vision: VisionStore,
     family: Family,
     recipe: GrpoRecipe,
     scorer: Scorer,
     ranks: Ranks,
     table: RowTable,
-) -> tuple[list[ScoredGroup], int]:
-    """Complete and score this rank's share of the held-out rows; also return how many rows all ranks rejected."""
+    start: int = 0,
+) -> Iterator[tuple[Sequence[ScoredGroup], Sequence[RejectedRow]]]:
+    """Complete and score this rank's share of the held-out rows, batch by batch from the batch `start` on; also yield
+    the rows of each batch that all ranks rejected."""
     params = greedy_params(recipe.rollout)
     encode = prompt_encoder(family, recipe.data)
-    scored: list[ScoredGroup] = []
-    rejected = list(table.rejected)
-    with heldout_loader(table.rows, encode, recipe, ranks, ROWS_AT_ONCE * ranks.world_size) as loader:
+    with heldout_loader(table.rows, encode, recipe, ranks, ROWS_AT_ONCE * ranks.world_size, start) as loader:
         for _ in range(loader.steps_left):
             batch = next_batch(loader, ranks)
             prompts = ranks.together(partial(completion_sampler.begun, batch.prompts))
             groups = ranks.together(partial(completion_sampler.sample, prompts, params, [0] * len(prompts)))
-            scored += ranks.together(partial(scorer.score, groups))
-            rejected += batch.rejected
-    ranks.together(lambda: require_few_bad(len(rejected), table.total, recipe.data, rejected))
-    return scored, len(rejected)
+            scored = ranks.together(partial(scorer.score, groups))
+            vision.end_step()
+            yield scored, batch.rejected
 
 
 def judge(scored: Sequence[ScoredGroup], rejected: int) -> Evaluation:
     """Compute the numbers of an evaluation from the groups of all ranks."""
-    means = {name: value for name, value in reward_statistics(scored).items() if name.endswith("/mean")}
-    verdicts = [group.completions[0].is_correct for group in scored]
-    knows = any(verdict is not None for verdict in verdicts)
-    return Evaluation(
-        scored=tuple(scored),
-        right=sum(verdict is True for verdict in verdicts) if knows else None,
-        rejected=rejected,
-        reward_means=means,
-    )
+    tally = Tally()
+    for each in (group.completions[0] for group in scored):
+        tally.add(each.total, {name: reward.value for name, reward in each.rewards.items()}, each.is_correct)
+    return tally.evaluation(rejected)
 
 
 def heldout_rows(recipe: BaseRecipe, ranks: Ranks) -> RowTable | None:
@@ -163,10 +223,15 @@ def wilson(right: int, count: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def heldout_loader(
-    rows: Sequence[Row], encode: Callable[[Row, int], Encoded], recipe: BaseRecipe, ranks: Ranks, at_once: int
+    rows: Sequence[Row],
+    encode: Callable[[Row, int], Encoded],
+    recipe: BaseRecipe,
+    ranks: Ranks,
+    at_once: int,
+    start: int = 0,
 ) -> StepLoader[Encoded]:
     """Make a loader of this rank's share of the rows, in file order. `at_once` is the number of rows that all ranks
-    together load at a time."""
+    together load at a time; `start` is the batch to begin with."""
     order = StepOrder(
         rows=file_order(len(rows)),
         prompts_per_step=at_once,
@@ -175,4 +240,4 @@ def heldout_loader(
         world_size=ranks.world_size,
     )
     steps = math.ceil(len(rows) / order.prompts_per_step)
-    return StepLoader(rows, encode, order, start=0, stop=steps, workers=recipe.data.workers)
+    return StepLoader(rows, encode, order, start=start, stop=steps, workers=recipe.data.workers)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tiercel.config.row_sources import names_in
 from tiercel.config.schema import BaseRecipe
 from tiercel.config.tracker_packages import require_packages
 from tiercel.data.order import prompts_of_epochs, steps_of_epochs
@@ -232,7 +233,7 @@ def open_session(recipe: BaseRecipe, run: RunDirectory) -> Iterator[Session]:
         progress = stack.enter_context(Progress(log, 0, recipe.train.log_every))
         for line in run.changed:
             logger.warning(line)
-        with waiting(f"reading the rows of {recipe.data.train}"):
+        with waiting(f"reading the rows of {', '.join(names_in(recipe.data.train))}"):
             read = ranks.together(lambda: read_run_rows(recipe, run))
         rows = read.train.identity(ranks.heartbeat.beat)
         require_same_rows(ranks, rows)

@@ -23,22 +23,16 @@ from dataclasses import replace
 from typing import Any
 
 from tiercel.data.formats.preferences import without
-from tiercel.data.media.embedded import read_image_parts
-from tiercel.data.rows import (
-    BOX_MARK,
-    ROLES,
-    Role,
-    RowDraft,
-    given,
+from tiercel.data.formats.visuals import (
     is_number,
     read_box_images,
     read_boxes,
-    read_content,
     read_image_number,
     read_images,
-    read_messages,
     read_videos,
 )
+from tiercel.data.media.embedded import read_image_parts
+from tiercel.data.rows import BOX_MARK, ROLES, Role, RowDraft, given, read_content, read_messages
 from tiercel.errors import DataError
 from tiercel.reward_types import column
 from tiercel.types import Message

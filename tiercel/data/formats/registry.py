@@ -192,6 +192,8 @@ def parse_record(
         def row_of(draft: RowDraft) -> Row:
             row = finish(draft, reading, id=id, line=line, pixels=read_pixels(record))
             kept = {"id": record["id"]} if reading.ids == "line" and given(record, "id") else {}
+            if not kept and not left_out:
+                return row
             return replace(row, columns={**kept, **row.columns}, left_out=tuple(left_out.items()))
 
         if reading.purpose == "labels":

@@ -1,0 +1,115 @@
+"""Read the pictures, videos and boxes of a record, as the formats write them."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from tiercel.data.media.embedded import embedded_picture
+from tiercel.data.media.images import require_path
+from tiercel.data.rows import given, wrong_value
+from tiercel.errors import DataError
+from tiercel.types import Box, ImageSource, Point, VideoSource
+
+_MOST_FPS = 1000.0
+
+
+def read_images(record: Mapping[str, Any]) -> tuple[ImageSource, ...]:
+    """Read images from `images` or `image`: a path or a {"bytes", "path"} object, or a list of them."""
+    return tuple(_read_image(value, field) for field, value in _visuals(record, "image").items())
+
+
+def read_videos(record: Mapping[str, Any]) -> tuple[VideoSource, ...]:
+    """Read videos from `videos` or `video`: a path or {"path", "fps"} of a file, a list of the paths of its frames, or
+    {"frames", "fps"}."""
+    return tuple(_read_video(value, field) for field, value in _visuals(record, "video").items())
+
+
+def _visuals(record: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Return what a record has under `kind` or its plural, by field."""
+    if given(record, kind) and given(record, f"{kind}s"):
+        raise DataError(f"the row has both `{kind}` and `{kind}s`; keep one", field=f"{kind}s")
+    key = kind if given(record, kind) else f"{kind}s"
+    value = record.get(key)
+    if value is None:
+        return {}
+    if key == "video" or not isinstance(value, list):  # a list under `video` is the frames of one video
+        return {key: value}
+    return {f"{key}[{number}]": item for number, item in enumerate(value)}
+
+
+def _read_video(value: Any, field: str) -> VideoSource:
+    described: Mapping[str, Any] = value if isinstance(value, Mapping) else {}
+    if not described:
+        described = {"frames" if isinstance(value, list) else "path": value}
+    unknown = [key for key in described if key not in ("path", "frames", "fps") and given(described, key)]
+    path, frames, fps = described.get("path"), described.get("frames"), described.get("fps")
+    if unknown or (path is None) == (frames is None):
+        forms = 'a video must be a path, a list of its frames\' paths, {"path", "fps"} or {"frames", "fps"}'
+        raise wrong_value(value, forms, field)
+    if fps is not None and not (is_number(fps) and 0 < fps <= _MOST_FPS):
+        raise wrong_value(fps, f"frames per second must be a number above 0 and at most {_MOST_FPS:g}", f"{field}.fps")
+    rate = None if fps is None else float(fps)
+    if frames is not None:
+        if not isinstance(frames, list) or not frames:
+            raise wrong_value(frames, "it must be a list of paths, at least one", f"{field}.frames")
+        sources = tuple(_read_image(frame, f"{field}.frames[{number}]") for number, frame in enumerate(frames))
+        return VideoSource(path=sources[0].path or "(embedded frames)", frames=sources, fps=rate)
+    if not isinstance(path, str):
+        raise wrong_value(path, "it must be a path", field)
+    require_path(path, field)
+    return VideoSource(path=path, fps=rate)
+
+
+def _read_image(value: Any, field: str) -> ImageSource:
+    path, data = (value.get("path"), value.get("bytes")) if isinstance(value, Mapping) else (value, None)
+    if isinstance(text := path if data is None else data, str):
+        data = embedded_picture(text, field) or data
+        path = path if text is not path else None if isinstance(data, bytes) else path
+    if isinstance(data, bytes) and (path is None or isinstance(path, str)):
+        return ImageSource(path=path, data=data)  # if there are bytes, the path is only a name
+    if data is not None or not isinstance(path, str):
+        raise wrong_value(value, 'it must be a path or {"bytes": ..., "path": ...}', field)
+    require_path(path, field)
+    return ImageSource(path=path)
+
+
+def read_boxes(value: Any, field: str) -> tuple[Box | Point, ...]:
+    """Read boxes and points from a list of [x1, y1, x2, y2] and [x, y]."""
+    if not isinstance(value, list):
+        raise wrong_value(value, "it must be a list of boxes", field)
+    return tuple(_read_box(box, f"{field}[{number}]") for number, box in enumerate(value))
+
+
+def _read_box(value: Any, field: str) -> Box | Point:
+    numbers = value if isinstance(value, list) else []
+    if len(numbers) not in (2, 4) or not all(is_number(number) for number in numbers):
+        raise wrong_value(value, "a box must be 4 finite numbers [x1, y1, x2, y2], and a point 2: [x, y]", field)
+    if len(numbers) == 2:
+        return float(numbers[0]), float(numbers[1])
+    x1, y1, x2, y2 = map(float, numbers)
+    if x2 <= x1 or y2 <= y1:
+        raise wrong_value(value, "a box must have x2 > x1 and y2 > y1", field)
+    return x1, y1, x2, y2
+
+
+def read_box_images(value: Any, field: str, box_count: int) -> tuple[int, ...]:
+    """Read the image number of each box; 0 for all if none are given."""
+    if value is None or value == []:
+        return (0,) * box_count
+    if not isinstance(value, list) or not all(type(number) is int for number in value):
+        raise wrong_value(value, "it must be a list of image numbers, counted from 0", field)
+    if len(value) != box_count:
+        raise DataError(f"has {len(value)} image numbers for {box_count} boxes", field=field)
+    return tuple(value)
+
+
+def read_image_number(value: Any, field: str) -> int | None:
+    """Read the number of an image; None if none is given."""
+    if value is None or type(value) is int:
+        return value
+    raise wrong_value(value, "it must be the number of an image, counted from 0", field)
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a finite int or float. A bool is neither."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
