@@ -53,7 +53,7 @@ def test_what_does_not_fit_ends_with_2_and_a_change(recipe, capsys):
     words = ["learner.max_tokens_per_microbatch=20000", "train.strategy=single"]
     assert main(["plan", str(recipe), *words, "--gpu-memory", "1.7GB"]) == 2
     said = capsys.readouterr().err
-    assert "does not fit into 1 GPUs of 1.7GB; this fits: learner.max_tokens_per_microbatch: " in said
+    assert "does not fit into 1 x 1.7GB of GPU memory; this fits: learner.max_tokens_per_microbatch: " in said
     tokens = said.strip().rpartition(" ")[2]
     words = [f"learner.max_tokens_per_microbatch={tokens}", "train.strategy=single"]
     assert main(["plan", str(recipe), *words, "--gpu-memory", "1.7GB"]) == 0

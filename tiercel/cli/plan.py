@@ -19,6 +19,7 @@ from tiercel.planning.memory import RankMemory
 from tiercel.planning.options import Option
 from tiercel.planning.plan import MemoryPlan, make_plan
 from tiercel.planning.remedies import written
+from tiercel.wording import counted
 from tiercel.writing import writing
 
 SHOWN_UNIT = 10**8  # bytes; tables show tenths of a gigabyte
@@ -45,8 +46,8 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
         show(plan, str(arguments.recipe))
     if plan.chosen is None:
         advice = f"this fits: {plan.change}" if plan.change else "none of the changes that tiercel knows makes it fit"
-        asked = f"{arguments.gpus} GPUs of {memory.text}"
-        raise EnvironmentProblem(f"{arguments.recipe} does not fit into {asked}; {advice}")
+        asked = f"{arguments.gpus} x {memory.text}"
+        raise EnvironmentProblem(f"{arguments.recipe} does not fit into {asked} of GPU memory; {advice}")
 
 
 def write_fit(recipe: Recipe, machine: Machine, arguments: Namespace) -> None:
@@ -62,14 +63,14 @@ def write_fit(recipe: Recipe, machine: Machine, arguments: Namespace) -> None:
             if recipe.lora is None
             else "nf4 weights and the shortest lengths were tried; use a smaller checkpoint, or more GPUs with --gpus"
         )
-        asked = f"{machine.ranks} GPUs of {arguments.fit.text}"
-        raise EnvironmentProblem(f"{arguments.recipe} does not fit into {asked}; {remedy}")
+        asked = f"{machine.ranks} x {arguments.fit.text}"
+        raise EnvironmentProblem(f"{arguments.recipe} does not fit into {asked} of GPU memory; {remedy}")
     with writing(file), file.open("x", encoding="utf-8") as new:
         new.write(fit.text)
     for change in fit.changes:
         print(change.line)
     peak = fit.option.memory.peak / 1e9
-    print(f"{file}: {peak:.1f} GB at most of {arguments.fit.text}, {len(fit.changes)} keys changed")
+    print(f"{file}: {peak:.1f} GB at most of {arguments.fit.text}, {counted(len(fit.changes), 'key')} changed")
 
 
 def host_memory(gpus: int, device: Device) -> int | None:
