@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -172,6 +173,14 @@ def test_all_problems_are_told_before_anything_is_written(tmp_path):
     assert "train.steps" in text and "lora.ranks" in text and "no_such" in text
     assert not (tmp_path / "run").exists()
     assert error.value._render_traceback_() == [f"RecipeError: {error.value}"]
+
+
+def test_what_json_cannot_hold_is_one_problem_among_the_others(tmp_path):
+    rows = [{"images": [Image.new("RGB", (4, 4))]}]
+    with pytest.raises(RecipeError) as error:
+        tc.grpo(model="m", train_dataset=rows, rewards="exact", seed=object(), max_steps=np.int64(2), output="runs/x")
+    keys = {line.partition(":")[0] for line in error.value.problems}
+    assert keys == {"train_dataset", "train.seed", "max_steps"}
 
 
 def test_somebody_elses_folder_stays_as_it_is(keys, tmp_path):
