@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,8 @@ from tests.training.test_offline import bytes_of, without_times
 from tiercel.api.given import MOST_FOLDERS, write_rows
 from tiercel.cli.main import main
 from tiercel.errors import DataError, RecipeError, RunError
+from tiercel.runs.ending import ending_of
+from tiercel.training.finished_step import FinishedStep
 
 KEYS = {
     "lora": {"rank": 4, "alpha": 8},
@@ -101,6 +105,29 @@ def test_steps_are_followed_and_steered(keys, tmp_path):
     run = tc.Run(tmp_path / "run")
     assert run.resume(steps=3).steps == 3
     assert run.rollouts() == run.rollouts(3) and len(run.rollouts(2)[0].completions) == 3 and run.rollouts(7) == ()
+
+
+@pytest.mark.parametrize("way", ("break", "error", "error while a variable holds the steps"))
+def test_a_loop_that_is_left_saves_its_newest_step(keys, tmp_path, way):
+    keys = {**keys, "train": {"save_every": 100, "threads": 1}}
+    held = []
+
+    def steps() -> Iterator[FinishedStep]:
+        found = tc.grpo(**keys, steps=9, output=tmp_path / "run", iterate=True)
+        held.extend([found] * way.endswith("steps"))
+        return found
+
+    with pytest.raises(KeyError) if way != "break" else nullcontext():
+        for step in steps():
+            if step.number == 2:
+                if way == "break":
+                    break
+                raise KeyError("mine")
+    for left in held:
+        left.close()  # as atexit does
+    assert (tmp_path / "run/checkpoints/step-000002").is_dir()
+    assert ending_of(tmp_path / "run").state == "stopped"
+    assert [step.number for step in tc.grpo(**keys, steps=3, output=tmp_path / "run", iterate=True)] == [3]
 
 
 class Live:
