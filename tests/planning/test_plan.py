@@ -31,6 +31,7 @@ def recipe(tiny_checkpoints, tmp_path) -> Path:
 def test_a_plan_that_fits_says_what_it_chose(recipe, capsys):
     assert main(["plan", str(recipe), "--gpus", "2", "--gpu-memory", "80GB"]) == 0
     said = capsys.readouterr().out
+    assert said.startswith("planned for 2 x h100 with 80GB") and "--device (b200, " in said
     assert "train.strategy: ddp, the least communication" in said and "most during rollout" in said
 
 

@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from tiercel.cli.values import size
 from tiercel.config import Recipe
 from tiercel.doctor.machine import total_memory
 from tiercel.errors import EnvironmentProblem
@@ -22,12 +23,14 @@ from tiercel.planning.remedies import written
 from tiercel.wording import counted
 from tiercel.writing import writing
 
+ASSUMED_DEVICE, ASSUMED_MEMORY = "h100", size("80GB")
 SHOWN_UNIT = 10**8  # bytes; tables show tenths of a gigabyte
 
 
 def run(recipe: Recipe, arguments: Namespace) -> None:
     """Print the plan. If nothing fits, raises EnvironmentProblem with the nearest change that would."""
-    device, memory = DEVICES[arguments.device], arguments.fit or arguments.gpu_memory
+    device = DEVICES[arguments.device or ASSUMED_DEVICE]
+    memory = arguments.fit or arguments.gpu_memory or ASSUMED_MEMORY
     machine = Machine(
         ranks=arguments.gpus,
         memory_bytes=memory.byte_count,
@@ -43,6 +46,11 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
     else:
         if memory.is_assumed:
             print(f"--gpu-memory: no unit given, so {memory.text}")
+        if arguments.device is None or arguments.gpu_memory is None:
+            print(
+                f"planned for {arguments.gpus} x {device.name} with {memory.text}, whatever this machine has; "
+                f"name your own GPUs with --gpus, --gpu-memory SIZE and --device ({', '.join(DEVICES)})"
+            )
         show(plan, str(arguments.recipe))
     if plan.chosen is None:
         advice = f"this fits: {plan.change}" if plan.change else "none of the changes that tiercel knows makes it fit"
