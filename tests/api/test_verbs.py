@@ -5,8 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -19,6 +22,8 @@ from tiercel.config.data import Data
 from tiercel.data.media.images import decode
 from tiercel.data.reading import read_rows
 from tiercel.errors import DataError, RecipeError, RunError
+from tiercel.runs.ending import ending_of
+from tiercel.training.finished_step import FinishedStep
 
 KEYS = {
     "lora": {"rank": 4, "alpha": 8},
@@ -105,6 +110,29 @@ def test_steps_are_followed_and_steered(keys, tmp_path):
     assert run.rollouts() == run.rollouts(3) and len(run.rollouts(2)[0].completions) == 3 and run.rollouts(7) == ()
 
 
+@pytest.mark.parametrize("way", ("break", "error", "error while a variable holds the steps"))
+def test_a_loop_that_is_left_saves_its_newest_step(keys, tmp_path, way):
+    keys = {**keys, "train": {"save_every": 100, "threads": 1}}
+    held = []
+
+    def steps() -> Iterator[FinishedStep]:
+        found = tc.grpo(**keys, steps=9, output=tmp_path / "run", iterate=True)
+        held.extend([found] * way.endswith("steps"))
+        return found
+
+    with pytest.raises(KeyError) if way != "break" else nullcontext():
+        for step in steps():
+            if step.number == 2:
+                if way == "break":
+                    break
+                raise KeyError("mine")
+    for left in held:
+        left.close()  # as atexit does
+    assert (tmp_path / "run/checkpoints/step-000002").is_dir()
+    assert ending_of(tmp_path / "run").state == "stopped"
+    assert [step.number for step in tc.grpo(**keys, steps=3, output=tmp_path / "run", iterate=True)] == [3]
+
+
 class Live:
     """A reward that lives in this process."""
 
@@ -175,6 +203,14 @@ def test_all_problems_are_told_before_anything_is_written(tmp_path):
     assert "train.steps" in text and "lora.ranks" in text and "no_such" in text
     assert not (tmp_path / "run").exists()
     assert error.value._render_traceback_() == [f"RecipeError: {error.value}"]
+
+
+def test_what_json_cannot_hold_is_one_problem_among_the_others(tmp_path):
+    rows = [{"images": [Image.new("RGB", (4, 4))]}]
+    with pytest.raises(RecipeError) as error:
+        tc.grpo(model="m", train_dataset=rows, rewards="exact", seed=object(), max_steps=np.int64(2), output="runs/x")
+    keys = {line.partition(":")[0] for line in error.value.problems}
+    assert keys == {"train_dataset", "train.seed", "max_steps"}
 
 
 def test_somebody_elses_folder_stays_as_it_is(keys, tmp_path):

@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.config.recipes import GOOD
 from tiercel.config import Kind, detect_kind, flatten, load_recipe, recipe_to_yaml
+from tiercel.config.loading import recipe_of_tree
 from tiercel.config.schema import Algorithm, Learner
 from tiercel.errors import RecipeError
 
@@ -177,6 +179,30 @@ def test_a_wrong_reward_hides_no_other_problem(workplace: Path, entry: str):
 def test_the_only_reward_has_all_its_problems_at_once(workplace: Path, entry: str, keys: set[str]):
     found = problems("grpo", "grpo.yaml", (f"rewards=[{entry}]",))
     assert {line.partition(":")[0] for line in found} == {f"rewards.0.{key}" for key in keys}
+
+
+@pytest.mark.parametrize(
+    ("lacking", "meant", "others"),
+    [
+        ("train", {"max_steps": 5}, ()),
+        ("train", {"trian": {"steps": 5}}, ()),
+        ("data", {"train_dataset": "rows.jsonl"}, ()),
+        ("model", {"model_name_or_path": "a/b"}, ()),
+        ("rewards", {"reward_funcs": ["mine.py:right"]}, ()),
+        ("data.train", {"data": {"path": "rows.jsonl"}}, ()),
+        ("model.path", {"model": {"name": "a/b"}}, ()),
+        ("train", {"logging_steps": 5}, ("train",)),  # which does not say how long the run is
+        ("data", {"num_workers": 2}, ("data",)),
+    ],
+)
+def test_a_key_that_goes_by_another_name_is_not_missing_as_well(lacking: str, meant: dict, others: tuple[str, ...]):
+    tree = yaml.safe_load(GOOD["grpo"])
+    del tree[lacking.partition(".")[0]]
+    with pytest.raises(RecipeError) as caught:
+        recipe_of_tree("grpo", tree | meant, check_paths=False)
+    keys = [line.partition(":")[0] for line in caught.value.problems]
+    (unknown,) = set(keys) - set(others)
+    assert unknown.partition(".")[0] in meant and set(keys) == {unknown, *others}
 
 
 def test_null_for_a_key_that_the_reward_needs_is_a_missing_key(workplace: Path):

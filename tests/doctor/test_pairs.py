@@ -4,8 +4,9 @@ import pytest
 from packaging.version import Version
 
 from tests.doctor.distributions import install
-from tiercel.doctor.packages import is_bad, judge_pairs, version_of
+from tiercel.doctor.packages import blame_packages, is_bad, judge_pairs, version_of
 from tiercel.doctor.verdict import texts
+from tiercel.errors import EnvironmentProblem
 
 CASES = [  # bad, corrected
     ({"torch": "2.6.0", "torchvision": "0.20.1"}, {"torch": "2.6.0", "torchvision": "0.21.0"}),
@@ -48,6 +49,25 @@ def test_every_entry_is_met_by_a_case():
         if set(pair["packages"]) <= set(bad) and is_bad(pair, [Version(bad[name]) for name in pair["packages"]])
     }
     assert met == set(range(len(texts("pairs"))))
+
+
+def test_an_import_that_fails_is_blamed_on_packages_that_do_not_fit(tmp_path, monkeypatch):
+    install(tmp_path, "torchvision", "0.10.0")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def imported(reason: str) -> None:
+        try:
+            raise RuntimeError(reason)
+        except RuntimeError as error:
+            raise ModuleNotFoundError("Could not import module 'AttentionInterface'") from error
+
+    with pytest.raises(ModuleNotFoundError) as caught:
+        imported("operator torchvision::nms does not exist")
+    with pytest.raises(EnvironmentProblem, match=r"torchvision 0\.10\.0.*pip install --upgrade torch torchvision"):
+        blame_packages(caught.value)
+    with pytest.raises(ModuleNotFoundError) as caught:
+        imported("no module named other")
+    blame_packages(caught.value)
 
 
 def test_pre_releases_of_containers_are_taken_for_a_pair():

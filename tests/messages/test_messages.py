@@ -120,7 +120,7 @@ def test_what_has_no_counterpart_stays_english():
 
 @pytest.mark.usefixtures("chinese")
 def test_lines_of_a_message_keep_their_places():
-    text = "3 of 10 rows were rejected, more than data.max_bad_fraction = 0.01 allows; correct the rows or raise it."
+    text = "rejected 3 of 10 rows, more than data.max_bad_fraction = 0.01 allows; correct the rows or raise it."
     found = translated(f"{text} The first:\n  rows.jsonl:2 (rows:2) row: is nested too deeply\n  and 4 more")
     first, second, third = found.split("\n")
     assert first.startswith("10 行中有 3 行被拒绝")

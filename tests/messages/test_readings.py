@@ -83,7 +83,10 @@ def test_no_wrong_recipe_is_answered_half_in_english(tmp_path, monkeypatch):
             "第 2 行第 1 列：这一行用制表符缩进；请用空格",
         ),
         ("data: has no value, but must be a list; use [a]", "data: 写的是 null；必须是列表；写 [a]"),
-        ("train: is required; add the section with its keys", "train: 缺少；写上这个小节，至少包括它的键"),
+        (
+            "train: is required; add the section with steps or epochs",
+            "train: 缺少；写上这个小节，至少包括 steps 或 epochs",
+        ),
         ("rows.jsonl:2 (rows:2) messages: the number of <image> marks is 2, but the number of images is 1",
          "rows.jsonl:2 (rows:2) messages: 有 2 个 <image> 标记，但图像有 1 张"),
         ("32 of 48, 66.67% of an epoch", "每步 32 行，共 48 行（epoch 的 66.67%）"),

@@ -73,5 +73,5 @@ def test_what_cannot_fit_is_told_with_what_helps(tmp_path, capsys):
     }
     (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(SftRecipe.model_validate(tree)))
     assert main(["plan", str(tmp_path / "recipe.yaml"), "--fit", "24GB"]) == 2
-    assert "does not fit into 1 GPUs of 24GB; add the section lora, or more GPUs" in capsys.readouterr().err
+    assert "does not fit into 1 x 24GB of GPU memory; add the section lora, or more GPUs" in capsys.readouterr().err
     assert not (tmp_path / "recipe-24gb.yaml").exists()

@@ -31,6 +31,7 @@ def recipe(tiny_checkpoints, tmp_path) -> Path:
 def test_a_plan_that_fits_says_what_it_chose(recipe, capsys):
     assert main(["plan", str(recipe), "--gpus", "2", "--gpu-memory", "80GB"]) == 0
     said = capsys.readouterr().out
+    assert said.startswith("planned for 2 x h100 with 80GB") and "--device (b200, " in said
     assert "train.strategy: ddp, the least communication" in said and "most during rollout" in said
 
 
@@ -53,7 +54,7 @@ def test_what_does_not_fit_ends_with_2_and_a_change(recipe, capsys):
     words = ["learner.max_tokens_per_microbatch=20000", "train.strategy=single"]
     assert main(["plan", str(recipe), *words, "--gpu-memory", "1.7GB"]) == 2
     said = capsys.readouterr().err
-    assert "does not fit into 1 GPUs of 1.7GB; this fits: learner.max_tokens_per_microbatch: " in said
+    assert "does not fit into 1 x 1.7GB of GPU memory; this fits: learner.max_tokens_per_microbatch: " in said
     tokens = said.strip().rpartition(" ")[2]
     words = [f"learner.max_tokens_per_microbatch={tokens}", "train.strategy=single"]
     assert main(["plan", str(recipe), *words, "--gpu-memory", "1.7GB"]) == 0

@@ -43,7 +43,7 @@ def test_a_broken_picture_is_counted_and_recorded(rows, tmp_path):
 
 def test_too_many_broken_pictures_end_the_run_before_the_checkpoint_is_read(rows, tmp_path):
     cut_short(tmp_path / "4-0.png")
-    with pytest.raises(DataError, match=r"1 of 12 rows were rejected(.*\n)*.*4-0\.png"):
+    with pytest.raises(DataError, match=r"rejected 1 of 12 rows(.*\n)*.*4-0\.png"):
         run_offline(sft_recipe(tmp_path / "no checkpoint", rows, tmp_path / "run"))
 
 
@@ -82,14 +82,14 @@ def test_a_missing_picture_anywhere_ends_a_run_before_the_checkpoint_is_read(tmp
     recipe = sft_recipe(
         tmp_path / "no checkpoint", rows, tmp_path / "run", data={"shuffle": False, "eval": str(heldout)}
     )
-    with pytest.raises(DataError, match=r"1 of 72 rows were rejected(.*\n)*.*70-0\.png"):
+    with pytest.raises(DataError, match=r"rejected 1 of 72 rows(.*\n)*.*70-0\.png"):
         run_offline(recipe)
 
 
 def test_a_missing_picture_of_a_held_out_row_ends_it_too(rows, tmp_path):
     heldout = tmp_path / "heldout.jsonl"
     heldout.write_text(rows.read_text().replace("5-1.png", "5-9.png"))
-    with pytest.raises(DataError, match=r"1 of 12 rows were rejected(.*\n)*.*heldout\.jsonl:6 .*5-9\.png"):
+    with pytest.raises(DataError, match=r"rejected 1 of 12 rows(.*\n)*.*heldout\.jsonl:6 .*5-9\.png"):
         sought(sft_recipe(tmp_path, rows, tmp_path / "run", data={"eval": str(heldout)}))
 
 

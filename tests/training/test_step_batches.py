@@ -59,5 +59,5 @@ def test_further_rows_come_at_their_indices(tmp_path):
 
 def test_too_many_rejected_rows_end_the_run(tmp_path):
     strict = recipe(tmp_path, max_bad_fraction=0.1)
-    with opened_rows(strict) as rows, pytest.raises(DataError, match="2 of 12 rows were rejected"):
+    with opened_rows(strict) as rows, pytest.raises(DataError, match="rejected 2 of 12 rows"):
         list(rows.steps())

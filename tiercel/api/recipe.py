@@ -88,7 +88,9 @@ def _plain(value: Any) -> Any:
         return value.model_dump(mode="json")
     if isinstance(value, Mapping):
         return {name: _plain(each) for name, each in value.items()}
-    return [str(path) for path in value] if are_paths(value) else value
+    if are_paths(value):
+        return [str(path) for path in value]
+    return value.tolist() if hasattr(value, "tolist") else value  # numbers of numpy
 
 
 def reward_entries(rewards: Iterable[Any] | None) -> list[Any] | None:
@@ -126,7 +128,9 @@ def _with_stand_ins(tree: Any) -> Any:
         }
     if isinstance(tree, list | tuple):
         return [_with_stand_ins(value) for value in tree]
-    return STAND_IN if callable(tree) else tree
+    if callable(tree):
+        return STAND_IN
+    return tree if tree is None or isinstance(tree, str | int | float) else [f"a {type(tree).__name__}"]
 
 
 def _held(tree: Any, key: str = "") -> Iterable[str]:

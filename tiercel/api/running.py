@@ -1,10 +1,12 @@
 """A run in this process or in ranks of its own, adapted to a session or a notebook."""
 
+import atexit
 import ctypes
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +48,15 @@ def train(kind: Kind, recipe: Recipe, keys: Mapping[str, Any]) -> Path | StepIte
         _run_ranks(judged, nproc)
         return Path(judged.output)
     if options["iterate"]:
-        return _steps(judged)
+        steps = _steps(judged)
+        atexit.register(_close, weakref.ref(steps))  # for a loop that an error ended while a variable held its steps
+        return steps
     for _ in _steps(judged, on_step):
         pass
     return Path(judged.output)
 
 
-def _steps(recipe: AnyRecipe, on_step: OnStep | None = None) -> StepIterator:
+def _steps(recipe: AnyRecipe, on_step: OnStep | None = None) -> Generator[FinishedStep, None, None]:
     """Yield the steps of a run in this process."""
     if recipe.runs_user_code:
         keep_private()  # before anything is forked
@@ -67,12 +71,18 @@ def _steps(recipe: AnyRecipe, on_step: OnStep | None = None) -> StepIterator:
                 try:
                     if on_step is not None:
                         on_step(last)
-                except Exception as error:
+                    yield last
+                except (Exception, GeneratorExit) as error:
                     steps.throw(error)  # it ends the run as an error of its own would, which saves before
-                yield last
-    except Terminated:
-        if not (is_interactive() or (last is not None and last.control.is_stopped)):
+    except Terminated as ended:
+        is_left = isinstance(ended.__cause__, GeneratorExit)  # as by `break`
+        if not (is_left or is_interactive() or (last is not None and last.control.is_stopped)):
             raise
+
+
+def _close(steps: "weakref.ref[Generator[FinishedStep, None, None]]") -> None:
+    if (left := steps()) is not None:
+        left.close()
 
 
 def is_interactive() -> bool:

@@ -157,18 +157,14 @@ def _plan_command(commands) -> None:
         "tiercel plan recipes/qwen25vl-72b-grpo.yaml --gpus 8 --gpu-memory 80GB",
     )
     plan.add_argument("--gpus", type=at_least(1), default=1, metavar="N", help="ranks (1)")
-    plan.add_argument(
-        "--gpu-memory", type=size, default="80GB", metavar="SIZE", help="of each, such as 80GB or 24GiB (80GB)"
-    )
+    plan.add_argument("--gpu-memory", type=size, metavar="SIZE", help="of each, such as 80GB or 24GiB (80GB)")
     plan.add_argument(
         "--host-memory",
         type=size,
         metavar="SIZE",
         help="of each machine, for offloading (this machine's, if it has the GPUs)",
     )
-    plan.add_argument(
-        "--device", choices=DEVICES, default="h100", help="the GPU that the seconds are estimated for (h100)"
-    )
+    plan.add_argument("--device", choices=DEVICES, help="the GPU that the seconds are estimated for (h100)")
     plan.add_argument("--prompt-tokens", type=at_least(1), metavar="N", help="of a prompt (data.max_prompt_tokens)")
     plan.add_argument("--json", action="store_true", help="the plan as JSON")
     plan.add_argument(

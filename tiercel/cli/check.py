@@ -91,7 +91,7 @@ def _check(recipe: Recipe, arguments: Namespace, console: Console) -> None:
         if arguments.fix_report:
             file = arguments.report_file or REPORT_FILE
             count = write_fix_report([row for report in reports for row in report.rejected], file, recipe.data)
-            console.print(f"{file}: {count:,} rejected rows with their reasons")
+            console.print(f"{file}: rejected rows with their reasons: {count:,}")
         for report in reports:
             require_few_bad(len(report.rejected), report.total, recipe.data)
         if isinstance(recipe, GrpoRecipe):

@@ -1,8 +1,10 @@
 """Scoring of a made-up completion of a real row before a run, with the recipe's environment and rewards."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
+from itertools import product
 
 import torch
 from rich.console import Console
@@ -15,35 +17,34 @@ from tiercel.models.families.base import Family
 from tiercel.rewards.base import TruthReward, is_meant
 from tiercel.rewards.external import ByCall, Math
 from tiercel.rewards.runtime.batches import BatchReward, batch_reward
-from tiercel.rewards.runtime.scorer import Scorer
+from tiercel.rewards.runtime.scorer import Scorer, reward_names
 from tiercel.rewards.shape import open_tag
 from tiercel.rollout.trajectory import TrajectoryBuilder
 from tiercel.types import Completion, EncodedPrompt, Group, ImagePlan, RewardValue, Row, Sample, SampleImage
 
 MADE_UP = "<answer>0</answer>"
-MORE_ROWS = 7  # further rows, spread over all, for a user's function that does not apply to the first one
+OTHERS = ("Unclear.", "")  # what a model may write too
+MOST_ROWS = 32  # spread over all, that functions of the user's are asked about
+MOST_SHOWN = 5
 
 
 def dry_run(
     recipe: GrpoRecipe, family: Family, dialogues: EnvironmentDialogues | None, rows: Sequence[Row], console: Console
 ) -> None:
-    """Ask the environment and every reward about the first row, about the first row of each environment if there are
-    several, and about a few more rows if a function of the user's does not apply to the first. Raises TrainingError
-    where one fails, as it would in training."""
+    """Ask the environment and every reward about the first row, and about the first row of each environment if there
+    are several; without an environment, also functions of the user's about more rows and completions. Raises
+    TrainingError where one fails, as it would in training."""
     with Scorer(recipe.rewards, recipe.reliability, family.coordinate_space) as scorer:
+        silent = _try_own(recipe, family, rows, console) if dialogues is None else {}
         first, *of_others = _firsts(family, rows)
         values = _asked(recipe, family, dialogues, first, scorer)
         for row in of_others:
             _asked(recipe, family, dialogues, row, scorer)
             console.print(f"environment {family.environment_of(row)}: answers a made-up completion of row {row.id}")
-        own = [name for name, reward in zip(scorer.names, recipe.rewards, strict=True) if isinstance(reward, ByCall)]
-        silent = [name for name in own if values[name].value is None]
-        more = rows[1 :: max(1, len(rows) // MORE_ROWS)][:MORE_ROWS] if silent and dialogues is None else ()
-        others = [_asked(recipe, family, dialogues, row, scorer) for row in more]
     for name, value in values.items():
         shown = "does not apply" if value.value is None else f"{value.value:g}"
-        if name in silent and others and all(other[name].value is None for other in others):
-            console.print(f"reward {name}: does not apply for a made-up completion of any of {len(others) + 1} rows")
+        if name in silent:
+            console.print(f"reward {name}: does not apply for a made-up completion of any of {silent[name]} rows")
             continue
         console.print(f"reward {name}: {shown} for a made-up completion of row {first.id}")
 
@@ -63,15 +64,7 @@ def _asked(
     recipe: GrpoRecipe, family: Family, dialogues: EnvironmentDialogues | None, row: Row, scorer: Scorer
 ) -> Mapping[str, RewardValue]:
     prompt = prompt_encoder(family, recipe.data)(row, 0)
-    text = made_up(prompt.opened)
-    token_ids = [*family.tokenizer(text, add_special_tokens=False)["input_ids"], family.checkpoint.end_token_ids[0]]
-    completion = Completion(
-        token_ids_L=torch.tensor(token_ids),
-        logprobs_L=torch.zeros(len(token_ids)),
-        text=text,
-        is_truncated=False,
-        seed=0,
-    )
+    completion = _completion(family, made_up(prompt.opened))
     if dialogues is not None:
         (prompt,) = dialogues.prompts_of([prompt])
         completion = _answered(completion, prompt, family, dialogues)
@@ -83,6 +76,68 @@ def _asked(
         if value.failure is not None:
             raise TrainingError(f"reward {name} failed on row {row.id}:\n{value.failure}")
     return scored.completions[0].rewards
+
+
+def _completion(family: Family, text: str) -> Completion:
+    token_ids = [*family.tokenizer(text, add_special_tokens=False)["input_ids"], family.checkpoint.end_token_ids[0]]
+    return Completion(
+        token_ids_L=torch.tensor(token_ids),
+        logprobs_L=torch.zeros(len(token_ids)),
+        text=text,
+        is_truncated=False,
+        seed=0,
+    )
+
+
+def _try_own(recipe: GrpoRecipe, family: Family, rows: Sequence[Row], console: Console) -> dict[str, int]:
+    """Ask functions of the user's about rows spread over all, and about completions without an answer, and print where
+    they fail and why. Returns the number of rows for those that apply to none. Raises TrainingError if one fails on
+    more rows than reliability.max_failed_reward_fraction allows."""
+    names = reward_names(recipe.rewards)
+    own = {name: each for name, each in zip(names, recipe.rewards, strict=True) if isinstance(each, ByCall)}
+    found: dict[str, list[tuple[str, str, RewardValue]]] = {name: [] for name in own}
+    prompts = []
+    for row in rows[:: -(-len(rows) // MOST_ROWS)] if own else ():
+        with suppress(DataError):  # the scan has said that the row is rejected
+            prompts.append(prompt_encoder(family, recipe.data)(row, 0))
+    end = time.monotonic() + recipe.reliability.reward_timeout
+    with Scorer(tuple(own.values()), recipe.reliability, family.coordinate_space) as scorer:
+        for prompt, place in product(prompts, range(1 + len(OTHERS))):
+            if time.monotonic() > end:  # slow, or hanging
+                break
+            text = (made_up(prompt.opened), *OTHERS)[place]
+            group = Group(prompt=prompt, completions=(_completion(family, text),), policy_version=0)
+            values = scorer.score([group])[0].completions[0].rewards.values()
+            for name, value in zip(own, values, strict=True):
+                found[name].append((prompt.row.id, text, value))
+    for name, asked in found.items():
+        _tell_failures(name, asked, recipe.reliability.max_failed_reward_fraction, console)
+    return {
+        name: len({row for row, _, _ in asked})
+        for name, asked in found.items()
+        if asked and all(value.value is None for _, _, value in asked)
+    }
+
+
+def _tell_failures(name: str, asked: list[tuple[str, str, RewardValue]], limit: float, console: Console) -> None:
+    failed = [(row, text, value.failure) for row, text, value in asked if value.failure is not None]
+    if failed:
+        console.print(f"reward {name}: failed on {len(failed)} of {len(asked)} made-up completions, such as")
+    for row, text, failure in failed[:MOST_SHOWN]:
+        console.print(f"  row {row}, completion {text!r}: {_reason(failure)}", markup=False)
+    answered = [failure for _, text, failure in failed if text not in OTHERS]
+    rows = sum(text not in OTHERS for _, text, _ in asked)
+    if len(answered) > limit * rows:
+        raise TrainingError(
+            f"reward {name} failed on {len(answered)} of {rows} rows, more than "
+            f"reliability.max_failed_reward_fraction = {limit:g} allows; the first:\n{answered[0]}"
+        )
+
+
+def _reason(failure: str) -> str:
+    """Return the line of a failure that names the exception, without its traceback."""
+    lines = failure.splitlines()
+    return next((line for line in lines[1:] if not line.startswith(" ")), lines[0])
 
 
 def made_up(opened: str) -> str:

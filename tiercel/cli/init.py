@@ -86,7 +86,9 @@ def run(recipe: None, arguments: Namespace) -> None:
     recipe_of_tree(kind, tree, str(file))
     with open_new(file) as stream:
         stream.write(f"# tiercel {kind}\n{render(tree)}")
-    print(f"{file}\nnext: tiercel check {file}; tiercel plan {file}; tiercel {kind} {file}")
+    memory = _memory(given["gpu"])
+    plan = f"tiercel plan {file} --gpu-memory {memory.text.replace(' ', '')}; " if memory else ""  # of GPUs alone
+    print(f"{file}\nnext: tiercel check {file}; {plan}tiercel {kind} {file}")
 
 
 def answers(arguments: Namespace, ask: Callable[[RecipeQuestion], str]) -> dict[str, str]:

@@ -9,10 +9,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from tiercel.cli.values import size
 from tiercel.config import Recipe
 from tiercel.doctor.machine import total_memory
 from tiercel.errors import EnvironmentProblem
 from tiercel.log import printed
+from tiercel.message_text import counted
 from tiercel.planning.devices import DEVICES, Device, Machine
 from tiercel.planning.fit import find_fit, output_file
 from tiercel.planning.memory import RankMemory
@@ -21,12 +23,14 @@ from tiercel.planning.plan import MemoryPlan, make_plan
 from tiercel.planning.remedies import written
 from tiercel.writing import writing
 
+ASSUMED_DEVICE, ASSUMED_MEMORY = "h100", size("80GB")
 SHOWN_UNIT = 10**8  # bytes; tables show tenths of a gigabyte
 
 
 def run(recipe: Recipe, arguments: Namespace) -> None:
     """Print the plan. If nothing fits, raises EnvironmentProblem with the nearest change that would."""
-    device, memory = DEVICES[arguments.device], arguments.fit or arguments.gpu_memory
+    device = DEVICES[arguments.device or ASSUMED_DEVICE]
+    memory = arguments.fit or arguments.gpu_memory or ASSUMED_MEMORY
     machine = Machine(
         ranks=arguments.gpus,
         memory_bytes=memory.byte_count,
@@ -42,11 +46,16 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
     else:
         if memory.is_assumed:
             print(f"--gpu-memory: no unit given, so {memory.text}")
+        if arguments.device is None or arguments.gpu_memory is None:
+            print(
+                f"planned for {arguments.gpus} x {device.name} with {memory.text}, whatever this machine has; "
+                f"name your own GPUs with --gpus, --gpu-memory SIZE and --device ({', '.join(DEVICES)})"
+            )
         show(plan, str(arguments.recipe))
     if plan.chosen is None:
         advice = f"this fits: {plan.change}" if plan.change else "none of the changes that tiercel knows makes it fit"
-        asked = f"{arguments.gpus} GPUs of {memory.text}"
-        raise EnvironmentProblem(f"{arguments.recipe} does not fit into {asked}; {advice}")
+        asked = f"{arguments.gpus} x {memory.text}"
+        raise EnvironmentProblem(f"{arguments.recipe} does not fit into {asked} of GPU memory; {advice}")
 
 
 def write_fit(recipe: Recipe, machine: Machine, arguments: Namespace) -> None:
@@ -62,14 +71,14 @@ def write_fit(recipe: Recipe, machine: Machine, arguments: Namespace) -> None:
             if recipe.lora is None
             else "nf4 weights and the shortest lengths were tried; use a smaller checkpoint, or more GPUs with --gpus"
         )
-        asked = f"{machine.ranks} GPUs of {arguments.fit.text}"
-        raise EnvironmentProblem(f"{arguments.recipe} does not fit into {asked}; {remedy}")
+        asked = f"{machine.ranks} x {arguments.fit.text}"
+        raise EnvironmentProblem(f"{arguments.recipe} does not fit into {asked} of GPU memory; {remedy}")
     with writing(file), file.open("x", encoding="utf-8") as new:
         new.write(fit.text)
     for change in fit.changes:
         print(change.line)
     peak = fit.option.memory.peak / 1e9
-    print(f"{file}: {peak:.1f} GB at most of {arguments.fit.text}, {len(fit.changes)} keys changed")
+    print(f"{file}: {peak:.1f} GB at most of {arguments.fit.text}, {counted(len(fit.changes), 'key')} changed")
 
 
 def host_memory(gpus: int, device: Device) -> int | None:

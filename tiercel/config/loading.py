@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from tiercel.config.conflicts.paths import path_problems
 from tiercel.config.conflicts.rules import rule_problems
 from tiercel.config.deepspeed import deepspeed_problems
-from tiercel.config.keys import OWN_SECTIONS, RECIPES, declared_name, named, sections_never_null
+from tiercel.config.keys import OWN_SECTIONS, RECIPES, declared_name, keys_of, named, sections_never_null
 from tiercel.config.problems import dotted, location_of, schema_problems
 from tiercel.config.schema import GrpoRecipe, Kind, Recipe, SftRecipe
 from tiercel.config.yaml_text import LARGEST_TEXT, YamlProblem, parse, render
@@ -275,7 +275,7 @@ def _judge(tree: dict[str, Any], kind: Kind) -> tuple[Recipe | None, list[Proble
     except ValidationError as error:
         if refused := _of_rules(error):
             return None, refused
-        problems = schema_problems(error, kind)
+        problems = _without_meant(schema_problems(error, kind), tree, kind)
         wrong = [location_of(details) for details in error.errors(include_url=False, include_input=False)]
     if any(len(location) > 1 and location[0] == "rewards" for location in wrong):
         # The list is too short only because that entry is missing from it.
@@ -291,6 +291,17 @@ def _judge(tree: dict[str, Any], kind: Kind) -> tuple[Recipe | None, list[Proble
     # A key that the recipe lacks may be the one that was meant.
     unsure += [path for problem in problems for path in problem.also if not _has(tree, path)]
     return None, problems + [problem for problem in refused if not any(problem.touches(path) for path in unsure)]
+
+
+def _without_meant(problems: list[Problem], tree: Any, kind: Kind) -> list[Problem]:
+    """Leave out that a key is required if an unknown key was meant as it, or as what its section must have."""
+    keys = keys_of(kind)
+    meant = [path for problem in problems for path in problem.also]
+    needed = frozenset(path for pair in ALTERNATIVES for path in pair)
+    required = [path for path in meant if (key := keys.get(declared_name(path))) and key.field.is_required()]
+    filling = {*required, *needed.intersection(meant), *(path.partition(".")[0] for path in meant if "rewards" in path)}
+    filled = {".".join(path.split(".")[:end]) for path in filling for end in range(1, path.count(".") + 2)}
+    return [problem for problem in problems if problem.key not in filled or _has(tree, problem.key)]
 
 
 def _of_rules(error: ValidationError) -> list[Problem]:

@@ -435,7 +435,7 @@ def require_few_bad(rejected_count: int, total: int, config: Data, rejected: Seq
     if total and rejected_count / total > config.max_bad_fraction:
         reasons = f":\n{first_reasons(rejected)}" if rejected else ""
         raise DataError(
-            f"{rejected_count} of {total} rows were rejected, more than data.max_bad_fraction = "
+            f"rejected {rejected_count} of {total} rows, more than data.max_bad_fraction = "
             f"{config.max_bad_fraction:g} allows; correct the rows or raise it{reasons}"
         )
 

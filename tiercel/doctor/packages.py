@@ -2,6 +2,7 @@
 the extras of tiercel, and against the versions that are known to fail together (pairs.json)."""
 
 import platform
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
@@ -12,6 +13,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from tiercel.doctor.verdict import Status, Verdict, texts
+from tiercel.errors import EnvironmentProblem
 
 REQUIRED = ("torch", "transformers", "tokenizers", "huggingface-hub", "peft", "safetensors", "pillow", "numpy")
 OPTIONAL = ("torchvision", "bitsandbytes", "vllm", "deepspeed", "flash-attn")  # judged if they are installed
@@ -133,6 +135,14 @@ def extra_verdict(extra: str, purpose: str) -> Verdict:
     text = f"{', '.join(found)}; needed for {purpose}"
     remedy = "" if status == "ok" else f"pip install 'tiercel[{extra}]'"
     return Verdict(name=f"extra {extra}", status=status, found=text, remedy=remedy)
+
+
+def blame_packages(error: Exception) -> None:
+    """Raise EnvironmentProblem if an import failed because of packages that are known not to fit together."""
+    text = "".join(traceback.format_exception(error)).replace("_", "-")
+    for verdict in judge_pairs(version_of):
+        if any(name in text for name in verdict.name.split(" and ") if name not in ("torch", "transformers", "numpy")):
+            raise EnvironmentProblem(f"{verdict.found}; {verdict.remedy}") from error
 
 
 def version_of(name: str) -> Version | None:

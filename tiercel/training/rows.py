@@ -124,4 +124,4 @@ def look_for_pictures(recipe: BaseRecipe, table: RowTable, run: RunDirectory, st
     ranks.on_first(lambda: write_bad_rows(missing, run.bad_rows_file))
     ranks.together(lambda: require_few_bad(len(table.rejected) + len(missing), table.total, recipe.data, missing))
     first = f"{missing[0].file}:{missing[0].line} ({missing[0].id}) {missing[0].reason}"
-    logger.warning(f"{len(missing)} of {len(numbers)} rows name files that do not exist, such as {first}")
+    logger.warning(f"files of {len(missing)} of {len(numbers)} rows do not exist, such as {first}")

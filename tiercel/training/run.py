@@ -14,6 +14,7 @@ from tiercel.config.schema import BaseRecipe, Recipe, Source
 from tiercel.config.tracker_packages import require_packages
 from tiercel.distributed.agreement import require_same_files, require_same_recipe
 from tiercel.distributed.ranks import Ranks, joined_ranks
+from tiercel.doctor.packages import blame_packages
 from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.models.weights.loading import resolve
 from tiercel.models.weights.memory_errors import first_line, is_out_of_memory
@@ -91,10 +92,12 @@ def launched_ranks(recipe: Recipe, heartbeat: Heartbeat) -> Iterator[Ranks]:
 @contextmanager
 def plain_failures(recipe: BaseRecipe) -> Iterator[None]:
     """Turn memory errors, and collectives that another rank left, into TrainingError with a remedy, and what a card or
-    its driver cannot do into EnvironmentProblem."""
+    its driver cannot do, and packages that do not fit together, into EnvironmentProblem."""
     try:
         yield
     except _explained() as error:
+        if isinstance(error, ImportError) or "torchvision::" in str(error):
+            blame_packages(error)
         if fault := card_fault(str(error)):
             raise EnvironmentProblem(f"{fault.meaning}: {_telling_line(error, fault)}\n{fault.remedy}") from error
         if is_out_of_memory(error):
@@ -110,7 +113,7 @@ def plain_failures(recipe: BaseRecipe) -> Iterator[None]:
 def _explained() -> tuple[type[Exception], ...]:
     """Return the classes of the errors that may have plain words. It is called when one was raised, since Triton is
     imported late."""
-    return (RuntimeError, MemoryError, *triton_errors())
+    return (RuntimeError, ImportError, MemoryError, *triton_errors())
 
 
 def _telling_line(error: Exception, fault: CardFault) -> str:

@@ -174,16 +174,26 @@ class Session:
     @contextmanager
     def saved_before_it_fails(self, trainer: Trainer) -> Iterator[None]:
         """Save the newest step if the block fails between updates, on all ranks, such as by rows that are found to be
-        unusable or a reward that raises. Steps that did not end, and numbers that are not finite, are not saved."""
+        unusable or a reward that raises. Steps that did not end, and numbers that are not finite, are not saved. Raises
+        Terminated if whoever follows the steps of the only rank leaves them."""
         try:
             yield
+        except GeneratorExit as left:
+            if self.ranks.world_size > 1 or self.unsaved.newest is None:
+                raise
+            step = self.unsaved.newest.step
+            self._save_before(trainer, step, "the loop over the steps was left")
+            raise Terminated(
+                f"the loop over the steps was left after step {step.updates_done}; the same call goes on from the newest "
+                "checkpoint"
+            ) from left
         except Exception as error:
             is_common = self.ranks.world_size == 1 or getattr(error, "is_of_all_ranks", False)
             if is_common and self.unsaved.newest and not isinstance(error, NonFiniteError | Terminated | TakenError):
-                self._save_before(trainer, self.unsaved.newest.step)
+                self._save_before(trainer, self.unsaved.newest.step, "the run ends with an error")
             raise
 
-    def _save_before(self, trainer: Trainer, step: Step) -> None:
+    def _save_before(self, trainer: Trainer, step: Step, reason: str) -> None:
         try:
             if "step" not in step.metrics:  # its evaluation failed
                 step.metrics = self._whole_row(step)
@@ -192,9 +202,7 @@ class Session:
         except (TiercelError, OSError, RuntimeError) as error:
             logger.warning(f"step {step.updates_done} could not be saved: {error}")
             return
-        logger.warning(
-            f"the run ends with an error; step {step.updates_done} was saved, and the same command goes on from it"
-        )
+        logger.warning(f"{reason}; step {step.updates_done} was saved, and the same command goes on from it")
 
     def _save(self, trainer: Trainer) -> None:
         kept, self.unsaved.newest = self.unsaved.newest, None

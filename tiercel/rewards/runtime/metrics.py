@@ -33,7 +33,7 @@ class FailureStats:
         if self.fraction <= max_fraction:
             return
         raise TrainingError(
-            f"{self.failed} of {self.completions} completions have a failed reward, more than "
+            f"a reward failed on {self.failed} of {self.completions} completions, more than "
             f"reliability.max_failed_reward_fraction = {max_fraction:g} allows. Fix the reward or the rows it reads, "
             f"or raise the limit. The first failure:\n{self.first_failure}"
         )
