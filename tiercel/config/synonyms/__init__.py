@@ -22,7 +22,7 @@ def key_synonyms() -> Mapping[str, Suggestion]:
     """Read other names of keys. A dotted name also matches the end of a longer one."""
     return {
         name: Suggestion(key=key or None, hint=hint)
-        for names, key, hint in _rows("keys.txt")
+        for names, key, hint in table_rows(__name__, "keys.txt")
         for name in names.split(", ")
     }
 
@@ -30,21 +30,21 @@ def key_synonyms() -> Mapping[str, Suggestion]:
 @cache
 def section_synonyms() -> Mapping[str, str]:
     """Read other names of sections."""
-    return {name: section for names, section in _rows("sections.txt") for name in names.split(", ")}
+    return {name: section for names, section in table_rows(__name__, "sections.txt") for name in names.split(", ")}
 
 
 @cache
 def word_synonyms() -> Mapping[str, Mapping[str, str | None]]:
     """Read other words for values, by the key that takes them; None for a word that is not in this version."""
     words: dict[str, dict[str, str | None]] = {}
-    for key, names, word in _rows("words.txt"):
+    for key, names, word in table_rows(__name__, "words.txt"):
         words.setdefault(key, {}).update(dict.fromkeys(names.split(", "), word or None))
     return words
 
 
-def _rows(file: str) -> Iterator[list[str]]:
-    """Yield the columns of each line of a table."""
-    text = (files(__name__) / file).read_text(encoding="utf-8")
+def table_rows(package: str, file: str) -> Iterator[list[str]]:
+    """Yield the columns of each line of a table, a text file of a package with `|` between columns."""
+    text = (files(package) / file).read_text(encoding="utf-8")
     for line in text.splitlines():
         if line and not line.startswith("#"):
             yield [column.strip() for column in line.split("|")]
