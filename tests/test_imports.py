@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "tiercel"
 # A module imports from the layers before its own and from its own package, never from one next to it or above it.
 LAYERS = (
     {"wording", "secret_names", "messages", "regular_files", "image_decoding", "devices", "processes", "log"},
-    {"__init__", "errors", "samples"},
+    {"__init__", "errors", "samples", "tables"},
     {"geometry", "sections", "calls"},
     {"rewards", "algorithms"},
     {"types", "config", "writing"},

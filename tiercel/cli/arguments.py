@@ -9,8 +9,8 @@ from typing import Any, get_args
 from tiercel import __version__
 from tiercel.cli.values import at_least, directory, port, size, words
 from tiercel.config.schema import Quantization
-from tiercel.config.synonyms import table_rows
 from tiercel.planning.devices import DEVICES
+from tiercel.tables import table_rows
 
 SHELLS = ("bash", "zsh", "tcsh")
 PAGE = "--view"

@@ -5,11 +5,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tiercel.config.synonyms import table_rows
 from tiercel.config.yaml_text import parse
 from tiercel.convert.draft import RecipeDraft, number_of
 from tiercel.convert.rows import EXAMPLE_SCRIPTS
 from tiercel.convert.table import PEERS
+from tiercel.tables import table_rows
 
 
 def registered(file: Path) -> dict[str, str]:

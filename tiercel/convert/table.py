@@ -7,7 +7,7 @@ from functools import cache
 from typing import Literal
 
 from tiercel.config.schema import Kind
-from tiercel.config.synonyms import table_rows
+from tiercel.tables import table_rows
 
 PEERS = "tiercel.convert.peers"  # the package of the tables
 Framework = Literal["ms-swift", "TRL", "VLM-R1", "LLaMA-Factory", "EasyR1", "verl"]

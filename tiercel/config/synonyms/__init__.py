@@ -1,10 +1,11 @@
 """Read the names that other frameworks and habits use for the keys, sections and words of a recipe. The tables are the
 text files beside this one, read when a name is first looked up; their first lines explain the columns."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+
+from tiercel.tables import table_rows
 
 NOT_YET = "not in this version"
 
@@ -40,11 +41,3 @@ def word_synonyms() -> Mapping[str, Mapping[str, str | None]]:
     for key, names, word in table_rows(__name__, "words.txt"):
         words.setdefault(key, {}).update(dict.fromkeys(names.split(", "), word or None))
     return words
-
-
-def table_rows(package: str, file: str) -> Iterator[list[str]]:
-    """Yield the columns of each line of a table, a text file of a package with `|` between columns."""
-    text = (files(package) / file).read_text(encoding="utf-8")
-    for line in text.splitlines():
-        if line and not line.startswith("#"):
-            yield [column.strip() for column in line.split("|")]
