@@ -10,7 +10,9 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
+from string import Formatter
 
 from tiercel.config.keys import RECIPES, every_key, named
 from tiercel.config.synonyms import NOT_YET, key_synonyms
@@ -163,10 +165,19 @@ def messages() -> list[Message]:
     found += [Message(text=text, place="tiercel/config/problems.py") for text in _missing_keys()]
     found += [message for table in TABLES for message in _strings(json.loads(table.read_text(encoding="utf-8")), table)]
     hints = [each.hint for each in key_synonyms().values()]
+    hints += [reason for _, reason in table_rows("tiercel.config.conflicts", "vllm_options.txt")]
     hints += [text for _, *texts in table_rows("tiercel.reliability", "symptoms.txt") for text in texts]
     hints += [cause for _, cause in table_rows("tiercel.distributed", "causes.txt")]
+    hints += [_numbered(text) for _, _, text in table_rows("tiercel.config.conflicts", "conflicts.txt")]
     found += [Message(text=hint, place="tiercel/config/synonyms/keys.txt") for hint in hints if " " in hint]
     return list({message.text: message for message in reversed(found)}.values())[::-1]
+
+
+def _numbered(text: str) -> str:
+    """Number the fields of a text for `str.format` in their order, and write braces of the text itself once."""
+    numbers = count()
+    parsed = Formatter().parse(text)
+    return "".join(words if field is None else f"{words}{{{next(numbers)}}}" for words, field, *_ in parsed)
 
 
 def _strings(tree: object, file: Path) -> Iterator[Message]:

@@ -1,52 +1,16 @@
-"""Check rollout.vllm.options: refuse what tiercel sets itself, and what would change the policy that is sampled
-from."""
+"""Check how completions are sampled: rollout.vllm.options, of which what tiercel sets itself and what would change the
+policy that is sampled from is refused, and groups that fork."""
 
+from functools import cache
+from math import prod
+
+from tiercel.config.conflicts.table import conflict
 from tiercel.config.rollout import Vllm
 from tiercel.config.schema import GrpoRecipe
-from tiercel.sections import Keys, Problems, shown
+from tiercel.sections import Problems, shown
+from tiercel.tables import table_rows
 
 KEY = "rollout.vllm.options"
-OWN = {  # the name of vLLM's argument, and the key of the recipe that sets it
-    "model": "model.path",
-    "tokenizer": "model.path",
-    "revision": "model.revision",
-    "dtype": "model.dtype",
-    "quantization": "model.quantize",
-    "max_model_len": "data.max_prompt_tokens and rollout.max_new_tokens",
-    "gpu_memory_utilization": "rollout.vllm.gpu_memory_utilization",
-    "tensor_parallel_size": "rollout.vllm.tensor_parallel",
-    "enable_sleep_mode": "rollout.vllm.sleep_level",
-    "seed": "train.seed",
-    "mm_processor_kwargs": "model.min_pixels and model.max_pixels",
-    "chat_template": "data.template",
-    "max_lora_rank": "lora.rank",
-    "enable_lora": "the section lora",
-    "lora_target_modules": "lora.targets",
-    "lora_dtype": "the section lora",
-    "tokenizer_revision": "model.revision",
-    "code_revision": "model.revision",
-    "hf_token": "the variable HF_TOKEN",
-}
-FIXED = (  # tiercel relies on its own value of these
-    *("logprobs_mode", "generation_config", "override_generation_config", "limit_mm_per_prompt", "max_loras"),
-    *("enable_tower_connector_lora", "distributed_executor_backend", "disable_log_stats", "skip_tokenizer_init"),
-    *(
-        "served_model_name",
-        "trust_remote_code",
-        "model_impl",
-        "worker_cls",
-        "worker_extension_cls",
-        "runner",
-        "convert",
-    ),
-)
-CHANGES_THE_POLICY = (
-    *("hf_overrides", "hf_config_path", "config_format", "model_weights", "model_class_overrides", "load_format"),
-    *("quantization_config", "logits_processors", "rope_scaling", "rope_theta", "disable_sliding_window"),
-    *("default_mm_loras", "language_model_only", "mm_encoder_only", "mm_encoder_attn_dtype", "video_pruning_rate"),
-    *("media_io_kwargs", "interleave_mm_strings", "watermark_config", "diffusion_config"),
-)
-SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 KV_DTYPE = "kv_cache_dtype"  # keys and values of fewer bits give other logprobs than the trainer's
 
 
@@ -54,26 +18,51 @@ def vllm_options(recipe: GrpoRecipe) -> Problems:
     """Refuse options that are not yours to set, and keys that have no effect on servers."""
     vllm, engine = recipe.rollout.vllm, recipe.rollout.engine_kind
     if engine.is_served and vllm.model_copy(update={"options": {}}) != Vllm():
-        yield Keys("rollout.vllm", "rollout.engine").problem(
-            f"is set, but rollout.engine {engine.name} uses only its options; remove the other keys, or set "
-            "rollout.engine: vllm"
-        )
+        yield conflict("vllm", engine.name)
+    refused = _refused()
     for name, value in vllm.options.items():
         word = name.replace("-", "_")
+        reason = refused.get(word)
         if not word.isidentifier():
-            yield Keys(KEY).problem(
-                f"{shown(name)} is not the name of an argument; write it as in vLLM, such as max_num_seqs"
+            yield conflict("no argument of vLLM", shown(name))
+        elif reason == "fixed":
+            yield conflict("vLLM fixed", name)
+        elif reason == "policy" or (word == KV_DTYPE and value not in ("auto", recipe.model.dtype)):
+            yield conflict("vLLM policy", name)
+        elif reason == "speculation":
+            yield conflict("vLLM speculation", name)
+        elif reason is not None:
+            yield conflict("vLLM of another key", name, reason)
+
+
+@cache
+def _refused() -> dict[str, str]:
+    """Read which arguments are refused, and why."""
+    rows = table_rows("tiercel.config.conflicts", "vllm_options.txt")
+    return {name: reason for names, reason in rows for name in names.split(", ")}
+
+
+def branches(recipe: GrpoRecipe) -> Problems:
+    rollout = recipe.rollout
+    given, size, at = shown(list(rollout.branches)), prod(rollout.branches), rollout.branch_at
+    if not rollout.branches:
+        if at is not None:
+            yield conflict("branch_at without branches", shown(at))
+        return
+    if len(rollout.branches) == 1:
+        yield conflict("branches", given)
+    if size != rollout.group_size:
+        yield conflict("branches and group_size", given, size, rollout.group_size)
+    if rollout.has_turns:
+        if at is not None:
+            yield conflict("branch_at and tools", shown(at))
+        if len(rollout.branches) > rollout.max_turns:
+            yield conflict(
+                "branches and max_turns", given, len(rollout.branches) - 1, rollout.max_turns, len(rollout.branches)
             )
-        elif word in OWN:
-            yield Keys(KEY).problem(f"{name} is set by {OWN[word]}; set that key instead, and remove {name} here")
-        elif word in FIXED:
-            yield Keys(KEY).problem(f"{name} is set by tiercel, which relies on its value; remove it")
-        elif word in CHANGES_THE_POLICY or (word == KV_DTYPE and value not in ("auto", recipe.model.dtype)):
-            yield Keys(KEY).problem(
-                f"{name} would make vLLM sample from a policy other than the trained one; remove it"
-            )
-        elif word in SPECULATION:
-            yield Keys(KEY).problem(
-                f"{name} would make vLLM guess tokens ahead, and the logprobs that it then reports are not always the "
-                "policy's (docs/vllm.md); remove it"
-            )
+    elif not at:
+        yield conflict("branches without branch_at", given)
+    elif at in rollout.stop:
+        yield conflict("branch_at and stop", shown(at))
+    if rollout.lookahead:
+        yield conflict("branches and lookahead", given, rollout.lookahead)
