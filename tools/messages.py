@@ -167,6 +167,7 @@ def messages() -> list[Message]:
     hints = [each.hint for each in key_synonyms().values()]
     hints += [reason for _, reason in table_rows("tiercel.config.conflicts", "vllm_options.txt")]
     hints += [text for _, *texts in table_rows("tiercel.reliability", "symptoms.txt") for text in texts]
+    hints += [question for _, question, *_ in table_rows("tiercel.cli", "questions.txt")]
     hints += [cause for _, cause in table_rows("tiercel.distributed", "causes.txt")]
     hints += [_numbered(text) for _, _, text in table_rows("tiercel.config.conflicts", "conflicts.txt")]
     found += [Message(text=hint, place="tiercel/config/synonyms/keys.txt") for hint in hints if " " in hint]
