@@ -123,6 +123,7 @@ def test_the_report_knows_run_directories_and_the_parser_only():
         "__init__",
         "errors",
         "samples",
+        "tables",
         "wording",
         "config",
         "geometry",

@@ -15,7 +15,7 @@ class CardFault:
     """A kind of failure, known by its text."""
 
     code: str
-    pattern: str
+    pattern: re.Pattern[str]
     meaning: str
     remedy: str
     seen: str = ""  # issues with such a text
@@ -23,13 +23,14 @@ class CardFault:
 
 # The first that matches is taken. Inductor's "No valid triton configs" is followed by the reason, if there is one.
 FAULTS = tuple(
-    CardFault(**each) for each in json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    CardFault(**{**each, "pattern": re.compile(each["pattern"], re.IGNORECASE | re.DOTALL)})
+    for each in json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 )
 
 
 def card_fault(text: str) -> CardFault | None:
     """Recognise the text of an error, or return None."""
-    return next((fault for fault in FAULTS if re.search(fault.pattern, text, re.IGNORECASE | re.DOTALL)), None)
+    return next((fault for fault in FAULTS if fault.pattern.search(text)), None)
 
 
 def triton_errors() -> tuple[type[Exception], ...]:
