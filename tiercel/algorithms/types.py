@@ -31,7 +31,8 @@ class Described:
 
 def described(table: str, entries: Mapping[Any, T]) -> dict[Any, T]:
     """Return the entries of a table with the formula, the source and the use that described.txt gives them."""
-    return {name: replace(entry, **_words()[table, name]) for name, entry in entries.items()}  # type: ignore[type-var]
+    dataclasses: Mapping[Any, Any] = entries
+    return {name: replace(entry, **_words()[table, name]) for name, entry in dataclasses.items()}
 
 
 @cache
