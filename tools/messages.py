@@ -302,6 +302,8 @@ def _no_messages(tree: ast.Module) -> Iterator[ast.AST]:
             )
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("re.compile", "re.fullmatch", "re.search"):
             yield from ast.walk(node)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("conflict", "described"):
+            yield node.args[0]  # a name in a table
         for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None)):
             if annotation is not None:
                 yield from ast.walk(annotation)

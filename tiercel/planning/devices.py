@@ -29,9 +29,9 @@ _UNITS = (1e12, 1e12, 1e9, 1e9, 1e9)  # of the table's figures
 
 def _device(name: str, sold_as: str, capability: str, *figures: str) -> Device:
     major, minor = map(int, capability.split("."))
-    return Device(
-        name, sold_as, (major, minor), *(float(each) * unit for each, unit in zip(figures, _UNITS, strict=True))
-    )
+    scaled = (float(each) * unit for each, unit in zip(figures, _UNITS, strict=True))
+    flops, bandwidth, link, network, host_link = scaled
+    return Device(name, sold_as, (major, minor), flops, bandwidth, link, network, host_link)
 
 
 DEVICES = {row[0]: _device(*row) for row in table_rows("tiercel.planning", "devices.txt")}

@@ -69,10 +69,10 @@ class Window:
         values = list(self.numbers[key])[-count:]
         return [] if len(values) < count or None in values else values  # type: ignore[return-value]
 
-    def symptom(self, form: str, *numbers: object) -> Symptom:
+    def symptom(self, key: str, *numbers: object, form: str = "") -> Symptom:
         """Build a symptom of the last row, in the words of the table."""
-        text, cause, recipe_key = _forms()[form]
-        key, step = form.partition(",")[0], self.rows[-1]["step"]
+        text, cause, recipe_key = _forms()[f"{key},{form}".rstrip(",")]
+        step = self.rows[-1]["step"]
         return Symptom(key=key, step=step, text=text.format(*numbers), cause=cause, recipe_key=recipe_key)
 
 
@@ -144,14 +144,14 @@ def _equal_rewards(window: Window) -> Iterator[Symptom]:
     if not values or min(values) < EQUAL_FRACTION:
         return
     is_one = len(set(window.last("reward/mean", EQUAL_STEPS))) == 1 and not any(window.last("reward/std", EQUAL_STEPS))
-    yield window.symptom("equal rewards, one value" if is_one else "equal rewards", EQUAL_STEPS, _percent(values))
+    yield window.symptom("equal rewards", EQUAL_STEPS, _percent(values), form="value" if is_one else "")
 
 
 def _all_truncated(window: Window) -> Iterator[Symptom]:
     values = window.last("completion/truncated_fraction", TRUNCATED_STEPS)
     if values and min(values) >= TRUNCATED_FRACTION:
-        form = "truncated, turns" if "turns/mean" in window.rows[-1] else "truncated"
-        yield window.symptom(form, TRUNCATED_STEPS, _percent(values))
+        form = "turns" if "turns/mean" in window.rows[-1] else ""
+        yield window.symptom("truncated", TRUNCATED_STEPS, _percent(values), form=form)
 
 
 def _failures(window: Window) -> Iterator[Symptom]:
@@ -183,8 +183,8 @@ def _no_gradient(window: Window) -> Iterator[Symptom]:
         return
     is_grpo = _number(window.rows[-1], "reward/failed_fraction") is not None
     equal = window.last("group/zero_std_fraction", STILL_STEPS)
-    form = ", no pairs" if is_grpo and not equal else ", equal" if equal and min(equal) == 1 else ""
-    yield window.symptom(f"no gradient{form}", STILL_STEPS)
+    form = "unusable" if is_grpo and not equal else "equal" if equal and min(equal) == 1 else ""
+    yield window.symptom("no gradient", STILL_STEPS, form=form)
 
 
 def _entropy_collapse(window: Window) -> Iterator[Symptom]:
