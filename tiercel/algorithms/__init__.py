@@ -1,7 +1,7 @@
 """Advantages, divergences and losses as pure functions on tensors, without models, ranks or logging.
 
 What a recipe can name is a table next to the functions, and the keys that an entry reads are declared there. Adding an
-entry changes its file, its test, described.txt, and docs/algorithms.md, which `make docs` writes from it.
+entry changes its file, its test, and docs/algorithms.md, which `make docs` writes.
 """
 
 from tiercel.algorithms.advantages import ADVANTAGES, advantage_of, advantages

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Discriminator, Tag
 
 from tiercel.algorithms.custom import own_advantages
-from tiercel.algorithms.types import Described, Options, RewardTable, described
+from tiercel.algorithms.types import Described, Options, RewardTable
 from tiercel.sections import SECTION_FORM, TEXT_FORM, PositiveFloat, PositiveInt, Section, form_of
 
 if TYPE_CHECKING:
@@ -142,18 +142,65 @@ SCALES: dict[str, Callable[[RewardTable, Tensor], Tensor]] = {
     "none": unscaled,
 }
 
-ADVANTAGES: dict[str, Advantage] = described(
-    "advantage",
-    {
-        "group_norm": Advantage(baseline=by_group_mean, scale="group"),
-        "group_centred": Advantage(baseline=by_group_mean, scale="none"),
-        "rloo": Advantage(baseline=by_others_mean, scale="none"),
-        "reinforce_pp": Advantage(baseline=by_batch, scale=None, least_group=1),
-        "reinforce_pp_baseline": Advantage(baseline=by_group_mean_and_batch_std, scale=None),
-        "gdpo": Advantage(baseline=each_reward_by_group, scale=None, looks_at="rewards"),
-        "pass_k": Advantage(baseline=by_pass_at_k, scale=None, looks_at="right", needs_pass_k=True),
-    },
-)
+ADVANTAGES: dict[str, Advantage] = {
+    "group_norm": Advantage(
+        baseline=by_group_mean,
+        scale="group",
+        formula="(r - mean of the group) / (std of the group + 1e-4)",
+        source="DeepSeekMath 2024",
+        use="the default",
+    ),
+    "group_centred": Advantage(
+        baseline=by_group_mean,
+        scale="none",
+        formula="r - mean of the group",
+        source="Dr. GRPO: Liu et al. 2025",
+        use="no extra weight for prompts that are nearly always, or nearly never, solved; with `scale: batch` the "
+        'local mean and global deviation of Liu et al. 2025, "Tricks or traps"',
+    ),
+    "rloo": Advantage(
+        baseline=by_others_mean,
+        scale="none",
+        formula="r - mean of the group's others",
+        source="RLOO: Ahmadian et al. 2024",
+        use="an unbiased baseline; small groups",
+    ),
+    "reinforce_pp": Advantage(
+        baseline=by_batch,
+        scale=None,
+        least_group=1,
+        formula="(r - mean of the step) / (std of the step + 1e-4)",
+        source="REINFORCE++: Hu et al. 2025",
+        use="one completion for each of many prompts (`rollout.group_size: 1`); goes with `kl: {place: reward, "
+        "estimator: k1}`",
+    ),
+    "reinforce_pp_baseline": Advantage(
+        baseline=by_group_mean_and_batch_std,
+        scale=None,
+        formula="d = r - mean of the group; d / (std of d in the step + 1e-4)",
+        source="REINFORCE++-baseline: Hu et al. 2025",
+        use="groups of very different spread; goes with `kl.estimator: k2`",
+    ),
+    "gdpo": Advantage(
+        baseline=each_reward_by_group,
+        scale=None,
+        looks_at="rewards",
+        formula="sum over rewards of weight x `group_norm` of that reward, then normalised over the step",
+        source="GDPO: Liu et al. 2026",
+        use="several rewards of different spread, so that none hides another",
+    ),
+    "pass_k": Advantage(
+        baseline=by_pass_at_k,
+        scale=None,
+        looks_at="right",
+        needs_pass_k=True,
+        formula="P = 1 - C(w, k) / C(G, k), s = sqrt(P (1 - P)); right (1 - P) / s, wrong "
+        "(1 - P - C(w-1, k-1) / C(G-1, k-1)) / s, w wrong ones of G",
+        source="Pass@k training: Chen et al. 2025",
+        use="keeps exploring where one right try of k is enough; needs `pass_k` and a reward that tells right from "
+        "wrong",
+    ),
+}
 
 if TYPE_CHECKING:
     AdvantageName = str

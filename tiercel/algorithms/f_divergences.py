@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tiercel.algorithms.types import Described, described
+from tiercel.algorithms.types import Described
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,15 +46,30 @@ class FDivergence(Described):
     reward: Callable[[Tensor, float], Tensor]  # from log ratios and dpo.divergence_alpha, not yet multiplied by beta
 
 
-F_DIVERGENCES: dict[str, FDivergence] = described(
-    "f-divergence",
-    {
-        "reverse_kl": FDivergence(reward=reverse_kl),
-        "forward_kl": FDivergence(reward=forward_kl),
-        "js": FDivergence(reward=jensen_shannon),
-        "alpha": FDivergence(reward=power),
-    },
-)
+_SOURCE = "f-DPO: Wang et al. 2023"
+F_DIVERGENCES: dict[str, FDivergence] = {
+    "reverse_kl": FDivergence(
+        reward=reverse_kl, formula="u", source="DPO: Rafailov et al. 2023", use="the default: DPO itself"
+    ),
+    "forward_kl": FDivergence(
+        reward=forward_kl,
+        formula="1 - exp(-u)",
+        source=_SOURCE,
+        use="answers stay as various as the reference's; least aligned",
+    ),
+    "js": FDivergence(
+        reward=jensen_shannon,
+        formula="log(2 / (1 + exp(-u)))",
+        source=_SOURCE,
+        use="between the two; a reward has an upper bound",
+    ),
+    "alpha": FDivergence(
+        reward=power,
+        formula="(1 - exp(-a u)) / a, a = dpo.divergence_alpha",
+        source=_SOURCE,
+        use="from reverse_kl (a near 0) to forward_kl (a near 1)",
+    ),
+}
 
 if TYPE_CHECKING:
     FDivergenceName = str

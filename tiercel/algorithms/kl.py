@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from tiercel.algorithms.types import Described, described
+from tiercel.algorithms.types import Described
 from tiercel.sections import NonNegativeFloat, PositiveInt, Section
 
 if TYPE_CHECKING:
@@ -45,14 +45,28 @@ class KlEstimator(Described):
     estimate: Callable[[Tensor, Tensor], Tensor]
 
 
-KL_ESTIMATORS: dict[str, KlEstimator] = described(
-    "estimator",
-    {
-        "k1": KlEstimator(estimate=k1),
-        "k2": KlEstimator(estimate=k2),
-        "k3": KlEstimator(estimate=k3),
-    },
-)
+SCHULMAN = "Schulman 2020"
+KL_ESTIMATORS: dict[str, KlEstimator] = {
+    "k1": KlEstimator(
+        estimate=k1,
+        formula="p - q",
+        source=SCHULMAN,
+        use="in the reward (`kl.place: reward`), as in REINFORCE++ and RLOO; refused in the loss, where its gradient "
+        "averages to 0",
+    ),
+    "k2": KlEstimator(
+        estimate=k2,
+        formula="(p - q)² / 2",
+        source=SCHULMAN,
+        use="in the loss, where the gradient of the divergence itself is wanted",
+    ),
+    "k3": KlEstimator(
+        estimate=k3,
+        formula="exp(q - p) - (q - p) - 1",
+        source=f"{SCHULMAN}; DeepSeekMath 2024",
+        use="the default: never negative and of low variance",
+    ),
+}
 
 if TYPE_CHECKING:
     EstimatorName = str

@@ -11,7 +11,7 @@ from pydantic import Discriminator, Tag
 from tiercel.algorithms import completions
 from tiercel.algorithms.ratios import RATIOS, RatioName
 from tiercel.algorithms.surrogates import SURROGATES, SurrogateName
-from tiercel.algorithms.types import Described, LossInput, described
+from tiercel.algorithms.types import Described, LossInput
 from tiercel.sections import SECTION_FORM, TEXT_FORM, Section, form_of
 
 if TYPE_CHECKING:
@@ -51,15 +51,32 @@ class Normaliser(Described):
     of: Callable[[LossInput], Tensor]  # -> (N,), detached
 
 
-NORMALISERS: dict[str, Normaliser] = described(
-    "normaliser",
-    {
-        "sequence": Normaliser(of=per_sequence),
-        "token": Normaliser(of=per_token),
-        "constant": Normaliser(of=per_constant),
-        "sum": Normaliser(of=per_completion),
-    },
-)
+NORMALISERS: dict[str, Normaliser] = {
+    "sequence": Normaliser(
+        of=per_sequence,
+        formula="mean over each completion's tokens, then over completions",
+        source="DeepSeekMath 2024",
+        use="short and long completions weigh the same",
+    ),
+    "token": Normaliser(
+        of=per_token,
+        formula="mean over all tokens of the minibatch",
+        source="DAPO: Yu et al. 2025",
+        use="every token weighs the same, so long completions weigh more",
+    ),
+    "constant": Normaliser(
+        of=per_constant,
+        formula="sum over tokens / (completions x `rollout.max_new_tokens`)",
+        source="Dr. GRPO: Liu et al. 2025",
+        use="no weight depends on a length, so long wrong completions are not favoured",
+    ),
+    "sum": Normaliser(
+        of=per_completion,
+        formula="sum over each completion's tokens, mean over completions",
+        source="LUSPO: Liu et al. 2026",
+        use="with `ratio: sequence`, where a completion weighs as much as it is long",
+    ),
+}
 
 if TYPE_CHECKING:
     NormaliserName = str
@@ -74,8 +91,8 @@ class Loss:
     ratio: str
     surrogate: str
     normalise: str
-    source: str = ""
-    use: str = ""
+    source: str
+    use: str
 
     @property
     def formula(self) -> str:
@@ -84,21 +101,80 @@ class Loss:
         return "; ".join(parts)
 
 
-LOSSES: dict[str, Loss] = described(
-    "loss",
-    {
-        "grpo": Loss(ratio="token", surrogate="clipped", normalise="sequence"),
-        "bnpo": Loss(ratio="token", surrogate="clipped", normalise="token"),
-        "dr_grpo": Loss(ratio="token", surrogate="clipped", normalise="constant"),
-        "dapo": Loss(ratio="token", surrogate="clipped", normalise="token"),
-        "gspo": Loss(ratio="sequence", surrogate="clipped", normalise="sequence"),
-        "gspo_token": Loss(ratio="sequence_at_token", surrogate="clipped", normalise="sequence"),
-        "cispo": Loss(ratio="token", surrogate="weighted", normalise="token"),
-        "sapo": Loss(ratio="token", surrogate="gated", normalise="sequence"),
-        "vespo": Loss(ratio="product", surrogate="gamma", normalise="token"),
-        "luspo": Loss(ratio="sequence", surrogate="clipped", normalise="sum"),
-    },
-)
+LOSSES: dict[str, Loss] = {
+    "grpo": Loss(
+        ratio="token",
+        surrogate="clipped",
+        normalise="sequence",
+        source="DeepSeekMath 2024, equation 3",
+        use="the default; short and long completions weigh the same",
+    ),
+    "bnpo": Loss(
+        ratio="token",
+        surrogate="clipped",
+        normalise="token",
+        source="TRL's and ms-swift's `bnpo`",
+        use="there it takes the mean over each device's microbatch; here the batch is the minibatch over all ranks, so "
+        "it equals `dapo`",
+    ),
+    "dr_grpo": Loss(
+        ratio="token",
+        surrogate="clipped",
+        normalise="constant",
+        source="Dr. GRPO: Liu et al. 2025",
+        use="no bias towards long wrong completions; goes with `advantage: group_centred`",
+    ),
+    "dapo": Loss(
+        ratio="token",
+        surrogate="clipped",
+        normalise="token",
+        source="DAPO: Yu et al. 2025",
+        use="long chains of thought; goes with `clip_high: 0.28`, `rollout.resample_tries` and the reward "
+        "`soft_overlong`",
+    ),
+    "gspo": Loss(
+        ratio="sequence",
+        surrogate="clipped",
+        normalise="sequence",
+        source="GSPO: Zheng et al. 2025",
+        use="mixtures of experts and long completions; bounds are far narrower, such as 3e-4 and 4e-4",
+    ),
+    "gspo_token": Loss(
+        ratio="sequence_at_token",
+        surrogate="clipped",
+        normalise="sequence",
+        source="GSPO-token: Zheng et al. 2025",
+        use="as `gspo` where tokens of a completion weigh differently (`top_entropy`, a correction by token)",
+    ),
+    "cispo": Loss(
+        ratio="token",
+        surrogate="weighted",
+        normalise="token",
+        source="CISPO: MiniMax-M1 2025",
+        use="several updates per rollout where rare tokens matter; goes with `clip_low: null` and a wide `clip_high`",
+    ),
+    "sapo": Loss(
+        ratio="token",
+        surrogate="gated",
+        normalise="sequence",
+        source="SAPO: Gao et al. 2025",
+        use="instead of clipping, where bounds are hard to tune",
+    ),
+    "vespo": Loss(
+        ratio="product",
+        surrogate="gamma",
+        normalise="token",
+        source="VESPO: Shen et al. 2026",
+        use="completions of much older policies; a smooth weight of the whole completion, without its length",
+    ),
+    "luspo": Loss(
+        ratio="sequence",
+        surrogate="clipped",
+        normalise="sum",
+        source="LUSPO: Liu et al. 2026",
+        use="as `gspo`, whose mean over tokens makes long completions count less by token; bounds as narrow as there",
+    ),
+}
 
 if TYPE_CHECKING:
     LossName = str

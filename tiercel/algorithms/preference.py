@@ -14,7 +14,7 @@ from torch.nn.functional import logsigmoid
 
 from tiercel.algorithms.f_divergences import F_DIVERGENCES
 from tiercel.algorithms.preference_sections import Dpo, Kto, PairLossName
-from tiercel.algorithms.types import Described, described
+from tiercel.algorithms.types import Described
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,30 +175,128 @@ class PairLoss(Described):
     compute: Callable[[PairInput, Dpo], Tensor]
 
 
-PAIR_LOSSES: dict[PairLossName, PairLoss] = described(
-    "pair loss",
-    {
-        "sigmoid": PairLoss(compute=sigmoid),
-        "ipo": PairLoss(compute=ipo),
-        "hinge": PairLoss(compute=hinge),
-        "robust": PairLoss(compute=robust),
-        "exo_pair": PairLoss(compute=exo),
-        "nca_pair": PairLoss(compute=nca),
-        "bco_pair": PairLoss(compute=bco),
-        "sppo_hard": PairLoss(compute=sppo),
-        "apo_zero": PairLoss(compute=apo_zero),
-        "apo_down": PairLoss(compute=apo_down),
-        "discopop": PairLoss(compute=discopop),
-        "aot": PairLoss(compute=aot),
-        "aot_unpaired": PairLoss(compute=aot_unpaired),
-        "mpo": PairLoss(compute=mpo),
-        "orpo": PairLoss(compute=orpo),
-        "simpo": PairLoss(compute=simpo),
-        "cpo": PairLoss(compute=sigmoid),
-        "cpo_ipo": PairLoss(compute=ipo),
-        "cpo_hinge": PairLoss(compute=hinge),
-    },
-)
+_MARGIN = "m = beta (log pw/rw - log pl/rl)"
+PAIR_LOSSES: dict[PairLossName, PairLoss] = {
+    "sigmoid": PairLoss(
+        compute=sigmoid,
+        formula=f"-(1-e) log s(m) - e log s(-m), {_MARGIN}, e = dpo.label_smoothing",
+        source="DPO: Rafailov et al. 2023; e: cDPO, Mitchell 2023",
+        use="the default",
+    ),
+    "ipo": PairLoss(
+        compute=ipo,
+        formula="(log pw/rw / nw - log pl/rl / nl - 1 / (2 beta))²",
+        source="IPO: Azar et al. 2023, with means over tokens",
+        use="does not drive margins without end where labels are certain",
+    ),
+    "hinge": PairLoss(
+        compute=hinge,
+        formula=f"max(0, 1 - m), {_MARGIN}",
+        source="SLiC: Zhao et al. 2023; RSO: Liu et al. 2023",
+        use="pairs that are told apart well enough add nothing",
+    ),
+    "robust": PairLoss(
+        compute=robust,
+        formula=f"(-(1-e) log s(m) + e log s(-m)) / (1 - 2e), {_MARGIN}",
+        source="robust DPO: Chowdhury et al. 2024",
+        use="a share e of the labels is wrong",
+    ),
+    "exo_pair": PairLoss(
+        compute=exo,
+        formula=f"s(m) (log s(m) - log(1-e)) + s(-m) (log s(-m) - log e), {_MARGIN}, e above 0",
+        source="EXO: Ji et al. 2024, equation 16",
+        use="the reverse divergence of the policy's preferences from the labels: it seeks one mode",
+    ),
+    "nca_pair": PairLoss(
+        compute=nca,
+        formula="-log s(mw) - (log s(-mw) + log s(-ml)) / 2, mw, ml the two implicit rewards",
+        source="NCA: Chen et al. 2024",
+        use="the chosen answer's logprob must not fall",
+    ),
+    "bco_pair": PairLoss(
+        compute=bco,
+        formula="-log s(mw - d) - log s(d - ml), d the mean of the implicit rewards over the run so far",
+        source="BCO: Jung et al. 2024",
+        use="each answer is judged by itself; the pairs may be of unequal quality",
+    ),
+    "sppo_hard": PairLoss(
+        compute=sppo,
+        formula="(log pw/rw - 1 / (2 beta))² + (log pl/rl + 1 / (2 beta))²",
+        source="SPPO: Wu et al. 2024, equation 4.7 with probabilities 1 and 0",
+        use="log ratios have a definite aim, which bounds them",
+    ),
+    "apo_zero": PairLoss(
+        compute=apo_zero,
+        formula="1 - s(mw) + s(ml)",
+        source="APO: D'Oosterlinck et al. 2024, equation 7",
+        use="the chosen answers are better than what the model writes",
+    ),
+    "apo_down": PairLoss(
+        compute=apo_down,
+        formula="s(mw) + 1 - s(mw - ml)",
+        source="APO: D'Oosterlinck et al. 2024, equation 8",
+        use="the chosen answers are worse than what the model writes",
+    ),
+    "discopop": PairLoss(
+        compute=discopop,
+        formula=f"-(1 - s(m/t)) log s(m) + s(m/t) exp(-m), {_MARGIN}, t = dpo.tau",
+        source="DiscoPOP: Lu et al. 2024, equation 5",
+        use="a loss that a search found; not convex",
+    ),
+    "aot": PairLoss(
+        compute=aot,
+        formula="-(1-e) log s(d) - e log s(-d), d = beta ((log pw - log pl) - (log rw - log rl)'), where ' is the "
+        "margin of the same place in the order of all margins of the step on all ranks",
+        source="AOT: Melnyk et al. 2024, paired",
+        use="margins are to be higher as a distribution, not pair by pair; takes a pass of the policy before the "
+        "update",
+    ),
+    "aot_unpaired": PairLoss(
+        compute=aot_unpaired,
+        formula="-(1-e) log s(d) - e log s(-d), d = beta (log pw/rw - (log pl/rl)'), where ' is the ratio of the same "
+        "place in the order of those of all rejected answers of the step on all ranks",
+        source="AOT: Melnyk et al. 2024, unpaired",
+        use="chosen answers are to be better than rejected ones as a distribution, whatever question they answer; "
+        "takes a pass of the policy before the update",
+    ),
+    "mpo": PairLoss(
+        compute=mpo,
+        formula="0.8 sigmoid + 0.2 (-log s(mw - d) - log s(d - ml)) + SFT; mw, ml the two implicit rewards, d their "
+        "mean over the run so far",
+        source="MPO: Wang et al. 2024 (InternVL); BCO: Jung et al. 2024",
+        use="reasoning with pictures; the SFT term keeps the chosen answer's logprob up",
+    ),
+    "orpo": PairLoss(
+        compute=orpo,
+        formula="SFT - beta log s(o(w) - o(l)), o(y) = a - log(1 - exp a), a = log p/n",
+        source="ORPO: Hong et al. 2024",
+        use="SFT and preferences at once, without a reference",
+    ),
+    "simpo": PairLoss(
+        compute=simpo,
+        formula="-log s(beta (log pw/nw - log pl/nl) - dpo.gamma)",
+        source="SimPO: Meng et al. 2024",
+        use="without a reference; does not favour long answers",
+    ),
+    "cpo": PairLoss(
+        compute=sigmoid,
+        formula="SFT - log s(beta (log pw - log pl))",
+        source="CPO: Xu et al. 2024",
+        use="without a reference; its SFT term takes the reference's place",
+    ),
+    "cpo_ipo": PairLoss(
+        compute=ipo,
+        formula="SFT + (log pw / nw - log pl / nl - 1 / (2 beta))²",
+        source="CPO: Xu et al. 2024, with the square of IPO",
+        use="as `cpo`; margins do not grow without end",
+    ),
+    "cpo_hinge": PairLoss(
+        compute=hinge,
+        formula="SFT + max(0, 1 - beta (log pw - log pl))",
+        source="CPO: Xu et al. 2024, with the hinge of SLiC",
+        use="as `cpo`; pairs that are told apart well enough add nothing but SFT",
+    ),
+}
 
 
 def kto_losses(rewards_B: Tensor, desirable_B: Tensor, divergence: Tensor | float, kto: Kto) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from tiercel.algorithms import completions
-from tiercel.algorithms.types import Described, described
+from tiercel.algorithms.types import Described
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,16 +49,35 @@ class Ratio(Described):
     by_token: str | None = None
 
 
-RATIOS: dict[str, Ratio] = described(
-    "ratio",
-    {
-        "token": Ratio(of=by_token),
-        "sequence": Ratio(of=by_sequence, by_token="sequence_at_token"),
-        "sequence_at_token": Ratio(of=by_sequence_at_token),
-        "product": Ratio(of=by_product, by_token="product_at_token"),
-        "product_at_token": Ratio(of=by_product_at_token),
-    },
-)
+RATIOS: dict[str, Ratio] = {
+    "token": Ratio(of=by_token, formula="r of the token", source="PPO: Schulman et al. 2017", use="the usual one"),
+    "sequence": Ratio(
+        of=by_sequence,
+        by_token="sequence_at_token",
+        formula="r the geometric mean of the completion's token ratios",
+        source="GSPO: Zheng et al. 2025",
+        use="mixtures of experts and long completions, whose token ratios are noisy",
+    ),
+    "sequence_at_token": Ratio(
+        of=by_sequence_at_token,
+        formula="r of the completion in value, with the gradient of the token's own",
+        source="GSPO-token: Zheng et al. 2025",
+        use="as `sequence` where tokens of a completion weigh differently (`top_entropy`, a correction by token)",
+    ),
+    "product": Ratio(
+        of=by_product,
+        by_token="product_at_token",
+        formula="r the product of the completion's token ratios",
+        source="RLOO: Ahmadian et al. 2024, where a completion is one action",
+        use="several updates by `advantage: rloo`; unbiased, of a variance that grows with the length",
+    ),
+    "product_at_token": Ratio(
+        of=by_product_at_token,
+        formula="r the product of the completion's token ratios in value, with the gradient of the token's own",
+        source="as `product`",
+        use="as `product` where tokens of a completion weigh differently (`top_entropy`, a correction by token)",
+    ),
+}
 
 if TYPE_CHECKING:
     RatioName = str

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from tiercel.algorithms.types import Described, described
+from tiercel.algorithms.types import Described
 from tiercel.sections import PositiveFloat, Section
 
 if TYPE_CHECKING:
@@ -59,10 +59,13 @@ class TokenLoss(Described):
     compute: Callable[[Tensor], Tensor]
 
 
-TOKEN_LOSSES: Mapping[TokenLossName, TokenLoss] = described(
-    "token loss",
-    {
-        "nll": TokenLoss(compute=nll),
-        "dft": TokenLoss(compute=dft),
-    },
-)
+TOKEN_LOSSES: Mapping[TokenLossName, TokenLoss] = {
+    "nll": TokenLoss(compute=nll, formula="-log p", source="maximum likelihood", use="the default"),
+    "dft": TokenLoss(
+        compute=dft,
+        formula="-sg(p) log p, sg(p) the probability without a gradient",
+        source="DFT: Wu et al. 2025",
+        use="the gradient of p itself: unlikely tokens do not pull hardest, so that answers unlike the model's own "
+        "spoil less of what it knows",
+    ),
+}

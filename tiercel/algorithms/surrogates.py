@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from tiercel.algorithms.types import Described, TokenTerms, described
+from tiercel.algorithms.types import Described, TokenTerms
 from tiercel.sections import PositiveFloat, Section
 
 if TYPE_CHECKING:
@@ -109,19 +109,39 @@ class Surrogate(Described):
     learns_by_ratio: bool = True  # its gradient goes through the ratio
 
 
-SURROGATES: dict[str, Surrogate] = described(
-    "surrogate",
-    {
-        "clipped": Surrogate(of=clipped, reads=("clip_low", "clip_high", "delta")),
-        "weighted": Surrogate(of=weighted, reads=("clip_low", "clip_high"), learns_by_ratio=False),
-        "gated": Surrogate(of=gated, reads=("gate_positive", "gate_negative")),
-        "gamma": Surrogate(
-            of=gamma,
-            reads=("gamma_power_positive", "gamma_rate_positive", "gamma_power_negative", "gamma_rate_negative"),
-            learns_by_ratio=False,
-        ),
-    },
-)
+SURROGATES: dict[str, Surrogate] = {
+    "clipped": Surrogate(
+        of=clipped,
+        reads=("clip_low", "clip_high", "delta"),
+        formula="-min(r A, clip(r) A)",
+        source="PPO: Schulman et al. 2017; `delta`: dual clip, Ye et al. 2020, and INTELLECT-2 2025",
+        use="the usual one",
+    ),
+    "weighted": Surrogate(
+        of=weighted,
+        reads=("clip_low", "clip_high"),
+        learns_by_ratio=False,
+        formula="-clip(r) A log p, r without gradient",
+        source="CISPO: MiniMax-M1 2025",
+        use="several updates per rollout where rare tokens matter: no token loses its gradient",
+    ),
+    "gated": Surrogate(
+        of=gated,
+        reads=("gate_positive", "gate_negative"),
+        formula="-(4 / t) sigmoid(t (r - 1)) A, t = `gate_positive` or `gate_negative` by the sign of A",
+        source="SAPO: Gao et al. 2025",
+        use="instead of clipping, where bounds are hard to tune",
+    ),
+    "gamma": Surrogate(
+        of=gamma,
+        reads=("gamma_power_positive", "gamma_rate_positive", "gamma_power_negative", "gamma_rate_negative"),
+        learns_by_ratio=False,
+        formula="-r^k exp(l (1 - r)) A log p, r without gradient; k = `gamma_power_positive` or "
+        "`gamma_power_negative`, l = `gamma_rate_positive` or `gamma_rate_negative` by the sign of A",
+        source="VESPO: Shen et al. 2026",
+        use="completions of much older policies, whose products of ratios are far from 1",
+    ),
+}
 
 if TYPE_CHECKING:
     SurrogateName = str

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from tiercel.algorithms.types import Described, described
+from tiercel.algorithms.types import Described
 from tiercel.sections import PositiveFloat, PositiveInt, Source
 
 if TYPE_CHECKING:
@@ -43,15 +43,32 @@ class Divergence(Described):
     of: Callable[[Tensor, Tensor, float], Tensor] | None  # from logprobs (M, V); None: from the sampled token alone
 
 
-DIVERGENCES: dict[str, Divergence] = described(
-    "divergence",
-    {
-        "reverse_kl": Divergence(of=reverse_kl),
-        "forward_kl": Divergence(of=forward_kl),
-        "jsd": Divergence(of=jsd),
-        "token": Divergence(of=None),
-    },
-)
+DIVERGENCES: dict[str, Divergence] = {
+    "reverse_kl": Divergence(
+        of=reverse_kl,
+        formula="Σ p (ln p - ln q)",
+        source="MiniLLM: Gu et al. 2024; Agarwal et al. 2024",
+        use="the default: the student keeps to what the teacher finds likely",
+    ),
+    "forward_kl": Divergence(
+        of=forward_kl,
+        formula="Σ q (ln q - ln p)",
+        source="Hinton et al. 2015",
+        use="the student covers all that the teacher does; usual on answers of rows",
+    ),
+    "jsd": Divergence(
+        of=jsd,
+        formula="mix KL(q ‖ m) + (1 - mix) KL(p ‖ m), m = mix q + (1 - mix) p",
+        source="GKD: Agarwal et al. 2024",
+        use="between the two; bounded",
+    ),
+    "token": Divergence(
+        of=None,
+        formula="(ln p - ln q)² / 2 at the drawn token, whose gradient is that of the reward ln q - ln p at each token",
+        source="Schulman 2020, k2; Lu 2025, On-policy distillation",
+        use="needs no distribution, and less memory; a reward for every token beside those of `rewards`",
+    ),
+}
 
 if TYPE_CHECKING:
     DivergenceName = str

@@ -8,40 +8,20 @@ checked without it; tensors bring their own methods.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from tiercel.tables import table_rows
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Described:
-    """An entry of a table that a recipe chooses from, as described.txt and docs/algorithms.md describe it."""
+    """An entry of a table that a recipe chooses from, as docs/algorithms.md describes it."""
 
-    formula: str = ""
-    source: str = ""
-    use: str = ""
-
-
-def described(table: str, entries: Mapping[Any, T]) -> dict[Any, T]:
-    """Return the entries of a table with the formula, the source and the use that described.txt gives them."""
-    dataclasses: Mapping[Any, Any] = entries
-    return {name: replace(entry, **_words()[table, name]) for name, entry in dataclasses.items()}
-
-
-@cache
-def _words() -> dict[tuple[str, str], dict[str, str]]:
-    names = ("formula", "source", "use")
-    return {
-        (table, name): {key: word for key, word in zip(names, words, strict=True) if word}
-        for table, name, *words in table_rows("tiercel.algorithms", "described.txt")
-    }
+    formula: str
+    source: str
+    use: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
