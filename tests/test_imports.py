@@ -22,7 +22,7 @@ LAYERS = (
         "processes",
         "log",
     },
-    {"__init__", "errors", "reward_types"},
+    {"__init__", "errors", "reward_types", "tables"},
     {"geometry", "config_base", "user_functions"},
     {"rewards", "algorithms"},
     {"types", "config", "writing"},

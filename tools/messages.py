@@ -10,13 +10,16 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
+from string import Formatter
 
 from tiercel.config.keys import RECIPES, every_key, named
 from tiercel.config.synonyms import NOT_YET, key_synonyms
 from tiercel.data.formats.registry import FORMATS
 from tiercel.messages import LANGUAGES, table
 from tiercel.rewards.registry import BY_NAME, lowered
+from tiercel.tables import table_rows
 
 PACKAGE = Path(__file__).parents[1] / "tiercel"
 
@@ -31,7 +34,6 @@ MODULES = (
     "config",
     "rewards/*.py",
     "doctor",
-    "reliability/card_faults.py",
     "reliability/stall.py",
     "reliability/diagnosis.py",
     "cli/main.py",
@@ -82,7 +84,7 @@ MODULES = (
 ERRORS_OF = ("algorithms", "api", "cli", "convert", "demo", "distributed", "http_json.py", "models", "packing",
              "planning", "rewards/runtime", "rollout", "runs", "sandbox", "inference_and_export", "training",
              "web/report", "web/view/beside.py", "web/view/runs.py", "web/view/serving.py")  # fmt: skip
-DOCTORS = (PACKAGE / "doctor" / "advice.json", PACKAGE / "doctor" / "pairs.json")
+TABLES = tuple(PACKAGE / name for name in ("doctor/advice.json", "doctor/pairs.json", "reliability/card_faults.json"))
 WORD = re.compile(r"[A-Za-z]{2,}")
 KEPT = Path(__file__).with_name("kept_messages.json")  # commands, keys, patterns: the same in every language
 
@@ -162,17 +164,28 @@ def messages() -> list[Message]:
     found += [message for module in ERRORS_OF for file in files_of(module) for message in errors_of(file)]
     found += [Message(text=text, place="tools/messages.py") for text in PUT_TOGETHER]
     found += [Message(text=text, place="tiercel/config/problems.py") for text in _missing_keys()]
-    found += [
-        message for table in DOCTORS for message in _strings(json.loads(table.read_text(encoding="utf-8")), table)
-    ]
+    found += [message for table in TABLES for message in _strings(json.loads(table.read_text(encoding="utf-8")), table)]
     hints = [each.hint for each in key_synonyms().values()]
+    hints += [reason for _, reason in table_rows("tiercel.config.conflicts", "vllm_options.txt")]
+    hints += [text for _, *texts in table_rows("tiercel.reliability", "symptoms.txt") for text in texts]
+    hints += [question for _, question, *_ in table_rows("tiercel.cli", "questions.txt")]
+    hints += [cause for _, cause in table_rows("tiercel.distributed", "causes.txt")]
+    hints += [_numbered(text) for _, _, text in table_rows("tiercel.config.conflicts", "conflicts.txt")]
     found += [Message(text=hint, place="tiercel/config/synonyms/keys.txt") for hint in hints if " " in hint]
     return list({message.text: message for message in reversed(found)}.values())[::-1]
 
 
+def _numbered(text: str) -> str:
+    """Number the fields of a text for `str.format` in their order, and write braces of the text itself once."""
+    numbers = count()
+    parsed = Formatter().parse(text)
+    return "".join(words if field is None else f"{words}{{{next(numbers)}}}" for words, field, *_ in parsed)
+
+
 def _strings(tree: object, file: Path) -> Iterator[Message]:
     """Collect the texts of a table in JSON."""
-    inner = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+    own = [each for name, each in tree.items() if name not in ("pattern", "seen")] if isinstance(tree, dict) else tree
+    inner = own if isinstance(own, list) else ()
     for each in inner:
         yield from _strings(each, file)
     if isinstance(tree, str) and " " in tree:
@@ -290,6 +303,8 @@ def _no_messages(tree: ast.Module) -> Iterator[ast.AST]:
             )
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("re.compile", "re.fullmatch", "re.search"):
             yield from ast.walk(node)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("conflict", "described"):
+            yield node.args[0]  # a name in a table
         for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None)):
             if annotation is not None:
                 yield from ast.walk(annotation)

@@ -20,9 +20,9 @@ NO_FILE_OF_A_RUN = {
     ),
     **dict.fromkeys(("rollout/vllm/full_weights.py", "distributed/versions.py"), "weights"),
     **dict.fromkeys(("cli/import_command.py", "config/deepspeed.py", "config/loading.py"), "a recipe, a script"),
-    **dict.fromkeys((f"convert/{name}.py" for name in ("accelerate", "hydra_rows", "rewards", "rows")), "a script"),
+    **dict.fromkeys((f"convert/{name}.py" for name in ("accelerate", "hydra", "rewards", "rows")), "a script"),
     **dict.fromkeys(
-        ("convert/tuning.py", "convert/table.py", "doctor/verdict.py", "config/synonyms/__init__.py"),
+        ("convert/tuning.py", "doctor/verdict.py", "tables.py", "reliability/card_faults.py"),
         "a script, our own",
     ),
     **dict.fromkeys(("messages/__init__.py", "demo/results.py", "demo/running.py"), "our own files"),

@@ -14,7 +14,8 @@ import pytest
 
 from tests.forked import free_port
 from tests.trackers.runs import PICTURES_AT, grounding, numbers, track
-from tiercel.trackers.mlflow import OWNER, allowed, leaves
+from tiercel.config.yaml_text import leaves
+from tiercel.trackers.mlflow import OWNER, allowed
 
 
 def test_names_are_those_of_the_row_where_mlflow_takes_them():

@@ -14,6 +14,7 @@ from tiercel.config.yaml_text import render
 from tiercel.errors import RecipeError
 from tiercel.messages import translated
 from tiercel.regular_files import open_new
+from tiercel.tables import table_rows
 
 METHODS: dict[str, Kind] = {"grpo": "grpo", "sft": "sft", "dpo": "dpo", "kto": "kto", "reward": "reward"}
 TASKS: dict[str, list[dict[str, Any]]] = {  # the rewards of GRPO
@@ -36,13 +37,17 @@ SMALL_GPU, MIDDLE_GPU = 30e9, 60e9  # bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecipeQuestion:
-    """A question of the command: its flag, its text, its default and the accepted answers."""
+    """A question of the command: its flag, its text, its default, the accepted answers."""
 
     flag: str
     text: str
     usual: str = ""
     choices: tuple[str, ...] = ()
-    is_asked: Callable[[Mapping[str, str]], bool] = lambda given: True
+    method: str = ""  # for which alone it is asked
+
+    def is_asked(self, given: Mapping[str, str]) -> bool:
+        """Return whether it is asked after these answers."""
+        return self.method in ("", given.get("method"))
 
     def read(self, value: str) -> str:
         """Return the answer. Raises RecipeError if it is not one of the choices, or not the size of a memory."""
@@ -56,21 +61,9 @@ class RecipeQuestion:
         return value.lower()
 
 
-QUESTIONS = (
-    RecipeQuestion(
-        flag="model", text="The model, a directory or a name on the hub", usual="Qwen/Qwen2.5-VL-3B-Instruct"
-    ),
-    RecipeQuestion(flag="data", text="The rows, a file or a directory"),
-    RecipeQuestion(flag="method", text="How to train", usual="grpo", choices=tuple(METHODS)),
-    RecipeQuestion(
-        flag="task",
-        text="What the answers are, which decides the rewards",
-        usual="text",
-        choices=tuple(TASKS),
-        is_asked=lambda given: given["method"] == "grpo",
-    ),
-    RecipeQuestion(flag="gpu", text="The memory of your GPU, such as 24GB, or none", usual="none"),
-    RecipeQuestion(flag="output", text="The directory of the run", usual="runs/first"),
+QUESTIONS = tuple(
+    RecipeQuestion(flag=flag, text=text, usual=usual, choices=tuple(filter(None, choices.split(", "))), method=method)
+    for flag, text, usual, choices, method in table_rows("tiercel.cli", "questions.txt")
 )
 
 

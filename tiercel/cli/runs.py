@@ -76,10 +76,19 @@ def _print_table(console: Console, heads: Row, rows: Sequence[Row]) -> None:
     if not rows:
         console.print(Text(f"{heads[0]}: nothing"))
         return
-    widths = [max(map(cell_len, column)) for column in zip(heads, *rows, strict=True)]
-    for number, row in enumerate([heads, *rows]):
-        padded = (cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True))
-        console.print(Text("  ".join(padded).rstrip(), style="dim" if number == 0 else ""))
+    for number, line in enumerate(_aligned([heads, *rows])):
+        console.print(Text(line, style="" if number else "dim"))
+
+
+def _aligned(rows: Sequence[Row], right: int | None = None) -> list[str]:
+    """Return rows as lines with their cells one beneath another; `right` is a column aligned to the right."""
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        spaced = [(cell, " " * (width - cell_len(cell))) for cell, width in zip(row, widths, strict=True)]
+        cells = (space + cell if place == right else cell + space for place, (cell, space) in enumerate(spaced))
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 STYLES: dict[State, str] = {
@@ -109,12 +118,10 @@ def run(recipe: None, arguments: Namespace) -> None:
         folders = ", ".join(map(str, arguments.folders))
         console.print(f"no run below {folders}; `tiercel runs FOLDER` looks elsewhere", markup=False)
         return
-    rows = [_cells(entry, time.time()) for entry in entries]
-    widths = [max(map(cell_len, column)) for column in zip(HEADS, *rows, strict=True)]
-    console.print(Text(_line(HEADS, widths), style="dim"))
-    for entry, row in zip(entries, rows, strict=True):
-        line = Text(_line(row, widths))
-        start = sum(widths[:2]) + 4
+    heads, *lines = _aligned([HEADS, *(_cells(entry, time.time()) for entry in entries)], RIGHT)
+    console.print(Text(heads, style="dim"))
+    for entry, text in zip(entries, lines, strict=True):
+        line, start = Text(text), heads.index("state")
         line.stylize(STYLES[entry.state], start, start + len(entry.state))
         console.print(line)
         if entry.reason:
@@ -122,21 +129,13 @@ def run(recipe: None, arguments: Namespace) -> None:
     console.print(_summary(entries))
 
 
-def _cells(entry: ListedRun, now: float) -> tuple[str, ...]:
+def _cells(entry: ListedRun, now: float) -> Row:
     step = f"{entry.step:,}" + ("" if entry.steps is None else f" of {entry.steps:,}")
     score = NOTHING if entry.score is None else entry.score.text
     age = f"{duration(max(0.0, now - entry.changed))} ago"
     training = NOTHING if entry.training is None else entry.training.text
     rate = NOTHING if entry.learning_rate is None else f"{entry.learning_rate:g}"
     return (entry.path, entry.kind or NOTHING, entry.state, step, score, training, rate, age)
-
-
-def _line(cells: tuple[str, ...], widths: list[int]) -> str:
-    padded = []
-    for number, (cell, width) in enumerate(zip(cells, widths, strict=True)):
-        space = " " * (width - cell_len(cell))
-        padded.append(space + cell if number == RIGHT else cell + space)
-    return "  ".join(padded).rstrip()
 
 
 def _first_line(reason: str) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
@@ -15,7 +15,7 @@ from tiercel.config.conflicts.rules import rule_problems
 from tiercel.config.deepspeed import deepspeed_problems
 from tiercel.config.keys import OWN_SECTIONS, RECIPES, declared_name, keys_of, named, sections_never_null
 from tiercel.config.problems import dotted, location_of, schema_problems
-from tiercel.config.schema import GrpoRecipe, Kind, Recipe, SftRecipe
+from tiercel.config.schema import Kind, Recipe
 from tiercel.config.yaml_text import LARGEST_TEXT, YamlProblem, parse, render
 from tiercel.config_base import Keys, Problem, RuleError, shown
 from tiercel.errors import ANY_RECIPE, RecipeError
@@ -38,22 +38,6 @@ _STAND_INS: dict[str, Any] = {
     "output": "stand-in",
     "rewards": [{"name": "exact"}],
 }
-
-
-@overload
-def load_recipe(
-    kind: Literal["sft"], path: RecipePath, overrides: Sequence[str] = (), *, check_paths: bool = True
-) -> SftRecipe: ...
-
-
-@overload
-def load_recipe(
-    kind: Literal["grpo"], path: RecipePath, overrides: Sequence[str] = (), *, check_paths: bool = True
-) -> GrpoRecipe: ...
-
-
-@overload
-def load_recipe(kind: Kind, path: RecipePath, overrides: Sequence[str] = (), *, check_paths: bool = True) -> Recipe: ...
 
 
 def load_recipe(kind: Kind, path: RecipePath, overrides: Sequence[str] = (), *, check_paths: bool = True) -> Recipe:

@@ -5,7 +5,7 @@ group the digits of a number. A key that is given twice is a problem, reported w
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -193,6 +193,17 @@ def _in_plain_words(error: yaml.MarkedYAMLError) -> str:
     }
     hint = next((hint for phrase, hint in hints.items() if phrase in problem), None)
     return f"invalid syntax ({problem}); {hint}" if hint else f"invalid syntax ({problem})"
+
+
+def leaves(tree: Any, above: str = "", *, in_lists: bool = False) -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested mappings by their keys, joined by dots. With `in_lists` the entries of lists are
+    values too, by their numbers; else a list is one value, as an empty mapping is."""
+    inner = dict(enumerate(tree)) if in_lists and isinstance(tree, list) else tree
+    if not isinstance(inner, Mapping) or not inner:
+        yield above, tree
+        return
+    for key, value in inner.items():
+        yield from leaves(value, f"{above}.{key}" if above else str(key), in_lists=in_lists)
 
 
 def render(value: Any) -> str:

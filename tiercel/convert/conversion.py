@@ -1,7 +1,10 @@
 """Convert a command to a draft of a recipe: first the keys that take a flag's value unchanged, then the peer's defaults
 of such keys, then the values that several flags decide together, and finally a note for everything else."""
 
+import os
+from collections.abc import Iterator
 from itertools import takewhile
+from os.path import dirname, realpath
 from pathlib import Path
 from posixpath import normpath
 
@@ -9,9 +12,7 @@ from tiercel.config.suggestions import nearest_key
 from tiercel.config.synonyms import word_synonyms
 from tiercel.convert.draft import RecipeDraft, defaults_by_rows, set_by_rows
 from tiercel.convert.fitting import drop_unused, fit
-from tiercel.convert.hydra import refusals_of_overrides, set_hydra
-from tiercel.convert.hydra_rows import set_hydra_rewards, set_hydra_rows
-from tiercel.convert.image_paths import set_image_root
+from tiercel.convert.hydra import refusals_of_overrides, set_hydra, set_hydra_rewards, set_hydra_rows
 from tiercel.convert.launches import METHOD_FLAGS, Launch
 from tiercel.convert.manual_steps import set_package_needed, set_resumed, tell_packages
 from tiercel.convert.preferences import LOSS_FLAGS, pair_loss, set_preferences, token_loss
@@ -49,6 +50,28 @@ def refusals(launch: Launch) -> list[str]:
         given = next(name for name in TUNERS if name in launch.flags)
         lines.append(f"--{given} {tuner} is not a method of this version; nearest: the section lora")
     return lines
+
+
+def set_image_root(draft: RecipeDraft) -> None:
+    """Set the directory in which relative paths of images start there, where it is not that of the rows. For ms-swift
+    it is the working directory, and then ROOT_IMAGE_DIR."""
+    if draft.launch.framework != "ms-swift":
+        return
+    if root := draft.launch.environment.get("ROOT_IMAGE_DIR"):
+        draft.set("data.image_root", root, "ROOT_IMAGE_DIR")
+        draft.note("the working directory comes first there; here data.image_root alone is searched", "ROOT_IMAGE_DIR")
+    elif any(realpath(dirname(path)) != os.getcwd() for path in _files(draft)):
+        draft.set("data.image_root", ".", remark="ms-swift starts relative paths of images in the working directory")
+
+
+def _files(draft: RecipeDraft) -> Iterator[str]:
+    """Name the files of rows that the recipe has."""
+    more = [entry["path"] for entry in draft.values.get("data.mix", [])]
+    for name in (draft.values.get("data.train"), *more, draft.values.get("data.eval")):
+        if isinstance(name, str) and not name.startswith("hf:"):
+            path, mark, count = name.rpartition("#")
+            found = draft.launch.file(path if mark and count.isdigit() else name)
+            yield name if found is None else str(found)
 
 
 _DEVICES = Path("/dev")

@@ -9,9 +9,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 
 from tiercel.config.keys import Kind
+from tiercel.config.yaml_text import leaves
 from tiercel.convert.accelerate import Accelerate, accelerate_of, mapping_in
 from tiercel.convert.detect_program import METHODS, SETTINGS, Foreign, start_of
-from tiercel.convert.overrides import flattened, override_words
+from tiercel.convert.overrides import override_words
 from tiercel.convert.shell import ShellCommand, quoted
 from tiercel.convert.table import KINDS, OVERRIDING, Framework, Method, TableRow, environment_row, rows_of
 
@@ -248,13 +249,15 @@ def _of_config(
 ) -> dict[str, tuple[str, ...]]:
     """Read the flags of --config's YAML file; those of the command take precedence over them."""
     tree = mapping_in(file_in(folders, words[0])) if (words := flags.get("config")) else None
-    keys = flattened(tree or {}) if is_nested else (tree or {}).items()
+    keys = leaves(tree or {}) if is_nested else (tree or {}).items()
     return {str(name): _flag_words(value) for name, value in keys}
 
 
 def _flag_words(value: object) -> tuple[str, ...]:
-    if isinstance(value, bool) or value is None:
-        return NULL if value is None else (str(value).lower(),)
+    if value is None or value == {}:
+        return NULL
+    if isinstance(value, bool):
+        return (str(value).lower(),)
     return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
 
 

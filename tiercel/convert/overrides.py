@@ -1,7 +1,7 @@
 """Parse commands of EasyR1 and verl, whose settings are words KEY=VALUE with dotted keys."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 from tiercel.config.yaml_text import YamlProblem, parse
 
@@ -33,13 +33,3 @@ def values_of(text: str) -> list[str]:
         items = tree.get("x") if isinstance(tree, dict) else None
         return [text] if not isinstance(items, list) else [str(item) for item in items]
     return [text.strip("'\"")] if len(text) > 1 else [text]
-
-
-def flattened(tree: Mapping[object, object], above: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the values of a nested mapping by dotted keys."""
-    for name, value in tree.items():
-        key = f"{above}.{name}" if above else str(name)
-        if isinstance(value, dict) and value:
-            yield from flattened(value, key)
-        else:
-            yield key, None if value == {} else value

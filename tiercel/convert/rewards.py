@@ -8,7 +8,8 @@ from typing import Any
 from tiercel.config.yaml_text import parse
 from tiercel.convert.draft import RecipeDraft, number_of
 from tiercel.convert.rows import EXAMPLE_SCRIPTS
-from tiercel.convert.table import columns_of
+from tiercel.convert.table import PEERS
+from tiercel.tables import table_rows
 
 
 def registered(file: Path) -> dict[str, str]:
@@ -41,7 +42,7 @@ _JUDGED = {  # VLM-R1's --reward_method, and the built-in that comes nearest
 @cache
 def _fixed() -> dict[tuple[str, str], tuple[dict[str, Any], str]]:
     """Read the entries that no flag changes, each with a note, by peer and name."""
-    rows = columns_of("rewards.txt")
+    rows = table_rows(PEERS, "rewards.txt")
     return {(peer, name): (parse(entry)[0], note) for peer, names, entry, note in rows for name in names.split(", ")}
 
 

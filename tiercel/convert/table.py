@@ -1,14 +1,15 @@
 """Read the meaning of the peers' flags: tables in peers/ with one line for each flag."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
-from importlib.resources import files
 from typing import Literal
 
 from tiercel.config.schema import Kind
+from tiercel.tables import table_rows
 
+PEERS = "tiercel.convert.peers"  # the package of the tables
 Framework = Literal["ms-swift", "TRL", "VLM-R1", "LLaMA-Factory", "EasyR1", "verl"]
 OVERRIDING: tuple[Framework, ...] = ("EasyR1", "verl")  # their settings are words KEY=VALUE
 Method = Literal["grpo", "rloo", "sft", "dpo", "orpo", "simpo", "cpo", "kto", "rm", "gkd", "distillation"]
@@ -90,22 +91,14 @@ def environment_row(name: str) -> TableRow | None:
 @cache
 def words_of(flag: str) -> Mapping[str, str]:
     """Return the words of keys by those that a flag takes, where the table of words has the flag."""
-    lines = [(there, word) for name, there, word in columns_of("words.txt") if name == flag]
+    lines = [(there, word) for name, there, word in table_rows(PEERS, "words.txt") if name == flag]
     return {name: word for there, word in lines for name in there.split(", ")}
-
-
-def columns_of(file: str) -> Iterator[list[str]]:
-    """Yield the columns of each line of a table."""
-    text = (files("tiercel.convert.peers") / file).read_text(encoding="utf-8")
-    for line in text.splitlines():
-        if line and not line.startswith("#"):
-            yield [column.strip() for column in line.split("|")]
 
 
 @cache
 def _read(file: str) -> tuple[TableRow, ...]:
     rows = []
-    for name, default, key, meaning, remark in columns_of(file):
+    for name, default, key, meaning, remark in table_rows(PEERS, file):
         treatment = _MARKS.get(key[:1], "set")
         own = key.lstrip("".join(_MARKS)) or None
         words = tuple(default.split())

@@ -8,29 +8,9 @@ from pathlib import Path
 from tiercel.distributed.rank_status_files import FINAL_FAULTS
 from tiercel.processes import control_groups, signal_name
 from tiercel.reliability.stall import innermost_frames
+from tiercel.tables import table_rows
 
 RESUMED = "The same command goes on from the newest checkpoint; --max-restarts does this automatically"
-CAUSES = {
-    signal.SIGFPE: (
-        "compiled code divided an integer by zero. This is a known fault of bfloat16 products with an old cuBLAS on "
-        "some cards: `tiercel doctor` tests each dtype's products here; upgrade torch, or set model.dtype: float32"
-    ),
-    signal.SIGILL: (
-        "the processor lacks an instruction: torch, or another package, was built for a different processor. "
-        "`tiercel doctor` shows at which step and for which model.dtype; install a build for this processor, or set "
-        "ATEN_CPU_CAPABILITY=default"
-    ),
-    signal.SIGSEGV: (
-        "compiled code accessed memory that is not its own. The usual cause is packages that do not fit together: "
-        "`tiercel doctor` compares their versions and tests each dtype's products"
-    ),
-    signal.SIGBUS: (
-        "a file mapped into memory could not be read or written: /dev/shm or the disk is full, or a model file was "
-        "changed or truncated while it was being read. Free some space in /dev/shm (`df /dev/shm`; --shm-size of a "
-        "container), or lower data.workers"
-    ),
-    signal.SIGABRT: "compiled code aborted the process; its message is above",
-}
 OOM_REMEDY = "lower data.workers or --nproc"
 
 
@@ -80,7 +60,8 @@ def _end_of(rank_exit: RankExit) -> str:
 def _why(rank_exit: RankExit, before: Mapping[Path, int], now: Mapping[Path, int]) -> str:
     if rank_exit.code == -signal.SIGKILL:
         return f": {memory_verdict(before, now)}"
-    cause = next((cause for each, cause in CAUSES.items() if each == -rank_exit.code), None)
+    causes = dict(table_rows("tiercel.distributed", "causes.txt"))
+    cause = causes.get(signal_name(-rank_exit.code)) if rank_exit.code < 0 else None
     return f": {cause}" if cause else ""
 
 

@@ -14,8 +14,9 @@ from typing import Any
 from tiercel.doctor.verdict import Status, Verdict
 from tiercel.packing.kernel_table import known_fits
 from tiercel.processes import control_groups
-from tiercel.reliability.card_faults import OTHER_BUILD
+from tiercel.reliability.card_faults import FAULTS
 
+OTHER_BUILD = next(fault.remedy for fault in FAULTS if fault.code == "driver")
 GIGABYTE = 10**9
 UNLIMITED_BYTES = 2**60  # version 1 of cgroups writes a number above it for "no limit"
 

@@ -3,6 +3,8 @@ machine of a plan: its ranks, the memory of their devices, and the memory of the
 
 from dataclasses import dataclass
 
+from tiercel.tables import table_rows
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -22,23 +24,17 @@ class Device:
     reached_link: float = 0.7
 
 
-_TABLE = (  # TFLOP/s, TB/s, and GB/s of the links; `known_device` takes the first, so a special model comes before
-    ("b200", "B200", (10, 0), 2250, 8.0, 900, 50, 64),
-    ("h200", "H200", (9, 0), 989, 4.8, 450, 50, 64),
-    ("h100-nvl", "H100 NVL", (9, 0), 835, 3.9, 300, 50, 64),
-    ("h100-pcie", "H100 PCIe", (9, 0), 756, 2.0, 300, 50, 64),
-    ("h100", "H100", (9, 0), 989, 3.35, 450, 50, 64),
-    ("h20", "H20", (9, 0), 148, 4.0, 450, 50, 64),
-    ("a100-40gb-sxm", "A100-SXM4-40GB", (8, 0), 312, 1.555, 300, 25, 32),
-    ("a100-40gb-pcie", "A100-PCIE-40GB", (8, 0), 312, 1.555, 300, 25, 32),
-    ("a100", "A100", (8, 0), 312, 2.0, 300, 25, 32),
-    ("l40s", "L40S", (8, 9), 362, 0.86, 32, 12.5, 32),
-    ("rtx4090", "RTX 4090", (8, 9), 165, 1.008, 32, 12.5, 32),
-)
-DEVICES: dict[str, Device] = {
-    name: Device(name, sold_as, capability, flops * 1e12, bandwidth * 1e12, link * 1e9, network * 1e9, host_link * 1e9)
-    for name, sold_as, capability, flops, bandwidth, link, network, host_link in _TABLE
-}
+_UNITS = (1e12, 1e12, 1e9, 1e9, 1e9)  # of the table's figures
+
+
+def _device(name: str, sold_as: str, capability: str, *figures: str) -> Device:
+    major, minor = map(int, capability.split("."))
+    scaled = (float(each) * unit for each, unit in zip(figures, _UNITS, strict=True))
+    flops, bandwidth, link, network, host_link = scaled
+    return Device(name, sold_as, (major, minor), flops, bandwidth, link, network, host_link)
+
+
+DEVICES = {row[0]: _device(*row) for row in table_rows("tiercel.planning", "devices.txt")}
 
 
 def known_device(card: str) -> Device | None:

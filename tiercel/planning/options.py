@@ -11,15 +11,29 @@ from tiercel.config.conflicts.rules import rule_problems
 from tiercel.config.schema import GrpoRecipe, Recipe
 from tiercel.config.strategies import STRATEGY_KINDS
 from tiercel.models.families.base import Family
+from tiercel.models.layers.attention import heads_of
+from tiercel.packing.kernel_table import fit_of, known_fits
 from tiercel.packing.pass_options import chosen_form
-from tiercel.planning.devices import Machine
+from tiercel.planning.devices import Device, Machine
 from tiercel.planning.frozen_models import FrozenBytes, held_by_rank, reward_model_sizes, teacher_size
-from tiercel.planning.kernels import flex_problem
 from tiercel.planning.memory import Layout, Measured, RankMemory, RolloutLoad, rank_memory, step_rollout
 from tiercel.planning.probe import Composition, LinearBytes, UpdateBytes, fitted, packed_case, refitted, update_bytes
 from tiercel.planning.seconds import phase_seconds
 from tiercel.planning.sizes import ModelSizes, bare_family, count, read_config
 from tiercel.planning.vision_probe import vision_bytes
+
+
+def flex_problem(config: Any, dtype: str, device: Device | None) -> str | None:
+    """Return why FlexAttention does not fit the card for a decoder with this config, or None if it fits or if the table
+    does not have the card. A run then takes `learner.form: dense`."""
+    if device is None:
+        return None
+    for size in sorted({heads.size for heads in heads_of(config)}):
+        fit = fit_of(known_fits(), device.capability, size, dtype)
+        if fit is not None and fit.problem:
+            return f"FlexAttention does not fit a {device.name} for heads of {size} in {dtype}: {fit.problem}"
+    return None
+
 
 AUTO_UNIT = 1024  # tokens
 MARGIN = 15  # sixteenths of the largest microbatch that fits, since a smaller one is cut and measured differently

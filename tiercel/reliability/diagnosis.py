@@ -6,8 +6,11 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from typing import Any
+
+from tiercel.tables import table_rows
 
 FLAT_STEPS = 50
 MOST_KEYS = 64  # keys whose numbers are kept; the checks use a dozen
@@ -66,9 +69,16 @@ class Window:
         values = list(self.numbers[key])[-count:]
         return [] if len(values) < count or None in values else values  # type: ignore[return-value]
 
-    def symptom(self, key: str, text: str, cause: str, recipe_key: str) -> Symptom:
-        """Build a symptom of the last row."""
-        return Symptom(key=key, step=self.rows[-1]["step"], text=text, cause=cause, recipe_key=recipe_key)
+    def symptom(self, key: str, *numbers: object, form: str = "") -> Symptom:
+        """Build a symptom of the last row, in the words of the table."""
+        text, cause, recipe_key = _forms()[f"{key},{form}".rstrip(",")]
+        step = self.rows[-1]["step"]
+        return Symptom(key=key, step=step, text=text.format(*numbers), cause=cause, recipe_key=recipe_key)
+
+
+@cache
+def _forms() -> Mapping[str, list[str]]:
+    return {form: rest for form, *rest in table_rows("tiercel.reliability", "symptoms.txt")}
 
 
 class Diagnosis:
@@ -126,59 +136,35 @@ def _flat_reward(window: Window) -> Iterator[Symptom]:
     rise = statistics.fmean(means[half:]) - statistics.fmean(means[:half])
     has_trend = abs(rise) > TREND_ERRORS * deviation * math.sqrt(2 / half)
     if not has_trend and deviation <= FLAT_SPREAD * max(abs(middle), statistics.fmean(spreads)):
-        yield window.symptom(
-            "flat reward",
-            f"Over the last {FLAT_STEPS} steps reward/mean stayed at {middle:.4g}, give or take {deviation:.2g}.",
-            "the rewards hardly tell completions apart, or optim.lr is too small to move them",
-            "rewards",
-        )
+        yield window.symptom("flat reward", FLAT_STEPS, f"{middle:.4g}", f"{deviation:.2g}")
 
 
 def _equal_rewards(window: Window) -> Iterator[Symptom]:
     values = window.last("group/zero_std_fraction", EQUAL_STEPS)
     if not values or min(values) < EQUAL_FRACTION:
         return
-    cause = "the rows are too easy or too hard, or the completions of a group too alike"
-    key = "rollout.temperature"
-    if len(set(window.last("reward/mean", EQUAL_STEPS))) == 1 and not any(window.last("reward/std", EQUAL_STEPS)):
-        cause = "the reward gives every completion the same value; `tiercel rollouts` shows what it was given"
-        key = "rewards"
-    text = f"Over the last {EQUAL_STEPS} steps {_percent(values)} of the groups had equal rewards and taught nothing."
-    yield window.symptom("equal rewards", text, cause, key)
+    is_one = len(set(window.last("reward/mean", EQUAL_STEPS))) == 1 and not any(window.last("reward/std", EQUAL_STEPS))
+    yield window.symptom("equal rewards", EQUAL_STEPS, _percent(values), form="value" if is_one else "")
 
 
 def _all_truncated(window: Window) -> Iterator[Symptom]:
     values = window.last("completion/truncated_fraction", TRUNCATED_STEPS)
-    if not values or min(values) < TRUNCATED_FRACTION:
-        return
-    cause, recipe_key = "they have too few tokens for an answer, or the model does not end its turn", "max_new_tokens"
-    if "turns/mean" in window.rows[-1]:
-        cause = "they have too few turns or tokens (rollout.max_trajectory_tokens), or the model does not end its turns"
-        recipe_key = "max_turns"
-    text = f"Over the last {TRUNCATED_STEPS} steps {_percent(values)} of the completions were truncated."
-    yield window.symptom("truncated", text, cause, f"rollout.{recipe_key}")
+    if values and min(values) >= TRUNCATED_FRACTION:
+        form = "turns" if "turns/mean" in window.rows[-1] else ""
+        yield window.symptom("truncated", TRUNCATED_STEPS, _percent(values), form=form)
 
 
-def _failed_calls(window: Window) -> Iterator[Symptom]:
-    values = window.last("tools/failed_fraction", FAILED_STEPS)
-    if values and min(values) > FAILED_FRACTION:
-        yield window.symptom(
-            "failed calls",
-            f"Over the last {FAILED_STEPS} steps {_percent(values)} of the tool calls failed.",
-            "the policy writes them wrongly, or the tools raise errors; rollouts/ has the reasons",
-            "rollout.tools",
-        )
+def _failures(window: Window) -> Iterator[Symptom]:
+    for kind, key in (("failed rewards", "reward/failed_fraction"), ("failed calls", "tools/failed_fraction")):
+        values = window.last(key, FAILED_STEPS)
+        if values and min(values) > FAILED_FRACTION:
+            yield window.symptom(kind, FAILED_STEPS, _percent(values))
 
 
 def _format_never_met(window: Window) -> Iterator[Symptom]:
     means = [window.last(key, FORMAT_STEPS) for key in window.rows[-1] if _is_format(key)]
     if any(values and not any(values) for values in means):
-        yield window.symptom(
-            "format",
-            f"Over the last {FORMAT_STEPS} steps the reward format was 0 for every completion.",
-            "nothing in the prompt asks for the format, or its pattern does not fit the answers",
-            "data.system",
-        )
+        yield window.symptom("format", FORMAT_STEPS)
 
 
 def _is_format(key: str) -> bool:
@@ -197,54 +183,25 @@ def _no_gradient(window: Window) -> Iterator[Symptom]:
         return
     is_grpo = _number(window.rows[-1], "reward/failed_fraction") is not None
     equal = window.last("group/zero_std_fraction", STILL_STEPS)
-    if is_grpo and not equal:
-        cause, recipe_key = "no group has two completions with a usable reward", "rewards"
-    elif equal and min(equal) == 1:
-        cause, recipe_key = "the rewards of every group are equal", "rollout.temperature"
-    else:
-        cause, recipe_key = "the loss does not reach what is trained", "lora.targets"
-    text = f"Over the last {STILL_STEPS} steps the gradient was exactly 0: nothing was learnt."
-    yield window.symptom("no gradient", text, cause, recipe_key)
-
-
-def _failed_rewards(window: Window) -> Iterator[Symptom]:
-    values = window.last("reward/failed_fraction", FAILED_STEPS)
-    if values and min(values) > FAILED_FRACTION:
-        yield window.symptom(
-            "failed rewards",
-            f"Over the last {FAILED_STEPS} steps {_percent(values)} of the completions were masked by a failed reward.",
-            "a reward raises, hangs or cannot read its rows; rollouts/ has the tracebacks",
-            "rewards",
-        )
+    form = "unusable" if is_grpo and not equal else "equal" if equal and min(equal) == 1 else ""
+    yield window.symptom("no gradient", STILL_STEPS, form=form)
 
 
 def _entropy_collapse(window: Window) -> Iterator[Symptom]:
     """Find a policy whose samples hardly differ. In SFT a low entropy is intended, so only GRPO is checked."""
     values, first = window.last(_ENTROPY, ENTROPY_STEPS), window.first.get(_ENTROPY, 0.0)
     if values and max(values) < ENTROPY_SHARE * first and "reward/failed_fraction" in window.rows[-1]:
-        yield window.symptom(
-            "entropy",
-            f"Entropy per token fell from {first:.3g} to {values[-1]:.3g}: the completions hardly differ any more.",
-            "the policy moved too far at once, towards one answer",
-            "optim.lr",
-        )
+        yield window.symptom("entropy", f"{first:.3g}", f"{values[-1]:.3g}")
 
 
 def _logprob_gap(window: Window) -> Iterator[Symptom]:
     values = window.last(_GAP, GAP_STEPS)
     if values and min(values) > GAP_SIZE:
-        first = window.first[_GAP]
-        yield window.symptom(
-            "logprob gap",
-            f"Sampler and learner logprobs differ by {values[-1]:.3g} per token, compared with {first:.3g} at first.",
-            "their numerics differ, or the completions come from an older policy",
-            "algorithm.correction.level",
-        )
+        yield window.symptom("logprob gap", f"{values[-1]:.3g}", f"{window.first[_GAP]:.3g}")
 
 
 CHECKS: tuple[Callable[[Window], Iterator[Symptom]], ...] = (
-    _failed_rewards,
-    _failed_calls,
+    _failures,
     _all_truncated,
     _format_never_met,
     _equal_rewards,

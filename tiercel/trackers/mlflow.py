@@ -3,9 +3,9 @@
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
+from tiercel.config.yaml_text import leaves
 from tiercel.trackers.tracker import TrackedPicture, TrackerPlace
 
 OWNER = "tiercel_run"  # a tag; MLflow itself chooses the ids of its runs
@@ -72,15 +72,6 @@ class Mlflow:
         for first in range(0, len(parameters), MOST_PARAMS):
             self._client.log_batch(run, params=parameters[first : first + MOST_PARAMS])
         return run
-
-
-def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the keys of a recipe as `a.b` with their values; a list is one value."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def allowed(name: str) -> str:

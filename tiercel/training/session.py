@@ -184,8 +184,8 @@ class Session:
             step = self.unsaved.newest.step
             self._save_before(trainer, step, "the loop over the steps was left")
             raise Terminated(
-                f"the loop over the steps was left after step {step.updates_done}; the same call goes on from the newest "
-                "checkpoint"
+                f"the loop over the steps was left after step {step.updates_done}; the same call goes on from the "
+                "newest checkpoint"
             ) from left
         except Exception as error:
             is_common = self.ranks.world_size == 1 or getattr(error, "is_of_all_ranks", False)

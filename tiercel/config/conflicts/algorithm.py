@@ -11,6 +11,7 @@ from tiercel.algorithms.losses import LOSSES, LossKeys, OwnLoss
 from tiercel.algorithms.ratios import RATIOS
 from tiercel.algorithms.surrogates import SURROGATES, SurrogateKeys
 from tiercel.config.conflicts.rewards import TELLS_RIGHT, tells_right
+from tiercel.config.conflicts.table import conflict
 from tiercel.config.parts import keeps_start, whole_parts
 from tiercel.config.schema import Algorithm, GrpoRecipe
 from tiercel.config_base import Keys, Problems, shown
@@ -28,10 +29,7 @@ def _minibatches(recipe: GrpoRecipe) -> Problems:
     prompts, minibatches = recipe.optim.prompts_per_step, recipe.optim.minibatches
     if prompts % minibatches:
         divisors = [str(number) for number in range(1, prompts + 1) if prompts % number == 0]
-        yield Keys("optim.minibatches", "optim.prompts_per_step").problem(
-            f"is {minibatches}, but must divide optim.prompts_per_step ({prompts}), because groups are not split "
-            f"between updates; use one of {', '.join(divisors)}"
-        )
+        yield conflict("minibatches", minibatches, prompts, ", ".join(divisors))
 
 
 def _group_size(recipe: GrpoRecipe) -> Problems:
@@ -41,15 +39,9 @@ def _group_size(recipe: GrpoRecipe) -> Problems:
     if advantage_of(advantage).least_group > 1:
         alone = next(name for name, each in ADVANTAGES.items() if each.least_group == 1)
         remedy = f"algorithm.advantage: {alone}" if isinstance(advantage, str) else "algorithm.advantage.least_group: 1"
-        yield Keys("rollout.group_size", "algorithm.advantage").problem(
-            "is 1, but the advantage of a single completion is undefined, because its reward minus the group mean is "
-            f"always 0; use 2 or more, or set {remedy}"
-        )
+        yield conflict("group_size", remedy)
     elif recipe.optim.prompts_per_step == 1 and isinstance(advantage, str):
-        yield Keys("optim.prompts_per_step", "rollout.group_size").problem(
-            f"is 1, and so is rollout.group_size, but {advantage} compares the completions of a step, and there "
-            "would be only one; use 2 or more"
-        )
+        yield conflict("prompts_per_step", advantage)
 
 
 def _truncated_sampling(recipe: GrpoRecipe) -> Problems:
@@ -59,25 +51,15 @@ def _truncated_sampling(recipe: GrpoRecipe) -> Problems:
         if is_cut and updates > 1:
             cause = "minibatches" if recipe.optim.minibatches > 1 else "rollout_epochs"
             full = 1 if key == "rollout.top_p" else 0
-            yield Keys(key, f"optim.{cause}").problem(
-                f"is {value}, but optim.{cause} is {getattr(recipe.optim, cause)}, and the ratio of new to old "
-                f"policy is not defined for tokens that truncated sampling removes; set {key}: {full}, or "
-                f"optim.{cause}: 1"
-            )
+            yield conflict("truncated sampling", key, cause, value, getattr(recipe.optim, cause), full)
 
 
 def _correction(recipe: GrpoRecipe) -> Problems:
     rollout, correction = recipe.rollout, recipe.algorithm.correction
     if rollout.lookahead and rollout.engine == "vllm-server" and correction.level == "none":
-        yield Keys("algorithm.correction.level", "rollout.lookahead").problem(
-            f"is none, but with rollout.lookahead {rollout.lookahead}, an older policy samples the completions; use "
-            "token or sequence"
-        )
+        yield conflict("level and lookahead", rollout.lookahead)
     if correction.floor is not None and correction.level == "none":
-        yield Keys("algorithm.correction.floor", "algorithm.correction.level").problem(
-            f"is {correction.floor:g}, but algorithm.correction.level is none, which computes no ratio; set it to "
-            "token or sequence, or remove this key"
-        )
+        yield conflict("floor", correction.floor)
     for key, is_cut in (("rollout.top_p", rollout.top_p < 1), ("rollout.top_k", rollout.top_k > 0)):
         value = rollout.top_p if key == "rollout.top_p" else rollout.top_k
         cause = "algorithm.correction" if correction.level != "none" else "algorithm.off_policy_delta"
@@ -88,10 +70,7 @@ def _correction(recipe: GrpoRecipe) -> Problems:
             )
     shared = _shared_gradient(recipe.algorithm)
     if correction.level == "token" and shared is not None:
-        yield Keys("algorithm.correction.level", *PARTS).problem(
-            f"is token, but with {shared.given}, all tokens of a completion share one ratio; use sequence, or set "
-            f"{shared.remedy}"
-        )
+        yield conflict("level and one ratio", shared.given, shared.remedy)
 
 
 _OFF = {"algorithm.correction": ".level: none", "algorithm.off_policy_delta": ": null"}
@@ -102,7 +81,7 @@ def _own_functions(recipe: GrpoRecipe) -> Problems:
     for key in ("loss", "advantage"):
         own = getattr(recipe.algorithm, key)
         if isinstance(own, OwnLoss | OwnAdvantage) and not is_call(own.call):
-            yield Keys(f"algorithm.{key}.call").problem(f"is {shown(own.call)}, but must be {CALL_FORM}")
+            yield conflict("no function of yours", key, shown(own.call), CALL_FORM)
 
 
 def _loss(recipe: GrpoRecipe) -> Problems:
@@ -110,31 +89,19 @@ def _loss(recipe: GrpoRecipe) -> Problems:
     yield from _parts(algorithm)
     yield from _unread_keys(algorithm)
     if algorithm.delta is not None and algorithm.clip_high is not None and algorithm.delta <= 1 + algorithm.clip_high:
-        yield Keys("algorithm.delta", "algorithm.clip_high").problem(
-            f"is {algorithm.delta:g}, but must be above 1 + algorithm.clip_high = {1 + algorithm.clip_high:g}, "
-            "because it bounds ratios beyond the upper clip; use a larger value, such as 4"
-        )
+        yield conflict("delta", algorithm.delta, 1 + algorithm.clip_high)
     yield from _entropy(algorithm)
     shared = _shared_gradient(algorithm)
     if algorithm.top_entropy < 1 and shared is not None:
-        yield Keys("algorithm.top_entropy", *PARTS).problem(
-            f"is {algorithm.top_entropy:g}, but with {shared.given}, all tokens of a completion share one gradient; "
-            f"set {shared.remedy}"
-        )
+        yield conflict("top_entropy and one gradient", algorithm.top_entropy, shared.given, shared.remedy)
 
 
 def _entropy(algorithm: Algorithm) -> Problems:
     """Refuse keys that belong to an entropy term or to a share of tokens by entropy if the recipe has none."""
     if algorithm.entropy_mean != "loss" and algorithm.entropy_coef == 0:
-        yield Keys("algorithm.entropy_mean", "algorithm.entropy_coef").problem(
-            f"is {algorithm.entropy_mean}, but algorithm.entropy_coef is 0; set a coefficient, such as 0.001, or "
-            "remove this key"
-        )
+        yield conflict("entropy_mean", algorithm.entropy_mean)
     if algorithm.top_entropy_of != "learnt" and algorithm.top_entropy == 1:
-        yield Keys("algorithm.top_entropy_of", "algorithm.top_entropy").problem(
-            f"is {algorithm.top_entropy_of}, but algorithm.top_entropy is 1; set a fraction, such as 0.2, or remove "
-            "this key"
-        )
+        yield conflict("top_entropy_of", algorithm.top_entropy_of)
 
 
 def _parts(keys: LossKeys) -> Problems:
@@ -143,9 +110,7 @@ def _parts(keys: LossKeys) -> Problems:
     if parts is None:
         for name in ("ratio", "surrogate"):
             if getattr(keys, name) is not None:
-                yield Keys(f"algorithm.{name}", "algorithm.loss").problem(
-                    f"is {getattr(keys, name)}, but a loss of your own does not use it; remove this key"
-                )
+                yield conflict("part beside a loss of your own", name, getattr(keys, name))
         return
     equal = next((name for name, each in RATIOS.items() if each.by_token == parts.ratio), None)
     if equal is not None and not SURROGATES[parts.surrogate].learns_by_ratio:
@@ -166,9 +131,7 @@ def _unread_keys(algorithm: Algorithm) -> Problems:
     for name in SurrogateKeys.model_fields:
         value = getattr(algorithm, name)
         if name not in reads and value != getattr(DEFAULTS, name):
-            yield Keys(f"algorithm.{name}", "algorithm.loss", "algorithm.surrogate").problem(
-                f"is {'null' if value is None else f'{value:g}'}, but {given} does not use it; remove this key"
-            )
+            yield conflict("key that no part reads", name, "null" if value is None else f"{value:g}", given)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,36 +160,22 @@ def _advantage(recipe: GrpoRecipe) -> Problems:
     algorithm = recipe.algorithm
     advantage = advantage_of(algorithm.advantage)
     if algorithm.scale is not None and advantage.scale is None:
-        yield Keys("algorithm.scale", "algorithm.advantage").problem(
-            f"is {algorithm.scale}, but algorithm.advantage {algorithm.advantage} has a scale of its own; remove "
-            "this key"
-        )
+        yield conflict("scale", algorithm.scale, algorithm.advantage)
     if advantage.needs_pass_k:
         yield from _pass_k(recipe)
     elif algorithm.pass_k is not None and isinstance(algorithm.advantage, str):
         reader = next(name for name, each in ADVANTAGES.items() if each.needs_pass_k)
-        yield Keys("algorithm.pass_k", "algorithm.advantage").problem(
-            f"is {algorithm.pass_k}, but algorithm.advantage {algorithm.advantage} does not use it; set "
-            f"algorithm.advantage: {reader}, or remove this key"
-        )
+        yield conflict("pass_k without reader", algorithm.pass_k, algorithm.advantage, reader)
     if advantage.depends_on == "right" and not any(tells_right(reward) for reward in recipe.rewards):
-        yield Keys("algorithm.advantage", "rewards").problem(
-            f"is {algorithm.advantage}, but no reward tells right completions from wrong ones; set correct_at for "
-            f"one of them, or add one of {', '.join(TELLS_RIGHT)}"
-        )
+        yield conflict("advantage", algorithm.advantage, ", ".join(TELLS_RIGHT))
 
 
 def _pass_k(recipe: GrpoRecipe) -> Problems:
     k, size = recipe.algorithm.pass_k, recipe.rollout.group_size
     if k is None:
-        yield Keys("algorithm.pass_k", "algorithm.advantage").problem(
-            f"is required by algorithm.advantage {recipe.algorithm.advantage}; set the number of tries of which one "
-            "must be right, such as 4"
-        )
+        yield conflict("pass_k required", recipe.algorithm.advantage)
     elif k >= size > 1:
-        yield Keys("algorithm.pass_k", "rollout.group_size").problem(
-            f"is {k}, but must be below rollout.group_size ({size}), because {k} completions of a group are drawn"
-        )
+        yield conflict("pass_k and group_size", k, size)
 
 
 def _reference(recipe: GrpoRecipe) -> Problems:
@@ -238,67 +187,37 @@ def _reference(recipe: GrpoRecipe) -> Problems:
             ("sync_every", kl.sync_every, kl.sync_every is not None),
         ):
             if is_given:
-                yield Keys(f"algorithm.kl.{name}", "algorithm.kl.coef").problem(
-                    f"is {value}, but algorithm.kl.coef is 0, so there is no reference; set a coefficient, such as "
-                    "0.04, or remove this key"
-                )
+                yield conflict("key without a reference", name, value)
         return
     if keeps_start(recipe):
         yield from _kept_start(recipe)
     if kl.estimator == "k1" and kl.place == "loss":
-        yield Keys("algorithm.kl.estimator", "algorithm.kl.place").problem(
-            "is k1, but algorithm.kl.place is loss, where the gradient of k1 averages to 0 and would only add noise; "
-            "use k2 or k3, or set algorithm.kl.place: reward"
-        )
+        yield conflict("estimator")
     if kl.place == "reward" and advantage_of(recipe.algorithm.advantage).depends_on in ("rewards", "right"):
-        yield Keys("algorithm.kl.place", "algorithm.advantage").problem(
-            f"is reward, but algorithm.advantage {recipe.algorithm.advantage} does not use the sum of the rewards, "
-            "from which the penalty is subtracted; use loss"
-        )
+        yield conflict("place", recipe.algorithm.advantage)
     if kl.by_ratio and (kl.place, kl.estimator) != ("loss", "k3"):
-        yield Keys("algorithm.kl.by_ratio", "algorithm.kl.estimator", "algorithm.kl.place").problem(
-            f"is true, but algorithm.kl.estimator is {kl.estimator} and algorithm.kl.place is {kl.place}, and the "
-            "ratio corrects only the gradient of k3 in the loss; set them to k3 and loss, or remove this key"
-        )
+        yield conflict("by_ratio", kl.estimator, kl.place)
     if kl.sync_every is None and kl.sync_mix != 1:
-        yield Keys("algorithm.kl.sync_mix", "algorithm.kl.sync_every").problem(
-            f"is {kl.sync_mix:g}, but algorithm.kl.sync_every is not set, so the reference would never move; set "
-            "algorithm.kl.sync_every"
-        )
+        yield conflict("sync_mix", kl.sync_mix)
     if kl.sync_every is not None and recipe.train.strategy == "deepspeed":
-        yield Keys("algorithm.kl.sync_every", "train.strategy").problem(
-            f"is {kl.sync_every}, but with train.strategy deepspeed, each rank holds only a part of each adapter; "
-            "set train.strategy: fsdp2, or remove this key"
-        )
+        yield conflict("sync_every and strategy", kl.sync_every)
 
 
 def _kept_start(recipe: GrpoRecipe) -> Problems:
     """Check a reference that is a copy of weights, which it is if they are trained whole."""
     kl, whole = recipe.algorithm.kl, ", ".join(whole_parts(recipe))
     if recipe.train.strategy == "deepspeed":
-        yield Keys("algorithm.kl.coef", "train.strategy").problem(
-            f"is {kl.coef:g}, so the penalty needs a copy of {whole}, which this recipe trains whole; but with "
-            "train.strategy deepspeed, each rank holds only a part of each weight; set train.strategy: fsdp2, or use "
-            "0"
-        )
+        yield conflict("coef", kl.coef, whole)
     if kl.sync_every is not None:
-        yield Keys("algorithm.kl.sync_every", "lora", "freeze").problem(
-            f"is {kl.sync_every}, but this recipe trains {whole} whole, and only the reference of an adapter can "
-            "move; remove this key, or train with lora only"
-        )
+        yield conflict("sync_every and lora", kl.sync_every, whole)
 
 
 def _resampling(recipe: GrpoRecipe) -> Problems:
     tries = recipe.rollout.resample_tries
     if tries and recipe.rollout.lookahead:
-        yield Keys("rollout.resample_tries", "rollout.lookahead").problem(
-            f"is {tries}, but rollout.lookahead is {recipe.rollout.lookahead}, and completions that are sampled "
-            "ahead are not scored yet; set one of the two to 0"
-        )
+        yield conflict("resample_tries and lookahead", tries, recipe.rollout.lookahead)
     if tries and recipe.rollout.group_size == 1:
-        yield Keys("rollout.resample_tries", "rollout.group_size").problem(
-            f"is {tries}, but rollout.group_size is 1, and the rewards of a single completion never differ; use 0"
-        )
+        yield conflict("resample_tries and group_size", tries)
 
 
 ALGORITHM_RULES: tuple[Callable[[GrpoRecipe], Problems], ...] = (

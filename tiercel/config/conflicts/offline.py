@@ -13,66 +13,50 @@ from tiercel.algorithms.preference_sections import (
 )
 from tiercel.algorithms.section import Algorithm
 from tiercel.algorithms.teacher import Teacher
+from tiercel.config.conflicts.table import conflict
 from tiercel.config.keys import named
 from tiercel.config.parts import keeps_start, whole_parts
 from tiercel.config.schema import BaseRecipe, DistillRecipe, DpoRecipe, GrpoRecipe, OfflineRecipe, SftRecipe
-from tiercel.config_base import Keys, Problems, Section, address_fault, shown
+from tiercel.config_base import Problems, Section, address_fault, shown
 
 
 def _rows_fit_microbatch(recipe: OfflineRecipe) -> Problems:
     prompt, budget = recipe.data.max_prompt_tokens, recipe.learner.max_tokens_per_microbatch
     if budget != "auto" and recipe.smallest_microbatch(prompt) > budget:
         what = "the longest row" if recipe.purpose == "sft" else "two answers, twice the longest row"
-        yield Keys("learner.max_tokens_per_microbatch", "data.max_prompt_tokens").problem(
-            f"is {budget}, but must hold {what}: data.max_prompt_tokens is {prompt}"
-        )
+        yield conflict("max_tokens_per_microbatch", budget, what, prompt)
 
 
 def _one_update(recipe: OfflineRecipe) -> Problems:
     for key, value in (("minibatches", recipe.optim.minibatches), ("rollout_epochs", recipe.optim.rollout_epochs)):
         if value > 1:
-            yield Keys(f"optim.{key}").problem(
-                f"is {value}, but a step of {named(recipe.kind)} recipe is one update, because there is no rollout "
-                "to split; remove this key, and lower optim.prompts_per_step for smaller updates"
-            )
+            yield conflict("one update a step", key, value, named(recipe.kind))
 
 
 def _last_turn(recipe: OfflineRecipe) -> Problems:
     if recipe.purpose != "sft" and recipe.data.train_turns != "all":
-        yield Keys("data.train_turns").problem(
-            f"is {recipe.data.train_turns}, but `tiercel {recipe.kind}` trains only on the last answer; remove this key"
-        )
+        yield conflict("train_turns of answers", recipe.data.train_turns, recipe.kind)
 
 
 def dropout(recipe: BaseRecipe) -> Problems:
     """Refuse dropout if continuations share a prompt."""
     form = recipe.learner.form
     if recipe.lora is not None and recipe.lora.dropout > 0 and form != "repeated":
-        yield Keys("lora.dropout", "learner.form").problem(
-            f"is {recipe.lora.dropout:g}, but with learner.form {form}, answers share one computation of their "
-            "prompt, and dropout would need one for each; use 0, or set learner.form: repeated"
-        )
+        yield conflict("dropout", recipe.lora.dropout, form)
 
 
 def grouped_rows(recipe: BaseRecipe) -> Problems:
     """Refuse an order of rows by their pictures if the recipe leaves no room for one."""
     data = recipe.data
     if data.rows_per_prefix is not None and not data.group_by_prefix:
-        yield Keys("data.rows_per_prefix", "data.group_by_prefix").problem(
-            f"is {data.rows_per_prefix}, but data.group_by_prefix is not set; set data.group_by_prefix: true, or "
-            "remove this key"
-        )
+        yield conflict("rows_per_prefix", data.rows_per_prefix)
     elif data.group_by_prefix and data.mix:
-        yield Keys("data.group_by_prefix", "data.mix").problem(
-            "is true, but data.mix takes rows from the files in turn; use one file, or remove one of the two"
-        )
+        yield conflict("group_by_prefix and mix")
 
 
 def _grouped_answers(recipe: OfflineRecipe) -> Problems:
     if recipe.data.group_by_prefix and recipe.purpose == "labels":
-        yield Keys("data.group_by_prefix").problem(
-            f"is true, but `tiercel {recipe.kind}` compares a row with the next row's answer; remove this key"
-        )
+        yield conflict("group_by_prefix", recipe.kind)
 
 
 def _shared_dropout(recipe: OfflineRecipe) -> Problems:
@@ -98,54 +82,30 @@ def _pair_loss(recipe: OfflineRecipe) -> Problems:
         ("precompute_reference", dpo.precompute_reference, with_reference),
     ):
         if is_given and dpo.loss not in takers:
-            yield Keys(f"dpo.{key}", "dpo.loss").problem(
-                f"is {shown(getattr(dpo, key))}, but the loss {dpo.loss} does not use it; remove this key (it "
-                f"belongs to {', '.join(takers)})"
-            )
+            yield conflict("key of another pair loss", key, shown(getattr(dpo, key)), dpo.loss, ", ".join(takers))
     if dpo.divergence != "reverse_kl" and dpo.length_normalised:
-        yield Keys("dpo.divergence", "dpo.length_normalised").problem(
-            f"is {dpo.divergence}, but dpo.length_normalised is true, and a divergence needs an answer's "
-            "probability, not a mean over its tokens; remove one of the two"
-        )
+        yield conflict("divergence", dpo.divergence)
     if dpo.ld_alpha is not None and dpo.length_normalised:
-        yield Keys("dpo.ld_alpha", "dpo.length_normalised").problem(
-            f"is {dpo.ld_alpha:g}, but dpo.length_normalised is true, which takes means over tokens; remove one of "
-            "the two"
-        )
+        yield conflict("ld_alpha", dpo.ld_alpha)
     if dpo.divergence_alpha is not None and dpo.divergence != "alpha":
-        yield Keys("dpo.divergence_alpha", "dpo.divergence").problem(
-            f"is {dpo.divergence_alpha:g}, but dpo.divergence {dpo.divergence} does not use it; set dpo.divergence: "
-            "alpha, or remove this key"
-        )
+        yield conflict("divergence_alpha", dpo.divergence_alpha, dpo.divergence)
     if dpo.loss == "exo_pair" and dpo.label_smoothing == 0:
-        yield Keys("dpo.label_smoothing", "dpo.loss").problem(
-            "is 0, but the loss exo_pair takes its logarithm; use a small value, such as 0.001"
-        )
+        yield conflict("exo_pair without smoothing")
 
 
 def _token_loss(recipe: OfflineRecipe) -> Problems:
     if isinstance(recipe, SftRecipe) and recipe.sft.loss == "dft" and recipe.sft.label_smoothing > 0:
-        yield Keys("sft.label_smoothing", "sft.loss").problem(
-            f"is {recipe.sft.label_smoothing:g}, but the loss dft weights each token only by its own probability; "
-            "remove one of the two"
-        )
+        yield conflict("dft and smoothing", recipe.sft.label_smoothing)
 
 
 def _noise(recipe: OfflineRecipe) -> Problems:
     if isinstance(recipe, SftRecipe) and recipe.sft.neftune_alpha is not None and recipe.data.group_by_prefix:
-        yield Keys("sft.neftune_alpha", "data.group_by_prefix").problem(
-            f"is {recipe.sft.neftune_alpha:g}, but data.group_by_prefix is true, so rows share the computation of "
-            "their prefix, and noise would need one for each; remove one of the two"
-        )
+        yield conflict("neftune_alpha", recipe.sft.neftune_alpha)
 
 
 def _kept_start(recipe: OfflineRecipe) -> Problems:
     if keeps_start(recipe) and recipe.train.strategy == "deepspeed":
-        yield Keys("train.strategy", "lora", "freeze").problem(
-            "is deepspeed, whose ranks each hold only a part of the weights, but the reference is a copy of "
-            f"{', '.join(whole_parts(recipe))}, which this recipe trains whole; use fsdp2, or for DPO set "
-            "dpo.precompute_reference: true"
-        )
+        yield conflict("ZeRO and reference", ", ".join(whole_parts(recipe)))
 
 
 OFFLINE_RULES: tuple[Callable[[OfflineRecipe], Problems], ...] = (
@@ -170,42 +130,27 @@ def teacher(recipe: GrpoRecipe) -> Problems:
         return
     key = recipe.teacher_key
     if section.mix != 0.5 and section.divergence != "jsd":
-        yield Keys(f"{key}.mix", f"{key}.divergence").problem(
-            f"is {section.mix:g}, but {key}.divergence {section.divergence} does not mix distributions; set it to "
-            "jsd, or remove this key"
-        )
+        yield conflict("mix without jsd", key, section.mix, section.divergence)
     if section.top_k is not None and section.divergence == "token":
-        yield Keys(f"{key}.top_k", f"{key}.divergence").problem(
-            f"is {section.top_k}, but {key}.divergence token uses only the sampled token; remove this key"
-        )
+        yield conflict("top_k of one token", key, section.top_k)
     if section.url is not None:
         yield from _served(recipe, section, section.url, key)
     yield from template_problems(f"{key}.prompt", section.prompt)
     if section.prompt is not None and recipe.rollout.has_turns:
-        yield Keys(f"{key}.prompt", "rollout.tools", "rollout.environment").problem(
-            "is set, but with tools or an environment, the turns follow the policy's own prompt; remove this key"
-        )
+        yield conflict("prompt and turns", key)
 
 
 def _served(recipe: GrpoRecipe, section: Teacher, url: str, key: str) -> Problems:
     """Check a teacher on a server, which returns the most likely tokens of its own model, at temperature 1."""
     if (fault := address_fault(url)) is not None:
-        yield Keys(f"{key}.url").problem(f"{fault}; use an address such as http://127.0.0.1:8000")
+        yield conflict("address of the teacher", key, fault)
     for name, own in (("adapter", "serves a whole model"), ("dtype", "computes in its own dtype (--dtype)")):
         if getattr(section, name) != Teacher.model_fields[name].default:
-            yield Keys(f"{key}.{name}", f"{key}.url").problem(
-                f"is {shown(getattr(section, name))}, but the server of {key}.url {own}; remove this key"
-            )
+            yield conflict("key of a served teacher", key, name, shown(getattr(section, name)), own)
     if section.top_k is None and section.divergence != "token":
-        yield Keys(f"{key}.top_k", f"{key}.url", f"{key}.divergence").problem(
-            f"is required, because a server cannot return the whole vocabulary; set {key}.top_k: 20, or "
-            f"{key}.divergence: token"
-        )
+        yield conflict("top_k of a served teacher", key)
     if recipe.rollout.temperature != 1:
-        yield Keys("rollout.temperature", f"{key}.url").problem(
-            f"is {recipe.rollout.temperature:g}, but the server of {key}.url returns the logprobs of a prompt at "
-            f"temperature 1; use 1, or remove {key}.url"
-        )
+        yield conflict("temperature of a served teacher", key, recipe.rollout.temperature)
 
 
 def template_problems(key: str, template: str | None) -> Problems:
@@ -213,14 +158,11 @@ def template_problems(key: str, template: str | None) -> Problems:
     try:
         fields = [field[1:] for field in Formatter().parse(template or "") if field[1] is not None]
     except ValueError as error:
-        yield Keys(key).problem(f"is not a valid template: {error}; to write a brace as text, double it")
+        yield conflict("template that is none", key, error)
         return
     for name, spec, conversion in fields:
         if not (name or "").isidentifier() or spec or conversion:
-            yield Keys(key).problem(
-                f"contains {{{name}}}, but may contain only {{prompt}} and names of columns; to write a brace as "
-                "text, double it"
-            )
+            yield conflict("template with another name", key, name)
 
 
 def distill(recipe: GrpoRecipe) -> Problems:
@@ -228,29 +170,16 @@ def distill(recipe: GrpoRecipe) -> Problems:
     if not isinstance(recipe, DistillRecipe):
         return
     if recipe.algorithm.teacher is not None:
-        yield Keys("algorithm.teacher").problem(
-            "is set, but the recipe already has the section teacher; remove this key"
-        )
+        yield conflict("teacher")
     for name, value in _changed(recipe.algorithm, Algorithm(), ""):
         if name not in WITHOUT_REWARDS and not name.startswith("teacher"):
-            yield Keys(f"algorithm.{name}").problem(
-                f"is {shown(value)}, but distillation learns from the teacher, not from rewards; remove this key, or "
-                "use `tiercel grpo` with algorithm.teacher"
-            )
+            yield conflict("key of rewards in distillation", name, shown(value))
     if recipe.data.eval is not None and not recipe.rewards:
-        yield Keys("data.eval", "rewards").problem(
-            "is set, but there are no rewards to score held-out completions; add some, such as rewards: [{name: "
-            "exact}], which are then only measured, or remove this key"
-        )
+        yield conflict("eval and rewards")
     if recipe.rollout.resample_tries:
-        yield Keys("rollout.resample_tries").problem(
-            f"is {recipe.rollout.resample_tries}, but distillation does not need rewards that differ; remove this key"
-        )
+        yield conflict("resample_tries", recipe.rollout.resample_tries)
     if recipe.teacher.rows_share and recipe.rollout.has_turns:
-        yield Keys("teacher.rows_share", "rollout.tools", "rollout.environment").problem(
-            f"is {recipe.teacher.rows_share:g}, but the recipe has tools or an environment, and the answers in rows "
-            "have no turns; use 0"
-        )
+        yield conflict("rows_share", recipe.teacher.rows_share)
 
 
 def _changed(section: Section, default: Section, prefix: str) -> list[tuple[str, object]]:

@@ -1,5 +1,6 @@
 """Check the recipe's rewards, tools and environments."""
 
+from tiercel.config.conflicts.table import conflict
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.config_base import Keys, Problems, Section, shown
 from tiercel.rewards.base import RewardEntry
@@ -58,44 +59,30 @@ def turns(recipe: GrpoRecipe) -> Problems:
     rollout = recipe.rollout
     for index, tool in enumerate(rollout.tools):
         if ":" not in tool and tool not in BUILTIN_TOOLS:
-            yield Keys(f"rollout.tools.{index}").problem(
-                f"is {shown(tool)}, but the built-in tools are {', '.join(BUILTIN_TOOLS)}; name a tool of your own "
-                f"as {CALL_FORM}"
-            )
+            yield conflict("no built-in tool", index, shown(tool), ", ".join(BUILTIN_TOOLS), CALL_FORM)
     if not rollout.environments:
-        yield Keys("rollout.environment").problem("does not name a class; name one, or remove this key")
+        yield conflict("environment")
     for name, environment in rollout.environments.items():
         key = "rollout.environment" if name is None else f"rollout.environment.{name}"
         if environment is not None and environment.startswith((OPENENV, "http:", "https:")):
             if not is_openenv(environment):
-                yield Keys(key).problem(f"is {shown(environment)}, but a server of OpenEnv is named as {OPENENV_FORM}")
+                yield conflict("OpenEnv server", key, shown(environment), OPENENV_FORM)
         elif environment is not None and ":" not in environment:
-            yield Keys(key).problem(f"is {shown(environment)}, but must name a class of yours as {CALL_FORM}")
+            yield conflict("no class of yours", key, shown(environment), CALL_FORM)
     for index, reward in enumerate(recipe.rewards):
         if isinstance(reward, OfEnvironment) and rollout.environment is None:
-            yield Keys(f"rewards.{index}.name", "rollout.environment").problem(
-                "is environment, but rollout.environment is not set; set it to the class whose get_reward returns "
-                "the reward"
-            )
+            yield conflict("environment reward alone", index)
     if rollout.has_turns:
         yield from _with_turns(recipe)
         return
     for key in OF_TURNS:
         if getattr(rollout, key) != type(rollout).model_fields[key].default:
-            yield Keys(f"rollout.{key}", "rollout.tools", "rollout.environment").problem(
-                "is set, but neither rollout.tools nor rollout.environment is, so a completion has only one turn; "
-                "remove this key, or set one of them"
-            )
+            yield conflict("key of turns alone", key)
 
 
 def _with_turns(recipe: GrpoRecipe) -> Problems:
     rollout = recipe.rollout
     if rollout.lookahead:
-        yield Keys("rollout.lookahead", "rollout.tools", "rollout.environment").problem(
-            "is 1, but with tools or an environment, completions cannot be sampled while the learner works; use 0"
-        )
+        yield conflict("lookahead and tools")
     if rollout.max_new_tokens > rollout.max_trajectory_tokens:
-        yield Keys("rollout.max_new_tokens", "rollout.max_trajectory_tokens").problem(
-            f"is {rollout.max_new_tokens}, but must be at most rollout.max_trajectory_tokens "
-            f"({rollout.max_trajectory_tokens}), because a turn is a part of a completion"
-        )
+        yield conflict("max_new_tokens", rollout.max_new_tokens, rollout.max_trajectory_tokens)

@@ -4,11 +4,11 @@ import re
 from collections.abc import Callable, Mapping
 
 from tiercel.config.conflicts.algorithm import ALGORITHM_RULES
-from tiercel.config.conflicts.branches import branches
 from tiercel.config.conflicts.compiling import compile_obstacle
 from tiercel.config.conflicts.offline import OFFLINE_RULES, distill, dropout, grouped_rows, teacher, template_problems
 from tiercel.config.conflicts.rewards import reward_entries, reward_names, turns
-from tiercel.config.conflicts.vllm_options import vllm_options
+from tiercel.config.conflicts.sampling import branches, vllm_options
+from tiercel.config.conflicts.table import conflict
 from tiercel.config.data import HeldOut
 from tiercel.config.engines import ENGINE_KINDS, EngineKind
 from tiercel.config.parts import PARTS, adapted_parts, keeps_start, whole_parts
@@ -52,25 +52,19 @@ def rule_problems(recipe: BaseRecipe) -> list[Problem]:
 def _pixels(recipe: BaseRecipe) -> Problems:
     low, high = recipe.model.min_pixels, recipe.model.max_pixels
     if low is not None and high is not None and low > high:
-        yield Keys("model.min_pixels", "model.max_pixels").problem(
-            f"is {low}, but model.max_pixels is only {high}, so no image can satisfy both; lower one or raise the other"
-        )
+        yield conflict("min_pixels", low, high)
 
 
 def _held_out(recipe: BaseRecipe) -> Problems:
     held = recipe.data.eval
     if isinstance(held, HeldOut) and (held.fraction is None) == (held.count is None):
         given = "has both fraction and count" if held.count is not None else "has neither fraction nor count"
-        yield Keys("data.eval").problem(
-            f"{given}, but must have exactly one of them; use {{fraction: 0.01}} or {{count: 100}}"
-        )
+        yield conflict("eval", given)
 
 
 def _learnt_turns(recipe: GrpoRecipe) -> Problems:
     if recipe.data.train_turns != "all":
-        yield Keys("data.train_turns").problem(
-            f"is {recipe.data.train_turns}, but `tiercel {recipe.kind}` trains on completions; remove this key"
-        )
+        yield conflict("train_turns of completions", recipe.data.train_turns, recipe.kind)
 
 
 def _vision_cache(recipe: BaseRecipe) -> Problems:
@@ -78,10 +72,7 @@ def _vision_cache(recipe: BaseRecipe) -> Problems:
     given = recipe.model.vision_cache_bytes
     changing = _what_trains_vision(recipe)
     if given > 0 and changing:
-        yield Keys("model.vision_cache_bytes", "lora", "freeze").problem(
-            f"is {given}, but with {changing}, the cached features would be those of an older vision tower or "
-            "projector; use 0, or train only the language model"
-        )
+        yield conflict("vision_cache_bytes", given, changing)
 
 
 def _what_trains_vision(recipe: BaseRecipe) -> str | None:
@@ -97,22 +88,13 @@ def _quantized(recipe: BaseRecipe) -> Problems:
     if kind is None:
         return
     if recipe.lora is None:
-        yield Keys("model.quantize", "lora").problem(
-            f"is {kind}, but there is no section lora, and quantised weights cannot be trained; add the section "
-            "lora, or remove this key"
-        )
+        yield conflict("quantize and lora", kind)
     if strategy is not None and strategy.shards_model:
-        yield Keys("model.quantize", "train.strategy").problem(
-            f"is {kind}, but train.strategy {strategy.name} cannot shard quantised weights over ranks; set "
-            "train.strategy: ddp, or remove this key"
-        )
+        yield conflict("quantize and strategy", kind, strategy.name)
     if isinstance(recipe, GrpoRecipe) and not recipe.rollout.engine_kind.shares_weights:
         engine = recipe.rollout.engine_kind.name
         if recipe.algorithm.correction.level == "none":
-            yield Keys("algorithm.correction.level", "model.quantize", "rollout.engine").problem(
-                f"is none, but model.quantize is {kind}, and rollout.engine {engine} samples from the checkpoint's "
-                "own weights; use token or sequence, or set rollout.engine: local"
-            )
+            yield conflict("level and quantize", kind, engine)
 
 
 def _adapter_kind(recipe: BaseRecipe) -> Problems:
@@ -122,15 +104,9 @@ def _adapter_kind(recipe: BaseRecipe) -> Problems:
         return
     engine = recipe.rollout.engine_kind if isinstance(recipe, GrpoRecipe) else None
     if lora.kind == "dora" and engine is not None and not engine.shares_weights:
-        yield Keys("lora.kind", "rollout.engine").problem(
-            f"is dora, but rollout.engine {engine.name} does not accept such adapters; use rslora, or set "
-            "rollout.engine: local"
-        )
+        yield conflict("kind and engine", engine.name)
     if lora.kind == "dora" and strategy is not None and strategy.shards_model:
-        yield Keys("lora.kind", "train.strategy").problem(
-            f"is dora, but with train.strategy {strategy.name}, each rank holds only a part of the weights whose "
-            "norms it needs; use rslora, or set train.strategy: ddp"
-        )
+        yield conflict("kind and strategy", strategy.name)
     if lora.start is None:
         return
     for key, stands, given, remedy in (
@@ -155,10 +131,7 @@ def _frozen_parts(recipe: BaseRecipe) -> Problems:
         return
     if both := [part for part in whole_parts(recipe) if part in (adapted_parts(recipe) or ())]:
         parts = " and ".join(both)
-        yield Keys("freeze", "lora.targets").problem(
-            f"is {shown(list(recipe.freeze))}, but lora.targets {recipe.lora.targets} adapts {parts}; add {parts} to "
-            "freeze, because an adapter does not change a part's own weights, or take it out of lora.targets"
-        )
+        yield conflict("freeze and targets", shown(list(recipe.freeze)), recipe.lora.targets, parts)
 
 
 def _part_rates(recipe: BaseRecipe) -> Problems:
@@ -168,10 +141,7 @@ def _part_rates(recipe: BaseRecipe) -> Problems:
     for part in PARTS:
         rate = getattr(recipe.optim.part_lr, part)
         if rate is not None and part not in (*adapted, *whole_parts(recipe)):
-            yield Keys(f"optim.part_lr.{part}", "freeze", "lora.targets", "lora").problem(
-                f"is {rate:g}, but no part of {part} is trained; remove this key, or train {part}: take it out of "
-                "freeze, or add it to lora.targets"
-            )
+            yield conflict("part_lr without a trained part", part, rate)
 
 
 def _reference_place(recipe: BaseRecipe) -> Problems:
@@ -194,53 +164,35 @@ def _lora_targets(recipe: BaseRecipe) -> Problems:
     is_expression = re.search(r"[\\.+?()\[\]|^$]", targets) is not None
     meant = None if is_expression else nearest_word("lora.targets", targets, TARGET_WORDS).key
     if meant is not None:
-        yield Keys("lora.targets").problem(f"is {shown(targets)}, but the possible words are {words}; use {meant}")
+        yield conflict("a word for targets", shown(targets), words, meant)
     elif (fault := regex_fault(targets)) is not None:
-        yield Keys("lora.targets").problem(
-            f"is {shown(targets)}, but must be {words}, or a regular expression for module names ({fault})"
-        )
+        yield conflict("a pattern for targets", shown(targets), words, fault)
 
 
 def _something_to_train(recipe: BaseRecipe) -> Problems:
     if recipe.lora is None and set(recipe.freeze) == {"vision", "projector", "language"}:
-        yield Keys("freeze", "lora").problem(
-            "names all three parts, and there is no section lora, so nothing is trained; take a part out of freeze, "
-            "or add the section lora"
-        )
+        yield conflict("freeze and lora")
 
 
 def _run_length(recipe: BaseRecipe) -> Problems:
     train, optim = recipe.train, recipe.optim
     if train.steps is None and train.epochs is None:
-        yield Keys("train.steps", "train.epochs").problem("is not set, and neither is train.epochs; set one of them")
+        yield conflict("no length")
     if train.steps is not None and train.epochs is not None:
-        yield Keys("train.steps", "train.epochs").problem(
-            f"is {train.steps}, but train.epochs is set too ({train.epochs:g}); remove one of them"
-        )
+        yield conflict("two lengths", train.steps, train.epochs)
     if train.steps is not None and optim.warmup_steps > train.steps:
-        yield Keys("optim.warmup_steps", "train.steps").problem(
-            f"is {optim.warmup_steps}, but train.steps is only {train.steps}, so optim.lr would never be reached; "
-            "use fewer warmup steps"
-        )
+        yield conflict("warmup_steps", optim.warmup_steps, train.steps)
     if optim.min_lr > 0 and (optim.schedule == "constant" or optim.min_lr > optim.lr):
         why = "a constant learning rate does not fall" if optim.schedule == "constant" else f"optim.lr is {optim.lr:g}"
-        yield Keys("optim.min_lr", "optim.schedule", "optim.lr").problem(
-            f"is {optim.min_lr:g}, but {why}; use a rate below optim.lr, and set optim.schedule: cosine, linear or wsd"
-        )
+        yield conflict("min_lr", optim.min_lr, why)
     if optim.decay_steps is not None and optim.schedule != "wsd":
-        yield Keys("optim.decay_steps", "optim.schedule").problem(
-            f"is {optim.decay_steps}, but only optim.schedule: wsd has a decay of its own; remove this key"
-        )
+        yield conflict("decay_steps", optim.decay_steps)
     if train.profile is not None and train.steps is not None and (last := max(train.profile.steps)) > train.steps:
-        yield Keys("train.profile.steps", "train.steps").problem(
-            f"contains step {last}, but the run has only {train.steps}; use steps from 1 to {train.steps}"
-        )
+        yield conflict("steps and steps", last, train.steps)
     if train.keep_best is not None:
         yield from _keep_best(recipe, train.keep_best)
     if train.eval_every is not None and recipe.data.eval is None:
-        yield Keys("train.eval_every", "data.eval").problem(
-            f"is {train.eval_every}, but there are no rows to evaluate on; set data.eval, or remove this key"
-        )
+        yield conflict("eval_every", train.eval_every)
 
 
 def _completion_fits_microbatch(recipe: GrpoRecipe) -> Problems:
@@ -248,26 +200,18 @@ def _completion_fits_microbatch(recipe: GrpoRecipe) -> Problems:
     key = "rollout.max_trajectory_tokens" if recipe.rollout.has_turns else "rollout.max_new_tokens"
     budget = recipe.learner.max_tokens_per_microbatch
     if budget != "auto" and (needed := recipe.smallest_microbatch(prompt)) > budget:
-        yield Keys("learner.max_tokens_per_microbatch", "data.max_prompt_tokens", key).problem(
-            f"is {budget}, but must hold a prompt and one completion: data.max_prompt_tokens ({prompt}) + {key} "
-            f"({completion}) = {needed}"
-        )
+        yield conflict("a prompt and one completion", key, budget, prompt, completion, needed)
 
 
 def _completion_length(recipe: GrpoRecipe) -> Problems:
     low, high = recipe.rollout.min_new_tokens, recipe.rollout.max_new_tokens
     if low > high:
-        yield Keys("rollout.min_new_tokens", "rollout.max_new_tokens").problem(
-            f"is {low}, but rollout.max_new_tokens is only {high}, so no completion can satisfy both; lower one or "
-            "raise the other"
-        )
+        yield conflict("min_new_tokens", low, high)
 
 
 def _stop_strings(recipe: GrpoRecipe) -> Problems:
     if "" in recipe.rollout.stop:
-        yield Keys("rollout.stop").problem(
-            'contains "", which every text contains, so no completion could be sampled; remove it'
-        )
+        yield conflict("stop")
 
 
 def _keys_of_others(
@@ -280,10 +224,7 @@ def _keys_of_others(
     for key in dict.fromkeys(key for kind in kinds.values() for key in kind.own_keys if key not in own):
         if getattr(section, key) != type(section).model_fields[key].default:
             readers = " or ".join(kind.name for kind in kinds.values() if key in kind.own_keys)
-            yield Keys(f"{path}.{key}", f"{path}.{choice}").problem(
-                f"is set, but {path}.{choice} {chosen} does not use it; set {path}.{choice}: {readers}, or remove "
-                "this key"
-            )
+            yield conflict("key of another engine or strategy", path, key, choice, chosen, readers)
 
 
 def _engine_keys(recipe: GrpoRecipe) -> Problems:
@@ -291,54 +232,33 @@ def _engine_keys(recipe: GrpoRecipe) -> Problems:
     yield from _keys_of_others("rollout", rollout, "engine", ENGINE_KINDS)
     for key, remedy in rollout.engine_kind.required_keys.items():
         if not getattr(rollout, key):
-            yield Keys(f"rollout.{key}", "rollout.engine").problem(f"is required; {remedy}")
+            yield conflict("key that the engine requires", key, remedy)
     for index, url in enumerate(rollout.urls):
         if (fault := address_fault(url)) is not None:
-            yield Keys(f"rollout.urls.{index}").problem(f"{fault}; use an address such as http://127.0.0.1:8000")
+            yield conflict("address in urls", index, fault)
 
 
 def _engine(recipe: GrpoRecipe) -> Problems:
     rollout, engine = recipe.rollout, recipe.rollout.engine_kind
     if rollout.lookahead and not engine.samples_ahead:
         able = " or ".join(each.name for each in ENGINE_KINDS.values() if each.samples_ahead)
-        yield Keys("rollout.lookahead", "rollout.engine").problem(
-            f"is {rollout.lookahead}, but rollout.engine {engine.name} has no devices of its own to sample on while "
-            f"the learner works; use 0, or set rollout.engine: {able}"
-        )
+        yield conflict("lookahead and engine", rollout.lookahead, engine.name, able)
     if rollout.lookahead > rollout.max_staleness:
-        yield Keys("rollout.lookahead", "rollout.max_staleness").problem(
-            f"is {rollout.lookahead}, but rollout.max_staleness is only {rollout.max_staleness}, and completions "
-            f"would be {rollout.lookahead} versions old; set rollout.max_staleness: {rollout.lookahead}, or use a "
-            "lower value"
-        )
+        yield conflict("lookahead and max_staleness", rollout.lookahead, rollout.max_staleness)
     if rollout.lookahead > 1 and recipe.lora is None:
-        yield Keys("rollout.lookahead", "lora").problem(
-            f"is {rollout.lookahead}, but without lora, a server's new weights would replace those that it is still "
-            "sampling from; use 1, or add the section lora, so that versions are kept side by side"
-        )
+        yield conflict("lookahead and lora", rollout.lookahead)
     if engine.is_beside and recipe.lora is None and rollout.vllm.sleep_level == 2:
-        yield Keys("rollout.vllm.sleep_level", "lora").problem(
-            "is 2, but without lora, the engine would then load the checkpoint's weights instead of the policy's; "
-            "use 1, or add the section lora"
-        )
+        yield conflict("sleep_level")
     if not engine.shares_weights and recipe.lora is not None and whole_parts(recipe):
-        yield Keys("rollout.engine", "freeze").problem(
-            f"is {engine.name}, but lora is set and freeze is {shown(list(recipe.freeze))}, and {engine.title} would "
-            "not receive the parts that are trained whole beside an adapter; set freeze: [vision, projector], with "
-            "lora.targets: all to adapt them, or rollout.engine: local"
-        )
+        yield conflict("engine", engine.name, shown(list(recipe.freeze)), engine.title)
 
 
 def _keep_best(recipe: BaseRecipe, metric: str) -> Problems:
     if recipe.data.eval is None:
-        yield Keys("train.keep_best", "data.eval").problem(
-            f"is {metric}, but there are no rows to evaluate on; set data.eval, or remove this key"
-        )
+        yield conflict("keep_best and eval", metric)
     elif metric not in EVALUATED[recipe.purpose]:
         metrics = " or ".join(EVALUATED[recipe.purpose])
-        yield Keys("train.keep_best").problem(
-            f"is {metric}, but these evaluations do not have this metric; use {metrics}"
-        )
+        yield conflict("keep_best", metric, metrics)
 
 
 def _context(recipe: BaseRecipe) -> Problems:
@@ -347,14 +267,9 @@ def _context(recipe: BaseRecipe) -> Problems:
     if size == 1:
         return
     if strategy is not None and strategy.is_alone:
-        yield Keys("train.context_parallel", "train.strategy").problem(
-            f"is {size}, but train.strategy {strategy.name} has only one rank; set train.strategy: auto, or remove "
-            "this key"
-        )
+        yield conflict("context_parallel and strategy", size, strategy.name)
     if form in ("split", "repeated"):
-        yield Keys("train.context_parallel", "learner.form").problem(
-            f"is {size}, but ranks cannot compute learner.form {form} together; set learner.form: auto"
-        )
+        yield conflict("context_parallel and form", size, form)
 
 
 def _strategy(recipe: BaseRecipe) -> Problems:
@@ -364,50 +279,26 @@ def _strategy(recipe: BaseRecipe) -> Problems:
         return
     zero = recipe.train.deepspeed
     if "deepspeed" in kind.own_keys and zero.stage == 2 and zero.offload_parameters:
-        yield Keys("train.deepspeed.offload_parameters", "train.deepspeed.stage").problem(
-            "is true, but train.deepspeed.stage is 2, which keeps whole weights on every rank; set "
-            "train.deepspeed.stage: 3, or use false"
-        )
+        yield conflict("offload_parameters")
     if recipe.model.dtype == "float16" and kind.divides_trained(has_adapters=recipe.lora is not None):
-        yield Keys("model.dtype", "train.strategy").problem(
-            f"is float16, but with train.strategy {kind.name}, each rank sees only a part of the gradient, so ranks "
-            "could disagree about an overflow; use bfloat16 or float32, or set train.strategy: ddp"
-        )
+        yield conflict("dtype", kind.name)
     if recipe.reliability.max_skipped_updates and not kind.skips_updates:
-        yield Keys("reliability.max_skipped_updates", "train.strategy").problem(
-            f"is {recipe.reliability.max_skipped_updates}, but train.strategy {kind.name} keeps the gradients of a "
-            "skipped update; use 0, or set train.strategy: fsdp2"
-        )
+        yield conflict("max_skipped_updates", recipe.reliability.max_skipped_updates, kind.name)
     if not recipe.optim.is_of_torch and kind.divides_trained(has_adapters=recipe.lora is not None):
-        yield Keys("optim.name", "train.strategy").problem(
-            f"is {recipe.optim.name}, but with train.strategy {kind.name}, each rank holds only a part of the "
-            "optimiser's moments, which bitsandbytes cannot shard; use adamw, or set train.strategy: ddp"
-        )
+        yield conflict("sharded bitsandbytes", recipe.optim.name, kind.name)
     if recipe.optim.name == "muon" and kind.shards_model:
-        yield Keys("optim.name", "train.strategy").problem(
-            f"is muon, but with train.strategy {kind.name}, each rank holds only a part of each weight, and Muon's "
-            "step follows from the whole matrix; use adamw, or set train.strategy: ddp"
-        )
+        yield conflict("sharded muon", kind.name)
     if (changing := _what_trains_vision(recipe)) and not kind.trains_vision:
-        yield Keys("train.strategy", "lora", "freeze").problem(
-            f"is {kind.name}, but with {changing}, ZeRO would wait for every rank at each picture, and a step in "
-            "which ranks have different numbers of pictures would hang; use fsdp2, or train only the language model"
-        )
+        yield conflict("ZeRO and vision", kind.name, changing)
 
 
 def _muon(recipe: BaseRecipe) -> Problems:
     """Refuse Muon if its step is not a step of a weight, and its key if it is not used."""
     if recipe.optim.name == "muon" and recipe.lora is not None:
-        yield Keys("optim.name", "lora").problem(
-            "is muon, but a step for each of LoRA's two factors is not the step that their product would take; use "
-            "adamw, or remove lora"
-        )
+        yield conflict("name and lora")
     momentum = recipe.optim.momentum
     if recipe.optim.name != "muon" and momentum != type(recipe.optim).model_fields["momentum"].default:
-        yield Keys("optim.momentum", "optim.name").problem(
-            f"is {momentum:g}, but optim.name {recipe.optim.name} does not use it; set optim.betas, or set optim.name: "
-            "muon"
-        )
+        yield conflict("momentum", momentum, recipe.optim.name)
 
 
 def _compile(recipe: BaseRecipe) -> Problems:
@@ -419,7 +310,7 @@ def _compile(recipe: BaseRecipe) -> Problems:
 def _trackers(recipe: BaseRecipe) -> Problems:
     for index, name in enumerate(recipe.trackers):
         if name in recipe.trackers[:index]:
-            yield Keys(f"trackers.{index}").problem(f"is {name}, which is already in the list; remove one of the two")
+            yield conflict("tracker twice", index, name)
 
 
 COMMON_RULES: tuple[Callable[[BaseRecipe], Problems], ...] = (

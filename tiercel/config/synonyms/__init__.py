@@ -1,10 +1,11 @@
 """Read the names that other frameworks and habits use for the keys, sections and words of a recipe. The tables are the
 text files beside this one, read when a name is first looked up; their first lines explain the columns."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+
+from tiercel.tables import table_rows
 
 NOT_YET = "not in this version"
 
@@ -22,7 +23,7 @@ def key_synonyms() -> Mapping[str, Suggestion]:
     """Read other names of keys. A dotted name also matches the end of a longer one."""
     return {
         name: Suggestion(key=key or None, hint=hint)
-        for names, key, hint in _rows("keys.txt")
+        for names, key, hint in table_rows(__name__, "keys.txt")
         for name in names.split(", ")
     }
 
@@ -30,21 +31,13 @@ def key_synonyms() -> Mapping[str, Suggestion]:
 @cache
 def section_synonyms() -> Mapping[str, str]:
     """Read other names of sections."""
-    return {name: section for names, section in _rows("sections.txt") for name in names.split(", ")}
+    return {name: section for names, section in table_rows(__name__, "sections.txt") for name in names.split(", ")}
 
 
 @cache
 def word_synonyms() -> Mapping[str, Mapping[str, str | None]]:
     """Read other words for values, by the key that takes them; None for a word that is not in this version."""
     words: dict[str, dict[str, str | None]] = {}
-    for key, names, word in _rows("words.txt"):
+    for key, names, word in table_rows(__name__, "words.txt"):
         words.setdefault(key, {}).update(dict.fromkeys(names.split(", "), word or None))
     return words
-
-
-def _rows(file: str) -> Iterator[list[str]]:
-    """Yield the columns of each line of a table."""
-    text = (files(__name__) / file).read_text(encoding="utf-8")
-    for line in text.splitlines():
-        if line and not line.startswith("#"):
-            yield [column.strip() for column in line.split("|")]

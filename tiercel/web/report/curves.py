@@ -2,15 +2,19 @@
 
 import re
 import statistics
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import nlargest
 from itertools import chain
+from operator import itemgetter
+from typing import Any
 
+from tiercel.runs.records import finite
+from tiercel.tables import table_rows
 from tiercel.web.report.charts import Chart, Series, smoothing
 from tiercel.web.report.reading import RecordedRun
 
-PHASES = {"time/rollout": "rollout", "time/reward": "reward", "time/learn": "learn", "time/sync": "sync"}
-_SINGLE_REWARD, _TOOL_CALLS = re.compile("reward/(.*)/mean"), re.compile("tools/.*/calls")
+PHASES = {f"time/{name}": name for name in ("rollout", "reward", "advantages", "record", "learn", "sync")}
 _MOST_AREAS = 120  # stretches of a stacked chart
 _OF_TURNS = (
     " A turn is what the policy writes before a tool or the environment answers. Tokens that came back are read, not "
@@ -27,57 +31,31 @@ def curves_note(run: RecordedRun) -> str:
 
 
 def charts_of(run: RecordedRun) -> Iterator[Chart]:
-    """Yield line charts in reading order: score, rewards, loss, then the health of the run. So only one of them needs
-    its points at a time."""
-    for chart in chain([_accuracy(run)], _score_charts(run), _health_charts(run)):
+    """Yield line charts in reading order: score, rewards, loss, then the health of the run. Only one of them needs its
+    points at a time."""
+    for chart in chain([_accuracy(run)], _charts(run)):
         if chart.series:
             yield replace(chart, last_step=run.last_step)
 
 
-def _score_charts(run: RecordedRun) -> Iterator[Chart]:
-    yield _chart(run, "Reward", "reward/mean", "sampled", "eval/reward/mean")
-    for key in run.metric_names():
-        reward = _SINGLE_REWARD.fullmatch(key)
-        if reward is not None and run.series(key) != run.series("reward/mean"):
-            yield _chart(run, f"Reward {reward[1]}", key, "sampled", f"eval/{key}")
-    yield _chart(run, "Pairs told apart, fraction", "pairs/accuracy", "training", from_zero=True)
-    yield _chart(run, "Margin of pairs", "pairs/margin", "training", "eval/margin")
-    for side in ("desirable", "undesirable"):
-        yield _chart(run, f"Reward of {side} answers", f"labels/reward_{side}", "training")
-    yield _chart(run, "Loss", "loss", "training", "eval/loss")
+def _charts(run: RecordedRun) -> Iterator[Chart]:
+    """Yield the charts of the table."""
+    for pattern, title, label, held_out, how in table_rows("tiercel.web.report", "charts.txt"):
+        named = re.compile(re.escape(pattern).replace(r"\*", "(.*)"))
+        keys = [key for key in run.metric_names() if named.fullmatch(key)] if "*" in pattern else [pattern]
+        for key in keys:
+            if "unless" not in how or not _is_needless(run, key, how):
+                name = named.sub(r"\1", key) if "*" in pattern else ""
+                texts = (each.replace("*", name) for each in (title, key, label, held_out))
+                yield _chart(run, *texts, from_zero="0" in how)
 
 
-def _health_charts(run: RecordedRun) -> Iterator[Chart]:
-    calls = {key: f"Calls of {key.split('/')[1]}" for key in run.metric_names() if _TOOL_CALLS.fullmatch(key)}
-    always = {
-        "grad_norm": "Gradient norm",
-        "entropy/mean": "Entropy per token",
-        "completion/tokens_mean": "Completion tokens",
-        "completion/truncated_fraction": "Truncated, fraction",
-        "turns/mean": "Turns per completion",
-        "tokens/observed": "Tokens that came back",
-        "branches/reached_fraction": "Completions that forked, fraction",
-        **calls,
-        "group/zero_std_fraction": "Equal-reward groups, fraction",
-        "sampler/logprob_gap_mean": "Sampler's logprob gap",
-    }
-    unless_zero = {
-        "kl/mean": "KL from the reference",
-        "labels/kl": "KL from the reference",
-        "teacher/kl": "KL from the teacher",
-        "clip/low_fraction": "Ratios clipped below, fraction",
-        "clip/high_fraction": "Ratios clipped above, fraction",
-        "tools/failed_fraction": "Failed tool calls, fraction",
-        "environment/failed": "Trajectories whose environment failed",
-        "reward/masked": "Masked completions",
-        "group/dropped": "Dropped groups",
-        "rows/rejected": "Rejected rows",
-    }
-    for key, title in (always | unless_zero).items():
-        if key in always or any(value != 0 for _, value in run.series(key)):
-            yield _chart(run, title, key, from_zero=True)
-    if len({value for _, value in run.series("lr")}) > 1:
-        yield _chart(run, "Learning rate", "lr", "learning rate", from_zero=True)
+def _is_needless(run: RecordedRun, key: str, how: str) -> bool:
+    """Return whether a metric is what its chart must not be."""
+    points = run.series(key)
+    if "total" in how:
+        return points == run.series("reward/mean")
+    return not any(value for _, value in points) if "zero" in how else len({value for _, value in points}) < 2
 
 
 def _accuracy(run: RecordedRun) -> Chart:
@@ -121,3 +99,55 @@ def time_chart(run: RecordedRun) -> Chart | None:
         for colour, (label, layer) in enumerate(zip(labels, layers, strict=True))
     ]
     return Chart(title="Seconds per step", series=tuple(series), is_layered=True)
+
+
+_STEPS_SHOWN = 12
+_BAR = 600  # pixels of the bar of a step's time
+_OTHER = "other"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTime:
+    """The time of a step, and the seconds of its phases, in the order of their names."""
+
+    step: int
+    seconds: float
+    parts: tuple[float, ...]
+    bars: tuple[tuple[float, float], ...]  # start and width of each part
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Times:
+    """Steps of a run; the bars of all have the same scale."""
+
+    names: tuple[str, ...]
+    tables: Mapping[str, Sequence[StepTime]]  # by title
+
+
+def times_of(run: RecordedRun) -> Times | None:
+    """Return the newest and the slowest steps; None where none is timed."""
+    taken = run.series("time/step")
+    if not taken:
+        return None
+    newest = [run.metrics.of_step(step) for step, _ in taken[: -_STEPS_SHOWN - 1 : -1]]
+    slowest = [run.metrics.of_step(step) for step, _ in nlargest(_STEPS_SHOWN // 2, taken, key=itemgetter(1))]
+    keys = [key for key in PHASES if any(finite(row.get(key)) for row in newest)]
+    longest = max(row["time/step"] for row in [*newest, *slowest])
+    return Times(
+        names=(*(PHASES[key] for key in keys), _OTHER),
+        tables={
+            "Newest steps": [_step_time(row, keys, longest) for row in newest],
+            "Slowest steps": [_step_time(row, keys, longest) for row in slowest],
+        },
+    )
+
+
+def _step_time(row: Mapping[str, Any], keys: Sequence[str], longest: float) -> StepTime:
+    parts = [finite(row.get(key)) or 0.0 for key in keys]
+    parts.append(max(0.0, row["time/step"] - sum(parts)))
+    bars, start = [], 0.0
+    for value in parts:
+        width = value / longest * _BAR if longest else 0.0
+        bars.append((start, max(0.0, width - 1)))
+        start += width
+    return StepTime(step=row["step"], seconds=row["time/step"], parts=tuple(parts), bars=tuple(bars))

@@ -1,19 +1,18 @@
 """The parts of the page that show one run, as report.html and the page of `tiercel view` both have them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from markupsafe import Markup
 
 from tiercel.reliability.diagnosis import Symptom
-from tiercel.web.report.curves import charts_of, curves_note, time_chart
-from tiercel.web.report.details import facts, versions
+from tiercel.web.report.curves import charts_of, curves_note, time_chart, times_of
 from tiercel.web.report.heldout import held_out_of
+from tiercel.web.report.numbers import TIMES
 from tiercel.web.report.pictures import Album
 from tiercel.web.report.reading import GroupFile, RecordedRun
 from tiercel.web.report.rollouts import legend_of, shown_step
 from tiercel.web.report.templates import drawn
-from tiercel.web.report.times import times_of
 from tiercel.web.report.verdict import Notice, headline, tiles, warning
 
 TABS = {
@@ -90,3 +89,43 @@ def details_part(run: RecordedRun, most: int) -> Markup:
     """Show rejected rows, `most` of them, the recipe, the environment and the end of the log."""
     log = [line if len(line) <= 500 else f"{line[:500]} …" for line in run.log[-_LOG_LINES:]]
     return drawn("details.html", run=run, most=most, log=log, facts=list(facts(run)), versions=list(versions(run)))
+
+
+def facts(run: RecordedRun) -> Iterator[tuple[str, str]]:
+    """Yield the most important keys of the recipe; an empty text where it has none."""
+
+    def of(*keys: str) -> str:
+        value = run.setting(*keys)
+        return "" if value is None else str(value)
+
+    yield "Model", " ".join(part for part in (of("model", "path"), of("model", "dtype")) if part)
+    lora = run.setting("lora")
+    if isinstance(lora, Mapping):
+        yield "Trained", f"LoRA of rank {lora.get('rank')}, alpha {lora.get('alpha')}, on {lora.get('targets')}"
+    elif run.recipe:
+        yield "Trained", "every weight that is not frozen"
+    yield "Rows", of("data", "train") + (f"; held out {of('data', 'eval')}" if of("data", "eval") else "")
+    rewards = run.setting("rewards")
+    if isinstance(rewards, list):
+        given = [each for each in rewards if isinstance(each, Mapping)]
+        named = [f"{each.get('name') or each.get('call')} {TIMES} {each.get('weight', 1)}" for each in given]
+        yield "Rewards", ", ".join(named)
+    prompts, group = of("optim", "prompts_per_step"), of("rollout", "group_size")
+    unit = "prompts" if run.kind in ("grpo", "distill") else "conversations"
+    yield "Step", f"{prompts} {unit}" + (f" {TIMES} {group} completions" if group else "") if prompts else ""
+    if most := of("rollout", "max_new_tokens"):
+        yield "Sampling", f"up to {most} tokens at temperature {of('rollout', 'temperature')}"
+    yield "Learning rate", " ".join(part for part in (of("optim", "lr"), of("optim", "schedule")) if part)
+    yield "Seed", of("train", "seed")
+
+
+def versions(run: RecordedRun) -> Iterator[tuple[str, str]]:
+    """Yield versions and devices."""
+    packages, gpus = run.environment.get("packages"), run.environment.get("gpus")
+    for key, value in run.environment.items():
+        if key not in ("packages", "gpus"):
+            yield key.replace("_", " "), str(value)
+    if isinstance(gpus, list):
+        yield "GPUs", ", ".join(map(str, gpus)) or "none"
+    if isinstance(packages, Mapping):
+        yield from ((name, str(version)) for name, version in sorted(packages.items()))

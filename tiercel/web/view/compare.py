@@ -1,11 +1,12 @@
 """Runs side by side: each number of all of them in one chart, and what differs in their recipes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from markupsafe import Markup
 
+from tiercel.config.yaml_text import leaves
 from tiercel.web.report.charts import Chart, Series
 from tiercel.web.report.curves import charts_of
 from tiercel.web.report.reading import RecordedRun
@@ -48,18 +49,9 @@ def _of_run(series: Series, number: int, name: str) -> Series:
     return replace(series, colour=number, label=f"{name}, held out" if series.style == "points" else name)
 
 
-def flat(value: Any, path: str = "") -> dict[str, Any]:
+def flat(value: Any) -> dict[str, Any]:
     """Return the leaves of nested mappings and lists by their keys, joined by points."""
-    return dict(_leaves(value, path))
-
-
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping | list) and value:
-        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, each in pairs:
-            yield from _leaves(each, f"{path}.{key}" if path else str(key))
-    elif path:
-        yield path, value
+    return {path: each for path, each in leaves(value, in_lists=True) if path}
 
 
 def differing(values: Sequence[Mapping[str, Any]]) -> list[str]:
