@@ -18,6 +18,7 @@ from tiercel.config.schema import Rollout
 from tiercel.devices import moved
 from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
+from tiercel.packing.compiling import default_backend
 from tiercel.rollout.dialogue import Dialogues
 from tiercel.rollout.drawing import TokenDraw
 from tiercel.rollout.local.cuda_graphs import CapturedStep, FixedDecoder
@@ -249,7 +250,9 @@ def build_decoder(policy: Policy, vision: VisionStore, *, may_capture: bool = Tr
         return RepeatedDecoder(policy, vision)
     if policy.device.type == "cpu":
         return SharedDecoder(policy, vision)
-    return FixedDecoder(policy, vision, CapturedStep if may_capture and policy.device.type == "cuda" else None)
+    if may_capture and policy.device.type == "cuda":
+        return FixedDecoder(policy, vision, CapturedStep, default_backend(policy.device))
+    return FixedDecoder(policy, vision, None)
 
 
 def decoding_weights(policy: Policy, decoder: Decoder, prepacked_bytes: int | None) -> DecodingWeights:
