@@ -135,6 +135,7 @@ def test_the_report_knows_run_directories_and_the_parser_only():
         "reward_types",
         "message_text",
         "config",
+        "tables",
         "geometry",
         "writing",
         "regular_files",

@@ -3,9 +3,9 @@
     .venv-gpu/bin/python -m tests.nullgpu.step 7b FILE            the log of a whole step, on a null card
     .venv/bin/python -m benchmarks.gpu.roofline FILE [--card h100]
 
-Nothing here was measured on a card. Matrix products are counted by their sizes, other kernels by their threads. Of
-attention and of kernels that Inductor fused, the log tells only how many there are: they count as the shortest kernel.
-So phases in which these take much of the time, the learner's above all, take longer than estimated.
+Nothing here was measured on a card. Matrix products are counted by their sizes, kernels that Inductor fused by the
+bytes of their tensors, and others by their threads. Of attention the log tells at most what it reads and writes, so
+long rows take longer than estimated.
 """
 
 import argparse
@@ -28,6 +28,7 @@ DEEP = 8192  # a product with a longer sum is split over all multiprocessors
 WIDTHS = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8}
 FLOAT32_SHARE = 1 / 16  # of the peak in bfloat16, without tensor cores
 NUMBERS_OF_A_THREAD = 4
+OTHERS = "other kernels"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +85,11 @@ def product_seconds(call: Call, card: Device) -> float:
 
 
 def kernel_seconds(call: Call, card: Device) -> float:
-    """Return the time to read two tensors and write one, with the numbers that the kernel's threads take."""
-    if kind_of(call.name) != "other kernels":
-        return SHORTEST_KERNEL
-    blocks, threads = call.numbers[:2]
+    """Return the time to read and write the bytes of its tensors. If the log does not have them, these are two tensors
+    and one, with the numbers that the kernel's threads take, or nothing for attention."""
+    blocks, threads, _, _, *touched = call.numbers
+    if touched or kind_of(call.name) != OTHERS:
+        return max(sum(touched) / (card.bandwidth * BANDWIDTH_SHARE), SHORTEST_KERNEL)
     vector = re.search(r"vectorized_elementwise_kernelILi(\d+)", call.name)
     numbers = blocks * threads * (int(vector[1]) if vector else NUMBERS_OF_A_THREAD)
     width = 2 if "BFloat16" in call.name or "Half" in call.name else 4
@@ -104,8 +106,8 @@ def copy_seconds(call: Call, card: Device) -> float:
 def kind_of(name: str) -> str:
     """Return the kind of work of a kernel."""
     if "flash" in name or "flex_attention" in name or "fmha" in name:
-        return "attention, launches only"
-    return "fused kernels, launches only" if name.startswith("triton") else "other kernels"
+        return "attention, bytes only"
+    return "fused kernels" if name.startswith("triton") else OTHERS
 
 
 def read_phases(file: Path) -> dict[str, list[Call]]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.tables import versions
+from tiercel.devices import training_device
 from tiercel.planning.devices import DEVICES, Device, known_device
 
 ROOT = Path(__file__).parents[2]
@@ -88,7 +89,7 @@ def on_a_card() -> Setup:
     if not torch.cuda.is_available():
         raise SystemExit("there is no CUDA GPU here, so there is nothing to measure; --toy runs every part on a CPU")
     card = known_device(torch.cuda.get_device_name())
-    return Setup(device=torch.device("cuda"), dtype=torch.bfloat16, card=card, is_toy=False)
+    return Setup(device=training_device(), dtype=torch.bfloat16, card=card, is_toy=False)
 
 
 def on_a_cpu() -> Setup:

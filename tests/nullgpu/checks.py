@@ -23,7 +23,12 @@ def summary(log: Log) -> dict[str, Any]:
         "waits_between_tokens": [
             entry.name for part in _between_tokens(log.entries) for entry in part if entry.kind == "sync"
         ],
-        "pageable": sum(entry.kind == "copy" and entry.name == "h2d pageable" for entry in after_loading),
+        "pageable": sum(
+            entry.kind == "copy" and entry.name == "h2d pageable"
+            for part in _parts(after_loading)
+            if not _captures(part)  # a step is compiled there, and the compiler tries its kernels
+            for entry in part
+        ),
         "allocated_in_capture": sum(entry.numbers[0] for entry in _captured(log.entries) if entry.kind == "malloc"),
     }
 
@@ -50,13 +55,20 @@ def _after(entries: Sequence[Entry], mark: str, *, last: bool = False) -> Sequen
     return entries[places[-1 if last else 0] :] if places else []
 
 
+def _parts(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    """Yield the calls from each mark to the next."""
+    marks = [number for number, entry in enumerate(entries) if entry.kind == "mark"]
+    return (entries[start:stop] for start, stop in pairwise([*marks, len(entries)]))
+
+
+def _captures(part: Sequence[Entry]) -> bool:
+    return any(entry.kind == "graph" and entry.name == "begin" for entry in part)
+
+
 def _between_tokens(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
     """Yield the calls from each token of a batch to its next, except those in which a graph was captured."""
-    marks = [number for number, entry in enumerate(entries) if entry.kind == "mark"]
-    for start, stop in pairwise(marks):
-        part = entries[start:stop]
-        is_captured = any(entry.kind == "graph" and entry.name == "begin" for entry in part)
-        if entries[start].name == entries[stop].name == TOKEN and not is_captured:
+    for part, following in pairwise(_parts(entries)):
+        if part[0].name == following[0].name == TOKEN and not _captures(part):
             yield part
 
 

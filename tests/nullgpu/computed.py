@@ -1,5 +1,7 @@
-"""What kernels would have computed, if a run needs the numbers to continue: sampled tokens, sizes, stop strings."""
+"""What kernels would have computed, if a run needs the numbers to continue: sampled tokens, sizes, stop strings,
+metrics that are not NaN."""
 
+import math
 import warnings
 from dataclasses import replace
 
@@ -8,6 +10,7 @@ import torch
 from tiercel.devices import moved
 from tiercel.models.families.gemma4 import Gemma4
 from tiercel.rollout.local.engine import LocalSampler
+from tiercel.runs.directory import RunDirectory
 
 
 def stand_in() -> None:
@@ -38,6 +41,13 @@ def stand_in() -> None:
             for image in images
         ]
 
+    record = RunDirectory.record
+
+    def record_finite(self, row):
+        is_odd = {key: isinstance(value, float) and not math.isfinite(value) for key, value in row.items()}
+        record(self, {key: 0.0 if is_odd[key] else value for key, value in row.items()})
+
+    RunDirectory.record = record_finite
     LocalSampler._completions = drawn_completions
     LocalSampler._completes_a_stop = completes_no_stop
     Gemma4.vision_features = features_of_planned_size

@@ -1,16 +1,20 @@
 """The log of a whole step on a null card: `python -m tests.nullgpu.step MODEL FILE` writes the calls of the second step
-by phase, for benchmarks/gpu/roofline.py. The graphs of the first step's captures come first in the rollout."""
+by phase, for benchmarks/gpu/roofline.py, and prints how many launches they are. The graphs of the first step's captures
+come first in the rollout."""
 
 import json
 import sys
-import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-from benchmarks.gpu.models import MODELS, random_policy
+from benchmarks.gpu.models import MODELS, make_config, random_policy
 from benchmarks.gpu.setup import Clock, on_a_card
 from benchmarks.gpu.whole_steps import STEPS, TOY_STEPS, WholeStep, one_step
+from tests.nullgpu.computed import stand_in
 from tests.nullgpu.log import Entry, Log, logged, mark
 from tiercel.config.schema import Optim
 from tiercel.distributed.strategies.optimizer import build_optimizer
@@ -18,7 +22,7 @@ from tiercel.models.vision_cache import VisionStore
 from tiercel.rollout.local.engine import LocalSampler
 
 PHASES = ("vision", "rollout", "learn", "update")
-PHASE = "phase"
+PHASE, TOUCHES = "phase", "touches "
 
 
 def step_of(model: str) -> WholeStep:
@@ -26,15 +30,20 @@ def step_of(model: str) -> WholeStep:
     return next(step for step in (*STEPS.values(), *TOY_STEPS.values()) if step.model == model)
 
 
-def mark_phases() -> None:
-    """Mark in the log where each phase begins."""
-    running = Clock.running
+def mark_calls() -> None:
+    """Mark in the log where each phase begins, and before each fused kernel the bytes of its tensors."""
+    running, run_kernel = Clock.running, CachingAutotuner.run
 
-    def marked(self: Clock):
+    def marked(self: Clock) -> Any:
         mark(PHASE)
         return running(self)
 
-    Clock.running = marked
+    def weighed(self: CachingAutotuner, *given: Any, **options: Any) -> Any:
+        tensors = [each for each in given if isinstance(each, torch.Tensor)]
+        mark(f"{TOUCHES}{sum(each.numel() * each.element_size() for each in tensors)}")
+        return run_kernel(self, *given, **options)
+
+    Clock.running, CachingAutotuner.run = marked, weighed
 
 
 def run(step: WholeStep) -> dict[str, list[Entry]]:
@@ -70,9 +79,35 @@ def _captures(entries: list[Entry]) -> list[Entry]:
     return kept
 
 
+def with_bytes(entries: list[Entry]) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """Yield the calls as the file has them: fused kernels with one number more, the bytes of their tensors."""
+    touched: tuple[int, ...] = ()
+    for entry in entries:
+        if entry.kind == "mark" and entry.name.startswith(TOUCHES):
+            touched = (int(entry.name.removeprefix(TOUCHES)),)
+        else:
+            yield entry.kind, (*entry.numbers, *touched), entry.name
+            touched = ()
+
+
+def counted(model: str, phases: Mapping[str, list[Entry]]) -> dict[str, Any]:
+    """Return the launches of the step by phase, replays not counted, and the most nodes of a decoded token for each
+    layer of the decoder."""
+    replays = [entry for entry in phases["rollout"] if entry.kind == "graph" and entry.name == "launch"]
+    nodes = max((entry.numbers[1] for entry in replays), default=0)
+    layers = make_config(MODELS[model]).get_text_config().num_hidden_layers
+    captured = {id(entry) for entry in _captures(phases["rollout"])}
+    launches = {
+        phase: sum(each.kind in {"launch", "gemm"} and id(each) not in captured for each in calls)
+        for phase, calls in phases.items()
+    }
+    return {"launches": launches, "token_nodes": nodes, "nodes_per_layer": round(nodes / layers, 1)}
+
+
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    torch.backends.cudnn.enabled = False  # there is no null cuDNN
+    stand_in()
+    mark_calls()
     made = run(step_of(sys.argv[1]))
-    content = {phase: [[each.kind, each.numbers, each.name] for each in calls] for phase, calls in made.items()}
+    content = {phase: list(with_bytes(calls)) for phase, calls in made.items()}
     Path(sys.argv[2]).write_text(json.dumps({"model": sys.argv[1], "phases": content}), encoding="utf-8")
+    print(json.dumps(counted(sys.argv[1], made)), flush=True)

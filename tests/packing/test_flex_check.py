@@ -8,7 +8,7 @@ from tiercel.models.layers.attention_span import AttentionSpan
 from tiercel.packing.attention import flex
 from tiercel.packing.attention import flex as flex_check
 from tiercel.packing.attention.block_mask import block_mask
-from tiercel.packing.attention.flex import KERNELS, flex_obstacle, kernel_options
+from tiercel.packing.attention.flex import KERNELS, Kernels, flex_obstacle, kernel_options
 from tiercel.packing.tree import groups_tree
 
 CPU = torch.device("cpu")
@@ -78,3 +78,10 @@ def test_no_option_promises_what_the_mask_does_not_hold():
     for dtype in (torch.bfloat16, torch.float32):
         for size in (64, 128, 256, 512):
             assert "ROWS_GUARANTEED_SAFE" not in kernel_options(size, dtype)
+
+
+def test_a_planted_promise_is_seen(monkeypatch):
+    options = Kernels.options.fget
+    monkeypatch.setattr(Kernels, "options", property(lambda self: options(self) | {"ROWS_GUARANTEED_SAFE": True}))
+    with pytest.raises(AssertionError, match="ROWS_GUARANTEED_SAFE"):
+        test_no_option_promises_what_the_mask_does_not_hold()

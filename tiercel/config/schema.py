@@ -100,7 +100,8 @@ class Learner(Section):
     their inputs; selective keeps attention and some of the largest matrix products, a third of the memory of false."""
     compile: bool | Literal["auto"] = "auto"
     """Fuse norms, rotary embeddings, MLPs and adapters of the decoder by torch.compile. auto: on a GPU with form flex
-    if the strategy is single or ddp, without dropout and without selective checkpointing."""
+    if the strategy is single or ddp, without dropout and without selective checkpointing. false also leaves the layers
+    of sampled tokens as they are, which the local engine compiles on a GPU."""
 
 
 class PartRates(Section):

@@ -44,6 +44,11 @@ class CachePlaces:
     may_see_nothing: bool = False  # of a prompt
     are_ragged: bool = False  # rows have different numbers of new tokens
     prompt_parts: "PromptParts | None" = None  # set if each row sees another part of its prompt
+    query_bounds: tuple[int, Tensor] | None = None  # queries of a row in each key head, and `bounds` times these
+
+    def with_queries(self, queries: int) -> "CachePlaces":
+        """Compute the bounds of the prompts' queries, which layers then share."""
+        return replace(self, query_bounds=(queries, self.bounds * queries))
 
     def of(self, rows: int) -> "CachePlaces":
         """Return the places of the first rows."""
@@ -90,6 +95,9 @@ class Kernel(Protocol):
         """Allocate zeros (sequences, J, tokens, E) in the layout that is read without a copy. `like` is (B, J, P,
         E)."""
 
+    def put(self, memory_RJLE: Tensor, place_1: Tensor, new_RJ1E: Tensor) -> None:
+        """Write a token of every row."""
+
     def over_own(
         self, query_RJQE: Tensor, key_RJLE: Tensor, value_RJLE: Tensor, places: CachePlaces, scale: float
     ) -> Attended:
@@ -106,6 +114,9 @@ class ExactKernel:
 
     def memory(self, like: Tensor, sequences: int, tokens: int) -> Tensor:
         return like.new_zeros(sequences, like.shape[1], tokens, like.shape[3])
+
+    def put(self, memory_RJLE: Tensor, place_1: Tensor, new_RJ1E: Tensor) -> None:
+        memory_RJLE.index_copy_(2, place_1, new_RJ1E)
 
     def over_own(
         self, query_RJQE: Tensor, key_RJLE: Tensor, value_RJLE: Tensor, places: CachePlaces, scale: float
@@ -151,6 +162,10 @@ class FlashKernel:
     def memory(self, like: Tensor, sequences: int, tokens: int) -> Tensor:
         return like.new_zeros(sequences, tokens, like.shape[1], like.shape[3]).transpose(1, 2)
 
+    def put(self, memory_RJLE: Tensor, place_1: Tensor, new_RJ1E: Tensor) -> None:
+        """Write in the layout of the memory: in a compiled layer, PyTorch would take the result for one of another."""
+        memory_RJLE.transpose(1, 2).index_copy_(1, place_1, new_RJ1E.transpose(1, 2))
+
     def over_own(
         self, query_RJQE: Tensor, key_RJLE: Tensor, value_RJLE: Tensor, places: CachePlaces, scale: float
     ) -> Attended:
@@ -175,11 +190,13 @@ class FlashKernel:
             of_rows = replace(places, own_starts=parts.starts, used_R=parts.used_R)
             output, lse = self.over_own(query_RJQE, key_BJPE, value_BJPE, of_rows, scale)
             return output, lse.masked_fill(lse == torch.inf, -torch.inf)
+        known = places if places.query_bounds is not None else places.with_queries(queries)
+        assert known.query_bounds is not None and known.query_bounds[0] == queries
         output, lse = _flash_sequences(
             query_RJQE.transpose(1, 2).reshape(rows * queries, heads, size),
             key_BJPE,
             value_BJPE,
-            FlashSpans(places.bounds * queries, places.group_size * queries, places.prompt_starts, places.lengths_B),
+            FlashSpans(known.query_bounds[1], places.group_size * queries, places.prompt_starts, places.lengths_B),
             scale,
         )
         if places.may_see_nothing:  # the kernel then returns inf

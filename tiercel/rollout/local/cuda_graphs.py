@@ -7,6 +7,8 @@ suffixes: docs/shapes.md.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
 from warnings import warn
 
 import torch
@@ -16,6 +18,8 @@ from torch import Tensor
 from tiercel.devices import moved
 from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
+from tiercel.models.weights.memory_errors import is_out_of_memory
+from tiercel.rollout.local.compiled_layers import CompiledStep
 from tiercel.rollout.local.decoding import RowDecoder
 from tiercel.rollout.local.paused_rows import RowState
 from tiercel.rollout.local.prefill import PrefillAttention
@@ -49,11 +53,18 @@ Capture = Callable[[Step, Tensor, CapturedStep | None], CapturedStep]
 
 class FixedDecoder(RowDecoder):
     """Decoder that runs each prompt once for its group, in memory that is kept from batch to batch. `capture` makes a
-    graph of a step; None: steps are not captured."""
+    graph of a step; None: steps are not captured. `backend` compiles the layers of a step; None: it is not compiled."""
 
-    def __init__(self, policy: Policy, vision: VisionStore, capture: Capture | None = CapturedStep):
+    def __init__(
+        self,
+        policy: Policy,
+        vision: VisionStore,
+        capture: Capture | None = CapturedStep,
+        backend: Any = None,
+    ):
         super().__init__(policy, vision)
         self.capture = capture
+        self.compiled = None if backend is None else CompiledStep(self.language_model, backend)
         self.memory: FixedMemory | None = None
         self.steps: dict[int, CapturedStep] = {}  # by number of rows
         self.made_for: tuple[object, ...] = ()
@@ -144,7 +155,15 @@ class FixedDecoder(RowDecoder):
     def _capture(self, token_ids_R: Tensor) -> None:
         if len(self.steps) == MOST_STEPS:
             self.steps.clear()
-        self._warm_up(token_ids_R)
+        try:
+            self._warm_up(token_ids_R)
+        except RuntimeError as error:  # from the compiler
+            if self.compiled is None or is_out_of_memory(error):
+                raise
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            warn(f"decoding continues with uncompiled layers, which is slower: {reason}", RuntimeWarning, stacklevel=2)
+            self.compiled = None
+            self._warm_up(token_ids_R)
         assert self.capture is not None
         beside = next(iter(self.steps.values()), None)
         stream = torch.cuda.current_stream() if token_ids_R.is_cuda else None
@@ -159,8 +178,10 @@ class FixedDecoder(RowDecoder):
     def _eager_step(self, token_ids_R: Tensor) -> Tensor:
         assert self.memory is not None
         self.memory.add_token()
-        positions_R = self.positions_R[: len(token_ids_R)]
-        logits_RV = self.logits(self.new_hidden_states(token_ids_R, positions_R, self.memory))
+        rows = len(token_ids_R)
+        positions_R = self.positions_R[:rows]
+        with nullcontext() if self.compiled is None else self.compiled.running(self.memory, rows):
+            logits_RV = self.logits(self.new_hidden_states(token_ids_R, positions_R, self.memory))
         positions_R += 1
         return logits_RV
 
@@ -170,6 +191,8 @@ class FixedDecoder(RowDecoder):
         counters = (self.positions_R, *self.memory.counters())
         before = [tensor.clone() for tensor in counters]
         for _ in range(WARM_UP_STEPS if token_ids_R.is_cuda else 1):
-            self._eager_step(token_ids_R)
-            for tensor, value in zip(counters, before, strict=True):
-                tensor.copy_(value)
+            try:
+                self._eager_step(token_ids_R)
+            finally:
+                for tensor, value in zip(counters, before, strict=True):
+                    tensor.copy_(value)

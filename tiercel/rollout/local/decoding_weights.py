@@ -9,7 +9,6 @@ from functools import partial
 import torch
 from peft.tuners.lora.layer import Linear as LoraLinear
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from tiercel.models.policy import REFERENCE, Policy
 
@@ -164,7 +163,7 @@ class NarrowLinears:
     def __init__(self, policy: Policy):
         self.dtype = policy.compute_dtype
         self.layers = _float32_layers(policy) if policy.needs_autocast else []
-        self.copies: dict[nn.Linear, tuple[Tensor, Tensor | None]] = {}
+        self.copies: dict[nn.Linear, tuple[nn.Parameter, nn.Parameter | None]] = {}
 
     @contextmanager
     def of_present_weights(self) -> Iterator[None]:
@@ -180,8 +179,11 @@ class NarrowLinears:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Make the layers compute with their copies, without gradient."""
-        with replaced({layer: partial(_product, *copies) for layer, copies in self.copies.items()}):
+        """Make the copies the parameters of the layers. Other forward passes would be compiled anew for each layer."""
+        with ExitStack() as undo:
+            for layer, (weight, bias) in self.copies.items():
+                undo.callback(partial(layer._parameters.update, dict(layer._parameters)))
+                layer._parameters.update({"weight": weight, "bias": bias})
             yield
 
     @property
@@ -191,12 +193,8 @@ class NarrowLinears:
     def release(self) -> None:
         self.copies.clear()
 
-    def _empty_like(self, weight: Tensor) -> Tensor:
-        return torch.empty_like(weight, dtype=self.dtype, requires_grad=False)
-
-
-def _product(weight: Tensor, bias: Tensor | None, inputs: Tensor) -> Tensor:
-    return linear(inputs, weight, bias)
+    def _empty_like(self, weight: Tensor) -> nn.Parameter:
+        return nn.Parameter(torch.empty_like(weight, dtype=self.dtype, requires_grad=False), requires_grad=False)
 
 
 def _float32_layers(policy: Policy) -> list[nn.Linear]:

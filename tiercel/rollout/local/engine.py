@@ -18,6 +18,7 @@ from tiercel.config.schema import Rollout
 from tiercel.devices import moved
 from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
+from tiercel.packing.compiling import default_backend
 from tiercel.rollout.dialogue import Dialogues
 from tiercel.rollout.drawing import TokenDraw
 from tiercel.rollout.local.cuda_graphs import CapturedStep, FixedDecoder
@@ -78,7 +79,7 @@ def _empty(rows: int, max_new_tokens: int, device: torch.device) -> _Sequences:
 class LocalSampler:
     """Sampler that uses transformers' own forward pass, in batches of prompts. `whole_policy` is a context in which
     this rank has all weights. `weights_stay` means that it always has them, so that captured graphs and copies stay
-    valid. `beat` is called for each token."""
+    valid. On a GPU, layers are compiled for captured steps with `may_compile`. `beat` is called for each token."""
 
     shares_weights = True
 
@@ -88,13 +89,14 @@ class LocalSampler:
         vision: VisionStore,
         *,
         weights_stay: bool = True,
+        may_compile: bool = True,
         prepacked_bytes: int = PREPACKED_BYTES,
         whole_policy: Callable[[], AbstractContextManager[None]] = nullcontext,
         beat: Callable[[], None] = lambda: None,
     ):
         self.policy = policy
         self.family = policy.family
-        self.decoder = build_decoder(policy, vision, may_capture=weights_stay)
+        self.decoder = build_decoder(policy, vision, may_capture=weights_stay, may_compile=may_compile)
         self.weights = decoding_weights(policy, self.decoder, prepacked_bytes if weights_stay else None)
         self.look_every = 1 if policy.device.type == "cpu" else LOOK_EVERY
         self.is_deterministic = policy.device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
@@ -241,15 +243,19 @@ class LocalSampler:
         return completions
 
 
-def build_decoder(policy: Policy, vision: VisionStore, *, may_capture: bool = True) -> Decoder:
-    """Choose the fastest decoder for the model and the device. Steps are captured only on a GPU with `may_capture`. It
-    is false if weights are gathered for a rollout: they lie elsewhere each time, and hooks of FSDP2 wait for
-    streams."""
+def build_decoder(
+    policy: Policy, vision: VisionStore, *, may_capture: bool = True, may_compile: bool = True
+) -> Decoder:
+    """Choose the fastest decoder for the model and the device. Steps are captured, and compiled before with
+    `may_compile`, only on a GPU with `may_capture`. It is false if weights are gathered for a rollout: they lie
+    elsewhere each time, and hooks of FSDP2 wait for streams."""
     if policy.family.sharing_obstacle(policy.family.language_model(policy.model).config):
         return RepeatedDecoder(policy, vision)
     if policy.device.type == "cpu":
         return SharedDecoder(policy, vision)
-    return FixedDecoder(policy, vision, CapturedStep if may_capture and policy.device.type == "cuda" else None)
+    if may_capture and policy.device.type == "cuda":
+        return FixedDecoder(policy, vision, CapturedStep, default_backend(policy.device) if may_compile else None)
+    return FixedDecoder(policy, vision, None)
 
 
 def decoding_weights(policy: Policy, decoder: Decoder, prepacked_bytes: int | None) -> DecodingWeights:

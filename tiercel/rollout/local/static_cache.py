@@ -65,14 +65,36 @@ class _Layer:
         return self.own_key_RJLE, self.own_value_RJLE
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerAttention:
+    """The attention of one new token in every row, in one layer: over its prompt and over its own new tokens, joined by
+    their log-sum-exp. All that it reads is here, so that a compiled layer can contain it."""
+
+    kernel: Kernel
+    prompts: KeysAndValues  # (B, J, P, E) each
+    own: KeysAndValues  # (R, J, L, E) each
+    places: CachePlaces
+    newest_1: Tensor
+
+    def __call__(self, scale: float, query_RA1E: Tensor, key_RJ1E: Tensor, value_RJ1E: Tensor) -> Tensor:
+        rows, heads, _, size = query_RA1E.shape
+        for memory, new in zip(self.own, (key_RJ1E, value_RJ1E), strict=True):
+            self.kernel.put(memory, self.newest_1, new)
+        query_RJQE = query_RA1E.reshape(rows, key_RJ1E.shape[1], -1, size)
+        own_RJQE, own_lse_RJQ = self.kernel.over_own(query_RJQE, *self.own, self.places, scale)
+        prompt_RJQE, prompt_lse_RJQ = self.kernel.over_prompts(query_RJQE, *self.prompts, self.places, scale)
+        weight_RJQ1 = torch.sigmoid(own_lse_RJQ - prompt_lse_RJQ)[..., None].to(own_RJQE.dtype)
+        return torch.lerp(prompt_RJQE, own_RJQE, weight_RJQ1).reshape(rows, heads, 1, size)
+
+
 class FixedMemory(RowMemory):
-    """The attention of one new token in every row, over its prompt and over its own new tokens, joined by their
-    log-sum-exp."""
+    """The memory of all layers. It is the form of attention of a step: one new token in every row."""
 
     def __init__(self, room: BatchSize, device: torch.device):
         self.room, self.device = room, device
         self.layers: dict[int, _Layer] = {}
         self.states: dict[int, DeltaState] = {}
+        self.seen: dict[tuple[int, int, int | None], CachePlaces] = {}  # of the present step
         prompt_order = torch.arange(room.prompts + 1, dtype=torch.int32, device=device)
         row_order = torch.arange(room.rows + 1, dtype=torch.int32, device=device)
         self.places = CachePlaces(
@@ -150,6 +172,7 @@ class FixedMemory(RowMemory):
         """Start using one more token of every row."""
         self.newest_1 += 1
         self.places.used_R.add_(1)
+        self.seen.clear()
 
     def counters(self) -> Iterator[Tensor]:
         """Yield what a step changes besides the place of the newest token, which the next step overwrites."""
@@ -167,21 +190,27 @@ class FixedMemory(RowMemory):
         return sum(tensor.nbytes for tensor in (*tensors, *self.counters()))
 
     def __call__(self, layer: Layer, query_RA1E: Tensor, key_RJ1E: Tensor, value_RJ1E: Tensor) -> Tensor:
-        rows, heads, _, size = query_RA1E.shape
-        held, places = self.layers[layer.index], self.places.of(rows)
-        window = layer.attention_span.window
-        if window is not None and window < self.room.prompt_tokens + self.room.new_tokens:
-            places = places.within(window)
-        own_key, own_value = held.own_key_RJLE[:rows], held.own_value_RJLE[:rows]
-        own_key.index_copy_(2, self.newest_1, key_RJ1E)
-        own_value.index_copy_(2, self.newest_1, value_RJ1E)
-        query_RJQE = query_RA1E.reshape(rows, key_RJ1E.shape[1], -1, size)
-        own_RJQE, own_lse_RJQ = held.kernel.over_own(query_RJQE, own_key, own_value, places, layer.scale)
-        prompt_RJQE, prompt_lse_RJQ = held.kernel.over_prompts(
-            query_RJQE, held.prompt_key_BJPE, held.prompt_value_BJPE, places, layer.scale
+        rows, heads = query_RA1E.shape[:2]
+        attention = self.of_layer(layer.index, rows, heads, layer.attention_span.window)
+        return attention(layer.scale, query_RA1E, key_RJ1E, value_RJ1E)
+
+    def of_layer(self, number: int, rows: int, heads: int, window: int | None) -> LayerAttention:
+        """Return the attention of the first rows in a layer with so many query heads. Layers that are alike have the
+        same places."""
+        held = self.layers[number]
+        queries = heads // held.prompt_key_BJPE.shape[1]
+        if (rows, queries, window) not in self.seen:
+            places = self.places.of(rows).with_queries(queries)
+            if window is not None and window < self.room.prompt_tokens + self.room.new_tokens:
+                places = places.within(window)
+            self.seen[rows, queries, window] = places
+        return LayerAttention(
+            kernel=held.kernel,
+            prompts=(held.prompt_key_BJPE, held.prompt_value_BJPE),
+            own=(held.own_key_RJLE[:rows], held.own_value_RJLE[:rows]),
+            places=self.seen[rows, queries, window],
+            newest_1=self.newest_1,
         )
-        weight_RJQ1 = torch.sigmoid(own_lse_RJQ - prompt_lse_RJQ)[..., None].to(own_RJQE.dtype)
-        return torch.lerp(prompt_RJQE, own_RJQE, weight_RJQ1).reshape(rows, heads, 1, size)
 
     def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:
         held, rows = self.states[layer], len(tokens.mixed_RTO)

@@ -107,6 +107,7 @@ def _local(recipe: GrpoRecipe, trainer: Trainer, rows: Sequence[Row]) -> Sampler
         trainer.policy,
         trainer.vision,
         weights_stay=strategy.passes_are_private,
+        may_compile=recipe.learner.compile is not False,
         prepacked_bytes=recipe.rollout.prepacked_bytes,
         whole_policy=strategy.whole_policy,
         beat=trainer.ranks.heartbeat.beat,

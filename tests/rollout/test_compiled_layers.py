@@ -1,0 +1,65 @@
+"""Steps whose layers are compiled: traced as on a GPU, but run on a CPU operation by operation (`aot_eager`)."""
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from tests.rollout.recorded_step import RecordedStep
+from tests.rollout.test_captured import PARAMS, SEEDS, sampler_of, tokens
+from tests.tiny_models import random_ids, tiny_policy, tiny_prompts
+from tiercel.models.vision_cache import VisionStore
+from tiercel.rollout.local.cuda_graphs import FixedDecoder
+from tiercel.rollout.local.decoding_weights import NarrowLinears
+from tiercel.rollout.local.engine import LocalSampler
+
+
+@pytest.fixture(autouse=True)
+def counted_graphs():
+    """Graphs are counted from 0."""
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "layers", "graphs"),
+    [
+        ("qwen2_5_vl", "bfloat16", 2, 1),
+        ("gemma3", "float32", 3, 2),  # with a window and without
+        ("qwen3_5", "float32", 1, 1),  # the others have a state
+        ("qwen3_5_moe", "float32", 0, 0),
+    ],
+)
+def test_logits_are_those_of_layers_that_are_not_compiled(tiny_checkpoints, name, dtype, layers, graphs):
+    """Batches of two sizes, and rows that leave, need no other graphs."""
+    policy = tiny_policy(tiny_checkpoints[name], noise=0.1, dtype=dtype)
+    prompts, vision, linears = tiny_prompts(policy.family), VisionStore(policy, 0), NarrowLinears(policy)
+    compiled, plain = (FixedDecoder(policy, vision, None, backend) for backend in ("aot_eager", None))
+    assert len(compiled.compiled.windows) == layers
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad(), linears.of_present_weights(), policy.autocast(keeps_casts=False), linears.in_place():
+        for group_size in (3, 2):
+            rows = len(prompts) * group_size
+            for decoder in (compiled, plain):
+                decoder.prefill(prompts, group_size, 8)
+            for kept in (range(rows), range(rows), range(0, rows, 2)):
+                for decoder in (compiled, plain):
+                    decoder.keep(list(kept))
+                ids_R = random_ids(policy.family, len(kept), generator)
+                assert torch.equal(compiled.step(ids_R), plain.step(ids_R))
+    assert counters["stats"]["unique_graphs"] == graphs
+
+
+def test_layers_that_cannot_be_compiled_are_decoded_without(tiny_checkpoints):
+    def refuses(graph, inputs):
+        raise RuntimeError("no C compiler")
+
+    policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], noise=0.3)
+    sampler = sampler_of(policy)
+    sampler.decoder = FixedDecoder(policy, VisionStore(policy, 0), RecordedStep, refuses)
+    plain = LocalSampler(policy, VisionStore(policy, 0))
+    with pytest.warns(RuntimeWarning, match="uncompiled layers"):
+        found = sampler.sample(tiny_prompts(policy.family), PARAMS, SEEDS)
+    assert tokens(found) == tokens(plain.sample(tiny_prompts(policy.family), PARAMS, SEEDS))
+    assert sampler.decoder.compiled is None and sampler.decoder.steps
