@@ -50,7 +50,7 @@ def test_too_many_failures_stop_the_training_with_the_first_one():
     assert count_failures(GROUPS).fraction == pytest.approx(1 / 7)
     count_failures(GROUPS).require_at_most(1 / 7)
     count_failures([]).require_at_most(0.0)
-    with pytest.raises(TrainingError, match=r"1 of 7 completions .* = 0.1 allows(.|\n)*mine.py:score: boom") as caught:
+    with pytest.raises(TrainingError, match=r"1 of 7 completions, .* = 0.1 allows(.|\n)*mine.py:score: boom") as caught:
         count_failures(GROUPS).require_at_most(0.1)
     assert caught.value.exit_code == EXIT_TRAINING
 
