@@ -29,7 +29,7 @@ from tiercel.training.policy_passes import Passes
 DEVICE, LIBRARY = register()
 PLAIN = {"data": {"workers": 0, "eval": None, "max_prompt_tokens": 144}, "train": {"steps": 1}}
 UPDATE = {
-    "training.update._Sums.read: read": 1,
+    "training.optimizer_step._Sums.read: read": 1,
     "distributed.strategies.replicated.Replicated.reduce_gradients: read": 1,
 }
 SEVERAL = {"optim": {"minibatches": 2, "prompts_per_step": 4}}
