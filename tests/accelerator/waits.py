@@ -15,7 +15,7 @@ ALLOWED: dict[str, str] = {
     "models.policy._add_adapter: upload": LOADING,
     "distributed.strategies.replicated.Replicated._on_first: read": SAVING,
     "distributed.strategies.replicated.Replicated.reduce_gradients: read": "once an update, to skip it by its norm",
-    "training.optimizer_step._Sums.read: read": "once an update: whether it is finite and the engine right, and the metrics",
+    "training.optimizer_step._Sums.read: read": "once an update: whether it is finite, the engine, the metrics",
     "training.grpo.reference_passes._threshold: read": "once a minibatch: the entropies of all ranks are ranked",
     "training.grpo.token_records._of_completions: read": "once a step: the tokens of its first prompts, recorded",
     "training.grpo.reference_passes.kl_penalties: read": "twice a step: rewards and old logprobs are made of it",
