@@ -29,8 +29,9 @@ def run(recipe: Recipe, arguments: Namespace, heartbeat: Heartbeat) -> None:
         for name, judged in _judged(recipe, Path(arguments.target), arguments.adapter).items():
             kept = Kept()
             if output is not None:
-                named = [identity(recipe.with_values({"model.path": judged.path})), digest_of(str(judged.adapter))]
-                kept = KeptFile(output, len(written), [*named, ranks.world_size])
+                adapter = None if judged.adapter is None else digest_of(str(judged.adapter))
+                of_model = identity(recipe.with_values({"model.path": judged.path}))
+                kept = KeptFile(output, len(written), [of_model, adapter, ranks.world_size])
                 written.append(kept)
             found = score(recipe, judged, ranks, kept)
             if ranks.is_first:

@@ -18,7 +18,7 @@ from tiercel.rewards.runtime.scorer import Scorer
 from tiercel.rollout.local.engine import LocalSampler
 from tiercel.runs.kept_groups import Kept
 from tiercel.runs.records import GroupRecord
-from tiercel.training.evaluation import evaluate, heldout_rows
+from tiercel.training.evaluation import Evaluator, heldout_rows
 from tiercel.training.grpo.policy_sync import CompletionSampler, open_dialogues
 from tiercel.training.offline.heldout_loss import heldout_loss, loss_in_words, sums_of
 from tiercel.training.offline.objectives import Known, objective_of
@@ -92,7 +92,14 @@ def score(recipe: Recipe, judged: ModelToScore, ranks: Ranks, kept: Kept) -> Hel
         Scorer(chosen.rewards, chosen.reliability, space) as scorer,
         open_dialogues(chosen, policy.family) as dialogues,
     ):
-        completion_sampler = CompletionSampler(sampler=sampler, dialogues=dialogues)
-        evaluation = evaluate(completion_sampler, store, policy.family, chosen, scorer, ranks, kept)
+        evaluator = Evaluator(
+            completion_sampler=CompletionSampler(sampler=sampler, dialogues=dialogues),
+            vision=store,
+            family=policy.family,
+            recipe=chosen,
+            scorer=scorer,
+            ranks=ranks,
+        )
+        evaluation = evaluator.evaluate(kept)
     assert evaluation is not None
     return HeldoutScore(line=evaluation.summary(), metrics=evaluation.metrics())

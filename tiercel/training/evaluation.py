@@ -111,88 +111,85 @@ def evaluate_policy(session: Session, trainer: Trainer, rollouts: Rollouts, step
         return {}
     started = time.perf_counter()
     ranks.heartbeat.begin("evaluation", step)
-    completion_sampler, family = rollouts.completion_sampler, trainer.family
+    evaluator = Evaluator(
+        completion_sampler=rollouts.completion_sampler,
+        vision=trainer.vision,
+        family=trainer.family,
+        recipe=rollouts.recipe,
+        scorer=rollouts.scorer,
+        ranks=ranks,
+    )
     scored, rejected = list[ScoredGroup](), list(table.rejected)
-    with waiting("scoring the held-out rows"), completion_sampler.sampler.awake():
-        batches = heldout_batches(
-            completion_sampler, trainer.vision, family, rollouts.recipe, rollouts.scorer, ranks, table
-        )
-        for groups, more in batches:
+    with waiting("scoring the held-out rows"), evaluator.completion_sampler.sampler.awake():
+        for groups, more in evaluator.batches(table):
             scored += groups
             rejected += more
-    ranks.together(lambda: require_few_bad(len(rejected), table.total, rollouts.recipe.data, rejected))
+    ranks.together(lambda: require_few_bad(len(rejected), table.total, evaluator.recipe.data, rejected))
     no_advantages = [[None] for _ in scored]
-    everyone = session.run.record_groups("evaluations", step, family, scored, no_advantages)
+    everyone = session.run.record_groups("evaluations", step, trainer.family, scored, no_advantages)
     evaluation = judge(everyone, len(rejected))
     logger.info(f"held out, step {step}: {evaluation.summary()}")
     return {**evaluation.metrics(), "eval/time": time.perf_counter() - started}
 
 
-def evaluate(
-    completion_sampler: CompletionSampler,
-    vision: VisionStore,
-    family: Family,
-    recipe: GrpoRecipe,
-    scorer: Scorer,
-    ranks: Ranks,
-    kept: Kept,
-) -> Evaluation | None:
-    """Score greedy completions of every row of data.eval, or return None if the recipe has no such rows. With several
-    ranks, each takes its share, and the first has the result. `kept` gets the completions batch by batch; after those
-    that it has already, the evaluation goes on."""
-    table = heldout_rows(recipe, ranks)
-    if table is None:
-        return None
-    tally = Tally()
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluator:
+    """Completes held-out rows greedily and scores them; each rank takes its share."""
 
-    def add(groups: Iterable[GroupRecord]) -> None:
-        for completion in (group.completions[0] for group in groups):
-            tally.add(completion.total, completion.rewards, completion.is_correct)
+    completion_sampler: CompletionSampler
+    vision: VisionStore
+    family: Family
+    recipe: GrpoRecipe
+    scorer: Scorer
+    ranks: Ranks
 
-    def begin() -> tuple[int, int]:
-        begun = kept.begin(partial(table.identity, ranks.heartbeat.beat))
-        add(kept.read())
-        return begun
+    def evaluate(self, kept: Kept) -> Evaluation | None:
+        """Score every row of data.eval, or return None if the recipe has no such rows. The first rank has the result.
+        `kept` gets the completions batch by batch; after those that it has already, the evaluation goes on."""
+        table, ranks = heldout_rows(self.recipe, self.ranks), self.ranks
+        if table is None:
+            return None
+        tally = Tally()
 
-    start, bad = ranks.on_first(begin)
-    rejected, space = list(table.rejected), family.coordinate_space
-    bad += len(rejected)
-    with counting("scoring the held-out rows", len(table.rows), is_first=ranks.is_first) as show:
-        batches = heldout_batches(completion_sampler, vision, family, recipe, scorer, ranks, table, start)
-        for number, (scored, more) in enumerate(batches, start=start + 1):
-            gathered = gathered_groups(ranks, scored, [[None]] * len(scored))
-            records = [group_record(group, values, space) for group, values in gathered]
-            rejected += more
-            bad += len(more)
-            ranks.on_first(partial(kept.add, records, number, bad - len(table.rejected)))
-            add(records)
-            show(min(number * ROWS_AT_ONCE * ranks.world_size, len(table.rows)))
-    ranks.together(lambda: require_few_bad(bad, table.total, recipe.data, rejected))
-    return tally.evaluation(bad)
+        def add(groups: Iterable[GroupRecord]) -> None:
+            for completion in (group.completions[0] for group in groups):
+                tally.add(completion.total, completion.rewards, completion.is_correct)
 
+        def begin() -> tuple[int, int]:
+            begun = kept.begin(partial(table.identity, ranks.heartbeat.beat))
+            add(kept.read())
+            return begun
 
-def heldout_batches(
-    completion_sampler: CompletionSampler,
-    vision: VisionStore,
-    family: Family,
-    recipe: GrpoRecipe,
-    scorer: Scorer,
-    ranks: Ranks,
-    table: RowTable,
-    start: int = 0,
-) -> Iterator[tuple[Sequence[ScoredGroup], Sequence[RejectedRow]]]:
-    """Complete and score this rank's share of the held-out rows, batch by batch from the batch `start` on; also yield
-    the rows of each batch that all ranks rejected."""
-    params = greedy_params(recipe.rollout)
-    encode = prompt_encoder(family, recipe.data)
-    with heldout_loader(table.rows, encode, recipe, ranks, ROWS_AT_ONCE * ranks.world_size, start) as loader:
-        for _ in range(loader.steps_left):
-            batch = next_batch(loader, ranks)
-            prompts = ranks.together(partial(completion_sampler.begun, batch.prompts))
-            groups = ranks.together(partial(completion_sampler.sample, prompts, params, [0] * len(prompts)))
-            scored = ranks.together(partial(scorer.score, groups))
-            vision.end_step()
-            yield scored, batch.rejected
+        start, bad = ranks.on_first(begin)
+        rejected, space = list(table.rejected), self.family.coordinate_space
+        bad += len(rejected)
+        with counting("scoring the held-out rows", len(table.rows), is_first=ranks.is_first) as show:
+            for number, (scored, more) in enumerate(self.batches(table, start), start=start + 1):
+                gathered = gathered_groups(ranks, scored, [[None]] * len(scored))
+                records = [group_record(group, values, space) for group, values in gathered]
+                rejected += more
+                bad += len(more)
+                ranks.on_first(partial(kept.add, records, number, bad - len(table.rejected)))
+                add(records)
+                show(min(number * ROWS_AT_ONCE * ranks.world_size, len(table.rows)))
+        ranks.together(lambda: require_few_bad(bad, table.total, self.recipe.data, rejected))
+        return tally.evaluation(bad)
+
+    def batches(self, table: RowTable, start: int = 0) -> Iterator[tuple[Sequence[ScoredGroup], Sequence[RejectedRow]]]:
+        """Yield this rank's share of the rows scored, batch by batch from the batch `start` on, and the rows of each
+        batch that all ranks rejected."""
+        sampler, ranks = self.completion_sampler, self.ranks
+        params = greedy_params(self.recipe.rollout)
+        encode = prompt_encoder(self.family, self.recipe.data)
+        at_once = ROWS_AT_ONCE * ranks.world_size
+        with heldout_loader(table.rows, encode, self.recipe, ranks, at_once, start) as loader:
+            for _ in range(loader.steps_left):
+                batch = next_batch(loader, ranks)
+                prompts = ranks.together(partial(sampler.begun, batch.prompts))
+                groups = ranks.together(partial(sampler.sample, prompts, params, [0] * len(prompts)))
+                scored = ranks.together(partial(self.scorer.score, groups))
+                self.vision.end_step()
+                yield scored, batch.rejected
 
 
 def judge(scored: Sequence[ScoredGroup], rejected: int) -> Evaluation:
