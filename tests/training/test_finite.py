@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from benchmarks.faults.fault_plan import Fault, planning
@@ -237,6 +238,14 @@ def test_a_kept_microbatch_is_what_was_computed(tiny_checkpoints, rows, monkeypa
     assert (
         torch.equal(batch.sampler_logprobs_N, wanted.sampler_logprobs_N) and not batch.sampler_logprobs_N.isnan().any()
     )
+    (file,) = (Path(recipe.output) / "nonfinite/step-000000").glob("*.safetensors")
+    with safe_open(file, "pt") as opened:  # an older version wrote another name of the class
+        metadata, tensors = opened.metadata(), {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    (header,) = metadata
+    assert '"Microbatches"' in metadata[header]
+    save_file(tensors, file, {header: metadata[header].replace('"Microbatches"', '"PolicyUnit"')})
+    (older,) = read_kept(file.parent, torch.device("cpu"))
+    assert older.unit.batches[0].packed.tree == wanted.packed.tree
     assert [each.sha256 for each in batch.packed.images] == [each.sha256 for each in wanted.packed.images]
     assert all(
         torch.equal(a.views[0], b.views[0]) for a, b in zip(batch.packed.images, wanted.packed.images, strict=True)
