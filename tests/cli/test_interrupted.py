@@ -35,6 +35,7 @@ def test_ctrl_c_while_modules_are_imported_ends_the_command_in_one_line(module, 
         (sys.executable, "-c", INTERRUPTING, module, str(times), "doctor"),
         capture_output=True,
         text=True,
+        timeout=600,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert (ended.returncode, ended.stderr) == (EXIT_INTERRUPTED, "tiercel: interrupted\n")
