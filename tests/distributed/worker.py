@@ -39,7 +39,7 @@ from tiercel.training.grpo.minibatches import grouped_by_rank
 from tiercel.training.offline.objectives import objective_of
 from tiercel.training.optimizer_step import example_update
 from tiercel.training.trainer import Trainer, build_trainer
-from tiercel.types import Completion, EncodedPrompt, Example, Group, Row, ScoredCompletion, ScoredGroup
+from tiercel.types import Completion, EncodedPrompt, Example, Group, Message, Row, ScoredCompletion, ScoredGroup
 
 STEPS = 3
 PROMPTS = 4
@@ -61,7 +61,8 @@ STRATEGIES = {
         "deepspeed": {"offload_parameters": True, "offload_optimizer": True},
     },
 }
-SAMPLED = ("grpo", "taught")
+SAMPLED = ("grpo", "taught", "one picture")
+SYSTEM = "Look at the picture for as long as you want, and then say what there is to be said of it. " * 2
 OFFLINE = {
     "dpo": (DpoRecipe, {"dpo": {"loss": "mpo", "beta": 0.5}}),
     "aot": (DpoRecipe, {"dpo": {"loss": "aot", "beta": 0.5, "ld_alpha": 0.5}}),
@@ -174,8 +175,16 @@ def _held(weight: torch.Tensor) -> int:
 
 def kinds_of(family_name: str, trained: str) -> tuple[str, ...]:
     """Return what is learnt: for one family also from pairs, labels and a teacher, if the reference can be computed."""
-    more = (*OFFLINE, "taught") if family_name == "qwen2_5_vl" and trained in ("adapter", "all") else ()
+    more = (*OFFLINE, "taught", "one picture") if family_name == "qwen2_5_vl" and trained in ("adapter", "all") else ()
     return ("grpo", "sft", *more)
+
+
+def questions_of_one_picture(rows: Sequence[Row]) -> list[Row]:
+    """As many rows that begin alike, with the picture of one of them: a prefix tree of four prompts in each step."""
+    first = rows[KINDS["image"]]
+    system = Message(role="system", content=SYSTEM)
+    asked = [replace(first.messages[0], content=f"<image>{number}?") for number in range(len(rows))]
+    return [replace(first, messages=(system, question, *first.messages[1:])) for question in asked]
 
 
 def with_another_answer(row: Row) -> Row:
@@ -198,6 +207,8 @@ def equal_updates(options: argparse.Namespace, ranks: Ranks) -> dict[str, torch.
             if kind == "taught":
                 teacher = {"path": str(checkpoint), "dtype": "float32", "prompt": "{prompt} So?"}
                 own["algorithm"] = {**own.get("algorithm", {}), "teacher": teacher}
+            if kind == "one picture":  # four prompts are some 300 tokens as a tree, which is cut
+                own |= {"data": {"max_prompt_tokens": 250}, "learner": {"max_tokens_per_microbatch": 260}}
             if kind not in SAMPLED:
                 own = {key: value for key, value in changes.items() if key != "algorithm"}
             make = grpo_recipe if kind in SAMPLED else sft_recipe
@@ -210,6 +221,8 @@ def equal_updates(options: argparse.Namespace, ranks: Ranks) -> dict[str, torch.
             trainer = build_trainer(recipe, ranks=ranks)
             family = trainer.policy.family
             rows = [with_another_answer(row) for row in read_rows(str(options.rows), recipe.data, "sft").rows]
+            if kind == "one picture":
+                rows = questions_of_one_picture(rows)
             if kind in SAMPLED:
                 encode = prompt_encoder(family, recipe.data)
             else:

@@ -1,13 +1,10 @@
 """Whole runs whose groups fork: counts, gaps, bytes after a kill, and what is said of parts that cannot go on."""
 
-import signal
-import time
-
 import pytest
 
 from tests.calling_models import save_calling_checkpoint
 from tests.training.test_loops import grpo_recipe, merged, run_grpo, write_rows
-from tests.training.test_resume import STEPS, final_hashes, start, write_recipe
+from tests.training.test_resume import STEPS, require_same_bytes_after_kills
 from tests.training.turn_recipes import CALLS, SCENE, records, turn_recipe
 from tiercel.errors import RecipeError
 from tiercel.runs.directory import read_metrics
@@ -56,26 +53,7 @@ def test_parts_are_shared_counted_once_and_learnt(tiny_checkpoints, tmp_path):
 def test_a_run_that_is_killed_ends_with_the_same_bytes(tiny_checkpoints, tmp_path):
     changes = {"train": {"steps": STEPS, "save_every": 2, "threads": 1}, "data": {"eval": None, "workers": 1}}
     rows, checkpoint = write_rows(tmp_path), tiny_checkpoints["qwen2_5_vl"]
-    whole, killed = (
-        write_recipe(tmp_path / f"{name}.yaml", branch_recipe(checkpoint, rows, tmp_path / name, **changes))
-        for name in ("whole", "killed")
-    )
-    process = start("grpo", whole)
-    assert process.wait(timeout=300) == 0, process.stderr.read()
-    for steps in (1, 4):  # once after a checkpoint, once before
-        process = start("grpo", killed)
-        metrics = tmp_path / "killed/metrics.jsonl"
-        while process.poll() is None and not (metrics.exists() and len(metrics.read_text().splitlines()) >= steps):
-            time.sleep(0.02)
-        assert process.poll() is None
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    process = start("grpo", killed)
-    assert process.wait(timeout=300) == 0, process.stderr.read()
-    assert final_hashes(tmp_path / "killed") == final_hashes(tmp_path / "whole") != {}
-    for step in range(1, STEPS + 1):
-        name = f"rollouts/step-{step:06d}.jsonl"
-        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    require_same_bytes_after_kills(lambda output: branch_recipe(checkpoint, rows, output, **changes), tmp_path)
 
 
 def test_trajectories_fork_with_their_environment(tiny_checkpoints, tmp_path):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.training.test_loops import grpo_recipe, run_grpo, run_offline, sft_recipe, write_rows
-from tiercel.config import recipe_to_yaml
+from tiercel.config import GrpoRecipe, recipe_to_yaml
 from tiercel.runs.directory import read_metrics
 
 KILLS = 4
@@ -43,6 +44,29 @@ def start(kind: str, recipe: Path) -> subprocess.Popen:
 def write_recipe(path: Path, recipe) -> Path:
     path.write_text(recipe_to_yaml(recipe))
     return path
+
+
+def require_same_bytes_after_kills(make_recipe: Callable[[Path], GrpoRecipe], directory: Path) -> None:
+    """Run the recipe of an output folder as a whole, and killed after its first and its fourth step."""
+    whole, killed = (
+        write_recipe(directory / f"{name}.yaml", make_recipe(directory / name)) for name in ("whole", "killed")
+    )
+    process = start("grpo", whole)
+    assert process.wait(timeout=300) == 0, process.stderr.read()
+    metrics = directory / "killed/metrics.jsonl"
+    for steps in (1, 4):  # once after a checkpoint, once before
+        process = start("grpo", killed)
+        while process.poll() is None and not (metrics.exists() and len(metrics.read_text().splitlines()) >= steps):
+            time.sleep(0.02)
+        assert process.poll() is None
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    process = start("grpo", killed)
+    assert process.wait(timeout=300) == 0, process.stderr.read()
+    assert final_hashes(directory / "killed") == final_hashes(directory / "whole") != {}
+    for step in range(1, STEPS + 1):
+        name = f"rollouts/step-{step:06d}.jsonl"
+        assert (directory / "killed" / name).read_bytes() == (directory / "whole" / name).read_bytes()
 
 
 @pytest.mark.parametrize("name", ("qwen2_5_vl", pytest.param("qwen3_5", marks=pytest.mark.catalogue)))

@@ -1,14 +1,12 @@
 """vLLM's prefix cache with questions of one picture: how many tokens of prompts it had computed before."""
 
-import json
 import re
 import urllib.request
 from pathlib import Path
 
 import pytest
 
-from tests.tiny_models import noise_image
-from tests.training.test_loops import REWARD
+from tests.training.test_grouped_pictures import write_questions
 from tests.vllm.test_runs import by_server, finished
 
 pytestmark = pytest.mark.vllm
@@ -19,22 +17,7 @@ PICTURES, QUESTIONS, GROUP = 2, 4, 2
 @pytest.fixture(scope="module")
 def sheets(tmp_path_factory) -> Path:
     """Rows that ask four questions about each picture; each picture takes up to 60 tokens."""
-    directory = tmp_path_factory.mktemp("sheets")
-    for picture in range(PICTURES):
-        noise_image(280, 168, seed=picture).save(directory / f"{picture}.png")
-    rows = [
-        {
-            "id": f"{picture}-{question}",
-            "images": [f"{picture}.png"],
-            "messages": [{"role": "user", "content": f"<image>What is at place {question}?"}],
-            "answer": "[1, 2]",
-        }
-        for question in range(QUESTIONS)  # a picture's questions are not next to each other
-        for picture in range(PICTURES)
-    ]
-    (directory / "mine.py").write_text(REWARD)
-    (directory / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return directory / "rows.jsonl"
+    return write_questions(tmp_path_factory.mktemp("sheets"), PICTURES, QUESTIONS, size=(280, 168))
 
 
 def cached(url: str) -> tuple[float, float]:
