@@ -33,7 +33,12 @@ PYTHONS = {
     "swift": ".venv-swift/bin/python",
 }
 WARMUP = 1
-SIDES = {"short": 448, "large-image": 952, "long-completion": 448}  # pixels; multiples of 28, so nobody resizes
+SIDES = {
+    "short": 448,
+    "large-image": 952,
+    "long-completion": 448,
+    "expressions": 896,
+}  # pixels; multiples of 28, so nobody resizes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +49,7 @@ class Cell:
     side: int  # pixels
     completion_tokens: int
     group_size: int
+    questions: int = 1  # of the step's image
     vocabulary: int
     layers: int
     steps: int  # counted in each round
@@ -55,6 +61,7 @@ class Cell:
             "name": self.name,
             "C": self.completion_tokens,
             "G": self.group_size,
+            "questions": self.questions,
             "vocabulary": self.vocabulary,
             "layers": self.layers,
         }
@@ -62,7 +69,7 @@ class Cell:
 
 def make_cells(layers: int) -> dict[str, Cell]:
     """Return all cells by name. ms-swift has Qwen's special ids in its source, so it can use only the full
-    vocabulary."""
+    vocabulary. A step of the last two has all questions of one picture: 7 expressions to be found, 10 short answers."""
     cells = {}
     for suffix, vocabulary, peers in (("", 152_064, PEERS), ("-32k", 32_768, ("trl", "trl_compact"))):
         for shape, completion_tokens, steps in (("short", 64, 3), ("large-image", 128, 2), ("long-completion", 512, 2)):
@@ -77,6 +84,18 @@ def make_cells(layers: int) -> dict[str, Cell]:
                 steps=steps,
                 peers=peers,
             )
+    for name, questions, completion_tokens in (("expressions", 7, 30), ("questions", 10, 4)):
+        cells[name] = Cell(
+            name=name,
+            side=SIDES["expressions"],
+            completion_tokens=completion_tokens,
+            group_size=8,
+            questions=questions,
+            vocabulary=152_064,
+            layers=layers,
+            steps=1,
+            peers=("trl_compact", "swift"),
+        )
     return cells
 
 
@@ -150,6 +169,7 @@ def run_driver(framework: str, cell: Cell, steps: int, options: argparse.Namespa
         "scratch": scratch,
         "completion-tokens": cell.completion_tokens,
         "group-size": cell.group_size,
+        "questions": cell.questions,
         "warmup": WARMUP,
         "steps": steps,
     }
@@ -176,7 +196,7 @@ def run_cell(cell: Cell, peers: Sequence[str], options: argparse.Namespace) -> l
             answers[framework].append(run_driver(framework, cell, steps, options))
     runs = {framework: Runs(framework=framework, answers=answers[framework]) for framework in frameworks}
     prompt_tokens = answers["tiercel"][0]["prompt_tokens"]
-    count = steps * cell.group_size
+    count = steps * cell.questions * cell.group_size
     found = [text for run in runs.values() for text in problems(run, cell.completion_tokens, count, prompt_tokens)]
     sizes = {framework: answers[framework][0]["trained_parameters"] for framework in frameworks}
     if len(set(sizes.values())) > 1:
@@ -187,9 +207,10 @@ def run_cell(cell: Cell, peers: Sequence[str], options: argparse.Namespace) -> l
 
 
 def parse_options() -> argparse.Namespace:
-    names = list(make_cells(8))
+    cells = make_cells(8)
+    usual = [name for name, cell in cells.items() if cell.questions == 1]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", nargs="+", choices=names, default=names, metavar="CELL", help=", ".join(names))
+    parser.add_argument("--cells", nargs="+", choices=cells, default=usual, metavar="CELL", help=", ".join(cells))
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--steps", type=int, help="counted steps of a process; 3, or 2 in the larger cells")
     parser.add_argument("--rounds", type=int, default=2, help="processes of each framework in each cell (2)")

@@ -84,7 +84,7 @@ def problems(runs: Runs, completion_tokens: int, count: int, prompt_tokens: int)
 
 
 def make_cell(shape: Mapping[str, Any], tiercel: Runs, peer: Runs) -> dict[str, Any]:
-    """Return one row of the results. `shape` has name, C, G, vocabulary and layers."""
+    """Return one row of the results. `shape` has name, C, G, questions, vocabulary and layers."""
     ours, theirs = tiercel.summary(), peer.summary()
     both = [tiercel.learner_seconds(), peer.learner_seconds()]
     old_pass = peer.phase_seconds("old")
@@ -93,7 +93,7 @@ def make_cell(shape: Mapping[str, Any], tiercel: Runs, peer: Runs) -> dict[str, 
         "cell": shape["name"],
         "peer": peer.framework,
         "P": tiercel.answers[0]["prompt_tokens"],
-        **{key: shape[key] for key in ("C", "G", "vocabulary", "layers")},
+        **{key: shape[key] for key in ("C", "G", "questions", "vocabulary", "layers")},
         "step_ratio": rounded(median(peer.step_seconds) / median(tiercel.step_seconds)),
         "learner_ratio": rounded(median(both[1]) / median(both[0])),
         "learner_ratio_with_old_pass": rounded(median(passes) / median(both[0])),
@@ -117,7 +117,7 @@ def with_cell(cells: Sequence[Mapping[str, Any]], new: Mapping[str, Any]) -> lis
 def markdown_table(results: Mapping[str, Any]) -> str:
     """Return the results as a Markdown table with a row per cell. Seconds are medians with (min to max)."""
     lines = [
-        "| peer | P, C, G | vocabulary | layers | step, tiercel | step, peer | step | learner | peak memory |",
+        "| peer | P, C, G, Q | vocabulary | layers | step, tiercel | step, peer | step | learner | peak memory |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for cell in results["cells"]:
@@ -128,7 +128,7 @@ def markdown_table(results: Mapping[str, Any]) -> str:
             learner += f" ({cell['learner_ratio_with_old_pass']:.1f} with its old-policy pass)"
         columns = (
             name,
-            f"{cell['P']}, {cell['C']}, {cell['G']}",
+            f"{cell['P']}, {cell['C']}, {cell['G']}, {cell.get('questions', 1)}",
             f"{cell['vocabulary']:,}",
             str(cell["layers"]),
             _seconds(cell["tiercel_measured"]["step_seconds"]),

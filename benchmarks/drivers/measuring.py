@@ -19,6 +19,7 @@ from typing import TextIO
 
 SYSTEM = "You are a helpful assistant."
 QUESTION = "Where is the red circle?"
+CIRCUMSTANCES = "Answer with a box, by the picture as you see it now, of the one that is number"
 LORA_RANK = 16
 LORA_ALPHA = 32
 # The linear layers of the decoder; the vision tower has layers with the same names.
@@ -28,19 +29,27 @@ LEARNING_RATE = 1e-4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """The task of one driver: a prompt with one image per step, `group_size` completions of one length, one update."""
+    """The task of one driver: questions of one image per step, `group_size` completions of one length of each, one
+    update."""
 
     model: Path
     images: Path  # directory of PNG files, one for each step
     scratch: Path  # where the framework may write files
     completion_tokens: int
     group_size: int
+    questions: int  # of each image
     warmup: int  # steps before the counted ones
     steps: int  # counted
 
     @property
     def all_steps(self) -> int:
         return self.warmup + self.steps
+
+    def question_texts(self) -> list[str]:
+        """Return the questions; they differ in a number at their end."""
+        if self.questions == 1:
+            return [QUESTION]
+        return [f"{QUESTION} {CIRCUMSTANCES} {number}" for number in range(self.questions)]
 
     def image_files(self) -> list[Path]:
         """Return the first `all_steps` images. Raises ValueError if there are fewer."""
@@ -70,7 +79,7 @@ def parse_task(description: str | None) -> Task:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("model", "images", "scratch"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    for name in ("completion-tokens", "group-size", "warmup", "steps"):
+    for name in ("completion-tokens", "group-size", "questions", "warmup", "steps"):
         parser.add_argument(f"--{name}", type=int, required=True)
     task = Task(**vars(parser.parse_args()))
     if task.warmup < 1 or task.steps < 1:

@@ -24,7 +24,6 @@ from benchmarks.drivers.measuring import (
     LORA_ALPHA,
     LORA_RANK,
     LORA_TARGETS,
-    QUESTION,
     SYSTEM,
     Measurement,
     StepClock,
@@ -101,13 +100,14 @@ class Pipeline(SwiftRLHF):
 
 
 def write_rows(task: Task) -> Path:
-    """Write ms-swift's JSONL, with one row per step."""
+    """Write ms-swift's JSONL, with a row for each question of each step's image."""
     rows = [
         {
-            "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"<image>{QUESTION}"}],
+            "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"<image>{question}"}],
             "images": [str(file.resolve())],
         }
         for file in task.image_files()
+        for question in task.question_texts()
     ]
     file = task.scratch / "swift-rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -115,7 +115,8 @@ def write_rows(task: Task) -> Path:
 
 
 def make_arguments(task: Task) -> RLHFArguments:
-    """Return the arguments: one prompt per step, one update per rollout, float32, no checkpointing, no KL penalty."""
+    """Return the arguments: the questions of one image per step, a group at a time, one update per
+    rollout, float32, no checkpointing, no KL penalty."""
     return RLHFArguments(
         rlhf_type="grpo",
         model=str(task.model),
@@ -141,7 +142,7 @@ def make_arguments(task: Task) -> RLHFArguments:
         use_cpu=True,
         num_generations=task.group_size,
         per_device_train_batch_size=task.group_size,
-        gradient_accumulation_steps=1,
+        gradient_accumulation_steps=task.questions,
         max_completion_length=task.completion_tokens,
         temperature=1.0,
         top_p=1.0,
@@ -177,7 +178,7 @@ def measure(task: Task) -> Measurement:
         threads=torch.get_num_threads(),
         trained_parameters=sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
         prompt_tokens=trainer.prompt_tokens,
-        completion_tokens=trainer.completion_tokens[task.warmup * task.group_size :],
+        completion_tokens=trainer.completion_tokens[task.warmup * task.questions * task.group_size :],
         step_seconds=CLOCK.steps[skipped:],
         phase_seconds=CLOCK.phase_seconds(skipped),
         gradient_norms=trainer.gradient_norms[task.warmup :],

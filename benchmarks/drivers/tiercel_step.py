@@ -16,7 +16,6 @@ from benchmarks.drivers.measuring import (
     LEARNING_RATE,
     LORA_ALPHA,
     LORA_RANK,
-    QUESTION,
     SYSTEM,
     Measurement,
     StepClock,
@@ -58,7 +57,8 @@ class TimedSampler(LocalSampler):
 
 
 def make_recipe(task: Task) -> GrpoRecipe:
-    """Return the recipe: one prompt per step, one update per rollout, float32, no checkpointing, no KL penalty."""
+    """Return the recipe: the questions of one image per step, one update per rollout, float32, no
+    checkpointing, no KL penalty."""
     switches = {"skip_zero_advantage": False} if "skip_zero_advantage" in Learner.model_fields else {}
     return GrpoRecipe(
         model=Model(path=str(task.model), dtype="float32"),
@@ -71,17 +71,17 @@ def make_recipe(task: Task) -> GrpoRecipe:
             max_new_tokens=task.completion_tokens,
         ),
         learner=Learner.model_validate(switches),
-        optim=Optim(lr=LEARNING_RATE, prompts_per_step=1),
+        optim=Optim(lr=LEARNING_RATE, prompts_per_step=task.questions),
         train=Train(steps=task.all_steps),
         output=str(task.scratch / "tiercel"),
     )
 
 
-def make_row(file: Path) -> Row:
+def make_row(file: Path, question: str) -> Row:
     """Return a row with a question about one image."""
     return Row(
-        id=file.stem,
-        messages=(Message(role="user", content=f"<image>{QUESTION}"),),
+        id=f"{file.stem}: {question}",
+        messages=(Message(role="user", content=f"<image>{question}"),),
         images=(ImageSource(path=file.name),),
         columns={},
         file="rows.jsonl",
@@ -92,14 +92,13 @@ def make_row(file: Path) -> Row:
 
 def scored(groups: tuple[Group, ...], step: int) -> list[ScoredGroup]:
     """Return the groups with random rewards for every completion."""
+    totals = iter(random_rewards(step, sum(len(group.completions) for group in groups)))
     return [
         ScoredGroup(
             group=group,
             completions=tuple(
-                ScoredCompletion(completion=completion, rewards={}, total=total, is_correct=None)
-                for completion, total in zip(
-                    group.completions, random_rewards(step, len(group.completions)), strict=True
-                )
+                ScoredCompletion(completion=completion, rewards={}, total=next(totals), is_correct=None)
+                for completion in group.completions
             ),
         )
         for group in groups
@@ -126,16 +125,18 @@ def measure(task: Task) -> Measurement:
     sampler.clock = clock
     trainer.vision.features = timed(clock, "vision", trainer.vision.features)  # type: ignore[method-assign]
     encode = prompt_encoder(trainer.policy.family, recipe.data)
-    rows = [make_row(file) for file in task.image_files()]
+    steps = [[make_row(file, question) for question in task.question_texts()] for file in task.image_files()]
     gradient_norms: list[float] = []
     lengths: list[int] = []
     prompt_tokens = 0
     clock.end_step()  # loading is not a step
-    for step, row in enumerate(rows):
+    for step, rows in enumerate(steps):
         with clock.phase("preprocess"):
-            prompt = encode(row, step)
+            indices = range(step * task.questions, (step + 1) * task.questions)
+            prompts = [encode(row, index) for row, index in zip(rows, indices, strict=True)]
         sampler.load_policy(step, None)
-        groups = sampler.sample([prompt], sampling_params(recipe.rollout), [sampling_seed(recipe.train.seed, step)])
+        seeds = [sampling_seed(recipe.train.seed, index) for index in indices]
+        groups = sampler.sample(prompts, sampling_params(recipe.rollout), seeds)
         rewarded = scored(groups, step)
         learnable = advantage_groups(rewarded, step_advantages(trainer.ranks, rewarded, recipe))
         seed_step(recipe.train.seed, step, 0)
@@ -146,7 +147,7 @@ def measure(task: Task) -> Measurement:
         if step >= task.warmup:
             gradient_norms += [update.grad_norm for update in updates]
             lengths += [len(completion.token_ids_L) for group in groups for completion in group.completions]
-        prompt_tokens = len(prompt.token_ids_P)
+        prompt_tokens = max(len(prompt.token_ids_P) for prompt in prompts)
     skipped = 1 + task.warmup
     return Measurement(
         versions=installed(("tiercel", "torch", "transformers", "peft")),

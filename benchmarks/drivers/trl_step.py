@@ -17,7 +17,6 @@ from benchmarks.drivers.measuring import (
     LORA_ALPHA,
     LORA_RANK,
     LORA_TARGETS,
-    QUESTION,
     SYSTEM,
     Measurement,
     StepClock,
@@ -71,14 +70,14 @@ class StepEnds(TrainerCallback):
 
 
 def make_config(task: Task) -> GRPOConfig:
-    """Return the config: one prompt per step, one update per rollout, float32, no checkpointing, no KL penalty, no
-    old-policy pass."""
+    """Return the config: the questions of one image per step, a group at a time, one update per rollout,
+    float32, no checkpointing, no KL penalty, no old-policy pass."""
     suppressed = GenerationConfig.from_pretrained(task.model).suppress_tokens
     return GRPOConfig(
         output_dir=str(task.scratch / "trl"),
         per_device_train_batch_size=task.group_size,
         num_generations=task.group_size,
-        gradient_accumulation_steps=1,
+        gradient_accumulation_steps=task.questions,
         max_completion_length=task.completion_tokens,
         generation_kwargs={"suppress_tokens": suppressed},
         max_steps=task.all_steps,
@@ -101,9 +100,15 @@ def make_config(task: Task) -> GRPOConfig:
 
 
 def make_dataset(task: Task) -> Dataset:
-    """Return one row per step, with images as files that are decoded when a row is read."""
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
-    rows = [{"prompt": messages, "image": str(file)} for file in task.image_files()]
+    """Return a row for each question of each step's image; a file is decoded when its row is read."""
+    rows = [
+        {
+            "prompt": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}],
+            "image": str(file),
+        }
+        for file in task.image_files()
+        for question in task.question_texts()
+    ]
     return Dataset.from_list(rows).cast_column("image", Image())
 
 
@@ -132,7 +137,7 @@ def measure(task: Task) -> Measurement:
         threads=torch.get_num_threads(),
         trained_parameters=sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),
         prompt_tokens=trainer.prompt_tokens,
-        completion_tokens=trainer.completion_tokens[task.warmup * task.group_size :],
+        completion_tokens=trainer.completion_tokens[task.warmup * task.questions * task.group_size :],
         step_seconds=clock.steps[skipped:],
         phase_seconds=clock.phase_seconds(skipped),
         gradient_norms=ends.gradient_norms[task.warmup :],

@@ -16,11 +16,12 @@ def test_steps_have_the_lengths_and_phases_that_were_asked_for(tiny_checkpoints,
         scratch=tmp_path,
         completion_tokens=5,
         group_size=3,
+        questions=2,
         warmup=1,
         steps=2,
     )
     found = measure(task)
-    assert found.completion_tokens == [5] * 6
+    assert found.completion_tokens == [5] * 12
     assert len(found.step_seconds) == len(found.gradient_norms) == 2 and min(found.gradient_norms) > 0
     assert sorted(found.phase_seconds) == ["decode", "learn", "prefill", "preprocess", "vision"]
     for number, seconds in enumerate(found.step_seconds):
