@@ -10,6 +10,7 @@ from benchmarks.pairs import table as table_of_pairs
 from benchmarks.peers_report import markdown_table
 from benchmarks.quote import PAGES, QUOTED, quoted
 from benchmarks.rows import table as table_of_rows
+from benchmarks.trees import table as table_of_trees
 from benchmarks.turns import table as table_of_turns
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +19,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 def test_pages_quote_the_results_as_they_are():
     pages = [page.read_text(encoding="utf-8") for page in PAGES]
-    assert [len(QUOTED.findall(page)) for page in pages] == [6, 1]
+    assert [len(QUOTED.findall(page)) for page in pages] == [8, 1]
     assert [quoted(page) for page in pages] == pages
 
 
@@ -26,20 +27,23 @@ def test_the_figures_of_readme_are_those_of_the_table():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     lines = (RESULTS / "peers.md").read_text(encoding="utf-8").splitlines()
     for peer, seconds in (("ms-swift 4.6.0", "81.1 s"), ("TRL 1.16.0, head as on a GPU", "60.9 s")):
-        (line,) = [line for line in lines if line.startswith(f"| {peer} | 1186, 128, 8 | 152,064 ")]
+        (line,) = [line for line in lines if line.startswith(f"| {peer} | 1186, 128, 8, 1 | 152,064 ")]
         assert "| 12.4 s (" in line and f"| {seconds} (" in line
         assert seconds in readme and "tiercel 12.4 s" in readme
 
 
 def test_tables_are_made_from_the_results():
-    peers = json.loads((RESULTS / "peers.json").read_text(encoding="utf-8"))
-    assert (RESULTS / "peers.md").read_text(encoding="utf-8") == markdown_table(peers)
+    for name in ("peers", "peers_pictures"):
+        peers = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        assert (RESULTS / f"{name}.md").read_text(encoding="utf-8") == markdown_table(peers)
     learner = json.loads((RESULTS / "learner.json").read_text(encoding="utf-8"))
     assert (RESULTS / "learner.md").read_text(encoding="utf-8") == table(learner["cells"])
     pairs = json.loads((RESULTS / "pairs.json").read_text(encoding="utf-8"))
     assert (RESULTS / "pairs.md").read_text(encoding="utf-8") == table_of_pairs(pairs["cells"])
     rows = json.loads((RESULTS / "rows.json").read_text(encoding="utf-8"))
     assert (RESULTS / "rows.md").read_text(encoding="utf-8") == table_of_rows(rows)
+    trees = json.loads((RESULTS / "trees.json").read_text(encoding="utf-8"))
+    assert (RESULTS / "trees.md").read_text(encoding="utf-8") == table_of_trees(trees)
     turns = json.loads((RESULTS / "turns.json").read_text(encoding="utf-8"))
     assert (RESULTS / "turns.md").read_text(encoding="utf-8") == table_of_turns(turns)
 

@@ -204,7 +204,7 @@ WRONG = [
         "1, or add the section lora, so that versions are kept side by side",
     ),
     grpo("optim.name=muon", "optim.name", "adamw, or remove lora"),
-    grpo("optim.name=muon & lora=null & train.strategy=fsdp2", "optim.name", "follows from the whole matrix"),
+    grpo("optim.name=muon & lora=null & train.strategy=fsdp2", "optim.name", "the update of the whole matrix"),
     grpo("optim.name=muon & lora=null & train.strategy=deepspeed", "optim.name", "train.strategy: ddp"),
     grpo("optim.momentum=0.9", "optim.momentum", "optim.betas, or set optim.name: muon"),
     grpo("rollout={branches: [8], branch_at: x}", "rollout.branches", "has no fork"),

@@ -351,7 +351,7 @@ def test_the_command_says_what_to_write_into_the_recipe(server, web, tmp_path, m
 
 def test_only_a_folder_of_its_own_is_written(server, web, tmp_path):
     data = rows_with(tmp_path, f"{server.url}/a", f"{server.url}/later")
-    with pytest.raises(RunError, match="name another folder as --to"):
+    with pytest.raises(RunError, match="give --to an empty or a new folder"):
         fetch(data, tmp_path, web, 1)
     done = fetch(data, tmp_path / "to", replace(web, tries=1), 1)
     again = Data(train=done.values["data.train"])  # rows with one URL left, which are also written there

@@ -314,7 +314,7 @@ def test_a_reset_that_answers_each_sample_otherwise_fails(write, opened, prompt,
         (begun,) = dialogues.prompts_of([prompt])
         same, other = (dialogue.end() for dialogue in dialogues.open(begun, [0, 1]))
     assert same.failure is None
-    assert "all samples of a row begin alike" in other.failure and "row row-1" in other.failure
+    assert "the same for each of its samples" in other.failure and "row row-1" in other.failure
 
 
 def test_a_reset_that_is_too_long_for_a_prompt_fails_its_samples_with_the_reason(write, opened, prompt):

@@ -247,7 +247,7 @@ def test_another_prompt_is_refused_with_what_differs(family, prompts, scripted):
     ids = pictured.token_ids_P.tolist()
     image = ids.index(family.placeholder_ids[0])
     for wrong, said in (
-        (ids[:image] + ids[image + 1 :], "image tokens there, .* here; its picture limits differ"),
+        (ids[:image] + ids[image + 1 :], "vLLM has .* image tokens, the trainer .*; its picture limits differ"),
         ([ids[0] + 1, *ids[1:]], "from token 0 on: .* its chat template or tokenizer differs"),
     ):
         server = scripted(prompt_ids=lambda messages, wrong=wrong: wrong)

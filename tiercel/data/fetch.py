@@ -67,7 +67,9 @@ def fetch(data: Data, folder: Path, web: Web, parallel: int) -> Fetched:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()) and not (folder / _LOCK).exists():
-            raise RunError(f"{folder}: has files that `tiercel data fetch` has not made; name another folder as --to")
+            raise RunError(
+                f"{folder}: has files that `tiercel data fetch` did not write; give --to an empty or a new folder"
+            )
     with writing(folder), locked(folder / _LOCK, lambda: None):
         urls: dict[str, None] = {}
         sources = [_Source(given, own) for given, own in named.values()]

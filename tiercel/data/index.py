@@ -89,7 +89,10 @@ class FileStore(RowStore):
         record = self._record(at["offset"], at["length"], at["line"])
         found = [] if record is None else self._source.rows(record)
         if at["number"] >= len(found):
-            raise DataError(f"{self.file}: line {at['line']} is another than in its index {self.folder}; remove that")
+            raise DataError(
+                f"{self.file}: line {at['line']} differs from what its index {self.folder} has; delete that folder, "
+                "and the next start makes it again"
+            )
         return found[at["number"]]
 
     def column(self, name: str) -> np.ndarray:

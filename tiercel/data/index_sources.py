@@ -259,7 +259,9 @@ class _Batches(threading.local):
             if row < self.next:
                 self._of = group, time
                 return start, batch
-        raise DataError(f"{group.file}: has fewer rows than it says")
+        raise DataError(
+            f"{group.file}: has fewer rows than its metadata says: it is damaged or was cut off; copy it again"
+        )
 
 
 _BATCHES = _Batches()

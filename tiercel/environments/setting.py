@@ -111,7 +111,9 @@ class EnvironmentSetting:
         is_same = messages[-1].content == prompt.messages[-1].content
         if not is_same or [image.sha256 for image in images] != [image.sha256 for image in seen]:
             self.encode(row, prompt.index)
-            reason = "its answer is another than for the row's first sample; all samples of a row begin alike"
+            reason = (
+                "it began otherwise than for the row's first sample; reset must return the same for each of its samples"
+            )
             raise EnvironmentFailure(f"reset: {reason}")
 
 

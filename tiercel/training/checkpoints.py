@@ -219,7 +219,10 @@ class Checkpoints:
         def judge() -> bool:
             if metric not in row:
                 raise RecipeError(
-                    [f"train.keep_best: got {metric}, which no reward of the recipe produces (correct_at)"]
+                    [
+                        f"train.keep_best: is {metric}, but no reward says which completions are correct; set "
+                        "correct_at on one of them, or name another metric"
+                    ]
                 )
             best = self.best(step - 1)
             return best is None or is_better(row[metric], best.state[SCORE][metric], lowest=metric in LOWEST_IS_BEST)

@@ -50,7 +50,10 @@ def require_same_rows(ranks: Ranks, rows: Mapping[str, Any]) -> None:
                 f"data.train: the rows of ranks 0 and {odd[0]} have the same ids, but different texts or answers; "
                 "copy the same files to all machines"
             )
-        raise DataError(f"data.train: ranks can use different rows ({counts}); do all machines see the same images?")
+        raise DataError(
+            f"data.train: the ranks accepted different rows ({counts}); make the same rows and images readable on "
+            "every machine"
+        )
 
 
 def require_rows_of(found: FoundCheckpoint, *, rows: Mapping[str, Any]) -> None:

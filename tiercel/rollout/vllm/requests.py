@@ -198,14 +198,15 @@ def require_same_prompt(family: Family, prompt: EncodedPrompt, token_ids: Sequen
     if images[0] != images[1]:
         settings = processor_settings(family, has_videos=any(image.plan.fps is not None for image in prompt.images))
         raise EnvironmentProblem(
-            f"{start}: {images[1]} image tokens there, {images[0]} here; its picture limits differ: start vLLM with "
-            f"--mm-processor-kwargs '{json.dumps(settings)}'"
+            f"{start}: vLLM has {images[1]} image tokens, the trainer {images[0]}; its picture limits differ: start "
+            f"vLLM with --mm-processor-kwargs '{json.dumps(settings)}'"
         )
     place = next((i for i, (a, b) in enumerate(zip(here, token_ids, strict=False)) if a != b), len(here))
     texts = [family.tokenizer.decode(list(ids[max(0, place - 4) : place + 8])) for ids in (here, token_ids)]
     raise EnvironmentProblem(
-        f"{start} from token {place} on: {texts[1]!r} there, {texts[0]!r} here; its chat template or tokenizer "
-        "differs: start vLLM with the same checkpoint, and pass the trainer's own template with --chat-template"
+        f"{start} from token {place} on: vLLM has {texts[1]!r}, the trainer {texts[0]!r}; its chat template or "
+        "tokenizer differs: start vLLM with the same checkpoint, and pass the trainer's own template with "
+        "--chat-template"
     )
 
 

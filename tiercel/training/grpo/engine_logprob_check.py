@@ -174,7 +174,10 @@ def _moved(trainer: Trainer, recipe: GrpoRecipe, groups: Sequence[Group], scores
                 break
         scales[part] = max(shifts, key=lambda scale: shifts[scale])
         if (shift := shifts[scales[part]]) == 0.0 or (part == "language" and shift < wanted):
-            raise EnvironmentProblem(f"no noise on the trained weights of {part} changes logprobs; is lora.alpha 0?")
+            raise EnvironmentProblem(
+                f"noise on the trained weights of {part} did not change any logprob, so it cannot be seen whether the "
+                "engine uses them; lora.alpha may be 0"
+            )
         if shift < wanted:
             logger.warning(
                 f"the {part} part shifts logprobs by at most {shift:.2g}; an engine without it may not be noticed"

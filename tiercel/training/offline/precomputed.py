@@ -65,8 +65,8 @@ def precomputed(recipe: OfflineRecipe, session: Session, trainer: Trainer) -> Pr
     if found is None:
         if session.start > 0 and whole_parts(recipe):
             raise RunError(
-                f"{file} is missing or belongs to other rows or pictures, and its run has changed the weights; start "
-                "the run over"
+                f"{file} is missing or was computed for other rows or pictures, and the reference cannot be computed "
+                "again, because training has changed its weights; start a new run in another output"
             )
         ranks.heartbeat.begin("reference", session.start)
         with waiting("computing the reference of all pairs"), trainer.as_reference():

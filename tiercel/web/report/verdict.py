@@ -175,14 +175,14 @@ def _reward_notices(run: RecordedRun) -> Iterator[Notice]:
             "failed, or no reward applied. They taught nothing."
         )
     elif masked:
-        yield note(f"{counted(masked, 'sampled completion')} had no usable reward and taught nothing.")
+        yield note(f"{counted(masked, 'sampled completion')} had no usable reward and so gave no gradient.")
     recent, over = _recent(run, "group/zero_std_fraction")
     if recent and min(value for _, value in run.series("group/zero_std_fraction")) == 1:
         yield warning("In no group did the rewards differ, so no step could teach anything.")
     elif recent > _MANY_FLAT:
         yield warning(
-            f"{over} {share(recent)} of the groups had equal rewards and taught nothing: the task is too easy or too "
-            "hard by now."
+            f"{over} {share(recent)} of the groups had equal rewards and so gave no gradient: the task is too easy or "
+            "too hard by now."
         )
 
 
