@@ -9,10 +9,11 @@ from PIL import Image
 
 from tiercel.demo.handwriting import Box
 from tiercel.demo.questions import KINDS, ask
-from tiercel.demo.results import by_kind, in_words
+from tiercel.demo.results import before_after_control, by_kind, in_words
 from tiercel.demo.sheet_rows import RowSet, write_questions
 from tiercel.demo.sheets import CELL, SIDE, SQUARE, Digit, Sheet, Stationery
-from tiercel.runs.records import GroupRecord
+from tiercel.runs.records import GroupRecord, groups_path
+from tiercel.runs.step_files import pack_step
 from tools.demo.sheet_lessons import write_squares
 
 
@@ -159,17 +160,33 @@ def test_a_square_is_named_and_compared_with_a_question(tmp_path):
     assert said[True] > 2 and said[False] > 2
 
 
-def test_accuracy_is_counted_by_the_kind_in_the_id():
-    def group(name: str, correct: bool) -> GroupRecord:
-        completion = {
-            "text": "", "tokens": 1, "token_ids": [1], "seed": 0, "truncated": False, "rewards": {}, "failures": {},
-            "total": 0.0, "correct": correct, "advantage": None,
-        }  # fmt: skip
-        return GroupRecord.from_json(
-            {"id": name, "index": 0, "policy_version": 0, "prompt": "", "question": "", "answer": "", "images": [],
-             "completions": [completion]}
-        )  # fmt: skip
+def record(name: str, correct: bool) -> dict:
+    completion = {
+        "text": "", "tokens": 1, "token_ids": [1], "seed": 0, "truncated": False, "rewards": {}, "failures": {},
+        "total": 0.0, "correct": correct, "advantage": None,
+    }  # fmt: skip
+    return {
+        "id": name, "index": 0, "policy_version": 0, "prompt": "", "question": "", "answer": "", "images": [],
+        "completions": [completion],
+    }  # fmt: skip
 
-    groups = [group("heldout-sum-0", True), group("heldout-sum-4", False), group("heldout-left-3", True)]
+
+def test_accuracy_is_counted_by_the_kind_in_the_id():
+    named = (("heldout-sum-0", True), ("heldout-sum-4", False), ("heldout-left-3", True))
+    groups = [GroupRecord.from_json(record(*each)) for each in named]
     assert by_kind(groups) == {"sum": (1, 2), "left": (1, 1), "all": (2, 3)}
     assert in_words({"sum": (50, 100)}, "sum") == "0.500 (0.404 to 0.596)"
+
+
+def test_the_evaluation_from_before_a_long_run_is_read_though_it_was_compressed(tmp_path):
+    control = tmp_path / "control.jsonl"
+    (tmp_path / "evaluations").mkdir()
+    for step, correct in ((0, False), (250, True)):
+        groups_path(tmp_path, "evaluations", step).write_text(json.dumps(record("heldout-sum-0", correct)) + "\n")
+    control.write_text(json.dumps(record("heldout-sum-0", False)) + "\n")
+    metrics = [{"step": 0, "eval/accuracy": 0.0}, {"step": 250, "eval/accuracy": 1.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    pack_step(tmp_path, 0)
+    assert not groups_path(tmp_path, "evaluations", 0).exists()
+    before, after, other = (counts["all"] for counts in before_after_control(tmp_path, control))
+    assert (before, after, other) == ((0, 1), (1, 1), (0, 1))

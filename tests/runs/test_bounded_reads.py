@@ -25,7 +25,7 @@ NO_FILE_OF_A_RUN = {
         ("convert/tuning.py", "doctor/verdict.py", "tables.py", "reliability/card_faults.py"),
         "a script, our own",
     ),
-    **dict.fromkeys(("messages/__init__.py", "demo/results.py", "demo/running.py"), "our own files"),
+    **dict.fromkeys(("messages/__init__.py", "demo/running.py"), "our own files"),
     **dict.fromkeys(("demo/real_parts.py", "demo/real_model.py"), "installed packages, weights"),
     **dict.fromkeys(
         ("data/media/images.py", "data/readers.py", "data/media/videos.py", "image_decoding.py"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from tiercel.demo.running import evaluations_of
 from tiercel.runs.directory import read_metrics
 from tiercel.runs.records import GroupRecord, groups_path
+from tiercel.runs.step_files import lines_of_step
 from tiercel.training.evaluation import wilson
 
 Counts = Mapping[str, tuple[int, int]]  # right answers and rows, by the kind of question
@@ -22,8 +23,8 @@ def before_after_control(run: Path, control: Path) -> tuple[Counts, Counts, Coun
 
 
 def read_groups(file: Path) -> list[GroupRecord]:
-    """Read the groups of held-out rows from a file."""
-    return [GroupRecord.from_json(json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
+    """Read the groups of held-out rows from a file, which a run compresses after a while."""
+    return [GroupRecord.from_json(json.loads(line)) for line in lines_of_step(file)]
 
 
 def by_kind(groups: Sequence[GroupRecord]) -> Counts:
