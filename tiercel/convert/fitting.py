@@ -20,18 +20,18 @@ _EXPERTS = re.compile(r"a\d+b")  # in the names of mixtures of experts
 _ENGINE_KEYS = ("rollout.vllm.", "rollout.urls", "rollout.patience", "rollout.lookahead", "algorithm.correction.")
 
 
-def fit(draft: RecipeDraft) -> None:
+def fit(launch: Launch, draft: RecipeDraft) -> None:
     """Replace combinations that tiercel does not allow, each with a note."""
     for step in (_reference, _sharding, _sleep, _engine, _sampling):
-        step(draft)
+        step(launch, draft)
 
 
-def drop_unused(draft: RecipeDraft) -> None:
+def drop_unused(launch: Launch, draft: RecipeDraft) -> None:
     """Drop keys that nothing in this recipe reads: the peers' tables set them whatever else is given."""
     values, engine = draft.values, draft.values.get("rollout.engine", "local")
     loss = values.get("algorithm.loss")
     is_read = {
-        "lora.": tuner_of(draft.launch) != "full",
+        "lora.": tuner_of(launch) != "full",
         "algorithm.gate_": loss == "sapo",
         "algorithm.gamma_": loss == "vespo",
         "algorithm.correction.": "algorithm.correction.level" in values and engine != "local",
@@ -58,9 +58,9 @@ def _engine_problems(draft: RecipeDraft) -> list[Problem]:
     return [each for each in found if each.touches("lora") or each.touches("freeze")]
 
 
-def _sleep(draft: RecipeDraft) -> None:
+def _sleep(launch: Launch, draft: RecipeDraft) -> None:
     """Keep the weights of a sleeping engine if it could not read the policy's weights again."""
-    refused = [each.key for each in problems_of_tree(draft.tree, draft.launch.kind)]
+    refused = [each.key for each in problems_of_tree(draft.tree, launch.kind)]
     if "rollout.vllm.sleep_level" in refused:
         draft.set("rollout.vllm.sleep_level", 1, "--sleep_level", remark="see above")
         draft.note(
@@ -68,7 +68,7 @@ def _sleep(draft: RecipeDraft) -> None:
         )
 
 
-def _engine(draft: RecipeDraft) -> None:
+def _engine(launch: Launch, draft: RecipeDraft) -> None:
     """Fall back to the local engine if the requested one cannot sample from what is trained."""
     engine = ENGINE_KINDS[draft.values.get("rollout.engine", "local")]
     if engine.shares_weights:
@@ -103,7 +103,7 @@ def _named(draft: RecipeDraft, families: Iterable[str]) -> str | None:
     return next((family for family in families if family.replace("_", "") in name), None)
 
 
-def _reference(draft: RecipeDraft) -> None:
+def _reference(launch: Launch, draft: RecipeDraft) -> None:
     """Drop a moving reference if no adapter is trained: only the reference of an adapter can move."""
     if _trains_whole(draft) and "algorithm.kl.sync_every" in draft.values:
         draft.drop("algorithm.kl.sync_every", "algorithm.kl.sync_mix")
@@ -111,7 +111,7 @@ def _reference(draft: RecipeDraft) -> None:
         draft.note("the reference moves beside an adapter only; here it stays where the run starts", *labels)
 
 
-def _sharding(draft: RecipeDraft) -> None:
+def _sharding(launch: Launch, draft: RecipeDraft) -> None:
     """Replace ZeRO by fsdp2 if ZeRO cannot be used. Under ZeRO a rank holds parts of each weight, so it cannot keep a
     copy of the start or a moving reference, and a trained vision part would wait for all ranks at each picture."""
     if "model.quantize" in draft.values and draft.values.get("train.strategy") == "fsdp2":
@@ -132,7 +132,7 @@ def _sharding(draft: RecipeDraft) -> None:
     )
 
 
-def _sampling(draft: RecipeDraft) -> None:
+def _sampling(launch: Launch, draft: RecipeDraft) -> None:
     """Sample from the whole distribution if a rollout is used for several updates."""
     updates = draft.updates_per_step
     if updates == 1:

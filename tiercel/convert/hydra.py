@@ -36,10 +36,10 @@ def refusals_of_overrides(launch: Launch) -> list[str]:
     return lines
 
 
-def set_hydra(draft: RecipeDraft) -> None:
+def set_hydra(launch: Launch, draft: RecipeDraft) -> None:
     """Set everything except rows and rewards."""
     for step in (_sizes, _length, _warmup, _loss, _clips, _penalty, _tuning, _engine, _resampling, _run):
-        step(draft)
+        step(launch, draft)
 
 
 def put(draft: RecipeDraft, key: str, value: object, *names: str, remark: str = "") -> None:
@@ -49,9 +49,9 @@ def put(draft: RecipeDraft, key: str, value: object, *names: str, remark: str = 
     draft.set(key, value, *(f"--{name}" for name in names), remark=remarks)
 
 
-def _sizes(draft: RecipeDraft) -> None:
+def _sizes(launch: Launch, draft: RecipeDraft) -> None:
     """Set the updates of a step. Both are counted in prompts there too."""
-    launch, name = draft.launch, draft.launch.flag_of("update_size")
+    name = launch.flag_of("update_size")
     prompts, update = launch.number(launch.flag_of("optim.prompts_per_step")) or 1, launch.number(name) or 1
     minibatches = math.gcd(max(1, round(prompts / update)), prompts)
     if minibatches > 1:
@@ -61,9 +61,8 @@ def _sizes(draft: RecipeDraft) -> None:
         draft.note(text, f"--{name}", subject="optim.minibatches")
 
 
-def _length(draft: RecipeDraft) -> None:
+def _length(launch: Launch, draft: RecipeDraft) -> None:
     """Set the intervals, which are counted in rollouts there, as a step is here."""
-    launch = draft.launch
     if "train.steps" in draft.values:
         draft.drop("train.epochs")
         draft.note("the number of steps is given", "--trainer.total_epochs", is_change=False)
@@ -80,17 +79,16 @@ def _length(draft: RecipeDraft) -> None:
             draft.note(text, f"--{name}", subject=subject, is_change=key == "train.keep")
 
 
-def _warmup(draft: RecipeDraft) -> None:
-    launch = draft.launch
-    set_warmup(draft, 1, *map(launch.flag_of, ("optim.warmup_steps", "warmup_share")))
+def _warmup(launch: Launch, draft: RecipeDraft) -> None:
+    set_warmup(launch, draft, 1, *map(launch.flag_of, ("optim.warmup_steps", "warmup_share")))
     strategy = "worker.actor.optim.strategy"
     if launch.framework == "EasyR1" and launch.text(strategy) != "adamw":
         draft.note("moments in bfloat16 there; here in float32: the section optim", f"--{strategy}")
 
 
-def _loss(draft: RecipeDraft) -> None:
+def _loss(launch: Launch, draft: RecipeDraft) -> None:
     """Note what the loss and the advantage take from other keys."""
-    launch, loss, mean = draft.launch, draft.values.get("algorithm.loss"), draft.launch.flag_of("algorithm.normalise")
+    loss, mean = draft.values.get("algorithm.loss"), launch.flag_of("algorithm.normalise")
     if launch.framework == "verl" and loss in ("gspo", "sapo"):
         draft.drop("algorithm.normalise")
         draft.note(f"{loss} takes seq-mean-token-mean there, whatever is given", f"--{mean}", is_change=False)
@@ -105,9 +103,9 @@ def _loss(draft: RecipeDraft) -> None:
         draft.note(text, f"--{launch.flag_of('algorithm.advantage')}")
 
 
-def _clips(draft: RecipeDraft) -> None:
+def _clips(launch: Launch, draft: RecipeDraft) -> None:
     """Set bounds of the ratio. verl's clip_ratio counts where one of its two others is null."""
-    launch, loss = draft.launch, draft.values.get("algorithm.loss", "grpo")
+    loss = draft.values.get("algorithm.loss", "grpo")
     if loss == "sapo":
         return
     low, high, dual = (launch.flag_of(f"algorithm.{name}") for name in ("clip_low", "clip_high", "delta"))
@@ -123,9 +121,9 @@ def _clips(draft: RecipeDraft) -> None:
             draft.note(text, f"--{dual}", subject=dual)
 
 
-def _penalty(draft: RecipeDraft) -> None:
+def _penalty(launch: Launch, draft: RecipeDraft) -> None:
     """Set the KL penalty: its weight, its place, and its estimator."""
-    launch, is_verl = draft.launch, draft.launch.framework == "verl"
+    is_verl = launch.framework == "verl"
     switch, coef, kind = (launch.flag_of(f"kl_{name}") for name in ("in_loss", "coef", "estimator"))
     is_in_loss = launch.is_true(switch)
     is_on = is_in_loss if is_verl else not launch.is_true("algorithm.disable_kl")
@@ -149,13 +147,12 @@ def _penalty(draft: RecipeDraft) -> None:
     put(draft, "algorithm.kl.estimator", estimator, kind)
 
 
-def _tuning(draft: RecipeDraft) -> None:
+def _tuning(launch: Launch, draft: RecipeDraft) -> None:
     """Set adapters, frozen parts, and where the reference is kept."""
-    launch = draft.launch
     if launch.processes > 1:
         draft.set("train.strategy", "fsdp2", remark="shards the model as FSDP does")
     if tuner_of(launch) == "lora":
-        _targets(draft)
+        _targets(launch, draft)
         return
     tower, offload = launch.flag_of("freeze"), launch.flag_of("model.reference")
     put(draft, "freeze", ["vision", "projector"] if launch.is_true(tower) else [], tower)
@@ -163,8 +160,8 @@ def _tuning(draft: RecipeDraft) -> None:
         put(draft, "model.reference", "cpu" if launch.is_true(offload) else "device", offload)
 
 
-def _targets(draft: RecipeDraft) -> None:
-    launch, targets = draft.launch, draft.launch.flag_of("lora.targets")
+def _targets(launch: Launch, draft: RecipeDraft) -> None:
+    targets = launch.flag_of("lora.targets")
     excluded = launch.flag_of("excluded_layers")
     words = [part.strip("'\" ") for word in launch.words(targets) for part in word.split(",")]
     left_out = launch.text(excluded) or ""
@@ -179,8 +176,8 @@ def _targets(draft: RecipeDraft) -> None:
         draft.note("layers by names: write lora.targets as a regular expression without them", f"--{excluded}")
 
 
-def _engine(draft: RecipeDraft) -> None:
-    launch, name, top_k = draft.launch, draft.launch.flag_of("rollout.engine"), draft.launch.flag_of("rollout.top_k")
+def _engine(launch: Launch, draft: RecipeDraft) -> None:
+    name, top_k = launch.flag_of("rollout.engine"), launch.flag_of("rollout.top_k")
     engine = launch.text(name) or "vllm"
     draft.set("rollout.top_k", max(0, int(launch.real(top_k) or 0)), f"--{top_k}")
     if engine == "hf":
@@ -196,9 +193,9 @@ def _engine(draft: RecipeDraft) -> None:
         draft.set("rollout.vllm.sleep_level", level, f"--{free}", remark=remark)
 
 
-def _resampling(draft: RecipeDraft) -> None:
+def _resampling(launch: Launch, draft: RecipeDraft) -> None:
     """Set how often a group that teaches nothing is sampled again."""
-    launch, switch, tries = draft.launch, *map(draft.launch.flag_of, ("resampling", "rollout.resample_tries"))
+    switch, tries = *map(launch.flag_of, ("resampling", "rollout.resample_tries"))
     if not launch.is_true(switch):
         return
     most = int(launch.real(tries) or -1)
@@ -208,14 +205,13 @@ def _resampling(draft: RecipeDraft) -> None:
     draft.note(text, f"--{switch}", *(f"--{name}" for name in others))
 
 
-def _run(draft: RecipeDraft) -> None:
+def _run(launch: Launch, draft: RecipeDraft) -> None:
     """Set where the run is kept, its trackers, and tell what it goes on from."""
-    launch = draft.launch
     if "output" not in draft.values:
         names = ("trainer.project_name", "trainer.experiment_name")
         place = "/".join(("checkpoints", *(launch.text(name) or "" for name in names)))
         draft.set("output", place, *(f"--{name}" for name in names), remark="as there")
-    set_trackers(draft, "trainer.logger")
+    set_trackers(launch, draft, "trainer.logger")
     if launch.text(resumed := launch.flag_of("resumed")):
         text = "no checkpoint of tiercel; for its weights write lora.init or model.path, and the run begins at step 0"
         draft.note(text, f"--{resumed}")
@@ -233,11 +229,11 @@ _READ = {  # columns that are read by their own names
 _CONTENT = re.compile(r"\{\{\s*content\s*(\|\s*trim\s*)?\}\}")
 
 
-def set_hydra_rows(draft: RecipeDraft) -> None:
+def set_hydra_rows(launch: Launch, draft: RecipeDraft) -> None:
     """Set training rows, held-out rows, and the template of a question."""
-    sources = [NamedRows(path=_source(word)) for word in draft.launch.words("data.train_files")]
+    sources = [NamedRows(path=_source(word)) for word in launch.words("data.train_files")]
     end_to_end(draft, sources, "--data.train_files")
-    held = [_source(word) for word in draft.launch.words("data.val_files")]
+    held = [_source(word) for word in launch.words("data.val_files")]
     if held:
         draft.set("data.eval", held[0], "--data.val_files")
     if held[1:]:
@@ -246,7 +242,7 @@ def set_hydra_rows(draft: RecipeDraft) -> None:
         draft.drop("train.eval_every")
         draft.note("no rows are held out, so there is nothing to evaluate", "--trainer.test_freq", "--trainer.val_freq")
     _columns(draft)
-    _template(draft)
+    _template(launch, draft)
 
 
 def _columns(draft: RecipeDraft) -> None:
@@ -274,8 +270,8 @@ def _source(word: str) -> str:
     return f"hf:{path}:{split or 'train'}" if re.fullmatch(r"[\w.-]+/[\w.-]+", path) else word
 
 
-def _template(draft: RecipeDraft) -> None:
-    launch, name = draft.launch, "data.format_prompt"
+def _template(launch: Launch, draft: RecipeDraft) -> None:
+    name = "data.format_prompt"
     if not (path := launch.text(name)):
         return
     file = launch.file(path)
@@ -291,10 +287,10 @@ def _template(draft: RecipeDraft) -> None:
         draft.set("data.prompt", "{prompt}".join(parts), f"--{name}", remark="its text")
 
 
-def set_hydra_rewards(draft: RecipeDraft) -> None:
+def set_hydra_rewards(launch: Launch, draft: RecipeDraft) -> None:
     """Set the rewards: a function of the user's, a reward model, and a penalty on long completions."""
-    launch, kwargs = draft.launch, "reward_model.reward_kwargs"
-    entries = [_function(draft)]
+    kwargs = "reward_model.reward_kwargs"
+    entries = [_function(launch, draft)]
     if launch.is_true("reward_model.enable"):
         entries = [{"name": "model", "model": {"path": launch.text("reward_model.model.path") or ""}}]
         draft.note("a reward model scores there; rewards by rules may be added", "--reward_model.enable")
@@ -310,9 +306,9 @@ def set_hydra_rewards(draft: RecipeDraft) -> None:
         draft.note("docs/rewards.md says how rewards are called", "--reward_model.reward_manager")
 
 
-def _function(draft: RecipeDraft) -> dict[str, Any]:
+def _function(launch: Launch, draft: RecipeDraft) -> dict[str, Any]:
     """Return the user's own reward, or the nearest built-in one."""
-    launch, is_verl = draft.launch, draft.launch.framework == "verl"
+    is_verl = launch.framework == "verl"
     name = "custom_reward_function.path" if is_verl else "worker.reward.reward_function"
     if path := launch.text(name):
         function = (launch.text("custom_reward_function.name") or "compute_score") if is_verl else "main"

@@ -25,19 +25,19 @@ _DIFFERS = {
 _SECTIONS = {"kto": ("kto.beta", 0.1), "reward": ("ranking.margin", 0.0)}
 
 
-def set_preferences(draft: RecipeDraft) -> None:
+def set_preferences(launch: Launch, draft: RecipeDraft) -> None:
     """Set the section that says what a recipe learns from, and the reference."""
-    if draft.launch.kind == "dpo":
-        _pairs(draft)
-    elif draft.launch.kind == "sft":
-        _tokens(draft)
-    elif draft.launch.kind == "distill":
-        _teacher(draft)
-    elif draft.launch.kind in _SECTIONS and (key := _SECTIONS[draft.launch.kind])[0] not in draft.values:
+    if launch.kind == "dpo":
+        _pairs(launch, draft)
+    elif launch.kind == "sft":
+        _tokens(launch, draft)
+    elif launch.kind == "distill":
+        _teacher(launch, draft)
+    elif launch.kind in _SECTIONS and (key := _SECTIONS[launch.kind])[0] not in draft.values:
         draft.set(*key, remark="the default there too")
-    if draft.launch.kind == "reward" and draft.launch.framework != "LLaMA-Factory":
+    if launch.kind == "reward" and launch.framework != "LLaMA-Factory":
         draft.note("is read there where rows have it; here ranking.margin_column names it", subject="a column margin")
-    _reference(draft)
+    _reference(launch, draft)
 
 
 def compares(draft: RecipeDraft) -> bool:
@@ -85,8 +85,8 @@ def _terms(launch: Launch) -> dict[str, float]:
     return {name: weight for name, weight in terms.items() if weight}
 
 
-def _pairs(draft: RecipeDraft) -> None:
-    launch, terms = draft.launch, _terms(draft.launch)
+def _pairs(launch: Launch, draft: RecipeDraft) -> None:
+    terms = _terms(launch)
     if (found := pair_loss(launch)) is None:
         return
     loss, sft = found
@@ -103,7 +103,7 @@ def _pairs(draft: RecipeDraft) -> None:
         draft.note("has 0.8 sigmoid and 0.2 bco_pair here; dpo.sft_coef is relative to them", *labels, subject="mpo")
     if (launch.framework, loss) in _DIFFERS:
         draft.note(_DIFFERS[launch.framework, loss], subject=f"dpo.loss: {loss}")
-    _divergence(draft, loss)
+    _divergence(launch, draft, loss)
     if (weight := launch.real("ld_alpha")) is not None and loss not in OF_MEANS and "sigmoid_norm" not in terms:
         draft.set("dpo.ld_alpha", weight, "--ld_alpha")
     if loss == "discopop":
@@ -117,9 +117,8 @@ def _pairs(draft: RecipeDraft) -> None:
             draft.drop(f"dpo.{key}")
 
 
-def _tokens(draft: RecipeDraft) -> None:
+def _tokens(launch: Launch, draft: RecipeDraft) -> None:
     """Set the loss of SFT's tokens."""
-    launch = draft.launch
     if token_loss(launch) == "dft":
         draft.set("sft.loss", "dft", "--loss_type")
     if draft.values.get("sft.loss") == "dft" and "sft.label_smoothing" in draft.values:
@@ -136,9 +135,9 @@ def token_loss(launch: Launch) -> str | None:
     return names.get(launch.text("loss_type") or "nll")
 
 
-def _divergence(draft: RecipeDraft, loss: str) -> None:
+def _divergence(launch: Launch, draft: RecipeDraft, loss: str) -> None:
     """Set the divergence from the reference; the peer's coefficient is 1 - dpo.divergence_alpha."""
-    launch, flags = draft.launch, ("--f_divergence_type", "--f_alpha_divergence_coef")
+    flags = ("--f_divergence_type", "--f_alpha_divergence_coef")
     given = launch.text("f_divergence_type") or "reverse_kl"
     coef = launch.real("f_alpha_divergence_coef") if given == "alpha_divergence" else None
     name = {1.0: "reverse_kl", 0.0: "forward_kl"}.get(0.5 if coef is None else coef, "alpha")
@@ -153,8 +152,8 @@ def _divergence(draft: RecipeDraft, loss: str) -> None:
         draft.set("dpo.divergence_alpha", round(1 - coef, 12), flags[1], remark="1 - the coefficient there")
 
 
-def _teacher(draft: RecipeDraft) -> None:
-    launch, mix = draft.launch, draft.launch.real("beta")
+def _teacher(launch: Launch, draft: RecipeDraft) -> None:
+    mix = launch.real("beta")
     end = {0.0: "forward_kl", 1.0: "reverse_kl"}.get(0.5 if mix is None else mix)
     draft.set("teacher.divergence", end or "jsd", "--beta", remark="the divergence of GKD")
     if end is None:
@@ -166,9 +165,8 @@ def _teacher(draft: RecipeDraft) -> None:
     draft.set("algorithm.normalise", "token", remark="a mean over tokens there")
 
 
-def _reference(draft: RecipeDraft) -> None:
+def _reference(launch: Launch, draft: RecipeDraft) -> None:
     """Add a note on which policy is the reference."""
-    launch = draft.launch
     if launch.words("ref_adapters") and launch.words("ref_adapters") == launch.words("adapters"):
         draft.note("lora.init is the KL reference as well", "--ref_adapters", is_change=False)
     elif "lora.init" in draft.values and not launch.words("ref_adapters") and compares(draft):

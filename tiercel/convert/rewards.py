@@ -46,15 +46,14 @@ def _fixed() -> dict[tuple[str, str], tuple[dict[str, Any], str]]:
     return {(peer, name): (parse(entry)[0], note) for peer, names, entry, note in rows for name in names.split(", ")}
 
 
-def set_rewards(draft: RecipeDraft) -> None:
+def set_rewards(launch: Launch, draft: RecipeDraft) -> None:
     """Set the list of rewards with their weights."""
-    launch = draft.launch
     if launch.kind != "grpo":
         return
     by_script = ("think_format_reward", "accuracy_reward") if launch.script in EXAMPLE_SCRIPTS else ()
     names = launch.words("reward_funcs") or by_script
     models = (*launch.words("reward_model"), *launch.words("reward_model_name_or_path"))
-    entries = [_entry(draft, name, number) for number, name in enumerate(names)]
+    entries = [_entry(launch, draft, name, number) for number, name in enumerate(names)]
     entries += [{"name": "model", "model": {"path": path}} for path in models]
     for number, weight in enumerate(launch.words("reward_weights")[: len(entries)]):
         entries[number]["weight"] = float(number_of("--reward_weights", weight))
@@ -67,20 +66,19 @@ def set_rewards(draft: RecipeDraft) -> None:
         draft.note("name the rewards: rewards: [{name: exact}]", subject="no --reward_funcs")
 
 
-def _entry(draft: RecipeDraft, name: str, number: int) -> dict[str, Any]:
-    if draft.launch.framework == "VLM-R1" and (entry := _of_vlm_r1(draft, name)):
+def _entry(launch: Launch, draft: RecipeDraft, name: str, number: int) -> dict[str, Any]:
+    if launch.framework == "VLM-R1" and (entry := _of_vlm_r1(launch, draft, name)):
         return entry
-    if entry := _of_flags(draft, name):
+    if entry := _of_flags(launch, draft, name):
         return entry
-    fixed, note = _fixed().get((draft.launch.framework, name), (None, ""))
+    fixed, note = _fixed().get((launch.framework, name), (None, ""))
     if note:
         draft.note(note, subject=f"--reward_funcs {name}")
-    return _own(draft, name, number) if fixed is None else dict(fixed)
+    return _own(launch, draft, name, number) if fixed is None else dict(fixed)
 
 
-def _of_vlm_r1(draft: RecipeDraft, name: str) -> dict[str, Any] | None:
+def _of_vlm_r1(launch: Launch, draft: RecipeDraft, name: str) -> dict[str, Any] | None:
     """Convert VLM-R1's rewards for referring expressions, and accuracy by its method; None for any other reward."""
-    launch = draft.launch
     labels = ("--is_reward_customized_from_vlm_module", "--reward_method", "--task_type")
     is_rec = launch.script.startswith("grpo_rec") or launch.is_true("is_reward_customized_from_vlm_module")
     if name == "format" and is_rec:
@@ -101,9 +99,9 @@ def _of_vlm_r1(draft: RecipeDraft, name: str) -> dict[str, Any] | None:
     return {"name": known}
 
 
-def _of_flags(draft: RecipeDraft, name: str) -> dict[str, Any] | None:
+def _of_flags(launch: Launch, draft: RecipeDraft, name: str) -> dict[str, Any] | None:
     """Convert a reward whose numbers are set by flags; None for any other reward."""
-    launch, subject = draft.launch, f"--reward_funcs {name}"
+    subject = f"--reward_funcs {name}"
     longest = int(draft.values.get("rollout.max_new_tokens", 256))
     if name == "repetition":
         draft.note("docs/rewards.md says what it counts", "--repetition_n_grams", subject=subject)
@@ -123,9 +121,8 @@ def _of_flags(draft: RecipeDraft, name: str) -> dict[str, Any] | None:
     return {"name": name, "max_tokens": longest, "buffer": buffer}
 
 
-def _own(draft: RecipeDraft, name: str, number: int) -> dict[str, Any]:
+def _own(launch: Launch, draft: RecipeDraft, name: str, number: int) -> dict[str, Any]:
     """Convert a reward of the user: from a plugin file if it is found there, or else with a note."""
-    launch = draft.launch
     if launch.framework == "TRL" and "." in name:
         module, _, function = name.rpartition(".")
         return {"call": f"{module}:{function}"}

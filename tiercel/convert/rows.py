@@ -46,27 +46,26 @@ class NamedRows:
         return self.path if self.rows is None else f"{self.path}#{self.rows}"
 
 
-def set_rows(draft: RecipeDraft) -> None:
+def set_rows(launch: Launch, draft: RecipeDraft) -> None:
     """Set the sources of rows, and how they are used."""
     readers = {"TRL": _trl, "VLM-R1": _vlm_r1}
-    readers.get(draft.launch.framework, _joined)(draft)
-    _held_out(draft)
-    if draft.launch.kind == "distill" and "data.eval" in draft.values:
+    readers.get(launch.framework, _joined)(draft)
+    _held_out(launch, draft)
+    if launch.kind == "distill" and "data.eval" in draft.values:
         labels = draft.origins["data.eval"].labels
         draft.drop("data.eval")
         draft.note("what is held out is scored by rewards here: write both, data.eval and rewards", *labels)
     for step in (_columns, _intervals, _system, _limits, _turns):
-        step(draft)
+        step(launch, draft)
 
 
-def _joined(draft: RecipeDraft) -> None:
+def _joined(launch: Launch, draft: RecipeDraft) -> None:
     """Set files that are mixed by the shares of a flag, or else put end to end."""
-    launch = draft.launch
     if launch.framework == "ms-swift":
-        flag, sources = "interleave_prob", [_swift_source(draft, word, "--dataset") for word in launch.words("dataset")]
+        flag, sources = "interleave_prob", [_swift_source(launch, draft, word, "--dataset") for word in launch.words("dataset")]
     else:
         names = _listed_words(launch, "dataset")
-        flag, sources = "interleave_probs", [_described(draft, name, "--dataset") for name in names]
+        flag, sources = "interleave_probs", [_described(launch, draft, name, "--dataset") for name in names]
     shares = [float(number_of(f"--{flag}", share)) for share in _listed_words(launch, flag)]
     if len(shares) == len(sources) > 1 and min(shares) > 0:
         weights = [round(share / shares[0], 12) for share in shares]
@@ -77,9 +76,9 @@ def _joined(draft: RecipeDraft) -> None:
         end_to_end(draft, sources, "--dataset", "--max_samples", "--dataset_dir")
 
 
-def _columns(draft: RecipeDraft) -> None:
+def _columns(launch: Launch, draft: RecipeDraft) -> None:
     """Set the names of columns. ms-swift writes the file's name first and its own second, data.columns the reverse."""
-    if (text := draft.launch.text("columns")) is None:
+    if (text := launch.text("columns")) is None:
         return
     try:
         names = json.loads(text)
@@ -100,9 +99,9 @@ def _listed_words(launch: Launch, flag: str) -> list[str]:
     return launch.parts(r"[,\s\[\]]+" if launch.framework == "LLaMA-Factory" else "$", flag)
 
 
-def _described(draft: RecipeDraft, name: str, label: str) -> NamedRows:
+def _described(launch: Launch, draft: RecipeDraft, name: str, label: str) -> NamedRows:
     """Look a data set up in dataset_info.json."""
-    launch, limit = draft.launch, draft.launch.number("max_samples")
+    limit = launch.number("max_samples")
     folder = launch.text("dataset_dir") or "data"
     subject = f"{label} {name}"
     if folder == "ONLINE":
@@ -145,20 +144,20 @@ def _tell_limit(draft: RecipeDraft, name: str) -> None:
     draft.note(text, "--max_samples")
 
 
-def _swift_source(draft: RecipeDraft, word: str, label: str) -> NamedRows:
+def _swift_source(launch: Launch, draft: RecipeDraft, word: str, label: str) -> NamedRows:
     """Read a source of the form `path#N` or `id:subset#N`, perhaps with HF:: or MS:: before it."""
     text, mark, count = word.rpartition("#")
     text, rows = (text, int(count)) if mark and count.isdigit() else (word, None)
     hub, mark, rest = text.partition("::")
     text = rest if mark and hub.upper() in ("HF", "MS") else text
     is_id, suffix = re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w./-]+)?", text), PurePath(text).suffix
-    if not is_id or suffix in _FILES or text.startswith((".", "~")) or draft.launch.file(text):
+    if not is_id or suffix in _FILES or text.startswith((".", "~")) or launch.file(text):
         if suffix in _FILES and suffix not in _READ:
             draft.note(f"{text} {_NO_ROWS}", label, subject=f"{label} {word}")
         return NamedRows(path=text, rows=rows)
     name, _, subset = text.partition(":")
     parts = [f"one subset a source: {subset} are several"] if "/" in subset else []
-    if hub.upper() != "HF" and not draft.launch.is_true("use_hf"):
+    if hub.upper() != "HF" and not launch.is_true("use_hf"):
         parts.append("an id of ModelScope, where hf: asks Hugging Face's hub: see that the same rows are there")
         rows_of_modelscope(draft, name, f"{label} {word}")
     if parts:
@@ -166,8 +165,7 @@ def _swift_source(draft: RecipeDraft, word: str, label: str) -> NamedRows:
     return NamedRows(path=f"hf:{name}/{subset}" if subset and "/" not in subset else f"hf:{name}", rows=rows)
 
 
-def _trl(draft: RecipeDraft) -> None:
-    launch = draft.launch
+def _trl(launch: Launch, draft: RecipeDraft) -> None:
     labels: tuple[str, ...] = ("--dataset_name", "--dataset_config", "--dataset_train_split")
     name, split = launch.text("dataset_name"), launch.text("dataset_train_split") or "train"
     remark = f"of {launch.script}" if launch.script in EXAMPLE_SCRIPTS else ""
@@ -190,9 +188,8 @@ def _trl(draft: RecipeDraft) -> None:
     draft.set("data.train", path, *labels, remark=remark)
 
 
-def _vlm_r1(draft: RecipeDraft) -> None:
+def _vlm_r1(launch: Launch, draft: RecipeDraft) -> None:
     """Set files with their folders, and the request that VLM-R1 adds to every question."""
-    launch = draft.launch
     if words := launch.words("data_file_paths"):
         files, roots = words[0].split(":"), ":".join(launch.words("image_folders")).split(":")
         if len(roots) != len(files) or not all(roots):
@@ -268,8 +265,7 @@ def _mix(draft: RecipeDraft, sources: list[NamedRows], weights: list[float], *la
         draft.set("data.mix", more, *labels)
 
 
-def _held_out(draft: RecipeDraft) -> None:
-    launch = draft.launch
+def _held_out(launch: Launch, draft: RecipeDraft) -> None:
     for name, read in (("val_dataset", _swift_source), ("eval_dataset", _described)):
         if words := _listed_words(launch, name):
             draft.set("data.eval", read(draft, words[0], f"--{name}").named, f"--{name}")
@@ -296,9 +292,8 @@ def _subset(launch: Launch) -> str:
     return f"/{launch.text('dataset_config')}" if launch.text("dataset_config") else ""
 
 
-def _intervals(draft: RecipeDraft) -> None:
+def _intervals(launch: Launch, draft: RecipeDraft) -> None:
     """Set when held-out rows are evaluated, where there are any."""
-    launch = draft.launch
     labels = ("--eval_strategy", "--evaluation_strategy", "--eval_steps")
     asked = (launch.text("eval_strategy", "evaluation_strategy") or "").lower()
     if "data.eval" not in draft.values:
@@ -314,8 +309,7 @@ def _intervals(draft: RecipeDraft) -> None:
         draft.note("rows that are held out are evaluated at the start and the end here", *labels)
 
 
-def _system(draft: RecipeDraft) -> None:
-    launch = draft.launch
+def _system(launch: Launch, draft: RecipeDraft) -> None:
     if launch.framework != "ms-swift" or not (text := launch.text("system")):
         return
     file = launch.file(text)
@@ -327,8 +321,7 @@ def _system(draft: RecipeDraft) -> None:
         draft.set("data.system", text, "--system")
 
 
-def _limits(draft: RecipeDraft) -> None:
-    launch = draft.launch
+def _limits(launch: Launch, draft: RecipeDraft) -> None:
     flag = "cutoff_len" if launch.framework == "LLaMA-Factory" else "max_length"
     limit = launch.number(flag) if launch.script not in ("sft_vlm.py", "sft_vlm_gemma3.py") else None
     if limit is not None:
@@ -344,8 +337,7 @@ def _limits(draft: RecipeDraft) -> None:
         draft.note(text, subject="length of prompts")
 
 
-def _turns(draft: RecipeDraft) -> None:
-    launch = draft.launch
+def _turns(launch: Launch, draft: RecipeDraft) -> None:
     if launch.kind == "sft" and (scale := launch.text("loss_scale")):
         if scale in ("last_round", "default"):
             draft.set("data.train_turns", "last" if scale == "last_round" else "all", "--loss_scale")

@@ -6,28 +6,27 @@ from tiercel.convert.draft import RecipeDraft, whole_number_of
 _LEAST_DISTANCE = 1e-6  # the least distance of cispo's bound from 1
 
 
-def set_sampling(draft: RecipeDraft) -> None:
+def set_sampling(launch: Launch, draft: RecipeDraft) -> None:
     """Set how completions are sampled, and how the policy learns from them."""
     shared = (_reference, _penalty, _switches)
     learnt = {"grpo": (_correction, _loss, _clips, _advantage, *shared), "rloo": (_clips, *shared, _rloo)}
-    if draft.launch.kind in ("grpo", "distill"):
-        for step in (_top_k, _engine, _length, *learnt.get(draft.launch.method, ())):
-            step(draft)
+    if launch.kind in ("grpo", "distill"):
+        for step in (_top_k, _engine, _length, *learnt.get(launch.method, ())):
+            step(launch, draft)
 
 
-def _top_k(draft: RecipeDraft) -> None:
-    if draft.launch.framework == "VLM-R1":
+def _top_k(launch: Launch, draft: RecipeDraft) -> None:
+    if launch.framework == "VLM-R1":
         draft.set("rollout.top_k", 50, "--top_k", remark="transformers' default, with which VLM-R1 samples")
 
 
-def _engine(draft: RecipeDraft) -> None:
-    launch = draft.launch
+def _engine(launch: Launch, draft: RecipeDraft) -> None:
     if not launch.is_true("use_vllm"):
         draft.carry("rollout.engine", "local", "use_vllm")
         return
     mode = launch.text("vllm_mode") or ("server" if "vllm_server_host" in launch.flags else "colocate")
     if mode == "server":
-        _servers(draft)
+        _servers(launch, draft)
         return
     draft.set("rollout.engine", "vllm", "--use_vllm", "--vllm_mode")
     level = launch.text("sleep_level")
@@ -37,8 +36,7 @@ def _engine(draft: RecipeDraft) -> None:
         draft.set("rollout.vllm.sleep_level", 1, "--vllm_enable_sleep_mode")
 
 
-def _servers(draft: RecipeDraft) -> None:
-    launch = draft.launch
+def _servers(launch: Launch, draft: RecipeDraft) -> None:
     labels = ("--vllm_server_base_url", "--vllm_server_host", "--vllm_server_port")
     addresses = list(launch.words("vllm_server_base_url"))
     if not addresses:
@@ -52,9 +50,9 @@ def _servers(draft: RecipeDraft) -> None:
         draft.set("rollout.lookahead", 1, "--async_generate")
 
 
-def _correction(draft: RecipeDraft) -> None:
+def _correction(launch: Launch, draft: RecipeDraft) -> None:
     """Set the correction for the difference between the engine's and the trainer's probabilities; in TRL it is on."""
-    launch, key = draft.launch, "algorithm.correction"
+    key = "algorithm.correction"
     is_on = launch.is_true("use_vllm")
     if launch.framework == "TRL":
         names = [f"vllm_importance_sampling_{part}" for part in ("mode", "clip_max", "cap")]
@@ -86,10 +84,9 @@ def _correction(draft: RecipeDraft) -> None:
         draft.note("top_p and top_k cut the engine's probabilities, so no correction is taken", *labels, subject=key)
 
 
-def _loss(draft: RecipeDraft) -> None:
+def _loss(launch: Launch, draft: RecipeDraft) -> None:
     """Set the loss. The level of the ratio is part of the name of a clipped loss in tiercel, and a key for other
     losses."""
-    launch = draft.launch
     level, loss = launch.text("importance_sampling_level") or "token", launch.text("loss_type") or "grpo"
     labels = ("--importance_sampling_level", "--loss_type")
     if loss in ("luspo", "vespo"):
@@ -122,8 +119,7 @@ def _of_sequences(draft: RecipeDraft, loss: str, level: str, labels: tuple[str, 
         draft.note("its ratio takes the correction there; here the loss does", subject="algorithm.loss: vespo")
 
 
-def _clips(draft: RecipeDraft) -> None:
-    launch = draft.launch
+def _clips(launch: Launch, draft: RecipeDraft) -> None:
     loss = launch.text("loss_type")
     if loss in ("sapo", "vespo"):
         return
@@ -151,8 +147,7 @@ def _largest_weight(draft: RecipeDraft, bound: float | None) -> None:
         draft.note(text, *labels, subject=f"cispo's bound {bound:g}")
 
 
-def _advantage(draft: RecipeDraft) -> None:
-    launch = draft.launch
+def _advantage(launch: Launch, draft: RecipeDraft) -> None:
     estimator, scale = launch.text("advantage_estimator"), launch.text("scale_rewards")
     names = {"grpo": "group_norm", "reinforce_plus_plus": "reinforce_pp_baseline", "rloo": "rloo", "gdpo": "gdpo"}
     labels = ("--advantage_estimator", "--scale_rewards", "--multi_objective_aggregation")
@@ -169,18 +164,16 @@ def _advantage(draft: RecipeDraft) -> None:
         draft.carry("algorithm.scale", word, "scale_rewards")
 
 
-def _reference(draft: RecipeDraft) -> None:
+def _reference(launch: Launch, draft: RecipeDraft) -> None:
     """Set the reference. Its steps and its mix only count if --sync_ref_model is on."""
-    launch = draft.launch
     if launch.is_true("sync_ref_model"):
         every = max(1, round((launch.number("ref_model_sync_steps") or 512) / draft.updates_per_step))
         draft.set("algorithm.kl.sync_every", every, "--ref_model_sync_steps", "--sync_ref_model")
         draft.set("algorithm.kl.sync_mix", launch.real("ref_model_mixup_alpha"), "--ref_model_mixup_alpha")
 
 
-def _penalty(draft: RecipeDraft) -> None:
+def _penalty(launch: Launch, draft: RecipeDraft) -> None:
     """Set the place of the KL penalty. In the reward it is a sum of log-ratios."""
-    launch = draft.launch
     by_estimator = launch.text("advantage_estimator") in ("rloo", "reinforce_plus_plus")
     is_in_reward = launch.is_true("kl_in_reward") if launch.text("kl_in_reward") else by_estimator
     if not draft.values.get("algorithm.kl.coef", 0):
@@ -192,12 +185,12 @@ def _penalty(draft: RecipeDraft) -> None:
     else:
         draft.carry("algorithm.kl.place", "loss", "kl_in_reward")
         if launch.is_true("use_bias_correction_kl"):
-            _weighted_penalty(draft)
+            _weighted_penalty(launch, draft)
 
 
-def _weighted_penalty(draft: RecipeDraft) -> None:
+def _weighted_penalty(launch: Launch, draft: RecipeDraft) -> None:
     """Set a penalty in the loss that TRL multiplies by the ratio; here it is multiplied by the token's ratio."""
-    launch, name = draft.launch, "use_bias_correction_kl"
+    name = "use_bias_correction_kl"
     if (launch.text("importance_sampling_level") or "token") == "token":
         draft.set("algorithm.kl.by_ratio", True, f"--{name}", remark=launch.default_remark(name))
     else:
@@ -205,8 +198,7 @@ def _weighted_penalty(draft: RecipeDraft) -> None:
         draft.note(text, f"--{name}", subject="" if name in launch.flags else "the KL estimate")
 
 
-def _switches(draft: RecipeDraft) -> None:
-    launch = draft.launch
+def _switches(launch: Launch, draft: RecipeDraft) -> None:
     if launch.framework == "TRL" and draft.values.get("algorithm.entropy_coef"):
         draft.set("algorithm.entropy_mean", "token", "--entropy_coef", remark="the mean there, whatever the loss")
     if launch.framework == "TRL" and draft.values.get("algorithm.top_entropy", 1) < 1:
@@ -220,16 +212,16 @@ def _switches(draft: RecipeDraft) -> None:
         draft.carry("rollout.lookahead", 0, "async_generate")
 
 
-def _length(draft: RecipeDraft) -> None:
-    most = draft.launch.number("max_new_tokens")
-    if most is not None and "max_completion_length" not in draft.launch.flags:
+def _length(launch: Launch, draft: RecipeDraft) -> None:
+    most = launch.number("max_new_tokens")
+    if most is not None and "max_completion_length" not in launch.flags:
         draft.carry("rollout.max_new_tokens", most, "max_new_tokens")
 
 
-def _rloo(draft: RecipeDraft) -> None:
+def _rloo(launch: Launch, draft: RecipeDraft) -> None:
     """Set what TRL's RLOO trainer does: leave-one-out advantages, and a single ratio for a completion's whole
     probability."""
-    is_normalised = draft.launch.is_true("normalize_advantages")
+    is_normalised = launch.is_true("normalize_advantages")
     advantage = "reinforce_pp_baseline" if is_normalised else "rloo"
     draft.set("algorithm.advantage", advantage, "--normalize_advantages", remark="what its RLOO trainer does")
     for name, value in (("loss", "grpo"), ("ratio", "product"), ("normalise", "sequence")):

@@ -11,10 +11,9 @@ _BATCH = ("--per_device_train_batch_size", "--gradient_accumulation_steps")
 _LARGEST_PACK = 16384  # the recipe's own default of learner.max_tokens_per_microbatch
 
 
-def set_sizes(draft: RecipeDraft) -> None:
+def set_sizes(launch: Launch, draft: RecipeDraft) -> None:
     """Set the number of prompts in a step. The peers count completions; how much one device computes at once is not
     part of a recipe."""
-    launch = draft.launch
     each = launch.number("per_device_train_batch_size") or 1
     processes = launch.processes
     accumulated = launch.number("gradient_accumulation_steps")
@@ -52,9 +51,9 @@ def set_sizes(draft: RecipeDraft) -> None:
         draft.note("rollouts of several updates have another ratio there; one update is taken here", *labels)
 
 
-def set_lengths(draft: RecipeDraft) -> None:
+def set_lengths(launch: Launch, draft: RecipeDraft) -> None:
     """Set the length of the run, the warm-up, and the intervals in steps."""
-    launch, updates = draft.launch, draft.updates_per_step
+    updates = draft.updates_per_step
     steps = launch.real("max_steps") or -1
     if steps > 0:
         draft.set("train.steps", _steps(steps, updates), "--max_steps", "--num_train_epochs", remark=_per(updates))
@@ -62,7 +61,7 @@ def set_lengths(draft: RecipeDraft) -> None:
         epochs = launch.real("num_train_epochs") or 1.0
         remark = launch.default_remark("num_train_epochs", of="--num_train_epochs")
         draft.set("train.epochs", int(epochs) if epochs == int(epochs) else epochs, "--num_train_epochs", remark=remark)
-    set_warmup(draft, updates)
+    set_warmup(launch, draft, updates)
     _interval(draft, "train.log_every", "logging_steps", "")
     strategy = (launch.text("save_strategy") or "steps").lower()
     if strategy == "steps":
@@ -90,11 +89,10 @@ def _interval(draft: RecipeDraft, key: str, flag: str, remark: str, *labels: str
             draft.note("a share of the run there; write a number of steps", f"--{flag}")
 
 
-def set_warmup(
-    draft: RecipeDraft, updates: int, steps_flag: str = "warmup_steps", share_flag: str = "warmup_ratio"
+def set_warmup(launch: Launch, draft: RecipeDraft, updates: int, steps_flag: str = "warmup_steps", share_flag: str = "warmup_ratio"
 ) -> None:
     """Set the steps in which the rate rises, from a number of updates or a share of the run."""
-    launch, labels = draft.launch, (f"--{share_flag}", f"--{steps_flag}")
+    labels = (f"--{share_flag}", f"--{steps_flag}")
     given, ratio = launch.real(steps_flag) or 0.0, launch.real(share_flag) or 0.0
     ratio = given if 0 < given < 1 else ratio
     steps = _run_steps(draft)
@@ -122,9 +120,9 @@ def _run_steps(draft: RecipeDraft) -> int | None:
     return max(1, math.ceil(rows / int(draft.values.get("optim.prompts_per_step", 16))))
 
 
-def set_pack(draft: RecipeDraft) -> None:
+def set_pack(launch: Launch, draft: RecipeDraft) -> None:
     """Set the size of a microbatch, which must hold the longest prompt with its completion, or two answers."""
-    known, rows = keys_of(draft.launch.kind), 1 if draft.launch.kind in ("sft", "grpo", "distill") else 2
+    known, rows = keys_of(launch.kind), 1 if launch.kind in ("sft", "grpo", "distill") else 2
     least = rows * draft.values.get("data.max_prompt_tokens", 4096)
     if "rollout.max_new_tokens" in known:
         least += draft.values.get("rollout.max_new_tokens", known["rollout.max_new_tokens"].field.default)

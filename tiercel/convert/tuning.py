@@ -34,7 +34,7 @@ _TOKENS = re.compile(r"(IMAGE|VIDEO)_(MAX|MIN)_TOKEN_NUM")
 _TUNER_LABELS = (*(f"--{name}" for name in TUNERS), "--use_peft")
 
 
-def set_tuning(draft: RecipeDraft) -> None:
+def set_tuning(launch: Launch, draft: RecipeDraft) -> None:
     """Set everything except rows, sizes and sampling."""
     for step in (
         _model,
@@ -48,21 +48,20 @@ def set_tuning(draft: RecipeDraft) -> None:
         set_trackers,
         _thinking,
     ):
-        step(draft)
+        step(launch, draft)
 
 
-def _thinking(draft: RecipeDraft) -> None:
+def _thinking(launch: Launch, draft: RecipeDraft) -> None:
     """Set the template's variable `enable_thinking`; true is the default of the templates that have it."""
-    if draft.launch.text("enable_thinking") is None or "data.template_arguments" in draft.values:
+    if launch.text("enable_thinking") is None or "data.template_arguments" in draft.values:
         return
-    if draft.launch.is_true("enable_thinking"):
+    if launch.is_true("enable_thinking"):
         draft.note("the default of templates that have it", "--enable_thinking", is_change=False)
     else:
         draft.set("data.template_arguments", {"enable_thinking": False}, "--enable_thinking")
 
 
-def _model(draft: RecipeDraft) -> None:
-    launch = draft.launch
+def _model(launch: Launch, draft: RecipeDraft) -> None:
     if path := launch.text("model"):
         draft.set("model.path", path, "--model")
         if launch.is_true("use_hf") or launch.environment.get("USE_HF", "0").lower() in ("1", "true"):
@@ -88,9 +87,8 @@ def _model(draft: RecipeDraft) -> None:
             draft.set(key, pixels, name, remark=f"tokens of {side} x {side} pixels")
 
 
-def _quantised(draft: RecipeDraft) -> None:
+def _quantised(launch: Launch, draft: RecipeDraft) -> None:
     """Set how the base model is quantised, if bitsandbytes quantises it to 8 bits or to NF4."""
-    launch = draft.launch
     by_switch = next((bits for bits in ("8", "4") if launch.is_true(f"load_in_{bits}bit")), None)
     bits = by_switch or launch.text("quant_bits", "quantization_bit")
     method = launch.text("quant_method", "quantization_method") or "bnb"
@@ -112,8 +110,8 @@ def tuner_of(launch: Launch) -> str:
     return launch.text(*TUNERS) or ("lora" if launch.is_true("use_peft") else "full")
 
 
-def _adapters(draft: RecipeDraft) -> None:
-    launch, tuner = draft.launch, tuner_of(draft.launch)
+def _adapters(launch: Launch, draft: RecipeDraft) -> None:
+    tuner = tuner_of(launch)
     rank = "lora_rank" if "lora_rank" in launch.rows else "lora_r"
     if tuner == "full":
         return
@@ -132,7 +130,7 @@ def _adapters(draft: RecipeDraft) -> None:
         draft.note(text, "--lora_dropout", subject=f"--lora_dropout {dropout:g}")
     elif dropout or "lora_dropout" in launch.flags:
         draft.set("lora.dropout", dropout, "--lora_dropout", remark=launch.default_remark("lora_dropout"))
-    _targets(draft, tuner)
+    _targets(launch, draft, tuner)
     if isinstance(adapter := draft.values.get("lora.init"), str):
         _as_given(draft, adapter)
 
@@ -155,9 +153,8 @@ def _as_given(draft: RecipeDraft, adapter: str) -> None:
             draft.set(f"lora.{key}", value, remark=f"as {adapter} has it")
 
 
-def _targets(draft: RecipeDraft, tuner: str) -> None:
+def _targets(launch: Launch, draft: RecipeDraft, tuner: str) -> None:
     """Set which linear layers have adapters. Parts in `freeze`, and the language model, then keep their own weights."""
-    launch = draft.launch
     names = ("target_regex", "target_modules", "lora_target_modules", "lora_target")
     labels = [f"--{name}" for name in (*names, *_FREEZE_NAMES)]
     modules = [word for part in launch.parts(r"[,\s\[\]]+", *names[1:]) if (word := part.strip("'\""))]
@@ -201,9 +198,8 @@ def _frozen(draft: RecipeDraft) -> list[str]:
     return [part for part, flag in zip(PARTS, flags, strict=True) if draft.launch.is_true(flag)]
 
 
-def _parts(draft: RecipeDraft) -> None:
+def _parts(launch: Launch, draft: RecipeDraft) -> None:
     """Set the frozen parts of full fine-tuning."""
-    launch = draft.launch
     if tuner_of(launch) != "full":
         if launch.framework == "VLM-R1":
             draft.note("with LoRA the tower's own weights stay as they are", "--freeze_vision_modules", is_change=False)
@@ -218,8 +214,8 @@ def _parts(draft: RecipeDraft) -> None:
     draft.set("freeze", frozen, *(f"--{name}" for name in names), remark=launch.default_remark(*names))
 
 
-def _rates(draft: RecipeDraft) -> None:
-    launch, tuner = draft.launch, tuner_of(draft.launch)
+def _rates(launch: Launch, draft: RecipeDraft) -> None:
+    tuner = tuner_of(launch)
     rate = launch.real("learning_rate")
     if rate is None:
         rate = 1e-5 if tuner == "full" else 1e-4
@@ -242,9 +238,8 @@ def _rates(draft: RecipeDraft) -> None:
         draft.note(text, f"--{name}", is_change=not is_same)
 
 
-def _precision(draft: RecipeDraft) -> None:
+def _precision(launch: Launch, draft: RecipeDraft) -> None:
     """Set the dtype of the computation. TRL takes bfloat16 by default, whatever dtype the weights are loaded in."""
-    launch = draft.launch
     labels = ("--bf16", "--fp16", "--dtype", "--torch_dtype", "launcher --mixed_precision")
     in_file = launch.accelerate.precision if launch.accelerate else ""
     mixed = launch.launcher.get("mixed_precision", ("",))[0] or in_file
@@ -259,11 +254,10 @@ def _precision(draft: RecipeDraft) -> None:
         draft.set("model.dtype", loaded if loaded in ("bfloat16", "float16") else "float32", *labels)
 
 
-def _sharding(draft: RecipeDraft) -> None:
-    launch = draft.launch
+def _sharding(launch: Launch, draft: RecipeDraft) -> None:
     of_launcher = [f"launcher --{name}" for name in ("config_file", "accelerate_config", "zero_stage")]
     labels = ("--deepspeed", "--fsdp", *of_launcher)
-    found, remark = _asked(draft)
+    found, remark = _asked(launch, draft)
     if found and found["train.strategy"] == "ddp":
         remark = "stage 0 divides nothing"
         if launch.processes == 1:
@@ -275,9 +269,8 @@ def _sharding(draft: RecipeDraft) -> None:
         draft.set(key, value, *labels, remark=remark)
 
 
-def _asked(draft: RecipeDraft) -> tuple[Sharding | None, str]:
+def _asked(launch: Launch, draft: RecipeDraft) -> tuple[Sharding | None, str]:
     """Return how the command shards the model, and a remark if only a file's name says so."""
-    launch = draft.launch
     if words := launch.words("deepspeed"):
         return _deepspeed(draft, words[0])
     if words := launch.words("fsdp"):
@@ -317,16 +310,16 @@ def _deepspeed(draft: RecipeDraft, value: str) -> tuple[Sharding | None, str]:
     return found, ""
 
 
-def _kept_reference(draft: RecipeDraft) -> None:
+def _kept_reference(launch: Launch, draft: RecipeDraft) -> None:
     """Set where full fine-tuning with a reference keeps its copy of the start."""
-    if tuner_of(draft.launch) == "full" and needs_reference(draft):
+    if tuner_of(launch) == "full" and needs_reference(draft):
         place = "cpu" if draft.values.get("train.deepspeed.offload_parameters") else "device"
         draft.set("model.reference", place, remark="the reference of full fine-tuning")
 
 
-def set_trackers(draft: RecipeDraft, flag: str = "report_to") -> None:
+def set_trackers(launch: Launch, draft: RecipeDraft, flag: str = "report_to") -> None:
     """Set where metrics go beside the run directory."""
-    launch, name = draft.launch, draft.launch.spelt(flag)
+    name = launch.spelt(flag)
     known = allowed_words(keys_of("grpo")["trackers"].field.annotation)
     words = [word for value in launch.words(flag) for word in re.split(r"[\s,'\"]+", value.strip("[]"))]
     given = [word for word in dict.fromkeys(words) if word not in ("", "none", "console", "file")]
