@@ -83,15 +83,8 @@ STEPS = (
     set_image_root, set_rewards, set_lengths, set_pack, tell_packages,
 )  # fmt: skip
 OVERRIDE_STEPS = (
-    set_hydra,
-    drop_unused,
-    fit,
-    set_hydra_rows,
-    set_image_root,
-    set_hydra_rewards,
-    set_pack,
-    tell_packages,
-)
+    set_hydra, drop_unused, fit, set_hydra_rows, set_image_root, set_hydra_rewards, set_pack, tell_packages,
+)  # fmt: skip
 
 
 def draft_of(launch: Launch) -> RecipeDraft:
@@ -150,10 +143,10 @@ def _processes(launch: Launch, draft: RecipeDraft) -> None:
 def _words(launch: Launch, draft: RecipeDraft) -> None:
     """Add notes on words that belong to no flag, and on flags that are given twice."""
     if named := METHOD_FLAGS.get(launch.framework):
-        draft.note(f"tiercel {launch.kind} is the method", f"--{named[0]}", is_change=False)
+        draft.note(f"tiercel {launch.kind} is the method", named[0], is_change=False)
     is_there = launch.file(launch.text("config") or "") is not None
     read = "its flags were read, before those of the command"
-    draft.note(read if is_there else "the file is not here; its flags are lost", "--config", is_change=not is_there)
+    draft.note(read if is_there else "the file is not here; its flags are lost", "config", is_change=not is_there)
     for earlier in launch.earlier:
         name = earlier.partition(" ")[0]
         shown = name if draft.is_secret(name) else redact(earlier)

@@ -42,30 +42,23 @@ def set_hydra(launch: Launch, draft: RecipeDraft) -> None:
         step(launch, draft)
 
 
-def put(draft: RecipeDraft, key: str, value: object, *names: str, remark: str = "") -> None:
-    """Set a key from keys of the peer, with their defaults as the remark where none is given."""
-    said = draft.launch.default_remark(*names, of=names[0])
-    remarks = "; ".join(filter(None, (said, remark)))
-    draft.set(key, value, *(f"--{name}" for name in names), remark=remarks)
-
-
 def _sizes(launch: Launch, draft: RecipeDraft) -> None:
     """Set the updates of a step. Both are counted in prompts there too."""
     name = launch.flag_of("update_size")
     prompts, update = launch.number(launch.flag_of("optim.prompts_per_step")) or 1, launch.number(name) or 1
     minibatches = math.gcd(max(1, round(prompts / update)), prompts)
     if minibatches > 1:
-        put(draft, "optim.minibatches", minibatches, name, remark=f"{prompts} / {update} prompts an update")
+        draft.put("optim.minibatches", minibatches, name, remark=f"{prompts} / {update} prompts an update")
     if minibatches * update != prompts:
         text = f"{update} prompts an update do not divide {prompts}; here {counted(minibatches, 'update')}"
-        draft.note(text, f"--{name}", subject="optim.minibatches")
+        draft.note(text, name, subject="optim.minibatches")
 
 
 def _length(launch: Launch, draft: RecipeDraft) -> None:
     """Set the intervals, which are counted in rollouts there, as a step is here."""
     if "train.steps" in draft.values:
         draft.drop("train.epochs")
-        draft.note("the number of steps is given", "--trainer.total_epochs", is_change=False)
+        draft.note("the number of steps is given", "trainer.total_epochs", is_change=False)
     for key, text in (
         ("train.save_every", "never there; here every 50 steps, and the last: train.save_every"),
         ("train.eval_every", "never there; here at the start and the end: train.eval_every"),
@@ -73,17 +66,17 @@ def _length(launch: Launch, draft: RecipeDraft) -> None:
     ):
         name = launch.flag_of(key)
         if (number := int(launch.real(name) or -1)) > 0:
-            draft.set(key, number, f"--{name}")
+            draft.set(key, number, name)
         else:
             subject = "" if name in launch.flags else name
-            draft.note(text, f"--{name}", subject=subject, is_change=key == "train.keep")
+            draft.note(text, name, subject=subject, is_change=key == "train.keep")
 
 
 def _warmup(launch: Launch, draft: RecipeDraft) -> None:
     set_warmup(launch, draft, 1, *map(launch.flag_of, ("optim.warmup_steps", "warmup_share")))
     strategy = "worker.actor.optim.strategy"
     if launch.framework == "EasyR1" and launch.text(strategy) != "adamw":
-        draft.note("moments in bfloat16 there; here in float32: the section optim", f"--{strategy}")
+        draft.note("moments in bfloat16 there; here in float32: the section optim", strategy)
 
 
 def _loss(launch: Launch, draft: RecipeDraft) -> None:
@@ -91,16 +84,16 @@ def _loss(launch: Launch, draft: RecipeDraft) -> None:
     loss, mean = draft.values.get("algorithm.loss"), launch.flag_of("algorithm.normalise")
     if launch.framework == "verl" and loss in ("gspo", "sapo"):
         draft.drop("algorithm.normalise")
-        draft.note(f"{loss} takes seq-mean-token-mean there, whatever is given", f"--{mean}", is_change=False)
+        draft.note(f"{loss} takes seq-mean-token-mean there, whatever is given", mean, is_change=False)
     if draft.values.get("algorithm.normalise") == "constant":
         text = "AdamW does not see the constant that the sum is divided by, optim.max_grad_norm does"
-        draft.note(text, f"--{mean}")
+        draft.note(text, mean)
     advantage = draft.values.get("algorithm.advantage", "group_norm")
     if advantage != "group_norm":
         draft.drop("algorithm.scale")
     if advantage.startswith("reinforce_pp"):
         text = "mean and deviation are of all tokens there, so that long completions weigh more; here of completions"
-        draft.note(text, f"--{launch.flag_of('algorithm.advantage')}")
+        draft.note(text, launch.flag_of("algorithm.advantage"))
 
 
 def _clips(launch: Launch, draft: RecipeDraft) -> None:
@@ -110,15 +103,15 @@ def _clips(launch: Launch, draft: RecipeDraft) -> None:
         return
     low, high, dual = (launch.flag_of(f"algorithm.{name}") for name in ("clip_low", "clip_high", "delta"))
     lowest, highest = launch.real(low) or 0.0, max(launch.real(high) or 0.0, _LEAST)
-    put(draft, "algorithm.clip_low", None if lowest >= 1 else max(lowest, _LEAST), low)
-    put(draft, "algorithm.clip_high", highest, high)
-    draft.note("clip_ratio_low and clip_ratio_high count there", f"--{ACTOR['verl']}.clip_ratio")
+    draft.put("algorithm.clip_low", None if lowest >= 1 else max(lowest, _LEAST), low)
+    draft.put("algorithm.clip_high", highest, high)
+    draft.note("clip_ratio_low and clip_ratio_high count there", f"{ACTOR['verl']}.clip_ratio")
     if loss == "grpo" or (loss.startswith("gspo") and launch.framework == "EasyR1"):
         if (largest := launch.real(dual) or 0.0) > 1 + highest:
-            put(draft, "algorithm.delta", largest, dual)
+            draft.put("algorithm.delta", largest, dual)
         else:
             text = f"must be above 1 + algorithm.clip_high here, {1 + highest:g}; it is off"
-            draft.note(text, f"--{dual}", subject=dual)
+            draft.note(text, dual, subject=dual)
 
 
 def _penalty(launch: Launch, draft: RecipeDraft) -> None:
@@ -131,20 +124,20 @@ def _penalty(launch: Launch, draft: RecipeDraft) -> None:
         in_reward = ("algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty")
         if is_in_loss:
             text = "the penalty is in the loss here, and not in the reward too"
-            draft.note(text, *(f"--{name}" for name in in_reward[:2]))
+            draft.note(text, *in_reward[:2])
         else:
             is_on, (switch, coef, kind) = True, in_reward
     if not is_on or not (weight := launch.real(coef)):
         return
-    put(draft, "algorithm.kl.coef", weight, coef, switch)
+    draft.put("algorithm.kl.coef", weight, coef, switch)
     if not is_in_loss:
-        draft.set("algorithm.kl.place", "reward", f"--{switch}", remark="the penalty is in the reward there")
+        draft.set("algorithm.kl.place", "reward", switch, remark="the penalty is in the reward there")
     asked = launch.text(kind) or "kl"
     estimator = _ESTIMATORS.get(asked) if is_in_loss or is_verl else "k1"  # EasyR1: always p - q
     if estimator is None or (is_in_loss and estimator == "k1"):
         estimator, text = "k2", f"{asked} is not an estimator of the loss here; k2 has the divergence's gradient"
-        draft.note(text, f"--{kind}", subject=kind)
-    put(draft, "algorithm.kl.estimator", estimator, kind)
+        draft.note(text, kind, subject=kind)
+    draft.put("algorithm.kl.estimator", estimator, kind)
 
 
 def _tuning(launch: Launch, draft: RecipeDraft) -> None:
@@ -155,9 +148,9 @@ def _tuning(launch: Launch, draft: RecipeDraft) -> None:
         _targets(launch, draft)
         return
     tower, offload = launch.flag_of("freeze"), launch.flag_of("model.reference")
-    put(draft, "freeze", ["vision", "projector"] if launch.is_true(tower) else [], tower)
+    draft.put("freeze", ["vision", "projector"] if launch.is_true(tower) else [], tower)
     if needs_reference(draft):
-        put(draft, "model.reference", "cpu" if launch.is_true(offload) else "device", offload)
+        draft.put("model.reference", "cpu" if launch.is_true(offload) else "device", offload)
 
 
 def _targets(launch: Launch, draft: RecipeDraft) -> None:
@@ -171,38 +164,38 @@ def _targets(launch: Launch, draft: RecipeDraft) -> None:
         pattern = "language" if is_language else "all"
     elif left_out:
         pattern = rf"(?!{left_out})({pattern})"
-    put(draft, "lora.targets", pattern, targets, excluded)
+    draft.put("lora.targets", pattern, targets, excluded)
     if left_out and not is_language:
-        draft.note("layers by names: write lora.targets as a regular expression without them", f"--{excluded}")
+        draft.note("layers by names: write lora.targets as a regular expression without them", excluded)
 
 
 def _engine(launch: Launch, draft: RecipeDraft) -> None:
     name, top_k = launch.flag_of("rollout.engine"), launch.flag_of("rollout.top_k")
     engine = launch.text(name) or "vllm"
-    draft.set("rollout.top_k", max(0, int(launch.real(top_k) or 0)), f"--{top_k}")
+    draft.set("rollout.top_k", max(0, int(launch.real(top_k) or 0)), top_k)
     if engine == "hf":
-        draft.set("rollout.engine", "local", f"--{name}")
+        draft.set("rollout.engine", "local", name)
         return
-    put(draft, "rollout.engine", "vllm", name)
+    draft.put("rollout.engine", "vllm", name)
     if engine != "vllm":
-        draft.note(f"{engine} there, vllm here: docs/vllm.md", f"--{name}", subject=f"{name}={engine}")
+        draft.note(f"{engine} there, vllm here: docs/vllm.md", name, subject=f"{name}={engine}")
     size, free = launch.flag_of("rollout.vllm.tensor_parallel"), f"{ROLLOUT['verl']}.free_cache_engine"
-    put(draft, "rollout.vllm.tensor_parallel", math.gcd(launch.number(size) or 1, launch.processes), size)
+    draft.put("rollout.vllm.tensor_parallel", math.gcd(launch.number(size) or 1, launch.processes), size)
     if launch.framework == "EasyR1" or launch.is_true(free):
         level, remark = 2 if tuner_of(launch) == "lora" else 1, "the engine's memory is freed while it learns"
-        draft.set("rollout.vllm.sleep_level", level, f"--{free}", remark=remark)
+        draft.set("rollout.vllm.sleep_level", level, free, remark=remark)
 
 
 def _resampling(launch: Launch, draft: RecipeDraft) -> None:
     """Set how often a group that teaches nothing is sampled again."""
-    switch, tries = *map(launch.flag_of, ("resampling", "rollout.resample_tries"))
+    switch, tries = map(launch.flag_of, ("resampling", "rollout.resample_tries"))
     if not launch.is_true(switch):
         return
     most = int(launch.real(tries) or -1)
-    put(draft, "rollout.resample_tries", most if most > 0 else 20, tries, switch)
+    draft.put("rollout.resample_tries", most if most > 0 else 20, tries, switch)
     others = ("algorithm.filter_groups.metric", "algorithm.filter_key", "algorithm.filter_low", "algorithm.filter_high")
     text = "looks at one reward's mean there; here a group is sampled again where all its rewards are equal"
-    draft.note(text, f"--{switch}", *(f"--{name}" for name in others))
+    draft.note(text, switch, *others)
 
 
 def _run(launch: Launch, draft: RecipeDraft) -> None:
@@ -210,13 +203,13 @@ def _run(launch: Launch, draft: RecipeDraft) -> None:
     if "output" not in draft.values:
         names = ("trainer.project_name", "trainer.experiment_name")
         place = "/".join(("checkpoints", *(launch.text(name) or "" for name in names)))
-        draft.set("output", place, *(f"--{name}" for name in names), remark="as there")
+        draft.set("output", place, *names, remark="as there")
     set_trackers(launch, draft, "trainer.logger")
     if launch.text(resumed := launch.flag_of("resumed")):
         text = "no checkpoint of tiercel; for its weights write lora.init or model.path, and the run begins at step 0"
-        draft.note(text, f"--{resumed}")
+        draft.note(text, resumed)
     text = "the same command resumes from the newest checkpoint in `output`"
-    draft.note(text, "--trainer.resume_mode", is_change=False)
+    draft.note(text, "trainer.resume_mode", is_change=False)
     if not {*MACHINES} & {*launch.flags}:
         text = f"{launch.processes} processes by default: tiercel grpo RECIPE --nproc {launch.processes}"
         draft.note(text, subject=MACHINES[0], is_change=False)
@@ -232,34 +225,34 @@ _CONTENT = re.compile(r"\{\{\s*content\s*(\|\s*trim\s*)?\}\}")
 def set_hydra_rows(launch: Launch, draft: RecipeDraft) -> None:
     """Set training rows, held-out rows, and the template of a question."""
     sources = [NamedRows(path=_source(word)) for word in launch.words("data.train_files")]
-    end_to_end(draft, sources, "--data.train_files")
+    end_to_end(draft, sources, "data.train_files")
     held = [_source(word) for word in launch.words("data.val_files")]
     if held:
-        draft.set("data.eval", held[0], "--data.val_files")
+        draft.set("data.eval", held[0], "data.val_files")
     if held[1:]:
-        draft.note("data.eval is one file; put the rows into one", "--data.val_files")
+        draft.note("data.eval is one file; put the rows into one", "data.val_files")
     if "data.eval" not in draft.values:
         draft.drop("train.eval_every")
-        draft.note("no rows are held out, so there is nothing to evaluate", "--trainer.test_freq", "--trainer.val_freq")
-    _columns(draft)
+        draft.note("no rows are held out, so there is nothing to evaluate", "trainer.test_freq", "trainer.val_freq")
+    _columns(launch, draft)
     _template(launch, draft)
 
 
-def _columns(draft: RecipeDraft) -> None:
+def _columns(launch: Launch, draft: RecipeDraft) -> None:
     """Set the names of columns that no format reads. verl's question is a list of turns, EasyR1's a text."""
-    named = {"prompt_key": "prompt" if draft.launch.framework == "verl" else "problem", "answer_key": "answer",
+    named = {"prompt_key": "prompt" if launch.framework == "verl" else "problem", "answer_key": "answer",
              "image_key": "images", "video_key": "videos"}  # fmt: skip
-    columns, labels = {}, []
+    columns, flags = {}, []
     for key, name in named.items():
-        label = f"--data.{key}"
-        given = draft.launch.text(f"data.{key}")
+        flag = f"data.{key}"
+        given = launch.text(flag)
         if given is None or given in _READ.get(name, (name,)):
-            draft.note("is read by this name", label, is_change=False)
+            draft.note("is read by this name", flag, is_change=False)
         else:
             columns[name] = given
-            labels.append(label)
+            flags.append(flag)
     if columns:
-        draft.set("data.columns", columns, *labels)
+        draft.set("data.columns", columns, *flags)
 
 
 def _source(word: str) -> str:
@@ -278,13 +271,13 @@ def _template(launch: Launch, draft: RecipeDraft) -> None:
     text = "" if file is None else file.read_text(encoding="utf-8").strip()
     asked = _CONTENT.sub("{prompt}", text)
     if file is None:
-        draft.note("the file is not here; write its text into data.prompt, with {prompt} for the question", f"--{name}")
+        draft.note("the file is not here; write its text into data.prompt, with {prompt} for the question", name)
     elif re.search(r"\{\{|\{%", asked) or "{prompt}" not in asked:
-        draft.note("is more than a text around the question; write data.prompt, with {prompt} in it", f"--{name}")
+        draft.note("is more than a text around the question; write data.prompt, with {prompt} in it", name)
     else:
         # Brackets of the text itself are doubled, since data.prompt reads {name} as a column.
         parts = [part.replace("{", "{{").replace("}", "}}") for part in asked.split("{prompt}")]
-        draft.set("data.prompt", "{prompt}".join(parts), f"--{name}", remark="its text")
+        draft.set("data.prompt", "{prompt}".join(parts), name, remark="its text")
 
 
 def set_hydra_rewards(launch: Launch, draft: RecipeDraft) -> None:
@@ -293,7 +286,7 @@ def set_hydra_rewards(launch: Launch, draft: RecipeDraft) -> None:
     entries = [_function(launch, draft)]
     if launch.is_true("reward_model.enable"):
         entries = [{"name": "model", "model": {"path": launch.text("reward_model.model.path") or ""}}]
-        draft.note("a reward model scores there; rewards by rules may be added", "--reward_model.enable")
+        draft.note("a reward model scores there; rewards by rules may be added", "reward_model.enable")
     enable, length, factor = (f"{kwargs}.overlong_buffer_cfg.{name}" for name in ("enable", "len", "penalty_factor"))
     if launch.is_true(enable):
         longest = launch.number(f"{kwargs}.max_resp_len") or draft.values.get("rollout.max_new_tokens", 256)
@@ -301,9 +294,9 @@ def set_hydra_rewards(launch: Launch, draft: RecipeDraft) -> None:
         entries.append({"name": "soft_overlong", **own})
     names = ("worker.reward.reward_function", "custom_reward_function.path", "custom_reward_function.name",
              "reward_model.model.path", enable, length, factor, f"{kwargs}.max_resp_len")  # fmt: skip
-    draft.set("rewards", entries, *(f"--{name}" for name in names), remark=" ")
+    draft.set("rewards", entries, *names, remark=" ")
     if launch.text("reward_model.reward_manager") not in (None, "naive", "dapo"):
-        draft.note("docs/rewards.md says how rewards are called", "--reward_model.reward_manager")
+        draft.note("docs/rewards.md says how rewards are called", "reward_model.reward_manager")
 
 
 def _function(launch: Launch, draft: RecipeDraft) -> dict[str, Any]:
@@ -313,7 +306,7 @@ def _function(launch: Launch, draft: RecipeDraft) -> dict[str, Any]:
     if path := launch.text(name):
         function = (launch.text("custom_reward_function.name") or "compute_score") if is_verl else "main"
         call = path if ":" in path and not is_verl else f"{path}:{function}"
-        draft.note("is called with other arguments here: docs/rewards.md", f"--{name}", subject=call)
+        draft.note("is called with other arguments here: docs/rewards.md", name, subject=call)
         return {"call": call}
     text = "name the rewards: rewards: [{name: math}]"
     if is_verl:

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 
 from tiercel.config.keys import Kind
-from tiercel.config.yaml_text import leaves
+from tiercel.config.yaml_text import YamlProblem, leaves, parse
 from tiercel.convert.accelerate import Accelerate, accelerate_of, mapping_in
 from tiercel.convert.detect_program import METHODS, SETTINGS, Foreign, start_of
 from tiercel.convert.overrides import override_words
@@ -88,29 +88,25 @@ class Launch:
         value = self.text(name)
         if value is None or value.lower() == "none":
             return None
-        if not re.fullmatch(r"\+?\d+", value):
-            raise ValueError(f"{self.spelt(name)} {value} is not a whole number; use a number instead")
-        if int(value) < 1:
+        number = whole_number_of(self.spelt(name), value)
+        if number < 1:
             raise ValueError(f"{self.spelt(name)} {value} must be above 0")
-        return int(value)
+        return number
 
     def real(self, name: str) -> float | None:
         """Return a flag's number; None if none is given. Raises ValueError if the value is not a number."""
         value = self.text(name)
-        value = None if value is None or value.lower() == "none" else value
-        if value is not None and not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", value):
-            raise ValueError(f"{self.spelt(name)} {value} is not a number; use a number instead")
-        return None if value is None else float(value)
+        return None if value is None or value.lower() == "none" else float(number_of(self.spelt(name), value))
 
     def parts(self, between: str, *names: str) -> list[str]:
         """Return the values of flags, split at the separator `between`."""
         words = [word for name in names for word in self.words(name)]
         return [part for word in words for part in re.split(between, word) if part]
 
-    def default_remark(self, *names: str, of: str = "") -> str:
+    def default_remark(self, *names: str) -> str:
         """Return the remark that a value is the peer's default; empty if one of these flags is given."""
-        usual = f"{self.framework}'s default of {of}" if of else f"{self.framework}'s default"
-        return "" if any(name in self.flags for name in names) else usual
+        flag = next((f" of {self.spelt(name)}" for name in names if name in self.rows), "")
+        return "" if any(name in self.flags for name in names) else f"{self.framework}'s default{flag}"
 
     def file(self, path: str) -> Path | None:
         """Find a file by its name in the working directory or in the folders of the script."""
@@ -176,6 +172,25 @@ def _labelled(flags: Mapping[str, tuple[str, ...]], is_override: bool = False) -
     if is_override:
         return {f"--{name}": f"{name}={quoted(words)}" for name, words in flags.items()}
     return {f"--{name}": f"--{name} {quoted(words)}".strip() for name, words in flags.items()}
+
+
+def number_of(label: str, word: str) -> int | float:
+    """Read a number. Raises ValueError, with the label, if the word is not a number."""
+    try:
+        value = parse(word)[0]
+    except YamlProblem:
+        value = None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{label} {word} is not a number; use a number instead")
+    return value
+
+
+def whole_number_of(label: str, word: str) -> int:
+    """Read a whole number; 3.0 is one. Raises ValueError, with the label, if the word is not a whole number."""
+    value = number_of(label, word)
+    if value != int(value):
+        raise ValueError(f"{label} {word} is not a whole number; use a number instead")
+    return int(value)
 
 
 def _count(label: str, text: str) -> int:

@@ -7,6 +7,7 @@ from tiercel.config.engines import ENGINE_KINDS
 from tiercel.config.strategies import STRATEGY_KINDS
 from tiercel.config.tracker_packages import require_packages
 from tiercel.convert.draft import RecipeDraft
+from tiercel.convert.launches import Launch
 from tiercel.convert.tuning import tuner_of
 from tiercel.errors import EnvironmentProblem
 
@@ -50,7 +51,7 @@ def tell_packages(launch: Launch, draft: RecipeDraft) -> None:
         draft.left.append(str(error))
 
 
-_FLAG = "--resume_from_checkpoint"
+_FLAG = "resume_from_checkpoint"
 _SWITCH = ("true", "false", "null", "none", "")
 
 

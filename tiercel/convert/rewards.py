@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tiercel.config.yaml_text import parse
-from tiercel.convert.draft import RecipeDraft, number_of
+from tiercel.convert.draft import RecipeDraft
+from tiercel.convert.launches import Launch, number_of
 from tiercel.convert.rows import EXAMPLE_SCRIPTS
 from tiercel.convert.table import PEERS
 from tiercel.tables import table_rows
@@ -61,7 +62,7 @@ def set_rewards(launch: Launch, draft: RecipeDraft) -> None:
     remark = launch.default_remark(*flags)
     if entries:
         remark = f"of {launch.script}" if remark and by_script else remark
-        draft.set("rewards", entries, *(f"--{flag}" for flag in flags), remark=remark)
+        draft.set("rewards", entries, *flags, remark=remark)
     else:
         draft.note("name the rewards: rewards: [{name: exact}]", subject="no --reward_funcs")
 
@@ -79,7 +80,7 @@ def _entry(launch: Launch, draft: RecipeDraft, name: str, number: int) -> dict[s
 
 def _of_vlm_r1(launch: Launch, draft: RecipeDraft, name: str) -> dict[str, Any] | None:
     """Convert VLM-R1's rewards for referring expressions, and accuracy by its method; None for any other reward."""
-    labels = ("--is_reward_customized_from_vlm_module", "--reward_method", "--task_type")
+    labels = ("is_reward_customized_from_vlm_module", "reward_method", "task_type")
     is_rec = launch.script.startswith("grpo_rec") or launch.is_true("is_reward_customized_from_vlm_module")
     if name == "format" and is_rec:
         box = rf".*\{{.*{_BOX}.*\}}.*" if "qwen" in draft.model_name else rf".*{_BOX}.*"
@@ -104,11 +105,11 @@ def _of_flags(launch: Launch, draft: RecipeDraft, name: str) -> dict[str, Any] |
     subject = f"--reward_funcs {name}"
     longest = int(draft.values.get("rollout.max_new_tokens", 256))
     if name == "repetition":
-        draft.note("docs/rewards.md says what it counts", "--repetition_n_grams", subject=subject)
+        draft.note("docs/rewards.md says what it counts", "repetition_n_grams", subject=subject)
         return {"name": name, "ngram": launch.number("repetition_n_grams") or 3}
     if name == "cosine":
         longest = launch.number("cosine_max_len") or longest
-        draft.note(f"ends at {longest} tokens", "--cosine_max_len", is_change=False, subject=subject)
+        draft.note(f"ends at {longest} tokens", "cosine_max_len", is_change=False, subject=subject)
         return {"name": name, "max_tokens": longest}
     if name == "length":
         draft.note("falls from max_tokens on here: docs/rewards.md", subject=subject)
@@ -117,7 +118,7 @@ def _of_flags(launch: Launch, draft: RecipeDraft, name: str) -> dict[str, Any] |
         return None
     longest, buffer = launch.number("soft_max_length") or longest, launch.number("soft_cache_length") or 50
     text = f"-1 from {longest} tokens on, falling over {buffer}"
-    draft.note(text, "--soft_max_length", "--soft_cache_length", is_change=False, subject=subject)
+    draft.note(text, "soft_max_length", "soft_cache_length", is_change=False, subject=subject)
     return {"name": name, "max_tokens": longest, "buffer": buffer}
 
 
@@ -130,7 +131,7 @@ def _own(launch: Launch, draft: RecipeDraft, name: str, number: int) -> dict[str
     here = {plugin: registered(file) for plugin in plugins if (file := launch.file(plugin)) is not None}
     for plugin, known in here.items():
         if found := known.get(name):
-            draft.note(f"{name} is {found} of {plugin}", "--external_plugins", is_change=False)
+            draft.note(f"{name} is {found} of {plugin}", "external_plugins", is_change=False)
             return {"call": f"{plugin}:{found}"}
     place = next(iter((*here, *plugins)), "mine.py")
     asked = "name its file"
@@ -141,5 +142,5 @@ def _own(launch: Launch, draft: RecipeDraft, name: str, number: int) -> dict[str
     elif plugins:
         asked = f"{place} is not here"
     text = f"{asked}; write rewards.N.call: FILE.py:CLASS or FILE.py:FUNCTION"
-    draft.note(text, "--external_plugins", subject=f"--reward_funcs {name}")
+    draft.note(text, "external_plugins", subject=f"--reward_funcs {name}")
     return {"call": f"{place}:{name}"}
