@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 from tiercel.config.keys import Kind
 from tiercel.config.yaml_text import YamlProblem, leaves, parse
 from tiercel.convert.accelerate import Accelerate, accelerate_of, mapping_in
-from tiercel.convert.detect_program import METHODS, SETTINGS, Foreign, start_of
+from tiercel.convert.detect_program import METHODS, OTHER_METHODS, SETTINGS, VERBS, Foreign, no_method, start_of
 from tiercel.convert.overrides import override_words
 from tiercel.convert.shell import ShellCommand, quoted
 from tiercel.convert.table import KINDS, OVERRIDING, Framework, Method, TableRow, environment_row, rows_of
@@ -229,10 +229,10 @@ def launch_of(command: ShellCommand, file: Path | None = None) -> Launch | Forei
         if framework == "LLaMA-Factory" and named and file_in(folders, named[0]) is None:
             raise ValueError(f"{named[0]} is not on this machine, but it names the method")
         if framework == "LLaMA-Factory" and flags.get("do_train", ("false",))[:1] not in ((), ("true",), ("True",)):
-            return Foreign(flag="a command without do_train", nearest="tiercel predict and tiercel eval")
+            return no_method("a command without do_train", "tiercel predict and tiercel eval")
         asked = (flags.get(name) or (usual,))[0]
         if asked not in METHODS:
-            return Foreign(flag=f"--{name} {asked}", method=asked)
+            return no_method(f"--{name} {asked}", OTHER_METHODS.get(asked, VERBS))
         method = METHODS[asked]
     script = next((PurePath(word).name for word in reversed(words[:place]) if word.endswith(".py")), "")
     named = launcher.get("config_file") or launcher.get("accelerate_config") or ()
