@@ -115,9 +115,9 @@ def test_what_is_nested_too_deeply_is_refused(script):
 
 
 def test_flags_of_every_form():
-    parsed = parsed_flags(["stray", "--a", "1", "--b=x=y", "--c", "--d-e", "1", "2", "-1", "--a", "2"])
-    assert parsed.flags == {"a": ("2",), "b": ("x=y",), "c": (), "d_e": ("1", "2", "-1")}
-    assert (parsed.earlier, parsed.strays) == (("--a 1",), ("stray",))
+    flags, earlier, strays = parsed_flags(["stray", "--a", "1", "--b=x=y", "--c", "--d-e", "1", "2", "-1", "--a", "2"])
+    assert flags == {"a": ("2",), "b": ("x=y",), "c": (), "d_e": ("1", "2", "-1")}
+    assert (earlier, strays) == (["--a 1"], ["stray"])
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,8 @@ class Launch:
     method: Method
     script: str  # name of the Python file, if there is one
     flags: dict[str, tuple[str, ...]]
-    earlier: tuple[str, ...]  # flags that were given again later, with their values
-    strays: tuple[str, ...]  # words that belong to no flag
+    earlier: Sequence[str]  # flags that were given again later, with their values
+    strays: Sequence[str]  # words that belong to no flag
     launcher: dict[str, tuple[str, ...]]
     environment: dict[str, str]
     folders: tuple[Path, ...]  # where relative paths are looked for
@@ -215,9 +215,11 @@ def launch_of(command: ShellCommand, file: Path | None = None) -> Launch | Forei
         rest = ["--config", rest[0], *(f"--{word}" for word in rest[1:])]
     if framework in OVERRIDING:
         rest = override_words(rest)
-    parsed = parsed_flags(rest)
-    flags, folders = parsed.flags, _folders(file)
-    launcher = parsed_flags(_launcher(words[:place])).flags
+    flags, earlier, strays = parsed_flags(rest)
+    folders = (Path.cwd(), *(file.resolve().parents[:_PARENTS] if file else ()))
+    # Scripts and variables belong to no flag.
+    plain = [word for word in words[:place] if not word.endswith(".py") and not _VARIABLE.fullmatch(word)]
+    launcher, _, _ = parsed_flags(plain)
     if framework == "TRL" and method is not None:  # `trl` passes these flags on to accelerate
         own = rows_of(framework, method)
         passed = [name for name in flags if name not in own and environment_row(f"launcher {name}")]
@@ -236,17 +238,17 @@ def launch_of(command: ShellCommand, file: Path | None = None) -> Launch | Forei
         method = METHODS[asked]
     script = next((PurePath(word).name for word in reversed(words[:place]) if word.endswith(".py")), "")
     named = launcher.get("config_file") or launcher.get("accelerate_config") or ()
-    before = dict(word.split("=", 1) for word in words[:place] if _VARIABLE.fullmatch(word))
+    variables = dict(word.split("=", 1) for word in words[:place] if _VARIABLE.fullmatch(word))
     found = file_in(folders, named[0]) if named else None
     return Launch(
         framework=framework,
         method=method,
         script=script,
         flags=flags,
-        earlier=parsed.earlier,
-        strays=parsed.strays,
+        earlier=earlier,
+        strays=strays,
         launcher=launcher,
-        environment={**command.environment, **before},
+        environment={**command.environment, **variables},
         folders=folders,
         accelerate=accelerate_of(found) if found else None,
     )
@@ -276,27 +278,9 @@ def _flag_words(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
 
 
-def _folders(file: Path | None) -> tuple[Path, ...]:
-    here = Path.cwd()
-    return (here,) if file is None else (here, *list(file.resolve().parents)[:_PARENTS])
-
-
-def _launcher(words: Sequence[str]) -> list[str]:
-    """Return the launcher's words without scripts and variables, which belong to no flag."""
-    return [word for word in words if not word.endswith(".py") and not _VARIABLE.fullmatch(word)]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Parsed:
-    """The flags in a list of words; see Launch."""
-
-    flags: dict[str, tuple[str, ...]]
-    earlier: tuple[str, ...]
-    strays: tuple[str, ...]
-
-
-def parsed_flags(words: Sequence[str]) -> Parsed:
-    """Parse flags and their values from `--name value ...`, `--name=value` and `--name`."""
+def parsed_flags(words: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], list[str], list[str]]:
+    """Parse flags and their values from `--name value ...`, `--name=value` and `--name`. Return them, the flags that
+    are given again later, and the words that belong to no flag; see Launch."""
     flags: dict[str, tuple[str, ...]] = {}
     earlier: list[str] = []
     strays: list[str] = []
@@ -312,4 +296,4 @@ def parsed_flags(words: Sequence[str]) -> Parsed:
             flags[name] = (*flags[name], word)
         else:
             strays.append(word)
-    return Parsed(flags=flags, earlier=tuple(earlier), strays=tuple(strays))
+    return flags, earlier, strays
