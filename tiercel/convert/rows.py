@@ -49,7 +49,7 @@ class NamedRows:
 def set_rows(launch: Launch, draft: RecipeDraft) -> None:
     """Set the sources of rows, and how they are used."""
     readers = {"TRL": _trl, "VLM-R1": _vlm_r1}
-    readers.get(launch.framework, _joined)(draft)
+    readers.get(launch.framework, _joined)(launch, draft)
     _held_out(launch, draft)
     if launch.kind == "distill" and "data.eval" in draft.values:
         labels = draft.origins["data.eval"].labels
@@ -266,7 +266,7 @@ def _mix(draft: RecipeDraft, sources: list[NamedRows], weights: list[float], *la
 def _held_out(launch: Launch, draft: RecipeDraft) -> None:
     for name, read in (("val_dataset", _swift_source), ("eval_dataset", _described)):
         if words := _listed_words(launch, name):
-            draft.set("data.eval", read(draft, words[0], name).named, name)
+            draft.set("data.eval", read(launch, draft, words[0], name).named, name)
             if len(words) > 1:
                 draft.note("data.eval is one file; put the rows into one", name)
             return
