@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tiercel.config.conflicts.rewards import reward_models
 from tiercel.config.conflicts.rules import rule_problems
 from tiercel.config.schema import GrpoRecipe, Recipe
 from tiercel.config.strategies import STRATEGY_KINDS
@@ -15,7 +16,7 @@ from tiercel.models.layers.attention import heads_of
 from tiercel.packing.kernel_table import fit_of, known_fits
 from tiercel.packing.pass_options import chosen_form
 from tiercel.planning.devices import Device, Machine
-from tiercel.planning.frozen_models import FrozenBytes, held_by_rank, reward_model_sizes, teacher_size
+from tiercel.planning.frozen_models import FrozenBytes, held_by_rank, reward_model_size, teacher_size
 from tiercel.planning.memory import Layout, Measured, RankMemory, RolloutLoad, rank_memory, step_rollout
 from tiercel.planning.probe import Composition, LinearBytes, UpdateBytes, fitted, packed_case, refitted, update_bytes
 from tiercel.planning.seconds import phase_seconds
@@ -135,7 +136,7 @@ def study(recipe: Recipe, prompt_tokens: int | None) -> Subject:
         family=family,
         sizes=count(recipe, config, family),
         prompt_tokens=prompt_tokens or recipe.data.max_prompt_tokens,
-        reward_models=reward_model_sizes(recipe),
+        reward_models=tuple(map(reward_model_size, reward_models(recipe))),
         teacher=teacher_size(recipe),
     )
 
