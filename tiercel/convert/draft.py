@@ -190,15 +190,16 @@ def defaults_by_rows(draft: RecipeDraft) -> None:
     defaults differ."""
     launch, known = draft.launch, keys_of(draft.launch.kind)
     for name, row in launch.rows.items():
-        if row.treatment == "set" and row.default and row.key in known and row.key not in draft.values:
-            value = _value(row.key, name, row.default)
-            if value not in (None, known[row.key].field.default):
-                draft.set(row.key, value, remark=f"{launch.framework}'s default of {launch.spelt(name)}")
+        key = row.key if row.treatment == "set" and row.default else None
+        if key is not None and key in known and key not in draft.values:
+            value = _value(key, name, row.default)
+            if value not in (None, known[key].field.default):
+                draft.set(key, value, remark=f"{launch.framework}'s default of {launch.spelt(name)}")
 
 
 def _set_by_row(draft: RecipeDraft, row: TableRow, label: str, words: tuple[str, ...]) -> None:
     key = row.key
-    if key not in keys_of(draft.launch.kind):
+    if key is None or key not in keys_of(draft.launch.kind):
         return
     name = label.removeprefix("--")
     own = words_of(name)

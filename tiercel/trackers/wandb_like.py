@@ -26,8 +26,10 @@ class WandbLike:
 
     def row(self, step: int, metrics: Mapping[str, float], pictures: Sequence[TrackedPicture]) -> None:
         """Log each picture under its own key, because trackers would show a list at the size of its first picture."""
-        shown = (self.image(picture.image, caption=picture.caption) for picture in pictures)
-        self.log({**metrics, **{f"rollouts/{number}": picture for number, picture in enumerate(shown)}}, step=step)
+        self.log(dict(metrics), step=step)
+        if pictures:
+            shown = (self.image(picture.image, caption=picture.caption) for picture in pictures)
+            self.log({f"rollouts/{number}": picture for number, picture in enumerate(shown)}, step=step)
 
 
 def open_wandb(place: TrackerPlace) -> WandbLike:
