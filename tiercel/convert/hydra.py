@@ -10,7 +10,7 @@ from typing import Any
 from tiercel.convert.draft import RecipeDraft
 from tiercel.convert.launches import MACHINES, Launch
 from tiercel.convert.preferences import needs_reference
-from tiercel.convert.rows import NamedRows, end_to_end
+from tiercel.convert.rows import end_to_end
 from tiercel.convert.sizes import set_warmup
 from tiercel.convert.table import words_of
 from tiercel.convert.tuning import set_trackers, tuner_of
@@ -224,8 +224,7 @@ _CONTENT = re.compile(r"\{\{\s*content\s*(\|\s*trim\s*)?\}\}")
 
 def set_hydra_rows(launch: Launch, draft: RecipeDraft) -> None:
     """Set training rows, held-out rows, and the template of a question."""
-    sources = [NamedRows(path=_source(word)) for word in launch.words("data.train_files")]
-    end_to_end(draft, sources, "data.train_files")
+    end_to_end(draft, [*map(_source, launch.words("data.train_files"))], "data.train_files")
     held = [_source(word) for word in launch.words("data.val_files")]
     if held:
         draft.set("data.eval", held[0], "data.val_files")

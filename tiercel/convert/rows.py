@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import PurePath
 
 from tiercel.convert.accelerate import mapping_in
@@ -31,19 +31,6 @@ _TEMPLATES = {
     "odLength": _THINK_FIRST + "\n{prompt}",
 }
 _THOUGHTS_OF_TRL = "Put your reasoning between <think> and </think>, and your answer after it."
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NamedRows:
-    """The rows of one file or data set, as data.train names them."""
-
-    path: str
-    rows: int | None = None  # how many are taken
-    image_root: str = ""
-
-    @property
-    def named(self) -> str:
-        return self.path if self.rows is None else f"{self.path}#{self.rows}"
 
 
 def set_rows(launch: Launch, draft: RecipeDraft) -> None:
@@ -97,7 +84,7 @@ def _listed_words(launch: Launch, flag: str) -> list[str]:
     return launch.parts(r"[,\s\[\]]+" if launch.framework == "LLaMA-Factory" else "$", flag)
 
 
-def _described(launch: Launch, draft: RecipeDraft, name: str, flag: str) -> NamedRows:
+def _described(launch: Launch, draft: RecipeDraft, name: str, flag: str) -> str:
     """Look a data set up in dataset_info.json."""
     limit = launch.number("max_samples")
     folder = launch.text("dataset_dir") or "data"
@@ -105,13 +92,13 @@ def _described(launch: Launch, draft: RecipeDraft, name: str, flag: str) -> Name
     if folder == "ONLINE":
         if limit is not None:
             _tell_limit(draft, name)
-        return NamedRows(path=f"hf:{name}", rows=limit)
+        return _limited(f"hf:{name}", limit)
     entry = (mapping_in(launch.file(f"{folder}/dataset_info.json"), json.loads) or {}).get(name)
     if not isinstance(entry, dict):
         text = f"{folder}/dataset_info.json is not here, or has no such entry; write the file that it names"
         draft.note(text, flag, "dataset_dir", subject=subject)
         _tell_limit(draft, name)
-        return NamedRows(path=name, rows=limit)
+        return _limited(name, limit)
     renamed = {str(word) for part in ("columns", "tags") for word in (entry.get(part) or {}).values()}
     if strange := sorted(word for word in renamed if not _COLUMNS.fullmatch(word)):
         draft.note(f"{', '.join(strange)}: docs/data.md says which columns are read", flag, subject=subject)
@@ -129,11 +116,16 @@ def _described(launch: Launch, draft: RecipeDraft, name: str, flag: str) -> Name
             draft.note("an id of ModelScope, where hf: asks Hugging Face's hub", flag, subject=subject)
             rows_of_modelscope(draft, url, subject)
         subset = f"/{entry['subset']}" if entry.get("subset") else ""
-        return NamedRows(path=f"hf:{url}{subset}:{entry.get('split', 'train')}", rows=rows)
+        return _limited(f"hf:{url}{subset}:{entry.get('split', 'train')}", rows)
     path = str(entry.get("file_name") or entry.get("script_url") or entry.get("cloud_file_name"))
     if PurePath(path).suffix not in _READ:
         draft.note(f"{path} {_NO_ROWS}", flag, subject=subject)
-    return NamedRows(path=str(PurePath(folder, path)), rows=rows)
+    return _limited(str(PurePath(folder, path)), rows)
+
+
+def _limited(source: str, rows: int | None) -> str:
+    """Name rows as data.train does, if only so many of them are taken."""
+    return source if rows is None else f"{source}#{rows}"
 
 
 def _tell_limit(draft: RecipeDraft, name: str) -> None:
@@ -142,7 +134,7 @@ def _tell_limit(draft: RecipeDraft, name: str) -> None:
     draft.note(text, "max_samples")
 
 
-def _swift_source(launch: Launch, draft: RecipeDraft, word: str, flag: str) -> NamedRows:
+def _swift_source(launch: Launch, draft: RecipeDraft, word: str, flag: str) -> str:
     """Read a source of the form `path#N` or `id:subset#N`, perhaps with HF:: or MS:: before it."""
     text, mark, count = word.rpartition("#")
     text, rows = (text, int(count)) if mark and count.isdigit() else (word, None)
@@ -152,7 +144,7 @@ def _swift_source(launch: Launch, draft: RecipeDraft, word: str, flag: str) -> N
     if not is_id or suffix in _FILES or text.startswith((".", "~")) or launch.file(text):
         if suffix in _FILES and suffix not in _READ:
             draft.note(f"{text} {_NO_ROWS}", flag, subject=f"--{flag} {word}")
-        return NamedRows(path=text, rows=rows)
+        return _limited(text, rows)
     name, _, subset = text.partition(":")
     parts = [f"one subset a source: {subset} are several"] if "/" in subset else []
     if hub.upper() != "HF" and not launch.is_true("use_hf"):
@@ -160,7 +152,7 @@ def _swift_source(launch: Launch, draft: RecipeDraft, word: str, flag: str) -> N
         rows_of_modelscope(draft, name, f"--{flag} {word}")
     if parts:
         draft.note(f"{'; '.join(parts)}; or save the rows to a file", flag, subject=f"--{flag} {word}")
-    return NamedRows(path=f"hf:{name}/{subset}" if subset and "/" not in subset else f"hf:{name}", rows=rows)
+    return _limited(f"hf:{name}/{subset}" if subset and "/" not in subset else f"hf:{name}", rows)
 
 
 def _trl(launch: Launch, draft: RecipeDraft) -> None:
@@ -193,8 +185,7 @@ def _vlm_r1(launch: Launch, draft: RecipeDraft) -> None:
         if len(roots) != len(files) or not all(roots):
             roots = [""] * len(files)
             draft.note("not one folder for each file; write data.image_root", "image_folders")
-        sources = [NamedRows(path=path, image_root=root) for path, root in zip(files, roots, strict=True)]
-        end_to_end(draft, sources, "data_file_paths", "image_folders")
+        end_to_end(draft, files, "data_file_paths", "image_folders", roots=roots)
         draft.note("is not read: --data_file_paths names the rows", "dataset_name", is_change=False)
     elif name := launch.text("dataset_name"):
         _listed(draft, name)
@@ -207,9 +198,9 @@ def _vlm_r1(launch: Launch, draft: RecipeDraft) -> None:
 def _listed(draft: RecipeDraft, name: str) -> None:
     """Set the files that grpo_rec.py's YAML file lists, or a data set of grpo.py."""
     entries = (mapping_in(draft.launch.file(name)) or {}).get("datasets") or []
-    files = [entry["json_path"] for entry in entries if isinstance(entry, dict) and "json_path" in entry]
+    files = [str(entry["json_path"]) for entry in entries if isinstance(entry, dict) and "json_path" in entry]
     if files:
-        end_to_end(draft, [NamedRows(path=str(path)) for path in files], "dataset_name")
+        end_to_end(draft, files, "dataset_name")
         if any("sampling_strategy" in entry for entry in entries):
             draft.note("its sampling_strategy is not taken over; write path#N in data.train", "dataset_name")
     elif name.endswith(".yaml"):
@@ -219,13 +210,13 @@ def _listed(draft: RecipeDraft, name: str) -> None:
         draft.set("data.train", f"hf:{name}", "dataset_name")
 
 
-def end_to_end(draft: RecipeDraft, sources: list[NamedRows], *labels: str) -> None:
-    """Set files that the peer puts end to end. The weight of a file is its number of rows divided by that of the first,
-    where these are known."""
-    known = [count for source in sources if (count := source.rows or _counted(draft, source.path))]
+def end_to_end(draft: RecipeDraft, sources: Sequence[str], *labels: str, roots: Sequence[str] = ()) -> None:
+    """Set files that the peer puts end to end, with the folders of their images. The weight of a file is its number of
+    rows divided by that of the first, where these are known."""
+    known = [count for source in sources if (count := _counted(draft, source))]
     is_known = len(known) == len(sources)
     weights = [round(count / known[0], 6) for count in known] if is_known else [1.0] * len(sources)
-    _mix(draft, sources, weights, *labels)
+    _mix(draft, sources, weights, *labels, roots=roots)
     if not is_known and len(sources) > 1:
         note = (
             f"{draft.launch.framework} puts the files end to end; tiercel takes equal parts until data.mix.N.weight is "
@@ -235,7 +226,10 @@ def end_to_end(draft: RecipeDraft, sources: list[NamedRows], *labels: str) -> No
 
 
 def _counted(draft: RecipeDraft, path: str) -> int | None:
-    """Count the rows of a .jsonl file or a .json list; None where it cannot be found or read."""
+    """Count the rows of `path#N`, a .jsonl file or a .json list; None where it cannot be found or read."""
+    _, mark, count = path.rpartition("#")
+    if mark and count.isdigit():
+        return int(count)
     file = draft.launch.file(path) if path.endswith((".jsonl", ".json")) else None
     if file is None:
         return None
@@ -249,15 +243,18 @@ def _counted(draft: RecipeDraft, path: str) -> int | None:
         return sum(1 for line in lines if line.strip())
 
 
-def _mix(draft: RecipeDraft, sources: list[NamedRows], weights: list[float], *labels: str) -> None:
+def _mix(
+    draft: RecipeDraft, sources: Sequence[str], weights: list[float], *labels: str, roots: Sequence[str] = ()
+) -> None:
     if not sources:
         return
-    draft.set("data.train", sources[0].named, *labels)
-    if root := sources[0].image_root:
-        draft.set("data.image_root", root, "image_folders")
+    draft.set("data.train", sources[0], *labels)
+    first, *others = roots or [""] * len(sources)
+    if first:
+        draft.set("data.image_root", first, "image_folders")
     more = [
-        {"path": source.named, "weight": weight, **({"image_root": source.image_root} if source.image_root else {})}
-        for source, weight in zip(sources[1:], weights[1:], strict=True)
+        {"path": path, "weight": weight, **({"image_root": root} if root else {})}
+        for path, weight, root in zip(sources[1:], weights[1:], others, strict=True)
     ]
     if more:
         draft.set("data.mix", more, *labels)
@@ -266,7 +263,7 @@ def _mix(draft: RecipeDraft, sources: list[NamedRows], weights: list[float], *la
 def _held_out(launch: Launch, draft: RecipeDraft) -> None:
     for name, read in (("val_dataset", _swift_source), ("eval_dataset", _described)):
         if words := _listed_words(launch, name):
-            draft.set("data.eval", read(launch, draft, words[0], name).named, name)
+            draft.set("data.eval", read(launch, draft, words[0], name), name)
             if len(words) > 1:
                 draft.note("data.eval is one file; put the rows into one", name)
             return
