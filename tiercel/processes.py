@@ -1,8 +1,24 @@
 """Processes of this machine and the control groups that limit them, as the system tells about them."""
 
+import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+
+_PARENT_CHECK_SECONDS = 1.0
+
+
+def end_with_parent(parent: int, code: int = 1) -> None:
+    """End this process with an exit code once its parent has ended, which a thread of its own watches from now on."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_CHECK_SECONDS)
+        os._exit(code)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def process_fields(process: int | str) -> list[str]:

@@ -193,7 +193,7 @@ def test_a_recipe_whose_files_are_there_loads(tmp_path, capsys, monkeypatch):
         ('swift rlhf --rlhf_type grpo --model "m', "cannot be read"),
         (
             "swift rlhf --rlhf_type grpo --model m --num_generations many",
-            "--num_generations many is not a whole number",
+            "--num_generations many is not a number",
         ),
         ("swift rlhf --rlhf_type ppo --model m", "--rlhf_type ppo is not a method .*nearest: tiercel grpo"),
         ("swift rlhf --rlhf_type dpo --model m --loss_type kto_pair", r"kto_pair is not a method.*dpo\.loss:"),

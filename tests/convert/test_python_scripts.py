@@ -66,7 +66,7 @@ def test_a_script_without_a_config_is_told_what_to_give(tmp_path):
 
 def test_a_number_that_is_computed_is_named(tmp_path):
     text = SCRIPT.replace("num_generations=4", "num_generations=len(rows)")
-    with pytest.raises(RecipeError, match=r"--num_generations \$len\(rows\) is not a whole number"):
+    with pytest.raises(RecipeError, match=r"--num_generations \$len\(rows\) is not a number"):
         imported(str(written(tmp_path, text)))
 
 

@@ -115,9 +115,9 @@ def test_what_is_nested_too_deeply_is_refused(script):
 
 
 def test_flags_of_every_form():
-    parsed = parsed_flags(["stray", "--a", "1", "--b=x=y", "--c", "--d-e", "1", "2", "-1", "--a", "2"])
-    assert parsed.flags == {"a": ("2",), "b": ("x=y",), "c": (), "d_e": ("1", "2", "-1")}
-    assert (parsed.earlier, parsed.strays) == (("--a 1",), ("stray",))
+    flags, earlier, strays = parsed_flags(["stray", "--a", "1", "--b=x=y", "--c", "--d-e", "1", "2", "-1", "--a", "2"])
+    assert flags == {"a": ("2",), "b": ("x=y",), "c": (), "d_e": ("1", "2", "-1")}
+    assert (earlier, strays) == (["--a 1"], ["stray"])
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_what_trains_nothing_known_is_passed_over(line):
 def test_another_method_is_named_and_no_grpo(line, flag):
     found = launch_of(commands(line)[0])
     assert isinstance(found, Foreign)
-    assert found.told().startswith(flag) and "nearest: " in found.told()
+    assert found.told.startswith(flag) and "nearest: " in found.told
 
 
 STRANGE = "python src/open_r1/grpo.py --model_name_or_path m --dataset_name d --output_dir o --report_to none"
@@ -185,7 +185,7 @@ STRANGE = "python src/open_r1/grpo.py --model_name_or_path m --dataset_name d --
 )  # fmt: skip
 def test_a_script_of_another_framework_is_named_with_its_flags(line, named):
     found = launch_of(commands(line)[0])
-    assert isinstance(found, Foreign) and found.told().startswith(named) and "nearest: the flags of" in found.told()
+    assert isinstance(found, Foreign) and found.told.startswith(named) and "nearest: the flags of" in found.told
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,13 @@ from tests.rewards.runtime.test_model import save_reward_model
 from tests.training.test_loops import grpo_recipe, sft_recipe, write_rows
 from tiercel.cli.main import main
 from tiercel.config import recipe_to_yaml
+from tiercel.config.conflicts.rewards import reward_models
 from tiercel.config.keys import RECIPES
 from tiercel.errors import EnvironmentProblem
 from tiercel.planning.frozen_models import (
     FrozenBytes,
     held_by_rank,
-    reward_model_sizes,
+    reward_model_size,
     teacher_size,
     tokens_without_gradient,
 )
@@ -37,7 +38,8 @@ def recipe_with(tiny_checkpoints, tmp_path: Path, checkpoint: Path, **options):
 
 
 def test_bytes_are_those_of_the_real_model(tiny_checkpoints, tmp_path, checkpoint):
-    (size,) = reward_model_sizes(recipe_with(tiny_checkpoints, tmp_path, checkpoint))
+    (options,) = reward_models(recipe_with(tiny_checkpoints, tmp_path, checkpoint))
+    size = reward_model_size(options)
     model = AutoModelForSequenceClassification.from_pretrained(checkpoint).eval()
     assert size.weights == sum(parameter.nbytes for parameter in model.parameters())
     with torch.no_grad(), LiveBytes() as live:

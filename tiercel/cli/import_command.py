@@ -99,7 +99,7 @@ def first_launch(found: list[Launch | Foreign]) -> Launch:
     if launches:
         return launches[0]
     if found:
-        raise RecipeError([each.told() for each in found if isinstance(each, Foreign)])
+        raise RecipeError([each.told for each in found if isinstance(each, Foreign)])
     raise RecipeError(
         ["no command of `swift rlhf`, `swift sft`, `trl`, `llamafactory-cli train`, `python -m verl.trainer.main`, or "
          "of a training script under torchrun or accelerate was found; write it in quotes, or name the file of a shell "

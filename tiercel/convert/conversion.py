@@ -52,12 +52,12 @@ def refusals(launch: Launch) -> list[str]:
     return lines
 
 
-def set_image_root(draft: RecipeDraft) -> None:
+def set_image_root(launch: Launch, draft: RecipeDraft) -> None:
     """Set the directory in which relative paths of images start there, where it is not that of the rows. For ms-swift
     it is the working directory, and then ROOT_IMAGE_DIR."""
-    if draft.launch.framework != "ms-swift":
+    if launch.framework != "ms-swift":
         return
-    if root := draft.launch.environment.get("ROOT_IMAGE_DIR"):
+    if root := launch.environment.get("ROOT_IMAGE_DIR"):
         draft.set("data.image_root", root, "ROOT_IMAGE_DIR")
         draft.note("the working directory comes first there; here data.image_root alone is searched", "ROOT_IMAGE_DIR")
     elif any(realpath(dirname(path)) != os.getcwd() for path in _files(draft)):
@@ -83,15 +83,8 @@ STEPS = (
     set_image_root, set_rewards, set_lengths, set_pack, tell_packages,
 )  # fmt: skip
 OVERRIDE_STEPS = (
-    set_hydra,
-    drop_unused,
-    fit,
-    set_hydra_rows,
-    set_image_root,
-    set_hydra_rewards,
-    set_pack,
-    tell_packages,
-)
+    set_hydra, drop_unused, fit, set_hydra_rows, set_image_root, set_hydra_rewards, set_pack, tell_packages,
+)  # fmt: skip
 
 
 def draft_of(launch: Launch) -> RecipeDraft:
@@ -104,12 +97,12 @@ def draft_of(launch: Launch) -> RecipeDraft:
     defaults_by_rows(draft)
     steps = OVERRIDE_STEPS if launch.framework in OVERRIDING else STEPS
     for step in (*steps, _output, _processes, _words):
-        step(draft)
+        step(launch, draft)
     draft.account()
     return draft
 
 
-def _output(draft: RecipeDraft) -> None:
+def _output(launch: Launch, draft: RecipeDraft) -> None:
     """Set a directory that does not contain what only the shell knows: the end of the given path, or else its
     beginning."""
     given = str(draft.values.get("output", ""))
@@ -129,8 +122,7 @@ def _is_plain(part: str) -> bool:
     return not set(part) & set("$(){}\"'`&|; ")
 
 
-def _processes(draft: RecipeDraft) -> None:
-    launch = draft.launch
+def _processes(launch: Launch, draft: RecipeDraft) -> None:
     unknown = launch.unknown_process_labels
     text = "only the machine knows this number: optim.prompts_per_step is that of 1 process; give tiercel --nproc"
     draft.note(text, *unknown)
@@ -148,14 +140,13 @@ def _processes(draft: RecipeDraft) -> None:
         draft.note(f"the file was read, {found}: {command}", "launcher --config_file", is_change=False)
 
 
-def _words(draft: RecipeDraft) -> None:
+def _words(launch: Launch, draft: RecipeDraft) -> None:
     """Add notes on words that belong to no flag, and on flags that are given twice."""
-    launch = draft.launch
     if named := METHOD_FLAGS.get(launch.framework):
-        draft.note(f"tiercel {launch.kind} is the method", f"--{named[0]}", is_change=False)
+        draft.note(f"tiercel {launch.kind} is the method", named[0], is_change=False)
     is_there = launch.file(launch.text("config") or "") is not None
     read = "its flags were read, before those of the command"
-    draft.note(read if is_there else "the file is not here; its flags are lost", "--config", is_change=not is_there)
+    draft.note(read if is_there else "the file is not here; its flags are lost", "config", is_change=not is_there)
     for earlier in launch.earlier:
         name = earlier.partition(" ")[0]
         shown = name if draft.is_secret(name) else redact(earlier)

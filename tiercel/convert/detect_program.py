@@ -25,26 +25,21 @@ OTHER_METHODS = {  # and the command that comes nearest
     **dict.fromkeys(("gold", "async", "server", "ssd", "sdft", "sdpo"), "tiercel distill"),
     **{"ppo": "tiercel grpo", "harbor": "tiercel grpo", "prm": "tiercel reward", "pt": "tiercel sft"},
 }
+VERBS = f"tiercel {', '.join(dict.fromkeys(KINDS.values()))}"
 # Words of flags that say what is trained: if the framework does not know such a flag, the script is not one of its own.
 _DECISIVE = {"lora", "peft", "adapter", "freeze", "frozen", "unfreeze", "tune", "tunable", "trainable", "model", "llm"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Foreign:
     """A training command of a method that this version does not have, or of a framework that is not supported."""
 
-    flag: str  # the word that names the method
-    nearest: str = f"tiercel {', '.join(dict.fromkeys(KINDS.values()))}"
-    method: str = ""
-    is_known: bool = True
-    said: str = ""  # the whole message, if it is a different one
+    told: str  # the message for the user
 
-    def told(self) -> str:
-        """Return the message for the user."""
-        if self.said:
-            return self.said
-        fault = "is not a method of this version" if self.is_known else "does not say by its name what it trains"
-        return f"{self.flag} {fault}; nearest: {OTHER_METHODS.get(self.method, self.nearest)}"
+
+def no_method(word: str, nearest: str) -> Foreign:
+    """Say that what a word names is not a method of this version."""
+    return Foreign(f"{word} is not a method of this version; nearest: {nearest}")
 
 
 def start_of(words: Sequence[str]) -> tuple[int, Framework, Method | None] | Foreign | None:
@@ -54,13 +49,14 @@ def start_of(words: Sequence[str]) -> tuple[int, Framework, Method | None] | For
         name, following = PurePath(word).name, words[i + 1]
         if name in ("swift", "megatron") and following in ("rlhf", "sft", "pt"):
             if name == "megatron" or following == "pt":
-                return Foreign(flag=f"{name} {following}", nearest="the flags of `swift rlhf` or `swift sft`")
+                return no_method(f"{name} {following}", "the flags of `swift rlhf` or `swift sft`")
             return i + 2, "ms-swift", None if following == "rlhf" else "sft"
         if name in ("llamafactory-cli", "lmf") and following == "train":
             return i + 2, "LLaMA-Factory", None
         if name == "trl" and following in (*METHODS, *OTHER_METHODS):
-            known = METHODS.get(following)
-            return (i + 2, "TRL", known) if known else Foreign(flag=f"trl {following}", method=following)
+            if following in OTHER_METHODS:
+                return no_method(f"trl {following}", OTHER_METHODS[following])
+            return i + 2, "TRL", METHODS[following]
         if name in ("rlhf.py", "sft.py") and "swift" in PurePath(word).parts:
             return i + 1, "ms-swift", None if name == "rlhf.py" else "sft"
         if name in VLM_R1_SCRIPTS:
@@ -69,7 +65,7 @@ def start_of(words: Sequence[str]) -> tuple[int, Framework, Method | None] | For
             return _stranger(name, words[i + 1 :], "VLM-R1", "grpo") or (i + 1, "VLM-R1", "grpo")
         if word in MODULES:
             framework = MODULES[word]
-            return (i + 1, framework, "grpo") if framework else Foreign(flag=word, nearest="tiercel sft")
+            return (i + 1, framework, "grpo") if framework else no_method(word, "tiercel sft")
         if name.endswith(".py") and any(PurePath(before).name in LAUNCHERS for before in words[:i]):
             return _by_script(i, name, words[i + 1 :])
     return None
@@ -82,25 +78,21 @@ def _by_script(place: int, name: str, after: Sequence[str]) -> tuple[int, Framew
         return place + 1, "LLaMA-Factory", None
     parts = re.split(r"[^a-z0-9]+", name.lower().removesuffix(".py"))
     if other := next((part for part in parts if part in OTHER_METHODS), None):
-        return Foreign(flag=name, method=other)
+        return no_method(name, OTHER_METHODS[other])
     method = next((method for word, method in METHODS.items() if word in parts), None)
     if method is None and "--num_generations" in after:
         method = "grpo"
     is_training = any(word.partition("=")[0] in ("--model_name_or_path", "--output_dir") for word in after)
     if method is None:
-        return Foreign(flag=name, is_known=False) if is_training else None
+        text = f"{name} does not say by its name what it trains; nearest: {VERBS}"
+        return Foreign(text) if is_training else None
     return _stranger(name, after, "TRL", method) or (place + 1, "TRL", method)
 
 
 def _stranger(script: str, after: Sequence[str], framework: Framework, method: Method) -> Foreign | None:
     """Return Foreign if a script's flags are not those of the framework that its name suggests: because an unknown one
     says what is trained, or because at least every third is unknown."""
-    given = [
-        flag.replace("-", "_")
-        for word in after
-        if re.match(r"--[A-Za-z]", word)
-        for flag in [word[2:].partition("=")[0]]
-    ]
+    given = [word[2:].partition("=")[0].replace("-", "_") for word in after if re.match(r"--[A-Za-z]", word)]
     own = rows_of(framework, method)
     unknown = list(dict.fromkeys(flag for flag in given if flag not in own and not environment_row(f"launcher {flag}")))
     is_decisive = any(_DECISIVE & set(flag.lower().split("_")) for flag in unknown)
@@ -108,5 +100,4 @@ def _stranger(script: str, after: Sequence[str], framework: Framework, method: M
         return None
     shown = ", ".join(f"--{flag}" for flag in unknown[:4]) + (" ..." if len(unknown) > 4 else "")
     command = f"trl {method}" if framework == "TRL" else "grpo_jsonl.py"
-    text = f"{script} is not a script of {framework}, which has no {shown}; nearest: the flags of `{command}`"
-    return Foreign(flag=script, said=text)
+    return Foreign(f"{script} is not a script of {framework}, which has no {shown}; nearest: the flags of `{command}`")

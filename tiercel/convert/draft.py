@@ -1,7 +1,7 @@
 """Hold the draft of a recipe. Every flag and variable of the command ends up in it, either at a key or in a note."""
 
-import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
@@ -9,8 +9,7 @@ from typing import Any
 from tiercel.config.keys import allowed_words, every_key, keys_of
 from tiercel.config.suggestions import nearest_key
 from tiercel.config.synonyms import word_synonyms
-from tiercel.config.yaml_text import YamlProblem, parse
-from tiercel.convert.launches import Launch
+from tiercel.convert.launches import Launch, number_of, whole_number_of
 from tiercel.convert.table import TableRow, words_of
 from tiercel.reliability.redaction import redact
 from tiercel.secret_names import is_secret_name
@@ -48,18 +47,23 @@ class RecipeDraft:
     notes: list[Note] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
 
-    def set(self, key: str, value: Any, *labels: str, remark: str = "") -> None:
-        """Set a key. `labels` name what the value depends on; those that the command does not give are left out."""
+    def set(self, key: str, value: Any, *names: str, remark: str = "") -> None:
+        """Set a key. `names` are the flags and variables that the value depends on, as far as the command gives
+        them."""
         known = keys_of(self.launch.kind).get(key)
-        given = tuple(label for label in labels if label in self.given)
+        given = self._labels(names)
         if known is not None and (given or remark or known.field.default != value):
             self.values[key] = value
             self.origins[key] = Origin(labels=given, remark=remark)
 
+    def put(self, key: str, value: Any, *flags: str, remark: str = "") -> None:
+        """Set a key; if none of these flags is given, the remark says that the value is the peer's default."""
+        self.set(key, value, *flags, remark="; ".join(filter(None, (self.launch.default_remark(*flags), remark))))
+
     def carry(self, key: str, value: Any, flag: str) -> None:
         """Set a key if the command gives the flag that decides it."""
         if flag in self.launch.flags:
-            self.set(key, value, f"--{flag}")
+            self.set(key, value, flag)
 
     def drop(self, *keys: str) -> None:
         """Remove keys."""
@@ -71,12 +75,6 @@ class RecipeDraft:
     def updates_per_step(self) -> int:
         """Return the number of updates in one step: a step is a rollout in tiercel, but an update in the peers."""
         return int(self.values.get("optim.minibatches", 1)) * int(self.values.get("optim.rollout_epochs", 1))
-
-    def default(self, key: str, value: Any, flag: str) -> None:
-        """Set a key to the peer's default if the recipe's own default differs and the key is not set."""
-        known = keys_of(self.launch.kind).get(key)
-        if key not in self.values and known is not None and value not in (None, known.field.default):
-            self.set(key, value, remark=f"{self.launch.framework}'s default of {self.launch.spelt(flag)}")
 
     @property
     def tree(self) -> dict[str, Any]:
@@ -95,13 +93,19 @@ class RecipeDraft:
         """Return the checkpoint's path or id in lower case."""
         return str(self.values.get("model.path", "")).lower()
 
-    def note(self, text: str, *labels: str, subject: str = "", is_change: bool = True) -> None:
-        """Add a note on a subject, or on those of the labels that the command gives. Without either, add nothing."""
-        given = tuple(label for label in labels if label in self.given)
+    def note(self, text: str, *names: str, subject: str = "", is_change: bool = True) -> None:
+        """Add a note on a subject, or on those of the flags and variables that the command gives. Without either, add
+        nothing."""
+        given = self._labels(names)
         unsaid = [self.shown(label) for label in given if label.rpartition(" ")[2] not in subject]
         shown = ", ".join(filter(None, (subject, *unsaid)))
         if shown:
             self.notes.append(Note(labels=given, subject=shown, text=text, is_change=is_change))
+
+    def _labels(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the labels of what the command gives. A variable's name is in capitals and is its label."""
+        labels = (name if name.isupper() or name.startswith("--") or " " in name else f"--{name}" for name in names)
+        return tuple(label for label in labels if label in self.given)
 
     def shown(self, label: str) -> str:
         """Return what was given as it is written, but a secret without its value and an address without its
@@ -123,29 +127,32 @@ class RecipeDraft:
         set_by = {label for origin in self.origins.values() for label in origin.labels}
         spoken = set_by | {label for note in self.notes for label in note.labels}
         for label in [label for label in self.given if label not in spoken]:
-            self._account_for(label)
+            self._note_label(label, *self._told(label))
         used = set_by | {label for note in self.notes if note.is_change for label in note.labels}
         used |= {"CUDA_VISIBLE_DEVICES"} if self.launch.counts_gpus else set()
         for label, text in self.given.items():
             is_told = label in self.launch.unknown_process_labels or self.is_secret(label)
             if re.search(r"[$`]", text) and label in used and not is_told:
-                self.note("holds what only the shell knows; write its value", label)
+                self._note_label(label, "holds what only the shell knows; write its value", True)
 
-    def _account_for(self, label: str) -> None:
+    def _note_label(self, label: str, text: str, is_change: bool) -> None:
+        self.notes.append(Note(labels=(label,), subject=self.shown(label), text=text, is_change=is_change))
+
+    def _told(self, label: str) -> tuple[str, bool]:
+        """Return the note on what sets no key, and whether the user should look at it."""
         name = label.rpartition("--")[2]
         is_flag = label.startswith("--")
         row = self.launch.row_of(label)
         if self.is_secret(label):
-            self.note("a secret stays out of the recipe; export it as an environment variable", label, is_change=False)
-        elif row is not None:
+            return "a secret stays out of the recipe; export it as an environment variable", False
+        if row is not None:
             is_default = is_flag and _same(self.launch.flags[name], row.default)
-            self.note(row.told(), label, is_change=row.treatment in ("nearest", "none") and not is_default)
-        elif is_flag:
-            self.note(f"is not known; {self._nearest(name)}", label)
-        elif "launcher" in label:
-            self.note("is not a known flag", label)
-        else:
-            self.note("tiercel does not read it; export it where yours does", label, is_change=False)
+            return row.told(), row.treatment in ("nearest", "none") and not is_default
+        if is_flag:
+            return f"is not known; {self._nearest(name)}", True
+        if "launcher" in label:
+            return "is not a known flag", True
+        return "tiercel does not read it; export it where yours does", False
 
     def _nearest(self, name: str) -> str:
         """Return a hint at the nearest of the peer's flags, or else of the keys."""
@@ -179,31 +186,37 @@ def set_by_rows(draft: RecipeDraft) -> None:
 
 
 def defaults_by_rows(draft: RecipeDraft) -> None:
-    """Set the keys that take a flag's value unchanged to the peer's defaults."""
-    for name, row in draft.launch.rows.items():
-        if row.treatment == "set" and row.default and row.key is not None and row.key in keys_of(draft.launch.kind):
-            draft.default(row.key, _value(row.key, name, row.default), name)
+    """Set the keys that take a flag's value unchanged, and are not set, to the peer's defaults if the recipe's own
+    defaults differ."""
+    launch, known = draft.launch, keys_of(draft.launch.kind)
+    for name, row in launch.rows.items():
+        key = row.key if row.treatment == "set" and row.default else None
+        if key is not None and key in known and key not in draft.values:
+            value = _value(key, name, row.default)
+            if value not in (None, known[key].field.default):
+                draft.set(key, value, remark=f"{launch.framework}'s default of {launch.spelt(name)}")
 
 
 def _set_by_row(draft: RecipeDraft, row: TableRow, label: str, words: tuple[str, ...]) -> None:
     key = row.key
     if key is None or key not in keys_of(draft.launch.kind):
         return
-    if not words and "true or false" not in _type(key) and "true" not in words_of(label.removeprefix("--")):
-        draft.note("is given without a value", label)
+    name = label.removeprefix("--")
+    own = words_of(name)
+    if not words and "true or false" not in _type(key) and "true" not in own:
+        draft.note("is given without a value", name)
         return
     value = _value(key, label, words or ("true",))
     if value is None:
         if row.default:
-            draft.note(f"its default there; {key} keeps its own", label, is_change=False)
+            draft.note(f"its default there; {key} keeps its own", name, is_change=False)
         return
     word: Any = value
     if isinstance(value, str):
-        own = words_of(label.removeprefix("--"))
         word = word_synonyms().get(key, {}).get(value.lower(), value) if not own or value in own.values() else None
-    draft.set(key, value if word is None else word, label, remark=row.remark)
+    draft.set(key, value if word is None else word, name, remark=row.remark)
     if word is None:
-        draft.note(f"is not in this version; {key} is one of {', '.join(allowed_words(_annotation(key)))}", label)
+        draft.note(f"is not in this version; {key} is one of {', '.join(allowed_words(_annotation(key)))}", name)
 
 
 def _annotation(key: str) -> Any:
@@ -237,22 +250,3 @@ def _value(key: str, label: str, words: tuple[str, ...]) -> Any:
     if re.search(r"\bint\b", kind):
         return whole_number_of(label, words[0])
     return " ".join(words)
-
-
-def number_of(label: str, word: str) -> int | float:
-    """Read a number. Raises ValueError, with the label, if the word is not a number."""
-    try:
-        value = parse(word)[0]
-    except YamlProblem:
-        value = None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{label} {word} is not a number; use a number instead")
-    return value
-
-
-def whole_number_of(label: str, word: str) -> int:
-    """Read a whole number; 3.0 is one. Raises ValueError, with the label, if the word is not a whole number."""
-    value = number_of(label, word)
-    if value != int(value):
-        raise ValueError(f"{label} {word} is not a whole number; use a number instead")
-    return int(value)

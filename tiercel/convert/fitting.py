@@ -6,41 +6,40 @@ from collections.abc import Iterable
 from tiercel.config.engines import ENGINE_KINDS, NOT_SERVED, VISION_ADAPTERS, EngineKind
 from tiercel.config.loading import problems_of_tree
 from tiercel.config.strategies import STRATEGY_KINDS
-from tiercel.config_base import Problem
 from tiercel.convert.draft import RecipeDraft
+from tiercel.convert.launches import Launch
 from tiercel.convert.preferences import needs_reference
 from tiercel.convert.tuning import tuner_of
 
-_ENGINE_LABELS = (
-    "--use_vllm", "--vllm_mode", "--vllm_gpu_memory_utilization", "--vllm_tensor_parallel_size", "--sleep_level",
-    "--vllm_enable_sleep_mode", "--vllm_server_base_url", "--vllm_server_host", "--vllm_server_port",
-    "--vllm_server_timeout", "--async_generate", "--actor_rollout_ref.rollout.name", "--worker.rollout.name",
+_ENGINE_FLAGS = (
+    "use_vllm", "vllm_mode", "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "sleep_level",
+    "vllm_enable_sleep_mode", "vllm_server_base_url", "vllm_server_host", "vllm_server_port",
+    "vllm_server_timeout", "async_generate", "actor_rollout_ref.rollout.name", "worker.rollout.name",
 )  # fmt: skip
 _EXPERTS = re.compile(r"a\d+b")  # in the names of mixtures of experts
 _ENGINE_KEYS = ("rollout.vllm.", "rollout.urls", "rollout.patience", "rollout.lookahead", "algorithm.correction.")
 
 
-def fit(draft: RecipeDraft) -> None:
+def fit(launch: Launch, draft: RecipeDraft) -> None:
     """Replace combinations that tiercel does not allow, each with a note."""
     for step in (_reference, _sharding, _sleep, _engine, _sampling):
-        step(draft)
+        step(launch, draft)
 
 
-def drop_unused(draft: RecipeDraft) -> None:
+def drop_unused(launch: Launch, draft: RecipeDraft) -> None:
     """Drop keys that nothing in this recipe reads: the peers' tables set them whatever else is given."""
     values, engine = draft.values, draft.values.get("rollout.engine", "local")
     loss = values.get("algorithm.loss")
     is_read = {
-        "lora.": tuner_of(draft.launch) != "full",
+        "lora.": tuner_of(launch) != "full",
         "algorithm.gate_": loss == "sapo",
         "algorithm.gamma_": loss == "vespo",
         "algorithm.correction.": "algorithm.correction.level" in values and engine != "local",
         "rollout.vllm.": engine == "vllm",
         "rollout.patience": engine == "vllm-server",
     }
-    draft.drop(
-        *[key for key in values for start, is_there in is_read.items() if key.startswith(start) and not is_there]
-    )
+    unread = tuple(start for start, is_there in is_read.items() if not is_there)
+    draft.drop(*[key for key in values if key.startswith(unread)])
 
 
 def _trains_whole(draft: RecipeDraft) -> bool:
@@ -52,43 +51,36 @@ def _trains_vision(draft: RecipeDraft) -> bool:
     return targets in ("all", "vision", "projector") or not {"vision", "projector"} <= set(stays)
 
 
-def _engine_problems(draft: RecipeDraft) -> list[Problem]:
-    """List what the rules refuse about the engine together with what is trained."""
-    found = [each for each in problems_of_tree(draft.tree, draft.launch.kind) if each.touches("rollout.engine")]
-    return [each for each in found if each.touches("lora") or each.touches("freeze")]
-
-
-def _sleep(draft: RecipeDraft) -> None:
+def _sleep(launch: Launch, draft: RecipeDraft) -> None:
     """Keep the weights of a sleeping engine if it could not read the policy's weights again."""
-    refused = [each.key for each in problems_of_tree(draft.tree, draft.launch.kind)]
+    refused = [each.key for each in problems_of_tree(draft.tree, launch.kind)]
     if "rollout.vllm.sleep_level" in refused:
-        draft.set("rollout.vllm.sleep_level", 1, "--sleep_level", remark="see above")
-        draft.note(
-            "level 2 drops weights, which are trained whole; here 1, which moves them to the host", "--sleep_level"
-        )
+        draft.set("rollout.vllm.sleep_level", 1, "sleep_level", remark="see above")
+        text = "level 2 drops weights, which are trained whole; here 1, which moves them to the host"
+        draft.note(text, "sleep_level")
 
 
-def _engine(draft: RecipeDraft) -> None:
+def _engine(launch: Launch, draft: RecipeDraft) -> None:
     """Fall back to the local engine if the requested one cannot sample from what is trained."""
     engine = ENGINE_KINDS[draft.values.get("rollout.engine", "local")]
     if engine.shares_weights:
         return
-    reason = _obstacle(draft, engine)
-    if reason is None:
+    if (reason := _obstacle(launch, draft, engine)) is None:
         if engine.is_served:
-            draft.note("start a plain vLLM in place of their server: tiercel serve RECIPE", "--vllm_mode")
+            draft.note("start a plain vLLM in place of their server: tiercel serve RECIPE", "vllm_mode")
         return
     draft.drop(*[key for key in draft.values if key.startswith(_ENGINE_KEYS)])
-    draft.set("rollout.engine", "local", "--use_vllm", remark="see above")
-    subject = "" if {*_ENGINE_LABELS} & {*draft.given} else "rollout.engine: local"
-    draft.note(f"{reason}; here local samples", *_ENGINE_LABELS, subject=subject)
+    draft.set("rollout.engine", "local", "use_vllm", remark="see above")
+    subject = "" if {*_ENGINE_FLAGS} & {*launch.flags} else "rollout.engine: local"
+    draft.note(f"{reason}; here local samples", *_ENGINE_FLAGS, subject=subject)
 
 
-def _obstacle(draft: RecipeDraft, engine: EngineKind) -> str | None:
+def _obstacle(launch: Launch, draft: RecipeDraft, engine: EngineKind) -> str | None:
     """Return why the engine cannot sample from what is trained; None if it can. The rules check the keys; the family is
     only known from the model's name."""
-    if problems := _engine_problems(draft):
-        return problems[0].text.partition(", but ")[2].partition("; ")[0]
+    for problem in problems_of_tree(draft.tree, launch.kind):
+        if problem.touches("rollout.engine") and (problem.touches("lora") or problem.touches("freeze")):
+            return problem.text.partition(", but ")[2].partition("; ")[0]
     if found := _named(draft, NOT_SERVED):
         return f"{engine.title} cannot sample for {found}, {NOT_SERVED[found]}"
     is_known = _named(draft, VISION_ADAPTERS) is not None and not _EXPERTS.search(draft.model_name)
@@ -103,15 +95,15 @@ def _named(draft: RecipeDraft, families: Iterable[str]) -> str | None:
     return next((family for family in families if family.replace("_", "") in name), None)
 
 
-def _reference(draft: RecipeDraft) -> None:
+def _reference(launch: Launch, draft: RecipeDraft) -> None:
     """Drop a moving reference if no adapter is trained: only the reference of an adapter can move."""
     if _trains_whole(draft) and "algorithm.kl.sync_every" in draft.values:
         draft.drop("algorithm.kl.sync_every", "algorithm.kl.sync_mix")
-        labels = ("--sync_ref_model", "--ref_model_sync_steps", "--ref_model_mixup_alpha")
-        draft.note("the reference moves beside an adapter only; here it stays where the run starts", *labels)
+        flags = ("sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha")
+        draft.note("the reference moves beside an adapter only; here it stays where the run starts", *flags)
 
 
-def _sharding(draft: RecipeDraft) -> None:
+def _sharding(launch: Launch, draft: RecipeDraft) -> None:
     """Replace ZeRO by fsdp2 if ZeRO cannot be used. Under ZeRO a rank holds parts of each weight, so it cannot keep a
     copy of the start or a moving reference, and a trained vision part would wait for all ranks at each picture."""
     if "model.quantize" in draft.values and draft.values.get("train.strategy") == "fsdp2":
@@ -132,13 +124,15 @@ def _sharding(draft: RecipeDraft) -> None:
     )
 
 
-def _sampling(draft: RecipeDraft) -> None:
+def _sampling(launch: Launch, draft: RecipeDraft) -> None:
     """Sample from the whole distribution if a rollout is used for several updates."""
     updates = draft.updates_per_step
     if updates == 1:
         return
-    for key, flag, whole in (("rollout.top_p", "--top_p", 1.0), ("rollout.top_k", "--top_k", 0)):
+    for key, flag, whole in (("rollout.top_p", "top_p", 1.0), ("rollout.top_k", "top_k", 0)):
         if draft.values.get(key, whole) not in (whole, 0):
             draft.set(key, whole, flag, remark="whole, for several updates of a rollout")
             text = f"with {updates} updates of a rollout the ratio is not defined for tokens that a cut removes"
-            draft.note(f"{text}; {key} is {whole} here", flag, subject="" if flag in draft.given else f"{key}: {whole}")
+            draft.note(
+                f"{text}; {key} is {whole} here", flag, subject="" if flag in launch.flags else f"{key}: {whole}"
+            )

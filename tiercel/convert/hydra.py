@@ -10,7 +10,7 @@ from typing import Any
 from tiercel.convert.draft import RecipeDraft
 from tiercel.convert.launches import MACHINES, Launch
 from tiercel.convert.preferences import needs_reference
-from tiercel.convert.rows import NamedRows, end_to_end
+from tiercel.convert.rows import end_to_end
 from tiercel.convert.sizes import set_warmup
 from tiercel.convert.table import words_of
 from tiercel.convert.tuning import set_trackers, tuner_of
@@ -36,37 +36,29 @@ def refusals_of_overrides(launch: Launch) -> list[str]:
     return lines
 
 
-def set_hydra(draft: RecipeDraft) -> None:
+def set_hydra(launch: Launch, draft: RecipeDraft) -> None:
     """Set everything except rows and rewards."""
     for step in (_sizes, _length, _warmup, _loss, _clips, _penalty, _tuning, _engine, _resampling, _run):
-        step(draft)
+        step(launch, draft)
 
 
-def put(draft: RecipeDraft, key: str, value: object, *names: str, remark: str = "") -> None:
-    """Set a key from keys of the peer, with their defaults as the remark where none is given."""
-    said = draft.launch.default_remark(*names, of=names[0])
-    remarks = "; ".join(filter(None, (said, remark)))
-    draft.set(key, value, *(f"--{name}" for name in names), remark=remarks)
-
-
-def _sizes(draft: RecipeDraft) -> None:
+def _sizes(launch: Launch, draft: RecipeDraft) -> None:
     """Set the updates of a step. Both are counted in prompts there too."""
-    launch, name = draft.launch, draft.launch.flag_of("update_size")
+    name = launch.flag_of("update_size")
     prompts, update = launch.number(launch.flag_of("optim.prompts_per_step")) or 1, launch.number(name) or 1
     minibatches = math.gcd(max(1, round(prompts / update)), prompts)
     if minibatches > 1:
-        put(draft, "optim.minibatches", minibatches, name, remark=f"{prompts} / {update} prompts an update")
+        draft.put("optim.minibatches", minibatches, name, remark=f"{prompts} / {update} prompts an update")
     if minibatches * update != prompts:
         text = f"{update} prompts an update do not divide {prompts}; here {counted(minibatches, 'update')}"
-        draft.note(text, f"--{name}", subject="optim.minibatches")
+        draft.note(text, name, subject="optim.minibatches")
 
 
-def _length(draft: RecipeDraft) -> None:
+def _length(launch: Launch, draft: RecipeDraft) -> None:
     """Set the intervals, which are counted in rollouts there, as a step is here."""
-    launch = draft.launch
     if "train.steps" in draft.values:
         draft.drop("train.epochs")
-        draft.note("the number of steps is given", "--trainer.total_epochs", is_change=False)
+        draft.note("the number of steps is given", "trainer.total_epochs", is_change=False)
     for key, text in (
         ("train.save_every", "never there; here every 50 steps, and the last: train.save_every"),
         ("train.eval_every", "never there; here at the start and the end: train.eval_every"),
@@ -74,58 +66,57 @@ def _length(draft: RecipeDraft) -> None:
     ):
         name = launch.flag_of(key)
         if (number := int(launch.real(name) or -1)) > 0:
-            draft.set(key, number, f"--{name}")
+            draft.set(key, number, name)
         else:
             subject = "" if name in launch.flags else name
-            draft.note(text, f"--{name}", subject=subject, is_change=key == "train.keep")
+            draft.note(text, name, subject=subject, is_change=key == "train.keep")
 
 
-def _warmup(draft: RecipeDraft) -> None:
-    launch = draft.launch
-    set_warmup(draft, 1, *map(launch.flag_of, ("optim.warmup_steps", "warmup_share")))
+def _warmup(launch: Launch, draft: RecipeDraft) -> None:
+    set_warmup(launch, draft, 1, *map(launch.flag_of, ("optim.warmup_steps", "warmup_share")))
     strategy = "worker.actor.optim.strategy"
     if launch.framework == "EasyR1" and launch.text(strategy) != "adamw":
-        draft.note("moments in bfloat16 there; here in float32: the section optim", f"--{strategy}")
+        draft.note("moments in bfloat16 there; here in float32: the section optim", strategy)
 
 
-def _loss(draft: RecipeDraft) -> None:
+def _loss(launch: Launch, draft: RecipeDraft) -> None:
     """Note what the loss and the advantage take from other keys."""
-    launch, loss, mean = draft.launch, draft.values.get("algorithm.loss"), draft.launch.flag_of("algorithm.normalise")
+    loss, mean = draft.values.get("algorithm.loss"), launch.flag_of("algorithm.normalise")
     if launch.framework == "verl" and loss in ("gspo", "sapo"):
         draft.drop("algorithm.normalise")
-        draft.note(f"{loss} takes seq-mean-token-mean there, whatever is given", f"--{mean}", is_change=False)
+        draft.note(f"{loss} takes seq-mean-token-mean there, whatever is given", mean, is_change=False)
     if draft.values.get("algorithm.normalise") == "constant":
         text = "AdamW does not see the constant that the sum is divided by, optim.max_grad_norm does"
-        draft.note(text, f"--{mean}")
+        draft.note(text, mean)
     advantage = draft.values.get("algorithm.advantage", "group_norm")
     if advantage != "group_norm":
         draft.drop("algorithm.scale")
     if advantage.startswith("reinforce_pp"):
         text = "mean and deviation are of all tokens there, so that long completions weigh more; here of completions"
-        draft.note(text, f"--{launch.flag_of('algorithm.advantage')}")
+        draft.note(text, launch.flag_of("algorithm.advantage"))
 
 
-def _clips(draft: RecipeDraft) -> None:
+def _clips(launch: Launch, draft: RecipeDraft) -> None:
     """Set bounds of the ratio. verl's clip_ratio counts where one of its two others is null."""
-    launch, loss = draft.launch, draft.values.get("algorithm.loss", "grpo")
+    loss = draft.values.get("algorithm.loss", "grpo")
     if loss == "sapo":
         return
     low, high, dual = (launch.flag_of(f"algorithm.{name}") for name in ("clip_low", "clip_high", "delta"))
     lowest, highest = launch.real(low) or 0.0, max(launch.real(high) or 0.0, _LEAST)
-    put(draft, "algorithm.clip_low", None if lowest >= 1 else max(lowest, _LEAST), low)
-    put(draft, "algorithm.clip_high", highest, high)
-    draft.note("clip_ratio_low and clip_ratio_high count there", f"--{ACTOR['verl']}.clip_ratio")
+    draft.put("algorithm.clip_low", None if lowest >= 1 else max(lowest, _LEAST), low)
+    draft.put("algorithm.clip_high", highest, high)
+    draft.note("clip_ratio_low and clip_ratio_high count there", f"{ACTOR['verl']}.clip_ratio")
     if loss == "grpo" or (loss.startswith("gspo") and launch.framework == "EasyR1"):
         if (largest := launch.real(dual) or 0.0) > 1 + highest:
-            put(draft, "algorithm.delta", largest, dual)
+            draft.put("algorithm.delta", largest, dual)
         else:
             text = f"must be above 1 + algorithm.clip_high here, {1 + highest:g}; it is off"
-            draft.note(text, f"--{dual}", subject=dual)
+            draft.note(text, dual, subject=dual)
 
 
-def _penalty(draft: RecipeDraft) -> None:
+def _penalty(launch: Launch, draft: RecipeDraft) -> None:
     """Set the KL penalty: its weight, its place, and its estimator."""
-    launch, is_verl = draft.launch, draft.launch.framework == "verl"
+    is_verl = launch.framework == "verl"
     switch, coef, kind = (launch.flag_of(f"kl_{name}") for name in ("in_loss", "coef", "estimator"))
     is_in_loss = launch.is_true(switch)
     is_on = is_in_loss if is_verl else not launch.is_true("algorithm.disable_kl")
@@ -133,38 +124,37 @@ def _penalty(draft: RecipeDraft) -> None:
         in_reward = ("algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty")
         if is_in_loss:
             text = "the penalty is in the loss here, and not in the reward too"
-            draft.note(text, *(f"--{name}" for name in in_reward[:2]))
+            draft.note(text, *in_reward[:2])
         else:
             is_on, (switch, coef, kind) = True, in_reward
     if not is_on or not (weight := launch.real(coef)):
         return
-    put(draft, "algorithm.kl.coef", weight, coef, switch)
+    draft.put("algorithm.kl.coef", weight, coef, switch)
     if not is_in_loss:
-        draft.set("algorithm.kl.place", "reward", f"--{switch}", remark="the penalty is in the reward there")
+        draft.set("algorithm.kl.place", "reward", switch, remark="the penalty is in the reward there")
     asked = launch.text(kind) or "kl"
     estimator = _ESTIMATORS.get(asked) if is_in_loss or is_verl else "k1"  # EasyR1: always p - q
     if estimator is None or (is_in_loss and estimator == "k1"):
         estimator, text = "k2", f"{asked} is not an estimator of the loss here; k2 has the divergence's gradient"
-        draft.note(text, f"--{kind}", subject=kind)
-    put(draft, "algorithm.kl.estimator", estimator, kind)
+        draft.note(text, kind, subject=kind)
+    draft.put("algorithm.kl.estimator", estimator, kind)
 
 
-def _tuning(draft: RecipeDraft) -> None:
+def _tuning(launch: Launch, draft: RecipeDraft) -> None:
     """Set adapters, frozen parts, and where the reference is kept."""
-    launch = draft.launch
     if launch.processes > 1:
         draft.set("train.strategy", "fsdp2", remark="shards the model as FSDP does")
     if tuner_of(launch) == "lora":
-        _targets(draft)
+        _targets(launch, draft)
         return
     tower, offload = launch.flag_of("freeze"), launch.flag_of("model.reference")
-    put(draft, "freeze", ["vision", "projector"] if launch.is_true(tower) else [], tower)
+    draft.put("freeze", ["vision", "projector"] if launch.is_true(tower) else [], tower)
     if needs_reference(draft):
-        put(draft, "model.reference", "cpu" if launch.is_true(offload) else "device", offload)
+        draft.put("model.reference", "cpu" if launch.is_true(offload) else "device", offload)
 
 
-def _targets(draft: RecipeDraft) -> None:
-    launch, targets = draft.launch, draft.launch.flag_of("lora.targets")
+def _targets(launch: Launch, draft: RecipeDraft) -> None:
+    targets = launch.flag_of("lora.targets")
     excluded = launch.flag_of("excluded_layers")
     words = [part.strip("'\" ") for word in launch.words(targets) for part in word.split(",")]
     left_out = launch.text(excluded) or ""
@@ -174,53 +164,52 @@ def _targets(draft: RecipeDraft) -> None:
         pattern = "language" if is_language else "all"
     elif left_out:
         pattern = rf"(?!{left_out})({pattern})"
-    put(draft, "lora.targets", pattern, targets, excluded)
+    draft.put("lora.targets", pattern, targets, excluded)
     if left_out and not is_language:
-        draft.note("layers by names: write lora.targets as a regular expression without them", f"--{excluded}")
+        draft.note("layers by names: write lora.targets as a regular expression without them", excluded)
 
 
-def _engine(draft: RecipeDraft) -> None:
-    launch, name, top_k = draft.launch, draft.launch.flag_of("rollout.engine"), draft.launch.flag_of("rollout.top_k")
+def _engine(launch: Launch, draft: RecipeDraft) -> None:
+    name, top_k = launch.flag_of("rollout.engine"), launch.flag_of("rollout.top_k")
     engine = launch.text(name) or "vllm"
-    draft.set("rollout.top_k", max(0, int(launch.real(top_k) or 0)), f"--{top_k}")
+    draft.set("rollout.top_k", max(0, int(launch.real(top_k) or 0)), top_k)
     if engine == "hf":
-        draft.set("rollout.engine", "local", f"--{name}")
+        draft.set("rollout.engine", "local", name)
         return
-    put(draft, "rollout.engine", "vllm", name)
+    draft.put("rollout.engine", "vllm", name)
     if engine != "vllm":
-        draft.note(f"{engine} there, vllm here: docs/vllm.md", f"--{name}", subject=f"{name}={engine}")
+        draft.note(f"{engine} there, vllm here: docs/vllm.md", name, subject=f"{name}={engine}")
     size, free = launch.flag_of("rollout.vllm.tensor_parallel"), f"{ROLLOUT['verl']}.free_cache_engine"
-    put(draft, "rollout.vllm.tensor_parallel", math.gcd(launch.number(size) or 1, launch.processes), size)
+    draft.put("rollout.vllm.tensor_parallel", math.gcd(launch.number(size) or 1, launch.processes), size)
     if launch.framework == "EasyR1" or launch.is_true(free):
         level, remark = 2 if tuner_of(launch) == "lora" else 1, "the engine's memory is freed while it learns"
-        draft.set("rollout.vllm.sleep_level", level, f"--{free}", remark=remark)
+        draft.set("rollout.vllm.sleep_level", level, free, remark=remark)
 
 
-def _resampling(draft: RecipeDraft) -> None:
+def _resampling(launch: Launch, draft: RecipeDraft) -> None:
     """Set how often a group that teaches nothing is sampled again."""
-    launch, switch, tries = draft.launch, *map(draft.launch.flag_of, ("resampling", "rollout.resample_tries"))
+    switch, tries = map(launch.flag_of, ("resampling", "rollout.resample_tries"))
     if not launch.is_true(switch):
         return
     most = int(launch.real(tries) or -1)
-    put(draft, "rollout.resample_tries", most if most > 0 else 20, tries, switch)
+    draft.put("rollout.resample_tries", most if most > 0 else 20, tries, switch)
     others = ("algorithm.filter_groups.metric", "algorithm.filter_key", "algorithm.filter_low", "algorithm.filter_high")
     text = "looks at one reward's mean there; here a group is sampled again where all its rewards are equal"
-    draft.note(text, f"--{switch}", *(f"--{name}" for name in others))
+    draft.note(text, switch, *others)
 
 
-def _run(draft: RecipeDraft) -> None:
+def _run(launch: Launch, draft: RecipeDraft) -> None:
     """Set where the run is kept, its trackers, and tell what it goes on from."""
-    launch = draft.launch
     if "output" not in draft.values:
         names = ("trainer.project_name", "trainer.experiment_name")
         place = "/".join(("checkpoints", *(launch.text(name) or "" for name in names)))
-        draft.set("output", place, *(f"--{name}" for name in names), remark="as there")
-    set_trackers(draft, "trainer.logger")
+        draft.set("output", place, *names, remark="as there")
+    set_trackers(launch, draft, "trainer.logger")
     if launch.text(resumed := launch.flag_of("resumed")):
         text = "no checkpoint of tiercel; for its weights write lora.init or model.path, and the run begins at step 0"
-        draft.note(text, f"--{resumed}")
+        draft.note(text, resumed)
     text = "the same command resumes from the newest checkpoint in `output`"
-    draft.note(text, "--trainer.resume_mode", is_change=False)
+    draft.note(text, "trainer.resume_mode", is_change=False)
     if not {*MACHINES} & {*launch.flags}:
         text = f"{launch.processes} processes by default: tiercel grpo RECIPE --nproc {launch.processes}"
         draft.note(text, subject=MACHINES[0], is_change=False)
@@ -233,37 +222,36 @@ _READ = {  # columns that are read by their own names
 _CONTENT = re.compile(r"\{\{\s*content\s*(\|\s*trim\s*)?\}\}")
 
 
-def set_hydra_rows(draft: RecipeDraft) -> None:
+def set_hydra_rows(launch: Launch, draft: RecipeDraft) -> None:
     """Set training rows, held-out rows, and the template of a question."""
-    sources = [NamedRows(path=_source(word)) for word in draft.launch.words("data.train_files")]
-    end_to_end(draft, sources, "--data.train_files")
-    held = [_source(word) for word in draft.launch.words("data.val_files")]
+    end_to_end(draft, [*map(_source, launch.words("data.train_files"))], "data.train_files")
+    held = [_source(word) for word in launch.words("data.val_files")]
     if held:
-        draft.set("data.eval", held[0], "--data.val_files")
+        draft.set("data.eval", held[0], "data.val_files")
     if held[1:]:
-        draft.note("data.eval is one file; put the rows into one", "--data.val_files")
+        draft.note("data.eval is one file; put the rows into one", "data.val_files")
     if "data.eval" not in draft.values:
         draft.drop("train.eval_every")
-        draft.note("no rows are held out, so there is nothing to evaluate", "--trainer.test_freq", "--trainer.val_freq")
-    _columns(draft)
-    _template(draft)
+        draft.note("no rows are held out, so there is nothing to evaluate", "trainer.test_freq", "trainer.val_freq")
+    _columns(launch, draft)
+    _template(launch, draft)
 
 
-def _columns(draft: RecipeDraft) -> None:
+def _columns(launch: Launch, draft: RecipeDraft) -> None:
     """Set the names of columns that no format reads. verl's question is a list of turns, EasyR1's a text."""
-    named = {"prompt_key": "prompt" if draft.launch.framework == "verl" else "problem", "answer_key": "answer",
+    named = {"prompt_key": "prompt" if launch.framework == "verl" else "problem", "answer_key": "answer",
              "image_key": "images", "video_key": "videos"}  # fmt: skip
-    columns, labels = {}, []
+    columns, flags = {}, []
     for key, name in named.items():
-        label = f"--data.{key}"
-        given = draft.launch.text(f"data.{key}")
+        flag = f"data.{key}"
+        given = launch.text(flag)
         if given is None or given in _READ.get(name, (name,)):
-            draft.note("is read by this name", label, is_change=False)
+            draft.note("is read by this name", flag, is_change=False)
         else:
             columns[name] = given
-            labels.append(label)
+            flags.append(flag)
     if columns:
-        draft.set("data.columns", columns, *labels)
+        draft.set("data.columns", columns, *flags)
 
 
 def _source(word: str) -> str:
@@ -274,30 +262,30 @@ def _source(word: str) -> str:
     return f"hf:{path}:{split or 'train'}" if re.fullmatch(r"[\w.-]+/[\w.-]+", path) else word
 
 
-def _template(draft: RecipeDraft) -> None:
-    launch, name = draft.launch, "data.format_prompt"
+def _template(launch: Launch, draft: RecipeDraft) -> None:
+    name = "data.format_prompt"
     if not (path := launch.text(name)):
         return
     file = launch.file(path)
     text = "" if file is None else file.read_text(encoding="utf-8").strip()
     asked = _CONTENT.sub("{prompt}", text)
     if file is None:
-        draft.note("the file is not here; write its text into data.prompt, with {prompt} for the question", f"--{name}")
+        draft.note("the file is not here; write its text into data.prompt, with {prompt} for the question", name)
     elif re.search(r"\{\{|\{%", asked) or "{prompt}" not in asked:
-        draft.note("is more than a text around the question; write data.prompt, with {prompt} in it", f"--{name}")
+        draft.note("is more than a text around the question; write data.prompt, with {prompt} in it", name)
     else:
         # Brackets of the text itself are doubled, since data.prompt reads {name} as a column.
         parts = [part.replace("{", "{{").replace("}", "}}") for part in asked.split("{prompt}")]
-        draft.set("data.prompt", "{prompt}".join(parts), f"--{name}", remark="its text")
+        draft.set("data.prompt", "{prompt}".join(parts), name, remark="its text")
 
 
-def set_hydra_rewards(draft: RecipeDraft) -> None:
+def set_hydra_rewards(launch: Launch, draft: RecipeDraft) -> None:
     """Set the rewards: a function of the user's, a reward model, and a penalty on long completions."""
-    launch, kwargs = draft.launch, "reward_model.reward_kwargs"
-    entries = [_function(draft)]
+    kwargs = "reward_model.reward_kwargs"
+    entries = [_function(launch, draft)]
     if launch.is_true("reward_model.enable"):
         entries = [{"name": "model", "model": {"path": launch.text("reward_model.model.path") or ""}}]
-        draft.note("a reward model scores there; rewards by rules may be added", "--reward_model.enable")
+        draft.note("a reward model scores there; rewards by rules may be added", "reward_model.enable")
     enable, length, factor = (f"{kwargs}.overlong_buffer_cfg.{name}" for name in ("enable", "len", "penalty_factor"))
     if launch.is_true(enable):
         longest = launch.number(f"{kwargs}.max_resp_len") or draft.values.get("rollout.max_new_tokens", 256)
@@ -305,19 +293,19 @@ def set_hydra_rewards(draft: RecipeDraft) -> None:
         entries.append({"name": "soft_overlong", **own})
     names = ("worker.reward.reward_function", "custom_reward_function.path", "custom_reward_function.name",
              "reward_model.model.path", enable, length, factor, f"{kwargs}.max_resp_len")  # fmt: skip
-    draft.set("rewards", entries, *(f"--{name}" for name in names), remark=" ")
+    draft.set("rewards", entries, *names, remark=" ")
     if launch.text("reward_model.reward_manager") not in (None, "naive", "dapo"):
-        draft.note("docs/rewards.md says how rewards are called", "--reward_model.reward_manager")
+        draft.note("docs/rewards.md says how rewards are called", "reward_model.reward_manager")
 
 
-def _function(draft: RecipeDraft) -> dict[str, Any]:
+def _function(launch: Launch, draft: RecipeDraft) -> dict[str, Any]:
     """Return the user's own reward, or the nearest built-in one."""
-    launch, is_verl = draft.launch, draft.launch.framework == "verl"
+    is_verl = launch.framework == "verl"
     name = "custom_reward_function.path" if is_verl else "worker.reward.reward_function"
     if path := launch.text(name):
         function = (launch.text("custom_reward_function.name") or "compute_score") if is_verl else "main"
         call = path if ":" in path and not is_verl else f"{path}:{function}"
-        draft.note("is called with other arguments here: docs/rewards.md", f"--{name}", subject=call)
+        draft.note("is called with other arguments here: docs/rewards.md", name, subject=call)
         return {"call": call}
     text = "name the rewards: rewards: [{name: math}]"
     if is_verl:

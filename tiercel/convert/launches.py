@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 
 from tiercel.config.keys import Kind
-from tiercel.config.yaml_text import leaves
+from tiercel.config.yaml_text import YamlProblem, leaves, parse
 from tiercel.convert.accelerate import Accelerate, accelerate_of, mapping_in
-from tiercel.convert.detect_program import METHODS, SETTINGS, Foreign, start_of
+from tiercel.convert.detect_program import METHODS, OTHER_METHODS, SETTINGS, VERBS, Foreign, no_method, start_of
 from tiercel.convert.overrides import override_words
 from tiercel.convert.shell import ShellCommand, quoted
 from tiercel.convert.table import KINDS, OVERRIDING, Framework, Method, TableRow, environment_row, rows_of
@@ -36,8 +36,8 @@ class Launch:
     method: Method
     script: str  # name of the Python file, if there is one
     flags: dict[str, tuple[str, ...]]
-    earlier: tuple[str, ...]  # flags that were given again later, with their values
-    strays: tuple[str, ...]  # words that belong to no flag
+    earlier: Sequence[str]  # flags that were given again later, with their values
+    strays: Sequence[str]  # words that belong to no flag
     launcher: dict[str, tuple[str, ...]]
     environment: dict[str, str]
     folders: tuple[Path, ...]  # where relative paths are looked for
@@ -88,29 +88,25 @@ class Launch:
         value = self.text(name)
         if value is None or value.lower() == "none":
             return None
-        if not re.fullmatch(r"\+?\d+", value):
-            raise ValueError(f"{self.spelt(name)} {value} is not a whole number; use a number instead")
-        if int(value) < 1:
+        number = whole_number_of(self.spelt(name), value)
+        if number < 1:
             raise ValueError(f"{self.spelt(name)} {value} must be above 0")
-        return int(value)
+        return number
 
     def real(self, name: str) -> float | None:
         """Return a flag's number; None if none is given. Raises ValueError if the value is not a number."""
         value = self.text(name)
-        value = None if value is None or value.lower() == "none" else value
-        if value is not None and not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", value):
-            raise ValueError(f"{self.spelt(name)} {value} is not a number; use a number instead")
-        return None if value is None else float(value)
+        return None if value is None or value.lower() == "none" else float(number_of(self.spelt(name), value))
 
     def parts(self, between: str, *names: str) -> list[str]:
         """Return the values of flags, split at the separator `between`."""
         words = [word for name in names for word in self.words(name)]
         return [part for word in words for part in re.split(between, word) if part]
 
-    def default_remark(self, *names: str, of: str = "") -> str:
+    def default_remark(self, *names: str) -> str:
         """Return the remark that a value is the peer's default; empty if one of these flags is given."""
-        usual = f"{self.framework}'s default of {of}" if of else f"{self.framework}'s default"
-        return "" if any(name in self.flags for name in names) else usual
+        flag = next((f" of {self.spelt(name)}" for name in names if name in self.rows), "")
+        return "" if any(name in self.flags for name in names) else f"{self.framework}'s default{flag}"
 
     def file(self, path: str) -> Path | None:
         """Find a file by its name in the working directory or in the folders of the script."""
@@ -178,6 +174,25 @@ def _labelled(flags: Mapping[str, tuple[str, ...]], is_override: bool = False) -
     return {f"--{name}": f"--{name} {quoted(words)}".strip() for name, words in flags.items()}
 
 
+def number_of(label: str, word: str) -> int | float:
+    """Read a number. Raises ValueError, with the label, if the word is not a number."""
+    try:
+        value = parse(word)[0]
+    except YamlProblem:
+        value = None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{label} {word} is not a number; use a number instead")
+    return value
+
+
+def whole_number_of(label: str, word: str) -> int:
+    """Read a whole number; 3.0 is one. Raises ValueError, with the label, if the word is not a whole number."""
+    value = number_of(label, word)
+    if value != int(value):
+        raise ValueError(f"{label} {word} is not a whole number; use a number instead")
+    return int(value)
+
+
 def _count(label: str, text: str) -> int:
     """Read a number of processes; 1 if only the machine knows it, which a note then says."""
     if "$" in text or text in ("gpu", "auto"):
@@ -200,9 +215,11 @@ def launch_of(command: ShellCommand, file: Path | None = None) -> Launch | Forei
         rest = ["--config", rest[0], *(f"--{word}" for word in rest[1:])]
     if framework in OVERRIDING:
         rest = override_words(rest)
-    parsed = parsed_flags(rest)
-    flags, folders = parsed.flags, _folders(file)
-    launcher = parsed_flags(_launcher(words[:place])).flags
+    flags, earlier, strays = parsed_flags(rest)
+    folders = (Path.cwd(), *(file.resolve().parents[:_PARENTS] if file else ()))
+    # Scripts and variables belong to no flag.
+    plain = [word for word in words[:place] if not word.endswith(".py") and not _VARIABLE.fullmatch(word)]
+    launcher, _, _ = parsed_flags(plain)
     if framework == "TRL" and method is not None:  # `trl` passes these flags on to accelerate
         own = rows_of(framework, method)
         passed = [name for name in flags if name not in own and environment_row(f"launcher {name}")]
@@ -214,24 +231,24 @@ def launch_of(command: ShellCommand, file: Path | None = None) -> Launch | Forei
         if framework == "LLaMA-Factory" and named and file_in(folders, named[0]) is None:
             raise ValueError(f"{named[0]} is not on this machine, but it names the method")
         if framework == "LLaMA-Factory" and flags.get("do_train", ("false",))[:1] not in ((), ("true",), ("True",)):
-            return Foreign(flag="a command without do_train", nearest="tiercel predict and tiercel eval")
+            return no_method("a command without do_train", "tiercel predict and tiercel eval")
         asked = (flags.get(name) or (usual,))[0]
         if asked not in METHODS:
-            return Foreign(flag=f"--{name} {asked}", method=asked)
+            return no_method(f"--{name} {asked}", OTHER_METHODS.get(asked, VERBS))
         method = METHODS[asked]
     script = next((PurePath(word).name for word in reversed(words[:place]) if word.endswith(".py")), "")
     named = launcher.get("config_file") or launcher.get("accelerate_config") or ()
-    before = dict(word.split("=", 1) for word in words[:place] if _VARIABLE.fullmatch(word))
+    variables = dict(word.split("=", 1) for word in words[:place] if _VARIABLE.fullmatch(word))
     found = file_in(folders, named[0]) if named else None
     return Launch(
         framework=framework,
         method=method,
         script=script,
         flags=flags,
-        earlier=parsed.earlier,
-        strays=parsed.strays,
+        earlier=earlier,
+        strays=strays,
         launcher=launcher,
-        environment={**command.environment, **before},
+        environment={**command.environment, **variables},
         folders=folders,
         accelerate=accelerate_of(found) if found else None,
     )
@@ -261,27 +278,9 @@ def _flag_words(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
 
 
-def _folders(file: Path | None) -> tuple[Path, ...]:
-    here = Path.cwd()
-    return (here,) if file is None else (here, *list(file.resolve().parents)[:_PARENTS])
-
-
-def _launcher(words: Sequence[str]) -> list[str]:
-    """Return the launcher's words without scripts and variables, which belong to no flag."""
-    return [word for word in words if not word.endswith(".py") and not _VARIABLE.fullmatch(word)]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Parsed:
-    """The flags in a list of words; see Launch."""
-
-    flags: dict[str, tuple[str, ...]]
-    earlier: tuple[str, ...]
-    strays: tuple[str, ...]
-
-
-def parsed_flags(words: Sequence[str]) -> Parsed:
-    """Parse flags and their values from `--name value ...`, `--name=value` and `--name`."""
+def parsed_flags(words: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], list[str], list[str]]:
+    """Parse flags and their values from `--name value ...`, `--name=value` and `--name`. Return them, the flags that
+    are given again later, and the words that belong to no flag; see Launch."""
     flags: dict[str, tuple[str, ...]] = {}
     earlier: list[str] = []
     strays: list[str] = []
@@ -297,4 +296,4 @@ def parsed_flags(words: Sequence[str]) -> Parsed:
             flags[name] = (*flags[name], word)
         else:
             strays.append(word)
-    return Parsed(flags=flags, earlier=tuple(earlier), strays=tuple(strays))
+    return flags, earlier, strays

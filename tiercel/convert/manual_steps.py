@@ -7,11 +7,12 @@ from tiercel.config.engines import ENGINE_KINDS
 from tiercel.config.strategies import STRATEGY_KINDS
 from tiercel.config.tracker_packages import require_packages
 from tiercel.convert.draft import RecipeDraft
+from tiercel.convert.launches import Launch
 from tiercel.convert.tuning import tuner_of
 from tiercel.errors import EnvironmentProblem
 
 
-def set_package_needed(draft: RecipeDraft) -> None:
+def set_package_needed(launch: Launch, draft: RecipeDraft) -> None:
     """Add a line if a model is downloaded from ModelScope and the package for it is missing."""
     for section in ("model", "teacher"):
         path = str(draft.values.get(f"{section}.path", ""))
@@ -31,7 +32,7 @@ def _is_installed() -> bool:
     return find_spec("modelscope") is not None
 
 
-def tell_packages(draft: RecipeDraft) -> None:
+def tell_packages(launch: Launch, draft: RecipeDraft) -> None:
     """Add a line for each package to install, as `tiercel check` would ask for it."""
     values = draft.values
     strategy, engine = STRATEGY_KINDS.get(values.get("train.strategy", "")), values.get("rollout.engine", "local")
@@ -50,20 +51,20 @@ def tell_packages(draft: RecipeDraft) -> None:
         draft.left.append(str(error))
 
 
-_FLAG = "--resume_from_checkpoint"
+_FLAG = "resume_from_checkpoint"
 _SWITCH = ("true", "false", "null", "none", "")
 
 
-def set_resumed(draft: RecipeDraft) -> None:
+def set_resumed(launch: Launch, draft: RecipeDraft) -> None:
     """Start from the adapter of the checkpoint that the command continues from; for whole weights, note what to
     write."""
-    words = draft.launch.flags.get("resume_from_checkpoint", ())
+    words = launch.flags.get("resume_from_checkpoint", ())
     if not words or words[0].lower() in _SWITCH:
         text = "the same command resumes from the newest checkpoint in `output`, which must be tiercel's own"
         draft.note(text, _FLAG, is_change=False)
         return
     lost = "its optimiser, its position in the rows and its step are not read, and the run begins at step 0"
-    if tuner_of(draft.launch) == "full":
+    if tuner_of(launch) == "full":
         draft.note(f"is not a checkpoint of tiercel: {lost}; to use its weights, set model.path: {words[0]}", _FLAG)
         return
     if "lora.init" not in draft.values:

@@ -9,8 +9,8 @@ from tiercel.algorithms.preference_sections import (
     WITH_SFT,
     WITHOUT_REFERENCE,
 )
-from tiercel.convert.draft import RecipeDraft, number_of
-from tiercel.convert.launches import Launch
+from tiercel.convert.draft import RecipeDraft
+from tiercel.convert.launches import Launch, number_of
 
 _DIVERGENCES = {"reverse_kl": "reverse_kl", "forward_kl": "forward_kl", "js_divergence": "js"}
 LOSS_FLAGS = ("loss_type", "loss_weights", "pref_loss", "pref_bco_weight")
@@ -25,19 +25,19 @@ _DIFFERS = {
 _SECTIONS = {"kto": ("kto.beta", 0.1), "reward": ("ranking.margin", 0.0)}
 
 
-def set_preferences(draft: RecipeDraft) -> None:
+def set_preferences(launch: Launch, draft: RecipeDraft) -> None:
     """Set the section that says what a recipe learns from, and the reference."""
-    if draft.launch.kind == "dpo":
-        _pairs(draft)
-    elif draft.launch.kind == "sft":
-        _tokens(draft)
-    elif draft.launch.kind == "distill":
-        _teacher(draft)
-    elif draft.launch.kind in _SECTIONS and (key := _SECTIONS[draft.launch.kind])[0] not in draft.values:
+    if launch.kind == "dpo":
+        _pairs(launch, draft)
+    elif launch.kind == "sft":
+        _tokens(launch, draft)
+    elif launch.kind == "distill":
+        _teacher(launch, draft)
+    elif launch.kind in _SECTIONS and (key := _SECTIONS[launch.kind])[0] not in draft.values:
         draft.set(*key, remark="the default there too")
-    if draft.launch.kind == "reward" and draft.launch.framework != "LLaMA-Factory":
+    if launch.kind == "reward" and launch.framework != "LLaMA-Factory":
         draft.note("is read there where rows have it; here ranking.margin_column names it", subject="a column margin")
-    _reference(draft)
+    _reference(launch, draft)
 
 
 def compares(draft: RecipeDraft) -> bool:
@@ -85,31 +85,30 @@ def _terms(launch: Launch) -> dict[str, float]:
     return {name: weight for name, weight in terms.items() if weight}
 
 
-def _pairs(draft: RecipeDraft) -> None:
-    launch, terms = draft.launch, _terms(draft.launch)
+def _pairs(launch: Launch, draft: RecipeDraft) -> None:
+    terms = _terms(launch)
     if (found := pair_loss(launch)) is None:
         return
     loss, sft = found
-    labels = [f"--{flag}" for flag in LOSS_FLAGS]
-    draft.set("dpo.loss", loss, *labels, remark=launch.default_remark(*LOSS_FLAGS, of=launch.method))
+    draft.put("dpo.loss", loss, *LOSS_FLAGS)
     if sft != float(loss in WITH_SFT) or {*_SFT_FLAGS} & {*launch.flags}:
-        remark = launch.default_remark(*LOSS_FLAGS, *_SFT_FLAGS, of="--cpo_alpha")
-        if launch.framework == "LLaMA-Factory":
-            remark = "of the mean over tokens; there of the mean over answers"
-        draft.set("dpo.sft_coef", round(sft, 6), *(f"--{flag}" for flag in _SFT_FLAGS), *labels, remark=remark)
+        is_mean = launch.framework == "LLaMA-Factory"
+        remark = "of the mean over tokens; there of the mean over answers" if is_mean else ""
+        draft.put("dpo.sft_coef", round(sft, 6), *_SFT_FLAGS, *LOSS_FLAGS, remark=remark)
     if "sigmoid_norm" in terms:
-        draft.set("dpo.length_normalised", True, "--loss_type", remark="sigmoid_norm")
+        draft.set("dpo.length_normalised", True, "loss_type", remark="sigmoid_norm")
     if loss == "mpo" and abs(terms["bco_pair"] / terms["sigmoid"] - 0.25) > 1e-6:
-        draft.note("has 0.8 sigmoid and 0.2 bco_pair here; dpo.sft_coef is relative to them", *labels, subject="mpo")
+        text = "has 0.8 sigmoid and 0.2 bco_pair here; dpo.sft_coef is relative to them"
+        draft.note(text, *LOSS_FLAGS, subject="mpo")
     if (launch.framework, loss) in _DIFFERS:
         draft.note(_DIFFERS[launch.framework, loss], subject=f"dpo.loss: {loss}")
-    _divergence(draft, loss)
+    _divergence(launch, draft, loss)
     if (weight := launch.real("ld_alpha")) is not None and loss not in OF_MEANS and "sigmoid_norm" not in terms:
-        draft.set("dpo.ld_alpha", weight, "--ld_alpha")
+        draft.set("dpo.ld_alpha", weight, "ld_alpha")
     if loss == "discopop":
         draft.carry("dpo.tau", launch.real("discopop_tau"), "discopop_tau")
     if loss == "exo_pair" and not launch.real("label_smoothing"):
-        draft.set("dpo.label_smoothing", 0.001, "--loss_type", remark="0 has no logarithm; that of its paper")
+        draft.set("dpo.label_smoothing", 0.001, "loss_type", remark="0 has no logarithm; that of its paper")
     smoothed = ("robust", "exo_pair", *MATCHED) if launch.framework == "TRL" and launch.method == "dpo" else SMOOTHED
     referred = () if loss in WITHOUT_REFERENCE else (loss,)
     for key, takers in (("gamma", ("simpo",)), ("label_smoothing", smoothed), ("precompute_reference", referred)):
@@ -117,14 +116,13 @@ def _pairs(draft: RecipeDraft) -> None:
             draft.drop(f"dpo.{key}")
 
 
-def _tokens(draft: RecipeDraft) -> None:
+def _tokens(launch: Launch, draft: RecipeDraft) -> None:
     """Set the loss of SFT's tokens."""
-    launch = draft.launch
     if token_loss(launch) == "dft":
-        draft.set("sft.loss", "dft", "--loss_type")
+        draft.set("sft.loss", "dft", "loss_type")
     if draft.values.get("sft.loss") == "dft" and "sft.label_smoothing" in draft.values:
         draft.drop("sft.label_smoothing")
-        draft.note("dft does not read it there either", "--label_smoothing_factor", is_change=False)
+        draft.note("dft does not read it there either", "label_smoothing_factor", is_change=False)
     for key in ("sft.neftune_alpha", "sft.label_smoothing"):
         if draft.values.get(key) == 0:
             draft.drop(key)
@@ -136,9 +134,9 @@ def token_loss(launch: Launch) -> str | None:
     return names.get(launch.text("loss_type") or "nll")
 
 
-def _divergence(draft: RecipeDraft, loss: str) -> None:
+def _divergence(launch: Launch, draft: RecipeDraft, loss: str) -> None:
     """Set the divergence from the reference; the peer's coefficient is 1 - dpo.divergence_alpha."""
-    launch, flags = draft.launch, ("--f_divergence_type", "--f_alpha_divergence_coef")
+    flags = ("f_divergence_type", "f_alpha_divergence_coef")
     given = launch.text("f_divergence_type") or "reverse_kl"
     coef = launch.real("f_alpha_divergence_coef") if given == "alpha_divergence" else None
     name = {1.0: "reverse_kl", 0.0: "forward_kl"}.get(0.5 if coef is None else coef, "alpha")
@@ -153,24 +151,23 @@ def _divergence(draft: RecipeDraft, loss: str) -> None:
         draft.set("dpo.divergence_alpha", round(1 - coef, 12), flags[1], remark="1 - the coefficient there")
 
 
-def _teacher(draft: RecipeDraft) -> None:
-    launch, mix = draft.launch, draft.launch.real("beta")
+def _teacher(launch: Launch, draft: RecipeDraft) -> None:
+    mix = launch.real("beta")
     end = {0.0: "forward_kl", 1.0: "reverse_kl"}.get(0.5 if mix is None else mix)
-    draft.set("teacher.divergence", end or "jsd", "--beta", remark="the divergence of GKD")
+    draft.set("teacher.divergence", end or "jsd", "beta", remark="the divergence of GKD")
     if end is None:
-        draft.set("teacher.mix", mix, "--beta")
-    share = round(1 - (launch.real("lmbda") or 0.0), 12)
-    on_policy = "the student samples every completion there"
-    draw = "1 - lmbda; a draw for each prompt, there for each batch"
-    draft.set("teacher.rows_share", share, "--lmbda", remark=draw if launch.method == "gkd" else on_policy)
+        draft.set("teacher.mix", mix, "beta")
+    share, remark = round(1 - (launch.real("lmbda") or 0.0), 12), "the student samples every completion there"
+    if launch.method == "gkd":
+        remark = "1 - lmbda; a draw for each prompt, there for each batch"
+    draft.set("teacher.rows_share", share, "lmbda", remark=remark)
     draft.set("algorithm.normalise", "token", remark="a mean over tokens there")
 
 
-def _reference(draft: RecipeDraft) -> None:
+def _reference(launch: Launch, draft: RecipeDraft) -> None:
     """Add a note on which policy is the reference."""
-    launch = draft.launch
     if launch.words("ref_adapters") and launch.words("ref_adapters") == launch.words("adapters"):
-        draft.note("lora.init is the KL reference as well", "--ref_adapters", is_change=False)
+        draft.note("lora.init is the KL reference as well", "ref_adapters", is_change=False)
     elif "lora.init" in draft.values and not launch.words("ref_adapters") and compares(draft):
         text = "the reference there is the model without this adapter; here lora.init is the reference as well"
-        draft.note(text, "--adapters", "--adapter_name_or_path", "--resume_from_checkpoint")
+        draft.note(text, "adapters", "adapter_name_or_path", "resume_from_checkpoint")

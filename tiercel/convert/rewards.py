@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tiercel.config.yaml_text import parse
-from tiercel.convert.draft import RecipeDraft, number_of
+from tiercel.convert.draft import RecipeDraft
+from tiercel.convert.launches import Launch, number_of
 from tiercel.convert.rows import EXAMPLE_SCRIPTS
 from tiercel.convert.table import PEERS
 from tiercel.tables import table_rows
@@ -46,15 +47,14 @@ def _fixed() -> dict[tuple[str, str], tuple[dict[str, Any], str]]:
     return {(peer, name): (parse(entry)[0], note) for peer, names, entry, note in rows for name in names.split(", ")}
 
 
-def set_rewards(draft: RecipeDraft) -> None:
+def set_rewards(launch: Launch, draft: RecipeDraft) -> None:
     """Set the list of rewards with their weights."""
-    launch = draft.launch
     if launch.kind != "grpo":
         return
     by_script = ("think_format_reward", "accuracy_reward") if launch.script in EXAMPLE_SCRIPTS else ()
     names = launch.words("reward_funcs") or by_script
     models = (*launch.words("reward_model"), *launch.words("reward_model_name_or_path"))
-    entries = [_entry(draft, name, number) for number, name in enumerate(names)]
+    entries = [_entry(launch, draft, name, number) for number, name in enumerate(names)]
     entries += [{"name": "model", "model": {"path": path}} for path in models]
     for number, weight in enumerate(launch.words("reward_weights")[: len(entries)]):
         entries[number]["weight"] = float(number_of("--reward_weights", weight))
@@ -62,26 +62,25 @@ def set_rewards(draft: RecipeDraft) -> None:
     remark = launch.default_remark(*flags)
     if entries:
         remark = f"of {launch.script}" if remark and by_script else remark
-        draft.set("rewards", entries, *(f"--{flag}" for flag in flags), remark=remark)
+        draft.set("rewards", entries, *flags, remark=remark)
     else:
         draft.note("name the rewards: rewards: [{name: exact}]", subject="no --reward_funcs")
 
 
-def _entry(draft: RecipeDraft, name: str, number: int) -> dict[str, Any]:
-    if draft.launch.framework == "VLM-R1" and (entry := _of_vlm_r1(draft, name)):
+def _entry(launch: Launch, draft: RecipeDraft, name: str, number: int) -> dict[str, Any]:
+    if launch.framework == "VLM-R1" and (entry := _of_vlm_r1(launch, draft, name)):
         return entry
-    if entry := _of_flags(draft, name):
+    if entry := _of_flags(launch, draft, name):
         return entry
-    fixed, note = _fixed().get((draft.launch.framework, name), (None, ""))
+    fixed, note = _fixed().get((launch.framework, name), (None, ""))
     if note:
         draft.note(note, subject=f"--reward_funcs {name}")
-    return _own(draft, name, number) if fixed is None else dict(fixed)
+    return _own(launch, draft, name, number) if fixed is None else dict(fixed)
 
 
-def _of_vlm_r1(draft: RecipeDraft, name: str) -> dict[str, Any] | None:
+def _of_vlm_r1(launch: Launch, draft: RecipeDraft, name: str) -> dict[str, Any] | None:
     """Convert VLM-R1's rewards for referring expressions, and accuracy by its method; None for any other reward."""
-    launch = draft.launch
-    labels = ("--is_reward_customized_from_vlm_module", "--reward_method", "--task_type")
+    labels = ("is_reward_customized_from_vlm_module", "reward_method", "task_type")
     is_rec = launch.script.startswith("grpo_rec") or launch.is_true("is_reward_customized_from_vlm_module")
     if name == "format" and is_rec:
         box = rf".*\{{.*{_BOX}.*\}}.*" if "qwen" in draft.model_name else rf".*{_BOX}.*"
@@ -101,16 +100,16 @@ def _of_vlm_r1(draft: RecipeDraft, name: str) -> dict[str, Any] | None:
     return {"name": known}
 
 
-def _of_flags(draft: RecipeDraft, name: str) -> dict[str, Any] | None:
+def _of_flags(launch: Launch, draft: RecipeDraft, name: str) -> dict[str, Any] | None:
     """Convert a reward whose numbers are set by flags; None for any other reward."""
-    launch, subject = draft.launch, f"--reward_funcs {name}"
+    subject = f"--reward_funcs {name}"
     longest = int(draft.values.get("rollout.max_new_tokens", 256))
     if name == "repetition":
-        draft.note("docs/rewards.md says what it counts", "--repetition_n_grams", subject=subject)
+        draft.note("docs/rewards.md says what it counts", "repetition_n_grams", subject=subject)
         return {"name": name, "ngram": launch.number("repetition_n_grams") or 3}
     if name == "cosine":
         longest = launch.number("cosine_max_len") or longest
-        draft.note(f"ends at {longest} tokens", "--cosine_max_len", is_change=False, subject=subject)
+        draft.note(f"ends at {longest} tokens", "cosine_max_len", is_change=False, subject=subject)
         return {"name": name, "max_tokens": longest}
     if name == "length":
         draft.note("falls from max_tokens on here: docs/rewards.md", subject=subject)
@@ -119,13 +118,12 @@ def _of_flags(draft: RecipeDraft, name: str) -> dict[str, Any] | None:
         return None
     longest, buffer = launch.number("soft_max_length") or longest, launch.number("soft_cache_length") or 50
     text = f"-1 from {longest} tokens on, falling over {buffer}"
-    draft.note(text, "--soft_max_length", "--soft_cache_length", is_change=False, subject=subject)
+    draft.note(text, "soft_max_length", "soft_cache_length", is_change=False, subject=subject)
     return {"name": name, "max_tokens": longest, "buffer": buffer}
 
 
-def _own(draft: RecipeDraft, name: str, number: int) -> dict[str, Any]:
+def _own(launch: Launch, draft: RecipeDraft, name: str, number: int) -> dict[str, Any]:
     """Convert a reward of the user: from a plugin file if it is found there, or else with a note."""
-    launch = draft.launch
     if launch.framework == "TRL" and "." in name:
         module, _, function = name.rpartition(".")
         return {"call": f"{module}:{function}"}
@@ -133,7 +131,7 @@ def _own(draft: RecipeDraft, name: str, number: int) -> dict[str, Any]:
     here = {plugin: registered(file) for plugin in plugins if (file := launch.file(plugin)) is not None}
     for plugin, known in here.items():
         if found := known.get(name):
-            draft.note(f"{name} is {found} of {plugin}", "--external_plugins", is_change=False)
+            draft.note(f"{name} is {found} of {plugin}", "external_plugins", is_change=False)
             return {"call": f"{plugin}:{found}"}
     place = next(iter((*here, *plugins)), "mine.py")
     asked = "name its file"
@@ -144,5 +142,5 @@ def _own(draft: RecipeDraft, name: str, number: int) -> dict[str, Any]:
     elif plugins:
         asked = f"{place} is not here"
     text = f"{asked}; write rewards.N.call: FILE.py:CLASS or FILE.py:FUNCTION"
-    draft.note(text, "--external_plugins", subject=f"--reward_funcs {name}")
+    draft.note(text, "external_plugins", subject=f"--reward_funcs {name}")
     return {"call": f"{place}:{name}"}

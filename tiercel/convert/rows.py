@@ -2,12 +2,12 @@
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import PurePath
 
 from tiercel.convert.accelerate import mapping_in
-from tiercel.convert.draft import RecipeDraft, number_of
-from tiercel.convert.launches import Launch
+from tiercel.convert.draft import RecipeDraft
+from tiercel.convert.launches import Launch, number_of
 from tiercel.convert.manual_steps import rows_of_modelscope
 from tiercel.message_text import counted
 
@@ -33,66 +33,50 @@ _TEMPLATES = {
 _THOUGHTS_OF_TRL = "Put your reasoning between <think> and </think>, and your answer after it."
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NamedRows:
-    """The rows of one file or data set, as data.train names them."""
-
-    path: str
-    rows: int | None = None  # how many are taken
-    image_root: str = ""
-
-    @property
-    def named(self) -> str:
-        return self.path if self.rows is None else f"{self.path}#{self.rows}"
-
-
-def set_rows(draft: RecipeDraft) -> None:
+def set_rows(launch: Launch, draft: RecipeDraft) -> None:
     """Set the sources of rows, and how they are used."""
     readers = {"TRL": _trl, "VLM-R1": _vlm_r1}
-    readers.get(draft.launch.framework, _joined)(draft)
-    _held_out(draft)
-    if draft.launch.kind == "distill" and "data.eval" in draft.values:
+    readers.get(launch.framework, _joined)(launch, draft)
+    _held_out(launch, draft)
+    if launch.kind == "distill" and "data.eval" in draft.values:
         labels = draft.origins["data.eval"].labels
         draft.drop("data.eval")
         draft.note("what is held out is scored by rewards here: write both, data.eval and rewards", *labels)
-    for step in (_columns, _intervals, _system, _limits, _turns):
-        step(draft)
+    for step in (_columns, _intervals, _system, _thinking, _limits, _turns):
+        step(launch, draft)
 
 
-def _joined(draft: RecipeDraft) -> None:
+def _joined(launch: Launch, draft: RecipeDraft) -> None:
     """Set files that are mixed by the shares of a flag, or else put end to end."""
-    launch = draft.launch
-    if launch.framework == "ms-swift":
-        flag, sources = "interleave_prob", [_swift_source(draft, word, "--dataset") for word in launch.words("dataset")]
-    else:
-        names = _listed_words(launch, "dataset")
-        flag, sources = "interleave_probs", [_described(draft, name, "--dataset") for name in names]
+    is_swift = launch.framework == "ms-swift"
+    read, flag = (_swift_source, "interleave_prob") if is_swift else (_described, "interleave_probs")
+    sources = [read(launch, draft, name, "dataset") for name in _listed_words(launch, "dataset")]
     shares = [float(number_of(f"--{flag}", share)) for share in _listed_words(launch, flag)]
     if len(shares) == len(sources) > 1 and min(shares) > 0:
         weights = [round(share / shares[0], 12) for share in shares]
-        _mix(draft, sources, weights, "--dataset", f"--{flag}")
+        _mix(draft, sources, weights, "dataset", flag)
         note = "an epoch there ends with the first file that is exhausted; here it has the rows of all files together"
-        draft.note(note, f"--{flag}")
+        draft.note(note, flag)
     else:
-        end_to_end(draft, sources, "--dataset", "--max_samples", "--dataset_dir")
+        end_to_end(draft, sources, "dataset", "max_samples", "dataset_dir")
 
 
-def _columns(draft: RecipeDraft) -> None:
+def _columns(launch: Launch, draft: RecipeDraft) -> None:
     """Set the names of columns. ms-swift writes the file's name first and its own second, data.columns the reverse."""
-    if (text := draft.launch.text("columns")) is None:
+    if (text := launch.text("columns")) is None:
         return
     try:
         names = json.loads(text)
     except ValueError:
         names = None
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        draft.note("is no JSON object of names; write data.columns", "--columns")
+        draft.note("is no JSON object of names; write data.columns", "columns")
         return
     columns = {name: given for given, name in names.items() if name != given}
     if columns:
-        draft.set("data.columns", columns, "--columns")
+        draft.set("data.columns", columns, "columns")
     else:
-        draft.note("gives no column another name", "--columns", is_change=False)
+        draft.note("gives no column another name", "columns", is_change=False)
 
 
 def _listed_words(launch: Launch, flag: str) -> list[str]:
@@ -100,24 +84,24 @@ def _listed_words(launch: Launch, flag: str) -> list[str]:
     return launch.parts(r"[,\s\[\]]+" if launch.framework == "LLaMA-Factory" else "$", flag)
 
 
-def _described(draft: RecipeDraft, name: str, label: str) -> NamedRows:
+def _described(launch: Launch, draft: RecipeDraft, name: str, flag: str) -> str:
     """Look a data set up in dataset_info.json."""
-    launch, limit = draft.launch, draft.launch.number("max_samples")
+    limit = launch.number("max_samples")
     folder = launch.text("dataset_dir") or "data"
-    subject = f"{label} {name}"
+    subject = f"--{flag} {name}"
     if folder == "ONLINE":
         if limit is not None:
             _tell_limit(draft, name)
-        return NamedRows(path=f"hf:{name}", rows=limit)
+        return _limited(f"hf:{name}", limit)
     entry = (mapping_in(launch.file(f"{folder}/dataset_info.json"), json.loads) or {}).get(name)
     if not isinstance(entry, dict):
         text = f"{folder}/dataset_info.json is not here, or has no such entry; write the file that it names"
-        draft.note(text, label, "--dataset_dir", subject=subject)
+        draft.note(text, flag, "dataset_dir", subject=subject)
         _tell_limit(draft, name)
-        return NamedRows(path=name, rows=limit)
+        return _limited(name, limit)
     renamed = {str(word) for part in ("columns", "tags") for word in (entry.get(part) or {}).values()}
     if strange := sorted(word for word in renamed if not _COLUMNS.fullmatch(word)):
-        draft.note(f"{', '.join(strange)}: docs/data.md says which columns are read", label, subject=subject)
+        draft.note(f"{', '.join(strange)}: docs/data.md says which columns are read", flag, subject=subject)
     rows = min(filter(None, (entry.get("num_samples"), limit)), default=None)
     if limit is not None and rows == limit:
         path = str(PurePath(folder, str(entry.get("file_name"))))
@@ -126,54 +110,58 @@ def _described(draft: RecipeDraft, name: str, label: str) -> NamedRows:
             _tell_limit(draft, name)
         elif count <= limit:
             rows = None
-            draft.note(f"{path} has {counted(count, 'row')}, so all are taken", "--max_samples", is_change=False)
+            draft.note(f"{path} has {counted(count, 'row')}, so all are taken", "max_samples", is_change=False)
     if url := entry.get("hf_hub_url") or entry.get("ms_hub_url"):
         if "hf_hub_url" not in entry:
-            draft.note("an id of ModelScope, where hf: asks Hugging Face's hub", label, subject=subject)
+            draft.note("an id of ModelScope, where hf: asks Hugging Face's hub", flag, subject=subject)
             rows_of_modelscope(draft, url, subject)
         subset = f"/{entry['subset']}" if entry.get("subset") else ""
-        return NamedRows(path=f"hf:{url}{subset}:{entry.get('split', 'train')}", rows=rows)
+        return _limited(f"hf:{url}{subset}:{entry.get('split', 'train')}", rows)
     path = str(entry.get("file_name") or entry.get("script_url") or entry.get("cloud_file_name"))
     if PurePath(path).suffix not in _READ:
-        draft.note(f"{path} {_NO_ROWS}", label, subject=subject)
-    return NamedRows(path=str(PurePath(folder, path)), rows=rows)
+        draft.note(f"{path} {_NO_ROWS}", flag, subject=subject)
+    return _limited(str(PurePath(folder, path)), rows)
+
+
+def _limited(source: str, rows: int | None) -> str:
+    """Name rows as data.train does, if only so many of them are taken."""
+    return source if rows is None else f"{source}#{rows}"
 
 
 def _tell_limit(draft: RecipeDraft, name: str) -> None:
     """Tell that a limit of rows is an exact number here, where it cannot be compared with their number."""
     text = f"at most so many there, exactly so many here; where {name} has fewer, take away the # and the number"
-    draft.note(text, "--max_samples")
+    draft.note(text, "max_samples")
 
 
-def _swift_source(draft: RecipeDraft, word: str, label: str) -> NamedRows:
+def _swift_source(launch: Launch, draft: RecipeDraft, word: str, flag: str) -> str:
     """Read a source of the form `path#N` or `id:subset#N`, perhaps with HF:: or MS:: before it."""
     text, mark, count = word.rpartition("#")
     text, rows = (text, int(count)) if mark and count.isdigit() else (word, None)
     hub, mark, rest = text.partition("::")
     text = rest if mark and hub.upper() in ("HF", "MS") else text
     is_id, suffix = re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w./-]+)?", text), PurePath(text).suffix
-    if not is_id or suffix in _FILES or text.startswith((".", "~")) or draft.launch.file(text):
+    if not is_id or suffix in _FILES or text.startswith((".", "~")) or launch.file(text):
         if suffix in _FILES and suffix not in _READ:
-            draft.note(f"{text} {_NO_ROWS}", label, subject=f"{label} {word}")
-        return NamedRows(path=text, rows=rows)
+            draft.note(f"{text} {_NO_ROWS}", flag, subject=f"--{flag} {word}")
+        return _limited(text, rows)
     name, _, subset = text.partition(":")
     parts = [f"one subset a source: {subset} are several"] if "/" in subset else []
-    if hub.upper() != "HF" and not draft.launch.is_true("use_hf"):
+    if hub.upper() != "HF" and not launch.is_true("use_hf"):
         parts.append("an id of ModelScope, where hf: asks Hugging Face's hub: see that the same rows are there")
-        rows_of_modelscope(draft, name, f"{label} {word}")
+        rows_of_modelscope(draft, name, f"--{flag} {word}")
     if parts:
-        draft.note(f"{'; '.join(parts)}; or save the rows to a file", label, subject=f"{label} {word}")
-    return NamedRows(path=f"hf:{name}/{subset}" if subset and "/" not in subset else f"hf:{name}", rows=rows)
+        draft.note(f"{'; '.join(parts)}; or save the rows to a file", flag, subject=f"--{flag} {word}")
+    return _limited(f"hf:{name}/{subset}" if subset and "/" not in subset else f"hf:{name}", rows)
 
 
-def _trl(draft: RecipeDraft) -> None:
-    launch = draft.launch
-    labels: tuple[str, ...] = ("--dataset_name", "--dataset_config", "--dataset_train_split")
+def _trl(launch: Launch, draft: RecipeDraft) -> None:
+    labels: tuple[str, ...] = ("dataset_name", "dataset_config", "dataset_train_split")
     name, split = launch.text("dataset_name"), launch.text("dataset_train_split") or "train"
     remark = f"of {launch.script}" if launch.script in EXAMPLE_SCRIPTS else ""
     if remark:
         if name:
-            draft.note(f"{launch.script} does not read it; write data.train", "--dataset_name")
+            draft.note(f"{launch.script} does not read it; write data.train", "dataset_name")
         name, labels = "lmms-lab/multimodal-open-r1-8k-verified", ()
         draft.note(
             "takes lmms-lab/multimodal-open-r1-8k-verified, holds 100 rows out, leaves out pictures of 512 pixels and "
@@ -190,47 +178,45 @@ def _trl(draft: RecipeDraft) -> None:
     draft.set("data.train", path, *labels, remark=remark)
 
 
-def _vlm_r1(draft: RecipeDraft) -> None:
+def _vlm_r1(launch: Launch, draft: RecipeDraft) -> None:
     """Set files with their folders, and the request that VLM-R1 adds to every question."""
-    launch = draft.launch
     if words := launch.words("data_file_paths"):
         files, roots = words[0].split(":"), ":".join(launch.words("image_folders")).split(":")
         if len(roots) != len(files) or not all(roots):
             roots = [""] * len(files)
-            draft.note("not one folder for each file; write data.image_root", "--image_folders")
-        sources = [NamedRows(path=path, image_root=root) for path, root in zip(files, roots, strict=True)]
-        end_to_end(draft, sources, "--data_file_paths", "--image_folders")
-        draft.note("is not read: --data_file_paths names the rows", "--dataset_name", is_change=False)
+            draft.note("not one folder for each file; write data.image_root", "image_folders")
+        end_to_end(draft, files, "data_file_paths", "image_folders", roots=roots)
+        draft.note("is not read: --data_file_paths names the rows", "dataset_name", is_change=False)
     elif name := launch.text("dataset_name"):
         _listed(draft, name)
     task = launch.text("task_type") or ("rec" if launch.script.startswith("grpo_rec") else "")
     text = _TEMPLATES.get(task) if "qwen" in draft.model_name else None
     remark = "VLM-R1 adds a request for the tags its rewards need; the wording is tiercel's"
-    draft.set("data.prompt", text or "{prompt} " + _THINK_FIRST, "--task_type", remark=remark)
+    draft.set("data.prompt", text or "{prompt} " + _THINK_FIRST, "task_type", remark=remark)
 
 
 def _listed(draft: RecipeDraft, name: str) -> None:
     """Set the files that grpo_rec.py's YAML file lists, or a data set of grpo.py."""
     entries = (mapping_in(draft.launch.file(name)) or {}).get("datasets") or []
-    files = [entry["json_path"] for entry in entries if isinstance(entry, dict) and "json_path" in entry]
+    files = [str(entry["json_path"]) for entry in entries if isinstance(entry, dict) and "json_path" in entry]
     if files:
-        end_to_end(draft, [NamedRows(path=str(path)) for path in files], "--dataset_name")
+        end_to_end(draft, files, "dataset_name")
         if any("sampling_strategy" in entry for entry in entries):
-            draft.note("its sampling_strategy is not taken over; write path#N in data.train", "--dataset_name")
+            draft.note("its sampling_strategy is not taken over; write path#N in data.train", "dataset_name")
     elif name.endswith(".yaml"):
-        draft.set("data.train", name, "--dataset_name")
-        draft.note("the list of files is not here; write the files into data.train and data.mix", "--dataset_name")
+        draft.set("data.train", name, "dataset_name")
+        draft.note("the list of files is not here; write the files into data.train and data.mix", "dataset_name")
     else:
-        draft.set("data.train", f"hf:{name}", "--dataset_name")
+        draft.set("data.train", f"hf:{name}", "dataset_name")
 
 
-def end_to_end(draft: RecipeDraft, sources: list[NamedRows], *labels: str) -> None:
-    """Set files that the peer puts end to end. The weight of a file is its number of rows divided by that of the first,
-    where these are known."""
-    known = [count for source in sources if (count := source.rows or _counted(draft, source.path))]
+def end_to_end(draft: RecipeDraft, sources: Sequence[str], *labels: str, roots: Sequence[str] = ()) -> None:
+    """Set files that the peer puts end to end, with the folders of their images. The weight of a file is its number of
+    rows divided by that of the first, where these are known."""
+    known = [count for source in sources if (count := _counted(draft, source))]
     is_known = len(known) == len(sources)
     weights = [round(count / known[0], 6) for count in known] if is_known else [1.0] * len(sources)
-    _mix(draft, sources, weights, *labels)
+    _mix(draft, sources, weights, *labels, roots=roots)
     if not is_known and len(sources) > 1:
         note = (
             f"{draft.launch.framework} puts the files end to end; tiercel takes equal parts until data.mix.N.weight is "
@@ -240,7 +226,10 @@ def end_to_end(draft: RecipeDraft, sources: list[NamedRows], *labels: str) -> No
 
 
 def _counted(draft: RecipeDraft, path: str) -> int | None:
-    """Count the rows of a .jsonl file or a .json list; None where it cannot be found or read."""
+    """Count the rows of `path#N`, a .jsonl file or a .json list; None where it cannot be found or read."""
+    _, mark, count = path.rpartition("#")
+    if mark and count.isdigit():
+        return int(count)
     file = draft.launch.file(path) if path.endswith((".jsonl", ".json")) else None
     if file is None:
         return None
@@ -254,41 +243,43 @@ def _counted(draft: RecipeDraft, path: str) -> int | None:
         return sum(1 for line in lines if line.strip())
 
 
-def _mix(draft: RecipeDraft, sources: list[NamedRows], weights: list[float], *labels: str) -> None:
+def _mix(
+    draft: RecipeDraft, sources: Sequence[str], weights: list[float], *labels: str, roots: Sequence[str] = ()
+) -> None:
     if not sources:
         return
-    draft.set("data.train", sources[0].named, *labels)
-    if root := sources[0].image_root:
-        draft.set("data.image_root", root, "--image_folders")
+    draft.set("data.train", sources[0], *labels)
+    first, *others = roots or [""] * len(sources)
+    if first:
+        draft.set("data.image_root", first, "image_folders")
     more = [
-        {"path": source.named, "weight": weight, **({"image_root": source.image_root} if source.image_root else {})}
-        for source, weight in zip(sources[1:], weights[1:], strict=True)
+        {"path": path, "weight": weight, **({"image_root": root} if root else {})}
+        for path, weight, root in zip(sources[1:], weights[1:], others, strict=True)
     ]
     if more:
         draft.set("data.mix", more, *labels)
 
 
-def _held_out(draft: RecipeDraft) -> None:
-    launch = draft.launch
+def _held_out(launch: Launch, draft: RecipeDraft) -> None:
     for name, read in (("val_dataset", _swift_source), ("eval_dataset", _described)):
         if words := _listed_words(launch, name):
-            draft.set("data.eval", read(draft, words[0], f"--{name}").named, f"--{name}")
+            draft.set("data.eval", read(launch, draft, words[0], name), name)
             if len(words) > 1:
-                draft.note("data.eval is one file; put the rows into one", f"--{name}")
+                draft.note("data.eval is one file; put the rows into one", name)
             return
     for name in ("split_dataset_ratio", "val_split_ratio", "val_size"):
         share = launch.real(name) if name in launch.flags else None
         if share and share >= 1:
-            draft.set("data.eval", {"count": int(share)}, f"--{name}")
+            draft.set("data.eval", {"count": int(share)}, name)
         elif share:
-            draft.set("data.eval", {"fraction": share}, f"--{name}")
+            draft.set("data.eval", {"fraction": share}, name)
         elif share == 0:
-            draft.note("no rows are held out, as here", f"--{name}", is_change=False)
+            draft.note("no rows are held out, as here", name, is_change=False)
     asked = (launch.text("eval_strategy", "evaluation_strategy") or "no").lower()
     if launch.framework == "TRL" and asked != "no" and launch.text("dataset_name"):
         split = launch.text("dataset_test_split") or "test"
         path = f"hf:{launch.text('dataset_name')}{_subset(launch)}:{split}"
-        draft.set("data.eval", path, "--eval_strategy", "--dataset_test_split", "--dataset_config")
+        draft.set("data.eval", path, "eval_strategy", "dataset_test_split", "dataset_config")
 
 
 def _subset(launch: Launch) -> str:
@@ -296,10 +287,9 @@ def _subset(launch: Launch) -> str:
     return f"/{launch.text('dataset_config')}" if launch.text("dataset_config") else ""
 
 
-def _intervals(draft: RecipeDraft) -> None:
+def _intervals(launch: Launch, draft: RecipeDraft) -> None:
     """Set when held-out rows are evaluated, where there are any."""
-    launch = draft.launch
-    labels = ("--eval_strategy", "--evaluation_strategy", "--eval_steps")
+    labels = ("eval_strategy", "evaluation_strategy", "eval_steps")
     asked = (launch.text("eval_strategy", "evaluation_strategy") or "").lower()
     if "data.eval" not in draft.values:
         text = "no rows are held out, so there is nothing to evaluate; data.eval names some"
@@ -314,29 +304,37 @@ def _intervals(draft: RecipeDraft) -> None:
         draft.note("rows that are held out are evaluated at the start and the end here", *labels)
 
 
-def _system(draft: RecipeDraft) -> None:
-    launch = draft.launch
+def _system(launch: Launch, draft: RecipeDraft) -> None:
     if launch.framework != "ms-swift" or not (text := launch.text("system")):
         return
     file = launch.file(text)
     if file is not None:
-        draft.set("data.system", file.read_text(encoding="utf-8").strip(), "--system", remark="its text")
+        draft.set("data.system", file.read_text(encoding="utf-8").strip(), "system", remark="its text")
     elif re.fullmatch(r"\S+\.(txt|md|json|jinja)", text):
-        draft.note("the file is not here; put its text into data.system", "--system")
+        draft.note("the file is not here; put its text into data.system", "system")
     else:
-        draft.set("data.system", text, "--system")
+        draft.set("data.system", text, "system")
 
 
-def _limits(draft: RecipeDraft) -> None:
-    launch = draft.launch
+def _thinking(launch: Launch, draft: RecipeDraft) -> None:
+    """Set the template's variable `enable_thinking`; true is the default of the templates that have it."""
+    if launch.text("enable_thinking") is None or "data.template_arguments" in draft.values:
+        return
+    if launch.is_true("enable_thinking"):
+        draft.note("the default of templates that have it", "enable_thinking", is_change=False)
+    else:
+        draft.set("data.template_arguments", {"enable_thinking": False}, "enable_thinking")
+
+
+def _limits(launch: Launch, draft: RecipeDraft) -> None:
     flag = "cutoff_len" if launch.framework == "LLaMA-Factory" else "max_length"
     limit = launch.number(flag) if launch.script not in ("sft_vlm.py", "sft_vlm_gemma3.py") else None
     if limit is not None:
-        draft.set("data.max_prompt_tokens", limit, f"--{flag}", remark=launch.default_remark(flag))
+        draft.put("data.max_prompt_tokens", limit, flag)
         cuts = launch.text("truncation_strategy") or ("left" if launch.kind == "grpo" else "delete")
         is_cut = launch.framework in ("TRL", "LLaMA-Factory") or cuts != "delete"
         text = "a longer row is cut there; here it is rejected whole" if is_cut else "a longer row is left out, as here"
-        draft.note(text, f"--{flag}", "--truncation_strategy", is_change=is_cut)
+        draft.note(text, flag, "truncation_strategy", is_change=is_cut)
         if flag not in launch.flags:
             draft.note(text, subject=f"more than {limit} tokens", is_change=is_cut)
     elif "data.max_prompt_tokens" not in draft.values:
@@ -344,19 +342,18 @@ def _limits(draft: RecipeDraft) -> None:
         draft.note(text, subject="length of prompts")
 
 
-def _turns(draft: RecipeDraft) -> None:
-    launch = draft.launch
+def _turns(launch: Launch, draft: RecipeDraft) -> None:
     if launch.kind == "sft" and (scale := launch.text("loss_scale")):
         if scale in ("last_round", "default"):
-            draft.set("data.train_turns", "last" if scale == "last_round" else "all", "--loss_scale")
+            draft.set("data.train_turns", "last" if scale == "last_round" else "all", "loss_scale")
         else:
-            draft.note("weights of tokens are 0 or 1: data.train_turns all or last", "--loss_scale")
+            draft.note("weights of tokens are 0 or 1: data.train_turns all or last", "loss_scale")
     elif "loss_scale" in launch.flags:
-        draft.note("what is sampled, or the last answer, is learnt", "--loss_scale", is_change=False)
+        draft.note("what is sampled, or the last answer, is learnt", "loss_scale", is_change=False)
     if launch.framework == "TRL" and launch.kind == "sft":
         names = ("assistant_only_loss", "completion_only_loss")
         asked = any(map(launch.is_true, names))
         text = "assistant turns are learnt, as here"
         text = text if asked else "theirs learns whole conversations; here their assistant turns"
         subject = "" if {*names} & {*launch.flags} else "which tokens are learnt"
-        draft.note(text, *(f"--{name}" for name in names), subject=subject, is_change=not asked)
+        draft.note(text, *names, subject=subject, is_change=not asked)

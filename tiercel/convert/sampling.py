@@ -1,60 +1,53 @@
 """Convert sampling and the loss: engines, correction, clipping, advantages, the reference."""
 
 from tiercel.algorithms.losses import LOSSES
-from tiercel.convert.draft import RecipeDraft, whole_number_of
+from tiercel.convert.draft import RecipeDraft
+from tiercel.convert.launches import Launch, whole_number_of
 
 _LEAST_DISTANCE = 1e-6  # the least distance of cispo's bound from 1
 
 
-def set_sampling(draft: RecipeDraft) -> None:
+def set_sampling(launch: Launch, draft: RecipeDraft) -> None:
     """Set how completions are sampled, and how the policy learns from them."""
     shared = (_reference, _penalty, _switches)
     learnt = {"grpo": (_correction, _loss, _clips, _advantage, *shared), "rloo": (_clips, *shared, _rloo)}
-    if draft.launch.kind in ("grpo", "distill"):
-        for step in (_top_k, _engine, _length, *learnt.get(draft.launch.method, ())):
-            step(draft)
+    if launch.kind in ("grpo", "distill"):
+        for step in (_engine, _drawing, *learnt.get(launch.method, ())):
+            step(launch, draft)
 
 
-def _top_k(draft: RecipeDraft) -> None:
-    if draft.launch.framework == "VLM-R1":
-        draft.set("rollout.top_k", 50, "--top_k", remark="transformers' default, with which VLM-R1 samples")
-
-
-def _engine(draft: RecipeDraft) -> None:
-    launch = draft.launch
+def _engine(launch: Launch, draft: RecipeDraft) -> None:
     if not launch.is_true("use_vllm"):
         draft.carry("rollout.engine", "local", "use_vllm")
         return
     mode = launch.text("vllm_mode") or ("server" if "vllm_server_host" in launch.flags else "colocate")
     if mode == "server":
-        _servers(draft)
+        _servers(launch, draft)
         return
-    draft.set("rollout.engine", "vllm", "--use_vllm", "--vllm_mode")
+    draft.set("rollout.engine", "vllm", "use_vllm", "vllm_mode")
     level = launch.text("sleep_level")
     if level and "sleep_level" in launch.flags:
-        draft.set("rollout.vllm.sleep_level", whole_number_of("--sleep_level", level), "--sleep_level")
+        draft.set("rollout.vllm.sleep_level", whole_number_of("--sleep_level", level), "sleep_level")
     elif launch.is_true("vllm_enable_sleep_mode"):
-        draft.set("rollout.vllm.sleep_level", 1, "--vllm_enable_sleep_mode")
+        draft.set("rollout.vllm.sleep_level", 1, "vllm_enable_sleep_mode")
 
 
-def _servers(draft: RecipeDraft) -> None:
-    launch = draft.launch
-    labels = ("--vllm_server_base_url", "--vllm_server_host", "--vllm_server_port")
+def _servers(launch: Launch, draft: RecipeDraft) -> None:
     addresses = list(launch.words("vllm_server_base_url"))
     if not addresses:
         hosts = [host.replace("0.0.0.0", "127.0.0.1") for host in launch.words("vllm_server_host")] or ["127.0.0.1"]
         ports = list(launch.words("vllm_server_port"))
         ports = ports if len(ports) == len(hosts) else ports[:1] * len(hosts)
         addresses = [f"http://{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
-    draft.set("rollout.engine", "vllm-server", "--use_vllm", "--vllm_mode")
-    draft.set("rollout.urls", addresses, *labels)
+    draft.set("rollout.engine", "vllm-server", "use_vllm", "vllm_mode")
+    draft.set("rollout.urls", addresses, "vllm_server_base_url", "vllm_server_host", "vllm_server_port")
     if launch.is_true("async_generate"):
-        draft.set("rollout.lookahead", 1, "--async_generate")
+        draft.set("rollout.lookahead", 1, "async_generate")
 
 
-def _correction(draft: RecipeDraft) -> None:
+def _correction(launch: Launch, draft: RecipeDraft) -> None:
     """Set the correction for the difference between the engine's and the trainer's probabilities; in TRL it is on."""
-    launch, key = draft.launch, "algorithm.correction"
+    key = "algorithm.correction"
     is_on = launch.is_true("use_vllm")
     if launch.framework == "TRL":
         names = [f"vllm_importance_sampling_{part}" for part in ("mode", "clip_max", "cap")]
@@ -65,33 +58,31 @@ def _correction(draft: RecipeDraft) -> None:
     mode, cap = launch.text(names[0]), next(filter(None, caps), None)
     if not is_on or mode is None:
         if launch.is_true("async_generate"):
-            draft.set(f"{key}.level", "token", "--async_generate", remark="completions of an older policy need it here")
+            draft.set(f"{key}.level", "token", "async_generate", remark="completions of an older policy need it here")
             text = "learns from older completions without a correction there; here algorithm.correction is on"
-            draft.note(text, "--async_generate")
+            draft.note(text, "async_generate")
         return
     names = ["vllm_importance_sampling_correction", *names]
-    labels = [f"--{name}" for name in names]
     level, _, form = mode.partition("_")
     values = {"level": level, "mode": form or "truncate", "cap": cap}
     for part, value in values.items():
         if value:
-            draft.set(f"{key}.{part}", value, *labels, remark=launch.default_remark(*names))
+            draft.put(f"{key}.{part}", value, *names)
     floor = launch.real("vllm_importance_sampling_clip_min")
     if form == "mask" or floor:
         own = ["vllm_importance_sampling_clip_min"] if floor else names
         values["floor"] = floor or 0.0
-        draft.set(f"{key}.floor", floor or 0.0, *(f"--{name}" for name in own), remark="" if floor else "none there")
+        draft.set(f"{key}.floor", floor or 0.0, *own, remark="" if floor else "none there")
     if draft.values.get("rollout.top_k") or draft.values.get("rollout.top_p", 1) < 1:
         draft.drop(*(f"{key}.{part}" for part in values))
-        draft.note("top_p and top_k cut the engine's probabilities, so no correction is taken", *labels, subject=key)
+        draft.note("top_p and top_k cut the engine's probabilities, so no correction is taken", *names, subject=key)
 
 
-def _loss(draft: RecipeDraft) -> None:
+def _loss(launch: Launch, draft: RecipeDraft) -> None:
     """Set the loss. The level of the ratio is part of the name of a clipped loss in tiercel, and a key for other
     losses."""
-    launch = draft.launch
     level, loss = launch.text("importance_sampling_level") or "token", launch.text("loss_type") or "grpo"
-    labels = ("--importance_sampling_level", "--loss_type")
+    labels = ("importance_sampling_level", "loss_type")
     if loss in ("luspo", "vespo"):
         _of_sequences(draft, loss, level, labels)
         return
@@ -107,8 +98,7 @@ def _loss(draft: RecipeDraft) -> None:
     draft.set("algorithm.loss", by_level, *labels)
     means = {"bnpo": "token", "dapo": "token", "dr_grpo": "constant"}
     if loss in means:
-        remark = launch.default_remark("loss_type", of="--loss_type")
-        draft.set("algorithm.normalise", means[loss], "--loss_type", remark=remark)
+        draft.put("algorithm.normalise", means[loss], "loss_type")
 
 
 def _of_sequences(draft: RecipeDraft, loss: str, level: str, labels: tuple[str, str]) -> None:
@@ -122,26 +112,25 @@ def _of_sequences(draft: RecipeDraft, loss: str, level: str, labels: tuple[str, 
         draft.note("its ratio takes the correction there; here the loss does", subject="algorithm.loss: vespo")
 
 
-def _clips(draft: RecipeDraft) -> None:
-    launch = draft.launch
+def _clips(launch: Launch, draft: RecipeDraft) -> None:
     loss = launch.text("loss_type")
     if loss in ("sapo", "vespo"):
         return
     low, high = launch.real("epsilon"), launch.real("epsilon_high")
     if loss == "cispo":
-        draft.set("algorithm.clip_low", None, "--epsilon", remark="cispo has no lower bound there")
+        draft.set("algorithm.clip_low", None, "epsilon", remark="cispo has no lower bound there")
         _largest_weight(draft, low if high is None else high)
         return
     for key, value, flag in (("low", low, "epsilon"), ("high", low, "epsilon"), ("high", high, "epsilon_high")):
         if value is not None:
-            draft.set(f"algorithm.clip_{key}", value, f"--{flag}")
+            draft.set(f"algorithm.clip_{key}", value, flag)
 
 
 def _largest_weight(draft: RecipeDraft, bound: float | None) -> None:
     """Set cispo's largest weight, which the peers give directly and tiercel gives as its distance from 1."""
     if not bound:
         return
-    labels, remark = ("--epsilon", "--epsilon_high"), "the largest weight itself there"
+    labels, remark = ("epsilon", "epsilon_high"), "the largest weight itself there"
     draft.set("algorithm.clip_high", max(round(bound - 1, 12), _LEAST_DISTANCE), *labels, remark=remark)
     if bound < 1:
         text = (
@@ -151,11 +140,10 @@ def _largest_weight(draft: RecipeDraft, bound: float | None) -> None:
         draft.note(text, *labels, subject=f"cispo's bound {bound:g}")
 
 
-def _advantage(draft: RecipeDraft) -> None:
-    launch = draft.launch
+def _advantage(launch: Launch, draft: RecipeDraft) -> None:
     estimator, scale = launch.text("advantage_estimator"), launch.text("scale_rewards")
     names = {"grpo": "group_norm", "reinforce_plus_plus": "reinforce_pp_baseline", "rloo": "rloo", "gdpo": "gdpo"}
-    labels = ("--advantage_estimator", "--scale_rewards", "--multi_objective_aggregation")
+    labels = ("advantage_estimator", "scale_rewards", "multi_objective_aggregation")
     advantage = names.get(estimator or "grpo", estimator)
     if scale == "gdpo" or launch.text("multi_objective_aggregation") == "normalize_then_sum":
         advantage = "gdpo"
@@ -164,73 +152,72 @@ def _advantage(draft: RecipeDraft) -> None:
     word = {"true": "group", "false": "none"}.get((scale or "").lower(), scale)
     if advantage in ("reinforce_pp_baseline", "gdpo"):
         if word not in (None, "gdpo", "batch") and "scale_rewards" in launch.flags:
-            draft.note(f"{advantage} has its own scale here, that of the step", "--scale_rewards")
+            draft.note(f"{advantage} has its own scale here, that of the step", "scale_rewards")
     elif word is not None:
         draft.carry("algorithm.scale", word, "scale_rewards")
 
 
-def _reference(draft: RecipeDraft) -> None:
+def _reference(launch: Launch, draft: RecipeDraft) -> None:
     """Set the reference. Its steps and its mix only count if --sync_ref_model is on."""
-    launch = draft.launch
     if launch.is_true("sync_ref_model"):
         every = max(1, round((launch.number("ref_model_sync_steps") or 512) / draft.updates_per_step))
-        draft.set("algorithm.kl.sync_every", every, "--ref_model_sync_steps", "--sync_ref_model")
-        draft.set("algorithm.kl.sync_mix", launch.real("ref_model_mixup_alpha"), "--ref_model_mixup_alpha")
+        draft.set("algorithm.kl.sync_every", every, "ref_model_sync_steps", "sync_ref_model")
+        draft.set("algorithm.kl.sync_mix", launch.real("ref_model_mixup_alpha"), "ref_model_mixup_alpha")
 
 
-def _penalty(draft: RecipeDraft) -> None:
+def _penalty(launch: Launch, draft: RecipeDraft) -> None:
     """Set the place of the KL penalty. In the reward it is a sum of log-ratios."""
-    launch = draft.launch
     by_estimator = launch.text("advantage_estimator") in ("rloo", "reinforce_plus_plus")
     is_in_reward = launch.is_true("kl_in_reward") if launch.text("kl_in_reward") else by_estimator
     if not draft.values.get("algorithm.kl.coef", 0):
         return
     if is_in_reward or launch.method == "rloo":
         remark = "" if "kl_in_reward" in launch.flags else f"{launch.framework}'s default with this estimator"
-        draft.set("algorithm.kl.place", "reward", "--kl_in_reward", "--advantage_estimator", remark=remark)
-        draft.set("algorithm.kl.estimator", "k1", "--kl_in_reward", remark="the log-ratio itself")
+        draft.set("algorithm.kl.place", "reward", "kl_in_reward", "advantage_estimator", remark=remark)
+        draft.set("algorithm.kl.estimator", "k1", "kl_in_reward", remark="the log-ratio itself")
     else:
         draft.carry("algorithm.kl.place", "loss", "kl_in_reward")
         if launch.is_true("use_bias_correction_kl"):
-            _weighted_penalty(draft)
+            _weighted_penalty(launch, draft)
 
 
-def _weighted_penalty(draft: RecipeDraft) -> None:
+def _weighted_penalty(launch: Launch, draft: RecipeDraft) -> None:
     """Set a penalty in the loss that TRL multiplies by the ratio; here it is multiplied by the token's ratio."""
-    launch, name = draft.launch, "use_bias_correction_kl"
+    name = "use_bias_correction_kl"
     if (launch.text("importance_sampling_level") or "token") == "token":
-        draft.set("algorithm.kl.by_ratio", True, f"--{name}", remark=launch.default_remark(name))
+        draft.put("algorithm.kl.by_ratio", True, name)
     else:
         text = "weights the KL estimate by the completion's ratio there; here no ratio weights it"
-        draft.note(text, f"--{name}", subject="" if name in launch.flags else "the KL estimate")
+        draft.note(text, name, subject="" if name in launch.flags else "the KL estimate")
 
 
-def _switches(draft: RecipeDraft) -> None:
-    launch = draft.launch
+def _switches(launch: Launch, draft: RecipeDraft) -> None:
     if launch.framework == "TRL" and draft.values.get("algorithm.entropy_coef"):
-        draft.set("algorithm.entropy_mean", "token", "--entropy_coef", remark="the mean there, whatever the loss")
+        draft.set("algorithm.entropy_mean", "token", "entropy_coef", remark="the mean there, whatever the loss")
     if launch.framework == "TRL" and draft.values.get("algorithm.top_entropy", 1) < 1:
-        draft.set("algorithm.top_entropy_of", "all", "--top_entropy_quantile", remark="of all tokens there")
+        draft.set("algorithm.top_entropy_of", "all", "top_entropy_quantile", remark="of all tokens there")
     if launch.is_true("dynamic_sample"):
         tries = launch.number("max_resample_times") or 3
-        draft.set("rollout.resample_tries", tries, "--max_resample_times", "--dynamic_sample")
+        draft.set("rollout.resample_tries", tries, "max_resample_times", "dynamic_sample")
     else:
         draft.carry("rollout.resample_tries", 0, "dynamic_sample")
     if not launch.is_true("async_generate"):
         draft.carry("rollout.lookahead", 0, "async_generate")
 
 
-def _length(draft: RecipeDraft) -> None:
-    most = draft.launch.number("max_new_tokens")
-    if most is not None and "max_completion_length" not in draft.launch.flags:
+def _drawing(launch: Launch, draft: RecipeDraft) -> None:
+    if launch.framework == "VLM-R1":
+        draft.set("rollout.top_k", 50, "top_k", remark="transformers' default, with which VLM-R1 samples")
+    most = launch.number("max_new_tokens")
+    if most is not None and "max_completion_length" not in launch.flags:
         draft.carry("rollout.max_new_tokens", most, "max_new_tokens")
 
 
-def _rloo(draft: RecipeDraft) -> None:
+def _rloo(launch: Launch, draft: RecipeDraft) -> None:
     """Set what TRL's RLOO trainer does: leave-one-out advantages, and a single ratio for a completion's whole
     probability."""
-    is_normalised = draft.launch.is_true("normalize_advantages")
+    is_normalised = launch.is_true("normalize_advantages")
     advantage = "reinforce_pp_baseline" if is_normalised else "rloo"
-    draft.set("algorithm.advantage", advantage, "--normalize_advantages", remark="what its RLOO trainer does")
+    draft.set("algorithm.advantage", advantage, "normalize_advantages", remark="what its RLOO trainer does")
     for name, value in (("loss", "grpo"), ("ratio", "product"), ("normalise", "sequence")):
         draft.set(f"algorithm.{name}", value, remark="what its RLOO trainer does")

@@ -5,16 +5,16 @@ import math
 
 from tiercel.config.keys import keys_of
 from tiercel.convert.draft import RecipeDraft
+from tiercel.convert.launches import Launch
 from tiercel.message_text import counted
 
-_BATCH = ("--per_device_train_batch_size", "--gradient_accumulation_steps")
+_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 _LARGEST_PACK = 16384  # the recipe's own default of learner.max_tokens_per_microbatch
 
 
-def set_sizes(draft: RecipeDraft) -> None:
+def set_sizes(launch: Launch, draft: RecipeDraft) -> None:
     """Set the number of prompts in a step. The peers count completions; how much one device computes at once is not
     part of a recipe."""
-    launch = draft.launch
     each = launch.number("per_device_train_batch_size") or 1
     processes = launch.processes
     accumulated = launch.number("gradient_accumulation_steps")
@@ -32,9 +32,8 @@ def set_sizes(draft: RecipeDraft) -> None:
     rollout = launch.number("generation_batch_size")
     if rollout is None:
         rollout = each * processes * (launch.number("steps_per_generation") or accumulated)
-    labels = (*labels, "--generation_batch_size", "--steps_per_generation")
-    remark = launch.default_remark("num_generations", of="--num_generations")
-    draft.set("rollout.group_size", group, "--num_generations", remark=remark)
+    labels = (*labels, "generation_batch_size", "steps_per_generation")
+    draft.put("rollout.group_size", group, "num_generations")
     size = max(rollout, update)
     prompts = max(1, size // group)
     sampled = counted(size, "completion")
@@ -52,23 +51,21 @@ def set_sizes(draft: RecipeDraft) -> None:
         draft.note("rollouts of several updates have another ratio there; one update is taken here", *labels)
 
 
-def set_lengths(draft: RecipeDraft) -> None:
+def set_lengths(launch: Launch, draft: RecipeDraft) -> None:
     """Set the length of the run, the warm-up, and the intervals in steps."""
-    launch, updates = draft.launch, draft.updates_per_step
+    updates = draft.updates_per_step
     steps = launch.real("max_steps") or -1
     if steps > 0:
-        draft.set("train.steps", _steps(steps, updates), "--max_steps", "--num_train_epochs", remark=_per(updates))
+        draft.set("train.steps", _steps(steps, updates), "max_steps", "num_train_epochs", remark=_per(updates))
     else:
         epochs = launch.real("num_train_epochs") or 1.0
-        remark = launch.default_remark("num_train_epochs", of="--num_train_epochs")
-        draft.set("train.epochs", int(epochs) if epochs == int(epochs) else epochs, "--num_train_epochs", remark=remark)
-    set_warmup(draft, updates)
-    _interval(draft, "train.log_every", "logging_steps", "")
-    strategy = (launch.text("save_strategy") or "steps").lower()
-    if strategy == "steps":
-        _interval(draft, "train.save_every", "save_steps", _per(updates), "--save_strategy")
+        draft.put("train.epochs", int(epochs) if epochs == int(epochs) else epochs, "num_train_epochs")
+    set_warmup(launch, draft, updates)
+    _interval(launch, draft, "train.log_every", "logging_steps")
+    if (launch.text("save_strategy") or "steps").lower() == "steps":
+        _interval(launch, draft, "train.save_every", "save_steps", "save_strategy", remark=_per(updates))
     else:
-        draft.note("train.save_every is a number of steps, and the last step is always saved", "--save_strategy")
+        draft.note("train.save_every is a number of steps, and the last step is always saved", "save_strategy")
     if "train.keep" not in draft.values:
         draft.note("all checkpoints are kept there, here the newest 3: train.keep", subject="no --save_total_limit")
 
@@ -81,30 +78,29 @@ def _per(updates: int) -> str:
     return f"a step here is {updates} updates there" if updates > 1 else ""
 
 
-def _interval(draft: RecipeDraft, key: str, flag: str, remark: str, *labels: str) -> None:
+def _interval(launch: Launch, draft: RecipeDraft, key: str, flag: str, *others: str, remark: str = "") -> None:
     """Set an interval, which is given in updates; `remark` is used if the command gives the flag."""
-    if every := draft.launch.real(flag):
-        remark = draft.launch.default_remark(flag, of=f"--{flag}") or remark
-        draft.set(key, _steps(every, draft.updates_per_step), f"--{flag}", *labels, remark=remark)
+    if every := launch.real(flag):
+        remark = launch.default_remark(flag) or remark
+        draft.set(key, _steps(every, draft.updates_per_step), flag, *others, remark=remark)
         if 0 < every < 1:
-            draft.note("a share of the run there; write a number of steps", f"--{flag}")
+            draft.note("a share of the run there; write a number of steps", flag)
 
 
 def set_warmup(
-    draft: RecipeDraft, updates: int, steps_flag: str = "warmup_steps", share_flag: str = "warmup_ratio"
+    launch: Launch, draft: RecipeDraft, updates: int, steps_flag: str = "warmup_steps", share_flag: str = "warmup_ratio"
 ) -> None:
     """Set the steps in which the rate rises, from a number of updates or a share of the run."""
-    launch, labels = draft.launch, (f"--{share_flag}", f"--{steps_flag}")
-    given, ratio = launch.real(steps_flag) or 0.0, launch.real(share_flag) or 0.0
-    ratio = given if 0 < given < 1 else ratio
-    steps = _run_steps(draft)
+    flags, steps = (share_flag, steps_flag), _run_steps(draft)
+    given = launch.real(steps_flag) or 0.0
+    ratio = given if 0 < given < 1 else launch.real(share_flag) or 0.0
     if given >= 1:
-        draft.set("optim.warmup_steps", _steps(given, updates), *labels, remark=_per(updates))
+        draft.set("optim.warmup_steps", _steps(given, updates), *flags, remark=_per(updates))
     elif ratio > 0 and steps is not None:
-        draft.set("optim.warmup_steps", math.ceil(ratio * steps), *labels, remark=f"of {steps} steps")
+        draft.set("optim.warmup_steps", math.ceil(ratio * steps), *flags, remark=f"of {steps} steps")
     elif ratio > 0:
         share = "tiercel check prints the share of an epoch that a step takes"
-        draft.note(f"write optim.warmup_steps: this share of the run's steps; {share}", *labels)
+        draft.note(f"write optim.warmup_steps: this share of the run's steps; {share}", *flags)
 
 
 def _run_steps(draft: RecipeDraft) -> int | None:
@@ -113,18 +109,18 @@ def _run_steps(draft: RecipeDraft) -> int | None:
     if "train.steps" in draft.values:
         return int(draft.values["train.steps"])
     sources = [draft.values.get("data.train", ""), *(entry["path"] for entry in draft.values.get("data.mix", []))]
-    counts = [source.rpartition("#")[2] for source in map(str, sources)]
-    if not all("#" in str(source) and count.isdigit() for source, count in zip(sources, counts, strict=True)):
+    counts = [str(source).rpartition("#")[1:] for source in sources]
+    if not all(mark and count.isdigit() for mark, count in counts):
         return None
     held_out = draft.values.get("data.eval")
     share = 1 - held_out["fraction"] if isinstance(held_out, dict) and "fraction" in held_out else 1.0
-    rows = sum(map(int, counts)) * share * float(draft.values["train.epochs"])
+    rows = sum(int(count) for _, count in counts) * share * float(draft.values["train.epochs"])
     return max(1, math.ceil(rows / int(draft.values.get("optim.prompts_per_step", 16))))
 
 
-def set_pack(draft: RecipeDraft) -> None:
+def set_pack(launch: Launch, draft: RecipeDraft) -> None:
     """Set the size of a microbatch, which must hold the longest prompt with its completion, or two answers."""
-    known, rows = keys_of(draft.launch.kind), 1 if draft.launch.kind in ("sft", "grpo", "distill") else 2
+    known, rows = keys_of(launch.kind), 1 if launch.kind in ("sft", "grpo", "distill") else 2
     least = rows * draft.values.get("data.max_prompt_tokens", 4096)
     if "rollout.max_new_tokens" in known:
         least += draft.values.get("rollout.max_new_tokens", known["rollout.max_new_tokens"].field.default)

@@ -7,8 +7,8 @@ from pathlib import PurePath
 from tiercel.config.keys import allowed_words, keys_of
 from tiercel.config.parts import PARTS
 from tiercel.convert.accelerate import FSDP, STAGE, Sharding, mapping_in, sharding_by_name, sharding_of_json
-from tiercel.convert.draft import RecipeDraft, whole_number_of
-from tiercel.convert.launches import Launch
+from tiercel.convert.draft import RecipeDraft
+from tiercel.convert.launches import Launch, whole_number_of
 from tiercel.convert.preferences import needs_reference
 from tiercel.convert.table import OVERRIDING, Framework
 
@@ -31,55 +31,33 @@ _OPTIMIZERS = {
 }
 TUNERS = ("tuner_type", "train_type", "finetuning_type")
 _TOKENS = re.compile(r"(IMAGE|VIDEO)_(MAX|MIN)_TOKEN_NUM")
-_TUNER_LABELS = (*(f"--{name}" for name in TUNERS), "--use_peft")
+_TUNER_LABELS = (*TUNERS, "use_peft")
 
 
-def set_tuning(draft: RecipeDraft) -> None:
+def set_tuning(launch: Launch, draft: RecipeDraft) -> None:
     """Set everything except rows, sizes and sampling."""
-    for step in (
-        _model,
-        _quantised,
-        _adapters,
-        _parts,
-        _rates,
-        _precision,
-        _sharding,
-        _kept_reference,
-        set_trackers,
-        _thinking,
-    ):
-        step(draft)
+    for step in (_model, _quantised, _adapters, _parts, _rates, _precision, _sharding, _kept_reference, set_trackers):
+        step(launch, draft)
 
 
-def _thinking(draft: RecipeDraft) -> None:
-    """Set the template's variable `enable_thinking`; true is the default of the templates that have it."""
-    if draft.launch.text("enable_thinking") is None or "data.template_arguments" in draft.values:
-        return
-    if draft.launch.is_true("enable_thinking"):
-        draft.note("the default of templates that have it", "--enable_thinking", is_change=False)
-    else:
-        draft.set("data.template_arguments", {"enable_thinking": False}, "--enable_thinking")
-
-
-def _model(draft: RecipeDraft) -> None:
-    launch = draft.launch
+def _model(launch: Launch, draft: RecipeDraft) -> None:
     if path := launch.text("model"):
-        draft.set("model.path", path, "--model")
+        draft.set("model.path", path, "model")
         if launch.is_true("use_hf") or launch.environment.get("USE_HF", "0").lower() in ("1", "true"):
-            draft.set("model.hub", "huggingface", "--use_hf", "USE_HF")
+            draft.set("model.hub", "huggingface", "use_hf", "USE_HF")
         elif re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path):
             for key in ("model.hub", "teacher.hub"):
-                draft.set(key, "modelscope", "--use_hf", "USE_HF", remark="ms-swift's default")
+                draft.set(key, "modelscope", "use_hf", "USE_HF", remark="ms-swift's default")
         if "output" not in draft.values:
             draft.set("output", f"output/{PurePath(path).name}", remark="ms-swift's default")
     if (revision := launch.text("model_revision")) not in (None, "main") and launch.framework != "ms-swift":
-        draft.set("model.revision", revision, "--model_revision")
+        draft.set("model.revision", revision, "model_revision")
     elif launch.framework != "ms-swift":
-        draft.note("the hub's newest, as here", "--model_revision", is_change=False)
+        draft.note("the hub's newest, as here", "model_revision", is_change=False)
     if launch.framework == "VLM-R1" and "qwen" not in draft.model_name:
         for flag in ("max_pixels", "min_pixels"):
             draft.drop(f"model.{flag}")
-            draft.note("is read for Qwen's models only", f"--{flag}", is_change=False)
+            draft.note("is read for Qwen's models only", flag, is_change=False)
     side = 32 if re.search(r"qwen3", path or "", re.IGNORECASE) else 28
     for name in sorted(launch.environment):
         if found := _TOKENS.fullmatch(name):
@@ -88,20 +66,18 @@ def _model(draft: RecipeDraft) -> None:
             draft.set(key, pixels, name, remark=f"tokens of {side} x {side} pixels")
 
 
-def _quantised(draft: RecipeDraft) -> None:
+def _quantised(launch: Launch, draft: RecipeDraft) -> None:
     """Set how the base model is quantised, if bitsandbytes quantises it to 8 bits or to NF4."""
-    launch = draft.launch
     by_switch = next((bits for bits in ("8", "4") if launch.is_true(f"load_in_{bits}bit")), None)
     bits = by_switch or launch.text("quant_bits", "quantization_bit")
     method = launch.text("quant_method", "quantization_method") or "bnb"
     numbers = launch.text("bnb_4bit_quant_type", "quantization_type") or "nf4"
-    labels = [f"--{name}" for name in _QUANTISING]
     if bits == "8" and method in _BITSANDBYTES:
-        draft.set("model.quantize", "int8", *labels)
+        draft.set("model.quantize", "int8", *_QUANTISING)
     elif bits == "4" and method in _BITSANDBYTES and numbers == "nf4":
-        draft.set("model.quantize", "nf4", *labels)
+        draft.set("model.quantize", "nf4", *_QUANTISING)
     elif bits is not None or method not in _BITSANDBYTES:
-        draft.note("has no equivalent: model.quantize is nf4 or int8, by bitsandbytes", *labels)
+        draft.note("has no equivalent: model.quantize is nf4 or int8, by bitsandbytes", *_QUANTISING)
 
 
 def tuner_of(launch: Launch) -> str:
@@ -112,34 +88,34 @@ def tuner_of(launch: Launch) -> str:
     return launch.text(*TUNERS) or ("lora" if launch.is_true("use_peft") else "full")
 
 
-def _adapters(draft: RecipeDraft) -> None:
-    launch, tuner = draft.launch, tuner_of(draft.launch)
+def _adapters(launch: Launch, draft: RecipeDraft) -> None:
+    tuner = tuner_of(launch)
     rank = "lora_rank" if "lora_rank" in launch.rows else "lora_r"
     if tuner == "full":
         return
     alpha = launch.real("lora_alpha") or 2.0 * (launch.number(rank) or 1)
     for key, name, value in (("lora.rank", rank, launch.number(rank)), ("lora.alpha", "lora_alpha", alpha)):
-        draft.set(key, value, f"--{name}", *_TUNER_LABELS, remark=launch.default_remark(name))
+        draft.set(key, value, name, *_TUNER_LABELS, remark=launch.default_remark(name))
     dropout = 0.0 if tuner == "lora_llm" else launch.real("lora_dropout") or 0.0
     if tuner == "lora_llm":
-        draft.note("lora_llm has no dropout there", "--lora_dropout", is_change=False)
+        draft.note("lora_llm has no dropout there", "lora_dropout", is_change=False)
     if launch.is_true("disable_dropout"):
         dropout = 0.0
-        draft.note("is off there in this method, as here", "--lora_dropout", "--disable_dropout", is_change=False)
+        draft.note("is off there in this method, as here", "lora_dropout", "disable_dropout", is_change=False)
     if dropout and launch.kind != "sft":
-        draft.set("lora.dropout", 0.0, "--lora_dropout", remark=f"{dropout:g} there; see above")
+        draft.set("lora.dropout", 0.0, "lora_dropout", remark=f"{dropout:g} there; see above")
         text = f"{dropout:g} there, 0 here: answers share a prompt; to have it, write learner.form: repeated too"
-        draft.note(text, "--lora_dropout", subject=f"--lora_dropout {dropout:g}")
+        draft.note(text, "lora_dropout", subject=f"--lora_dropout {dropout:g}")
     elif dropout or "lora_dropout" in launch.flags:
-        draft.set("lora.dropout", dropout, "--lora_dropout", remark=launch.default_remark("lora_dropout"))
-    _targets(draft, tuner)
+        draft.put("lora.dropout", dropout, "lora_dropout")
+    _targets(launch, draft, tuner)
     if isinstance(adapter := draft.values.get("lora.init"), str):
-        _as_given(draft, adapter)
+        _as_given(launch, draft, adapter)
 
 
-def _as_given(draft: RecipeDraft, adapter: str) -> None:
+def _as_given(launch: Launch, draft: RecipeDraft, adapter: str) -> None:
     """Describe the adapter to continue from by its own config, which the peers read instead of the flags."""
-    given = mapping_in(draft.launch.file(f"{adapter}/adapter_config.json"), json.loads)
+    given = mapping_in(launch.file(f"{adapter}/adapter_config.json"), json.loads)
     if given is None:
         keys = "lora.rank, alpha, kind and targets"
         draft.note(f"{adapter}/adapter_config.json is not here; write {keys} as there", subject="lora.init")
@@ -155,79 +131,76 @@ def _as_given(draft: RecipeDraft, adapter: str) -> None:
             draft.set(f"lora.{key}", value, remark=f"as {adapter} has it")
 
 
-def _targets(draft: RecipeDraft, tuner: str) -> None:
+def _targets(launch: Launch, draft: RecipeDraft, tuner: str) -> None:
     """Set which linear layers have adapters. Parts in `freeze`, and the language model, then keep their own weights."""
-    launch = draft.launch
     names = ("target_regex", "target_modules", "lora_target_modules", "lora_target")
-    labels = [f"--{name}" for name in (*names, *_FREEZE_NAMES)]
+    flags = (*names, *_FREEZE_NAMES)
     modules = [word for part in launch.parts(r"[,\s\[\]]+", *names[1:]) if (word := part.strip("'\""))]
     if tuner == "lora_llm":
-        draft.set("lora.targets", "language", "--tuner_type", "--train_type", *labels)
-        draft.set("freeze", [], "--tuner_type", "--train_type", *labels, remark="tower and projector are trained whole")
+        draft.set("lora.targets", "language", "tuner_type", "train_type", *flags)
+        draft.set("freeze", [], "tuner_type", "train_type", *flags, remark="tower and projector are trained whole")
     elif launch.framework == "VLM-R1":
-        draft.set("lora.targets", "language", "--lora_target_modules", remark="linear layers outside the vision tower")
+        draft.set("lora.targets", "language", "lora_target_modules", remark="linear layers outside the vision tower")
         outside = ", and the projector of InternVL" if "internvl" in draft.model_name else ""
         draft.note(f"its adapters are on lm_head{outside} too; here on the decoder's layers", subject="lora.targets")
     elif regex := launch.text("target_regex"):
-        draft.set("lora.targets", regex, *labels)
+        draft.set("lora.targets", regex, *flags)
     elif {"all-linear", "all"} & set(modules) and launch.framework in _FREEZERS:
-        _all_linear(draft, labels)
+        _all_linear(launch, draft, flags)
     elif "all-linear" in modules:
-        draft.set("lora.targets", "all", *labels)
+        draft.set("lora.targets", "all", *flags)
     elif modules:
         words = "|".join(re.escape(word) for word in modules)
-        draft.set("lora.targets", rf"(.*\.)?({words})", *labels, remark="as names end")
+        draft.set("lora.targets", rf"(.*\.)?({words})", *flags, remark="as names end")
         if launch.framework == "LLaMA-Factory":
-            draft.note("layers of frozen parts are left out there; here all that the pattern matches", "--lora_target")
+            draft.note("layers of frozen parts are left out there; here all that the pattern matches", "lora_target")
     else:
         draft.set("lora.targets", "language", remark="no layers are given")
         draft.note("there PEFT chooses them by the model type", subject="no --lora_target_modules")
 
 
-def _all_linear(draft: RecipeDraft, labels: list[str]) -> None:
+def _all_linear(launch: Launch, draft: RecipeDraft, flags: tuple[str, ...]) -> None:
     """Set the linear layers of the parts that are not frozen."""
-    adapted = [part for part in PARTS if part not in _frozen(draft)]
-    is_said = {"target_modules", "lora_target"} & set(draft.launch.flags)
-    remark = "" if is_said else f"{draft.launch.framework}'s default, all linear layers"
-    draft.set("lora.targets", adapted[0] if len(adapted) == 1 else "all", *labels, remark=remark)
+    adapted = [part for part in PARTS if part not in _frozen(launch)]
+    is_said = {"target_modules", "lora_target"} & set(launch.flags)
+    remark = "" if is_said else f"{launch.framework}'s default, all linear layers"
+    draft.set("lora.targets", adapted[0] if len(adapted) == 1 else "all", *flags, remark=remark)
     if len(adapted) not in (1, 3):
         text = f"only {' and '.join(adapted)} there; lora.targets takes one part, all, or a regular expression"
-        draft.note(text, *labels, subject="lora.targets: all")
+        draft.note(text, *flags, subject="lora.targets: all")
 
 
-def _frozen(draft: RecipeDraft) -> list[str]:
+def _frozen(launch: Launch) -> list[str]:
     """Return the parts that the peer freezes, in the order of the schema."""
-    flags = _FREEZERS[draft.launch.framework]
-    return [part for part, flag in zip(PARTS, flags, strict=True) if draft.launch.is_true(flag)]
+    flags = _FREEZERS[launch.framework]
+    return [part for part, flag in zip(PARTS, flags, strict=True) if launch.is_true(flag)]
 
 
-def _parts(draft: RecipeDraft) -> None:
+def _parts(launch: Launch, draft: RecipeDraft) -> None:
     """Set the frozen parts of full fine-tuning."""
-    launch = draft.launch
     if tuner_of(launch) != "full":
         if launch.framework == "VLM-R1":
-            draft.note("with LoRA the tower's own weights stay as they are", "--freeze_vision_modules", is_change=False)
+            draft.note("with LoRA the tower's own weights stay as they are", "freeze_vision_modules", is_change=False)
         return
     if launch.framework in _FREEZERS:
-        frozen, names = _frozen(draft), (*_FREEZE_NAMES, *TUNERS, "use_peft")
+        frozen, names = _frozen(launch), (*_FREEZE_NAMES, *TUNERS, "use_peft")
     elif launch.is_true("freeze_vision_modules"):
         frozen = ["vision"] if "internvl" in draft.model_name else ["vision", "projector"]
         names = ("freeze_vision_modules",)
     else:
         frozen, names = [], ("freeze_vision_modules", "use_peft")
-    draft.set("freeze", frozen, *(f"--{name}" for name in names), remark=launch.default_remark(*names))
+    draft.put("freeze", frozen, *names)
 
 
-def _rates(draft: RecipeDraft) -> None:
-    launch, tuner = draft.launch, tuner_of(draft.launch)
+def _rates(launch: Launch, draft: RecipeDraft) -> None:
+    tuner = tuner_of(launch)
     rate = launch.real("learning_rate")
     if rate is None:
         rate = 1e-5 if tuner == "full" else 1e-4
-    draft.set("optim.lr", rate, "--learning_rate", remark=launch.default_remark("learning_rate"))
+    draft.put("optim.lr", rate, "learning_rate")
     betas = [launch.real("adam_beta1") or 0.9, launch.real("adam_beta2") or 0.999]
-    remark = launch.default_remark("adam_beta1", "adam_beta2", of="--adam_beta2")
-    if betas != [0.9, 0.999] or not remark:
-        draft.set("optim.betas", betas, "--adam_beta1", "--adam_beta2", remark=remark)
+    if betas != [0.9, 0.999] or {"adam_beta1", "adam_beta2"} & {*launch.flags}:
+        draft.put("optim.betas", betas, "adam_beta2", "adam_beta1")
     stays, targets = draft.values.get("freeze", ["vision", "projector"]), draft.values.get("lora.targets")
     for part in ("vision", "projector"):
         if targets not in ("all", part) if tuner == "lora" else part in stays:
@@ -239,13 +212,12 @@ def _rates(draft: RecipeDraft) -> None:
             continue
         is_same = given.startswith("adamw")
         text = "AdamW, as here" if is_same else "AdamW is the optimiser here: the section optim"
-        draft.note(text, f"--{name}", is_change=not is_same)
+        draft.note(text, name, is_change=not is_same)
 
 
-def _precision(draft: RecipeDraft) -> None:
+def _precision(launch: Launch, draft: RecipeDraft) -> None:
     """Set the dtype of the computation. TRL takes bfloat16 by default, whatever dtype the weights are loaded in."""
-    launch = draft.launch
-    labels = ("--bf16", "--fp16", "--dtype", "--torch_dtype", "launcher --mixed_precision")
+    labels = ("bf16", "fp16", "dtype", "torch_dtype", "launcher --mixed_precision")
     in_file = launch.accelerate.precision if launch.accelerate else ""
     mixed = launch.launcher.get("mixed_precision", ("",))[0] or in_file
     loaded = (launch.text("dtype", "torch_dtype") or "").lower()
@@ -259,11 +231,10 @@ def _precision(draft: RecipeDraft) -> None:
         draft.set("model.dtype", loaded if loaded in ("bfloat16", "float16") else "float32", *labels)
 
 
-def _sharding(draft: RecipeDraft) -> None:
-    launch = draft.launch
+def _sharding(launch: Launch, draft: RecipeDraft) -> None:
     of_launcher = [f"launcher --{name}" for name in ("config_file", "accelerate_config", "zero_stage")]
-    labels = ("--deepspeed", "--fsdp", *of_launcher)
-    found, remark = _asked(draft)
+    labels = ("deepspeed", "fsdp", *of_launcher)
+    found, remark = _asked(launch, draft)
     if found and found["train.strategy"] == "ddp":
         remark = "stage 0 divides nothing"
         if launch.processes == 1:
@@ -275,11 +246,10 @@ def _sharding(draft: RecipeDraft) -> None:
         draft.set(key, value, *labels, remark=remark)
 
 
-def _asked(draft: RecipeDraft) -> tuple[Sharding | None, str]:
+def _asked(launch: Launch, draft: RecipeDraft) -> tuple[Sharding | None, str]:
     """Return how the command shards the model, and a remark if only a file's name says so."""
-    launch = draft.launch
     if words := launch.words("deepspeed"):
-        return _deepspeed(draft, words[0])
+        return _deepspeed(launch, draft, words[0])
     if words := launch.words("fsdp"):
         return (FSDP if words[0].strip("'\"") not in ("", "no", "false") else None), ""
     if launch.accelerate is not None:
@@ -295,38 +265,38 @@ def _asked(draft: RecipeDraft) -> tuple[Sharding | None, str]:
     return None, ""
 
 
-def _deepspeed(draft: RecipeDraft, value: str) -> tuple[Sharding | None, str]:
+def _deepspeed(launch: Launch, draft: RecipeDraft, value: str) -> tuple[Sharding | None, str]:
     is_text = value.startswith("{")
-    file = draft.launch.file(value) if value.endswith(".json") and not is_text else None
+    file = launch.file(value) if value.endswith(".json") and not is_text else None
     if is_text or file is not None:
         try:
             found = sharding_of_json(json.loads(value if file is None else file.read_text(encoding="utf-8")))
         except ValueError:
             found = None
         if found is None:
-            draft.note("no stage of ZeRO was found in it; write train.deepspeed.stage", "--deepspeed")
+            draft.note("no stage of ZeRO was found in it; write train.deepspeed.stage", "deepspeed")
         if file is None:
             return found, ""
-        draft.note("its stage and offloads are taken over; for the rest see train.deepspeed.config", "--deepspeed")
+        draft.note("its stage and offloads are taken over; for the rest see train.deepspeed.config", "deepspeed")
         return found, f"read from {PurePath(value).name}"
     found = sharding_by_name(PurePath(value).name)
     if value.endswith(".json") and found is not None:
-        draft.note("the file is not here: its stage is taken from its name; see train.deepspeed.config", "--deepspeed")
+        draft.note("the file is not here: its stage is taken from its name; see train.deepspeed.config", "deepspeed")
     elif found is None:
-        draft.note("the file is not here; write train.strategy: deepspeed with stage 2 or 3", "--deepspeed")
+        draft.note("the file is not here; write train.strategy: deepspeed with stage 2 or 3", "deepspeed")
     return found, ""
 
 
-def _kept_reference(draft: RecipeDraft) -> None:
+def _kept_reference(launch: Launch, draft: RecipeDraft) -> None:
     """Set where full fine-tuning with a reference keeps its copy of the start."""
-    if tuner_of(draft.launch) == "full" and needs_reference(draft):
+    if tuner_of(launch) == "full" and needs_reference(draft):
         place = "cpu" if draft.values.get("train.deepspeed.offload_parameters") else "device"
         draft.set("model.reference", place, remark="the reference of full fine-tuning")
 
 
-def set_trackers(draft: RecipeDraft, flag: str = "report_to") -> None:
+def set_trackers(launch: Launch, draft: RecipeDraft, flag: str = "report_to") -> None:
     """Set where metrics go beside the run directory."""
-    launch, name = draft.launch, draft.launch.spelt(flag)
+    name = launch.spelt(flag)
     known = allowed_words(keys_of("grpo")["trackers"].field.annotation)
     words = [word for value in launch.words(flag) for word in re.split(r"[\s,'\"]+", value.strip("[]"))]
     given = [word for word in dict.fromkeys(words) if word not in ("", "none", "console", "file")]
@@ -334,7 +304,7 @@ def set_trackers(draft: RecipeDraft, flag: str = "report_to") -> None:
         if given:
             draft.note(f"trackers: [{', '.join(given)}] writes the same", subject=f"{name} is {given[0]} by default")
         return
-    draft.set("trackers", [word for word in given if word in known], f"--{flag}")
+    draft.set("trackers", [word for word in given if word in known], flag)
     if others := [word for word in given if word not in known]:
         text = f"{', '.join(others)} has no equivalent; trackers are {', '.join(known)}"
-        draft.note(text, f"--{flag}", subject=f"{name} {' '.join(others)}")
+        draft.note(text, flag, subject=f"{name} {' '.join(others)}")

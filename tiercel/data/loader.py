@@ -7,7 +7,6 @@ import queue
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,14 +26,13 @@ from tiercel.data.order import RowOrder, indices_of_step, rank_slice
 from tiercel.data.rows import reject
 from tiercel.data.stores import view_of
 from tiercel.errors import DataError, TiercelError, TrainingError
-from tiercel.processes import signal_name
+from tiercel.processes import end_with_parent, signal_name
 from tiercel.types import EncodedPrompt, Example, RejectedRow, Row
 
 Encoded = TypeVar("Encoded", EncodedPrompt, Example)
 Encode = Callable[[Row, int], Encoded]  # takes (row, index); raises DataError for a row that cannot be used
 
 BYTES_AHEAD = 1 << 26  # that a worker has encoded and not yet delivered; a larger slice goes alone
-_PARENT_CHECK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -234,17 +232,11 @@ def _isolate(parent: int) -> None:
     # Ctrl-C, or SIGTERM from a scheduler, goes to the whole process group; the parent decides when its workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
+    end_with_parent(parent)
     torch.set_num_threads(1)
     # torch would send each tensor as a file in /dev/shm and a file descriptor. Containers have 64 MB of /dev/shm and
     # 1024 descriptors by default. A copy through the pipe needs neither, and costs far less than decoding.
     ForkingPickler.register(Tensor, _reduce_tensor)
-
-
-def _end_with_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_PARENT_CHECK_SECONDS)
-    os._exit(1)
 
 
 def _reduce_tensor(tensor: Tensor) -> tuple[Callable[[np.ndarray], Tensor], tuple[np.ndarray]]:

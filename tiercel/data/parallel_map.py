@@ -5,20 +5,17 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from tiercel.errors import TrainingError
-from tiercel.processes import signal_name
+from tiercel.processes import end_with_parent, signal_name
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 MOST_PROCESSES = 8
-_PARENT_CHECK_SECONDS = 1.0
 
 
 def spread(work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
@@ -67,17 +64,10 @@ def _work(work: Callable[[Any], Any], tasks: Sequence[Any], results: Connection,
     gc.set_threshold(100_000)  # rows make many objects and few cycles
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it ends
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    threading.Thread(target=end_with_parent, args=(parent,), daemon=True).start()
+    end_with_parent(parent)
     for task in tasks:
         try:
             results.send((False, work(task)))
         except Exception as error:  # the parent raises it
             results.send((True, error))
             return
-
-
-def end_with_parent(parent: int) -> None:
-    """End this process when its parent has ended."""
-    while os.getppid() == parent:
-        time.sleep(_PARENT_CHECK_SECONDS)
-    os._exit(1)

@@ -5,12 +5,12 @@ import faulthandler
 import json
 import os
 import signal
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from tiercel.errors import EXIT_STALL, EXIT_TAKEN, EXIT_TERMINATED, EXIT_TRAINING, EXIT_USER
+from tiercel.processes import end_with_parent
 from tiercel.reliability.stall_files import CALL
 
 NOTES = "TIERCEL_LAUNCH_NOTES"  # the directory; set for ranks that tiercel's own launcher started
@@ -19,7 +19,6 @@ FINAL_FAULTS = {
     "Floating point exception": signal.SIGFPE,
     "Illegal instruction": signal.SIGILL,
 }  # by their names in faulthandler
-PARENT_CHECK_SECONDS = 1.0
 SIGNS = "signs"
 STALLED = f"{SIGNS}/{CALL}"
 
@@ -38,7 +37,8 @@ def start_notes() -> int | None:
     faulthandler.enable(stack_file(notes, os.getpid()).open("w", encoding="utf-8"))
     for file in (notes / "code", notes / STALLED):  # of an earlier attempt
         file.unlink(missing_ok=True)
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    # Ranks have their own sessions, so they would outlive a killed launcher.
+    end_with_parent(os.getppid(), EXIT_TRAINING)
     return None
 
 
@@ -103,11 +103,3 @@ def final_faults(notes: Path) -> dict[int, tuple[int, int]]:
         if fault in file.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
         and not told_file(notes, int(file.stem)).exists()
     }
-
-
-def _end_with_parent(parent: int) -> None:
-    """End this rank when the launcher has ended. Ranks have their own sessions, so they would outlive a killed
-    launcher."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_CHECK_SECONDS)
-    os._exit(EXIT_TRAINING)

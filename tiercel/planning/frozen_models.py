@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from tiercel.config.conflicts.rewards import reward_models
 from tiercel.config.schema import BaseRecipe, Learner
 from tiercel.errors import ModelError
 from tiercel.models.layers.attention import route_attention
@@ -52,12 +51,6 @@ def held_by_rank(sizes: Sequence[FrozenBytes], *, on_gpu: bool) -> FrozenBytes:
         largest_pass=max((size.largest_pass for size in held), default=0),
         elements=sum(size.elements for size in held),
     )
-
-
-def reward_model_sizes(recipe: BaseRecipe) -> tuple[FrozenBytes, ...]:
-    """Measure the recipe's reward models. Raises ModelError if a config.json is not that of a sequence classifier, and
-    EnvironmentProblem if it cannot be fetched."""
-    return tuple(map(_scorer_size, reward_models(recipe)))
 
 
 def teacher_size(recipe: BaseRecipe) -> FrozenBytes | None:
@@ -124,8 +117,10 @@ def _peak(few: nn.Module, prepare: Callable[[], Callable[[], object]]) -> int:
         return live.peak - resident
 
 
-def _scorer_size(options: RewardModel) -> FrozenBytes:
-    """Measure a reward model. Its pass has the most tokens that the recipe allows, in rows of the greatest length."""
+def reward_model_size(options: RewardModel) -> FrozenBytes:
+    """Measure a reward model. Its pass has the most tokens that the recipe allows, in rows of the greatest length.
+    Raises ModelError if a config.json is not that of a sequence classifier, and EnvironmentProblem if it cannot be
+    fetched."""
     path = resolve(options, "rewards.model.path", CONFIG)
     if options.adapter is not None or (path / WHOLE_FILE).is_file():
         return _policy_size(path, DTYPES[options.dtype], options.batch_tokens, options.adapter, options.device)

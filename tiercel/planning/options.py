@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tiercel.config.conflicts.rewards import reward_models
 from tiercel.config.conflicts.rules import rule_problems
 from tiercel.config.schema import GrpoRecipe, Recipe
 from tiercel.config.strategies import STRATEGY_KINDS
@@ -15,7 +16,7 @@ from tiercel.models.layers.attention import heads_of
 from tiercel.packing.kernel_table import fit_of, known_fits
 from tiercel.packing.pass_options import chosen_form
 from tiercel.planning.devices import Device, Machine
-from tiercel.planning.frozen_models import FrozenBytes, held_by_rank, reward_model_sizes, teacher_size
+from tiercel.planning.frozen_models import FrozenBytes, held_by_rank, reward_model_size, teacher_size
 from tiercel.planning.memory import Layout, Measured, RankMemory, RolloutLoad, rank_memory, step_rollout
 from tiercel.planning.probe import Composition, LinearBytes, UpdateBytes, fitted, packed_case, refitted, update_bytes
 from tiercel.planning.seconds import phase_seconds
@@ -83,6 +84,11 @@ class Subject:
         known."""
         return flex_problem(self.config.get_text_config(), self.recipe.model.dtype, machine.device)
 
+    def layout(self, machine: Machine, strategy: str) -> Callable[..., Layout]:
+        """Return what makes the layout of a strategy on the machine, for `tokens` of a microbatch."""
+        flex_fits = self.flex_problem(machine) is None
+        return partial(Layout, strategy=strategy, ranks=machine.ranks, on_gpu=machine.is_gpu, flex_fits=flex_fits)
+
     def learnt_tokens(self, machine: Machine) -> int:
         """Return the tokens that the rank with the most rows learns from in a step, with prompts once per group. If
         several ranks learn them together, return the tokens of these ranks."""
@@ -130,7 +136,7 @@ def study(recipe: Recipe, prompt_tokens: int | None) -> Subject:
         family=family,
         sizes=count(recipe, config, family),
         prompt_tokens=prompt_tokens or recipe.data.max_prompt_tokens,
-        reward_models=reward_model_sizes(recipe),
+        reward_models=tuple(map(reward_model_size, reward_models(recipe))),
         teacher=teacher_size(recipe),
     )
 
@@ -147,19 +153,15 @@ def measure(subject: Subject) -> Measured:
     packed = cache(partial(packed_case, subject.composition, dimensions=family.position_dimensions))
 
     @cache
-    def at(layers: int, count: int) -> UpdateBytes:
-        return update_bytes(recipe, family, subject.config, layers, packed(count), form)
+    def at(layers: int, count: int, compiled: bool = False) -> UpdateBytes:
+        return update_bytes(recipe, family, subject.config, layers, packed(count), form, compiled)
 
     learn = fitted(lambda layers, count: at(layers, count).learn, tokens)
 
     @cache
     def compiled() -> LinearBytes:
-        def of_layers(layers: int) -> int:
-            measured = update_bytes(recipe, family, subject.config, layers, packed(tokens), form, compiled=True)
-            return measured.learn
-
         try:
-            return refitted(learn, of_layers, tokens)
+            return refitted(learn, lambda layers: at(layers, tokens, True).learn, tokens)
         finally:
             torch._dynamo.reset()  # these graphs must not count among those of a run in this process
 
@@ -191,17 +193,8 @@ def strategy_problems(recipe: Recipe, name: str) -> list[str]:
 
 def memory_of(subject: Subject, measured: Measured, machine: Machine, strategy: str) -> Callable[[int], RankMemory]:
     """Return the function from the tokens of a microbatch to the memory of a rank."""
-    rollout = subject.rollout(machine)
-
-    flex_fits = subject.flex_problem(machine) is None
-
-    def held(tokens: int) -> RankMemory:
-        layout = Layout(
-            strategy=strategy, ranks=machine.ranks, tokens=tokens, on_gpu=machine.is_gpu, flex_fits=flex_fits
-        )
-        return rank_memory(subject.recipe, subject.sizes, measured, rollout, layout)
-
-    return held
+    rollout, layout = subject.rollout(machine), subject.layout(machine, strategy)
+    return lambda tokens: rank_memory(subject.recipe, subject.sizes, measured, rollout, layout(tokens=tokens))
 
 
 def option(subject: Subject, measured: Measured, machine: Machine, strategy: str) -> Option:
@@ -210,8 +203,7 @@ def option(subject: Subject, measured: Measured, machine: Machine, strategy: str
     most = largest(lambda tokens: held(tokens).fits_into(machine), subject.smallest_tokens)
     auto = subject.auto_tokens(machine, most)
     tokens = subject.asked_tokens or auto or subject.smallest_tokens
-    memory, device = held(tokens), machine.device
-    layout = Layout(strategy=strategy, ranks=machine.ranks, tokens=tokens, on_gpu=machine.is_gpu)
+    memory, device, layout = held(tokens), machine.device, subject.layout(machine, strategy)(tokens=tokens)
     learnt, rollout = subject.learnt_tokens(machine), subject.rollout(machine)
     return Option(
         memory=memory,

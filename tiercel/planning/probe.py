@@ -195,11 +195,9 @@ def younger_garbage() -> Iterator[None]:
         gc.unfreeze()
 
 
-@contextmanager
-def fake_tensors() -> Iterator[None]:
+def fake_tensors() -> FakeTensorMode:
     """Create tensors inside without memory. Layouts stay real, because code reads their numbers."""
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        yield
+    return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def empty_policy(recipe: BaseRecipe, family: Family, config: Any, layers: int) -> Policy:
@@ -250,26 +248,13 @@ class ProbedLearner(PackedPolicy):
             return super()._repeated_layout(batch)
 
 
+@younger_garbage()
 def update_bytes(
-    recipe: BaseRecipe,
-    family: Family,
-    config: Any,
-    layers: int,
-    packed: PackedTokens,
-    form: str,
-    *,
-    compiled: bool = False,
+    recipe: BaseRecipe, family: Family, config: Any, layers: int, packed: PackedTokens, form: str, compiled: bool
 ) -> UpdateBytes:
     """Measure the peaks of a microbatch and of an update, with the learner's own code and the head's tiles for a GPU.
     The gradients of an earlier microbatch exist already."""
-    with younger_garbage():
-        policy = empty_policy(recipe, family, config, layers)
-        return _measured_update(recipe, family, policy, packed, form, compiled)
-
-
-def _measured_update(
-    recipe: BaseRecipe, family: Family, policy: Policy, packed: PackedTokens, form: str, compiled: bool
-) -> UpdateBytes:
+    policy = empty_policy(recipe, family, config, layers)
     with fake_tensors(), LiveBytes() as live:
         fill_with_fakes(policy.model)
         route_attention(family.language_model(policy.model))

@@ -7,8 +7,8 @@ in training mode, so no form of checkpointing applies to it.
 import gc
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -24,13 +24,12 @@ from tiercel.types import EncodedImage
 SIDE = 16  # of the measured picture, in patches before they are merged
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TowerPeaks:
+class TowerPeaks(NamedTuple):
     """The bytes of the passes of some images. The fields correspond to those of VisionBytes."""
 
     frozen: int
-    kept: int
-    trained: int
+    kept: int = 0
+    trained: int = 0
 
 
 def vision_bytes(recipe: BaseRecipe, family: Family, config: Any) -> VisionBytes:
@@ -53,12 +52,9 @@ def vision_bytes(recipe: BaseRecipe, family: Family, config: Any) -> VisionBytes
         slope = (second - first) / tokens
         return LinearBytes(constant=first - slope * tokens, per_layer=0, per_token=slope, per_layer_token=0)
 
-    return VisionBytes(
-        frozen=line(one.frozen, two.frozen),
-        kept=line(one.kept, two.kept),
-        trained=line(one.trained, two.trained),
-        pixels=sum(view.numel() for view in image.views) / tokens,
-    )
+    frozen, kept, trained = map(line, one, two)
+    pixels = sum(view.numel() for view in image.views) / tokens
+    return VisionBytes(frozen=frozen, kept=kept, trained=trained, pixels=pixels)
 
 
 def with_processor(family: Family, config: Any) -> Family:
@@ -89,7 +85,7 @@ def measured_passes(policy: Policy, family: Family, images: Sequence[EncodedImag
             family.vision_features(policy.model, images)
         frozen = live.peak
         if policy.vision_is_frozen:
-            return TowerPeaks(frozen=frozen, kept=0, trained=0)
+            return TowerPeaks(frozen)
         gc.collect()
         before = live.start_again()
         with policy.autocast():

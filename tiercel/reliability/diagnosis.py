@@ -162,13 +162,10 @@ def _failures(window: Window) -> Iterator[Symptom]:
 
 
 def _format_never_met(window: Window) -> Iterator[Symptom]:
-    means = [window.last(key, FORMAT_STEPS) for key in window.rows[-1] if _is_format(key)]
+    keys = [key for key in window.rows[-1] if key.startswith("reward/format") and _FORMAT_MEAN.fullmatch(key)]
+    means = [window.last(key, FORMAT_STEPS) for key in keys]
     if any(values and not any(values) for values in means):
         yield window.symptom("format", FORMAT_STEPS)
-
-
-def _is_format(key: str) -> bool:
-    return key.startswith("reward/format") and _FORMAT_MEAN.fullmatch(key) is not None
 
 
 def _no_gradient(window: Window) -> Iterator[Symptom]:

@@ -3,10 +3,9 @@
 import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 COMMUNICATION = ("torch/distributed/", "deepspeed/comm/")  # files whose functions wait for other ranks
 FRAMES_SHOWN = 4
@@ -41,12 +40,10 @@ class RankSignal:
     limit_seconds: float
     is_inside: bool = True  # if it waits in a collective: whether its innermost call is torch's
     looks: int = 0  # grows for as long as the watchdog's thread runs
+    has_stacks: bool = False  # whether it has written its stacks, after a stall
     is_silent: bool = False
     is_gone: bool = False  # silent for longer than any rank is allowed to be
     state: str = ""  # of a silent rank's process, as /proc's letter, if a rank on the same machine could read it
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     @property
     def position(self) -> tuple[int, tuple[tuple[str, int], ...]]:

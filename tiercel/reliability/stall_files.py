@@ -8,6 +8,7 @@ import threading
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from tiercel.regular_files import LARGEST_JSON, make_directory, open_new, read_j
 from tiercel.reliability.redaction import redact_values
 from tiercel.reliability.stall import RankSignal
 
-HAS_STACKS = "has_stacks"
 CALL = "stalled"  # the file that a rank writes when it has detected a stall
 NOWHERE = Path(os.devnull) / "signs"  # a path that cannot exist, for a rank that is alone
 
@@ -29,19 +29,19 @@ class SignFiles:
         self.directory = directory
         self.world_size = world_size
 
-    def write(self, sign: RankSignal, *, has_stacks: bool = False) -> None:
+    def write(self, sign: RankSignal) -> None:
         """Write a rank's signal. If that fails, as on a full disk, the run continues: the file's time is updated so
         that the others see that the rank is alive."""
         file = self._file(sign.rank)
         try:
-            _replace(file, json.dumps({HAS_STACKS: has_stacks, **sign.as_json()}))
+            _replace(file, json.dumps(asdict(sign)))
         except OSError:
             with suppress(OSError):
                 os.utime(file)
 
     def read(self) -> list[RankSignal | None]:
         """Read the signals by rank, with None for a rank that has none."""
-        return [self._read(rank)[0] for rank in range(self.world_size)]
+        return [self._read(rank) for rank in range(self.world_size)]
 
     def moment(self, rank: int) -> float | None:
         """Return when the rank last wrote, in seconds of the file system's clock, or None if it has no file."""
@@ -57,7 +57,7 @@ class SignFiles:
         as a stall."""
         signs = []
         for rank, old in enumerate(before):
-            new = self._read(rank)[0]
+            new = self._read(rank)
             if new is not None and (old is None or new.looks != old.looks):
                 signs.append(new)
                 continue
@@ -68,14 +68,14 @@ class SignFiles:
 
     def have_stacks(self, signs: Sequence[RankSignal]) -> bool:
         """Return whether all ranks that can write have written their stacks."""
-        return all(sign.is_silent or self._read(sign.rank)[1] for sign in signs)
+        return all(sign.is_silent or ((new := self._read(sign.rank)) and new.has_stacks) for sign in signs)
 
     def call_out(self, signs: Sequence[RankSignal]) -> Sequence[RankSignal]:
         """Tell all ranks that the run has stalled, with the signals that show it. Returns the signals that all ranks
         use: those of the first rank that called out."""
         draft = self.directory / f"{CALL}.{os.getpid()}.tmp"
         with suppress(OSError):
-            write_new(draft, json.dumps([sign.as_json() for sign in signs]))
+            write_new(draft, json.dumps(list(map(asdict, signs))))
             with suppress(FileExistsError):
                 os.link(draft, self._call)  # unlike a rename, it fails if the file exists
             draft.unlink()
@@ -108,12 +108,10 @@ class SignFiles:
     def _file(self, rank: int) -> Path:
         return self.directory / f"rank-{rank}.json"
 
-    def _read(self, rank: int) -> tuple[RankSignal | None, bool]:
+    def _read(self, rank: int) -> RankSignal | None:
         with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
-            fields = read_json(self._file(rank))
-            has_stacks = fields.pop(HAS_STACKS)
-            return _sign(fields), has_stacks
-        return None, False
+            return _sign(read_json(self._file(rank)))
+        return None
 
 
 def _sign(fields: dict[str, Any]) -> RankSignal:
@@ -124,7 +122,7 @@ def _sign(fields: dict[str, Any]) -> RankSignal:
 def show_sign(file: Path, sign: RankSignal) -> None:
     """Write a signal to a file of the run directory, for people. If that fails, the run continues."""
     with suppress(OSError):
-        _replace(file, json.dumps(redact_values(sign.as_json())))
+        _replace(file, json.dumps(redact_values(asdict(sign))))
 
 
 def _replace(file: Path, text: str) -> None:

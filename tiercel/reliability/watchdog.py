@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tiercel.errors import EXIT_STALL
@@ -167,8 +167,9 @@ class Watchdog:
             limit_seconds=limit,
             is_inside=is_inside,
             looks=self._looks,
+            has_stacks=self._has_stacks,
         )
-        self.files.write(sign, has_stacks=self._has_stacks)
+        self.files.write(sign)
         if (file := self.heartbeat.file) is not None and self._looks % self._looks_between_pulses == 0:
             show_sign(file, sign)
             if self.heartbeat.file is None:  # the run was closed meanwhile
@@ -233,8 +234,7 @@ class Watchdog:
         with suppress(OSError):
             with open_to_append(self.directory / "log.txt") as log:
                 log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
-            signs_text = json.dumps(redact_values([sign.as_json() for sign in signs]), indent=1)
-            write_new(stall / "signs.json", signs_text)
+            write_new(stall / "signs.json", json.dumps(redact_values(list(map(asdict, signs))), indent=1))
             write_new(message_file, message + "\n")
 
     def _await(self, is_there: Callable[[], bool], seconds: float) -> None:

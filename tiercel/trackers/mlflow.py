@@ -32,7 +32,10 @@ class Mlflow:
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         self._client = mlflow.MlflowClient(uri or f"sqlite:///{place.directory}/mlflow.db")
         experiment = self._experiment(place, is_local=uri is None)
-        earlier = [] if place.first_step == 0 else self._runs(experiment, place.id)
+        earlier = []  # what earlier processes of this run recorded
+        if place.first_step > 0:
+            found = self._client.search_runs([experiment], f"tags.{OWNER} = '{place.id}'")
+            earlier = [run.info.run_id for run in found]
         if uri is None:
             for run in earlier:
                 self._client.delete_run(run)
@@ -40,12 +43,10 @@ class Mlflow:
         self._id = self._new_run(experiment, place) if self.needs_earlier else earlier[0]
         self._client.update_run(self._id, status="RUNNING")
 
-    def row(self, step: int, metrics: Mapping[str, float]) -> None:
+    def row(self, step: int, metrics: Mapping[str, float], pictures: Sequence[TrackedPicture]) -> None:
         now = int(time.time() * 1000)
         found = [self._entities.Metric(allowed(name), value, now, step) for name, value in metrics.items()]
         self._client.log_batch(self._id, metrics=found)
-
-    def images(self, step: int, pictures: Sequence[TrackedPicture]) -> None:
         for number, picture in enumerate(pictures):
             key = f"rollouts/{number}"
             self._client.log_image(self._id, picture.image, key=key, step=step, synchronous=True)
@@ -59,11 +60,6 @@ class Mlflow:
         if (found := self._client.get_experiment_by_name(name)) is not None:
             return found.experiment_id
         return self._client.create_experiment(name, (place.directory / "artifacts").as_uri() if is_local else None)
-
-    def _runs(self, experiment: str, owner: str) -> list[str]:
-        """Return the ids of what earlier processes of this run recorded."""
-        found = self._client.search_runs([experiment], f"tags.{OWNER} = '{owner}'")
-        return [run.info.run_id for run in found]
 
     def _new_run(self, experiment: str, place: TrackerPlace) -> str:
         name = os.environ.get("MLFLOW_RUN_NAME", place.name)

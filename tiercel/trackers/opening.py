@@ -1,11 +1,11 @@
 """The recipe's trackers: checked before the run starts, opened, given the run's rows, and closed at its end."""
 
+import math
 import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tiercel.trackers.mlflow import Mlflow
 from tiercel.trackers.pictures import rollout_pictures
 from tiercel.trackers.tensorboard import TensorBoard
 from tiercel.trackers.tracker import TrackedPicture, Tracker, TrackerPlace
-from tiercel.trackers.wandb_like import SwanLab, Trackio, Wandb
+from tiercel.trackers.wandb_like import open_swanlab, open_trackio, open_wandb
 
 FOLDER = "trackers"  # in the run directory
 PATIENCE = 30.0  # seconds for one call; a tracker that takes longer would delay every step
@@ -28,9 +28,9 @@ PATIENCE = 30.0  # seconds for one call; a tracker that takes longer would delay
 # The names are also those of the trackers' packages.
 TRACKERS: dict[TrackerName, Callable[[TrackerPlace], Tracker]] = {
     "tensorboard": TensorBoard,
-    "wandb": Wandb,
-    "trackio": Trackio,
-    "swanlab": SwanLab,
+    "wandb": open_wandb,
+    "trackio": open_trackio,
+    "swanlab": open_swanlab,
     "mlflow": Mlflow,
 }
 
@@ -49,12 +49,9 @@ class Trackers:
         """Open a tracker. `kept` are the rows of metrics.jsonl that the run resumes from; they are sent to a tracker
         that does not have them."""
         is_new = not place.directory.exists()
-
-        def build() -> None:
+        with self._attempt(name):
             make_directory(place.directory)
             self._working[name] = TRACKERS[name](place)
-
-        self._attempt(name, build)
         if name in self._working and (is_new or self._working[name].needs_earlier):
             for row in kept:
                 self._send([name], row)
@@ -66,16 +63,17 @@ class Trackers:
     def close(self) -> None:
         """Close the trackers that still work."""
         for name, tracker in list(self._working.items()):
-            self._attempt(name, tracker.close)
+            with self._attempt(name):
+                tracker.close()
         self._working.clear()
 
     def _send(self, names: Sequence[str], row: Mapping[str, Any]) -> None:
-        step = row["step"]
         metrics = {key: value for key, value in row.items() if key != "step" and finite(value) is not None}
         pictures = self._pictures(row) if names else []
         for name in names:
-            if name in self._working:
-                self._attempt(name, partial(_hand_over, self._working[name], step, metrics, pictures), PATIENCE)
+            if (tracker := self._working.get(name)) is not None:
+                with self._attempt(name, PATIENCE):
+                    tracker.row(row["step"], metrics, pictures)
 
     def _pictures(self, row: Mapping[str, Any]) -> list[TrackedPicture]:
         """Return pictures of the step's rollouts if they are due, which is at an evaluation, or at a checkpoint if
@@ -90,16 +88,17 @@ class Trackers:
             logger.warning(f"trackers: no pictures of step {step}: {error}")
             return []
 
-    def _attempt(self, name: str, action: Callable[[], None], patience: float | None = None) -> None:
+    @contextmanager
+    def _attempt(self, name: str, patience: float = math.inf) -> Iterator[None]:
+        """Turn a tracker off if it fails inside, or takes longer than `patience` seconds."""
         started = time.monotonic()
         try:
-            action()
+            yield
         except Exception as error:  # of any type, because a tracker must never end the training
             reason = (str(error).strip().splitlines() or ["without a reason"])[0]
             self._turn_off(name, f"{type(error).__name__}: {reason}")
         else:
-            seconds = time.monotonic() - started
-            if patience is not None and seconds > patience:
+            if (seconds := time.monotonic() - started) > patience:
                 self._turn_off(name, f"a step's row took it {seconds:.0f} s")
 
     def _turn_off(self, name: str, reason: str) -> None:
@@ -107,12 +106,6 @@ class Trackers:
         logger.warning(
             f"trackers: {name} is off from here on: {reason}; the run continues, and metrics.jsonl has every row"
         )
-
-
-def _hand_over(tracker: Tracker, step: int, metrics: Mapping[str, float], pictures: Sequence[TrackedPicture]) -> None:
-    tracker.row(step, metrics)
-    if pictures:
-        tracker.images(step, pictures)
 
 
 @contextmanager

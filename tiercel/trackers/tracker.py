@@ -35,11 +35,9 @@ class Tracker(Protocol):
     def needs_earlier(self) -> bool:
         """Return whether the rows before `first_step` must be sent again."""
 
-    def row(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record a row of metrics.jsonl, which has only numbers."""
-
-    def images(self, step: int, pictures: Sequence[TrackedPicture]) -> None:
-        """Record pictures of a few of the step's rollouts."""
+    def row(self, step: int, metrics: Mapping[str, float], pictures: Sequence[TrackedPicture]) -> None:
+        """Record the numbers of a row of metrics.jsonl, and pictures of a few of the step's rollouts, if there are
+        any."""
 
     def close(self) -> None:
         """Close the tracker. This is called once at the end of the run, unless the tracker was turned off."""

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from tiercel.trackers.tracker import TrackedPicture, TrackerPlace
@@ -14,106 +15,97 @@ QUIET = {"WANDB_CONSOLE": "off", "WANDB_DISABLE_GIT": "true", "WANDB_FINISH_TIME
 OWNER = "tiercel_run"  # key of trackio's config that distinguishes this run from another one of the same name
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WandbLike:
-    """A run of one of these packages. `_open` of a subclass makes it."""
+    """A run of one of these packages."""
 
-    def __init__(self, place: TrackerPlace):
-        self._run, self._image, self.needs_earlier = self._open(place)
+    needs_earlier: bool
+    log: Callable[..., Any]  # takes values by their keys, and `step`
+    image: Callable[..., Any]  # the package's type of picture
+    close: Callable[[], Any]
 
-    def _open(self, place: TrackerPlace) -> tuple[Any, Callable[..., Any], bool]:
-        """Return the run, the package's type of picture, and `needs_earlier`."""
-        raise NotImplementedError
-
-    def row(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._log(step, dict(metrics))
-
-    def images(self, step: int, pictures: Sequence[TrackedPicture]) -> None:
+    def row(self, step: int, metrics: Mapping[str, float], pictures: Sequence[TrackedPicture]) -> None:
         """Log each picture under its own key, because trackers would show a list at the size of its first picture."""
-        shown = (self._image(picture.image, caption=picture.caption) for picture in pictures)
-        self._log(step, {f"rollouts/{number}": picture for number, picture in enumerate(shown)})
-
-    def close(self) -> None:
-        self._run.finish()
-
-    def _log(self, step: int, values: dict[str, Any]) -> None:
-        self._run.log(values, step=step)
+        self.log(dict(metrics), step=step)
+        if pictures:
+            shown = (self.image(picture.image, caption=picture.caption) for picture in pictures)
+            self.log({f"rollouts/{number}": picture for number, picture in enumerate(shown)}, step=step)
 
 
-class Wandb(WandbLike):
-    """A wandb run: online if the user is logged in; with WANDB_MODE=offline, a directory to synchronise later. A run
-    with the same id is continued. Offline, each process writes its own directory, and synchronising a later one
+def open_wandb(place: TrackerPlace) -> WandbLike:
+    """Open a wandb run: online if the user is logged in; with WANDB_MODE=offline, a directory to synchronise later. A
+    run with the same id is continued. Offline, each process writes its own directory, and synchronising a later one
     replaces the earlier one, so each must contain all rows."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    import wandb
 
-    def _open(self, place: TrackerPlace) -> tuple[Any, Callable[..., Any], bool]:
-        for name, value in QUIET.items():
-            os.environ.setdefault(name, value)
-        import wandb
+    run = wandb.init(
+        project=_variable("WANDB_PROJECT") or place.project,
+        name=_variable("WANDB_NAME") or place.name,
+        id=_variable("WANDB_RUN_ID") or place.id,
+        dir=_variable("WANDB_DIR") or str(place.directory),
+        config=dict(place.config),
+        resume="allow",
+        # wandb's data about the process would include the command line, which may contain a secret.
+        settings=wandb.Settings(x_disable_meta=True),
+    )
+    run.define_metric(STEP, hidden=True)
+    run.define_metric("*", step_metric=STEP)
 
-        run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", place.project),
-            name=os.environ.get("WANDB_NAME", place.name),
-            id=os.environ.get("WANDB_RUN_ID", place.id),
-            dir=os.environ.get("WANDB_DIR", str(place.directory)),
-            config=dict(place.config),
-            resume="allow",
-            # wandb's data about the process would include the command line, which may contain a secret.
-            settings=wandb.Settings(x_disable_meta=True),
-        )
-        run.define_metric(STEP, hidden=True)
-        run.define_metric("*", step_metric=STEP)
-        return run, wandb.Image, run.offline
+    def log(values: dict[str, Any], step: int) -> None:
+        run.log({STEP: step, **values})
 
-    def _log(self, step: int, values: dict[str, Any]) -> None:
-        self._run.log({STEP: step, **values})
-
-
-class SwanLab(WandbLike):
-    """A SwanLab run: online if the user is logged in; with SWANLAB_MODE=offline, a directory to synchronise later. A
-    run with the same id is continued. If a step is sent twice, the service keeps the first value. Offline, each process
-    writes its own directory, which must contain all rows."""
-
-    def _open(self, place: TrackerPlace) -> tuple[Any, Callable[..., Any], bool]:
-        import swanlab
-
-        has_project = any(name in os.environ for name in ("SWANLAB_PROJ_NAME", "SWANLAB_PROJECT_NAME"))
-        has_name = any(name in os.environ for name in ("SWANLAB_EXP_NAME", "SWANLAB_EXPERIMENT_NAME"))
-        handler = signal.getsignal(signal.SIGINT)
-        run = swanlab.init(
-            project=None if has_project else place.project,
-            name=None if has_name else place.name,
-            id=os.environ.get("SWANLAB_RUN_ID", place.id),
-            log_dir=os.environ.get("SWANLAB_LOGDIR") or os.environ.get("SWANLAB_LOG_DIR") or str(place.directory),
-            config=dict(place.config),
-            resume="allow",
-            # log.txt has the console's lines. SwanLab's data about the process would include the command line, which
-            # may contain a secret.
-            settings=swanlab.Settings(
-                probe={"runtime": False, "git": False, "requirements": False}, terminal={"proxy_type": "none"}
-            ),
-        )
-        signal.signal(signal.SIGINT, handler)  # SwanLab replaces the handler, and Ctrl-C would no longer save the run
-        return run, swanlab.Image, run.mode != "online"
+    return WandbLike(log=log, image=wandb.Image, close=run.finish, needs_earlier=run.offline)
 
 
-class Trackio(WandbLike):
-    """A trackio run: an SQLite file, or a Space or server if trackio's variables name one. trackio appends rows and
-    replaces none, so a local run that resumes is written again from its first row, and a remote run is continued."""
+def open_swanlab(place: TrackerPlace) -> WandbLike:
+    """Open a SwanLab run: online if the user is logged in; with SWANLAB_MODE=offline, a directory to synchronise later.
+    A run with the same id is continued. If a step is sent twice, the service keeps the first value. Offline, each
+    process writes its own directory, which must contain all rows."""
+    import swanlab
 
-    def _open(self, place: TrackerPlace) -> tuple[Any, Callable[..., Any], bool]:
-        os.environ.setdefault("TRACKIO_DIR", str(place.directory))  # read when trackio is imported
-        import trackio
+    handler = signal.getsignal(signal.SIGINT)
+    run = swanlab.init(
+        project=_variable("SWANLAB_PROJ_NAME", "SWANLAB_PROJECT_NAME") or place.project,
+        name=_variable("SWANLAB_EXP_NAME", "SWANLAB_EXPERIMENT_NAME") or place.name,
+        id=_variable("SWANLAB_RUN_ID") or place.id,
+        log_dir=_variable("SWANLAB_LOGDIR", "SWANLAB_LOG_DIR") or str(place.directory),
+        config=dict(place.config),
+        resume="allow",
+        # log.txt has the console's lines. SwanLab's data about the process would include the command line, which may
+        # contain a secret.
+        settings=swanlab.Settings(
+            probe={"runtime": False, "git": False, "requirements": False}, terminal={"proxy_type": "none"}
+        ),
+    )
+    signal.signal(signal.SIGINT, handler)  # SwanLab replaces the handler, and Ctrl-C would no longer save the run
+    return WandbLike(log=run.log, image=swanlab.Image, close=run.finish, needs_earlier=run.mode != "online")
 
-        is_remote = any(os.environ.get(name) for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"))
-        if not is_remote and place.first_step > 0:
-            _delete(trackio.Api, place)
-        run = trackio.init(
-            project=place.project,
-            name=place.name,
-            config={**place.config, OWNER: place.id},
-            resume="allow" if is_remote and place.first_step > 0 else "never",
-            embed=False,
-        )
-        return run, trackio.Image, not is_remote
+
+def open_trackio(place: TrackerPlace) -> WandbLike:
+    """Open a trackio run: an SQLite file, or a Space or server if trackio's variables name one. trackio appends rows
+    and replaces none, so a local run that resumes is written again from its first row, and a remote run is
+    continued."""
+    os.environ.setdefault("TRACKIO_DIR", str(place.directory))  # read when trackio is imported
+    import trackio
+
+    is_remote, is_resumed = _variable("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL") is not None, place.first_step > 0
+    if is_resumed and not is_remote:
+        _delete(trackio.Api, place)
+    run = trackio.init(
+        project=place.project,
+        name=place.name,
+        config={**place.config, OWNER: place.id},
+        resume="allow" if is_resumed and is_remote else "never",
+        embed=False,
+    )
+    return WandbLike(log=run.log, image=trackio.Image, close=run.finish, needs_earlier=not is_remote)
+
+
+def _variable(*names: str) -> str | None:
+    """Return the first of these variables of the environment that is set."""
+    return next((value for name in names if (value := os.environ.get(name))), None)
 
 
 def _delete(api: Callable[[], Any], place: TrackerPlace) -> None:

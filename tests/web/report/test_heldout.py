@@ -27,7 +27,7 @@ def test_rows_are_counted_by_what_became_of_them(tmp_path):
     after = [(1, True), (0, False), (1, True), (0, False), (1, True)]
     first, last = evaluations(tmp_path, before, after)
     by_fate = fates(pairs_of(first, last))
-    assert {fate: [pair.after.id for pair in pairs] for fate, pairs in by_fate.items()} == {
+    assert {fate: [after.group.id for _, after in pairs] for fate, pairs in by_fate.items()} == {
         "fixed": ["row-0", "row-4"],  # a row that could not be judged counts as wrong
         "broken": ["row-1"],
         "right": ["row-2"],
@@ -51,7 +51,7 @@ def test_without_right_and_wrong_the_reward_decides(tmp_path):
 
 def test_rows_of_one_evaluation_only_are_counted(tmp_path):
     first, last = evaluations(tmp_path, [(0, False), (0, False)], [(1, True)])
-    assert [pair.after.id for pair in pairs_of(first, last)] == ["row-0"]
+    assert [after.group.id for _, after in pairs_of(first, last)] == ["row-0"]
     assert "1 row could not be paired." in held_out_part([first, last], Album(tmp_path))
 
 

@@ -42,7 +42,7 @@ def _charts(run: RecordedRun) -> Iterator[Chart]:
     """Yield the charts of the table."""
     for pattern, title, label, held_out, how in table_rows("tiercel.web.report", "charts.txt"):
         named = re.compile(re.escape(pattern).replace(r"\*", "(.*)"))
-        keys = [key for key in run.metric_names() if named.fullmatch(key)] if "*" in pattern else [pattern]
+        keys = [key for key in run.metrics.names() if named.fullmatch(key)] if "*" in pattern else [pattern]
         for key in keys:
             if "unless" not in how or not _is_needless(run, key, how):
                 name = named.sub(r"\1", key) if "*" in pattern else ""

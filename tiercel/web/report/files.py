@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -83,10 +83,14 @@ class Tail:
 
 
 class MetricsTail(Tail):
-    """The rows of metrics.jsonl, in `rows`."""
+    """The rows of metrics.jsonl, in `rows`, with the numbers of all keys or of some."""
+
+    def __init__(self, file: Path, is_over: bool, keys: Collection[str] | None = None) -> None:
+        self._keys = keys
+        super().__init__(file, is_over)
 
     def drop(self) -> None:
-        self.rows = GrowingMetrics()
+        self.rows = GrowingMetrics(self._keys)
 
     def add(self, block: bytes) -> None:
         for value in parsed_lines(block.decode("utf-8", errors="replace")):

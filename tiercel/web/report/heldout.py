@@ -81,22 +81,22 @@ class HeldOutTab:
     legend: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pair:
-    """A held-out row under two policies."""
-
-    before: GroupRecord
-    after: GroupRecord
+Pair = tuple[Column, Column]  # a row before and after
 
 
 def pairs_of(before: GroupFile, after: GroupFile) -> tuple[Pair, ...]:
     """Return the rows that both files have with the same question, in the order of the first file."""
     by_id = {group.id: group for group in after.groups}
+    old, new = _names(before, after)
     return tuple(
-        Pair(before=group, after=by_id[group.id])
+        (Column(old, group, "before"), Column(new, by_id[group.id], "after"))
         for group in before.groups
         if group.id in by_id and by_id[group.id].question == group.question
     )
+
+
+def _names(before: GroupFile, after: GroupFile) -> tuple[str, str]:
+    return f"before (step {before.step:,})", f"after (step {after.step:,})"
 
 
 def fates(pairs: Sequence[Pair]) -> dict[Fate, list[Pair]]:
@@ -104,7 +104,7 @@ def fates(pairs: Sequence[Pair]) -> dict[Fate, list[Pair]]:
 
     Where other rows were judged, a row that was not judged counts as wrong, as in eval/accuracy.
     """
-    knows = any(c.is_correct is not None for pair in pairs for c in (_greedy(pair.before), _greedy(pair.after)))
+    knows = any(column.answer.is_correct is not None for pair in pairs for column in pair)
     kinds: tuple[Fate, ...] = ("fixed", "broken", "right", "wrong") if knows else ("better", "worse", "same")
     sorted_in: dict[Fate, list[Pair]] = {kind: [] for kind in kinds}
     for pair in pairs:
@@ -113,7 +113,7 @@ def fates(pairs: Sequence[Pair]) -> dict[Fate, list[Pair]]:
 
 
 def _fate(pair: Pair, knows: bool) -> Fate:
-    before, after = _greedy(pair.before), _greedy(pair.after)
+    before, after = (column.answer for column in pair)
     if knows:
         was_right, is_right = before.is_correct is True, after.is_correct is True
         if was_right:
@@ -124,25 +124,18 @@ def _fate(pair: Pair, knows: bool) -> Fate:
     return "better" if after.total > before.total else "worse"
 
 
-def _greedy(group: GroupRecord):
-    return group.completions[0]
-
-
 def held_out_of(first: GroupFile, last: GroupFile) -> HeldOutTab:
     """Compare two evaluations: counts of all rows, and examples."""
     if first.step == last.step:
         return _single(last)
     pairs = pairs_of(first, last)
     by_fate = fates(pairs)
-    lost = len(first.groups) + len(last.groups) - 2 * len(pairs)
-    names = (f"before (step {first.step:,})", f"after (step {last.step:,})")
-    blocks = []
-    for fate, chosen in by_fate.items():
-        kind, rows = KINDS[fate], [_columns(names, pair) for pair in chosen]
-        blocks.append(_block(kind.title, rows, kind.examples, f"fate-block {fate}"))
+    lost, names = len(first.groups) + len(last.groups) - 2 * len(pairs), _names(first, last)
+    kinds = ((fate, KINDS[fate], rows) for fate, rows in by_fate.items())
+    blocks = (_block(kind.title, rows, kind.examples, f"fate-block {fate}") for fate, kind, rows in kinds)
     return HeldOutTab(
         title="Before and after",
-        intro=_OF_PAIRS if any(is_pair(pair.after) for pair in pairs) else _OF_ROWS,
+        intro=_OF_PAIRS if any(is_pair(after.group) for _, after in pairs) else _OF_ROWS,
         blocks=tuple(filter(None, blocks)),
         names=names,
         counts=tuple(_counts(by_fate, names)),
@@ -156,7 +149,7 @@ def _single(only: GroupFile) -> HeldOutTab:
     """Show the rows of the only evaluation so far, without a comparison."""
     name = f"at step {only.step:,}"
     rows = [(Column(name, group, "after"),) for group in only.groups]
-    if any(_greedy(group).is_correct is not None for group in only.groups):
+    if any(row[0].answer.is_correct is not None for row in rows):
         right = [row for row in rows if row[0].answer.is_correct is True]
         kinds = {"Right": right, "Wrong": [row for row in rows if row[0].answer.is_correct is not True]}
     else:
@@ -166,10 +159,6 @@ def _single(only: GroupFile) -> HeldOutTab:
         intro=f"There is one evaluation so far, {name}, so nothing to compare it with yet.",
         blocks=tuple(filter(None, (_block(title, chosen, 4) for title, chosen in kinds.items()))),
     )
-
-
-def _columns(names: tuple[str, str], pair: Pair) -> tuple[Column, ...]:
-    return Column(names[0], pair.before, "before"), Column(names[1], pair.after, "after")
 
 
 def _block(title: str, rows: Sequence[tuple[Column, ...]], most: int, style: str = "") -> HeldOutBlock | None:
@@ -199,12 +188,12 @@ def _chance(gained: int, lost: int) -> str:
 
 
 def _legend(pairs: Sequence[Pair], names: tuple[str, str]) -> list[tuple[str, str]]:
-    boxed = any(has_boxes(pair.after) for pair in pairs)
-    asked = any(is_asked(group) for pair in pairs for group in (pair.before, pair.after))
+    boxed = any(has_boxes(after.group) for _, after in pairs)
+    asked = any(is_asked(column.group) for pair in pairs for column in pair)
     if not boxed and not asked:
         return []
     keys = [("key before", f"box {names[0]}"), ("key after", f"box {names[1]}")]
-    if any(is_pair(pair.after) for pair in pairs):
+    if any(is_pair(after.group) for _, after in pairs):
         keys = [(f"key {style}", f"box of the {side} answer") for style, side in SIDES]
     return [*([("key truth", "right box")] if boxed else []), *keys, *([ASKED] if asked else [])]
 
@@ -232,14 +221,14 @@ def row_outlines(columns: Sequence[Column]) -> list[Outline]:
     outlines = true_outlines(group)
     if is_pair(group):
         return outlines + pair_outlines(group)
-    for name, each, style in columns:
-        outlines += drawn_outlines(each, _greedy(each), style, name)
+    for column in columns:
+        outlines += drawn_outlines(column.group, column.answer, column.style, column.name)
     return outlines
 
 
 def facts_of(group: GroupRecord) -> list[tuple[str, str]]:
     """Return what is said of the greedy answer: its reward, its box, each reward of several."""
-    completion = _greedy(group)
+    completion = group.completions[0]
     facts = [("reward", value_text(completion.total))]
     if has_boxes(group):
         facts += [("IoU", value_text(overlap(group, completion))), ("box", box_cell(group, completion))]

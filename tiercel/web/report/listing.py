@@ -27,7 +27,7 @@ class Score:
 
     name: str
     best: float
-    step: int
+    step: int  # of the best
     newest: float
 
     @property
@@ -38,14 +38,10 @@ class Score:
         return f"{self.name} {best} at step {self.step:,}{now}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Training:
+class Training(Score):
     """What a run learns by, over its training steps: the mean of the newest steps, and the best single one."""
 
-    name: str
-    newest: float
-    best: float
-    step: int  # of the best
+    __slots__ = ()
 
     @property
     def text(self) -> str:

@@ -93,10 +93,6 @@ class RecordedRun:
         """Return (step, value) for each row of metrics.jsonl that has a finite number under `key`."""
         return self.metrics.series(key)
 
-    def metric_names(self) -> list[str]:
-        """Return every key of metrics.jsonl, in order of first appearance."""
-        return self.metrics.names()
-
 
 def read_run(path: Path) -> RecordedRun:
     """Read everything but completions and images.

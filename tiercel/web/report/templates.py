@@ -11,7 +11,8 @@ from markupsafe import Markup
 
 from tiercel import __version__
 from tiercel.message_text import counted
-from tiercel.web.report import boxes, cards, charts, heldout, numbers, pictures, tokens, turns
+from tiercel.web.report import boxes, cards, charts, heldout, pictures, tokens, turns
+from tiercel.web.report.numbers import NOTHING, TIMES, duration
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f]")
 # What no HTML file may hold: half of a surrogate pair, DEL to APC, and the two noncharacters.
@@ -67,16 +68,11 @@ def environment() -> Any:
     made.filters |= {"clipped": cards.clipped, "encoded": _encoded, "tenth": _tenth, "thousands": "{:,}".format}
     made.globals |= {
         "version": __version__,
-        "TIMES": numbers.TIMES,
-        "NOTHING": numbers.NOTHING,
+        "TIMES": TIMES,
+        "NOTHING": NOTHING,
         "counted": counted,
-        "duration": numbers.duration,
-        "boxes": boxes,
-        "cards": cards,
-        "charts": charts,
-        "heldout": heldout,
-        "pictures": pictures,
-        "tokens": tokens,
-        "turns": turns,
+        "duration": duration,
     }
+    modules = (boxes, cards, charts, heldout, pictures, tokens, turns)
+    made.globals |= {module.__name__.rpartition(".")[2]: module for module in modules}
     return made

@@ -28,15 +28,11 @@ def shown_turns(group: GroupRecord, completion: CompletionRecord, among: range |
     for number, turn in enumerate(completion.turns, start=1):
         images = list(enumerate(turn.images, start=shown))
         shown += len(images)
-        if _is_left_out(number, last) or (among is not None and number - 1 not in among):
+        if MOST_TURNS <= number < last or (among is not None and number - 1 not in among):
             continue
         note = "Came back:" if number < last else "Came back; the trajectory ended before the policy read it:"
         pieces = None if turn.answer is None else tuple(_pieces(turn.answer, images)) or ("",)
         yield ShownTurn(number=number, turn=turn, note=note, pieces=pieces)
-
-
-def _is_left_out(number: int, last: int) -> bool:
-    return MOST_TURNS <= number < last
 
 
 def _pieces(answer: str, images: Sequence[tuple[int, ImageRecord]]) -> Iterator[Piece]:

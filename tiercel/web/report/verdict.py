@@ -21,8 +21,6 @@ _OF_TRAINING = {"grpo": ("sampled reward", "reward/mean"), "distill": ("KL from 
 _MANY_MASKED = 0.02
 _MANY_TRUNCATED = 0.5
 _MANY_FLAT = 0.8
-_MANY_FAILED_CALLS = 0.5
-_LARGE_LOGPROB_GAP = 0.1
 _LOW_ENTROPY = 0.1  # of the first value
 _OVERFIT = 0.02  # held-out loss above its lowest, relative
 
@@ -187,19 +185,10 @@ def _reward_notices(run: RecordedRun) -> Iterator[Notice]:
 
 
 def _learning_notices(run: RecordedRun) -> Iterator[Notice]:
+    """Yield what the table of findings, which reads the metrics step by step, does not say."""
     cut, over = _recent(run, "completion/truncated_fraction")
     if cut > _MANY_TRUNCATED:
         yield warning(f"{over} {share(cut)} of the completions were truncated{_truncated_at(run)}.")
-    failed, over = _recent(run, "tools/failed_fraction")
-    if failed > _MANY_FAILED_CALLS:
-        yield warning(
-            f"{over} {share(failed)} of the tool calls failed: the policy writes them wrongly, or the tools raise "
-            "errors. The rollouts have the reasons."
-        )
-    gap, _ = _recent(run, "sampler/logprob_gap_mean")
-    if gap > _LARGE_LOGPROB_GAP:
-        text = f"Sampler and trainer disagree by {short(gap)} per token in their logprobs: their numerics differ."
-        yield warning(text)
     if skipped := int(sum(value for _, value in run.series("loss_scale/skipped"))):
         yield note(f"{counted(skipped, 'update')} of float16 overflowed and changed no weights.")
     entropy = run.series("entropy/mean")

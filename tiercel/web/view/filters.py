@@ -5,9 +5,10 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from starlette.exceptions import HTTPException
@@ -123,35 +124,24 @@ def _found(columns: Columns, chosen: np.ndarray, hits: Sequence[int], looked_at:
     return Found(positions=tuple(hits), total=len(chosen), looked_at=looked_at, cursor=cursor)
 
 
-class StepFiles:
+class StepFiles(ExitStack):
     """The files of rollouts/ or evaluations/, of which the last one read stays open; a context manager."""
 
     def __init__(self, run: Path, folder: Folder) -> None:
+        super().__init__()
         self._run = run
         self._folder: Folder = folder
         self._step = -1
-        self._stream: IO[bytes] | None = None
-
-    def __enter__(self) -> "StepFiles":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-        self._step, self._stream = -1, None
 
     def line(self, columns: Columns, position: int) -> bytes:
         """Return the bytes of a group; none if its file cannot be read."""
         step = int(columns.steps[position])
         try:
             if step != self._step:
-                self._close()
-                self._stream = open_step(groups_path(self._run, self._folder, step))
+                self.close()
+                self._step = -1
+                self._stream = self.enter_context(open_step(groups_path(self._run, self._folder, step)))
                 self._step = step
-            assert self._stream is not None
             self._stream.seek(int(columns.starts[position]))
             return self._stream.read(min(int(columns.bytes[position]), LONGEST_LINE))
         except (OSError, ValueError, OverflowError):  # a number of the index may be any
