@@ -73,7 +73,7 @@ def write_rows(folder: Path) -> None:
         "shares": [row([0.17, 0.31, 0.67, 0.78])] * 4,
         "marks": [row(box, question="<image><image>Where is the seven?")] * 4,
         "foreign": [row(box, question="<image 1>Where is the seven?")] * 4,
-        "elsewhere": [{"question": "Where is the seven?", "answer": box, "image_path": "0.png"}] * 4,
+        "elsewhere": [{"question": "Where is the seven?", "answer": "There.", "image_path": "0.png"}] * 4,
         "cut": [row(box, picture="cut.png")] * 4,
         "formulas": [row(r"\frac{3}{")] * 4,
     }
@@ -110,8 +110,7 @@ def write_adapters(folder: Path) -> None:
     old = {name.replace("model.language_model.layers", "model.layers"): tensor for name, tensor in weights.items()}
     half = {name: tensor for name, tensor in weights.items() if "layers.2." not in name}
     config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 8, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
-    words = "model.language_model.embed_tokens.weight"
-    whole = weights | {f"base_model.model.{words}": load_file(START / "model.safetensors")[words].clone()}
+    whole = weights | {"base_model.model.model.language_model.embed_tokens.weight": torch.ones(8, WIDTH)}
     for name, kept in (("old", old), ("half", half), ("whole", whole)):
         (folder / name).mkdir()
         (folder / name / "adapter_config.json").write_text(json.dumps(config))
