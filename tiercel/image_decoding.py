@@ -50,7 +50,8 @@ def upright_rgb(image: Image.Image) -> Image.Image:
 def _to_rgb(image: Image.Image) -> Image.Image:
     is_16_bit = image.mode == "I" or image.mode.startswith("I;16")
     if is_16_bit or image.has_transparency_data:
-        if is_16_bit and 0 < (most := image.getextrema()[1]) < _DARKEST:
+        most = image.getextrema()[1] if is_16_bit else 0
+        if isinstance(most, int) and 0 < most < _DARKEST:
             raise ValueError(
                 f"its 16-bit values reach only {most} of 65535, so the picture would be nearly black; scale them by "
                 f"65535 / {most}, or save it with 8 bits"

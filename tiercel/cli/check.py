@@ -136,7 +136,8 @@ def _scanned(
         if decodes:
             decode_videos(recipe.data, row)
         plans = row_plans(family, recipe.data, row, sizes)
-        odd.update(odd_boxes(row, plans, family, is_learnt=not isinstance(recipe, GrpoRecipe)))
+        if recipe.purpose != "pairs" or row.rejected is not None:  # otherwise it is the other side of a pair
+            odd.update(odd_boxes(row, plans, family, is_learnt=not isinstance(recipe, GrpoRecipe)))
         if isinstance(recipe, GrpoRecipe):
             require_answers(recipe, family, row, plans, readers)
             if recipe.rollout.engine_kind.is_served:
