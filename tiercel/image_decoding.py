@@ -17,6 +17,7 @@ _UPRIGHT = {
 SIDEWAYS = frozenset({5, 6, 7, 8})
 _WHITE = (255, 255, 255, 255)
 _STRIP_PIXELS = 1 << 22
+_DARKEST = 1 << 12  # 16-bit values below it, as of 12 bits, have a high byte of at most 15
 
 
 def open_picture(file: str) -> Image.Image:
@@ -37,7 +38,8 @@ def orientation(image: Image.Image) -> int:
 
 def upright_rgb(image: Image.Image) -> Image.Image:
     """Decode an open image to an upright picture in 8-bit RGB, without metadata. Transparent pixels are drawn on white,
-    16-bit greyscale keeps its high byte, and CMYK is converted without a colour profile."""
+    16-bit greyscale keeps its high byte, and CMYK is converted without a colour profile. Raises ValueError for 16-bit
+    greyscale of which that byte is nearly black."""
     # Read before load(), like the size in the header, because load() also reads metadata after the pixels.
     transposition = _UPRIGHT.get(orientation(image))
     image.load()
@@ -48,6 +50,12 @@ def upright_rgb(image: Image.Image) -> Image.Image:
 def _to_rgb(image: Image.Image) -> Image.Image:
     is_16_bit = image.mode == "I" or image.mode.startswith("I;16")
     if is_16_bit or image.has_transparency_data:
+        most = image.getextrema()[1] if is_16_bit else 0
+        if isinstance(most, int) and 0 < most < _DARKEST:
+            raise ValueError(
+                f"its 16-bit values reach only {most} of 65535, so the picture would be nearly black; scale them by "
+                f"65535 / {most}, or save it with 8 bits"
+            )
         (width, height), convert = image.size, _from_16_bit if is_16_bit else _on_white
         picture, rows = Image.new("RGB", image.size), max(1, _STRIP_PIXELS // width)
         for top in range(0, height, rows):  # in strips, or a large picture would take several times its own memory

@@ -30,6 +30,7 @@ MODULES = (
     "config_base.py",
     "user_functions.py",
     "geometry.py",
+    "image_decoding.py",
     "processes.py",
     "config",
     "rewards/*.py",

@@ -833,6 +833,38 @@ def test_broken_base64_is_told_in_a_short_line_and_paths_stay_paths():
         assert isinstance(found, RejectedRow) or found.images == (ImageSource(path=path),)
 
 
+TEXT_PART, IMAGE_PART = {"type": "text", "text": "What is it?"}, {"type": "image"}
+
+
+@pytest.mark.parametrize(
+    ("content", "read"),
+    [
+        (json.dumps([IMAGE_PART, TEXT_PART]), "<image>What is it?"),
+        (json.dumps([{**IMAGE_PART, "text": None}, {**TEXT_PART, "image": None}], indent=1), "<image>What is it?"),
+        (json.dumps([TEXT_PART]), "What is it?"),
+        (json.dumps([{"type": "text", "bbox": [1, 2]}]), None),  # an answer that is JSON itself
+        (json.dumps([{**TEXT_PART, "label": "title"}]), None),
+        ('[{"type": "text", "text"', None),
+        ("[{'type': 'table'}]", None),
+    ],
+)
+def test_parts_may_be_json_text(content, read):
+    """Tables whose columns have one type store parts as text, beside turns that are text."""
+    asked = {"role": "user", "content": content}
+    images = ["a.png"] if read is None or "<image>" in read else []
+    row = accepted({"messages": [asked], "images": images, "answer": 1}, "tiercel")
+    assert row.messages[0].content == (f"<image>{content}" if read is None else read)
+
+
+PATH_PART = '[{"type": "image", "image": "a.png"}]'
+
+
+@pytest.mark.parametrize("written", (str([TEXT_PART]), str([IMAGE_PART, TEXT_PART]), PATH_PART))
+def test_parts_as_text_that_cannot_be_read_are_refused(written):
+    found = refused({"messages": [{"role": "user", "content": written}], "images": ["a.png"]}, "tiercel")
+    assert found.field.startswith("messages[0].content")
+
+
 GEOMETRY = {
     "images": ["a.png"],
     "problem": "<image>Find x.",
@@ -854,7 +886,8 @@ QUESTION = {"image": "a.png", "question": "<image>Find x.", "answer": "5"}
 def test_questions_with_answers_are_told_by_their_keys():
     assert detect_format([GEOMETRY], "f") == detect_format([QUESTION], "f") == "qa"
     assert detect_format([VERL], "f") == "verl"
-    assert detect_format([{**GEOMETRY, "solution": "6"}], "f") == "vlm_r1"
+    with pytest.raises(DataError, match="could have the format qa or vlm_r1"):  # is the answer `answer` or `solution`?
+        detect_format([{**GEOMETRY, "solution": "6"}], "f")
     assert detect_format([{**QUESTION, "chosen": "a", "rejected": "b"}], "f") == "rlhf_v"
     assert detect_format([{**QUESTION, "messages": [USER]}], "f") == "tiercel"
 

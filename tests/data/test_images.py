@@ -105,6 +105,15 @@ def test_16_bit_greyscale_keeps_its_high_byte():
     assert np.asarray(picture)[0].tolist() == [[0] * 3, [0] * 3, [64] * 3, [255] * 3]
 
 
+@pytest.mark.parametrize(("most", "is_dark"), [(0, False), (255, True), (4095, True), (4096, False)])
+def test_16_bit_greyscale_of_fewer_bits_is_no_black_picture(most, is_dark):
+    source = embedded(Image.fromarray(np.array([[0, most]], dtype=np.uint16)))
+    if is_dark:
+        assert f"16-bit values reach only {most} of 65535" in problem(source)
+    else:
+        assert np.asarray(decode(source, ANYWHERE, LIMIT))[0, 1].tolist() == [most >> 8] * 3
+
+
 def test_cmyk_jpeg():
     red, green, blue = pixel(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG", quality=100)
     assert red > 250

@@ -112,6 +112,38 @@ def test_other_pictures_take_the_place_of_one_that_is_named_alone(tmp_path):
     assert (row.images[0].path, row.rejected.images[0].path) == ("a.png", "b.png")
 
 
+@pytest.mark.parametrize("prompt", (ASKED, [{"role": "user", "content": ASKED}]))
+def test_a_prompt_that_the_answers_repeat_is_asked_once(tmp_path, prompt):
+    """As in ultrafeedback_binarized, whose chosen and rejected are whole conversations beside their prompt."""
+    asked = {"role": "user", "content": ASKED}
+    sides = {side: [asked, {"role": "assistant", "content": side}] for side in ("chosen", "rejected")}
+    (row,) = read(tmp_path, "pairs", {"prompt": prompt, **sides}).rows
+    assert [[turn.content for turn in side.messages] for side in row.sides] == [[ASKED, "chosen"], [ASKED, "rejected"]]
+    sides["chosen"][0] = {"role": "user", "content": "Where is the eight?"}
+    table = read(tmp_path, "pairs", {"prompt": prompt, **PAIRS["trl"] | {"images": None}}, {"prompt": prompt, **sides})
+    assert [(each.line, each.field) for each in table.rejected] == [(2, "prompt")]
+    completed = {"prompt": prompt, "completion": sides["rejected"]}
+    (row,) = read(tmp_path, "sft", completed).rows
+    assert [turn.content for turn in row.messages] == [ASKED, "rejected"]
+
+
+@pytest.mark.parametrize("purpose", ("pairs", "labels"))
+def test_an_answer_to_an_answer_is_rejected(tmp_path, purpose):
+    twice = {"conversations": [HUMAN, {"from": "gpt", "value": "up"}], "images": ["a.png"]}
+    sides = {side: {"from": "gpt", "value": side} for side in ("chosen", "rejected")}
+    labelled = {**twice, "conversations": [*twice["conversations"], sides["chosen"]], "kto_tag": True}
+    good = PAIRS["sharegpt"] if purpose == "pairs" else LABELLED["sharegpt"]
+    table = read(tmp_path, purpose, good, {**twice, **sides} if purpose == "pairs" else labelled)
+    assert [(each.line, each.field) for each in table.rejected] == [(2, "conversations")]
+
+
+def test_a_chosen_answer_beside_the_messages_must_be_theirs(tmp_path):
+    pair = PAIRS["tiercel"]
+    same = ({**pair, "chosen": chosen} for chosen in ("left", TURNS, TURNS[1:]))
+    table = read(tmp_path, "pairs", *same, {**pair, "chosen": "up"})
+    assert len(table.rows) == 3 and [(each.line, each.field) for each in table.rejected] == [(4, "chosen")]
+
+
 def test_only_the_last_answer_is_trained_on(tmp_path):
     earlier = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
     (row,) = read(tmp_path, "pairs", {"messages": [*earlier, *TURNS], "rejected": "right", "images": ["a.png"]}).rows

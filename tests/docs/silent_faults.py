@@ -36,6 +36,11 @@ def share(completion, answer):
     return float("nan") if not said else 1.0
 
 
+def short(completions, **kwargs):
+    """TRL's first example, which is for texts."""
+    return [-abs(20 - len(completion)) for completion in completions]
+
+
 def graded(completion, answer):
     """The form of another framework: a dict of scores."""
     return {"overall": 1.0, "format": 0.0}
@@ -67,6 +72,8 @@ def write_rows(folder: Path) -> None:
         "thousandths": [row([168, 313, 990, 781])] * 4,
         "shares": [row([0.17, 0.31, 0.67, 0.78])] * 4,
         "marks": [row(box, question="<image><image>Where is the seven?")] * 4,
+        "foreign": [row(box, question="<image 1>Where is the seven?")] * 4,
+        "elsewhere": [{"question": "Where is the seven?", "answer": "There.", "image_path": "0.png"}] * 4,
         "cut": [row(box, picture="cut.png")] * 4,
         "formulas": [row(r"\frac{3}{")] * 4,
     }
@@ -92,7 +99,8 @@ def write_holed_model(folder: Path) -> None:
 
 
 def write_adapters(folder: Path) -> None:
-    """Write an adapter with names of before transformers 4.52, and one that lacks half of its weights."""
+    """Write an adapter with names of before transformers 4.52, one that lacks half of its weights, and one whose file
+    has the model's embeddings too, as PEFT saves them where tokens were added."""
     shapes = {"lora_A": (RANK, WIDTH), "lora_B": (WIDTH, RANK)}
     weights = {
         f"base_model.model.model.language_model.layers.{layer}.self_attn.q_proj.{name}.weight": torch.full(shape, 0.01)
@@ -102,7 +110,8 @@ def write_adapters(folder: Path) -> None:
     old = {name.replace("model.language_model.layers", "model.layers"): tensor for name, tensor in weights.items()}
     half = {name: tensor for name, tensor in weights.items() if "layers.2." not in name}
     config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 8, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
-    for name, kept in (("old", old), ("half", half)):
+    whole = weights | {"base_model.model.model.language_model.embed_tokens.weight": torch.ones(8, WIDTH)}
+    for name, kept in (("old", old), ("half", half), ("whole", whole)):
         (folder / name).mkdir()
         (folder / name / "adapter_config.json").write_text(json.dumps(config))
         save_file(kept, folder / name / "adapter_model.safetensors", metadata={"format": "pt"})

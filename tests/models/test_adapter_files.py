@@ -166,6 +166,26 @@ def test_weights_that_do_not_fit_are_refused_everywhere(tiny_checkpoints, adapte
         assert [words for words in said if words not in str(error.value)] == [], str(error.value)
 
 
+EMBEDDINGS = "model.language_model.embed_tokens.weight"
+
+
+@pytest.mark.parametrize("of_the_model", (EMBEDDINGS, "model.visual.merger.mlp.0.weight", "non_lora_state_dict.bin"))
+def test_weights_of_the_model_itself_beside_an_adapter_are_refused(tiny_checkpoints, adapter, of_the_model):
+    """PEFT saves resized embeddings with the adapter, LLaVA and 2U1 save the projector in a file beside it."""
+    path = tiny_checkpoints["qwen2_5_vl"]
+    if of_the_model.endswith(".bin"):
+        (adapter / of_the_model).write_bytes(b"")
+    else:
+        whole = load_for_inference(tiny_recipe(path), CPU, None).model.get_parameter(of_the_model).detach() + 1
+        change_weights(adapter, lambda weights: weights | {PREFIX + of_the_model: whole})
+    for load in (
+        lambda: load_for_inference(tiny_recipe(path), CPU, adapter),
+        lambda: tiny_policy(path, Lora(rank=4, alpha=8, targets=QKVO, init=str(adapter))),
+    ):
+        with pytest.raises(ModelError, match=rf"weights of the model itself .*: {re.escape(of_the_model)}"):
+            load()
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -214,6 +214,24 @@ def test_a_processors_template_is_read_where_the_tokenizer_has_none(checkpoint):
     assert load_family(Model(path=str(checkpoint))).checkpoint.chat_template == "{{ messages }}"
 
 
+def test_a_processors_template_comes_before_the_tokenizers(checkpoint):
+    """A tokenizer may still have the template of the language model that the checkpoint began as."""
+    written = load_family(Model(path=str(checkpoint))).checkpoint.chat_template
+    (without_template(checkpoint) / "chat_template.json").write_text(json.dumps({"chat_template": written}))
+    edit(checkpoint / "tokenizer_config.json", chat_template="{{ messages[0].content }}")
+    assert load_family(Model(path=str(checkpoint))).checkpoint.chat_template == written
+    (checkpoint / "chat_template.jinja").write_text(written + "{# newer #}")
+    assert load_family(Model(path=str(checkpoint))).checkpoint.chat_template == written + "{# newer #}"
+
+
+def test_a_byte_order_mark_is_no_part_of_a_template(checkpoint, tmp_path):
+    written = load_family(Model(path=str(checkpoint))).checkpoint.chat_template
+    for file in (tmp_path / "mine.jinja", without_template(checkpoint) / "chat_template.jinja"):
+        file.write_text(written, encoding="utf-8-sig")
+    for template in (str(tmp_path / "mine.jinja"), None):
+        assert load_family(Model(path=str(checkpoint)), template).checkpoint.chat_template == written
+
+
 def test_end_tokens_are_the_tokenizers_and_the_generation_configs(checkpoint):
     family = load_family(Model(path=str(checkpoint)))
     end, pad = family.tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])

@@ -1,5 +1,6 @@
 """Conversations to token ids: what is scored, what is refused, where boxes and images are placed."""
 
+import re
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -124,6 +125,16 @@ def test_the_turn_has_the_tokens_that_sampling_would_have_met(family):
 def test_an_end_token_in_a_turns_text_does_not_end_it(family):
     conversation = conversation_of(family, row_of(("user", "?"), ("assistant", "1<|endoftext|>2")))
     assert pieces(family, conversation) == [(True, "1<|endoftext|>2<|im_end|>")]
+
+
+@pytest.mark.parametrize("mark", ("<img>a.png</img>", "<image 1>", "<image1>", "<|image_1|>", "<image_00>"))
+def test_a_mark_of_another_framework_is_not_read_as_text(family, mark):
+    with pytest.raises(DataError, match=f"contains {re.escape(mark)}, a mark of a picture in another framework"):
+        prompt_length(family, row_of(("user", f"{mark} What is it?")), (), None)
+    answered = row_of(("user", "Write markup."), ("assistant", f"Here: {mark}"))
+    assert conversation_length(family, answered, (), None) > 0
+    for plain in ("<img src='a.png'>", "<imagery>", "image 1", "an <image/> tag"):
+        assert prompt_length(family, row_of(("user", plain)), (), None) > 0
 
 
 def test_no_assistant_turn_is_refused(family):

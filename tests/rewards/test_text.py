@@ -59,6 +59,11 @@ def test_relative_tolerance_by_hand():
     assert value("number", "0.1", 0, relative_tolerance=0.5) == 0.0
 
 
+def test_marks_that_nobody_sees_at_the_ends_do_not_count():
+    for name in ("exact", "normalised", "ocr"):
+        assert value(name, "left", "\ufeffleft\u200b ") == value(name, "\u200eleft", "left") == 1.0
+
+
 @pytest.mark.parametrize(
     ("completion", "expected"),
     [("4", 1.0), ("5", 0.75), ("I see 3.", 0.75), ("8", 0.0), ("99", 0.0), ("many", 0.0)],

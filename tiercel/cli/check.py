@@ -4,6 +4,7 @@ of their files."""
 
 import shutil
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +20,7 @@ from tiercel.config.keys import named
 from tiercel.data.coverage import run_coverage
 from tiercel.data.encoding import decode_videos, require_readable, require_usable, row_plans
 from tiercel.data.media.images import open_header
+from tiercel.data.odd_rows import odd_boxes, odd_lines
 from tiercel.data.reading import RowTable, read_run_rows, require_few_bad, write_fix_report
 from tiercel.data.scan import ScanReport, decoded_size, scan
 from tiercel.devices import training_device
@@ -72,6 +74,11 @@ def _check(recipe: Recipe, arguments: Namespace, console: Console) -> None:
     )
     if (line := turn_end_line(family)) is not None:
         console.print(f"  {line}", markup=False)
+    if "strftime_now" in family.checkpoint.chat_template and not recipe.data.template_arguments:
+        console.print(
+            "  the chat template may write today's date, and prompts then change from day to day; a variable for it in "
+            "data.template_arguments, such as date_string, or a template of your own in data.template fixes the date"
+        )
     if family.needs_proof:
         policy = load_for_inference(recipe, training_device(), None)
         console.print(f"  {check_forward_equivalence(policy).line}", markup=False)
@@ -121,6 +128,7 @@ def _scanned(
 ) -> ScanReport:
     file = table.file
     length = prompt_length if isinstance(recipe, GrpoRecipe) else conversation_length
+    odd = Counter[str]()
 
     def plan(row: Row, sizes: list[Size]) -> int:
         if is_train or not isinstance(recipe, GrpoRecipe):  # held-out prompts are completed, not learnt from
@@ -128,6 +136,8 @@ def _scanned(
         if decodes:
             decode_videos(recipe.data, row)
         plans = row_plans(family, recipe.data, row, sizes)
+        if recipe.purpose != "pairs" or row.rejected is not None:  # otherwise it is the other side of a pair
+            odd.update(odd_boxes(row, plans, family, is_learnt=not isinstance(recipe, GrpoRecipe)))
         if isinstance(recipe, GrpoRecipe):
             require_answers(recipe, family, row, plans, readers)
             if recipe.rollout.engine_kind.is_served:
@@ -147,8 +157,10 @@ def _scanned(
     console.print(f"{file}: {table.total:,} rows in {table.format} format, {len(rejected):,} rejected")
     if recipe.data.ids == "line":
         console.print("  ids of rows: file and line, as data.ids says")
-    for note in table.notes:
+    for note in (*table.notes, *odd_lines(recipe.data, table)):
         console.print(f"  {note}", markup=False)
+    for reason, count in odd.items():
+        console.print(f"  {count:,} rows {reason}", markup=False)
     if report.accepted:
         console.print(f"  tokens of a prompt: {tokens}; images: {images}")
     if decodes:

@@ -45,6 +45,10 @@ _TURNS = (
     "rejected_messages",
 )  # fmt: skip
 _BEGIN_OF_TURNS = re.compile(r"""\s*\[\s*\{\s*(["'])(?:role|content|from|value)\1\s*:""")
+_BEGIN_OF_PARTS = re.compile(r'\s*\[\s*\{\s*"(?:type|text|image|video)"\s*:')
+_PRINTED_PARTS = re.compile(r"\s*\[\s*\{\s*'type':\s*'(?:text',\s*'text':|(?:image|video)'\s*\})")
+_OF_PARTS = {kind: {kind, "url", "path"} for kind in ("text", "image", "video")}
+_OF_PARTS |= {"image_url": {"image_url"}, "input_image": {"image_url"}, "input_text": {"text"}}
 _MASKS = ("loss", "weight")  # keys of a turn that say whether it is trained on
 _LONGEST_REASON = 5000  # characters; a reason may name a path, which may have up to 4096
 
@@ -157,9 +161,12 @@ def _turns_of_text(value: Any, field: str) -> Any:
 
 
 def read_content(value: Any, field: str) -> str:
-    """Read a turn's text. A list of parts of the types text, image and video becomes text with marks."""
+    """Read a turn's text. A list of parts of the types text, image and video, which may be JSON text as in tables whose
+    columns have one type, becomes text with marks."""
     if isinstance(value, str):
-        return value
+        if (parts := _parts_of_text(value, field)) is None:
+            return value
+        value = parts
     if not isinstance(value, list):
         raise wrong_value(value, "it must be text or a list of text and image parts", field)
     pieces = []
@@ -178,6 +185,25 @@ def read_content(value: Any, field: str) -> str:
         else:
             raise wrong_value(part, 'a part must be {"type": "text", "text": ...} or {"type": "image"}', place)
     return "".join(pieces)
+
+
+def _parts_of_text(text: str, field: str) -> list[Any] | None:
+    """Parse a list of parts that is JSON text; None for any other text, such as an answer that is JSON itself. Raises
+    DataError for a list as Python prints it."""
+    if _PRINTED_PARTS.match(text):
+        raise DataError("is a list of parts as printed by Python; use the list itself, or JSON", field=field)
+    if not _BEGIN_OF_PARTS.match(text):
+        return None
+    try:
+        parts = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return parts if all(isinstance(part, dict) and _is_part(part) for part in parts) else None
+
+
+def _is_part(part: Mapping[str, Any]) -> bool:
+    keys = {key for key in part if key != "type" and given(part, key)}
+    return isinstance(part.get("type"), str) and part["type"] in _OF_PARTS and keys <= _OF_PARTS[part["type"]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -298,6 +324,8 @@ def require_turns(messages: Sequence[Message], purpose: Purpose, field: str) -> 
         raise DataError(reason, field=field)
     if purpose in ("pairs", "labels") and roles[-1] != "assistant":
         raise DataError("the last turn is not an assistant turn", field=field)
+    if purpose in ("pairs", "labels") and roles[-2:] == ["assistant", "assistant"]:
+        raise DataError("the answer follows another answer, not a question; remove one of them", field=field)
     if purpose != "grpo":
         if "assistant" not in roles:
             raise DataError("there is no assistant turn to train on", field=field)

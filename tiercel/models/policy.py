@@ -20,14 +20,13 @@ from tiercel.models.layers.experts import gate_names
 from tiercel.models.layers.quantized import is_quantized, settle
 from tiercel.models.layers.value_head import NAME as VALUE_HEAD
 from tiercel.models.layers.value_head import add_value_head
+from tiercel.models.weights.adapters import WHOLE_FILE as WHOLE_FILE
 from tiercel.models.weights.adapters import read_adapter, start_at_rounding
 from tiercel.models.weights.loading import DTYPES, family_of, load_weights, named_few, read_tensors, require_finite
 from tiercel.models.weights.targets import adaptable_names, adapted_names, adapter_targets, expression_of
 from tiercel.types import EncodedImage
 
 REFERENCE = "reference"  # name of the reference's adapter
-# Float32 weights by their names in the model: next to an adapter, those trained whole; next to a model, its value head.
-WHOLE_FILE = "trained_whole.safetensors"
 
 warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # PEFT reads it
 

@@ -16,6 +16,10 @@ from tiercel.models.families.base import Family
 from tiercel.types import VISUAL_MARK, EncodedConversation, EncodedImage, EncodedPrompt, ImagePlan, Message, Row
 
 PRINTED_PART = repr({"type": "text"})[:-1]  # how Python prints a part of a turn
+# Marks of a picture in rows of other frameworks: <img>FILE</img> of Qwen-VL, <image 1> of MMMU, <|image_1|> of Phi-3.
+FOREIGN_MARK = re.compile(
+    r"<img>[^<>\n]+</img>|<\|?image[ _-]?\d+\|?>|<image>\./</image>|<ImageHere>|<image_placeholder>|<\|image\|>"
+)
 NOTHING = r"(?!)"  # an expression that no text matches
 THOUGHT = re.compile(r"\s*<think>(.*?)</think>\n*", re.DOTALL)
 THOUGHT_FIELD = "reasoning_content"  # where many templates look for it
@@ -42,6 +46,7 @@ def with_boxes(row: Row, plans: Sequence[ImagePlan], family: Family) -> tuple[Me
     """Return the row's messages with each <bbox> mark replaced by its box in the family's coordinate space. Raises
     DataError if they contain an end token, which only the chat template may write."""
     _require_no_end(family, row.messages)
+    _require_own_marks(family, row.messages)
     if not row.boxes:
         return row.messages
     space = family.coordinate_space
@@ -72,6 +77,17 @@ def _require_no_end(family: Family, messages: Sequence[Message]) -> None:
             raise DataError(
                 f"the {odd.role} turn contains {end}, which ends a turn and is written by the chat template itself; "
                 "remove it",
+                field="messages",
+            )
+
+
+def _require_own_marks(family: Family, messages: Sequence[Message]) -> None:
+    """Raise DataError for another framework's mark of a picture, which the model would read as text."""
+    for message in messages if family.image_marker is not None else ():
+        if message.role != "assistant" and (found := FOREIGN_MARK.search(message.content)) is not None:
+            raise DataError(
+                f"the {message.role} turn contains {brief(found.group(), 60)}, a mark of a picture in another "
+                "framework, which the model would read as text; write <image> there, and list the picture in `images`",
                 field="messages",
             )
 

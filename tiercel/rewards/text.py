@@ -18,6 +18,7 @@ from tiercel.rewards.ground_truth import Truth, number_of
 ALL_TEXT = "all of the answer, as text"
 NUMBER = "the number that the answer settles on"
 ARTICLES = ("a", "an", "the")
+UNSEEN = "\u200b\u200e\u200f\u2060\ufeff"  # zero width, direction and byte order marks, as spreadsheets leave them
 
 
 class Exact(TruthReward):
@@ -197,4 +198,4 @@ def normalised(text: str) -> str:
 
 
 def _stripped(text: str) -> str:
-    return unicodedata.normalize("NFC", text.strip())
+    return unicodedata.normalize("NFC", text.strip().strip(UNSEEN).strip())

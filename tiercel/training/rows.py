@@ -8,6 +8,7 @@ from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.data import reading
 from tiercel.data.coverage import run_coverage
 from tiercel.data.encoding import require_readable
+from tiercel.data.odd_rows import odd_lines
 from tiercel.data.order import rank_slice
 from tiercel.data.picture_files import missing_files
 from tiercel.data.reading import CONTENT, RowTable, RunRows, require_few_bad, write_bad_rows
@@ -34,6 +35,8 @@ def read_run_rows(recipe: BaseRecipe, run: RunDirectory) -> RunRows:
         if run.ranks.is_first:
             write_bad_rows(table.rejected, run.bad_rows_file)
         require_few_bad(len(table.rejected), table.total, recipe.data, table.rejected)
+        for line in odd_lines(recipe.data, table):
+            logger.warning(line)
     for line in run_coverage(recipe.rewards, rows) if isinstance(recipe, GrpoRecipe) else ():
         logger.info(line)
     return rows

@@ -76,6 +76,26 @@ def test_texts_are_chosen_by_an_attribute(reward_file):
     assert numbers(score(call)) == [3.0, 3.0, 3.0]
 
 
+@pytest.mark.parametrize("taken", ("len(each)", "float('o' in each)"))
+def test_a_conversation_is_not_taken_for_a_text(reward_file, taken):
+    """TRL's own first example is len(completion), which would be 1 for each conversation."""
+    call = reward_file(f"def score(completions, **kwargs):\n    return [{taken} for each in completions]\n")
+    for value in score(call):
+        assert value.value is None and "write NAME.conversational = False" in value.failure
+
+
+def test_a_conversation_is_still_a_list(reward_file):
+    call = reward_file("""
+        import copy, json, pickle
+
+        def score(completions, **kwargs):
+            assert completions == json.loads(json.dumps(completions)) == pickle.loads(pickle.dumps(completions))
+            assert all(each and isinstance(each, list) and list(each) == copy.deepcopy(each) for each in completions)
+            return [len(each[-1]["content"]) for each in completions]
+        """)
+    assert numbers(score(call)) == [3.0, 3.0, 3.0]
+
+
 def test_a_function_of_keywords_alone_and_an_async_one(reward_file):
     alone = reward_file(
         "def score(**kwargs):\n    return [len(each[0]['content']) for each in kwargs['completions']]\n"
@@ -89,6 +109,13 @@ def test_a_function_of_keywords_alone_and_an_async_one(reward_file):
             return [0.5] * len(completions)
         """)
     assert numbers(score(waiting)) == [0.5, 0.5, 0.5]
+
+
+def test_the_column_answer_comes_before_what_its_format_takes(reward_file):
+    """Rows of problem, solution and answer, read as VLM-R1's, have the solution as their right answer."""
+    asked = sample("x", "a long proof", columns={"solution": "a long proof", "answer": 5})
+    for form in ("completion, answer):\n    return answer\n", "completions, answer):\n    return answer\n"):
+        assert numbers(score(reward_file(f"def score({form}"), asked)) == [5.0]
 
 
 def test_the_answer_is_the_solution_where_rows_have_no_such_column(reward_file):
@@ -137,6 +164,10 @@ def test_a_class_of_no_base_and_an_object(reward_file):
             async def __call__(self, sample):
                 return len(sample.completion)
 
+        class WaitingByName:
+            async def __call__(self, completion):
+                return len(completion)
+
         tens = Length(10)
         """
     call = reward_file(source)
@@ -144,6 +175,7 @@ def test_a_class_of_no_base_and_an_object(reward_file):
     assert numbers(score(named(call, "tens"))) == [30.0, 30.0, 30.0]
     assert numbers(score(named(call, "Own"))) == [3.0, 3.0, 3.0]
     assert numbers(score(named(call, "Waiting"))) == [3.0, 3.0, 3.0]
+    assert numbers(score(named(call, "WaitingByName"))) == [3.0, 3.0, 3.0]
 
 
 @without_swift

@@ -171,15 +171,25 @@ def from_refcoco(record: Mapping[str, Any]) -> RowDraft:
 
 def from_trl(record: Mapping[str, Any]) -> RowDraft:
     """Read TRL's rows: a prompt, and its completion if there is one, each as text or as a list of turns. A completion
-    without a prompt is a whole conversation. In RLHF-V's rows the prompt is `question`; in rows that have a prompt,
-    `question` is an ordinary column."""
+    without a prompt is a whole conversation, and so is one that begins with the turns of the prompt. In RLHF-V's rows
+    the prompt is `question`; in rows that have a prompt, `question` is an ordinary column."""
     _refuse(record, "tools", "chosen", "rejected")
-    turns: list[Any] = []
     asked = "prompt" if given(record, "prompt") else "question"
-    for key, role in ((asked, "user"), ("completion", "assistant")):
-        value = record.get(key)
-        turns += value if isinstance(value, list) else [] if value is None else [{"role": role, "content": value}]
-    messages, read = read_messages(turns, "prompt"), ("prompt", asked, "completion")
+    prompt, completion = (
+        value if isinstance(value, list) else [] if value is None else [{"role": role, "content": value}]
+        for value, role in ((record.get(asked), "user"), (record.get("completion"), "assistant"))
+    )
+    messages = read_messages([*prompt, *completion], "prompt")
+    before, after = messages[: len(prompt)], messages[len(prompt) :]
+    if before and after and after[0].role != "assistant":
+        if [each.content for each in after[: len(before)]] != [each.content for each in before]:
+            raise DataError(
+                f"the answer begins with a {after[0].role} turn, but not with the turns of `{asked}`; give only what "
+                f"follows `{asked}`",
+                field=asked,
+            )
+        messages = after
+    read = ("prompt", asked, "completion")
     return _draft(record, messages, "prompt", read=read, answers=("answer", "solution"))
 
 

@@ -86,6 +86,10 @@ def _of_messages(record: Record) -> tuple[Record, Record]:
         value = [{"role": "assistant", "content": value}]
     if not isinstance(value, list) or not value:
         raise DataError("must be the rejected answer, or a list of turns", field=keys[0])
+    is_answered = bool(turns) and _role(turns[-1]) == "assistant"
+    if is_answered and given(record, "chosen") and _said(record["chosen"]) != _said(turns):
+        reason = "differs from the answer in messages; a pair has one chosen answer, so remove one of them"
+        raise DataError(reason, field="chosen")
     last = max((place for place, turn in enumerate(turns) if _role(turn) == "user"), default=-1)
     whole = any(_role(turn) == "user" for turn in value)
     return chosen, {**other, "messages": value if whole else [*turns[: last + 1], *value]}
@@ -127,6 +131,12 @@ def _visuals_apart(record: Record) -> tuple[Record, Record]:
 
 def _role(turn: Any) -> Any:
     return turn.get("role") if isinstance(turn, Mapping) else None
+
+
+def _said(answer: Any) -> Any:
+    """Return the content of the last turn; text is returned as it is."""
+    last = answer[-1] if isinstance(answer, list) and answer else answer
+    return last.get("content") if isinstance(last, Mapping) else last
 
 
 def _no_pairs(record: Record) -> tuple[Record, Record]:

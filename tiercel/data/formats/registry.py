@@ -308,7 +308,7 @@ def _formats_of(record: Mapping[str, Any]) -> set[FormatName]:
 def _is_qa(has: Set[str]) -> bool:
     """Return whether the keys are those of a question and its answer, and of no other format."""
     others = {"conversations", "instruction", "bbox"}
-    return "answer" in has and ("question" in has or ("problem" in has and "solution" not in has)) and not has & others
+    return "answer" in has and bool(has & {"question", "problem"}) and not has & others
 
 
 def convert(format: FormatName, record: Mapping[str, Any]) -> RowDraft:

@@ -25,6 +25,10 @@ from tiercel.models.weights.targets import adaptable_names, adapted_names
 
 WEIGHTS = "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"
+# Float32 weights by their names in the model: next to an adapter, those trained whole; next to a model, its value head.
+WHOLE_FILE = "trained_whole.safetensors"
+# Files in which LLaVA, its kin and ms-swift save weights of the model itself that were trained whole beside an adapter.
+WHOLE_OF_OTHERS = ("non_lora*", "mm_projector.bin", "vit.safetensors")
 PREFIX = "base_model.model."  # PEFT puts it before every name of the model
 # Keys that PEFT's own code computes from, and keys that only describe the adapter's origin.
 UNDERSTOOD = {
@@ -46,6 +50,7 @@ def read_adapter(model: HuggingFaceModel, directory: Path, dropout: float = 0.0)
     with memory_to_load(directory, "take an adapter of a lower rank, or a machine with more memory"):
         tensors = read_tensors(directory / WEIGHTS)
         require_finite(tensors, directory / WEIGHTS)
+        _require_adapter_alone(tensors, directory)
         names = _Names(model)
         written = {names.in_model(name): name for name in tensors}
         if written.keys() != tensors.keys():
@@ -88,6 +93,19 @@ def adapter_config(directory: Path) -> LoraConfig:
     config.init_lora_weights = True  # the weights follow
     config.task_type = "CAUSAL_LM"  # other types add modules of their own
     return config
+
+
+def _require_adapter_alone(tensors: Iterable[str], directory: Path) -> None:
+    """Raise ModelError if weights of the model itself come with the adapter. PEFT saves embeddings that were resized
+    and would copy them into the model, whose adapter could then be neither disabled nor saved as it was trained."""
+    found = {name.removeprefix(PREFIX) for name in tensors if ".lora_" not in name}
+    found = found or {file.name for pattern in WHOLE_OF_OTHERS for file in directory.glob(pattern)}
+    if found:
+        raise ModelError(
+            f"{directory} has weights of the model itself beside its adapter: {named_few(found)}. If they were "
+            "trained, merge both into the model in the framework that trained them, and set model.path to that model; "
+            "if not, remove them"
+        )
 
 
 def _default(field: dataclasses.Field) -> Any:

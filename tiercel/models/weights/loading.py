@@ -447,19 +447,20 @@ def require_plain_numbers(directory: Path) -> None:
 
 
 def _chat_template(path: Path, tokenizer, template: str | None) -> str:
+    """Return the recipe's template, or that of the checkpoint's processor, as transformers and vLLM use it, or that of
+    its tokenizer, which may be of the language model that it began as. A byte order mark is not part of it."""
     if template is not None:
         try:
-            return Path(template).read_text(encoding="utf-8")
+            return Path(template).read_text(encoding="utf-8-sig")
         except (OSError, ValueError) as error:
             raise ModelError(f"data.template: {template} cannot be read: {error}") from error
-    written = tokenizer.chat_template
+    written, legacy = tokenizer.chat_template, path / "chat_template.json"
+    if legacy.is_file() and not (path / "chat_template.jinja").is_file():  # the tokenizer reads the latter too
+        written = read_json(legacy).get("chat_template") or written
     if isinstance(written, dict):  # several by name
         written = written.get("default")
-    if written:
-        return written
-    legacy = path / "chat_template.json"
-    if legacy.is_file() and isinstance(found := read_json(legacy).get("chat_template"), str):
-        return found
+    if isinstance(written, str) and written:
+        return written.removeprefix("\ufeff")
     raise ModelError(f"{path} has no chat template; set data.template to a file that has one")
 
 

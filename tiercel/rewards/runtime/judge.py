@@ -185,7 +185,7 @@ def _text_of(reply: HttpReply) -> str:
 def _read_question(file: str) -> str:
     """Read the question's file. Raises RecipeError if it has placeholders other than those that are filled in."""
     try:
-        text = Path(file).read_text(encoding="utf-8")
+        text = Path(file).read_text(encoding="utf-8-sig")
         names = {name for _, name, _, _ in Formatter().parse(text) if name is not None}
         if names <= set(PLACES):
             text.format(**dict.fromkeys(PLACES, ""))

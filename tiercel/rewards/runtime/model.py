@@ -258,7 +258,7 @@ def _load_weights(path: Path, options: RewardModel) -> Any:
 def _chat_template(path: Path, tokenizer: Any, options: RewardModel) -> str:
     if options.template is not None:
         try:
-            return Path(options.template).read_text(encoding="utf-8")
+            return Path(options.template).read_text(encoding="utf-8-sig")
         except (OSError, ValueError) as error:
             raise ModelError(f"model.template: {options.template} cannot be read: {error}") from error
     if not isinstance(tokenizer.chat_template, str):

@@ -40,7 +40,10 @@ def as_reward(found: Any) -> Callable[..., Any]:
         return _by_name(found)
     if not _takes(found, "completions"):
         return found.__call__ if is_of_class else found  # the method tells whether it is async
-    return _of_lists(found, is_conversational=getattr(found, "conversational", not is_of_class))
+    said = getattr(found, "conversational", None)
+    if said is None and not is_of_class:
+        return _of_lists(found, Conversation)
+    return _of_lists(found, list if said else None)
 
 
 def _made(found: type) -> Any:
@@ -64,12 +67,13 @@ def _by_name(found: Callable[..., Any]) -> Callable[[Sample], Any]:
 
     def score(sample: Sample) -> Any:
         own = {name: getattr(sample, name) for name in SAMPLE_NAMES}
-        return _call(found, {**sample.columns, **own, "images": Pictures(sample.images)})
+        own |= {"answer": sample.columns.get("answer", sample.answer), "images": Pictures(sample.images)}
+        return _call(found, {**sample.columns, **own})
 
     async def score_async(sample: Sample) -> Any:
         return await score(sample)
 
-    return score_async if inspect.iscoroutinefunction(found) else score
+    return score_async if any(map(inspect.iscoroutinefunction, (found, type(found).__call__))) else score
 
 
 def _parameters(found: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -94,18 +98,37 @@ def _call(found: Callable[..., Any], values: Mapping[str, Any]) -> Any:
     return found(**{name: value for name, value in values.items() if takes_all or name in names})
 
 
-def _of_lists(found: Callable[..., Any], *, is_conversational: bool) -> Callable[..., Any]:
+class Conversation(list[Any]):
+    """A completion as a list of turns, for a function that does not say whether it takes conversations. One that takes
+    texts would find a text of length 1 that contains nothing; it raises TypeError instead."""
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        raise TypeError(
+            "a completion is a list of turns here: take completion[0]['content'], or write NAME.conversational = False "
+            "below the function NAME to get texts (True: lists without this check)"
+        )
+
+    def __contains__(self, value: object) -> bool:
+        if isinstance(value, str):
+            len(self)  # raises
+        return super().__contains__(value)
+
+
+def _of_lists(found: Callable[..., Any], conversation: type[list[Any]] | None) -> Callable[..., Any]:
     """Wrap a function that takes lists by name as a function of samples. It is passed the lists that it has parameters
-    for."""
+    for. `conversation` is the type of a completion; None: text."""
 
     def score(samples: Sequence[Sample]) -> Any:
-        return _call(found, _lists(samples, is_conversational))
+        return _call(found, _lists(samples, conversation))
 
     score.batched = True  # type: ignore[attr-defined]
     return score
 
 
-def _lists(samples: Sequence[Sample], is_conversational: bool) -> dict[str, list[Any]]:
+def _lists(samples: Sequence[Sample], conversation: type[list[Any]] | None) -> dict[str, list[Any]]:
     """Collect prompts, completions and every column of any row, including `answer`, and `solution`, which is the answer
     if no row has a column of that name. The entry is None if a row lacks a column. Pictures are in the forms of TRL and
     VLM-R1."""
@@ -114,9 +137,9 @@ def _lists(samples: Sequence[Sample], is_conversational: bool) -> dict[str, list
     columns = dict.fromkeys(name for sample in samples for name in sample.columns)
     names = dict.fromkeys((*columns, *(name for sample in samples for name in sample.named if name not in lists)))
     lists |= {name: [sample.columns.get(name, sample.named.get(name)) for sample in samples] for name in names}
-    if is_conversational:
+    if conversation is not None:
         lists["prompts"] = [[asdict(turn) for turn in sample.messages] for sample in samples]
-        lists["completions"] = [[{"role": "assistant", "content": sample.completion}] for sample in samples]
+        lists["completions"] = [conversation([{"role": "assistant", "content": each.completion}]) for each in samples]
     else:
         lists["prompts"] = [sample.prompt for sample in samples]
         lists["completions"] = [sample.completion for sample in samples]

@@ -1,0 +1,76 @@
+"""What `tiercel check` says about rows that it does not reject."""
+
+import json
+
+import pytest
+
+from tests.tiny_models import noise_image
+from tests.training.test_loops import grpo_recipe, sft_recipe
+from tiercel.cli.main import main
+from tiercel.config import recipe_to_yaml
+from tiercel.errors import EXIT_DONE
+
+
+@pytest.mark.parametrize(
+    ("family", "answer", "size", "is_told"),
+    [
+        ("qwen2_5_vl", "[10, 20, 30, 40]", (57, 60), True),
+        ("qwen2_5_vl", '{"bbox_2d": [10, 20, 30, 40]}', (57, 60), True),
+        ("qwen2_5_vl", "[10, 20, 30, 40]", (56, 56), False),  # not resized
+        ("qwen2_5_vl", "A cup.", (57, 60), False),
+        ("qwen2_5_vl", "<bbox>", (57, 60), False),
+        ("qwen3_vl", "[10, 20, 30, 40]", (57, 60), False),
+        ("qwen3_vl", "[10, 20, 30, 1040]", (57, 60), True),
+    ],
+)
+def test_boxes_as_numbers_in_an_answer_are_told(tiny_checkpoints, tmp_path, capsys, family, answer, size, is_told):
+    """Their numbers are learnt as they are, although Qwen2.5-VL writes pixels of the resized picture."""
+    noise_image(*size, seed=0).save(tmp_path / "a.png")
+    turns = [{"role": "user", "content": "<image>Where?"}, {"role": "assistant", "content": answer}]
+    row = {"messages": turns, "images": ["a.png"], **({"boxes": [[1, 2, 30, 40]]} if answer == "<bbox>" else {})}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    recipe = sft_recipe(tiny_checkpoints[family], tmp_path / "rows.jsonl", tmp_path / "run")
+    (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(recipe))
+    assert main(["check", str(tmp_path / "recipe.yaml")]) == EXIT_DONE
+    assert ("1 rows have answers with boxes as numbers" in capsys.readouterr().out) == is_told
+
+
+@pytest.mark.parametrize(
+    ("columns", "is_told"),
+    [
+        ({"width": 57, "height": 60}, False),
+        ({"width": 60, "height": 57}, True),  # drawn before the picture was turned
+        ({"width": 570, "height": 600}, True),
+        ({"width": 4.5, "height": 2.0}, False),
+        ({"width": 570}, False),
+        ({"width": 570, "height": 600, "answer": "a cup", "boxes": None}, False),
+    ],
+)
+def test_boxes_on_a_picture_of_another_size_are_told(tiny_checkpoints, tmp_path, capsys, columns, is_told):
+    noise_image(57, 60, seed=0).save(tmp_path / "a.png")
+    asked = [{"role": "user", "content": "<image>Where?"}]
+    row = {"messages": asked, "images": ["a.png"], "answer": [10, 20, 30, 40], **columns}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    output, rewards = tmp_path / "run", [{"name": "format"}]
+    recipe = grpo_recipe(tiny_checkpoints["qwen2_5_vl"], tmp_path / "rows.jsonl", output, rewards=rewards)
+    (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(recipe))
+    assert main(["check", str(tmp_path / "recipe.yaml")]) == EXIT_DONE
+    assert ("give a width and height that are not those" in capsys.readouterr().out) == is_told
+
+
+def test_a_template_that_writes_the_date_is_told(tiny_checkpoints, tmp_path, capsys):
+    """As Llama 3.2's does, unless date_string is given."""
+    dated = (
+        "{% if date_string is not defined %}{% set date_string = strftime_now('%d %b') %}{% endif %}"
+        "{% for turn in messages %}<|im_start|>{{ turn.role }} {{ date_string }}\n{% for part in turn.content %}"
+        "{{ part.text }}{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant {{ date_string }}\n{% endif %}"
+    )
+    (tmp_path / "dated.jinja").write_text(dated)
+    turns = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "A cup."}]
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    template = {"template": str(tmp_path / "dated.jinja")}
+    recipe = sft_recipe(tiny_checkpoints["qwen2_5_vl"], tmp_path / "rows.jsonl", tmp_path / "run", data=template)
+    (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(recipe))
+    assert main(["check", str(tmp_path / "recipe.yaml")]) == EXIT_DONE
+    assert "may write today's date" in capsys.readouterr().out

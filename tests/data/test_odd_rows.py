@@ -1,0 +1,72 @@
+"""What is told about rows that can be used. Boxes: tests/cli/test_check.py."""
+
+import json
+
+import pytest
+
+from tiercel.config.data import Data
+from tiercel.data.odd_rows import odd_lines
+from tiercel.data.reading import read_rows
+
+ASKED = {"question": "What is it?", "answer": "a cup"}
+
+
+def lines(tmp_path, *files, **data):
+    for number, rows in enumerate(files):
+        (tmp_path / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = Data(train=str(tmp_path / "*.jsonl"), **data)
+    return odd_lines(config, read_rows(config.train, config, "grpo"))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "is_told"),
+    [
+        ("image_path", "a.png", True),
+        ("Image", "pictures/cup of tea.JPG", True),
+        ("file_name", "https://example.com/a.webp", True),
+        ("pictures", ["a.png", "b.jpeg"], True),
+        ("photo", {"path": "a.png", "bytes": None}, True),
+        ("img", "data:image/png;base64,iVBORw0KGgo=", True),
+        ("source", "coco", False),
+        ("page", "see a.png\nand b.png", False),
+        ("pictures", [], False),
+    ],
+)
+def test_a_column_of_pictures_that_is_not_read_is_told(tmp_path, column, value, is_told):
+    told = lines(tmp_path, [{**ASKED, column: value}] * 2)
+    assert [f"data.columns: {{images: {column}}}" in line for line in told] == [True] * is_told
+    assert lines(tmp_path, [{**ASKED, column: value, "image": "a.png"}, {**ASKED, column: value}]) == []
+
+
+def test_each_file_is_looked_at(tmp_path):
+    (told,) = lines(tmp_path, [{**ASKED, "image": "a.png"}], [{**ASKED, "image_path": "a.png"}])
+    assert str(tmp_path / "1.jsonl") in told
+
+
+def test_a_system_turn_of_the_recipe_that_rows_replace_is_told(tmp_path):
+    own = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}]}
+    rows = [own, {"messages": own["messages"][1:]}]
+    assert lines(tmp_path, rows) == []
+    assert lines(tmp_path, rows, system="Think.") == [
+        "data.system is not used for 1 of the first 2 rows, which have a system turn"
+    ]
+
+
+def test_a_data_set_of_which_files_are_missing_is_told(tmp_path):
+    row = json.dumps(ASKED) + "\n"
+    for number in (0, 2):
+        (tmp_path / f"train-0000{number}-of-00003.jsonl").write_text(row)
+    (tmp_path / "eval-00000-of-00001.jsonl").write_text(row)
+    config = Data(train=str(tmp_path / "*-of-*.jsonl"))
+    (told,) = odd_lines(config, read_rows(config.train, config, "grpo"))
+    assert told.startswith(f"{tmp_path}/train: only 2 of its 3 files are here")
+
+
+def test_texts_of_the_recipe_that_mean_something_else_are_told(tmp_path):
+    (tmp_path / "system.txt").write_text("Think.")
+    named, typed = {"system": str(tmp_path / "system.txt")}, {"prompt": r"{prompt}\nAnswer."}
+    (told,) = lines(tmp_path, [ASKED], **named)
+    assert told.startswith(f"data.system: {tmp_path}/system.txt is a file")
+    (told,) = lines(tmp_path, [ASKED], **typed)
+    assert told.startswith("data.prompt has a backslash and an n")
+    assert lines(tmp_path, [ASKED], system="Use \\neq.\nThink.", prompt="x" * 5000) == []

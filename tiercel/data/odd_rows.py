@@ -1,0 +1,110 @@
+"""Tell what is odd about rows that can be used: pictures in columns that no format reads, a system turn that takes the
+place of data.system, files that are missing by their names, boxes that may be in other coordinates."""
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tiercel.config.data import Data
+from tiercel.data.reading import RowTable
+from tiercel.data.stores import RowView, view_of
+from tiercel.models.families.base import Family
+from tiercel.rewards.answers import parse_boxes
+from tiercel.types import ImagePlan, Row
+
+_LOOKED_AT = 32  # rows of a file, and files; to read all would take minutes
+_PICTURE = re.compile(r"data:image/[^\n]*|[^\n<>]{1,1000}\.(?:png|jpe?g|webp|gif|bmp|tiff?)", re.IGNORECASE)
+_PART = re.compile(r"(.*)-\d{3,}-of-(\d{3,})(?:-[0-9a-f]+)?\.\w[\w.]*")
+_TWO_CHARACTERS = re.compile(r"\\n(?![a-z])")  # as in a YAML text in single quotes; not LaTeX's \neq
+_OF_PICTURES = re.compile(r"image|img|pic|photo", re.IGNORECASE)
+
+
+def odd_lines(data: Data, table: RowTable) -> list[str]:
+    """Return a line for each file whose rows have no picture although one of their columns names pictures, for each
+    data set that is not complete, for data.system if rows have a system turn, which takes its place, and for texts of
+    the recipe that seem to mean something else. Only the first rows are looked at, those of each file for pictures."""
+    rows = view_of(table.rows)
+    names, files, lines = rows.file_names, rows.files, []
+    pictures = np.bincount(files, weights=rows.column("images") + rows.column("videos"), minlength=len(names))
+    for number in np.flatnonzero(pictures == 0)[:_LOOKED_AT].tolist():
+        if (column := _picture_column(_first(rows, np.flatnonzero(files == number)))) is not None:
+            lines.append(
+                f"no row of {names[number]} has a picture, but the column {column} seems to name one, which the model "
+                f"will not see: set data.columns: {{images: {column}}}"
+            )
+    lines += _missing_parts(names)
+    for key, text in (("system", data.system or ""), ("prompt", data.prompt or "")):
+        if os.path.isfile(text):
+            lines.append(f"data.{key}: {text} is a file, but its name and not its content is what the model will read")
+        if _TWO_CHARACTERS.search(text):
+            lines.append(f"data.{key} has a backslash and an n; for a line end, put it in double quotes in the recipe")
+    if data.system is not None:
+        first = _first(rows, np.arange(min(len(rows), _LOOKED_AT)))
+        if own := sum(row.messages[0].role == "system" for row in first):
+            lines.append(f"data.system is not used for {own} of the first {len(first)} rows, which have a system turn")
+    return lines
+
+
+def _missing_parts(names: Sequence[str]) -> list[str]:
+    """Return a line for each data set that has fewer files than they say by names such as train-00000-of-00005."""
+    folders = [Path(name) for name in names if Path(name).is_dir()]
+    files = {str(file) for folder in folders for glob in ("*.*", "data/*.*") for file in folder.glob(glob)} | {*names}
+    found: dict[tuple[str, int], int] = {}
+    for match in filter(None, map(_PART.fullmatch, files)):
+        found[match[1], int(match[2])] = found.get((match[1], int(match[2])), 0) + 1
+    return [
+        f"{name}: only {count} of its {total} files are here; if the others are missing by mistake, download them again"
+        for (name, total), count in sorted(found.items())
+        if count < total
+    ]
+
+
+def _first(rows: RowView, places: np.ndarray) -> list[Row]:
+    found = (rows.look(place) for place in places[:_LOOKED_AT].tolist())
+    return [row for row in found if isinstance(row, Row)]
+
+
+def _picture_column(rows: Sequence[Row]) -> str | None:
+    """Return the first column all of whose values name pictures, or one of bytes that is called after pictures."""
+    for name in dict.fromkeys(name for row in rows for name in row.columns):
+        values = [row.columns[name] for row in rows if row.columns.get(name) is not None]
+        if values and all(map(_names_pictures, values)):
+            return name
+    left_out = (name for row in rows for name, kind in row.left_out if kind == "bytes" and _OF_PICTURES.search(name))
+    return next(left_out, None)
+
+
+def _names_pictures(value: Any) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(map(_names_pictures, value))
+    if isinstance(value, Mapping):
+        value = value.get("path")
+    return isinstance(value, str) and _PICTURE.fullmatch(value.strip()) is not None
+
+
+_MOST = {"thousandths": 1000.0, "unit": 1.0}  # the largest coordinate of a family's space
+
+
+def odd_boxes(row: Row, plans: Sequence[ImagePlan], family: Family, *, is_learnt: bool) -> Iterator[str]:
+    """Yield what is odd about a row's boxes. Many data sets give the size of the picture on which they were drawn.
+    Boxes that are numbers in an answer are learnt as they are, if the answer is."""
+    given = tuple(row.columns.get(side) for side in ("width", "height"))
+    has_boxes = bool(row.boxes) or (isinstance(row.answer, list | str) and bool(parse_boxes(str(row.answer))))
+    if has_boxes and len(plans) == 1 and {*map(type, given)} == {int} and given != plans[0].original_size:
+        yield (
+            "with boxes give a width and height that are not those of their picture: were the boxes drawn on another "
+            "size, or before the picture was turned?"
+        )
+    texts = (message.content for message in row.messages if message.role == "assistant" and message.is_trained)
+    boxes = [box for text in texts for box in parse_boxes(text)] if is_learnt and plans else []
+    space, is_resized = family.coordinate_space, any(plan.original_size != plan.processed_size for plan in plans)
+    if boxes and space and (max(map(max, boxes)) > _MOST.get(space, math.inf) or (space not in _MOST and is_resized)):
+        yield (
+            f"have answers with boxes as numbers, which are learnt as they are, but {family.name} writes {space}; if "
+            "they are pixels of the files, write <bbox> for each, and list them in `boxes`"
+        )
