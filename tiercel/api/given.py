@@ -15,8 +15,8 @@ from tiercel.api.functions import named_function, written_function
 from tiercel.errors import DataError, RecipeError
 from tiercel.regular_files import open_new
 from tiercel.rewards.runtime.in_process import register_function
-from tiercel.runs.directory import GIVEN, require_own
 from tiercel.runs.files import file_sha256, write_atomically
+from tiercel.runs.fresh_start import GIVEN, require_own
 from tiercel.writing import writing
 
 MEDIA = ("image", "images", "video", "videos")  # columns whose texts are files

@@ -192,7 +192,7 @@ BODY = {
 }
 
 
-WRONG_LENGTH = ("return [1.0]", "returned 1 values for 3 samples")
+WRONG_LENGTH = ("return [1.0]", "returned 1 value for 3 samples")
 RAISES = ("raise KeyError('level')", "KeyError: 'level'")
 
 

@@ -174,13 +174,17 @@ def from_trl(record: Mapping[str, Any]) -> RowDraft:
     without a prompt is a whole conversation. In RLHF-V's rows the prompt is `question`; in rows that have a prompt,
     `question` is an ordinary column."""
     _refuse(record, "tools", "chosen", "rejected")
-    turns: list[Any] = []
+    messages: list[Message] = []
     asked = "prompt" if given(record, "prompt") else "question"
-    for key, role in ((asked, "user"), ("completion", "assistant")):
+    sides: tuple[tuple[str, Role], ...] = ((asked, "user"), ("completion", "assistant"))
+    for key, role in sides:
         value = record.get(key)
-        turns += value if isinstance(value, list) else [] if value is None else [{"role": role, "content": value}]
-    messages, read = read_messages(turns, "prompt"), ("prompt", asked, "completion")
-    return _draft(record, messages, "prompt", read=read, answers=("answer", "solution"))
+        if isinstance(value, list):
+            messages += read_messages(value, key) if value else ()
+        elif value is not None:
+            messages.append(Message(role=role, content=read_content(value, key)))
+    turns, read = tuple(messages) or read_messages([], "prompt"), ("prompt", asked, "completion")
+    return _draft(record, turns, "prompt", read=read, answers=("answer", "solution"))
 
 
 def from_qa(record: Mapping[str, Any]) -> RowDraft:
