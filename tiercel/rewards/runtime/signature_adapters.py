@@ -63,7 +63,7 @@ def _by_name(found: Callable[..., Any]) -> Callable[[Sample], Any]:
     """Wrap a function that takes parts of a sample by name as a function of samples."""
 
     def score(sample: Sample) -> Any:
-        own = {name: getattr(sample, name) for name in SAMPLE_NAMES}
+        own = {name: getattr(sample, name) for name in SAMPLE_NAMES if name != "answer" or sample.answer is not None}
         return _call(found, {**sample.columns, **own, "images": Pictures(sample.images)})
 
     async def score_async(sample: Sample) -> Any:
@@ -88,7 +88,10 @@ def _call(found: Callable[..., Any], values: Mapping[str, Any]) -> Any:
     """Call a function with those of the values that it has parameters for. Raises TypeError if it requires others."""
     named = _named(found)
     if missing := [each.name for each in named if each.default is each.empty and each.name not in values]:
-        raise TypeError(f"it takes {', '.join(missing)}, which no row has as a column; available: {', '.join(values)}")
+        raise TypeError(
+            f"it takes {', '.join(missing)}, which the rows here do not have; give it a default, or take what there "
+            f"is: {', '.join(values)}"
+        )
     takes_all = any(each.kind is each.VAR_KEYWORD for each in _parameters(found).values())
     names = {each.name for each in named}
     return found(**{name: value for name, value in values.items() if takes_all or name in names})
