@@ -100,7 +100,7 @@ def test_pictures_that_are_not_beside_the_rows_are_looked_for(tmp_path, monkeypa
     stdin = io.StringIO("elsewhere\nfar\n")
     stdin.isatty = lambda: True
     monkeypatch.setattr("sys.stdin", io.StringIO("") if folder != "far" else stdin)
-    given = ["--model", "m", "--method", "sft", "--gpu", "none", "--output", "runs/x"]
+    given = ["--model", "org/m", "--method", "sft", "--gpu", "none", "--output", "runs/x"]
     assert main(["init", "--data", str(rows), *given]) == 0
     root = read_tree("recipe.yaml")["data"].get("image_root")
     assert root is folder is None or Path(root).resolve() == (tmp_path / folder).resolve()

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import partial
 from os.path import basename, splitext
 from typing import Any
 
 from tiercel.config.data import FormatName
-from tiercel.data.formats.columns import foreign_columns, require_plain, require_plain_value
+from tiercel.data.formats.columns import VISUALS, foreign_columns, require_plain, require_plain_value
 from tiercel.data.formats.converters import (
     EXPRESSIONS,
     QUESTIONS,
@@ -276,11 +277,16 @@ def detect_format(records: Sequence[Mapping[str, Any]], file: str) -> FormatName
         return "tiercel"
     if len(found) == 1:
         return found.pop()
-    keys = ", ".join(sorted({key for record in records for key in record})) or "none"
+    names = sorted({key for record in records for key in record})
+    keys, known_keys = ", ".join(names) or "none", sorted(_READ | {*VISUALS})
+    others = [key for key in names if key not in known_keys]
+    near = [(each, key) for key in others for each in get_close_matches(key, known_keys, 1, 0.8)]
+    meant = "".join(f" If {key} means {each}, set data.columns: {{{each}: {key}}}." for each, key in near)
     known = "; ".join(f"{name} ({each.marks})" for name, each in FORMATS.items())
     verdict = f"could have the format {' or '.join(sorted(found))}" if found else "do not match any known format"
     raise DataError(
-        f"{file}: its rows {verdict}. Keys found: {keys}. Known formats: {known}. Set data.format.", field="format"
+        f"{file}: its rows {verdict}. Keys found: {keys}. Known formats: {known}. Set data.format.{meant}",
+        field="format",
     )
 
 
