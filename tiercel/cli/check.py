@@ -153,9 +153,7 @@ def _scanned(
     if report.accepted:
         console.print(f"  tokens of a prompt: {tokens}; rows by number of images: {images}")
     if decodes:
-        console.print(
-            f"  every picture decoded, all whole: images {report.image_count:,}, rows {report.accepted:,}"
-        )
+        console.print(f"  every picture decoded, all whole: images {report.image_count:,}, rows {report.accepted:,}")
     for row in rejected[:10]:
         console.print(redact(f"  rejected {row.file}:{row.line} ({row.id}) {row.field}: {row.reason}"), markup=False)
     return report

@@ -71,8 +71,8 @@ class RowTable:
         else:
             counts.update(left for row in view for left in row.left_out)
         return tuple(
-            f"column {name} of {counted(count, 'row')} is left out, because it has values of type {kind}, which JSON does "
-            "not have"
+            f"column {name} of {counted(count, 'row')} is left out, because it has values of type {kind}, which JSON "
+            "does not have"
             for (name, kind), count in counts.items()
         ) + tuple(f"data.columns: rows without {name}: {count:,}" for name, count in self.without)
 
