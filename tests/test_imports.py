@@ -194,6 +194,18 @@ def test_a_report_is_written_without_torch():
     assert not loaded & (HEAVY - {"PIL"})  # pictures are reduced for the page
 
 
+def test_a_wrong_recipe_in_python_is_refused_without_torch(tmp_path):
+    run = tmp_path / "run"
+    program = (
+        "import contextlib\nimport tiercel as tc\nfrom tiercel.errors import RecipeError\n"
+        "rows = [{'messages': [{'role': 'user', 'content': '?'}], 'answer': '1'}]\n"
+        "with contextlib.suppress(RecipeError):\n"
+        f"    tc.grpo(model='m', data=rows, rewards='exact', learning_rate=1, steps=1, output={str(run)!r})\n"
+        "    raise AssertionError"
+    )
+    assert not loaded_by(program) & (HEAVY - {"PIL"}) and not run.exists()
+
+
 def test_a_wrong_recipe_is_refused_without_torch(tmp_path):
     (tmp_path / "wrong.yaml").write_text("model: {path: m}\nlearning_rate: 1\n", encoding="utf-8")
     program = (

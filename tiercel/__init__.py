@@ -29,11 +29,7 @@ def __getattr__(name: str) -> Any:
     """Import a function when it is first used, so that `import tiercel` loads no torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'tiercel' has no attribute {name!r}; it has {', '.join(__all__)}")
-    try:
-        return getattr(import_module(f"tiercel.api.{_HOMES[name]}"), name)
-    except (ImportError, RuntimeError) as error:
-        import_module("tiercel.doctor.packages").blame_packages(error)
-        raise
+    return getattr(import_module("tiercel.doctor.packages").imported(f"tiercel.api.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,5 +1,6 @@
 """Whole runs from Python: the same run as the command's, followed, stopped and resumed."""
 
+import base64
 import json
 import os
 import signal
@@ -80,6 +81,22 @@ def test_rows_in_memory_may_name_pictures_anywhere(keys, rows, tmp_path, monkeyp
     run = tc.grpo(**{**keys, "data": {**keys["data"], **more}}, steps=1, output="runs/a")
     assert run.steps == 1
     assert len(tc.evaluate(run, rows[:3]).groups) == 3
+
+
+def test_a_picture_that_is_not_there_is_named_where_it_was_looked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = {"messages": [{"role": "user", "content": "<image>?"}]}
+    Image.new("RGB", (9, 9)).save(tmp_path / "there.png")
+    coded = base64.b64encode((tmp_path / "there.png").read_bytes() * 9).decode()  # longer than a name of a file
+    rows = [{**asked, "image": "lost.png"}, {**asked, "image": "there.png"}, {**asked, "image": coded}]
+
+    def names(**data: str) -> list[str]:
+        written = write_rows(rows, tmp_path / "run", **data)
+        assert written.media_folders == (str(tmp_path),)
+        return [json.loads(line)["image"] for line in Path(written.file).read_text().splitlines()]
+
+    assert names() == [str(tmp_path / "lost.png"), str(tmp_path / "there.png"), coded]
+    assert names(image_root="pictures")[0] == "lost.png"
 
 
 def test_many_folders_of_pictures_are_admitted_by_the_one_around_them(tmp_path):

@@ -158,7 +158,7 @@ def test_check_decodes_pictures_and_frames_where_it_is_asked_to(tiny_checkpoints
     recipe.write_text(recipe_to_yaml(grpo_recipe(tiny_checkpoints["qwen2_vl"], rows, tmp_path / "run", data=data)))
     assert main(["check", str(recipe), "--decode"]) == 0
     out = capsys.readouterr().out
-    assert "every picture decoded: 12 images of 13 rows are whole" in out and "1 images of 1 rows" in out
+    assert "every picture decoded, all whole: images 12, rows 13" in out and "all whole: images 1, rows 1" in out
     cut_short(tmp_path / "1-0.png")
     cut_short(tmp_path / "4-0.png")
     assert main(["check", str(recipe)]) == 0
@@ -166,7 +166,7 @@ def test_check_decodes_pictures_and_frames_where_it_is_asked_to(tiny_checkpoints
     assert main(["check", str(recipe), "--decode"]) == 0
     out = capsys.readouterr().out
     assert f"{rows}: 13 rows in tiercel format, 3 rejected" in out
-    assert f"{heldout}: 1 rows in tiercel format, 1 rejected" in out
+    assert f"{heldout}: 1 row in tiercel format, 1 rejected" in out
     assert all(f"({name})" in out for name in ("row-1", "row-4", "frames")) and "4-0.png: cannot be read" in out
     assert main(["check", str(recipe), "--decode", "data.max_bad_fraction=0.01"]) == 2
 

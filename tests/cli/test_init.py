@@ -1,6 +1,7 @@
 """`tiercel init`: its recipes pass the check, from flags and from answers."""
 
 import io
+import json
 from argparse import Namespace
 from pathlib import Path
 
@@ -77,6 +78,55 @@ def test_what_cannot_be_is_told_and_nothing_is_written(rows, capsys, flags, part
     assert part in capsys.readouterr().err and not Path("recipe.yaml").exists()
 
 
+def write_named(rows: Path, *paths: str) -> Path:
+    """Write rows in LLaVA's form that name these pictures."""
+    turns = [{"from": "human", "value": "<image>What?"}, {"from": "gpt", "value": "1"}]
+    lines = [{"id": str(number), "image": path, "conversations": turns} for number, path in enumerate(paths)]
+    rows.parent.mkdir(exist_ok=True)
+    rows.write_text(json.dumps(lines))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("place", "folder"),
+    [("a.png", "."), ("rows/images/a.png", "rows/images"), ("rows/a.png", None), ("far/a.png", "far")],
+)
+def test_pictures_that_are_not_beside_the_rows_are_looked_for(tmp_path, monkeypatch, capsys, place, folder):
+    monkeypatch.chdir(tmp_path)
+    rows = write_named(tmp_path / "rows/llava.json", "lost.png", "a.png")
+    picture = tmp_path / place
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    picture.touch()
+    stdin = io.StringIO("elsewhere\nfar\n")
+    stdin.isatty = lambda: True
+    monkeypatch.setattr("sys.stdin", io.StringIO("") if folder != "far" else stdin)
+    given = ["--model", "org/m", "--method", "sft", "--gpu", "none", "--output", "runs/x"]
+    assert main(["init", "--data", str(rows), *given]) == 0
+    root = read_tree("recipe.yaml")["data"].get("image_root")
+    assert root is folder is None or Path(root).resolve() == (tmp_path / folder).resolve()
+    assert ("elsewhere does not contain lost.png" in capsys.readouterr().err) == (folder == "far")
+
+
+def test_pictures_that_are_nowhere_are_asked_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    rows = str(write_named(tmp_path / "llava.json", "coco/1.png"))
+    assert main(["init", "--data", rows]) == 2
+    assert "--images: is required, because coco/1.png is not" in capsys.readouterr().err
+    assert main(["init", "--data", rows, "--images", str(tmp_path)]) == 2
+    assert "does not contain coco/1.png" in capsys.readouterr().err and not Path("recipe.yaml").exists()
+
+
+@pytest.mark.parametrize(("count", "held"), [(19, {"count": 1}), (20, {"fraction": 0.05})])
+def test_a_recipe_stays_valid_for_few_rows_and_for_few_steps(tmp_path, monkeypatch, count, held):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    (tmp_path / "a.png").touch()
+    assert main(["init", "--data", str(write_named(tmp_path / "rows.json", *["a.png"] * count))]) == 0
+    assert read_tree("recipe.yaml")["data"]["eval"] == held
+    assert load_recipe("grpo", "recipe.yaml", ["train.steps=1"]).train.steps == 1
+
+
 def test_a_recipe_that_is_there_stays(rows, capsys):
     Path("recipe.yaml").write_text("mine")
     assert main(["init", "--data", str(rows)]) == 2
@@ -90,5 +140,6 @@ def test_only_grpo_is_asked_for_its_task():
         asked.append(question.flag)
         return question.usual or "x"
 
-    init.answers(Namespace(model=None, data=None, method="sft", task=None, gpu=None, output=None), ask)
+    flags = dict.fromkeys(("model", "data", "images", "task", "gpu", "output"))
+    init.answers(Namespace(method="sft", **flags), ask)
     assert asked == ["model", "data", "gpu", "output"]

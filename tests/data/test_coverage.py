@@ -48,6 +48,11 @@ def test_a_reward_that_applies_to_no_row_is_an_error_that_names_the_columns(tmp_
     assert "the rows have the columns answer, " in fault(misspelt, name="exact", answer_column="anwser")
 
 
+def test_rows_of_turns_alone_are_told_to_add_an_answer(tmp_path):
+    rows = rows_of(tmp_path, {"messages": [*TURNS, {"role": "assistant", "content": "7"}]})
+    assert "no row has a right answer; " in fault(rows, name="exact") and "named answer" in fault(rows, name="exact")
+
+
 def test_a_column_of_where_that_no_row_has_and_a_value_that_none_has(tmp_path):
     rows = rows_of(tmp_path, {"answer": "7", "extra_info": {"kind": "count"}})
     assert "where.column is kind" in fault(rows, name="exact", where={"column": "kind", "equals": ["count"]})

@@ -468,6 +468,11 @@ def test_clean_answer(value, answer):
 # Detection
 
 
+def test_a_key_with_a_typo_is_told_with_the_key_that_it_is_near():
+    with pytest.raises(DataError, match=r"If promt means prompt, set data\.columns: \{prompt: promt\}\.$"):
+        detect_format([{"promt": "?", "completion": "!", "images": ["a.png"]}], "f.jsonl")
+
+
 @pytest.mark.parametrize(
     ("record", "format"),
     [

@@ -70,9 +70,9 @@ def test_rows_of_equal_id_in_two_files_are_on_one_side_where_the_count_lets_them
             HeldOut(fraction=0.01),
             r"data\.eval: fraction 0\.01 of 40 usable .* is 0 rows; use \{count: 1\}",
         ),
-        (HeldOut(fraction=0.99), "fraction 0.99 holds out all 40 usable rows of .*a.jsonl"),
-        (HeldOut(count=40), "count 40 holds out all 40"),
-        (HeldOut(count=50), "count 50 holds out all 40"),
+        (HeldOut(fraction=0.99), r"fraction 0.99 holds out every usable row of .*a.jsonl \(40\)"),
+        (HeldOut(count=40), "count 40 holds out every"),
+        (HeldOut(count=50), "count 50 holds out every"),
     ],
 )
 def test_neither_side_may_be_empty(tmp_path, held, says):
@@ -84,7 +84,7 @@ def test_no_file_may_be_held_out_whole(tmp_path):
     only = smallest(NAMES, 1, "held out")
     others = write(tmp_path / "a.jsonl", [name for name in NAMES if name not in only])
     config = Data(train=others, mix=(MixedFile(path=write(tmp_path / "b.jsonl", only)),), eval=HeldOut(count=3))
-    with pytest.raises(DataError, match=r"holds out all 1 usable rows of .*b\.jsonl, .*; hold out fewer"):
+    with pytest.raises(DataError, match=r"holds out every usable row of .*b\.jsonl \(1\), .*; hold out fewer"):
         read_run_rows(config, "grpo")
 
 
@@ -122,7 +122,7 @@ def test_n_rows_of_a_file_in_its_order(tmp_path):
 
 def test_more_rows_than_there_are(tmp_path):
     file = write(tmp_path / "a.jsonl", NAMES)
-    with pytest.raises(DataError, match=r"a\.jsonl#41: selects 41 rows, but there are only 40"):
+    with pytest.raises(DataError, match=r"a\.jsonl#41: the file has only 40 rows"):
         read_rows(f"{file}#41", Data(train="-"), "grpo")
 
 

@@ -234,6 +234,6 @@ def test_the_command_makes_the_index_and_says_where_it_lies(place, monkeypatch, 
     (folder,) = (file for file in (place / "cache" / "rows").iterdir() if file.is_dir())
     size = sum(file.stat().st_size for file in folder.iterdir())
     assert "data.train: 10 rows, 9 usable, 1 rejected" in said and f"{size:,} bytes, in {folder}" in said
-    assert "data.eval: 1 rows, 1 usable, 0 rejected; no index: 1 file held in memory" in said
+    assert "data.eval: 1 row, 1 usable, 0 rejected; no index: 1 file held in memory" in said
     assert list((place / "cache" / "rows").glob("*.json"))  # what the run would find out about its rows
     assert main([*words, "data.max_bad_fraction=0"]) == 2

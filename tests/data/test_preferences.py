@@ -189,6 +189,15 @@ def test_trls_rows_of_prompt_and_completion_are_for_sft_and_prompts_alone_for_gr
     assert [turn.content for turn in row.messages] == [f"<image>{ASKED}"] and row.answer == "left"
 
 
+@pytest.mark.parametrize(
+    ("completion", "field"),
+    [(3, "completion"), (["left"], "completion[0]"), ([{"role": "assistant"}], "completion[0].content")],
+)
+def test_a_completion_that_is_no_text_is_named(tmp_path, completion, field):
+    good = {"prompt": ASKED, "completion": "left", "images": ["a.png"]}
+    assert [row.field for row in read(tmp_path, "sft", good, {**good, "completion": completion}).rejected] == [field]
+
+
 def test_a_question_beside_a_prompt_is_a_column(tmp_path):
     (row,) = read(tmp_path, "sft", {"prompt": "How much is 2+2?", "question": "2+2", "completion": "4"}).rows
     assert [(turn.role, turn.content) for turn in row.messages] == [("user", "How much is 2+2?"), ("assistant", "4")]

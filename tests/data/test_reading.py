@@ -169,7 +169,7 @@ def test_json_list(tmp_path):
         ("rows.json", b'{"a": 1}\n{"a": 2}\n', "name it .jsonl"),
         ("rows.jsonl", "{}".encode("utf-16"), "UTF-16"),
         ("rows.jsonl", b"x\n", "line 1: is not valid JSON"),
-        ("rows.jsonl", b'{"messages": []}\n', "none of its 1 rows"),
+        ("rows.jsonl", b'{"messages": []}\n', "none of its rows (1)"),
         ("rows.csv", b"a,b", ".jsonl, .jsonl.gz, .jsonl.zst, .json, .parquet"),
         ("rows.parquet", b"not parquet", "Parquet"),
     ],
@@ -396,7 +396,7 @@ def test_files_are_mixed_by_weight_each_with_its_own_format_and_images(tmp_path)
     mix = [{"path": str(tmp_path / "two/rows.jsonl"), "weight": 0.5}]
     table = read_training_rows(Data(train=str(tmp_path / "one/rows.jsonl"), mix=mix), "grpo")
     assert (table.counts, table.weights, table.total) == ((6, 1), (1.0, 0.5), 7)
-    assert table.format == "tiercel, vlm_r1"
+    assert table.format == "tiercel, LLaVA and VLM-R1"
     assert [row.image_roots.base for row in table.rows][-2:] == [str(tmp_path / "one"), str(tmp_path / "two")]
     order = table.order(0, Data(train="-"))
     drawn = [table.rows[order.row(index)].image_roots.base for index in range(70)]

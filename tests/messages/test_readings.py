@@ -91,8 +91,8 @@ def test_no_wrong_recipe_is_answered_half_in_english(tmp_path, monkeypatch):
          "rows.jsonl:2 (rows:2) messages: 有 2 个 <image> 标记，但图像有 1 张"),
         ("32 of 48, 66.67% of an epoch", "每步 32 行，共 48 行（epoch 的 66.67%）"),
         ("8 of only 1, so 8 epochs", "每步 8 行，数据共 1 行（每步 8 个 epoch）"),
-        ("rows.jsonl#1000: selects 1000 rows, but there are only 40; use a smaller number",
-         "rows.jsonl: `#1000` 多于文件的 40 行；写 40 以内，或去掉 `#`"),
+        ("rows.jsonl#1000: the file has only 40 rows; use a smaller number",
+         "rows.jsonl: `#1000` 多于文件的 40 行；写小一些的数，或去掉 `#`"),
         ("vm resolves to 127.0.0.1", "vm 解析为 127.0.0.1"),
         ("the command cannot be read: --learning_rate abc is not a number; use a number instead",
          "命令有误：--learning_rate abc 不是数；改成数"),
@@ -124,10 +124,10 @@ def test_lines_of_one_error_are_each_translated():
         "运行 `tiercel replay runs/x`，从 runs/x/nonfinite 逐行重算"
     )
     error = DataError(
-        "a.jsonl: none of its 1 rows can be used as swift rows for grpo:\n  a.jsonl:1 (a:1) id: cannot be read"
+        "a.jsonl: none of its rows (1) can be used as ms-swift rows for grpo:\n  a.jsonl:1 (a:1) id: cannot be read"
     )
     assert translated(str(error), "zh") == (
-        "a.jsonl: 1 行里没有一行能用于 grpo（swift 格式）：\n  a.jsonl:1 (a:1) id: 不能读取"
+        "a.jsonl: 1 行里没有一行能用于 grpo（ms-swift 格式）：\n  a.jsonl:1 (a:1) id: 不能读取"
     )
     said = (
         "output: r/x was made with a different recipe; go on with the old values, or name another directory and start "

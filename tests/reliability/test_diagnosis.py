@@ -13,6 +13,7 @@ def row(step: int, **changes) -> dict:
         "reward": "reward/mean",
         "spread": "reward/std",
         "format": "reward/format/mean",
+        "masked": "reward/masked",
         "failed": "reward/failed_fraction",
         "equal": "group/zero_std_fraction",
         "truncated": "completion/truncated_fraction",
@@ -153,3 +154,9 @@ def test_a_long_run_that_goes_on_needs_its_first_and_last_rows_alone(cut):
 def test_no_more_rows_are_kept_than_are_looked_at():
     diagnosis = Diagnosis(rows(500))
     assert len(diagnosis._rows) == FLAT_STEPS
+
+
+def test_rewards_that_all_return_none_are_told_at_once():
+    assert kinds(symptoms([row(1, reward=None, masked=8)])) == [("no reward", 1)]
+    for other in ({"masked": 8}, {"reward": None, "masked": 8, "failed": 1.0}, {"reward": None}):
+        assert symptoms([row(1, **other)]) == ()

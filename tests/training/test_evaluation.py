@@ -18,4 +18,4 @@ def test_rows_without_a_reward_are_told_and_are_no_zero():
     failed, passed = scored_group(scored(None)), scored_group(scored(0.5))
     assert judge([failed, failed], rejected=0).summary() == "no reward for any of 2 held-out rows"
     assert judge([failed, passed], rejected=0).summary() == "mean reward 0.500 on 2 held-out rows, of which 1 have none"
-    assert judge([passed], rejected=0).summary() == "mean reward 0.500 on 1 held-out rows"
+    assert judge([passed], rejected=0).summary() == "mean reward 0.500 on 1 held-out row"

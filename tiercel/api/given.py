@@ -15,8 +15,8 @@ from tiercel.api.functions import named_function, written_function
 from tiercel.errors import DataError, RecipeError
 from tiercel.regular_files import open_new
 from tiercel.rewards.runtime.in_process import register_function
-from tiercel.runs.directory import GIVEN, require_own
 from tiercel.runs.files import file_sha256, write_atomically
+from tiercel.runs.fresh_start import GIVEN, require_own
 from tiercel.writing import writing
 
 MEDIA = ("image", "images", "video", "videos")  # columns whose texts are files
@@ -45,14 +45,15 @@ class WrittenRows:
         return list(dict.fromkeys((*image_roots, *self.media_folders)))
 
 
-def write_rows(rows: Iterable[Any], output: Path) -> WrittenRows:
+def write_rows(rows: Iterable[Any], output: Path, image_root: str | None = None) -> WrittenRows:
     """Write rows as JSON lines, and their pictures next to them. The file's name contains a hash of its content, so
-    that equal rows give the same recipe. A `datasets.Dataset` is written as Arrow files, which are mapped, unless its
-    rows name pictures by paths. Raises DataError if a row is not a mapping, or contains what JSON cannot."""
+    that equal rows give the same recipe. Paths start in the working directory, or else in `image_root`. A
+    `datasets.Dataset` is written as Arrow files, which are mapped, unless its rows name pictures by paths. Raises
+    DataError if a row is not a mapping, or contains what JSON cannot."""
     folder = _folder(output)
     if hasattr(rows, "save_to_disk") and not _names_media(rows):
         return WrittenRows(str(_saved_table(rows, folder)), ())
-    digest, part, writer = hashlib.sha256(), folder / "rows.tmp", _RowWriter(folder)
+    digest, part, writer = hashlib.sha256(), folder / "rows.tmp", _RowWriter(folder, image_root is not None)
     with writing(part), open_new(part, "wb") as file:
         for number, row in enumerate(rows, start=1):
             line = (writer.line(row, number) + "\n").encode()
@@ -106,10 +107,11 @@ def _folder(output: Path) -> Path:
 
 
 class _RowWriter:
-    """Turns rows into lines of JSON. `media_folders` are the directories of the files that the rows name."""
+    """Turns rows into lines of JSON. `media_folders` are the directories of the files that the rows name. With
+    `is_rooted`, paths that are no files here start in data.image_root."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, is_rooted: bool):
+        self.folder, self.is_rooted = folder, is_rooted
         self.media_folders: set[str] = set()
 
     def line(self, row: Any, number: int) -> str:
@@ -131,7 +133,8 @@ class _RowWriter:
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
             return [self._plain(each, column) for each in value]
         if isinstance(value, Path) or (isinstance(value, str) and column in MEDIA and "://" not in value[:10]):
-            return self._named(Path(value)) if Path(value).is_file() else str(value)
+            is_lost = not self.is_rooted and "." in str(value)[-6:] and os.path.isdir(os.path.dirname(value) or ".")
+            return self._named(Path(value)) if is_lost or os.path.isfile(value) else str(value)
         return value.tolist() if hasattr(value, "tolist") else value  # numbers and arrays of numpy
 
     def _named(self, path: Path) -> str:

@@ -102,7 +102,7 @@ def evaluate(source: Run | str | Path, rows: Any = None, *, checkpoint: int | No
         raise RunError(f"{source} is not a run; `tiercel eval RECIPE` scores a model by a recipe")
     recipe = run.recipe
     if rows is not None:
-        recipe = recipe.with_values(_held_out(rows, run.path, recipe.data.image_roots))
+        recipe = recipe.with_values(_held_out(rows, run.path, recipe.data))
     if recipe.data.eval is None:
         raise RecipeError([f"{run.path}: data.eval is not set, so there are no held-out rows; pass some"])
     kept = KeptList()
@@ -118,12 +118,12 @@ def evaluate(source: Run | str | Path, rows: Any = None, *, checkpoint: int | No
     return replace(found, groups=tuple(kept.every))
 
 
-def _held_out(rows: Any, output: Path, image_roots: Sequence[str]) -> dict[str, Any]:
+def _held_out(rows: Any, output: Path, data: Data) -> dict[str, Any]:
     """Return the keys that name held-out rows, which are written into the run if they are in memory."""
     if not is_rows(rows):
         return {"data.eval": tuple(map(str, rows)) if are_paths(rows) else str(rows)}
-    written = write_rows(rows, output)
-    return {"data.eval": written.file, "data.image_roots": written.admitted(image_roots)}
+    written = write_rows(rows, output, data.image_root)
+    return {"data.eval": written.file, "data.image_roots": written.admitted(data.image_roots)}
 
 
 def _run_of(source: Run | str | Path) -> Run | None:

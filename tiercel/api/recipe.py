@@ -74,7 +74,7 @@ class Recipe:
         data = dict(plain["data"])
         for name in ROWS:
             if name in data and is_rows(data[name]):
-                written = write_rows(data[name], output)
+                written = write_rows(data[name], output, data.get("image_root"))
                 data |= {name: written.file, "image_roots": written.admitted(data.get("image_roots", ()))}
         return starting_adapter(recipe_of_tree(kind, write_functions({**plain, "data": data}, output)))
 

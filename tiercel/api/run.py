@@ -1,4 +1,5 @@
-"""A run directory from Python: its metrics, its rollouts, its weights."""
+"""A run directory from Python: its metrics, its rollouts, its weights. Only the functions that need torch import it, so
+that a wrong recipe is refused at once."""
 
 import html
 from collections.abc import Mapping
@@ -9,10 +10,6 @@ from typing import Any
 from tiercel.api.recipe import Recipe
 from tiercel.api.running import train
 from tiercel.config import Recipe as AnyRecipe
-from tiercel.inference_and_export.export import export
-from tiercel.inference_and_export.push import push
-from tiercel.inference_and_export.weights import CheckpointChoice, best_checkpoint
-from tiercel.runs.directory import read_metrics
 from tiercel.runs.recipe import load_run_recipe
 from tiercel.web.report.page import describe, render
 from tiercel.web.report.reading import read_run
@@ -46,6 +43,8 @@ class Run:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """Return the rows of metrics.jsonl, one for each step; `pandas.DataFrame(run.metrics)` is a table."""
+        from tiercel.runs.directory import read_metrics
+
         return read_metrics(self.path)
 
     @property
@@ -62,6 +61,8 @@ class Run:
     @property
     def best(self) -> Best:
         """Return the checkpoint whose evaluation was best. Raises RunError if none was evaluated."""
+        from tiercel.inference_and_export.weights import best_checkpoint
+
         metric, step, value = best_checkpoint(self.path, self.recipe)
         return Best(step=step, metric=metric, value=value, path=self.path / "checkpoints" / f"step-{step:06d}")
 
@@ -76,6 +77,8 @@ class Run:
     ) -> Path:
         """Write the merged model, or only the adapter, to a directory that vLLM and transformers can load. Raises
         RunError if the directory is not empty."""
+        from tiercel.inference_and_export.export import CheckpointChoice, export
+
         choice = CheckpointChoice(step=checkpoint, is_best=best)
         return export(self.recipe, self.path, Path(target), merge=merge, choice=choice)
 
@@ -90,6 +93,8 @@ class Run:
     ) -> str:
         """Upload the merged model, or only the adapter, to the Hugging Face hub as `name`, such as me/cup, with a model
         card. Returns its address. Raises EnvironmentProblem if the hub refuses."""
+        from tiercel.inference_and_export.push import CheckpointChoice, push
+
         choice = CheckpointChoice(step=checkpoint, is_best=best)
         return push(self.recipe, self.path, name, merge=merge, choice=choice, public=public)
 

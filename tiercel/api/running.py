@@ -13,15 +13,15 @@ from typing import Any
 from tiercel.api.recipe import Recipe, reward_entries, text_of
 from tiercel.config import Kind
 from tiercel.config import Recipe as AnyRecipe
+from tiercel.doctor.packages import imported
 from tiercel.errors import EXIT_DONE, EXIT_TERMINATED, RecipeError, StallError, Terminated, TrainingError
 from tiercel.reliability.privacy import keep_private
 from tiercel.rewards.external import ByCall
 from tiercel.rewards.runtime.in_process import PREFIX
-from tiercel.runs.directory import GIVEN
 from tiercel.runs.files import write_atomically
+from tiercel.runs.fresh_start import GIVEN
 from tiercel.training.finished_step import FinishedStep
 from tiercel.training.process_guard import process_guard
-from tiercel.training.run import run_recipe
 
 OnStep = Callable[[FinishedStep], object]
 StepIterator = Iterator[FinishedStep]
@@ -61,6 +61,7 @@ def _steps(recipe: AnyRecipe, on_step: OnStep | None = None) -> Generator[Finish
     if recipe.runs_user_code:
         keep_private()  # before anything is forked
     main, last = threading.get_ident(), None
+    run_recipe = imported("tiercel.training.run").run_recipe  # only now, because it loads torch
 
     def raise_here(code: int) -> None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(StallError))

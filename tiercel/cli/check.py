@@ -26,6 +26,7 @@ from tiercel.data.scan import ScanReport, decoded_size, scan
 from tiercel.devices import training_device
 from tiercel.errors import DataError, EnvironmentProblem
 from tiercel.log import printed
+from tiercel.message_text import counted
 from tiercel.messages import translated
 from tiercel.messages.console import SpeakingConsole
 from tiercel.models.chat import turn_end_line
@@ -153,8 +154,8 @@ def _scanned(
         report = scan(table, plan, recipe.data, progress, decoded_size if decodes else open_header)
     rejected = report.rejected
     tokens = ", ".join(f"{SPREAD[percent]} {count:,}" for percent, count in report.prompt_token_percentiles.items())
-    images = ", ".join(f"{rows:,} rows with {count}" for count, rows in report.rows_by_image_count.items())
-    console.print(f"{file}: {table.total:,} rows in {table.format} format, {len(rejected):,} rejected")
+    images = ", ".join(f"{rows:,} with {count}" for count, rows in report.rows_by_image_count.items())
+    console.print(f"{file}: {counted(table.total, 'row')} in {table.format} format, {len(rejected):,} rejected")
     if recipe.data.ids == "line":
         console.print("  ids of rows: file and line, as data.ids says")
     for note in (*table.notes, *odd_lines(recipe.data, table)):
@@ -162,9 +163,9 @@ def _scanned(
     for reason, count in odd.items():
         console.print(f"  {count:,} rows {reason}", markup=False)
     if report.accepted:
-        console.print(f"  tokens of a prompt: {tokens}; images: {images}")
+        console.print(f"  tokens of a prompt: {tokens}; rows by number of images: {images}")
     if decodes:
-        console.print(f"  every picture decoded: {report.image_count:,} images of {report.accepted:,} rows are whole")
+        console.print(f"  every picture decoded, all whole: images {report.image_count:,}, rows {report.accepted:,}")
     for row in rejected[:10]:
         console.print(redact(f"  rejected {row.file}:{row.line} ({row.id}) {row.field}: {row.reason}"), markup=False)
     return report
@@ -234,7 +235,7 @@ def files_line(recipe: Recipe, family: Family, reports: Sequence[ScanReport]) ->
     free = shutil.disk_usage(place).free
     return (
         f"the run writes up to {_size(files.total)}: {_size(files.rollouts)} of rollouts, {_size(files.pictures)} of "
-        f"pictures, {files.checkpoints} checkpoints of {_size(files.checkpoint)}; {_size(free)} are free"
+        f"pictures, {counted(files.checkpoints, 'checkpoint')} of {_size(files.checkpoint)}; {_size(free)} are free"
     )
 
 

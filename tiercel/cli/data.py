@@ -56,7 +56,7 @@ def _index_in_words(table: RowTable) -> str:
     stores = view_of(table.rows).stores
     found = [store for store in stores if isinstance(store, FileStore)]
     held = counted(len(stores) - len(found), "file")
-    said = f"{table.total:,} rows, {len(table.rows):,} usable, {len(table.rejected):,} rejected"
+    said = f"{counted(table.total, 'row')}, {len(table.rows):,} usable, {len(table.rejected):,} rejected"
     if not found:
         return f"{said}; no index: {held} held in memory (docs/data.md#large-files)"
     place = found[0].folder if len(found) == 1 else f"{len(found):,} folders of {found[0].cache}"

@@ -13,6 +13,7 @@ from tiercel.config import GrpoRecipe, Recipe
 from tiercel.data.encoding import prompt_encoder
 from tiercel.environments.dialogues import EnvironmentDialogues
 from tiercel.errors import DataError, TrainingError
+from tiercel.message_text import counted
 from tiercel.models.families.base import Family
 from tiercel.rewards.base import TruthReward, is_meant
 from tiercel.rewards.external import ByCall, Math
@@ -44,7 +45,8 @@ def dry_run(
     for name, value in values.items():
         shown = "does not apply" if value.value is None else f"{value.value:g}"
         if name in silent:
-            console.print(f"reward {name}: does not apply for a made-up completion of any of {silent[name]} rows")
+            asked = f"made-up completions of {counted(silent[name], 'row')}"
+            console.print(f"reward {name}: does not apply to {asked}, because it returned None; does it end by return?")
             continue
         console.print(f"reward {name}: {shown} for a made-up completion of row {first.id}")
 

@@ -1,16 +1,21 @@
 """`tiercel init`: ask six questions and write a recipe that passes `tiercel check`. Flags can answer them too."""
 
+import os
 import sys
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from tiercel.cli.values import MemorySize, size
 from tiercel.config import Kind
 from tiercel.config.loading import recipe_of_tree
+from tiercel.config.row_sources import RowSource, row_source
 from tiercel.config.yaml_text import render
+from tiercel.data.readers import records_of
 from tiercel.errors import RecipeError
 from tiercel.messages import translated
 from tiercel.regular_files import open_new
@@ -33,6 +38,9 @@ OWN_SECTION: dict[Kind, dict[str, Any]] = {
     "reward": {"ranking": {}},
 }
 SMALL_GPU, MIDDLE_GPU = 30e9, 60e9  # bytes
+MEDIA = ("image", "images", "video", "videos", "file_name")  # columns with paths
+NO_TERMINAL = "there is no terminal to ask at"
+FEW_ROWS = 20  # the rows that are looked at; of fewer, one is held out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,15 +52,19 @@ class RecipeQuestion:
     usual: str = ""
     choices: tuple[str, ...] = ()
     method: str = ""  # for which alone it is asked
+    files: tuple[str, ...] = ()  # of which the answer, a directory, must contain one
 
     def is_asked(self, given: Mapping[str, str]) -> bool:
         """Return whether it is asked after these answers."""
-        return self.method in ("", given.get("method"))
+        return self.method in ("", given.get("method")) and (self.flag != "images" or bool(self.files))
 
     def read(self, value: str) -> str:
-        """Return the answer. Raises RecipeError if it is not one of the choices, or not the size of a memory."""
+        """Return the answer. Raises RecipeError if it is not one of the choices, not the size of a memory, or not a
+        directory with one of the files."""
         if self.flag == "gpu":
             _memory(value)
+        if self.files and not _contains_one(Path(value), self.files):
+            raise RecipeError([f"--{self.flag}: {value} does not contain {self.files[0]}, which a row names"], "init")
         if not self.choices:
             return value
         if value.lower() not in self.choices:
@@ -88,16 +100,53 @@ def answers(arguments: Namespace, ask: Callable[[RecipeQuestion], str]) -> dict[
     """Return the answer to each question under its flag. Raises RecipeError if an answer is missing or is not among the
     choices."""
     found: dict[str, str] = {}
-    for question in QUESTIONS:
-        if not question.is_asked(found):
-            continue
-        value = getattr(arguments, question.flag) or ask(question)
-        if not value:
-            raise RecipeError(
-                [f"--{question.flag}: is required, because there is no terminal to ask at"], source="init"
-            )
-        found[question.flag] = question.read(value)
+    for each in QUESTIONS:
+        question = _about_pictures(each, found["data"]) if each.flag == "images" else each
+        value = getattr(arguments, question.flag)
+        if not value and question.is_asked(found) and not (value := ask(question)):
+            is_lost = question.files and f"{question.files[0]} is not where the rows are"
+            raise RecipeError([f"--{question.flag}: is required, because {is_lost or NO_TERMINAL}"], "init")
+        if value:
+            found[question.flag] = question.read(value)
     return found
+
+
+def _about_pictures(question: RecipeQuestion, data: str) -> RecipeQuestion:
+    """Return the question about the directory of the pictures: with those of the first rows, if none is where the rows
+    are, and with a directory that has one."""
+    own = Path(data) if Path(data).is_dir() else Path(data).parent
+    files = tuple(file for row in _first_rows(data) for file in _files_of(row))
+    if not files or _contains_one(own, files):
+        return question
+    places = (Path(), own / "images", own.parent, Path(files[0]).parent)
+    return replace(question, files=files, usual=next((str(each) for each in places if _contains_one(each, files)), ""))
+
+
+@cache
+def _first_rows(data: str) -> tuple[Mapping[str, Any], ...]:
+    """Return the first rows of a file or directory, or none if they cannot be read, which `check` explains."""
+    try:
+        source = row_source(data)
+        if source.is_hub or source.is_remote:
+            return ()
+        records = records_of(RowSource(path=source.files[0]))
+        return tuple(record.value for record in islice(records, FEW_ROWS) if record.problem is None)
+    except (ValueError, LookupError, OSError):
+        return ()
+
+
+def _files_of(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the paths of a row's pictures and videos, not those that are embedded or are URLs."""
+    for column in MEDIA:
+        for value in each if isinstance(each := row.get(column), list) else [each]:
+            path = value.get("path") if isinstance(value, Mapping) and not value.get("bytes") else value
+            if isinstance(path, str) and "." in path[-6:] and "://" not in path:
+                yield path
+
+
+def _contains_one(folder: Path, files: Sequence[str]) -> bool:
+    real = Path(os.path.realpath(folder))
+    return any(os.path.isfile(real / file) and (real / file).is_relative_to(real) for file in files)
 
 
 def recipe_tree(kind: Kind, given: Mapping[str, str]) -> dict[str, Any]:
@@ -113,11 +162,15 @@ def recipe_tree(kind: Kind, given: Mapping[str, str]) -> dict[str, Any]:
     sections: dict[str, Any] = {
         "model": model,
         "lora": {"rank": 32, "alpha": 64, "targets": "language"},
-        "data": {"train": given["data"], "eval": {"fraction": 0.05}},
+        "data": {
+            "train": given["data"],
+            **({"image_root": given["images"]} if "images" in given else {}),
+            "eval": {"count": 1} if 0 < len(_first_rows(given["data"])) < FEW_ROWS else {"fraction": 0.05},
+        },
         **({"rewards": TASKS[given["task"]], "rollout": {"group_size": 8}} if kind == "grpo" else {}),
         **OWN_SECTION.get(kind, {}),
         **({"learner": learner} if learner else {}),
-        "optim": {"lr": 1e-5 if kind in ("grpo", "dpo", "kto") else 1e-4, "schedule": "cosine", "warmup_steps": 5},
+        "optim": {"lr": 1e-5 if kind in ("grpo", "dpo", "kto") else 1e-4, "schedule": "cosine"},
         "train": {"epochs": 1, "save_every": 50, "eval_every": 50},
         "output": given["output"],
     }
@@ -135,7 +188,8 @@ def _memory(text: str) -> MemorySize | None:
 
 def _ask(question: RecipeQuestion) -> str:
     """Ask on standard error, so that standard output has only the result, until the answer can be read."""
-    choices = f" ({', '.join(question.choices)})" if question.choices else ""
+    hint = ", ".join(question.files[:1] or question.choices)
+    choices = f" ({hint})" if hint else ""
     usual = f" [{question.usual}]" if question.usual else ""
     while True:
         print(f"{translated(question.text)}{choices}{usual}: ", end="", file=sys.stderr, flush=True)

@@ -116,11 +116,7 @@ def _imported(command: Command, recipe: Recipe | None, arguments: argparse.Names
         printed(_print_on_stderr, is_first=is_first),
         waiting(f"importing what `tiercel {arguments.command}` needs"),
     ):
-        try:
-            return import_module(command.module)
-        except (ImportError, RuntimeError) as error:
-            import_module("tiercel.doctor.packages").blame_packages(error)
-            raise
+        return import_module("tiercel.doctor.packages").imported(command.module)
 
 
 @contextmanager

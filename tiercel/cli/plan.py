@@ -117,8 +117,8 @@ def show(plan: MemoryPlan, name: str) -> None:
     if plan.idle_ranks:
         busy = plan.machine.ranks - plan.idle_ranks
         console.print(
-            f"idle: {plan.idle_ranks} of {plan.machine.ranks} ranks, because a step has {busy} rows to learn from; "
-            "raise optim.prompts_per_step, or take fewer GPUs"
+            f"idle: {plan.idle_ranks} of {plan.machine.ranks} ranks, because a step has {counted(busy, 'row')} to "
+            "learn from; raise optim.prompts_per_step, or take fewer GPUs"
         )
     if plan.flex_problem:
         console.print(f"{plan.flex_problem}; a run takes learner.form: dense, for which this memory is not planned")

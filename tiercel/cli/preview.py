@@ -16,6 +16,7 @@ from tiercel.data.reading import read_training_rows
 from tiercel.errors import DataError
 from tiercel.geometry import outline_of, to_pixels
 from tiercel.log import printed
+from tiercel.message_text import counted
 from tiercel.models.families.base import Family
 from tiercel.models.families.image_transforms import picture_image
 from tiercel.models.weights.loading import family_of
@@ -43,12 +44,13 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
             encode = ExampleEncoder(recipe=recipe, family=family, rows=table.rows, order=order)
             see = partial(_answers, encode, recipe.purpose)
         shown = [_preview_row(family, see, table.rows[order.row(index)], index) for index in indices]
+    read = f"{counted(table.total, 'row')} in {table.format} format"
     notes = [
-        f"{table.file}: {table.total:,} rows in {table.format} format, {len(table.rejected):,} rejected on reading",
+        f"{table.file}: {read}, {len(table.rejected):,} rejected on reading",
         f"the first {len(shown):,} in the order of the run, as {family.name} at {family.checkpoint.path} sees them",
     ]
     write_text(arguments.output, render(shown, f"{arguments.recipe.name}: rows", notes))
-    print(f"{arguments.output}: {len(shown)} rows")
+    print(f"{arguments.output}: {counted(len(shown), 'row')}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

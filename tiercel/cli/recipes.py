@@ -6,6 +6,7 @@ from pathlib import Path
 from tiercel.config import GrpoRecipe, Recipe, SftRecipe, detect_kind, load_recipe
 from tiercel.config.schema import Data, Deepspeed, Model, Train
 from tiercel.errors import RecipeError
+from tiercel.message_text import counted
 from tiercel.runs.adapters import starting_adapter
 from tiercel.runs.recipe import is_run, load_run_recipe, require_no_redaction
 
@@ -73,7 +74,8 @@ def predicting_recipe(arguments: Namespace) -> Recipe:
     images, marks = arguments.image, arguments.prompt.count("<image>")
     if marks not in (0, len(images)):
         raise RecipeError(
-            [f"--image: is set {len(images)} times, but the prompt has {marks} <image> marks"], source="predict"
+            [f"--image: is set {counted(len(images), 'time')}, but the prompt has {counted(marks, '<image> mark')}"],
+            source="predict",
         )
     if missing := [f"--image: {image} is not a file" for image in images if not image.is_file()]:
         raise RecipeError(missing, source="predict")

@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 
+from tiercel.message_text import counted
 from tiercel.web.report.rollout_table import StepRollouts, require_rollouts, rollouts_of
 
 
@@ -11,4 +12,4 @@ def run(recipe: None, arguments: Namespace) -> None:
     found = rollouts_of(arguments.run, arguments.step)
     print(StepRollouts(found[: arguments.prompts]))
     if len(found) > arguments.prompts:
-        print(f"\n{len(found) - arguments.prompts} more prompts: --prompts {len(found)}")
+        print(f"\n{counted(len(found) - arguments.prompts, 'more prompt')}: --prompts {len(found)}")

@@ -79,7 +79,9 @@ def _reason(reward: RewardEntry, rows: Sequence[Row]) -> str:
     among = "" if where is None else f" with {where.column} {' or '.join(where.equals)}"
     assert isinstance(reward, TruthReward)  # any other reward applies to all rows that it is meant for
     if reward.answer_column is None or reward.answer_column == ANSWER:
-        return f"no row{among} has a right answer; set answer_column to the column that has it{_there(ANSWER, rows)}"
+        alone = "; the rows have no other columns, and no turn is taken for it: add one named answer"
+        there = _there(ANSWER, rows) or alone
+        return f"no row{among} has a right answer; set answer_column to the column that has it{there}"
     return (
         f"answer_column is {reward.answer_column}, but no row{among} has this "
         f"column{_there(reward.answer_column, rows)}"

@@ -16,7 +16,7 @@ import numpy as np
 from tiercel.config.data import Data, FormatName, HeldOut
 from tiercel.config.row_sources import RowSource, names_in
 from tiercel.data.beginning import begun, known_format
-from tiercel.data.formats.registry import rows_of
+from tiercel.data.formats.registry import FORMATS, rows_of
 from tiercel.data.hub import places_of_files
 from tiercel.data.index import IndexedRows, cache_folder, indexed, remembered
 from tiercel.data.index_sources import index_source
@@ -30,6 +30,7 @@ from tiercel.data.rows import Purpose, Reading, shortened
 from tiercel.data.stores import MemoryStore, RowView, joined, repeated_ids, said_of, view_of
 from tiercel.errors import DataError
 from tiercel.log import logger
+from tiercel.message_text import counted
 from tiercel.regular_files import open_to_append, read_text
 from tiercel.reliability.redaction import redact_values
 from tiercel.types import ImageRoots, RejectedRow, Row
@@ -46,7 +47,7 @@ class RowTable:
     """Holds the rows of one or more files. Each row is either in `rows` or in `rejected`."""
 
     file: str
-    format: str
+    format: str  # as people call it
     rows: Sequence[Row]
     rejected: tuple[RejectedRow, ...]
     counts: tuple[int, ...]  # usable rows of each file
@@ -70,8 +71,8 @@ class RowTable:
         else:
             counts.update(left for row in view for left in row.left_out)
         return tuple(
-            f"column {name} of {count:,} rows is left out, because it has values of type {kind}, which JSON does not "
-            "have"
+            f"column {name} of {counted(count, 'row')} is left out, because it has values of type {kind}, which JSON "
+            "does not have"
             for (name, kind), count in counts.items()
         ) + tuple(f"data.columns: rows without {name}: {count:,}" for name, count in self.without)
 
@@ -158,13 +159,17 @@ def hold_out(table: RowTable, held: HeldOut) -> RunRows:
     rows = view_of(table.rows)
     places = chosen(rows.files, rows.column("line"), rows.ids(), count, "held out")
     if not len(places):
-        raise DataError(f"data.eval: {given} of {len(rows)} usable training rows is 0 rows; use {{count: 1}}")
+        of = counted(len(rows), "usable training row")
+        raise DataError(f"data.eval: {given} of {of} is 0 rows; use {{count: 1}}")
     counts = []
     for end, size in zip(accumulate(table.counts), table.counts, strict=True):
         counts.append(size - int(np.sum((places >= end - size) & (places < end))))
         if not counts[-1]:
-            every = f"all {size} usable rows of {table.rows[end - 1].file}"
-            raise DataError(f"data.eval: {given} holds out {every}, so none are left for training; hold out fewer")
+            file = table.rows[end - 1].file
+            raise DataError(
+                f"data.eval: {given} holds out every usable row of {file} ({size:,}), so none are left for training; "
+                "hold out fewer"
+            )
     heldout = rows.subset(places)
     name, own_counts = f"held out of {table.file}", (len(heldout),)
     return RunRows(
@@ -308,14 +313,15 @@ def _read_source(
         raise DataError(f"{file}: cannot be read: {error.strerror or error}") from error
     if source.count is not None:
         rows, rejected = _part(rows, rejected, source.count, file)
+    title = FORMATS[format].title
     if not rows:
         raise DataError(
-            f"{file}: none of its {len(rejected)} rows can be used as {format} rows for {purpose}:\n"
+            f"{file}: none of its rows ({len(rejected):,}) can be used as {title} rows for {purpose}:\n"
             f"{first_reasons(rejected)}"
         )
     return RowTable(
         file=file,
-        format=format,
+        format=title,
         rows=rows,
         rejected=tuple(rejected),
         counts=(len(rows),),
@@ -355,7 +361,7 @@ def _part(rows: RowView, rejected: Sequence[RejectedRow], count: int, file: str)
 def require_count(count: int, total: int, file: str) -> None:
     """Raise DataError if a file has fewer rows than are selected of it."""
     if count > total:
-        raise DataError(f"{file}#{count}: selects {count} rows, but there are only {total}; use a smaller number")
+        raise DataError(f"{file}#{count}: the file has only {counted(total, 'row')}; use a smaller number")
 
 
 def image_roots(source: RowSource, config: Data) -> ImageRoots:
@@ -435,7 +441,7 @@ def require_few_bad(rejected_count: int, total: int, config: Data, rejected: Seq
     if total and rejected_count / total > config.max_bad_fraction:
         reasons = f":\n{first_reasons(rejected)}" if rejected else ""
         raise DataError(
-            f"rejected {rejected_count} of {total} rows, more than data.max_bad_fraction = "
+            f"rejected {rejected_count} of {counted(total, 'row')}, more than data.max_bad_fraction = "
             f"{config.max_bad_fraction:g} allows; correct the rows or raise it{reasons}"
         )
 

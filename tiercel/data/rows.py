@@ -15,7 +15,7 @@ from typing import Any, Literal
 from tiercel.data.media.images import ImageProblem, stray_problem
 from tiercel.errors import DataError
 from tiercel.geometry import misfit, to_pixels
-from tiercel.message_text import brief
+from tiercel.message_text import brief, counted
 from tiercel.reward_types import column
 from tiercel.types import (
     Box,
@@ -384,7 +384,8 @@ def _answer_image(draft: RowDraft, messages: Sequence[Message]) -> int | None:
     images; or else the first."""
     if draft.answer_image is not None:
         if not 0 <= draft.answer_image < len(draft.images):
-            reason = f"is {_brief(draft.answer_image)}, but the row has {len(draft.images)} images (counted from 0)"
+            there = counted(len(draft.images), "image")
+            reason = f"is {_brief(draft.answer_image)}, but the row has {there} (counted from 0)"
             raise DataError(reason, field="answer_image")
         return draft.answer_image
     asked = count_marks(messages[: answer_start(messages)], BOX_MARK)
@@ -403,7 +404,8 @@ def _checked_boxes(draft: RowDraft, messages: Sequence[Message], reading: Readin
         )
     for number, image in enumerate(draft.box_images):
         if not 0 <= image < len(draft.images):
-            reason = f"lies on image {image}, but the row has {len(draft.images)} images (counted from 0)"
+            there = counted(len(draft.images), "image")
+            reason = f"lies on image {image}, but the row has {there} (counted from 0)"
             raise DataError(reason, field=f"{field}[{number}]")
     if space == "pixels" and not draft.boxes_are_sides:
         return draft.boxes

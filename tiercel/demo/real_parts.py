@@ -46,8 +46,8 @@ class VqaQuestion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuestionSample:
-    """The rows of one file: `per_kind` questions of each kind. With `is_balanced`, each text of a question for yes or no
-    is answered as often by the one as by the other, so that the picture alone tells which; otherwise answers are as
+    """The rows of one file: `per_kind` questions of each kind. With `is_balanced`, each text of a question for yes or
+    no has as many answers of the one as of the other, so that the picture alone tells which; otherwise answers are as
     frequent as in the split."""
 
     name: str

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tiercel.doctor.verdict import Status, Verdict
+from tiercel.message_text import counted
 from tiercel.packing.kernel_table import known_fits
 from tiercel.processes import control_groups
 from tiercel.reliability.card_faults import FAULTS
@@ -100,9 +101,10 @@ def memory(total: int, cgroup_limits: list[int]) -> Verdict:
 
 def processors(cores: int, quota: float | None) -> Verdict:
     """Judge the cores that this process may run on. `quota`: how many cores' time its container gets; None: all."""
+    found = counted(cores, "core")
     if quota is None or quota >= cores:
-        return Verdict(name="processors", status="ok", found=f"{cores} cores")
-    found = f"{cores} cores, of which this container gets the time of {quota:.1f}"
+        return Verdict(name="processors", status="ok", found=found)
+    found = f"{found}, of which this container gets the time of {quota:.1f}"
     remedy = f"set train.threads to {max(1, int(quota))}: torch starts a thread per core, and they wait for each other"
     return Verdict(name="processors", status="warning", found=found, remedy=remedy)
 

@@ -4,7 +4,7 @@ the extras of tiercel, and against the versions that are known to fail together 
 import platform
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -143,6 +143,16 @@ def blame_packages(error: Exception) -> None:
     for verdict in judge_pairs(version_of):
         if any(name in text for name in verdict.name.split(" and ") if name not in ("torch", "transformers", "numpy")):
             raise EnvironmentProblem(f"{verdict.found}; {verdict.remedy}") from error
+
+
+def imported(module: str) -> Any:
+    """Import a module that loads torch. Raises EnvironmentProblem where packages that do not fit together prevent
+    it."""
+    try:
+        return import_module(module)
+    except (ImportError, RuntimeError) as error:
+        blame_packages(error)
+        raise
 
 
 def version_of(name: str) -> Version | None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tiercel.config.parts import keeps_start, whole_parts
 from tiercel.config.schema import BaseRecipe, GrpoRecipe, Lora, Part, Quantization, RewardRecipe
 from tiercel.errors import ModelError
+from tiercel.message_text import counted
 from tiercel.models.families.base import Family, HuggingFaceModel
 from tiercel.models.layers.experts import gate_names
 from tiercel.models.layers.quantized import is_quantized, settle
@@ -281,7 +282,7 @@ def _initial_adapter(family: Family, model: HuggingFaceModel, lora: Lora, direct
             )
     if (adapted := adapted_names(model)) != asked:
         raise ModelError(
-            f"lora.init: {directory} adapts {len(adapted)} layers, but lora.targets: {lora.targets} names "
+            f"lora.init: {directory} adapts {counted(len(adapted), 'layer')}, but lora.targets: {lora.targets} names "
             f"{len(asked)}. Only in the adapter: {named_few(adapted - asked) or 'none'}. Only in lora.targets: "
             f"{named_few(asked - adapted) or 'none'}. Set lora.targets: "
             f"'{expression_of(adapted, adaptable - adapted)}'"

@@ -161,6 +161,12 @@ def _failures(window: Window) -> Iterator[Symptom]:
             yield window.symptom(kind, FAILED_STEPS, _percent(values))
 
 
+def _no_reward(window: Window) -> Iterator[Symptom]:
+    row = window.rows[-1]
+    if _number(row, "reward/masked") and _number(row, "reward/failed_fraction") == 0 and "reward/mean" not in row:
+        yield window.symptom("no reward")
+
+
 def _format_never_met(window: Window) -> Iterator[Symptom]:
     keys = [key for key in window.rows[-1] if key.startswith("reward/format") and _FORMAT_MEAN.fullmatch(key)]
     means = [window.last(key, FORMAT_STEPS) for key in keys]
@@ -199,6 +205,7 @@ def _logprob_gap(window: Window) -> Iterator[Symptom]:
 
 CHECKS: tuple[Callable[[Window], Iterator[Symptom]], ...] = (
     _failures,
+    _no_reward,
     _all_truncated,
     _format_never_met,
     _equal_rewards,

@@ -22,14 +22,13 @@ from tiercel.errors import RecipeError, RunError
 from tiercel.log import logger
 from tiercel.message_text import brief
 from tiercel.models.families.base import Family
-from tiercel.regular_files import FOLDERS as EVERY_FOLDER
 from tiercel.regular_files import open_to_append, read_text
 from tiercel.reliability.heartbeat import HEARTBEATS
 from tiercel.reliability.redaction import redact_values
 from tiercel.runs.checkpoints import FoundCheckpoint, list_checkpoints, newest_valid, set_aside
 from tiercel.runs.ending import LOCK, recorded_ending
 from tiercel.runs.files import json_line, write_atomically
-from tiercel.runs.fresh_start import MARK, clear, has_no_step, is_begun
+from tiercel.runs.fresh_start import clear, has_no_step, require_own
 from tiercel.runs.identity import changed_files, changes, digests, is_pinned, is_rounded, may_differ
 from tiercel.runs.identity import identity as identity_of
 from tiercel.runs.index import append_entry, cut_index, written_entry
@@ -51,9 +50,6 @@ WITHOUT_LOCKS = (
     "pulse/writer.json, so do not start a second one"
 )
 FOLDERS = (*STEP_FOLDERS, "images", "checkpoints")  # folders that each run has
-# Files that a run may leave behind if it ends before it has written config.yaml.
-GIVEN = "given"  # rows, pictures and functions that Python code passed in memory
-BEGUN, SIGNS = (LOCK, "config.yaml.tmp", "stall", "log.txt", HEARTBEATS, GIVEN), ".signs-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,24 +226,6 @@ def _changed(recipe: Recipe, path: Path) -> tuple[str, ...] | None:
         if has_no_step(path):
             return None
         raise
-
-
-def require_own(path: Path) -> None:
-    """Raise RunError if a directory is not a run and cannot become one."""
-    if path.exists() and not path.is_dir():
-        raise RunError(f"output: {path} is a file; name a directory")
-    is_other = path.is_dir() and not is_begun(path)
-    if is_other and not all(entry.name in BEGUN or entry.name.startswith(SIGNS) for entry in path.iterdir()):
-        raise RunError(
-            f"output: {path} is not empty and was not created by a run (a run has .lock, env.json, and a config.yaml "
-            f"that begins with {MARK.decode().strip()!r}); name another directory"
-        )
-    for name in sorted(EVERY_FOLDER):
-        if (path / name).is_symlink():
-            raise RunError(
-                f"output: {path / name} is a link, but a run writes only inside its own directory; put the folder "
-                "itself there, or set `output` to a directory that has room"
-            )
 
 
 def _begin(recipe: Recipe, path: Path) -> str | None:

@@ -1,10 +1,14 @@
-"""Starts that failed before their first step. Another recipe may take over such a run directory."""
+"""Which directories a run may begin in, and what it takes over of a start that failed before its first step. Imports no
+torch."""
 
 import os
 import re
 from pathlib import Path
 
+from tiercel.errors import RunError
+from tiercel.regular_files import FOLDERS as ALL_FOLDERS
 from tiercel.regular_files import lines_of, open_regular, remove
+from tiercel.reliability.heartbeat import HEARTBEATS
 from tiercel.runs.checkpoints import list_checkpoints
 from tiercel.runs.ending import LOCK
 from tiercel.runs.step_files import FOLDERS, steps_of
@@ -23,6 +27,9 @@ _OWN_NAMES = {  # by folder
 }
 MARK = b"# tiercel "  # the first bytes of a run's config.yaml
 _BESIDE = ("env.json", LOCK)  # a run has at least one of these next to it
+# Files that a run may leave behind if it ends before it has written config.yaml.
+GIVEN = "given"  # rows, pictures and functions that Python code passed in memory
+BEGUN, SIGNS = (LOCK, "config.yaml.tmp", "stall", "log.txt", HEARTBEATS, GIVEN), ".signs-"
 _EVALUATED = b'{"step": 0,'  # the start of the line of the evaluation before the first step
 
 
@@ -34,6 +41,24 @@ def is_begun(directory: Path) -> bool:
         return False
     with open_regular(config) as file:
         return file.read(len(MARK)) == MARK
+
+
+def require_own(path: Path) -> None:
+    """Raise RunError if a directory is not a run and cannot become one."""
+    if path.exists() and not path.is_dir():
+        raise RunError(f"output: {path} is a file; name a directory")
+    is_other = path.is_dir() and not is_begun(path)
+    if is_other and not all(entry.name in BEGUN or entry.name.startswith(SIGNS) for entry in path.iterdir()):
+        raise RunError(
+            f"output: {path} is not empty and was not created by a run (a run has .lock, env.json, and a config.yaml "
+            f"that begins with {MARK.decode().strip()!r}); name another directory"
+        )
+    for name in sorted(ALL_FOLDERS):
+        if (path / name).is_symlink():
+            raise RunError(
+                f"output: {path / name} is a link, but a run writes only inside its own directory; put the folder "
+                "itself there, or set `output` to a directory that has room"
+            )
 
 
 def has_no_step(run: Path) -> bool:

@@ -56,7 +56,7 @@ class KeptFile(Kept):
                 size, batches, rejected = (int(state[name]) for name in ("bytes", "batches", "rejected"))
                 if state["key"] == self._key and self._part.stat().st_size >= size:
                     os.truncate(self._part, size)  # what was written of a further batch
-                    logger.info(f"{self._part}: {batches:,} batches of rows are scored already")
+                    logger.info(f"{self._part}: batches of rows that are scored already: {batches:,}")
                     return batches, rejected
                 logger.warning(f"{self._part}: is of another evaluation, and is written again")
             except (FileNotFoundError, ValueError, LookupError, TypeError):

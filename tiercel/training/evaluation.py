@@ -16,6 +16,7 @@ from tiercel.data.order import file_order
 from tiercel.data.reading import RowTable, read_heldout_rows, require_few_bad
 from tiercel.distributed.ranks import Ranks
 from tiercel.log import logger
+from tiercel.message_text import counted
 from tiercel.models.families.base import Family
 from tiercel.models.vision_cache import VisionStore
 from tiercel.rewards.runtime.scorer import Scorer
@@ -64,11 +65,11 @@ class Evaluation:
 
     def summary(self) -> str:
         """Return the result as one line for a person."""
-        reward = self.reward_means.get("reward/mean")
+        reward, rows = self.reward_means.get("reward/mean"), counted(self.count, "held-out row")
         if reward is None:
-            text = f"no reward for any of {self.count} held-out rows"
+            text = f"no reward for any of {rows}"
         else:
-            text = f"mean reward {reward:.3f} on {self.count} held-out rows"
+            text = f"mean reward {reward:.3f} on {rows}"
             text += f", of which {self.missing} have none" if self.missing else ""
         if self.accuracy is not None and self.interval is not None:
             low, high = self.interval

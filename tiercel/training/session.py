@@ -16,6 +16,7 @@ from tiercel.data.reading import RowTable, RunRows
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import NonFiniteError, TakenError, Terminated, TiercelError
 from tiercel.log import logger
+from tiercel.message_text import counted
 from tiercel.reliability.diagnosis import Diagnosis
 from tiercel.rollout.pending import PendingGroup
 from tiercel.runs.checkpoints import FoundCheckpoint
@@ -280,7 +281,7 @@ def open_session(recipe: BaseRecipe, run: RunDirectory) -> Iterator[Session]:
                 look_for_pictures(recipe, table, run, session.start)
         origin = f"going on from step {session.start}" if found else "a new run"
         many = f", {ranks.world_size} ranks" if ranks.world_size > 1 else ""
-        logger.info(f"{run.path}: {origin}, {length.steps} steps{many}")
+        logger.info(f"{run.path}: {origin}, {counted(length.steps, 'step')}{many}")
         if is_over:
             logger.info("nothing left to do")
         yield session

@@ -224,7 +224,7 @@ BODY = {
 }
 
 
-WRONG_LENGTH = ("return [1.0]", "returned 1 values for 3 samples")
+WRONG_LENGTH = ("return [1.0]", "returned 1 value for 3 samples")
 RAISES = ("raise KeyError('level')", "KeyError: 'level'")
 
 
@@ -255,9 +255,18 @@ def test_a_wrong_value_fails_its_own_completion(reward_file, form):
 
 def test_an_argument_that_no_row_has_is_named(reward_file):
     (value, *_) = score(reward_file("def score(completions, completion_ids):\n    return [1.0] * 3\n"))
-    assert "it takes completion_ids, which no row has as a column; available: solution, answer, level, prompts," in (
+    assert "it takes completion_ids, which the rows here do not have; give it a default, or take what there is: " in (
         value.failure
     )
+
+
+def test_a_right_answer_that_a_row_lacks_is_not_passed_as_none(reward_file):
+    rows = (sample("None", 1), sample("None", None))
+    needs = reward_file("def score(completion, answer):\n    return float(str(answer) in completion)\n")
+    found, lacking = score(needs, *rows)
+    assert found.value == 0.0 and lacking.value is None and "it takes answer, which the rows" in lacking.failure
+    may = reward_file("def score(completion, answer=None):\n    return float(answer is None)\n")
+    assert numbers(score(may, *rows)) == [0.0, 1.0]
 
 
 def test_a_class_that_needs_arguments_and_a_thing_that_cannot_be_called(reward_file):

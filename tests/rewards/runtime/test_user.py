@@ -302,7 +302,7 @@ def test_batched_functions_get_all_samples_and_may_be_async(reward_file):
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        ("[1.0]", "returned 1 values for 2 samples"),
+        ("[1.0]", "returned 1 value for 2 samples"),
         ("1.0", "a batched reward must return a list, not a float"),
         ("1 / 0", "ZeroDivisionError"),
     ],

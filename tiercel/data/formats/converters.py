@@ -175,12 +175,7 @@ def from_trl(record: Mapping[str, Any]) -> RowDraft:
     the prompt is `question`; in rows that have a prompt, `question` is an ordinary column."""
     _refuse(record, "tools", "chosen", "rejected")
     asked = "prompt" if given(record, "prompt") else "question"
-    prompt, completion = (
-        value if isinstance(value, list) else [] if value is None else [{"role": role, "content": value}]
-        for value, role in ((record.get(asked), "user"), (record.get("completion"), "assistant"))
-    )
-    messages = read_messages([*prompt, *completion], "prompt")
-    before, after = messages[: len(prompt)], messages[len(prompt) :]
+    before, after = (_side(record, key, role) for key, role in ((asked, "user"), ("completion", "assistant")))
     if before and after and after[0].role != "assistant":
         if [each.content for each in after[: len(before)]] != [each.content for each in before]:
             raise DataError(
@@ -188,9 +183,17 @@ def from_trl(record: Mapping[str, Any]) -> RowDraft:
                 f"follows `{asked}`",
                 field=asked,
             )
-        messages = after
-    read = ("prompt", asked, "completion")
-    return _draft(record, messages, "prompt", read=read, answers=("answer", "solution"))
+        before = ()
+    turns, read = (*before, *after) or read_messages([], "prompt"), ("prompt", asked, "completion")
+    return _draft(record, turns, "prompt", read=read, answers=("answer", "solution"))
+
+
+def _side(record: Mapping[str, Any], key: str, role: Role) -> tuple[Message, ...]:
+    """Read a prompt or a completion: turns, or the text of one."""
+    value = record.get(key)
+    if isinstance(value, list):
+        return tuple(read_messages(value, key)) if value else ()
+    return () if value is None else (Message(role=role, content=read_content(value, key)),)
 
 
 def from_qa(record: Mapping[str, Any]) -> RowDraft:

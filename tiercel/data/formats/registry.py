@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import partial
 from os.path import basename, splitext
 from typing import Any
 
 from tiercel.config.data import FormatName
-from tiercel.data.formats.columns import foreign_columns, require_plain, require_plain_value
+from tiercel.data.formats.columns import VISUALS, foreign_columns, require_plain, require_plain_value
 from tiercel.data.formats.converters import (
     EXPRESSIONS,
     QUESTIONS,
@@ -61,6 +62,7 @@ class DataFormat:
     """Describes one format. The texts are used in messages and in the table of docs/data.md."""
 
     convert: Callable[[Mapping[str, Any]], RowDraft]
+    title: str  # as people call it, before "rows" and "format"
     rows: str
     marks: str  # the keys that distinguish it from other formats
     answer: str  # where the right answer comes from
@@ -71,6 +73,7 @@ _LAST_TURN = "the gpt turn that ends the conversation"
 FORMATS: dict[FormatName, DataFormat] = {
     "tiercel": DataFormat(
         convert=from_tiercel,
+        title="tiercel",
         rows="tiercel's own rows",
         marks="messages, with images, answer or boxes",
         answer="`answer`",
@@ -78,6 +81,7 @@ FORMATS: dict[FormatName, DataFormat] = {
     ),
     "swift": DataFormat(
         convert=from_swift,
+        title="ms-swift",
         rows="ms-swift's rows: the standard form with `messages`, or `query` and `response`",
         marks="messages with solution, label, objects or system; query, response",
         answer="`solution`, else `answer`, else `label`",
@@ -85,6 +89,7 @@ FORMATS: dict[FormatName, DataFormat] = {
     ),
     "vlm_r1": DataFormat(
         convert=from_vlm_r1,
+        title="LLaVA and VLM-R1",
         rows="VLM-R1's and LLaVA's rows",
         marks="conversations, or problem with solution",
         answer=f"`solution`, else {_LAST_TURN}; beside `problem` also `answer`",
@@ -92,6 +97,7 @@ FORMATS: dict[FormatName, DataFormat] = {
     ),
     "sharegpt": DataFormat(
         convert=from_sharegpt,
+        title="ShareGPT",
         rows="LLaMA-Factory's ShareGPT rows",
         marks="conversations with system, tools, chosen or kto_tag",
         answer=f"`solution`, else `answer`, else {_LAST_TURN}",
@@ -99,6 +105,7 @@ FORMATS: dict[FormatName, DataFormat] = {
     ),
     "alpaca": DataFormat(
         convert=from_alpaca,
+        title="Alpaca",
         rows="LLaMA-Factory's Alpaca rows: instruction and input are the last question, output is its answer",
         marks="instruction with output or chosen",
         answer="`solution`, else `answer`, else `output`",
@@ -106,6 +113,7 @@ FORMATS: dict[FormatName, DataFormat] = {
     ),
     "openai": DataFormat(
         convert=from_openai,
+        title="OpenAI",
         rows="OpenAI's messages, each picture where its part stands",
         marks="messages with image_url parts",
         answer="`answer`, else `solution`",
@@ -113,6 +121,7 @@ FORMATS: dict[FormatName, DataFormat] = {
     ),
     "trl": DataFormat(
         convert=from_trl,
+        title="TRL",
         rows="TRL's rows, each of prompt and answer as text or as turns",
         marks="prompt; chosen with rejected",
         answer="`answer`, else `solution`",
@@ -120,24 +129,28 @@ FORMATS: dict[FormatName, DataFormat] = {
     ),
     "rlhf_v": DataFormat(
         convert=from_trl,
+        title="RLHF-V",
         rows="RLHF-V's and RLAIF-V's pairs; also as JSON in `text`",
         marks="question with chosen and rejected, or such a text",
         answer="none",
     ),
     "qa": DataFormat(
         convert=from_qa,
+        title="question and answer",
         rows="A question on pictures and its answer, as in Geometry3K: `question` or `problem`, with images",
         marks="question or problem, with answer",
         answer="`answer`, else `solution`; for SFT it is also the assistant turn",
     ),
     "verl": DataFormat(
         convert=from_qa,
+        title="verl",
         rows="verl's rows: `prompt` as a list of turns",
         marks="prompt with reward_model",
         answer="`answer`, else `solution`, else `reward_model.ground_truth`; for SFT also the assistant turn",
     ),
     "refcoco": DataFormat(
         convert=from_refcoco,
+        title="RefCOCO",
         rows="A referring expression and its box in COCO's [x, y, width, height]: the user turn is the expression, the "
         "assistant turn and the answer are the box as [x1, y1, x2, y2]",
         marks="bbox with expression, sentences or caption",
@@ -264,11 +277,16 @@ def detect_format(records: Sequence[Mapping[str, Any]], file: str) -> FormatName
         return "tiercel"
     if len(found) == 1:
         return found.pop()
-    keys = ", ".join(sorted({key for record in records for key in record})) or "none"
+    names = sorted({key for record in records for key in record})
+    keys, known_keys = ", ".join(names) or "none", sorted(_READ | {*VISUALS})
+    others = [key for key in names if key not in known_keys]
+    near = [(each, key) for key in others for each in get_close_matches(key, known_keys, 1, 0.8)]
+    meant = "".join(f" If {key} means {each}, set data.columns: {{{each}: {key}}}." for each, key in near)
     known = "; ".join(f"{name} ({each.marks})" for name, each in FORMATS.items())
     verdict = f"could have the format {' or '.join(sorted(found))}" if found else "do not match any known format"
     raise DataError(
-        f"{file}: its rows {verdict}. Keys found: {keys}. Known formats: {known}. Set data.format.", field="format"
+        f"{file}: its rows {verdict}. Keys found: {keys}. Known formats: {known}. Set data.format.{meant}",
+        field="format",
     )
 
 

@@ -38,7 +38,8 @@ def resolve(source: Source, key: str = "model.path", files: Sequence[str] = CHEC
     except Exception as error:  # the hubs have errors of many bases, such as httpx's and ModelScope's own
         said = " ".join(str(error).split())
         raise EnvironmentProblem(
-            f"{key}: {source.path} could not be fetched: {type(error).__name__}: {said}\n{_WAYS[source.hub]}"
+            f"{key}: {source.path} is not a directory here, and could not be fetched: {type(error).__name__}: {said}\n"
+            f"{_WAYS[source.hub]}"
         ) from error
 
 

@@ -66,9 +66,11 @@ def _by_name(found: Callable[..., Any]) -> Callable[[Sample], Any]:
     """Wrap a function that takes parts of a sample by name as a function of samples."""
 
     def score(sample: Sample) -> Any:
-        own = {name: getattr(sample, name) for name in SAMPLE_NAMES}
-        own |= {"answer": sample.columns.get("answer", sample.answer), "images": Pictures(sample.images)}
-        return _call(found, {**sample.columns, **own})
+        own = {name: getattr(sample, name) for name in SAMPLE_NAMES if name != "answer"} | {
+            "images": Pictures(sample.images)
+        }
+        answer = sample.columns.get("answer", sample.answer)
+        return _call(found, {**sample.columns, **own, **({} if answer is None else {"answer": answer})})
 
     async def score_async(sample: Sample) -> Any:
         return await score(sample)
@@ -92,7 +94,10 @@ def _call(found: Callable[..., Any], values: Mapping[str, Any]) -> Any:
     """Call a function with those of the values that it has parameters for. Raises TypeError if it requires others."""
     named = _named(found)
     if missing := [each.name for each in named if each.default is each.empty and each.name not in values]:
-        raise TypeError(f"it takes {', '.join(missing)}, which no row has as a column; available: {', '.join(values)}")
+        raise TypeError(
+            f"it takes {', '.join(missing)}, which the rows here do not have; give it a default, or take what there "
+            f"is: {', '.join(values)}"
+        )
     takes_all = any(each.kind is each.VAR_KEYWORD for each in _parameters(found).values())
     names = {each.name for each in named}
     return found(**{name: value for name, value in values.items() if takes_all or name in names})

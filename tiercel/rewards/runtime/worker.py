@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from tiercel import user_functions
-from tiercel.message_text import brief
+from tiercel.message_text import brief, counted
 from tiercel.reliability.redaction import redact
 from tiercel.reward_types import Sample
 from tiercel.rewards.runtime import signature_adapters
@@ -208,7 +208,8 @@ def _as_list(values: Any, expected: int) -> list[Any]:
         raise TypeError(f"a batched reward must return a list, not a {type(values).__name__}")
     if len(values) != expected:
         raise ValueError(
-            f"returned {len(values)} values for {expected} samples, but a batched reward must return one per sample"
+            f"returned {counted(len(values), 'value')} for {counted(expected, 'sample')}, but a batched reward must "
+            "return one per sample"
         )
     return list(values)
 

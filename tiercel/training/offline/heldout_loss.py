@@ -12,6 +12,7 @@ from tiercel.data.encoding import ExampleEncoder
 from tiercel.data.order import file_order
 from tiercel.data.reading import RowTable, require_few_bad
 from tiercel.errors import NonFiniteError
+from tiercel.message_text import counted
 from tiercel.models.families.base import Family
 from tiercel.packing.examples import ExampleGroup
 from tiercel.rollout.trajectory import written_text
@@ -98,7 +99,7 @@ def sums_of(passes: Passes, recipe: OfflineRecipe, table: RowTable) -> dict[int,
 
 def loss_in_words(row: Mapping[str, float]) -> str:
     """Return what `heldout_loss` found as one line for a person."""
-    loss, rows = row["eval/loss"], f"on {row['eval/count']} held-out rows"
+    loss, rows = row["eval/loss"], f"on {counted(int(row['eval/count']), 'held-out row')}"
     if "eval/accuracy" in row:
         return f"accuracy {row['eval/accuracy']:.3f}, margin {row['eval/margin']:.4f}, loss {loss:.4f} {rows}"
     return f"loss {loss:.4f} a token (perplexity {math.exp(min(loss, 700.0)):.4g}) {rows}"

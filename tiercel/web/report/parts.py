@@ -111,7 +111,7 @@ def facts(run: RecordedRun) -> Iterator[tuple[str, str]]:
         named = [f"{each.get('name') or each.get('call')} {TIMES} {each.get('weight', 1)}" for each in given]
         yield "Rewards", ", ".join(named)
     prompts, group = of("optim", "prompts_per_step"), of("rollout", "group_size")
-    unit = "prompts" if run.kind in ("grpo", "distill") else "conversations"
+    unit = ("prompt" if run.kind in ("grpo", "distill") else "conversation") + "s" * (prompts != "1")
     yield "Step", f"{prompts} {unit}" + (f" {TIMES} {group} completions" if group else "") if prompts else ""
     if most := of("rollout", "max_new_tokens"):
         yield "Sampling", f"up to {most} tokens at temperature {of('rollout', 'temperature')}"
