@@ -175,7 +175,7 @@ def from_trl(record: Mapping[str, Any]) -> RowDraft:
     the prompt is `question`; in rows that have a prompt, `question` is an ordinary column."""
     _refuse(record, "tools", "chosen", "rejected")
     asked = "prompt" if given(record, "prompt") else "question"
-    before, after = (_side(record, key, role) for key, role in ((asked, "user"), ("completion", "assistant")))
+    before, after = _side(record, asked, "user"), _side(record, "completion", "assistant")
     if before and after and after[0].role != "assistant":
         if [each.content for each in after[: len(before)]] != [each.content for each in before]:
             raise DataError(
