@@ -28,7 +28,7 @@
 # make bench-learner   the learner against plain transformers on repeated prompts: time, FLOPs, memory
 # make bench-scaling   step time against group size, prompt length and number of ranks
 # make bench-rollout   tokens a second and step time by engine, cost of a sync; the reward of 150 steps by server
-# make bench-trees    rows of one picture as a prefix tree against prompts shared only, and plain transformers
+# make bench-trees    rows of one picture as a prefix tree against prompts shared only, plain transformers, TRL and ms-swift
 # make bench-rows       a million JSONL rows, 1 GB of Parquet pictures: in memory, first and second start of the index
 # make bench-long-rows  one long row computed by 1, 2 and 4 ranks together: gradient, memory
 # make bench-view      the page on a run of 10,000 steps and 1 GB: first paint, filters, memory of the server
@@ -271,8 +271,9 @@ bench-view: .venv-view/.made
 bench-pairs: venv .venv-trl/.made
 	.venv/bin/python -m benchmarks.pairs
 
-bench-trees: venv
+bench-trees: venv .venv-trl/.made .venv-swift/.made
 	.venv/bin/python -m benchmarks.trees
+	.venv/bin/python -m benchmarks.peers --cells expressions questions --out benchmarks/results/peers_pictures.json
 
 bench-rows: venv
 	.venv/bin/python -m benchmarks.rows
