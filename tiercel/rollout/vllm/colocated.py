@@ -39,6 +39,8 @@ from tiercel.rollout.vllm.shared_memory import meeting_by_name
 from tiercel.types import Completion, EncodedPrompt, Group
 
 RELOADS_WITH_LORA = Version("0.33")
+# vLLM shuts an engine down once it is collected, and with it the process group of the ranks: it ends with the process.
+ENGINES_OF_RANKS: list[Any] = []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +141,8 @@ class ColocatedSampler:
 
     def close(self) -> None:
         if self.ranks.world_size > 1:
-            return  # shutdown() would end the process group of the ranks; the engine ends with the process
+            ENGINES_OF_RANKS.append(self.engine)
+            return
         self.engine.llm_engine.engine_core.shutdown()
 
     def sample(
