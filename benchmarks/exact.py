@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -40,9 +41,9 @@ from tiercel.models.families.base import Family
 from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
 from tiercel.packing.attention.prefix import OpenPrefixes
-from tiercel.packing.batch import AdvantageGroup, in_row_order, policy_units, totals_of
+from tiercel.packing.batch import units_of
 from tiercel.packing.forward import PackedPolicy
-from tiercel.packing.layout import PackItem, pack
+from tiercel.packing.layout import PackedTokens, PackItem, pack
 from tiercel.types import EncodedPrompt
 
 LORA_NOISE = 0.1  # standard deviation of the adapters' B matrices
@@ -63,6 +64,7 @@ class Computation:
     form: str | None
     is_tree: bool = False  # groups that begin alike share that, and so do completions
     is_cut: bool = False  # prefixes in passes of their own, completions in several microbatches
+    are_together: bool = False  # then all completions of a prompt are in one of them, as a pair's answers
     has_backward: bool = True
     has_float64: bool = True
 
@@ -104,6 +106,7 @@ def computations(device: torch.device) -> tuple[Computation, ...]:
         Computation(label="dense", form="dense"),
         Computation(label="dense, a tree", form="dense", is_tree=True),
         Computation(label="dense, a tree cut", form="dense", is_tree=True, is_cut=True),
+        Computation(label="dense, examples cut", form="dense", is_tree=True, is_cut=True, are_together=True),
     )
     if device.type == "cpu":
         return (
@@ -179,13 +182,13 @@ def _form_logprobs(policy: Policy, case: Case, computation: Computation) -> Tens
     learner = PackedPolicy(policy, computation.form, checkpointing=False)
     vision = VisionStore(policy, cache_bytes=0)
     if computation.is_cut:
+        weights, family = case.weights_N.split([sum(_lengths(item)) for item in case.items]), None
+        cases = [Case(items=(item,), weights_N=own_N) for item, own_N in zip(case.items, weights, strict=True)]
+        if computation.is_tree:
+            cases, family = [case], policy.family
         with short_pieces_shared():
-            if computation.is_tree:
-                return torch.cat(_logprobs_cut(learner, vision, case.items, case.weights_N, policy.family))
-        weights = case.weights_N.split([sum(_lengths(item)) for item in case.items])
-        pairs = zip(case.items, weights, strict=True)
-        of_items = [_logprobs_cut(learner, vision, [item], of_item, None) for item, of_item in pairs]
-        return torch.cat([logprobs for of_item in of_items for logprobs in of_item])
+            together = computation.are_together
+            return torch.cat([_logprobs_cut(learner, vision, each, family, together) for each in cases])
     with short_pieces_shared():
         packed = pack(case.items, policy.family if computation.is_tree else None)
     logprobs_N = learner(packed, vision.features(packed.images), TEMPERATURE).logprobs_N
@@ -195,34 +198,32 @@ def _form_logprobs(policy: Policy, case: Case, computation: Computation) -> Tens
 
 
 def _logprobs_cut(
-    learner: PackedPolicy, vision: VisionStore, items: Sequence[PackItem], weights_N: Tensor, family: Family | None
-) -> list[Tensor]:
-    """Compute logprobs of each completion with microbatches of about one, as for trees that are larger than
-    `learner.max_tokens_per_microbatch`: prefixes in passes of their own."""
-    lengths = [length for item in items for length in _lengths(item)]
-    weights = weights_N.split(lengths)
-    groups = [
-        AdvantageGroup(
-            item=item,
-            numbers=tuple(range(len(item.continuations))),
-            advantages_G=torch.ones(len(item.continuations)),
-            sampler_logprobs=tuple(torch.zeros(length) for length in _lengths(item)),
-        )
-        for item in items
-    ]
-    budget = max(len(item.prompt.token_ids_P) + max(_lengths(item)) for item in items)
-    units = policy_units(groups, totals_of(groups), learner.form, budget, may_run_prefix=True, family=family)
-    found: list[Tensor] = []
-    for unit in units:
+    learner: PackedPolicy, vision: VisionStore, case: Case, family: Family | None, are_together: bool
+) -> Tensor:
+    """Compute logprobs with microbatches of about one completion, or of all completions of a prompt, as for trees that
+    are larger than `learner.max_tokens_per_microbatch`: prefixes in passes of their own."""
+    lengths = [length for item in case.items for length in _lengths(item)]
+    weights, rows = case.weights_N.split(lengths), iter(range(len(lengths)))
+    entries = [("", [next(rows) for _ in item.continuations]) for item in case.items]
+    budget = max(item.shared_length for item in case.items)
+    if not are_together:
+        entries = [("", [row]) for _, of_item in entries for row in of_item]
+        budget = max(len(item.prompt.token_ids_P) + max(_lengths(item)) for item in case.items)
+    found: dict[int, Tensor] = {}
+
+    def batch_of(packed: PackedTokens, chosen: Sequence[int]) -> SimpleNamespace:
+        return SimpleNamespace(packed=packed, rows=[row for number in chosen for row in entries[number][1]])
+
+    for unit in units_of(pack(case.items, family), entries, learner.form, budget, True, batch_of):
         prefixes = OpenPrefixes(unit, learner, vision.features)
         for number, batch in enumerate(unit.batches):
-            features_KH = vision.features(batch.packed.images)
-            logprobs_N = learner(batch.packed, features_KH, TEMPERATURE, prefixes.before(number)).logprobs_N
+            prefix, packed = prefixes.before(number), batch.packed
+            logprobs_N = learner(packed, vision.features(packed.images), TEMPERATURE, prefix).logprobs_N
             own_N = torch.cat([weights[row] for row in batch.rows])
             (logprobs_N * own_N.to(logprobs_N)).sum().backward()
-            found += logprobs_N.detach().split([lengths[row] for row in batch.rows])
+            found |= dict(zip(batch.rows, logprobs_N.detach().split(packed.scored_lengths), strict=True))
         prefixes.close(len(unit.batches))
-    return in_row_order(units, found)
+    return torch.cat([found[row] for row in range(len(lengths))])
 
 
 def _lengths(item: PackItem) -> list[int]:

@@ -22,7 +22,7 @@ from benchmarks.random_trees import row_of
 from tests.models.test_families import huggingface_inputs
 from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
-from tiercel.packing.batch import packed_bins
+from tiercel.packing.batch import units_of
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import PackItem, pack
 from tiercel.types import EncodedPrompt
@@ -104,8 +104,10 @@ def packed_passes(
 ) -> Iterator[Callable[[], Tensor]]:
     """Yield the passes over the microbatches; each returns logprobs (N,)."""
     learner, family = PackedPolicy(policy, "split", False), policy.family if is_tree else None
-    for places in packed_bins([(item,) for item in items], "split", budget, family):
-        packed = pack([items[place] for place in places], family)
+    numbers = iter(range(sum(len(item.continuations) for item in items)))
+    entries = [("", [next(numbers) for _ in item.continuations]) for item in items]
+    for unit in units_of(pack(items, family), entries, "split", budget, False, lambda packed, _: packed):
+        (packed,) = unit.batches
 
         def compute(packed=packed) -> Tensor:
             return learner(packed, VisionStore(policy, 0).features(packed.images), 1.0).logprobs_N

@@ -1,13 +1,15 @@
 """Prompts, continuations and scored groups made by hand, without a model."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import torch
 
 from tests.tiny_models import make_row
 from tiercel.models.prompts import completion_positions
-from tiercel.packing.batch import AdvantageGroup, advantage_groups
-from tiercel.packing.layout import Continuation, PackItem
+from tiercel.packing.batch import AdvantageGroup, Microbatches, advantage_groups, units_of
+from tiercel.packing.layout import Continuation, PackItem, pack
+from tiercel.packing.sharing import PictureFamily
 from tiercel.types import Completion, EncodedImage, EncodedPrompt, Group, ImagePlan, ScoredCompletion, ScoredGroup
 
 
@@ -53,6 +55,32 @@ def item(prompt_length: int, *lengths: int, index: int = 0) -> PackItem:
     """A prompt and completions of these lengths; the ids do not matter."""
     start = prompt(range(prompt_length), index)
     return PackItem(prompt=start, continuations=tuple(continuation(start, range(length)) for length in lengths))
+
+
+def units_of_items(
+    entries: Sequence[Sequence[PackItem]],
+    form: str,
+    budget: int,
+    family: PictureFamily | None = None,
+    may_run_prefix: bool = False,
+) -> list[Microbatches]:
+    """Microbatches of items that stay together; each has the numbers of its entries."""
+    every = [each for of_entry in entries for each in of_entry]
+    numbers = iter(range(sum(len(each.continuations) for each in every)))
+    named = [
+        (of_entry[0].prompt.row.id, [next(numbers) for each in of_entry for _ in each.continuations])
+        for of_entry in entries
+    ]
+
+    def batch_of(packed, chosen):
+        return SimpleNamespace(packed=packed, entries=chosen, prompt_ids=tuple(named[each][0] for each in chosen))
+
+    return units_of(pack(every, family), named, form, budget, may_run_prefix, batch_of)
+
+
+def bins(entries: Sequence[Sequence[PackItem]], form: str, budget: int, family=None) -> list[list[int]]:
+    """The numbers of the entries in each microbatch."""
+    return [list(each.entries) for unit in units_of_items(entries, form, budget, family) for each in unit.batches]
 
 
 def sampled_items(groups: Sequence[Group]) -> list[PackItem]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.packing.items import item, learnable_groups, prompt, scored_group
+from tests.packing.items import bins, item, learnable_groups, prompt, scored_group
 from tests.tiny_models import move_adapter, random_ids, tiny_policy, tiny_prompts
 from tiercel.algorithms import LossInput, Totals, policy_loss
 from tiercel.config.schema import Algorithm
@@ -13,7 +13,6 @@ from tiercel.packing.attention.prefix import OpenPrefixes
 from tiercel.packing.batch import (
     PolicyBatch,
     advantage_groups,
-    packed_bins,
     policy_units,
     totals_of,
     without_zero_groups,
@@ -29,21 +28,20 @@ TOTALS = Totals(tokens=1, completions=1, groups=1)  # for tests in which the siz
 
 def test_bins_are_filled_in_order():
     items = [item(2, 3, index=0), item(4, 1, index=1), item(6, 4, index=2), item(1, 1, index=3)]  # 5, 5, 10, 2
-    assert packed_bins([(each,) for each in items], "dense", 10) == [[0, 1], [2], [3]]
-    assert packed_bins([(each,) for each in items], "dense", 12) == [[0, 1], [2, 3]]
-    assert packed_bins([(each,) for each in items], "dense", 22) == [[0, 1, 2, 3]]
-    assert packed_bins([], "dense", 10) == []
+    assert bins([(each,) for each in items], "dense", 10) == [[0, 1], [2], [3]]
+    assert bins([(each,) for each in items], "dense", 12) == [[0, 1], [2, 3]]
+    assert bins([(each,) for each in items], "dense", 22) == [[0, 1, 2, 3]]
 
 
 def test_the_repeated_form_pays_for_every_prompt():
     items = [item(4, 1, 1, index=0), item(4, 2, index=1)]  # dense 6 and 6, repeated 10 and 6
-    assert packed_bins([(each,) for each in items], "dense", 12) == [[0, 1]]
-    assert packed_bins([(each,) for each in items], "repeated", 12) == [[0], [1]]
+    assert bins([(each,) for each in items], "dense", 12) == [[0, 1]]
+    assert bins([(each,) for each in items], "repeated", 12) == [[0], [1]]
 
 
 def test_an_item_that_fits_nowhere_is_refused_with_its_numbers():
     with pytest.raises(DataError, match=r"row row-7: 11 tokens .*max_tokens_per_microbatch = 10; raise it") as error:
-        packed_bins([(item(2, 3),), (item(6, 5, index=7),)], "dense", 10)
+        bins([(item(2, 3),), (item(6, 5, index=7),)], "dense", 10)
     assert error.value.field == "messages"
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tiercel.packing.cutting import Bin, Cuts, PrefixCut, TreeCutter
+from tiercel.packing.cutting import Bin, Cuts, PrefixCut, TreeCutter, bins_in_order
 from tiercel.packing.tree import Node, PrefixTree
 
 
@@ -23,7 +23,7 @@ ENDS = [2, 3, 4, 6, 7]
 
 
 def cuts(budget: int, *, continues: bool = True, tree: PrefixTree = PICTURE, ends: list[int] = ENDS) -> list[Cuts]:
-    return TreeCutter(tree, ends, budget, continues=continues).cuts()
+    return TreeCutter(tree, [(end,) for end in ends], budget, continues=continues).cuts()
 
 
 def test_a_tree_that_fits_is_one_bin():
@@ -59,8 +59,33 @@ def test_a_row_that_others_continue_goes_with_the_first_of_them():
     assert cuts(7, tree=tree, ends=[1, 0, 2])[0].bins == [Bin((0, 1), 0), Bin((2,), 0)]
 
 
+def test_a_row_that_others_continue_goes_below_the_first_cut():
+    tree = tree_of((4, None), (3, 0), (3, 1), (3, 1))  # one row ends with the root, the others with the leaves
+    assert cuts(10, tree=tree, ends=[0, 2, 3]) == [
+        Cuts(bins=[Bin((0, 1), 1), Bin((2,), 1)], prefixes=[PrefixCut(0, 0, 2), PrefixCut(1, 0, 2)])
+    ]
+
+
+def test_the_answers_of_a_pair_stay_together():
+    """Three pairs after a picture of 10: of one question of 2, of two questions, and of one that ends with another."""
+    tree = tree_of((10, None), (2, 0), (3, 1), (3, 1), (2, 0), (3, 4), (1, 5))
+    pairs = [(2, 3), (3, 6), (5, 6)]
+    (found,) = TreeCutter(tree, pairs, 21, continues=True).cuts()
+    assert found == Cuts(bins=[Bin((0,), 0), Bin((1, 2), 0)], prefixes=[PrefixCut(0, 0, 2)])
+    (found,) = TreeCutter(tree, pairs, 24, continues=True).cuts()
+    assert found == Cuts(bins=[Bin((0, 1, 2))])
+
+
+def test_bins_of_entries_that_share_nothing_are_filled_in_order():
+    sizes = [5, 5, 10, 2]
+    for budget, expected in ((10, [(0, 1), (2,), (3,)]), (12, [(0, 1), (2, 3)]), (22, [(0, 1, 2, 3)])):
+        assert [each.bins[0].entries for each in bins_in_order(sizes, budget)] == expected
+    assert bins_in_order([], 10) == []
+
+
+@pytest.mark.parametrize("answers", (1, 2))
 @pytest.mark.parametrize("seed", range(20))
-def test_every_row_is_in_one_bin_that_fits(seed):
+def test_every_entry_is_in_one_bin_that_fits(seed, answers):
     dice = random.Random(seed)
     nodes: list[tuple[int, int | None]] = []
 
@@ -73,19 +98,22 @@ def test_every_row_is_in_one_bin_that_fits(seed):
     for _ in range(3):
         grow(None, 4)
     tree = tree_of(*nodes)
-    ends = [number for number in range(len(nodes)) if dice.random() < 0.7] or [0]
-    budget = max(len(tree.places(end)) for end in ends) + dice.randint(0, 10)
-    leaves = set(range(len(nodes))) - {parent for _, parent in nodes}
-    if not leaves <= set(ends):
-        budget = max(len(tree.places(number)) for number in range(len(nodes)))
+    wanted = [number for number in range(len(nodes)) if dice.random() < 0.7] or [0]
+    ends = [(number, *dice.choices(range(len(nodes)), k=answers - 1)) for number in wanted]
+    of_entry = [{node for end in each for node in tree.path(end)} for each in ends]
+
+    def size(kept):
+        return sum(tree.nodes[node].span[1] - tree.nodes[node].span[0] for node in kept)
+
+    budget = max(map(size, of_entry)) + dice.randint(0, 10)
     for continues in (False, True):
-        found = cuts(budget, continues=continues, tree=tree, ends=ends)
-        rows = [row for each in found for bin_ in each.bins for row in bin_.rows]
-        assert sorted(rows) == list(range(len(ends)))
+        found = TreeCutter(tree, ends, budget, continues=continues).cuts()
+        entries = [entry for each in found for bin_ in each.bins for entry in bin_.entries]
+        assert sorted(entries) == list(range(len(ends)))
         for each in found:
             for number, bin_ in enumerate(each.bins):
-                kept = {node for row in bin_.rows for node in tree.path(ends[row])}
+                kept = {node for entry in bin_.entries for node in of_entry[entry]}
                 above = set() if bin_.below is None else set(tree.path(bin_.below))
-                assert sum(tree.nodes[node].span[1] - tree.nodes[node].span[0] for node in kept | above) <= budget
+                assert size(kept | above) <= budget and kept > above
                 open_cuts = [cut.node for cut in each.prefixes if cut.first <= number < cut.stop]
                 assert open_cuts == (tree.path(bin_.below) if bin_.below is not None else [])

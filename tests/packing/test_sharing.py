@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.packing.items import NINES, continuation, picture, prompt
+from tests.packing.items import NINES, bins, continuation, picture, prompt
 from tiercel.errors import DataError
 from tiercel.packing import sharing
-from tiercel.packing.batch import packed_bins
 from tiercel.packing.layout import PackItem, pack
 from tiercel.packing.tree import Node
 
@@ -61,14 +60,14 @@ def test_what_is_shared_by_hand(asked, pictures, shared):
 
 def test_bins_are_filled_by_what_the_tree_takes():
     rows = [(item([1, 9, 2, n], [n], pictures="a"),) for n in (3, 4, 5)] + [(item([1, 9, 2, 6], [6], pictures="b"),)]
-    assert packed_bins(rows, "split", 10) == [[0, 1], [2, 3]]  # 5 tokens each
-    assert packed_bins(rows, "split", 10, NINES) == [[0, 1, 2], [3]]  # 5, and 2 for each further question
-    assert packed_bins(rows, "split", 8, NINES) == [[0, 1], [2], [3]]
-    assert packed_bins(rows, "repeated", 10, NINES) == [[0, 1], [2, 3]]
+    assert bins(rows, "split", 10) == [[0, 1], [2, 3]]  # 5 tokens each
+    assert bins(rows, "split", 10, NINES) == [[0, 1, 2], [3]]  # 5, and 2 for each further question
+    assert bins(rows, "split", 8, NINES) == [[0, 1], [2], [3]]
+    assert bins(rows, "repeated", 10, NINES) == [[0, 1], [2, 3]]
     pair = (item([1, 9, 2], [3, 4], pictures="a"), item([1, 9, 2], [3, 5], pictures="a"))
-    assert packed_bins([pair], "split", 7, NINES) == [[0]]  # its prompt counts once
+    assert bins([pair], "split", 7, NINES) == [[0]]  # its prompt counts once
     with pytest.raises(DataError):
-        packed_bins([pair], "split", 6, NINES)
+        bins([pair], "split", 6, NINES)
 
 
 def test_a_picture_is_never_cut():

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from tests.models.test_families import huggingface_inputs
+from tests.packing.items import picture
 from tests.packing.items import prompt as bare_prompt
 from tests.tiny_models import FAMILY_NAMES, tiny_policy, tiny_prompts
 from tiercel.config.schema import Rollout
@@ -285,6 +286,17 @@ def test_batches_by_hand(monkeypatch):
     # a prompt that is too large goes alone, and its width does not affect those after it
     assert _batches(of_lengths(200, 5, 5, 5), 2, 5) == [[0], [1, 2, 3]]
     assert _batches([], 2, 5) == []
+
+
+def test_questions_of_a_picture_are_in_one_batch_if_they_fit(monkeypatch):
+    monkeypatch.setattr(engine, "TOKENS_IN_FLIGHT", 80)  # four prompts
+    prompts = [
+        replace(prompt, images=tuple(map(picture, shown)))
+        for prompt, shown in zip(of_lengths(*[5] * 8), ["", "", "a", "a", "a", "b", "b", ""], strict=True)
+    ]
+    assert _batches(prompts, 2, 5) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert _batches(prompts, 2, 5, True) == [[0, 1], [2, 3, 4], [5, 6, 7]]
+    assert _batches(prompts[2:5] * 2, 2, 5, True) == [[0, 1, 2, 3], [4, 5]]  # too many of one picture
 
 
 def test_params_of_a_recipe():

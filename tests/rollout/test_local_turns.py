@@ -322,7 +322,7 @@ def test_batches_count_the_tokens_of_whole_trajectories(policy, monkeypatch):
     expected = sampled(policy, sampler_of(policy))
     asked = []
     batches = engine._batches
-    monkeypatch.setattr(engine, "_batches", lambda *given: asked.append(given[1:]) or batches(*given))
+    monkeypatch.setattr(engine, "_batches", lambda *given: asked.append(given[1:3]) or batches(*given))
     monkeypatch.setattr(engine, "TOKENS_IN_FLIGHT", 3 * (LIMITS.max_tokens + 100))
     assert_equal(sampled(policy, sampler_of(policy)), expected)
     assert asked == [(3, LIMITS.max_tokens)]

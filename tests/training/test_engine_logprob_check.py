@@ -1,9 +1,12 @@
 """What the gate accepts and refuses. T tokens, H width of a hidden state, V words."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.random_trees import short_pieces_shared
 from tests.tiny_models import tiny_policy, tiny_prompts
 from tests.training.test_teacher_term import completion, passes_of
 from tests.training.test_train_inference_mismatch import recipe_with
@@ -82,4 +85,23 @@ def test_a_second_turn_keeps_its_own_logprobs(tiny_checkpoints):
     together = trainer_logprobs(passes_of(policy), groups)
     assert [len(each) for each in together] == [3, 5]
     for each, group in zip(together, groups, strict=True):
+        torch.testing.assert_close(each, *trainer_logprobs(passes_of(policy), [group]), rtol=0, atol=1e-5)
+
+
+def test_rows_of_a_picture_in_several_microbatches_keep_their_own_logprobs(tiny_checkpoints):
+    """The third row asks about the picture of the first, so it goes through the learner before the second."""
+    policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], noise=0.1)
+    bare, pictured, _ = tiny_prompts(policy.family)
+    groups = [
+        Group(
+            prompt=replace(prompt, index=index),
+            completions=(completion(torch.arange(5, 5 + count)),) * 2,
+            policy_version=0,
+        )
+        for index, (prompt, count) in enumerate(zip((pictured, bare, pictured), (3, 5, 4), strict=True))
+    ]
+    tight = replace(passes_of(policy), max_tokens=len(pictured.token_ids_P) + 5)
+    with short_pieces_shared():
+        found = trainer_logprobs(tight, groups)
+    for each, group in zip(found, groups, strict=True):
         torch.testing.assert_close(each, *trainer_logprobs(passes_of(policy), [group]), rtol=0, atol=1e-5)

@@ -14,6 +14,8 @@ from tiercel.data.encoding import ExampleEncoder, with_answer_of
 from tiercel.data.order import file_order
 from tiercel.data.reading import read_training_rows
 from tiercel.packing import sharing
+from tiercel.packing.batch import Microbatches
+from tiercel.packing.examples import ExamplePass
 from tiercel.training.grpo.minibatches import grouped_by_rank
 from tiercel.training.offline.objectives import answer_sums, objective_of, reference_sums
 from tiercel.training.optimizer_step import example_update
@@ -50,6 +52,18 @@ def begun(recipe, rows):
     encode = ExampleEncoder(recipe=recipe, family=trainer.family, rows=rows, order=file_order(len(rows)))
     examples = [encode(row, index) for index, row in enumerate(rows)]
     return trainer, objective_of(recipe), grouped_by_rank(trainer, examples)
+
+
+def example_passes(trainer, made):
+    """The microbatches, each of which computes all of its rows' tokens."""
+    return [unit.batches[0] for unit in replace(trainer, passes_are_private=False).example_units(made)]
+
+
+def logprobs_of(trainer, packed, *, of_reference=False):
+    (scores,) = trainer.scores(
+        Microbatches(batches=(ExamplePass(packed=packed, prompt_ids=(), examples=()),)), of_reference=of_reference
+    )
+    return scores.logprobs_N
 
 
 def learn(trainer, objective, made, known=None):
@@ -104,7 +118,7 @@ def test_aot_matches_what_it_compares_over_the_whole_step(tiny_checkpoints, tmp_
         higher, lower = (each.diff(dim=1)[:, 0].neg().sort().values for each in (policy_B2, reference_B2))
     else:
         higher, lower = (policy_B2 - reference_B2).sort(dim=0).values.unbind(1)
-    assert len(higher) == 6 and len(trainer.example_passes(made)) > 1  # of several microbatches
+    assert len(higher) == 6 and len(example_passes(trainer, made)) > 1  # of several microbatches
     expected = -torch.nn.functional.logsigmoid(0.5 * (higher - lower)).mean()
     assert example_update(trainer, objective, plan).loss == pytest.approx(float(expected), abs=1e-5)
     trainer.vision.end_step()
@@ -117,11 +131,11 @@ def test_ld_alpha_weighs_tokens_beyond_the_shorter_answer(tiny_checkpoints, tmp_
     moved_a_little(trainer)
     plan = objective.plan(trainer, made)
     expected, lengths = [], set()
-    for each in trainer.example_passes(made):
+    for each in example_passes(trainer, made):
         owners = each.packed.continuation_of_N
-        own = trainer.logprobs(each.packed).double()
+        own = logprobs_of(trainer, each.packed).double()
         with trainer.as_reference():
-            ratios = own - trainer.logprobs(each.packed, of_reference=True).double()
+            ratios = own - logprobs_of(trainer, each.packed, of_reference=True).double()
         for pair in range(len(each.examples)):
             sides = [ratios[owners == 2 * pair + side] for side in (0, 1)]
             shared = min(map(len, sides))
@@ -161,21 +175,26 @@ def test_rows_that_share_their_pictures_give_the_same_gradient_together(
         several.append(replace(sides[0], id=f"row-{number}", rejected=sides[1]))
     found = []
     monkeypatch.setattr(sharing, "SHORTEST", 8)
-    for joins in (False, True):
+    for joins, is_cut in ((False, False), (True, False), (True, True)):
         own = {"dpo": Dpo(loss="sigmoid", sft_coef=0.5)} if kind is DpoRecipe else {}
         recipe = recipe_of(kind, tiny_checkpoints["qwen2_5_vl"], tmp_path, data={"group_by_prefix": True}, **own)
         monkeypatch.setattr(
             Passes, "sharing_family", property(lambda passes, joins=joins: passes.family if joins else None)
         )
         trainer, objective, made = begun(recipe, several)
+        if is_cut:  # one row to a microbatch
+            trainer = replace(trainer, max_tokens=max(trainer.token_counter().with_items(row.items) for row in made))
+            assert any(unit.prefixes for unit in trainer.example_units(objective.plan(trainer, made).made))
         gradients = []
         trainer.strategy.update = lambda norm, most, of=trainer, into=gradients: bool(into.append(gradient(of)) or 1)
         update, _ = learn(trainer, objective, made)
         found.append((update, gradients[0]))
-    (apart, expected), (together, computed) = found
-    assert together.loss == pytest.approx(apart.loss, abs=1e-6) and together.tokens == apart.tokens
-    assert together.pass_sums["packed/tokens"] < apart.pass_sums["packed/tokens"]
-    assert float((computed - expected).norm() / expected.norm()) < 1e-5
+    (apart, expected), *shared = found
+    for together, computed in shared:
+        assert together.loss == pytest.approx(apart.loss, abs=1e-6) and together.tokens == apart.tokens
+        assert float((computed - expected).norm() / expected.norm()) < 1e-5
+    computed = [update.pass_sums["packed/tokens"] for update, _ in found]
+    assert computed[2] == computed[1] < computed[0]  # no token twice, in however many microbatches
 
 
 def test_a_borrowed_answer_may_be_longer_than_a_row(tiny_checkpoints, tmp_path, rows):
@@ -226,10 +245,10 @@ def test_ktos_divergence_is_that_of_other_rows_answers(tiny_checkpoints, tmp_pat
     gaps = []
     for example in examples:
         (one,) = grouped_by_rank(trainer, [replace(example, conversations=example.conversations[1:])])
-        (alone,) = trainer.example_passes([one])
-        own = float(trainer.logprobs(alone.packed).sum())
+        (alone,) = example_passes(trainer, [one])
+        own = float(logprobs_of(trainer, alone.packed).sum())
         with trainer.as_reference():
-            gaps.append(own - float(trainer.logprobs(alone.packed, of_reference=True).sum()))
+            gaps.append(own - float(logprobs_of(trainer, alone.packed, of_reference=True).sum()))
     assert plan.divergence == pytest.approx(max(0.0, sum(gaps) / len(gaps)), rel=1e-4, abs=1e-4)
     assert len(plan.made) == len(examples) and all(len(b.items[0].continuations) == 1 for b in plan.made)
 
@@ -256,10 +275,10 @@ def test_a_borrowed_answer_brings_its_boxes(rows):
 def test_dft_weighs_tokens_by_their_probability_and_held_out_rows_do_not(tiny_checkpoints, tmp_path, rows):
     recipe = recipe_of(SftRecipe, tiny_checkpoints["qwen2_5_vl"], tmp_path, sft={"loss": "dft"})
     trainer, objective, made = begun(recipe, rows)
-    logprobs = torch.cat([trainer.logprobs(each.packed) for each in trainer.example_passes(made)]).double()
+    logprobs = torch.cat([logprobs_of(trainer, each.packed) for each in example_passes(trainer, made)]).double()
     update, _ = learn(trainer, objective, made)
     assert update.loss == pytest.approx(float(-(logprobs.exp() * logprobs).mean()), rel=1e-5)
-    each = trainer.example_passes(made)[0]
+    each = example_passes(trainer, made)[0]
     scores = trainer.learner(each.packed, trainer.vision.features(each.packed.images), 1.0)
     plan = objective.plan(trainer, made)
     judged = objective.judge().share(each, scores, plan).loss
@@ -277,7 +296,7 @@ def test_noise_and_smoothing_do_not_depend_on_the_packing(tiny_checkpoints, tmp_
         trainer, objective, made = begun(recipe, rows)
         if name == "apart":
             trainer = replace(trainer, max_tokens=max(item.shared_length for bundle in made for item in bundle.items))
-        passes = len(trainer.example_passes(made))
+        passes = len(example_passes(trainer, made))
         update, _ = learn(trainer, objective, made)
         found[name] = (passes, update.loss, gradient(trainer))
     assert found["together"][0] == 1 and found["apart"][0] > 3
@@ -292,10 +311,10 @@ def test_noise_is_another_in_another_epoch_and_the_same_when_asked_again(tiny_ch
     trainer, objective, made = begun(recipe, rows)
     encode = ExampleEncoder(recipe=recipe, family=trainer.family, rows=rows, order=file_order(len(rows)))
     later = grouped_by_rank(trainer, [encode(row, index + 6) for index, row in enumerate(rows)])
-    seeds = [objective.asked(trainer.example_passes(each)[0]).noise.seeds for each in (made, made, later)]
+    seeds = [objective.asked(example_passes(trainer, each)[0]).noise.seeds for each in (made, made, later)]
     assert seeds[0] == seeds[1] and not {*seeds[0]} & {*seeds[2]}
     other = objective_of(recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": 1})}))
-    assert not {*other.asked(trainer.example_passes(made)[0]).noise.seeds} & {*seeds[0]}
+    assert not {*other.asked(example_passes(trainer, made)[0]).noise.seeds} & {*seeds[0]}
 
 
 def test_wpo_weighs_pairs_by_probability_and_held_out_pairs_not_at_all(tiny_checkpoints, tmp_path, rows):
@@ -305,7 +324,7 @@ def test_wpo_weighs_pairs_by_probability_and_held_out_pairs_not_at_all(tiny_chec
     moved_a_little(trainer)
     plan = objective.plan(trainer, made)
     weighed, plain = [], []
-    for each in trainer.example_passes(made):
+    for each in example_passes(trainer, made):
         with torch.no_grad():
             features = trainer.vision.features(each.packed.images)
             states = trainer.learner.scoring_states(each.packed, features, None)

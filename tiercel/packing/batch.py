@@ -1,8 +1,9 @@
 """Microbatches under a token budget, built from scored groups or conversations. Shape suffixes: docs/shapes.md."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from functools import partial
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,13 +11,16 @@ from torch import Tensor
 from tiercel.algorithms import Totals
 from tiercel.errors import DataError
 from tiercel.models.prompts import completion_positions
-from tiercel.packing.cutting import Bin, Cuts, TreeCutter
+from tiercel.packing.cutting import Cuts, TreeCutter, bins_in_order
 from tiercel.packing.divergence import TeacherTokens
 from tiercel.packing.layout import Continuation, PackedTokens, PackItem, add_item, pack
 from tiercel.packing.sharing import PictureFamily, TreeBuilder
 from tiercel.types import Completion, EncodedImage, EncodedPrompt, Row, ScoredGroup
 
 T = TypeVar("T")
+
+
+Batch = TypeVar("Batch", bound="Microbatch")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,17 +62,23 @@ class AdvantageGroup:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PolicyBatch:
-    """One microbatch of a policy update."""
+class Microbatch:
+    """Packed rows that go through the learner together."""
 
     packed: PackedTokens
+    prompt_ids: tuple[str, ...]  # of the rows; none in an empty pass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyBatch(Microbatch):
+    """One microbatch of a policy update."""
+
     rows: tuple[int, ...]  # the places of its completions among those of all groups
     advantages_C: Tensor  # fp32
     sampler_logprobs_N: Tensor  # fp32, from the engine that sampled
     old_logprobs_N: Tensor | None = None  # fp32, from the learner's policy; None: not computed yet
     teacher: TeacherTokens | None = None  # None without a teacher
     totals: Totals  # over the whole minibatch and all ranks
-    prompt_ids: tuple[str, ...]
     names_C: tuple[CompletionName, ...]
 
 
@@ -82,10 +92,10 @@ class PolicyPrefix:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Microbatches:
+class Microbatches(Generic[Batch]):
     """Microbatches that run together: a single one, or the parts of a tree that is too large for one."""
 
-    batches: tuple[PolicyBatch, ...]
+    batches: tuple[Batch, ...]
     prefixes: tuple[PolicyPrefix, ...] = ()  # outer ones before those that continue them
 
     def opening(self, number: int) -> list[PolicyPrefix]:
@@ -192,35 +202,57 @@ def policy_units(
     budget: int,
     may_run_prefix: bool,
     family: PictureFamily | None = None,
-) -> list[Microbatches]:
-    """Build microbatches of at most `budget` tokens. Completions of a group share its prompt; with `family`, groups
-    that begin alike share that beginning. A tree that does not fit is cut at its nodes; if `may_run_prefix`, its
-    parts share passes over their prefixes, and otherwise each part contains them. Raises DataError if a completion and
-    its prompt do not fit together."""
+) -> list[Microbatches[PolicyBatch]]:
+    """Build the microbatches of groups, as `units_of` does. Completions of a group share its prompt; with `family`,
+    groups that begin alike share that beginning."""
     if not groups:
         return []
-    whole = pack([group.item for group in groups], family)
     rows = [group.part(place, place + 1) for group in groups for place in range(len(group.numbers))]
-    for row, end in zip(rows, whole.ends_C, strict=True):
-        _require_fit(row.item, whole.tree.length_to(end), budget)
+    entries = [(row.item.prompt.row.id, (number,)) for number, row in enumerate(rows)]
+    batch_of = partial(_policy_batch, rows=rows, totals=totals)
+    return units_of(pack([group.item for group in groups], family), entries, form, budget, may_run_prefix, batch_of)
+
+
+def units_of(
+    whole: PackedTokens,
+    entries: Sequence[tuple[str, Sequence[int]]],
+    form: str,
+    budget: int,
+    may_run_prefix: bool,
+    batch_of: Callable[[PackedTokens, tuple[int, ...]], Batch],
+) -> list[Microbatches[Batch]]:
+    """Cut a pack into microbatches of at most `budget` tokens. An entry is a row's id and those of its continuations
+    that stay together. `batch_of` makes a microbatch from the pack of some entries and their numbers. A tree that does
+    not fit is cut at its nodes; if `may_run_prefix`, its parts share passes over their prefixes, and otherwise each
+    part contains them. Raises DataError if an entry does not fit on its own."""
+    ends = [[whole.ends_C[number] for number in numbers] for _, numbers in entries]
+    cutter = TreeCutter(whole.tree, ends, budget, continues=may_run_prefix)
     if form == "repeated":
-        bins = packed_bins([(row.item,) for row in rows], form, budget)
-        cuts = [Cuts(bins=[Bin(tuple(each))]) for each in bins]
+        sizes = [sum(map(whole.tree.length_to, each)) for each in ends]
     else:
-        cuts = TreeCutter(whole.tree, whole.ends_C, budget, continues=may_run_prefix).cuts()
-    return [_unit(each, whole, rows, totals) for each in cuts]
+        sizes = list(map(cutter.size, cutter.nodes))
+    for (row_id, _), size in zip(entries, sizes, strict=True):
+        if size > budget:
+            raise DataError(
+                f"row {row_id}: {size} tokens exceed learner.max_tokens_per_microbatch = {budget}; "
+                "raise it, or lower data.max_prompt_tokens",
+                field="messages",
+            )
+
+    def unit(cuts: Cuts) -> Microbatches[Batch]:
+        prefixes, batches = [], []
+        for cut in cuts.prefixes:
+            packed = whole.prefix(cut.node, below=whole.tree.nodes[cut.node].parent)
+            prefixes.append(PolicyPrefix(packed=packed, first=cut.first, stop=cut.stop))
+        for each in cuts.bins:
+            numbers = [number for entry in each.entries for number in entries[entry][1]]
+            batches.append(batch_of(whole.only(numbers, each.below), each.entries))
+        return Microbatches(batches=tuple(batches), prefixes=tuple(prefixes))
+
+    return list(map(unit, bins_in_order(sizes, budget) if form == "repeated" else cutter.cuts()))
 
 
-def _unit(cuts: Cuts, whole: PackedTokens, rows: Sequence[AdvantageGroup], totals: Totals) -> Microbatches:
-    prefixes = []
-    for cut in cuts.prefixes:
-        packed = whole.prefix(cut.node, below=whole.tree.nodes[cut.node].parent)
-        prefixes.append(PolicyPrefix(packed=packed, first=cut.first, stop=cut.stop))
-    batches = [_policy_batch(whole.only(bin_.rows, bin_.below), bin_.rows, rows, totals) for bin_ in cuts.bins]
-    return Microbatches(batches=tuple(batches), prefixes=tuple(prefixes))
-
-
-def in_row_order(units: Sequence[Microbatches], values: Sequence[T]) -> list[T]:
+def in_row_order(units: Sequence[Microbatches[PolicyBatch]], values: Sequence[T]) -> list[T]:
     """Bring values of all completions of the units into the order of the groups. Those of empty units come last, and
     are left out."""
     rows = [row for unit in units for batch in unit.batches for row in batch.rows]
@@ -245,7 +277,7 @@ def prompt_of_no_row(token_ids_P: Tensor, positions_DP: Tensor) -> EncodedPrompt
     return EncodedPrompt(row=row, index=-1, text="", token_ids_P=token_ids_P, positions_DP=positions_DP, images=())
 
 
-def empty_unit(item: PackItem, totals: Totals) -> Microbatches:
+def empty_unit(item: PackItem, totals: Totals) -> Microbatches[PolicyBatch]:
     """Build a unit from the result of `empty_item`."""
     batch = PolicyBatch(
         packed=pack([item]),
@@ -289,23 +321,6 @@ def _teacher(groups: Sequence[AdvantageGroup]) -> TeacherTokens | None:
     return TeacherTokens.joined(parts) if parts else None
 
 
-def packed_bins(
-    entries: Sequence[Sequence[PackItem]], form: str, budget: int, family: PictureFamily | None = None
-) -> list[list[int]]:
-    """Divide entries, whose items stay together, into bins of at most `budget` tokens, in order, and return the numbers
-    of each bin's entries. `family` as in `pack`. Raises DataError if an entry does not fit on its own."""
-    bins: list[list[int]] = []
-    counted = TokenCounter(form, family)
-    for number, items in enumerate(entries):
-        if bins and counted.with_items(items) <= budget:
-            bins[-1].append(number)
-            continue
-        counted = TokenCounter(form, family)
-        _require_fit(items[0], counted.with_items(items), budget)
-        bins.append([number])
-    return bins
-
-
 class TokenCounter:
     """The tokens that a form computes for the items of a bin."""
 
@@ -322,12 +337,3 @@ class TokenCounter:
             else:
                 add_item(self.builder, item)
         return self.repeated + self.builder.length
-
-
-def _require_fit(item: PackItem, length: int, budget: int) -> None:
-    if length > budget:
-        raise DataError(
-            f"row {item.prompt.row.id}: {length} tokens exceed learner.max_tokens_per_microbatch = {budget}; "
-            "raise it, or lower data.max_prompt_tokens",
-            field="messages",
-        )

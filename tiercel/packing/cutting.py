@@ -1,9 +1,12 @@
 """Cutting a prefix tree into microbatches of a budget. A subtree that does not fit is cut below its first node: a pass
 of its own computes the path down to that node, and the microbatches below continue it. The cuts follow the walk of the
 tree, depth first, so that what is kept at a time is one path and one microbatch.
+
+An entry is what stays in one microbatch: a completion, or the answers of an example.
 """
 
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from tiercel.packing.tree import PrefixTree
@@ -20,9 +23,9 @@ class PrefixCut:
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """The rows of a microbatch. Passes of their own computed the path down to the node `below`, None if none did."""
+    """The entries of a microbatch. Passes of their own computed the path down to the node `below`, None if none did."""
 
-    rows: tuple[int, ...]
+    entries: tuple[int, ...]
     below: int | None = None
 
 
@@ -34,75 +37,76 @@ class Cuts:
     prefixes: list[PrefixCut] = field(default_factory=list)
 
 
-class TreeCutter:
-    """Cuts a tree whose row number i ends with the node `ends[i]`. No row has more tokens than `budget`. Unless
-    `continues`, each bin computes its rows' whole paths."""
+def bins_in_order(sizes: Sequence[int], budget: int) -> list[Cuts]:
+    """Fill bins with entries of these sizes, which share nothing, one after the other."""
+    bins: list[list[int]] = []
+    filled = budget
+    for entry, size in enumerate(sizes):
+        filled += size
+        if filled > budget:
+            bins.append([])
+            filled = size
+        bins[-1].append(entry)
+    return [Cuts(bins=[Bin(tuple(each))]) for each in bins]
 
-    def __init__(self, tree: PrefixTree, ends: Sequence[int], budget: int, *, continues: bool):
+
+class TreeCutter:
+    """Cuts a tree. The sequences of the entry number i end with the nodes `ends[i]`; no entry has more tokens than
+    `budget`. Unless `continues`, each bin computes the whole paths of its entries."""
+
+    def __init__(self, tree: PrefixTree, ends: Sequence[Sequence[int]], budget: int, *, continues: bool):
         self.tree, self.budget, self.continues = tree, budget, continues
-        self.rows_at: dict[int, list[int]] = {}
-        for row, end in enumerate(ends):
-            self.rows_at.setdefault(end, []).append(row)
-        self.children: dict[int | None, list[int]] = {}
-        for number, node in enumerate(tree.nodes):
-            self.children.setdefault(node.parent, []).append(number)
+        self.nodes = [frozenset(node for end in each for node in tree.path(end)) for each in ends]
+
+    def size(self, nodes: AbstractSet[int]) -> int:
+        """Count the tokens of nodes."""
+        return sum(stop - start for start, stop in (self.tree.nodes[node].span for node in nodes))
 
     def cuts(self) -> list[Cuts]:
         """Return what is computed together, in the order of the walk."""
         found = []
-        for siblings in self._fitting(None, 0):
-            if isinstance(siblings, list):
-                found.append(Cuts(bins=[Bin(self._rows(siblings))]))
-                continue
-            cuts = Cuts()
-            self._cut_below(siblings, cuts)
+        for part in self._parts(range(len(self.nodes)), None):
+            self._add(cuts := Cuts(), None, *part)
             found += [cuts] if self.continues else [Cuts(bins=[each]) for each in cuts.bins]
         return found
 
-    def _cut_below(self, node: int, cuts: Cuts) -> None:
+    def _add(self, cuts: Cuts, parent: int | None, child: int | None, entries: Sequence[int]) -> None:
+        """Add a part of the entries below `parent`."""
+        if child is None:
+            cuts.bins.append(Bin(tuple(sorted(entries)), parent if self.continues else None))
+            return
         place, first = len(cuts.prefixes), len(cuts.bins)
-        below = node if self.continues else None
-        cuts.prefixes.append(PrefixCut(node, first, first))
-        own = self.rows_at.get(node, [])  # they have no tokens below the node, so any bin has room for them
-        for siblings in self._fitting(node, self.tree.length_to(node)):
-            if isinstance(siblings, list):
-                cuts.bins.append(Bin(tuple(sorted((*own, *self._rows(siblings)))), below))
-                own = []
+        cuts.prefixes.append(PrefixCut(child, first, first))
+        for part in self._parts(entries, child):
+            self._add(cuts, child, *part)
+        cuts.prefixes[place] = PrefixCut(child, first, len(cuts.bins))
+
+    def _parts(self, entries: Sequence[int], parent: int | None) -> Iterator[tuple[int | None, list[int]]]:
+        """Yield entries below `parent` that fit into one bin, with None, and those of a child that do not fit, with the
+        child. Entries that end at `parent` have no tokens below it, so they go with the first of the others."""
+        path = frozenset[int]() if parent is None else frozenset(self.tree.path(parent))
+        held, filled = [entry for entry in entries if self.nodes[entry] <= path], path
+        for child, members in self._by_child(entries, path, parent):
+            nodes = path.union(*(self.nodes[entry] for entry in members))
+            fits = self.size(nodes) <= self.budget
+            if filled > path and not (fits and self.size(filled | nodes) <= self.budget):
+                yield None, held
+                held, filled = [], path
+            if fits:
+                held, filled = held + members, filled | nodes
             else:
-                self._cut_below(siblings, cuts)
-        if own:
-            cuts.bins.append(Bin(tuple(own), below))
-        cuts.prefixes[place] = PrefixCut(node, first, len(cuts.bins))
+                yield child, held + members
+                held = []
+        if held:
+            yield None, held
 
-    def _fitting(self, parent: int | None, before: int) -> Iterator[list[int] | int]:
-        """Yield lists of children whose subtrees fit into one bin, and children that do not fit by themselves.
-        `before` is the number of tokens on their path."""
-        siblings: list[int] = []
-        filled = before
-        for child in self.children.get(parent, []):
-            size = self._size(child)
-            if siblings and filled + size > self.budget:
-                yield siblings
-                siblings, filled = [], before
-            if before + size <= self.budget:
-                siblings.append(child)
-                filled += size
-            else:
-                yield child
-        if siblings:
-            yield siblings
-
-    def _size(self, node: int) -> int:
-        """Count the tokens of a subtree."""
-        return self.tree.stops[node] - self.tree.nodes[node].span[0]
-
-    def _rows(self, siblings: Sequence[int]) -> tuple[int, ...]:
-        """Return the rows that end in the subtrees of siblings, in their own order."""
-        numbers = (each for node in siblings for each in self._subtree(node))
-        return tuple(sorted(row for number in numbers for row in self.rows_at.get(number, ())))
-
-    def _subtree(self, node: int) -> Iterator[int]:
-        stop = self.tree.stops[node]
-        while node < len(self.tree.nodes) and self.tree.nodes[node].span[0] < stop:
-            yield node
-            node += 1
+    def _by_child(
+        self, entries: Sequence[int], path: AbstractSet[int], parent: int | None
+    ) -> Iterator[tuple[int, list[int]]]:
+        """Yield the entries of each child, in the order of the walk. One that is in several children stands alone."""
+        found: dict[int, list[int]] = {}
+        firsts = {entry: min(below) for entry in entries if (below := self.nodes[entry] - path)}
+        for entry, first in sorted(firsts.items(), key=lambda each: each[1]):
+            children = [node for node in self.nodes[entry] if self.tree.nodes[node].parent == parent]
+            found.setdefault(first if len(children) == 1 else -1 - entry, []).append(entry)
+        yield from found.items()

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from tiercel.packing.layout import Continuation, PackItem
+from tiercel.packing.batch import Microbatch, Microbatches, units_of
+from tiercel.packing.layout import Continuation, PackedTokens, PackItem, pack
 from tiercel.packing.sharing import PictureFamily, located
 from tiercel.types import EncodedConversation, EncodedImage, Example
 
@@ -25,6 +26,30 @@ class ExampleGroup:
     def images(self) -> tuple[EncodedImage, ...]:
         """Return all pictures, in the order of their placeholders."""
         return tuple(image for item in self.items for image in item.images)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExamplePass(Microbatch):
+    """One microbatch of examples. The continuations of the pack are their conversations, in order."""
+
+    examples: tuple[Example, ...]
+
+
+def example_units(
+    made: Sequence[ExampleGroup], form: str, budget: int, may_run_prefix: bool, family: PictureFamily | None
+) -> list[Microbatches[ExamplePass]]:
+    """Build the microbatches of bundles, as `units_of` does. With `family`, rows that begin alike share that
+    beginning."""
+    if not made:
+        return []
+    numbers = iter(range(sum(len(bundle.items) for bundle in made)))
+    entries = [(bundle.examples[0].row.id, [next(numbers) for _ in bundle.items]) for bundle in made]
+
+    def batch_of(packed: PackedTokens, chosen: Sequence[int]) -> ExamplePass:
+        examples = tuple(example for number in chosen for example in made[number].examples)
+        return ExamplePass(packed=packed, prompt_ids=tuple(each.row.id for each in examples), examples=examples)
+
+    return units_of(pack(all_items(made), family), entries, form, budget, may_run_prefix, batch_of)
 
 
 def example_groups(examples: Sequence[Example], family: PictureFamily | None) -> list[ExampleGroup]:

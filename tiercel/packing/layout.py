@@ -70,10 +70,15 @@ class PackedTokens:
         """Count the continuations, C."""
         return len(self.ends_C)
 
+    @property
+    def scored_lengths(self) -> list[int]:
+        """Return the number of scored tokens of each continuation."""
+        return torch.bincount(self.continuation_of_N, minlength=self.continuation_count).tolist()
+
     def distinct(self) -> tuple[Tensor, Tensor] | None:
         """Return the first of the scored tokens that stand at the same place of the tree (M,), and for each scored
         token which of these it is (N,). None if this saves too few tokens to pay."""
-        if len(set(self.ends_C)) == self.continuation_count and max(self.tree.levels, default=0) < 2:
+        if len(set(self.ends_C)) == self.continuation_count and len(self.tree.levels) < 3:
             return None  # completions after their prompts; values are not needed here, which a plan does not have
         pairs_N = self.targets_N * self.tree.length + self.scoring_N
         distinct_M, which_N = torch.unique(pairs_N, return_inverse=True)

@@ -52,15 +52,11 @@ class PackedRecurrence:
     tokens at the start that were run before; they are the first node."""
 
     def __init__(self, tree: PrefixTree, device: torch.device, first_query: int = 0):
-        levels = [
-            [number for number, level in enumerate(tree.levels) if level == depth]
-            for depth in range(max(tree.levels) + 1)
-        ]
         self.levels: list[list[_Rows]] = []
         self.orders: list[Tensor] = []  # from the rows of a level's buckets to the order of its nodes
         self.place_of: dict[int, tuple[int, int]] = {}  # the level of a node, and its place there
         above: dict[int | None, int] = {None: 0}
-        for depth, numbers in enumerate(levels):
+        for depth, numbers in enumerate(tree.levels):
             run = [number for number in numbers if tree.nodes[number].span[0] >= first_query]
             assert run == numbers or numbers == [0]
             rows, order = _rows_of(tree, run, above, first_query, device)

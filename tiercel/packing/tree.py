@@ -84,12 +84,14 @@ class PrefixTree:
         return tuple(depths)
 
     @cached_property
-    def levels(self) -> tuple[int, ...]:
-        """How many ancestors each node has."""
-        levels: list[int] = []
-        for node in self.nodes:
-            levels.append(0 if node.parent is None else levels[node.parent] + 1)
-        return tuple(levels)
+    def levels(self) -> list[list[int]]:
+        """The numbers of the roots, of their children, and so on."""
+        levels: list[list[int]] = []
+        for number in range(len(self.nodes)):
+            level = len(self.path(number)) - 1
+            levels += [[]] if level == len(levels) else []
+            levels[level].append(number)
+        return levels
 
     @property
     def roots(self) -> list[Span]:

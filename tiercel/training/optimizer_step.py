@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +17,8 @@ from tiercel.algorithms.correction import drift_sums, is_near_policy
 from tiercel.config.schema import GrpoRecipe
 from tiercel.devices import moved
 from tiercel.errors import TrainingError
-from tiercel.packing.attention.prefix import OpenPrefixes
 from tiercel.packing.batch import CompletionName, Microbatches, PolicyBatch
-from tiercel.packing.layout import PackedTokens
+from tiercel.packing.examples import ExamplePass
 from tiercel.packing.logprobs import TokenScores
 from tiercel.training.finite import (
     TracedPart,
@@ -33,7 +33,6 @@ from tiercel.training.grpo.minibatches import Minibatch
 from tiercel.training.grpo.reference_passes import PrecomputedValues
 from tiercel.training.grpo.train_inference_mismatch import LARGEST_GAP, gap_counts, gap_limits, require_near
 from tiercel.training.offline.objectives import Objective, UpdateInputs
-from tiercel.training.policy_passes import ExamplePass
 from tiercel.training.trainer import Trainer
 
 SMALLEST_LOSS_SCALE = 2.0**-10
@@ -109,24 +108,19 @@ def policy_update(
 
 
 def policy_microbatch_losses(
-    trainer: Trainer, unit: Microbatches, precomputed: Sequence[PrecomputedValues], recipe: GrpoRecipe
+    trainer: Trainer, unit: Microbatches[PolicyBatch], precomputed: Sequence[PrecomputedValues], recipe: GrpoRecipe
 ) -> Iterator[MicrobatchLoss]:
     """Yield what each microbatch of a unit adds to the loss. Compute its gradient before asking for the next."""
     rewards_entropy = recipe.algorithm.entropy_coef > 0
-    prefixes = OpenPrefixes(unit, trainer.learner, partial(trainer.vision.features, with_gradient=True))
+    inputs = trainer.inputs(unit, with_gradient=True)
     for number, (batch, each) in enumerate(zip(unit.batches, precomputed, strict=True)):
-        trainer.ranks.heartbeat.work_on(batch.prompt_ids)
         with trainer.training_mode():
-            prefix = prefixes.before(number)
-            features_KH = trainer.vision.features(batch.packed.images, with_gradient=True)
+            packed, features_KH, prefix = next(inputs)
             target = None if trainer.teacher is None else trainer.teacher.target(batch)
-            inputs = (batch.packed, features_KH, trainer.temperature, prefix, rewards_entropy)
-            scores = trainer.learner(*inputs, target)
+            scores = trainer.learner(packed, features_KH, trainer.temperature, prefix, rewards_entropy, target)
         own = _policy_microbatch_loss(batch, scores, each, trainer, recipe)
-        counted = _packed_sums(trainer, own.loss, batch.packed if batch.prompt_ids else None, unit.computed(number))
-        sums = {**_load_sums(trainer, own.tokens), **counted}
-        yield replace(own, pass_sums={**own.pass_sums, **sums})
-    prefixes.close(len(unit.batches))
+        yield replace(own, pass_sums={**own.pass_sums, **_counts(trainer, own.loss, unit, number)})
+    next(inputs, None)
 
 
 def _policy_microbatch_loss(
@@ -180,19 +174,18 @@ def _policy_microbatch_loss(
     )
 
 
-def _packed_sums(
-    trainer: Trainer, like: Tensor, packed: PackedTokens | None, computed: int | None = None
-) -> dict[str, Tensor]:
-    """Count the tokens that a pass computes, and those that rows by themselves would take; 0 for a pass without rows.
-    `computed` are those of the tree; None: all of its tokens."""
-    if packed is None:
-        counts = {"packed/tokens": 0, "packed/repeated": 0}
-    elif trainer.learner.form == "repeated":
-        counts = {"packed/tokens": packed.repeated_length, "packed/repeated": packed.repeated_length}
-    else:
-        tokens = packed.tree.length if computed is None else computed
-        counts = {"packed/tokens": tokens, "packed/repeated": packed.repeated_length}
-    return {name: like.detach().new_full((), count) for name, count in counts.items()}
+def _counts(trainer: Trainer, like: Tensor, unit: Microbatches[Any], number: int) -> dict[str, Tensor]:
+    """Count the tokens that a microbatch's pass computes, and those that rows by themselves would take; 0 for a pass
+    without rows. The experts' load is weighted by the scored tokens, because metrics are means over tokens."""
+    batch = unit.batches[number]
+    repeated = batch.packed.repeated_length if batch.prompt_ids else 0
+    tokens = repeated if trainer.learner.form == "repeated" or not repeated else unit.computed(number)
+    counts = {"packed/tokens": tokens, "packed/repeated": repeated}
+    load, scored = trainer.learner.expert_load.take(), len(batch.packed.targets_N)
+    return {
+        **{name: scored * each for name, each in load.items()},
+        **{name: like.detach().new_full((), count) for name, count in counts.items()},
+    }
 
 
 def sharing_metrics(sums: Mapping[str, float]) -> dict[str, float]:
@@ -245,40 +238,34 @@ def compare_with_engine(
 
 def example_update(trainer: Trainer, objective: Objective, plan: UpdateInputs) -> Update:
     """Make one update from a step's examples. Raises NonFiniteError."""
-    passes = trainer.example_passes(plan.made)
-    with trainer.vision.update([each.packed.images for each in passes]):
-        return _backward_and_step(
-            trainer, [example_microbatch_losses(trainer, objective, each, plan) for each in passes], plan.tokens
-        )
+    units = trainer.example_units(plan.made)
+    passes = [example_microbatch_losses(trainer, objective, unit, plan) for unit in units]
+    with trainer.vision.update([images for unit in units for images in unit.images_of_passes]):
+        return _backward_and_step(trainer, passes, plan.tokens)
 
 
 def example_microbatch_losses(
-    trainer: Trainer, objective: Objective, each: ExamplePass, plan: UpdateInputs
+    trainer: Trainer, objective: Objective, unit: Microbatches[ExamplePass], plan: UpdateInputs
 ) -> Iterator[MicrobatchLoss]:
-    """Yield what a pass adds to the loss."""
-    packed, rows = each.packed, each.row_ids
-    trainer.ranks.heartbeat.work_on(rows)
-    with trainer.training_mode():
-        features_KH = trainer.vision.features(packed.images, with_gradient=True)
-        scores = trainer.learner(packed, features_KH, trainer.temperature, asked=objective.asked(each))
-    share = objective.share(each, scores, plan)
-    yield MicrobatchLoss(
-        loss=share.loss,
-        loss_sums=share.sums,
-        pass_sums={
-            **({} if scores.values_N is not None else {"entropy/mean": scores.entropy_N.sum()}),
-            **_packed_sums(trainer, share.loss, packed if rows else None),
-            **_load_sums(trainer, len(packed.targets_N)),
-        },
-        tokens=len(packed.targets_N),
-        row_ids=rows,
-        faulty_rows=partial(faulty_examples, rows, share.losses_B),
-    )
-
-
-def _load_sums(trainer: Trainer, tokens: int) -> dict[str, Tensor]:
-    """Weight the experts' load in the last pass by its scored tokens, because the metrics are means over tokens."""
-    return {name: tokens * load for name, load in trainer.learner.expert_load.take().items()}
+    """Yield what each microbatch of a unit adds to the loss. Compute its gradient before asking for the next."""
+    inputs = trainer.inputs(unit, with_gradient=True)
+    for number, each in enumerate(unit.batches):
+        with trainer.training_mode():
+            packed, features_KH, prefix = next(inputs)
+            scores = trainer.learner(packed, features_KH, trainer.temperature, prefix, asked=objective.asked(each))
+        share = objective.share(each, scores, plan)
+        yield MicrobatchLoss(
+            loss=share.loss,
+            loss_sums=share.sums,
+            pass_sums={
+                **({} if scores.values_N is not None else {"entropy/mean": scores.entropy_N.sum()}),
+                **_counts(trainer, share.loss, unit, number),
+            },
+            tokens=len(packed.targets_N),
+            row_ids=each.prompt_ids,
+            faulty_rows=partial(faulty_examples, each.prompt_ids, share.losses_B),
+        )
+    next(inputs, None)
 
 
 def _backward_and_step(

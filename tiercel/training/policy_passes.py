@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,37 +24,30 @@ from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
 from tiercel.packing.attention.flex import flex_obstacle
 from tiercel.packing.attention.prefix import OpenPrefixes, PrefixPass
-from tiercel.packing.batch import AdvantageGroup, Microbatches, TokenCounter, empty_item, packed_bins, policy_units
-from tiercel.packing.batch import empty_unit as unit_of
+from tiercel.packing.batch import (
+    AdvantageGroup,
+    Microbatches,
+    PolicyBatch,
+    TokenCounter,
+    empty_item,
+    empty_unit,
+    policy_units,
+)
 from tiercel.packing.compiling import chosen_backend
-from tiercel.packing.examples import ExampleGroup, all_items
+from tiercel.packing.examples import ExampleGroup, ExamplePass, example_units
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import PackedTokens, PackItem, pack
 from tiercel.packing.logprobs import TokenScores
 from tiercel.packing.pass_options import chosen_form
 from tiercel.planning.frozen_models import tokens_without_gradient
-from tiercel.types import Example
 
 T = TypeVar("T")
 NO_TOTALS = Totals(tokens=0, completions=0, groups=0)  # for passes without a loss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ExamplePass:
-    """Packed examples that go through the learner together. The continuations of the pack are their conversations, in
-    order."""
-
-    packed: PackedTokens
-    examples: tuple[Example, ...]  # none in an empty pass
-
-    @property
-    def row_ids(self) -> tuple[str, ...]:
-        return tuple(example.row.id for example in self.examples)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Passes:
-    """A policy and how tokens go through it. All ranks call `units` and `example_passes` together, and unless passes
+    """A policy and how tokens go through it. All ranks call `units` and `example_units` together, and unless passes
     are private they make the same number of passes."""
 
     policy: Policy
@@ -95,28 +88,24 @@ class Passes:
         """Return a counter of the tokens that the learner computes for items in one microbatch."""
         return TokenCounter(self.learner.form, self.sharing_family)
 
-    def units(self, groups: Sequence[AdvantageGroup], totals: Totals) -> list[Microbatches]:
+    @property
+    def _limits(self) -> tuple[str, int, bool, Family | None]:
+        """Return what bounds a microbatch, as the builders of units take it."""
+        return self.learner.form, self.max_tokens, self.passes_are_private, self.sharing_family
+
+    def units(self, groups: Sequence[AdvantageGroup], totals: Totals) -> list[Microbatches[PolicyBatch]]:
         """Pack groups into units of microbatches, in order, followed by empty units so that all ranks have the same
         number. `totals` is of the minibatch over all ranks. Raises DataError for a completion that does not fit into
         any microbatch."""
-        form, private = self.learner.form, self.passes_are_private
-        units = self.ranks.together(
-            lambda: policy_units(groups, totals, form, self.max_tokens, private, self.sharing_family)
-        )
-        return units + [unit_of(self._empty_item(), totals)] * self._missing(len(units))
+        units = self.ranks.together(lambda: policy_units(groups, totals, *self._limits))
+        return units + [empty_unit(self._empty_item(), totals)] * self._missing(len(units))
 
-    def example_passes(self, made: Sequence[ExampleGroup]) -> list[ExamplePass]:
-        """Pack bundles into passes, in order, together with the bundles of the ranks that compute the same passes.
-        Empty passes follow, as in `units`."""
+    def example_units(self, made: Sequence[ExampleGroup]) -> list[Microbatches[ExamplePass]]:
+        """Pack bundles into units, together with the bundles of the ranks that compute the same passes. Empty units
+        follow, as in `units`."""
         made = self.with_partners(made, lambda bundle: bundle.items)
-        form, items = self.learner.form, [bundle.items for bundle in made]
-        bins = self.ranks.together(lambda: packed_bins(items, form, self.max_tokens, self.sharing_family))
-        passes = []
-        for places in bins:
-            chosen = [made[place] for place in places]
-            examples = tuple(example for bundle in chosen for example in bundle.examples)
-            passes.append(ExamplePass(packed=pack(all_items(chosen), self.sharing_family), examples=examples))
-        return passes + [self.empty_pass()] * self._missing(len(passes))
+        units = self.ranks.together(lambda: example_units(made, *self._limits))
+        return units + [self.empty_examples()] * self._missing(len(units))
 
     def with_partners(self, items: Sequence[T], packed: Callable[[T], Sequence[PackItem]]) -> list[T]:
         """Return the items of all ranks that compute passes together, in their order. A frozen tower's features of
@@ -131,45 +120,41 @@ class Passes:
             self.vision.adopt(features)
         return [item for of_rank, _ in every for item in of_rank]
 
-    def empty_pass(self) -> ExamplePass:
-        """Make a pass without a scored token."""
-        return ExamplePass(packed=pack([self._empty_item()]), examples=())
+    def empty_examples(self) -> Microbatches[ExamplePass]:
+        """Make a unit without a scored token."""
+        return Microbatches(batches=(ExamplePass(packed=pack([self._empty_item()]), prompt_ids=(), examples=()),))
 
     def as_reference(self) -> AbstractContextManager[None]:
         """Make the policy compute as the reference does. Weights that are trained whole stay as they are."""
         return self.policy.as_reference()
 
-    def logprobs(self, packed: PackedTokens, *, of_reference: bool = False) -> Tensor:
-        """Compute the logprobs (N,) of a pack's scored tokens, without gradient. Set `of_reference` inside
+    def scores(self, unit: Microbatches[Any], *, of_reference: bool = False) -> list[TokenScores]:
+        """Compute logprobs and entropies (N,) of each microbatch of a unit, without gradient. Set `of_reference` inside
         `as_reference`."""
         with torch.no_grad():
-            features_KH = self.vision.features(packed.images, of_reference=of_reference)
-            return self.learner(packed, features_KH, self.temperature).logprobs_N
-
-    def scores(self, unit: Microbatches, *, of_reference: bool = False) -> list[TokenScores]:
-        """Compute logprobs and entropies (N,) of each microbatch of a unit, without gradient."""
-        with torch.no_grad():
-            inputs = self._through(unit, of_reference)
             return [
-                self.learner(packed, features_KH, self.temperature, prefix) for packed, features_KH, prefix in inputs
+                self.learner(packed, features_KH, self.temperature, prefix)
+                for packed, features_KH, prefix in self.inputs(unit, of_reference=of_reference)
             ]
 
-    def states(self, unit: Microbatches) -> list[Tensor]:
+    def states(self, unit: Microbatches[Any]) -> list[Tensor]:
         """Compute the states (N, H) that predict the scored tokens of each microbatch of a unit, without gradient. Only
         possible if passes are private."""
         with torch.no_grad():
-            return [self.learner.scoring_states(*inputs) for inputs in self._through(unit)]
+            return [self.learner.scoring_states(*inputs) for inputs in self.inputs(unit)]
 
-    def _through(
-        self, unit: Microbatches, of_reference: bool = False
+    def inputs(
+        self, unit: Microbatches[Any], *, with_gradient: bool = False, of_reference: bool = False
     ) -> Iterator[tuple[PackedTokens, Tensor | None, PrefixPass | None]]:
-        """Yield the inputs of each microbatch's pass."""
-        features = partial(self.vision.features, of_reference=of_reference)
+        """Yield the inputs of each microbatch's pass. Compute its gradient before asking for the next; after the last,
+        the gradients of open prefixes go back through them."""
+        features = partial(self.vision.features, with_gradient=with_gradient, of_reference=of_reference)
         prefixes = OpenPrefixes(unit, self.learner, features)
         for number, batch in enumerate(unit.batches):
             self.ranks.heartbeat.work_on(batch.prompt_ids)
             prefix = prefixes.before(number)
             yield batch.packed, features(batch.packed.images), prefix
+        prefixes.close(len(unit.batches))
 
     def _empty_item(self) -> PackItem:
         family = self.family

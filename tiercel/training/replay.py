@@ -182,9 +182,9 @@ def _example_passes(trainer: Trainer, recipe: OfflineRecipe, directory: Path) ->
         matched=matched,
     )
     for bundle in plan.made:
-        for each in trainer.example_passes([bundle]):
+        for unit in trainer.example_units([bundle]):
             yield Pass(
-                rows=each.row_ids,
-                images_of_passes=[each.packed.images],
-                losses=example_microbatch_losses(trainer, objective, each, plan),
+                rows=unit.batches[0].prompt_ids,
+                images_of_passes=unit.images_of_passes,
+                losses=example_microbatch_losses(trainer, objective, unit, plan),
             )

@@ -128,7 +128,7 @@ def build_trainer(
     if not strategy.passes_are_private:
         # FSDP2 treats the module that is called first as the root, so the sampler must not call first.
         with torch.no_grad():
-            trainer.learner(trainer.empty_pass().packed, None, trainer.temperature)
+            trainer.learner(trainer.empty_examples().batches[0].packed, None, trainer.temperature)
     return trainer
 
 

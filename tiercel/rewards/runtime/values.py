@@ -21,10 +21,8 @@ from tiercel.models.prompts import encode_conversation, prompt_messages
 from tiercel.models.vision_cache import VisionStore
 from tiercel.models.weights.loading import DTYPES, load_family, read_tensors
 from tiercel.models.weights.memory_errors import first_line, is_out_of_memory
-from tiercel.packing.batch import packed_bins
-from tiercel.packing.examples import all_items, example_groups
+from tiercel.packing.examples import example_groups, example_units
 from tiercel.packing.forward import PackedPolicy
-from tiercel.packing.layout import pack
 from tiercel.packing.pass_options import chosen_form
 from tiercel.rewards.external import RewardModel
 from tiercel.types import EncodedImage, EncodedPrompt, Example, Message, VideoSource
@@ -111,9 +109,9 @@ class ValueModel:
         form, budget = self.learner.form, self.options.batch_tokens
         found: dict[int, float] = {}
         made = example_groups(examples, self._family)
-        for places in packed_bins([group.items for group in made], form, budget, self._family):
-            chosen = [made[place] for place in places]
-            packed = pack(all_items(chosen), self._family)
+        for unit in example_units(made, form, budget, False, self._family):
+            (each,) = unit.batches
+            packed = each.packed
             try:
                 values_N = self.learner(packed, self.vision.features(packed.images), 1.0).values_N
             except (RuntimeError, MemoryError) as error:
@@ -123,7 +121,7 @@ class ValueModel:
                     f"reward model at {self.options.path}: out of memory: {first_line(error)}\nlower its "
                     f"model.batch_tokens (now {budget})"
                 ) from error
-            indices = [example.prompt.index for bundle in chosen for example in bundle.examples]
+            indices = [example.prompt.index for example in each.examples]
             values = completions.lasts(values_N, packed.continuation_of_N).tolist()
             found |= dict(zip(indices, values, strict=True))
         return found

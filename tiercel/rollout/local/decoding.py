@@ -17,6 +17,7 @@ from tiercel.models.layers.attention import AttentionForm, attention_spans_of, f
 from tiercel.models.layers.attention_span import FULL, AttentionSpan
 from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
+from tiercel.packing.tree import groups_tree
 from tiercel.rollout.local.attention import DecodeAttention
 from tiercel.rollout.local.paused_rows import ResumedAttention, ResumedTokens, RowMemory, RowState
 from tiercel.rollout.local.prefill import (
@@ -160,8 +161,8 @@ class RowDecoder(BaseDecoder):
 
 
 class SharedDecoder(RowDecoder):
-    """Decoder that runs each prompt once for its group, on a CPU. The memory of all new tokens is allocated before the
-    first one."""
+    """Decoder that runs what prompts begin with once for all of them, and each prompt once for its group, on a CPU. The
+    memory of all new tokens is allocated before the first one."""
 
     def __init__(self, policy: Policy, vision: VisionStore):
         super().__init__(policy, vision)
@@ -170,10 +171,13 @@ class SharedDecoder(RowDecoder):
     def prefill(
         self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int, *, rows_return: bool = False
     ) -> Tensor:
-        lengths = [len(prompt.token_ids_P) for prompt in prompts]
         self.positions_R = torch.tensor(starts_after(prompts)).repeat_interleave(group_size)
-        self.attention = DecodeAttention(lengths, group_size, max_new_tokens, rows_return)
         tree = prompt_tree(prompts, self.family)
+        if tree is None:
+            laid, ends = groups_tree(*([len(prompt.token_ids_P)] for prompt in prompts)), [*range(len(prompts))]
+        else:
+            laid, ends = tree.laid.tree, tree.ends
+        self.attention = DecodeAttention(laid, ends, group_size, max_new_tokens, rows_return)
         logits_BV = self._side_by_side(prompts) if tree is None else self._as_tree(tree)
         self.attention.arrange()
         return logits_BV
@@ -213,13 +217,12 @@ class SharedDecoder(RowDecoder):
 
     @property
     def held_bytes(self) -> int:
-        held = self.attention
-        prompts = held.all_prompts or held.prompts
-        in_pairs = [*held.own_tokens.values(), (*prompts.keys.values(), *prompts.values.values())]
+        levels = self.attention.all_levels or self.attention.levels
+        in_pairs = [*self.attention.own_tokens.values(), *(pair for level in levels for pair in level.held.values())]
         return sum(tensor.nbytes for tensors in in_pairs for tensor in tensors)
 
     def release(self) -> None:
-        self.attention = DecodeAttention((), 0, 0)
+        self.attention = DecodeAttention(groups_tree(), (), 0, 0)
 
 
 class RepeatedDecoder(BaseDecoder):

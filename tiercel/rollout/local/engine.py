@@ -128,7 +128,7 @@ class LocalSampler:
         if dialogues is not None:
             longest = max((dialogues.limits_of(prompt).max_tokens for prompt in prompts), default=0)
         with self.weights.of_present_weights():
-            for batch in _batches(prompts, params.group_size, longest):
+            for batch in _batches(prompts, params.group_size, longest, isinstance(self.decoder, SharedDecoder)):
                 with self.policy.autocast(keeps_casts=self.decoder.keeps_casts):
                     of_batch = [prompts[i] for i in batch], params, [seeds[i] for i in batch]
                     if dialogues is None:
@@ -265,16 +265,21 @@ def decoding_weights(policy: Policy, decoder: Decoder, prepacked_bytes: int | No
     return PrepackedLinears(policy, prepacked_bytes)
 
 
-def _batches(prompts: Sequence[EncodedPrompt], group_size: int, new_tokens: int) -> list[list[int]]:
+def _batches(
+    prompts: Sequence[EncodedPrompt], group_size: int, new_tokens: int, shares_pictures: bool = False
+) -> list[list[int]]:
     """Divide the prompts, in order, into batches of at most TOKENS_IN_FLIGHT padded tokens, and return their places.
     `new_tokens` is the most that a completion has. All batches but the last have a round number of prompts, so that few
-    numbers of rows occur."""
+    numbers of rows occur; with `shares_pictures`, neighbours that show the same picture stay together, if they fit."""
     batches: list[list[int]] = []
     start = 0
     while start < len(prompts):
         count = _fitting([len(prompt.token_ids_P) for prompt in prompts[start:]], group_size, new_tokens)
         if start + count < len(prompts):
             count -= count % 2 ** max(0, count.bit_length() - 3)
+        if start + count < len(prompts) and shares_pictures:
+            first = [[image.sha256 for image in prompt.images[:1]] for prompt in prompts[start : start + count + 1]]
+            count = next((n for n in range(count, 0, -1) if not first[n] or first[n] != first[n - 1]), count)
         batches.append(list(range(start, start + count)))
         start += count
     return batches

@@ -22,6 +22,7 @@ from tiercel.packing.attention.split_and_dense import SplitAttention
 from tiercel.packing.layout import PackItem, add_item
 from tiercel.packing.recurrence import PackedForm
 from tiercel.packing.sharing import BuiltTree, TreeBuilder, built
+from tiercel.rollout.local.attention import DecodeAttention
 from tiercel.types import EncodedPrompt
 
 CPU = torch.device("cpu")
@@ -99,9 +100,10 @@ class PromptTree:
         return [self.laid.ends[number] for number in range(self.prompts)]
 
     @cached_property
-    def places_BP(self) -> Tensor:
-        """The places of each prompt's tokens, padded on the right with place 0."""
-        return pad_sequence([self.laid.tree.places(end) for end in self.ends], batch_first=True)
+    def places(self) -> list[Tensor]:
+        """For each level, the places of its nodes' tokens (N, P), padded on the right with place 0."""
+        spans = [[self.laid.tree.nodes[number].span for number in level] for level in self.laid.tree.levels]
+        return [pad_sequence([torch.arange(*span) for span in level], batch_first=True) for level in spans]
 
     @property
     def lasts_B(self) -> Tensor:
@@ -121,19 +123,21 @@ def prompt_tree(prompts: Sequence[EncodedPrompt], family: Family) -> PromptTree 
 
 
 class TreePrefill:
-    """The attention and the recurrence of a tree of prompts on a CPU. `store` gets what the layers make of each
-    prompt, as if the prompts had been run side by side."""
+    """The attention and the recurrence of a tree of prompts on a CPU. `store` gets what the layers make of the nodes of
+    each level, and the state after each prompt."""
 
-    def __init__(self, store: PromptStore, prompts: PromptTree):
+    def __init__(self, store: DecodeAttention, prompts: PromptTree):
         self.store = store
         self.prompts = prompts
         tree = prompts.laid.tree
         self.form = PackedForm(SplitAttention(tree, CPU), tree, CPU)
 
     def __call__(self, layer: Layer, query_1ATE: Tensor, key_1JTE: Tensor, value_1JTE: Tensor) -> Tensor:
-        places_BP = self.prompts.places_BP
-        key_BJPE, value_BJPE = (each[0, :, places_BP].transpose(0, 1).contiguous() for each in (key_1JTE, value_1JTE))
-        self.store.put(layer.index, key_BJPE, value_BJPE)
+        def of_nodes(each_1JTE: Tensor, places_NP: Tensor) -> Tensor:
+            return each_1JTE[0, :, places_NP].transpose(0, 1).contiguous()
+
+        held = [(of_nodes(key_1JTE, places_NP), of_nodes(value_1JTE, places_NP)) for places_NP in self.prompts.places]
+        self.store.put_levels(layer.index, held)
         return self.form(layer, query_1ATE, key_1JTE, value_1JTE)
 
     def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:

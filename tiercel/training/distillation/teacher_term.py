@@ -10,7 +10,6 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from tiercel.algorithms import completions
 from tiercel.algorithms.kl import k2
 from tiercel.algorithms.teacher import DIVERGENCES, Teacher
 from tiercel.config.schema import Data
@@ -63,7 +62,7 @@ class LocalTeacher:
         for unit in units:
             for batch, states_NH in zip(unit.batches, passes.states(unit), strict=True):
                 tokens = self._told(states_NH, batch.packed.targets_N).moved(torch.device("cpu"))
-                lengths = completions.lengths(batch.packed.continuation_of_N, batch.packed.continuation_count).tolist()
+                lengths = batch.packed.scored_lengths
                 ends = list(accumulate(lengths))
                 found += [tokens[end - size : end] for size, end in zip(lengths, ends, strict=True)]
         passes.vision.end_step()

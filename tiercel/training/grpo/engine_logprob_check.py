@@ -22,7 +22,7 @@ from tiercel.errors import EnvironmentProblem
 from tiercel.log import logger
 from tiercel.models.chat import second_turn
 from tiercel.models.policy import base_name
-from tiercel.packing.batch import advantage_group
+from tiercel.packing.batch import advantage_group, in_row_order
 from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.sampler import GatedSampler, SamplingParams, sampling_params
 from tiercel.training.grpo.policy_sync import PROBE, PolicySync
@@ -218,11 +218,15 @@ def trainer_logprobs(trainer: Passes, groups: Sequence[Group]) -> list[Tensor]:
     own = [advantage_group(group.prompt, group.completions, [0.0] * len(group.completions)) for group in groups]
     whole = trainer.with_partners(own, lambda group: (group.item,))
     units = trainer.units(whole, NO_TOTALS)
-    found = [scores.logprobs_N.cpu() for unit in units for scores in trainer.scores(unit)]
+    found = [
+        logprobs_L
+        for unit in units
+        for batch, scores in zip(unit.batches, trainer.scores(unit), strict=True)
+        for logprobs_L in scores.logprobs_N.cpu().split(batch.packed.scored_lengths)
+    ]
     trainer.vision.end_step()
-    lengths = [sum(len(logprobs) for logprobs in group.sampler_logprobs) for group in whole]
-    every = torch.cat([*found, torch.empty(0)]).split(lengths) if lengths else []
-    known = {_name(group.item.prompt): logprobs_N for group, logprobs_N in zip(whole, every, strict=True)}
+    rows = iter(in_row_order(units, found))
+    known = {_name(group.item.prompt): torch.cat([next(rows) for _ in group.numbers]) for group in whole}
     return [known[_name(group.prompt)] for group in groups]
 
 

@@ -116,7 +116,7 @@ def kl_penalties(trainer: Trainer, scored: Sequence[ScoredGroup]) -> Penalties:
             owners_N = moved(completion_of_N, own_N.device)
             sums.append(completions.sums(kl.estimate(own_N, reference_N), owners_N, count))
             logprobs.append(own_N)
-            lengths += completions.lengths(completion_of_N, count).tolist()
+            lengths += batch.packed.scored_lengths
     if not units:
         return _by_group(groups, [], [], kl.coef)
     values = in_row_order(units, torch.cat(sums).tolist())

@@ -37,13 +37,11 @@ def heldout_loss(
     rejected = list(table.rejected)
     for made in _bundles_of(passes, recipe, table, rejected):
         plan = objective.plan(passes, made, known)
-        with torch.no_grad():
-            shares, faulty = list[PassTerms](), list[str]()
-            for each in passes.example_passes(plan.made) or [passes.empty_pass()]:  # a rank may have no row
-                ranks.heartbeat.work_on(each.row_ids)
-                scores = passes.learner(each.packed, passes.vision.features(each.packed.images), 1.0)
+        shares, faulty = list[PassTerms](), list[str]()
+        for unit in passes.example_units(plan.made) or [passes.empty_examples()]:  # a rank may have no row
+            for each, scores in zip(unit.batches, passes.scores(unit), strict=True):
                 shares.append(share := objective.share(each, scores, plan))
-                faulty += [] if bool(share.loss.isfinite()) else faulty_examples(each.row_ids, share.losses_B)
+                faulty += [] if bool(share.loss.isfinite()) else faulty_examples(each.prompt_ids, share.losses_B)
                 if share.values_B2 is not None and passes.is_counted:
                     pairs += map(partial(_judged, passes.family), each.examples, share.values_B2.tolist())
         found = ranks.sum({name: passes.weight * value for name, value in _added(shares).items()})
@@ -59,6 +57,7 @@ def heldout_loss(
         for name in ("accuracy", "margin")
         if f"pairs/{name}" in sums
     }
+    pairs.sort(key=lambda pair: pair.group.prompt.index)
     return {"eval/loss": loss / max(1, weight), "eval/count": examples, **means}, pairs
 
 

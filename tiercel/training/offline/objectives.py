@@ -20,10 +20,10 @@ from tiercel.algorithms.sft import TOKEN_LOSSES, Sft
 from tiercel.config.schema import DpoRecipe, KtoRecipe, OfflineRecipe, RewardRecipe, SftRecipe
 from tiercel.data.formats.preferences import wanted_margin
 from tiercel.devices import moved
-from tiercel.packing.examples import ExampleGroup, example_groups
+from tiercel.packing.examples import ExampleGroup, ExamplePass, example_groups
 from tiercel.packing.logprobs import TokenScores
 from tiercel.packing.pass_options import NOTHING, EmbeddingNoise, PassOptions
-from tiercel.training.policy_passes import ExamplePass, Passes
+from tiercel.training.policy_passes import Passes
 from tiercel.types import Example
 
 Known = Mapping[int, Tensor]  # by the example's index: fp32, a number for each of its conversations
@@ -290,14 +290,14 @@ def answer_sums(
     """Sum logprobs over each answer, without gradient: fp32 (conversations,) by the example's index. `ld_alpha` is the
     weight of tokens beyond the length of the pair's shorter answer."""
     found: dict[int, Tensor] = {}
-    for each in passes.example_passes(made):
-        passes.ranks.heartbeat.work_on(each.row_ids)
-        logprobs_N = passes.logprobs(each.packed, of_reference=of_reference)
-        if ld_alpha is not None:
-            logprobs_N = _tail_weights(each, ld_alpha, logprobs_N) * logprobs_N
-        sums = iter(_sums_C(each, logprobs_N))
-        for example in each.examples:
-            found[example.prompt.index] = torch.stack([next(sums) for _ in example.conversations])
+    for unit in passes.example_units(made):
+        for each, scores in zip(unit.batches, passes.scores(unit, of_reference=of_reference), strict=True):
+            logprobs_N = scores.logprobs_N
+            if ld_alpha is not None:
+                logprobs_N = _tail_weights(each, ld_alpha, logprobs_N) * logprobs_N
+            sums = iter(_sums_C(each, logprobs_N))
+            for example in each.examples:
+                found[example.prompt.index] = torch.stack([next(sums) for _ in example.conversations])
     return found
 
 
