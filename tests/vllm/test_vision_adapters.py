@@ -34,8 +34,8 @@ def test_five_steps_of_an_adapter_on_chosen_layers_of_the_tower(write_recipe):
     require_small_gaps(run, 5)
 
 
-def test_five_steps_by_a_server_that_serve_has_started(server_of, write_recipe):
-    server = server_of("qwen2_5_vl")
+def test_five_steps_by_a_server_that_serve_has_started(fleet, write_recipe):
+    server = fleet.started("qwen2_5_vl vision", write_recipe("qwen2_5_vl", lora=ALL)).wait()
     run = finished(write_recipe("qwen2_5_vl", lora=ALL, rollout=by_server(server.url), train=STEPS))
     require_small_gaps(run, 5)
     require_whole(run, 5)
