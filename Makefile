@@ -180,7 +180,7 @@ test-families: .venv-families/.made
 
 test-generic: .venv-generic/.made
 	.venv-generic/bin/python -m benchmarks.generic
-	$(call TESTS,.venv-generic) --core tests/cli/test_proved_models.py tests/models/test_generic.py tests/models/test_names.py tests/cli/test_proved_models.py
+	$(call TESTS,.venv-generic) tests/models/test_generic.py tests/models/test_names.py tests/cli/test_proved_models.py
 
 # torchvision and num2words are needed by some of the processors.
 .venv-generic/.made: .venv/.made
@@ -193,7 +193,7 @@ test-generic: .venv-generic/.made
 # The families with the oldest transformers are among them. Left out: tests of texts, tables and benchmarks, which no
 # version changes.
 test-lowest: .venv-lowest/.made
-	$(call TESTS,.venv-lowest) --by-file $(addprefix --ignore=tests/,benchmarks docs convert messages tools)
+	$(call TESTS,.venv-lowest) $(addprefix --ignore=tests/,benchmarks docs convert messages tools)
 
 .venv-lowest/.made: pyproject.toml
 	$(PYTHON) -m venv --clear .venv-lowest
@@ -231,7 +231,7 @@ environments: $(addsuffix /.made,.venv-site .venv-view .venv-wheel .venv-familie
 vllm-env: .venv-vllm/.made
 
 test-vllm: vllm-env
-	$(call TESTS,.venv-vllm) --dist loadgroup -m vllm tests/vllm
+	.venv-vllm/bin/python -m pytest $(PART) -m vllm tests/vllm
 
 .venv-vllm/.made: benchmarks/environments/vllm.txt benchmarks/environments/declare_torchvision_operators.py
 	$(PYTHON) -m venv .venv-vllm

@@ -34,44 +34,26 @@ LONG_FILES = {file: place for place, file in enumerate(listed("long_files.txt"))
 
 def pytest_addoption(parser):
     parser.addoption("--third", type=int, choices=(0, 1, 2), help="only the core cases and this third of the others")
-    parser.addoption("--by-file", action="store_true", help="a third of the files, each whole: quicker for many files")
-    parser.addoption("--core", action="append", default=[], help="a core case in addition to tests/core_cases.txt")
 
 
 def pytest_configure(config):
     config.option.loadscopereorder = False  # xdist would begin with the files of most tests
 
 
-def file_of(case: str) -> str:
-    return case.partition("::")[0]
+def is_of_third(case: str, third: int) -> bool:
+    """Say whether a case, given by its name, is a core case or in this third of the others, by its name's checksum."""
+    return case.startswith(CORE_CASES) or zlib.crc32(case.encode()) % 3 == third
 
 
-def is_of_third(case: str, third: int, *, core: tuple[str, ...] = CORE_CASES, by_file: bool = False) -> bool:
-    """Say whether a case, given by its name, is a core case or in this third of the others, by the checksum of its name
-    or of its file's."""
-    return case.startswith(core) or zlib.crc32((file_of(case) if by_file else case).encode()) % 3 == third
-
-
-def pytest_ignore_collect(collection_path, config):
-    """Import no file that `--third` with `--by-file` leaves out."""
-    third = config.getoption("--third")
-    if third is None or not config.getoption("--by-file") or not collection_path.match("test_*.py"):
-        return None
-    file = collection_path.relative_to(config.rootpath).as_posix()
-    return None if file in map(file_of, CORE_CASES) or is_of_third(file, third, by_file=True) else True
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist writes the groups of tests behind their names
 def pytest_collection_modifyitems(config, items):
     """Keep the cases of `--third`, if it is given, and begin with the longest files: a worker takes whole files."""
     third = config.getoption("--third")
     if third is not None:
-        how = {"core": (*CORE_CASES, *config.getoption("--core")), "by_file": config.getoption("--by-file")}
-        left_out = [item for item in items if not is_of_third(item.nodeid, third, **how)]
+        left_out = [item for item in items if not is_of_third(item.nodeid, third)]
         config.hook.pytest_deselected(items=left_out)
         gone = set(left_out)
         items[:] = [item for item in items if item not in gone]
-    items.sort(key=lambda item: LONG_FILES.get(file_of(item.nodeid), len(LONG_FILES)))
+    items.sort(key=lambda item: LONG_FILES.get(item.nodeid.partition("::")[0], len(LONG_FILES)))
 
 
 @pytest.fixture(scope="session")

@@ -95,10 +95,10 @@ class Nursery:
             os.close(writing)
         return Command(words, reading)
 
-    def run(self, words: Sequence[str], timeout: float, module: str = "tiercel") -> "subprocess.CompletedProcess[str]":
+    def run(self, words: Sequence[str], timeout: float) -> "subprocess.CompletedProcess[str]":
         """Run it to its end. Where that takes longer than `timeout` seconds, it is killed with all of its session."""
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            command = self.start(words, out, err, module)
+            command = self.start(words, out, err)
             try:
                 code = command.wait(timeout)
             except subprocess.TimeoutExpired:

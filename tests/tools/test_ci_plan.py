@@ -89,14 +89,6 @@ def test_thirds_have_every_case_and_each_third_has_the_core():
     assert all(len(third) > len(CORE_CASES) + 10 for third in thirds)
 
 
-def test_thirds_by_file_keep_each_file_together():
-    cases = [f"tests/test_{file}.py::test_case[{number}]" for file in range(30) for number in range(4)]
-    thirds = [[case for case in cases if is_of_third(case, third, by_file=True)] for third in range(3)]
-    assert sum(map(len, thirds)) == len(cases) and all(thirds)
-    files = [{case.partition("::")[0] for case in third} for third in thirds]
-    assert sum(map(len, files)) == 30
-
-
 def test_a_suite_that_takes_a_third_leaves_the_other_cases_out():
     command = [sys.executable, "-m", "pytest", "-m", "vllm", "--collect-only", "--third", "0", "tests/vllm"]
     output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout

@@ -21,35 +21,6 @@ MODELS_IN_PROCESS = ("qwen3_vl", "internvl")
 MODELS_IN_BFLOAT16 = ("qwen3_5",)  # on a CPU, vLLM computes their delta nets in no other dtype
 TEXT_ONLY = "qwen3"
 LONGEST_PROMPT = 480  # tokens that the servers take; the models have 512 positions
-SERVED = "qwen2_5_vl"  # by the server that most tests ask
-WORDS = 321  # of the tiny models
-BLOCK = 32  # tokens that the prefix cache of that server keeps together
-TURNS = {"max_turns": 3, "max_new_tokens": 40, "max_trajectory_tokens": 260, "stop": ["e", "a"], "group_size": 13}
-SHOW = '''
-from PIL import Image
-
-
-class Show:
-    """Answers each turn with a picture whose size follows from what was written."""
-
-    def reset(self, **row):
-        return None
-
-    def respond(self, completion: str):
-        size = (56 + len(completion) % 40, 70)
-        return [{"type": "text", "text": "Look."}, {"type": "image", "image": Image.new("RGB", size, (200, 30, 90))}]
-
-    def get_reward(self) -> float:
-        return 0.5
-'''
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """One worker runs all tests that ask a server, and starts each server once."""
-    for item in items:
-        if "fleet" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("servers"))
 
 
 @pytest.fixture(scope="session")
@@ -88,13 +59,6 @@ def video_data(tmp_path_factory) -> dict:
 
 
 @pytest.fixture(scope="session")
-def turns(rows) -> dict:
-    """The section `rollout` of trajectories with pictures between the turns."""
-    (rows.parent / "show.py").write_text(SHOW)
-    return {"environment": f"{rows.parent}/show.py:Show", **TURNS}
-
-
-@pytest.fixture(scope="session")
 def write_recipe(vllm_checkpoints, rows, tmp_path_factory) -> Callable[..., Path]:
     """A recipe file of one of the models; sections of it may be changed."""
 
@@ -107,7 +71,7 @@ def write_recipe(vllm_checkpoints, rows, tmp_path_factory) -> Callable[..., Path
             "rewards": [{"call": f"{rows.parent}/mine.py:variety"}],
             "rollout": {"group_size": 4, "max_new_tokens": 16},
             "optim": {"lr": 1e-3, "prompts_per_step": 4},
-            "train": {"steps": 5, "save_every": 2, "threads": 1},
+            "train": {"steps": 10, "save_every": 2, "threads": 1},
             "output": str(directory / output),
         }
         path = directory / "recipe.yaml"
@@ -125,20 +89,12 @@ def fleet(tmp_path_factory) -> Iterator[Fleet]:
 
 
 @pytest.fixture(scope="session")
-def server_of(fleet, write_recipe, video_data, turns) -> Callable[[str], Server]:
-    """A running server of a model. It takes videos, as far as the model has them, and turns; that of `SERVED` is a
-    teacher too, and its cache has small blocks. On a CPU, vLLM cannot have videos and adapters on vision layers."""
+def server_of(fleet, write_recipe, video_data):
+    """A running server of a model, or one starting: those that the tests want are started together."""
 
-    def server(model: str) -> Server:
-        more = {} if model == "internvl" else {"data": video_data}
-        of_served = f"--max-logprobs {WORDS} --block-size {BLOCK}" if model == SERVED else ""
-        recipe = write_recipe(model, rollout=turns, **more)
-        return fleet.started(model, recipe, f"--max-model-len 512 {of_served}").wait()
+    def server(model: str, name: str = "") -> Server:
+        return fleet.started(f"{model}{name}", write_recipe(model, data=video_data))
 
+    for model, name in (*((model, "") for model in MODELS), ("qwen2_5_vl", " too")):
+        server(model, name)
     return server
-
-
-@pytest.fixture(scope="session")
-def plain_server(fleet, write_recipe) -> Server:
-    """A server without what only flags or variables open."""
-    return fleet.started("plain", write_recipe(SERVED)).wait()

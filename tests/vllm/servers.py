@@ -1,21 +1,21 @@
-"""Real vLLM servers for the tests, each started by `tiercel serve` and ended by pid: one from the start, as a user's
-(`is_cold`), the others with all imports done (tests/vllm/warm_serve.py)."""
+"""Real vLLM servers for the tests, each started by `tiercel serve` and ended by pid."""
 
 import atexit
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-from tests.forked import Command, Nursery, free_port, run_ranks
+from tests.forked import Command, Nursery
 
 START_SECONDS = 240
 LIFE_SECONDS = 1800  # longer than the whole suite
@@ -23,23 +23,19 @@ KEY = "a-key-of-the-tests"
 ENVIRONMENT = {
     "VLLM_API_KEY": KEY,
     "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # a server has a process for its engine, and none in addition for a worker
     "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_NO_USAGE_STATS": "1",
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
 }
-IMPORTS = (
-    "torch",
-    "vllm",
-    "transformers",
-    "peft",
-    "tiercel.training.grpo.loop",
-    "tiercel.rollout.vllm.colocated",
-    "vllm.entrypoints.openai.api_server",
-    "vllm.v1.engine.async_llm",
-)
+TIERCEL = (sys.executable, "-m", "tiercel")
+IMPORTS = ("torch", "vllm", "transformers", "peft", "tiercel.training.grpo.loop", "tiercel.rollout.vllm.colocated")
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
 
 
 @cache
@@ -50,27 +46,22 @@ def nursery() -> Nursery:
     return made
 
 
-def run_tiercel(*words: object, timeout: float = 400.0, module: str = "tiercel") -> "subprocess.CompletedProcess[str]":
+def run_tiercel(*words: object, timeout: float = 400.0) -> "subprocess.CompletedProcess[str]":
     """Run a command to its end."""
-    return nursery().run([*map(str, words)], timeout, module)
+    return nursery().run([*map(str, words)], timeout)
 
 
-def run_as_ranks(count: int, *words: object, timeout: float = 400.0) -> str:
-    """Run a command as ranks to their end, and return what they print."""
-    return run_ranks(nursery(), count, "tiercel", [*map(str, words)], timeout)
-
-
-def start_tiercel(*words: object, output: Path, module: str = "tiercel", **environment: str) -> Command:
+def start_tiercel(*words: object, output: Path) -> Command:
     """Start a command that continues while the test does. Its output goes to a file."""
     with output.open("wb") as file:
-        return nursery().start([*map(str, words)], file, module=module, environment=environment)
+        return nursery().start([*map(str, words)], file)
 
 
-def start_cold(*words: object, output: Path, **environment: str) -> "subprocess.Popen[bytes]":
-    """Start `tiercel`, which ends by itself some time after the tests have been killed."""
+def start_server(*words: object, output: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    """Start `tiercel serve`, which ends by itself some time after the tests have been killed."""
     with output.open("wb") as file:
         return subprocess.Popen(
-            ["timeout", str(LIFE_SECONDS), sys.executable, "-m", "tiercel", *map(str, words)],
+            ["timeout", str(LIFE_SECONDS), *TIERCEL, "serve", *map(str, words)],
             env={**os.environ, **ENVIRONMENT, **environment},
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -87,17 +78,15 @@ class Server:
     port: int = field(default_factory=free_port)
     flags: str = ""  # for vLLM, in addition to the recipe's
     environment: Mapping[str, str] = field(default_factory=dict)
-    is_cold: bool = False
-    process: "Command | subprocess.Popen[bytes] | None" = None
+    process: "subprocess.Popen[bytes] | None" = None
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> "Server":
-        words = ("serve", self.recipe, "--port", self.port, f"--vllm=--enforce-eager {self.flags}")
-        start = start_cold if self.is_cold else partial(start_tiercel, module="tests.vllm.warm_serve")
-        self.process = start(*words, output=self.log, **self.environment)
+        words = (self.recipe, "--port", self.port, f"--vllm=--enforce-eager {self.flags}")
+        self.process = start_server(*words, output=self.log, environment=self.environment)
         return self
 
     def wait(self) -> "Server":
@@ -143,16 +132,18 @@ class Fleet:
     def __init__(self, directory: Path):
         self.directory = directory
         self.servers: dict[str, Server] = {}
+        self._lock = threading.Lock()
 
-    def started(self, name: str, recipe: Path, flags: str = "", **more: Any) -> Server:
+    def started(self, name: str, recipe: Path, flags: str = "", environment: Mapping[str, str] | None = None) -> Server:
         """The server, starting or running; `wait` for it before use."""
-        server = self.servers.get(name)
-        if server is None or server.process is None or server.process.poll() is not None:
-            port = server.port if server is not None else free_port()
-            log = self.directory / f"{name}-{time.monotonic_ns()}.log"
-            server = Server(recipe=recipe, log=log, port=port, flags=flags, **more)
-            self.servers[name] = server.start()
-        return server
+        with self._lock:
+            server = self.servers.get(name)
+            if server is None or server.process is None or server.process.poll() is not None:
+                port = server.port if server is not None else free_port()
+                log = self.directory / f"{name}-{time.monotonic_ns()}.log"
+                server = Server(recipe=recipe, log=log, port=port, flags=flags, environment=environment or {})
+                self.servers[name] = server.start()
+            return server
 
     def end(self) -> None:
         for server in self.servers.values():

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.vllm.servers import KEY
 from tests.vllm.test_runs import by_server, finished, require_small_gaps
 from tiercel.runs.directory import read_metrics
 
@@ -33,8 +34,10 @@ def test_in_process(write_recipe):
     require_small_gaps(run, STEPS)
 
 
-def test_by_server(server_of, write_recipe):
-    server = server_of("qwen2_5_vl")
+def test_by_server(fleet, write_recipe, monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    server = fleet.started("qwen2_5_vl forks", write_recipe("qwen2_5_vl", rollout=FORKS)).wait()
     run = finished(write_recipe("qwen2_5_vl", rollout=by_server(server.url, **FORKS), train={"steps": STEPS}))
     require_forks(run)
     require_small_gaps(run, STEPS)
+    assert server.end() is not None

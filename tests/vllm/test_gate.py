@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.distributed.worker import keep_gradients
-from tests.vllm.servers import KEY, run_tiercel
+from tests.vllm.servers import ENVIRONMENT, KEY
 from tests.vllm.test_runs import by_server
 from tiercel.config import load_recipe
 from tiercel.data.encoding import prompt_encoder
@@ -36,7 +38,7 @@ def key(monkeypatch):
 
 
 def test_an_adapter_of_zeros_in_place_of_the_right_one_is_caught(server_of, write_recipe, monkeypatch):
-    server = server_of("qwen2_5_vl")
+    server = server_of("qwen2_5_vl").wait()
     recipe = load_recipe("grpo", write_recipe("qwen2_5_vl", rollout=by_server(server.url)), [])
     publish = Publisher.publish
 
@@ -54,8 +56,8 @@ def test_an_adapter_of_zeros_in_place_of_the_right_one_is_caught(server_of, writ
 
 
 def test_the_gradient_of_sampled_completions_is_that_of_the_same_ones_replayed(server_of, write_recipe):
-    server = server_of("qwen2_5_vl")
-    recipe = load_recipe("grpo", write_recipe("qwen2_5_vl", rollout=by_server(server.url)), [])
+    server = server_of("qwen2_vl").wait()
+    recipe = load_recipe("grpo", write_recipe("qwen2_vl", rollout=by_server(server.url)), [])
     scored, sampled_gradient = one_update(recipe)
     record = json.loads(json.dumps([recorded(group) for group in scored]))  # what rollouts/ keeps of it
     _, replayed_gradient = one_update(recipe, replay=record)
@@ -117,7 +119,13 @@ def replayed(prompt, record: list[dict]) -> Group:
 def test_base_weights_are_bit_identical_after_forty_published_versions(write_recipe, tmp_path):
     """In a process of its own, for the engine is one for each process."""
     recipe = write_recipe("qwen2_5_vl", rollout={"engine": "vllm", "max_new_tokens": 4})
-    ended = run_tiercel(recipe, module="tests.vllm.test_gate")
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.vllm.test_gate", str(recipe)],
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     found = json.loads(ended.stdout.splitlines()[-1])
     assert found["versions"] == 40 and found["texts"] > 1  # the policy did change

@@ -6,12 +6,15 @@ from tests.vllm.servers import run_tiercel
 from tests.vllm.test_runs import finished, require_small_gaps, require_whole
 
 pytestmark = pytest.mark.vllm
-SCHEDULING = {"max_num_seqs": 3, "max-num-batched-tokens": 512, "enforce_eager": True, "kv_cache_dtype": "auto"}
-CACHING = {"enable_prefix_caching": False, "block_size": 32, "mm_processor_cache_gb": 0}
+TAKEN = {
+    "scheduling": {"max_num_seqs": 3, "max-num-batched-tokens": 512, "enforce_eager": True, "kv_cache_dtype": "auto"},
+    "caching": {"enable_prefix_caching": False, "block_size": 32, "mm_processor_cache_gb": 0},
+}
 
 
-def test_options_of_the_engine_change_no_logprob(write_recipe):
-    rollout = {"engine": "vllm", "group_size": 8, "vllm": {"options": SCHEDULING | CACHING}}
+@pytest.mark.parametrize("kind", TAKEN)
+def test_options_of_the_engine_change_no_logprob(kind, write_recipe):
+    rollout = {"engine": "vllm", "group_size": 8, "vllm": {"options": TAKEN[kind]}}
     run = finished(write_recipe("qwen2_5_vl", rollout=rollout, train={"steps": 3}))
     require_small_gaps(run, 3)
     require_whole(run, 3, group_size=8)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.training.test_grouped_pictures import write_questions
-from tests.vllm.conftest import SERVED
 from tests.vllm.test_runs import by_server, finished
 
 pytestmark = pytest.mark.vllm
+BLOCK = 32  # tokens that the cache keeps together
 PICTURES, QUESTIONS, GROUP = 2, 4, 2
 
 
@@ -29,13 +29,14 @@ def cached(url: str) -> tuple[float, float]:
     return sum(map(float, asked)), sum(map(float, found))
 
 
-def test_a_step_of_questions_about_one_picture_finds_its_picture_in_the_cache(server_of, write_recipe, sheets):
+def test_a_step_of_questions_about_one_picture_finds_its_picture_in_the_cache(fleet, write_recipe, sheets):
     data = {"train": str(sheets), "max_prompt_tokens": 200}
-    server, shares = server_of(SERVED), {}
+    server = fleet.started("prefixes", write_recipe("qwen2_5_vl", data=data), f"--block-size {BLOCK}").wait()
+    shares = {}
     for grouped in (False, True):
         asked, found = cached(server.url)
         recipe = write_recipe(
-            SERVED,
+            "qwen2_5_vl",
             data=data | ({"group_by_prefix": True} if grouped else {"shuffle": False}),
             rollout=by_server(server.url, group_size=GROUP),
             optim={"prompts_per_step": QUESTIONS},

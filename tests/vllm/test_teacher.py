@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,26 +10,26 @@ import torch
 import yaml
 
 from tests.training.test_loops import merged
-from tests.vllm.conftest import SERVED, WORDS
 from tests.vllm.servers import KEY, run_tiercel
 from tiercel.config import DistillRecipe
 from tiercel.data.encoding import prompt_encoder
 from tiercel.data.reading import read_training_rows
-from tiercel.errors import EnvironmentProblem
+from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.packing.batch import advantage_group
 from tiercel.runs.directory import read_metrics
 from tiercel.training.trainer import build_trainer
 from tiercel.types import Completion
 
 pytestmark = pytest.mark.vllm
-STUDENT, TEACHER = "qwen2_vl", SERVED
+STUDENT, TEACHER = "qwen2_5_vl", "qwen2_vl"
 NEAR = 1e-3  # nats
-EVERY_WORD = WORDS - 2  # without the placeholders
+EVERY_WORD = 319  # of 321, two of which are placeholders
+FLAGS = "--enable-scale-out --max-logprobs 321 --max-model-len 512"
 
 
 @pytest.fixture
-def server(server_of):
-    return server_of(TEACHER)
+def server(fleet, write_recipe):
+    return fleet.started("teacher", write_recipe(TEACHER), FLAGS).wait()
 
 
 @pytest.fixture
@@ -153,18 +152,28 @@ def test_pictures_that_came_between_turns_are_sent(server, recipe_of):
     assert float((found[0].drawn_N - found[1].drawn_N).abs().max()) < NEAR and len(found[0].drawn_N) == 10
 
 
-def test_a_server_that_cannot_teach_is_told_why(server, server_of, recipe_of):
+def test_a_server_that_cannot_teach_is_told_why(server, fleet, write_recipe, recipe_of, tmp_path):
     with pytest.raises(
-        EnvironmentProblem, match=r"serves '.*/qwen2_5_vl', but the recipe's teacher.path is .*qwen2_vl"
+        EnvironmentProblem, match=r"serves '.*/qwen2_vl', but the recipe's teacher.path is .*qwen2_5_vl"
     ):
         build_trainer(recipe_of(server.url, path=STUDENT))
     with pytest.raises(
         EnvironmentProblem, match=r"accepts 512 tokens, but .* up to 913; start it with --max-model-len"
     ):
         build_trainer(recipe_of(server.url, data={"max_prompt_tokens": 900}))
-    few = partial(recipe_of, server_of(STUDENT).url, path=STUDENT)
+    few = fleet.started("few words", write_recipe(TEACHER), "--enable-scale-out --max-model-len 512").wait()
     with pytest.raises(
         EnvironmentProblem, match=r"prompt logprobs of 21, .* max allowed: 20.* a greater --max-logprobs"
     ):
-        told(few(teacher={"top_k": 19}))
-    assert len(told(few(teacher={"top_k": 18}))) == 12
+        told(recipe_of(few.url, teacher={"top_k": 19}))
+    recipe = recipe_of(few.url, teacher={"top_k": 18})
+    trainer = build_trainer(recipe)
+    groups = groups_of(trainer, recipe)
+    assert len(trainer.teacher.with_teacher_terms(groups)) == 6
+    few.kill()
+    with pytest.raises(TrainingError, match=r"teacher.url: row row-0 got no answer within rollout.patience \(1 s\)"):
+        trainer.teacher.with_teacher_terms(groups)
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(json.loads(recipe.model_dump_json(exclude_unset=True))))
+    said = run_tiercel("check", file)
+    assert said.returncode == 2 and f"teacher.url: {few.url}: /v1/models: ConnectError" in said.stderr, said.stderr

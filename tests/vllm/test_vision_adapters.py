@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.vllm.conftest import MODELS, MODELS_IN_BFLOAT16, SERVED
+from tests.vllm.conftest import MODELS, MODELS_IN_BFLOAT16
 from tests.vllm.servers import run_tiercel
 from tests.vllm.test_runs import by_server, finished, require_small_gaps, require_whole
 from tiercel.runs.directory import read_metrics
@@ -41,9 +41,10 @@ def test_five_steps_by_a_server_that_serve_has_started(fleet, write_recipe):
     require_whole(run, 5)
 
 
-def test_a_server_without_the_flag_is_caught(plain_server, write_recipe):
+def test_a_server_without_the_flag_is_caught(server_of, write_recipe):
+    server = server_of("qwen2_5_vl").wait()
     for targets in ("all", "vision", "projector"):
-        recipe = write_recipe(SERVED, lora={"targets": targets}, rollout=by_server(plain_server.url))
+        recipe = write_recipe("qwen2_5_vl", lora={"targets": targets}, rollout=by_server(server.url))
         ended = run_tiercel("grpo", recipe)
         assert ended.returncode == 2, ended.stderr[-3000:]
         assert "--enable-tower-connector-lora" in ended.stderr, targets
