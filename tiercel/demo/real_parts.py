@@ -46,9 +46,8 @@ class VqaQuestion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuestionSample:
-    """The rows of one file: `per_kind` questions of each kind. With `is_balanced`, each text of a question for yes or
-    no has as many answers of the one as of the other, so that the picture alone tells which; otherwise answers are as
-    frequent as in the split."""
+    """The rows of one file: `per_kind` questions of each kind. With `is_balanced` yes and no are equally frequent among
+    them; otherwise answers are as frequent as in the split."""
 
     name: str
     split: Split
@@ -99,24 +98,13 @@ def drawn(sample: QuestionSample) -> list[VqaQuestion]:
             by_kind[question.kind].append(question)
     chosen: list[VqaQuestion] = []
     for kind in KINDS:
-        pools: list[tuple[VqaQuestion, ...]] = [(each,) for each in by_kind[kind]]
+        pools = [by_kind[kind]]
         if sample.is_balanced and kind.startswith("has"):
-            pools = _yes_and_no(by_kind[kind], generator)
-        places = generator.choice(len(pools), sample.per_kind // len(pools[0]), replace=False)
-        chosen += [each for place in places for each in pools[place]]
+            pools = [[each for each in by_kind[kind] if each.answer == word] for word in ("yes", "no")]
+        for pool in pools:
+            places = generator.choice(len(pool), sample.per_kind // len(pools), replace=False)
+            chosen += [pool[place] for place in places]
     return [chosen[place] for place in generator.permutation(len(chosen))]
-
-
-def _yes_and_no(questions: Sequence[VqaQuestion], generator: np.random.Generator) -> list[tuple[VqaQuestion, ...]]:
-    """Pair questions of the same text, one answered by yes and one by no."""
-    answered: dict[str, dict[str, list[VqaQuestion]]] = defaultdict(lambda: {"yes": [], "no": []})
-    for question in questions:
-        answered[question.text][question.answer].append(question)
-    pairs: list[tuple[VqaQuestion, ...]] = []
-    for by_answer in answered.values():
-        mixed = [[each[place] for place in generator.permutation(len(each))] for each in by_answer.values()]
-        pairs += zip(*mixed, strict=False)
-    return pairs
 
 
 def write_sample(directory: Path, sample: QuestionSample) -> Path:
