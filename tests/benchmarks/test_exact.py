@@ -17,6 +17,7 @@ def test_every_form_is_exact_on_one_family():
         "dense",
         "dense, a tree",
         "dense, a tree cut",
+        "dense, examples cut",
         "split",
         "split, a tree",
         "split, prompt run apart",

@@ -65,7 +65,7 @@ def test_the_best_evaluation_is_saved_at_once_and_kept(tiny_checkpoints, tmp_pat
 def test_a_metric_that_no_reward_yields_is_named(tmp_path):
     recipe = tiny_recipe(tmp_path).model_copy(update={"train": Train(steps=2, keep_best="eval/accuracy")})
     kept = checkpoints(tmp_path, recipe)
-    with pytest.raises(RecipeError, match=r"train\.keep_best: got eval/accuracy, which no reward"):
+    with pytest.raises(RecipeError, match=r"train\.keep_best: is eval/accuracy, but no reward"):
         kept.is_best(1, {"eval/reward/mean": 0.1})
     assert kept.is_best(1, {"eval/accuracy": 0.1})
 
