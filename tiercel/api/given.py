@@ -133,6 +133,7 @@ class _RowWriter:
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
             return [self._plain(each, column) for each in value]
         if isinstance(value, Path) or (isinstance(value, str) and column in MEDIA and "://" not in value[:10]):
+            # A missing picture is named where it was looked for; a text without an ending is no name of a file.
             is_lost = not self.is_rooted and "." in str(value)[-6:] and os.path.isdir(os.path.dirname(value) or ".")
             return self._named(Path(value)) if is_lost or os.path.isfile(value) else str(value)
         return value.tolist() if hasattr(value, "tolist") else value  # numbers and arrays of numpy

@@ -77,7 +77,8 @@ class Run:
     ) -> Path:
         """Write the merged model, or only the adapter, to a directory that vLLM and transformers can load. Raises
         RunError if the directory is not empty."""
-        from tiercel.inference_and_export.export import CheckpointChoice, export
+        from tiercel.inference_and_export.export import export
+        from tiercel.inference_and_export.weights import CheckpointChoice
 
         choice = CheckpointChoice(step=checkpoint, is_best=best)
         return export(self.recipe, self.path, Path(target), merge=merge, choice=choice)
@@ -93,7 +94,8 @@ class Run:
     ) -> str:
         """Upload the merged model, or only the adapter, to the Hugging Face hub as `name`, such as me/cup, with a model
         card. Returns its address. Raises EnvironmentProblem if the hub refuses."""
-        from tiercel.inference_and_export.push import CheckpointChoice, push
+        from tiercel.inference_and_export.push import push
+        from tiercel.inference_and_export.weights import CheckpointChoice
 
         choice = CheckpointChoice(step=checkpoint, is_best=best)
         return push(self.recipe, self.path, name, merge=merge, choice=choice, public=public)

@@ -18,8 +18,6 @@ from tiercel.packing.sharing import PictureFamily, TreeBuilder
 from tiercel.types import Completion, EncodedImage, EncodedPrompt, Row, ScoredGroup
 
 T = TypeVar("T")
-
-
 Batch = TypeVar("Batch", bound="Microbatch")
 
 

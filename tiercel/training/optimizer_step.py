@@ -120,7 +120,7 @@ def policy_microbatch_losses(
             scores = trainer.learner(packed, features_KH, trainer.temperature, prefix, rewards_entropy, target)
         own = _policy_microbatch_loss(batch, scores, each, trainer, recipe)
         yield replace(own, pass_sums={**own.pass_sums, **_counts(trainer, own.loss, unit, number)})
-    next(inputs, None)
+    next(inputs, None)  # the gradients of open prefixes go back through them
 
 
 def _policy_microbatch_loss(
@@ -265,7 +265,7 @@ def example_microbatch_losses(
             row_ids=each.prompt_ids,
             faulty_rows=partial(faulty_examples, each.prompt_ids, share.losses_B),
         )
-    next(inputs, None)
+    next(inputs, None)  # the gradients of open prefixes go back through them
 
 
 def _backward_and_step(

@@ -14,7 +14,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from tiercel.reward_types import Sample, SampleImage
@@ -42,8 +42,14 @@ def as_reward(found: Any) -> Callable[..., Any]:
         return found.__call__ if is_of_class else found  # the method tells whether it is async
     said = getattr(found, "conversational", None)
     if said is None and not is_of_class:
-        return _of_lists(found, Conversation)
+        return _of_lists(found, list if _names_content(getattr(found, "__code__", None)) else Conversation)
     return _of_lists(found, list if said else None)
+
+
+def _names_content(code: CodeType | None) -> bool:
+    """Return whether a function, or one inside it, names the key `content` of a turn, and so expects conversations."""
+    constants = () if code is None else code.co_consts
+    return any(_names_content(each) if isinstance(each, CodeType) else each == "content" for each in constants)
 
 
 def _made(found: type) -> Any:
@@ -66,11 +72,11 @@ def _by_name(found: Callable[..., Any]) -> Callable[[Sample], Any]:
     """Wrap a function that takes parts of a sample by name as a function of samples."""
 
     def score(sample: Sample) -> Any:
-        own = {name: getattr(sample, name) for name in SAMPLE_NAMES if name != "answer"} | {
-            "images": Pictures(sample.images)
-        }
-        answer = sample.columns.get("answer", sample.answer)
-        return _call(found, {**sample.columns, **own, **({} if answer is None else {"answer": answer})})
+        own = {name: getattr(sample, name) for name in SAMPLE_NAMES} | {"images": Pictures(sample.images)}
+        values = {**sample.columns, **own, "answer": sample.columns.get("answer", sample.answer)}
+        if values["answer"] is None:
+            del values["answer"]  # a function that requires it fails; it might compare with None
+        return _call(found, values)
 
     async def score_async(sample: Sample) -> Any:
         return await score(sample)
@@ -104,8 +110,9 @@ def _call(found: Callable[..., Any], values: Mapping[str, Any]) -> Any:
 
 
 class Conversation(list[Any]):
-    """A completion as a list of turns, for a function that does not say whether it takes conversations. One that takes
-    texts would find a text of length 1 that contains nothing; it raises TypeError instead."""
+    """A completion as a list of turns, for a function that neither says whether it takes conversations nor names the
+    content of a turn. One that takes texts would find a text of length 1 that contains nothing; it raises TypeError
+    instead."""
 
     def __bool__(self) -> bool:
         return True
