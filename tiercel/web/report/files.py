@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -83,14 +83,10 @@ class Tail:
 
 
 class MetricsTail(Tail):
-    """The rows of metrics.jsonl, in `rows`, with the numbers of all keys or of some."""
-
-    def __init__(self, file: Path, is_over: bool, keys: Collection[str] | None = None) -> None:
-        self._keys = keys
-        super().__init__(file, is_over)
+    """The rows of metrics.jsonl, in `rows`."""
 
     def drop(self) -> None:
-        self.rows = GrowingMetrics(self._keys)
+        self.rows = GrowingMetrics()
 
     def add(self, block: bytes) -> None:
         for value in parsed_lines(block.decode("utf-8", errors="replace")):

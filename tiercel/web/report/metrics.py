@@ -2,7 +2,7 @@
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
 from tiercel.runs.records import finite
@@ -30,6 +30,12 @@ class Metrics(Sequence[Mapping[str, Any]]):
         """`order`: the places of the rows among those that were read."""
         self._steps, self._columns, self._order = steps, columns, order
         self.unreadable = unreadable  # lines
+
+    @classmethod
+    def of_numbers(cls, steps: list[int], numbers: Mapping[str, Mapping[int, float]]) -> "Metrics":
+        """Make rows of numbers by place, under each key. `steps`: of the rows, in their order."""
+        columns = {key: _Column(array("d", found.values()), array("I", found)) for key, found in numbers.items()}
+        return cls(steps, columns, range(len(steps)), 0)
 
     def __len__(self) -> int:
         return len(self._order)
@@ -92,10 +98,9 @@ class Metrics(Sequence[Mapping[str, Any]]):
 
 
 class GrowingMetrics:
-    """Rows that are added as they are read, with the numbers of all keys or of some."""
+    """Rows that are added as they are read."""
 
-    def __init__(self, keys: Collection[str] | None = None) -> None:
-        self._keys = keys
+    def __init__(self) -> None:
         self._steps: list[int] = []
         self._columns: dict[str, _Column] = {}
         self._is_ordered = True
@@ -107,8 +112,7 @@ class GrowingMetrics:
             self._unreadable += 1
             return
         place = len(self._steps)
-        wanted = row.items() if self._keys is None else [(key, row[key]) for key in self._keys if key in row]
-        for key, value in wanted:
+        for key, value in row.items():
             number = value if type(value) is float and value - value == 0 else finite(value)
             if (column := self._columns.get(key)) is None:
                 column = self._columns[key] = _Column(array("d"), array("I"))
