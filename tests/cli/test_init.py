@@ -112,7 +112,7 @@ def test_pictures_that_are_nowhere_are_asked_for(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     rows = str(write_named(tmp_path / "llava.json", "coco/1.png"))
     assert main(["init", "--data", rows]) == 2
-    assert "--images: is required, because coco/1.png is not" in capsys.readouterr().err
+    assert "--images: is required, because coco/1.png was not found" in capsys.readouterr().err
     assert main(["init", "--data", rows, "--images", str(tmp_path)]) == 2
     assert "does not contain coco/1.png" in capsys.readouterr().err and not Path("recipe.yaml").exists()
 

@@ -167,7 +167,7 @@ def test_whole_weights_go_to_vllm_at_a_light_sleep():
 
 def test_the_reference_of_full_fine_tuning_stays():
     draft = drafted(f"{GRPO} --tuner_type full --sync_ref_model true")
-    assert "algorithm.kl.sync_every" not in draft.values and "moves beside an adapter only" in told(draft)
+    assert "algorithm.kl.sync_every" not in draft.values and "moves the reference only for adapters" in told(draft)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ OWN_SECTION: dict[Kind, dict[str, Any]] = {
 }
 SMALL_GPU, MIDDLE_GPU = 30e9, 60e9  # bytes
 MEDIA = ("image", "images", "video", "videos", "file_name")  # columns with paths
-NO_TERMINAL = "there is no terminal to ask at"
+NO_TERMINAL = "init cannot ask without a terminal"
 FEW_ROWS = 20  # the rows that are looked at; of fewer, one is held out
 
 
@@ -104,16 +104,16 @@ def answers(arguments: Namespace, ask: Callable[[RecipeQuestion], str]) -> dict[
         question = _about_pictures(each, found["data"]) if each.flag == "images" else each
         value = getattr(arguments, question.flag)
         if not value and question.is_asked(found) and not (value := ask(question)):
-            is_lost = question.files and f"{question.files[0]} is not where the rows are"
-            raise RecipeError([f"--{question.flag}: is required, because {is_lost or NO_TERMINAL}"], "init")
+            why = f"{question.files[0]} was not found beside the rows" if question.files else NO_TERMINAL
+            raise RecipeError([f"--{question.flag}: is required, because {why}"], "init")
         if value:
             found[question.flag] = question.read(value)
     return found
 
 
 def _about_pictures(question: RecipeQuestion, data: str) -> RecipeQuestion:
-    """Return the question about the directory of the pictures: with those of the first rows, if none is where the rows
-    are, and with a directory that has one."""
+    """Return the question about the directory of the pictures. If no picture of the first rows was found beside the
+    rows, it lists them and offers a directory that has one of them."""
     own = Path(data) if Path(data).is_dir() else Path(data).parent
     files = tuple(file for row in _first_rows(data) for file in _files_of(row))
     if not files or _contains_one(own, files):

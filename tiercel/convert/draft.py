@@ -57,7 +57,7 @@ class RecipeDraft:
             self.origins[key] = Origin(labels=given, remark=remark)
 
     def put(self, key: str, value: Any, *flags: str, remark: str = "") -> None:
-        """Set a key; if none of these flags is given, the remark says that the value is the peer's default."""
+        """Set a key. The remark says that the value is the peer's default if the command gives none of these flags."""
         self.set(key, value, *flags, remark="; ".join(filter(None, (self.launch.default_remark(*flags), remark))))
 
     def carry(self, key: str, value: Any, flag: str) -> None:

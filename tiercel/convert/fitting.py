@@ -100,7 +100,7 @@ def _reference(launch: Launch, draft: RecipeDraft) -> None:
     if _trains_whole(draft) and "algorithm.kl.sync_every" in draft.values:
         draft.drop("algorithm.kl.sync_every", "algorithm.kl.sync_mix")
         flags = ("sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha")
-        draft.note("the reference moves beside an adapter only; here it stays where the run starts", *flags)
+        draft.note("tiercel moves the reference only for adapters; here it stays as it was at the start", *flags)
 
 
 def _sharding(launch: Launch, draft: RecipeDraft) -> None:

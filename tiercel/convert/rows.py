@@ -226,7 +226,7 @@ def end_to_end(draft: RecipeDraft, sources: Sequence[str], *labels: str, roots: 
 
 
 def _counted(draft: RecipeDraft, path: str) -> int | None:
-    """Count the rows of `path#N`, a .jsonl file or a .json list; None where it cannot be found or read."""
+    """Return how many rows `path#N`, a .jsonl file or a .json list has, or None if it cannot be found or read."""
     _, mark, count = path.rpartition("#")
     if mark and count.isdigit():
         return int(count)

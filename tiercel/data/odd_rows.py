@@ -22,6 +22,7 @@ _PICTURE = re.compile(r"data:image/[^\n]*|[^\n<>]{1,1000}\.(?:png|jpe?g|webp|gif
 _PART = re.compile(r"(.*)-\d{3,}-of-(\d{3,})(?:-[0-9a-f]+)?\.\w[\w.]*")
 _TWO_CHARACTERS = re.compile(r"\\n(?![a-z])")  # as in a YAML text in single quotes; not LaTeX's \neq
 _OF_PICTURES = re.compile(r"image|img|pic|photo", re.IGNORECASE)
+_MOST = {"thousandths": 1000.0, "unit": 1.0}  # the largest coordinate of a family's space
 
 
 def odd_lines(data: Data, table: RowTable) -> list[str]:
@@ -85,9 +86,6 @@ def _names_pictures(value: Any) -> bool:
     if isinstance(value, Mapping):
         value = value.get("path")
     return isinstance(value, str) and _PICTURE.fullmatch(value.strip()) is not None
-
-
-_MOST = {"thousandths": 1000.0, "unit": 1.0}  # the largest coordinate of a family's space
 
 
 def odd_boxes(row: Row, plans: Sequence[ImagePlan], family: Family, *, is_learnt: bool) -> Iterator[str]:

@@ -84,6 +84,16 @@ def test_a_conversation_is_not_taken_for_a_text(reward_file, taken):
         assert value.value is None and "write NAME.conversational = False" in value.failure
 
 
+def test_a_function_that_names_the_content_of_turns_may_count_them(reward_file):
+    call = reward_file("""
+        def score(completions, **kwargs):
+            def text(each):
+                return each[0]["content"] if isinstance(each, list) and len(each) > 0 else each
+            return [len(text(each)) for each in completions]
+        """)
+    assert numbers(score(call)) == [3.0, 3.0, 3.0]
+
+
 def test_a_conversation_is_still_a_list(reward_file):
     call = reward_file("""
         import copy, json, pickle
