@@ -1,11 +1,11 @@
-"""GRPO on sheets with four questions each, with the questions of a sheet in one step and with rows as they come: equal
-learning, in fewer seconds.
+"""GRPO on sheets with four questions each, with the questions of a sheet in one step and with rows as they come: what
+is learnt, and in how many seconds.
 
     python -m benchmarks.grouped_learning --seeds 0 1
 
-The demo's sheets, kinds of questions and starting model; a system turn is long enough for a sheet's questions to share
-their beginning (a sheet itself has 16 tokens). SFT is run once; then both recipes of a seed run side by side, with a
-thread each, so that what else the machine does is the same for both. Writes
+The demo's sheets, kinds of questions and starting model. All rows begin with the same long system turn, which both ways
+share, so a sheet's 16 tokens are all that grouping can add. SFT is run once; then both recipes of a seed run side by
+side, with a thread each, so that what else the machine does is the same for both. Writes
 benchmarks/results/grouped_learning.json and .md.
 """
 

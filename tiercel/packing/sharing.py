@@ -13,7 +13,7 @@ from tiercel.models.layers.attention_span import Span
 from tiercel.packing.tree import Node, PrefixTree
 from tiercel.types import EncodedImage, ImagePlan
 
-SHORTEST = 64  # tokens that a cut must share; an estimate of where more and smaller kernels stop to pay
+SHORTEST = 64  # tokens that a cut must share; on a CPU it pays from 24 on (benchmarks/shared_length.py)
 
 
 class PictureFamily(Protocol):

@@ -208,7 +208,9 @@ class DecodeAttention(RowMemory):
             if of_level is not None:
                 output_RJQE, lse_RJQ = of_level
                 weight_RJQ1 = torch.sigmoid(lse - lse_RJQ)[..., None].to(found.dtype)
-                found, lse = torch.lerp(output_RJQE, found, weight_RJQ1), torch.logaddexp(lse, lse_RJQ)
+                found = torch.lerp(output_RJQE, found, weight_RJQ1)
+                if number + 1 < len(self.levels):
+                    lse = torch.logaddexp(lse, lse_RJQ)
         return found.reshape(rows, heads, 1, size)
 
     def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:
