@@ -87,13 +87,18 @@ async def ask(client: httpx.AsyncClient, request: httpx.Request, *, seconds: flo
     """Send a request and return the answer, whatever its status. Raises NoAnswer if none came in time, and WrongAnswer
     if the answer is longer than `most_bytes`."""
     request.headers["Accept-Encoding"] = "identity"
-    try:
-        return await asyncio.wait_for(_answer(client, request, most_bytes), seconds)
-    except asyncio.TimeoutError as error:
-        raise NoAnswer(f"no complete answer within {seconds:g} s") from error
+    answer = asyncio.create_task(_answer(client, request, most_bytes))
+    try:  # asyncio.wait_for of Python 3.11 loses a cancellation that comes together with the answer
+        done, _ = await asyncio.wait([answer], timeout=seconds)
+        if not done:
+            raise NoAnswer(f"no complete answer within {seconds:g} s")
+        return answer.result()
     except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
         text = str(error)
         raise NoAnswer(f"{type(error).__name__}: {text}" if text else type(error).__name__) from error
+    finally:
+        answer.cancel()
+        await asyncio.gather(answer, return_exceptions=True)  # the connection is free again when this returns
 
 
 async def _answer(client: httpx.AsyncClient, request: httpx.Request, most_bytes: int) -> HttpReply:

@@ -418,8 +418,10 @@ class ServerSampler:
 
     async def _close(self) -> None:
         """Cancel the requests that are left, which closes their connections, and close all clients."""
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
             task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)  # none of them meets a client that is closed
         for state in self.servers:
             await state.server.close()
 
@@ -455,13 +457,15 @@ class ServerSampler:
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> tuple[T, ...]:
-    """Await all at the same time, and cancel what is left if one fails."""
+    """Await all at the same time. If one fails, cancel the others and wait until they have ended, so that none of them
+    meets a client that the caller has closed."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return tuple(await asyncio.gather(*tasks))
     finally:
-        for task in tasks:  # after a failure the others are not needed
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def connect(recipe: GrpoRecipe, family: Family, ranks: Ranks = ALONE) -> ServerSampler:

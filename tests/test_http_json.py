@@ -1,0 +1,62 @@
+"""What a cancelled request and the requests beside a failed one do. Answers and limits are tested where a server is
+asked: tests/rollout and tests/rewards."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from tiercel.http_json import NoAnswer, ask
+from tiercel.rollout.vllm.server import together
+
+
+def test_a_cancellation_that_comes_together_with_the_answer_is_not_lost():
+    async def scene() -> bool:
+        asking: list[asyncio.Task] = []
+
+        async def answer_and_cancel(request: httpx.Request) -> httpx.Response:
+            asking[0].cancel()
+            return httpx.Response(200, json={})
+
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer_and_cancel)) as client:
+            request = client.build_request("GET", "http://127.0.0.1/")
+            asking.append(asyncio.create_task(ask(client, request, seconds=60, most_bytes=100)))
+            await asyncio.wait(asking)
+        return asking[0].cancelled()
+
+    assert asyncio.run(scene())
+
+
+def test_the_others_have_ended_when_a_failure_is_raised():
+    ended: list[str] = []
+
+    async def fail() -> None:
+        raise ValueError("no")
+
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)  # as a client that gives its connection back
+            ended.append("request")
+
+    with pytest.raises(ValueError, match="no"):
+        asyncio.run(together([wait(), fail(), wait()]))
+    assert ended == ["request", "request"]
+
+
+def test_a_connection_is_given_back_before_a_late_answer_is_reported():
+    """Otherwise the next request of a pool with one connection would wait for it."""
+
+    async def never(request: httpx.Request) -> httpx.Response:
+        await asyncio.sleep(60)
+        return httpx.Response(200)
+
+    async def scene() -> set[asyncio.Task]:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(never)) as client:
+            request = client.build_request("GET", "http://127.0.0.1/")
+            with pytest.raises(NoAnswer):
+                await ask(client, request, seconds=0.01, most_bytes=100)
+            return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert not asyncio.run(scene())
