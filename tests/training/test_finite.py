@@ -18,7 +18,7 @@ from tiercel.cli.main import main
 from tiercel.errors import NonFiniteError, TrainingError
 from tiercel.runs.directory import read_metrics
 from tiercel.training.finite import kept_of_step, require_finite_weights
-from tiercel.training.grpo.reference_passes import precompute_values
+from tiercel.training.grpo.precomputed_values import precompute_values
 from tiercel.training.kept_batches import read_kept
 from tiercel.training.optimizer_step import policy_update
 from tiercel.training.replay import kept_directory

@@ -30,7 +30,7 @@ from tiercel.training.finite import (
     without_graph,
 )
 from tiercel.training.grpo.minibatches import Minibatch
-from tiercel.training.grpo.reference_passes import PrecomputedValues
+from tiercel.training.grpo.precomputed_values import PrecomputedValues
 from tiercel.training.grpo.train_inference_mismatch import LARGEST_GAP, gap_counts, gap_limits, require_near
 from tiercel.training.offline.objectives import Objective, UpdateInputs
 from tiercel.training.trainer import Trainer
