@@ -18,9 +18,9 @@ from tiercel.packing.examples import ExampleGroup
 from tiercel.rollout.trajectory import written_text
 from tiercel.training.evaluation import ROWS_AT_ONCE, heldout_loader
 from tiercel.training.finite import faulty_examples
-from tiercel.training.grpo.minibatches import grouped_by_rank
 from tiercel.training.offline.objectives import Known, Objective, PassTerms, answer_sums
 from tiercel.training.policy_passes import Passes
+from tiercel.training.rank_balancing import grouped_by_rank
 from tiercel.training.step_batches import next_batch
 from tiercel.types import Completion, Example, Group, RejectedRow, RewardValue, ScoredCompletion, ScoredGroup
 
