@@ -296,7 +296,8 @@ def _backward_and_step(
     trainer.vision.backward()
     norm = strategy.reduce_gradients()
     *own, largest = sums.read()
-    in_loss, in_pass = (trainer.ranks.sum({k: trainer.weight * value for k, value in each.items()}) for each in own)
+    share = trainer.share_of_sums
+    in_loss, in_pass = (trainer.ranks.sum({name: share * value for name, value in each.items()}) for each in own)
     largest_of_all = trainer.ranks.maxima(largest)
     if not math.isfinite(in_loss["loss"]) or not (math.isfinite(norm) or trainer.policy.compute_dtype == torch.float16):
         raise non_finite(trainer, in_loss["loss"], norm, trace)

@@ -44,7 +44,7 @@ def heldout_loss(
                 faulty += [] if bool(share.loss.isfinite()) else faulty_examples(each.prompt_ids, share.losses_B)
                 if share.values_B2 is not None and passes.is_counted:
                     pairs += map(partial(_judged, passes.family), each.examples, share.values_B2.tolist())
-        found = ranks.sum({name: passes.weight * value for name, value in _added(shares).items()})
+        found = ranks.sum({name: passes.share_of_sums * value for name, value in _added(shares).items()})
         if not math.isfinite(found["loss"]):
             raise NonFiniteError(f"eval/loss is {found['loss']}", ranks.gather(faulty))
         own = plan.tokens if recipe.purpose == "sft" else plan.examples
