@@ -241,17 +241,17 @@ def _columns(launch: Launch, draft: RecipeDraft) -> None:
     """Set the names of columns that no format reads. verl's question is a list of turns, EasyR1's a text."""
     named = {"prompt_key": "prompt" if launch.framework == "verl" else "problem", "answer_key": "answer",
              "image_key": "images", "video_key": "videos"}  # fmt: skip
-    columns, flags = {}, []
+    column_names, flags = {}, []
     for key, name in named.items():
         flag = f"data.{key}"
         given = launch.text(flag)
         if given is None or given in _READ.get(name, (name,)):
             draft.note("is read by this name", flag, is_change=False)
         else:
-            columns[name] = given
+            column_names[name] = given
             flags.append(flag)
-    if columns:
-        draft.set("data.columns", columns, *flags)
+    if column_names:
+        draft.set("data.columns", column_names, *flags)
 
 
 def _source(word: str) -> str:
