@@ -278,20 +278,14 @@ def _backward_and_step(
     on all ranks alike, if the passes must not be learnt from."""
     strategy = trainer.strategy
     strategy.zero_gradients()
-    heartbeat, first = trainer.ranks.heartbeat, next(iter(trainer.policy.trained_parameters().values()))
-    if heartbeat.maybe_corrupt(1.0, "weights") != 1.0:
-        first.data.mul_(math.nan)
     sums, trace, parameters = _Sums(), UpdateTrace(), list(trainer.policy.trained_parameters().values())
     seen: list[TokensSeen] = []
     for number, losses in enumerate(passes):
-        for part in losses:
-            loss = heartbeat.maybe_corrupt(part.loss, "loss")
-            strategy.backward(heartbeat.maybe_corrupt(loss, "gradient"), is_last=number + 1 == len(passes))
-            size = gradient_size(parameters)
-            trace.parts.append(
-                TracedPart(row_ids=part.row_ids, loss=loss.detach(), faulty_rows=part.faulty_rows, size=size)
-            )
-            sums.add(part, loss.detach())
+        for part, backward_from in _with_planned_faults(trainer, losses):
+            strategy.backward(backward_from, is_last=number + 1 == len(passes))
+            loss, size = part.loss.detach(), gradient_size(parameters)
+            trace.parts.append(TracedPart(row_ids=part.row_ids, loss=loss, faulty_rows=part.faulty_rows, size=size))
+            sums.add(part, loss)
             seen += [] if part.seen is None else [part.seen]
     trainer.vision.backward()
     norm = strategy.reduce_gradients()
@@ -315,6 +309,17 @@ def _backward_and_step(
         was_skipped=not was_updated,
         seen=tuple(seen),
     )
+
+
+def _with_planned_faults(trainer: Trainer, losses: Iterator[MicrobatchLoss]) -> Iterator[tuple[MicrobatchLoss, Tensor]]:
+    """Yield each microbatch's share, and what its backward pass starts from: its loss. This is where the faults of
+    reliability/faults.py enter an update: they make weights, a loss or a gradient NaN."""
+    corrupted = trainer.ranks.heartbeat.maybe_corrupt
+    if corrupted(1.0, "weights") != 1.0:
+        next(iter(trainer.policy.trained_parameters().values())).data.mul_(math.nan)
+    for part in losses:
+        loss = corrupted(part.loss, "loss")
+        yield replace(part, loss=loss), corrupted(loss, "gradient")
 
 
 class _Sums:
