@@ -16,6 +16,7 @@ from tiercel.config.schema import GrpoRecipe
 from tiercel.devices import moved
 from tiercel.packing.batch import Microbatches, PolicyBatch
 from tiercel.packing.logprobs import TokenScores
+from tiercel.packing.pass_options import PassOptions
 from tiercel.training.finite import faulty_rows, without_graph
 from tiercel.training.grpo.minibatches import Minibatch
 from tiercel.training.grpo.precomputed_values import PrecomputedValues
@@ -48,7 +49,8 @@ def policy_microbatch_losses(
         with trainer.training_mode():
             packed, features_KH, prefix = next(inputs)
             target = None if trainer.teacher is None else trainer.teacher.target(batch)
-            scores = trainer.learner(packed, features_KH, trainer.temperature, prefix, rewards_entropy, target)
+            asked = PassOptions(entropy_gradient=rewards_entropy, target=target)
+            scores = trainer.learner(packed, features_KH, trainer.temperature, prefix, asked)
         own = _policy_microbatch_loss(batch, scores, each, trainer, recipe)
         yield replace(own, pass_sums={**own.pass_sums, **pass_counts(trainer, own.loss, unit, number)})
     next(inputs, None)  # the gradients of open prefixes go back through them
