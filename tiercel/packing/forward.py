@@ -1,7 +1,7 @@
 """The policy pass: embeddings, decoder and head in one module that a strategy can wrap.
 
-All weights are used inside `Learner.forward`. The exception is `Learner.run_prefix`, which only strategies that keep
-the module whole may call. Shape suffixes: docs/shapes.md.
+All weights are used inside `PackedPolicy.forward`. The exception is `PackedPolicy.run_prefix`, which only strategies
+that keep the module whole may call. Shape suffixes: docs/shapes.md.
 """
 
 from collections.abc import Callable, Sequence
