@@ -276,8 +276,9 @@ bench-trees: venv .venv-trl/.made .venv-swift/.made
 	.venv/bin/python -m benchmarks.peers --cells expressions questions --out benchmarks/results/peers_pictures.json
 
 bench-rows: venv
-	.venv/bin/python -m benchmarks.rows
-	.venv/bin/python -m benchmarks.rows --rows 5000 --pictures
+	.venv/bin/python -m benchmarks.rows --part jsonl --rows 1000000
+	.venv/bin/python -m benchmarks.rows --part tar
+	.venv/bin/python -m benchmarks.rows --part parquet
 
 bench-long-rows: venv
 	.venv/bin/python -m benchmarks.long_rows

@@ -1,6 +1,10 @@
 """`tiercel eval`: what it writes."""
 
 import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +15,8 @@ from tiercel.errors import EXIT_DONE, EXIT_USER
 from tiercel.runs.kept_groups import KeptFile
 from tiercel.runs.records import groups_path
 from tiercel.training import evaluation
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_completions_after_training_are_those_that_the_run_recorded(tiny_checkpoints, tmp_path):
@@ -48,6 +54,43 @@ def test_an_evaluation_that_was_ended_goes_on_after_what_is_written(tiny_checkpo
     assert main([*words, str(output)]) == EXIT_DONE
     assert output.read_bytes() == whole.read_bytes() and batches == [1, 2, 3, 3]
     assert capsys.readouterr().out.splitlines()[-1] == score
+    assert sorted(tmp_path.glob("scored.jsonl.*")) == []
+
+
+KILLED = """
+import os, signal, sys
+from tiercel.cli.main import main
+from tiercel.runs import kept_groups
+from tiercel.training import evaluation
+
+def killed(file, text, write=kept_groups.write_atomically):
+    if '"batches": 2' in text:
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(file, text)
+
+evaluation.ROWS_AT_ONCE, kept_groups.write_atomically = 4, killed
+main(sys.argv[1:])
+"""
+
+
+def test_an_evaluation_that_was_killed_goes_on_to_the_same_bytes(tiny_checkpoints, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluation, "ROWS_AT_ONCE", 4)  # of 12 rows
+    recipe = grpo_recipe(tiny_checkpoints["qwen2_5_vl"], write_rows(tmp_path), tmp_path / "run", data={"workers": 0})
+    words = ["eval", str(write_recipe(tmp_path / "grpo.yaml", recipe)), "--output"]
+    whole, output, part = (tmp_path / name for name in ("whole.jsonl", "scored.jsonl", "scored.jsonl.0.part"))
+    ended = subprocess.run([sys.executable, "-c", KILLED, *words, str(output)], cwd=ROOT)
+    assert ended.returncode == -signal.SIGKILL and not output.exists()
+    assert len(part.read_text().splitlines()) == 8  # a batch more than the state says
+    sampled, batches = [], evaluation.Evaluator.batches
+
+    def counted(self, table, start=0):
+        sampled.append(start)
+        return batches(self, table, start)
+
+    monkeypatch.setattr(evaluation.Evaluator, "batches", counted)
+    for each in (output, whole):
+        assert main([*words, str(each)]) == EXIT_DONE
+    assert output.read_bytes() == whole.read_bytes() and sampled == [1, 0]
     assert sorted(tmp_path.glob("scored.jsonl.*")) == []
 
 

@@ -2,11 +2,15 @@
 
 from dataclasses import replace
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from tests.tiny_models import noise_image
+from tiercel.config.data import Data
 from tiercel.data import picture_files
 from tiercel.data.picture_files import digest_of_pictures, missing_files
+from tiercel.data.reading import read_run_rows
 from tiercel.types import ImageRoots, ImageSource, Message, Row, VideoSource
 
 
@@ -64,6 +68,23 @@ def test_of_many_rows_some_are_looked_at_and_a_lost_picture_tells(tmp_path, monk
         (tmp_path / f"{number}.png").write_bytes(b"1")
     assert changed == [True, False, True, False] and len(beats) == 8
     assert digest_of_pictures([]) != before
+
+
+@pytest.mark.parametrize("embedded", (True, False))
+def test_of_an_index_the_digest_is_kept_unless_rows_name_files(tmp_path, monkeypatch, embedded):
+    monkeypatch.setattr("tiercel.data.reading.MOST_HELD_BYTES", 0)
+    noise_image(9, 9, seed=0).save(tmp_path / "a.png")
+    picture = {"bytes": (tmp_path / "a.png").read_bytes(), "path": None} if embedded else "a.png"
+    turns = [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "!"}]
+    table = pyarrow.Table.from_pylist([{"id": str(each), "images": [picture], "messages": turns} for each in range(3)])
+    parquet.write_table(table, tmp_path / "rows.parquet")
+    data = Data(train=str(tmp_path / "rows.parquet"), cache=str(tmp_path / "cache"))
+    rows = read_run_rows(data, "sft").train.rows
+    before, beats = digest_of_pictures(rows), list[None]()
+    assert digest_of_pictures(list(rows)) == before
+    assert digest_of_pictures(rows, lambda: beats.append(None)) == before and len(beats) == (0 if embedded else 3)
+    noise_image(9, 9, seed=1).save(tmp_path / "a.png")
+    assert (digest_of_pictures(rows) == before) is embedded
 
 
 @pytest.mark.parametrize("few", (0, 64))

@@ -83,6 +83,9 @@ def test_a_list_names_several_sources_in_its_order(tmp_path):
     config = Data(train=[str(tmp_path / "b-0.jsonl"), str(tmp_path / "b-1.jsonl")], eval=[str(tmp_path / "a.jsonl")])
     rows = read_run_rows(config, "grpo")
     assert [row.id for row in rows.train.rows] == list("uvwxyz") and [row.id for row in rows.heldout.rows] == ["c", "d"]
+    mix = [{"path": [str(tmp_path / "b-*.jsonl#4"), str(tmp_path / "a.jsonl")], "weight": 0.5}]
+    mixed = read_training_rows(Data(train=str(tmp_path / "b-0.jsonl"), mix=mix), "grpo")
+    assert mixed.counts == (3, 6) and list(mixed.rows)[3:] == list(table.rows) and mixed.weights == (1.0, 0.5)
 
 
 def compressed(file: Path, data: bytes) -> None:

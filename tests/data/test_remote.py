@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import threading
 
 import fsspec
 import pytest
@@ -164,6 +165,34 @@ def test_a_store_that_keeps_failing_is_named_without_signatures(tmp_path):
     ) as raised:
         rows_of(recipe(tmp_path, "flaky://box/rows.jsonl"))
     assert "5ecre7" not in str(raised.value)
+
+
+def test_a_store_that_stalls_is_asked_again_and_then_named(tmp_path, monkeypatch):
+    put("flaky://box/rows.jsonl", text_of(9))
+    monkeypatch.setattr(remote, "STALL_SECONDS", 0.2)
+    wake, open_file, stalls = threading.Event(), Flaky.open, []
+
+    def stalling(self, path, mode="rb", **more):
+        stream = open_file(self, path, mode, **more)
+        read = stream.read
+
+        def slow(size=-1):
+            if stream.tell() and stalls:
+                stalls.pop()
+                wake.wait(60)
+                return b""
+            return read(size)
+
+        stream.read = slow
+        return stream
+
+    monkeypatch.setattr(Flaky, "open", stalling)
+    stalls[:] = [1, 2]
+    assert len(rows_of(recipe(tmp_path, "flaky://box/rows.jsonl")).rows) == 9 and stalls == []
+    monkeypatch.setattr(Flaky, "info", lambda *_, **__: wake.wait(60))
+    with pytest.raises(DataError, match=r"flaky://box/rows.jsonl: .* no answer for 0.2 s \(tried 4 times\)"):
+        rows_of(recipe(tmp_path, "flaky://box/rows.jsonl"))
+    wake.set()
 
 
 def test_what_is_missing_is_named(tmp_path):

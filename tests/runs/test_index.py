@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from tests.rewards.samples import scored, scored_group
 from tests.web.report.fake_runs import completion, group, write_lines
 from tiercel.config.schema import Data, GrpoRecipe, Lora, Model, Train
@@ -88,3 +90,27 @@ def test_a_run_that_is_cut_and_goes_on_has_the_same_index(tmp_path):
         assert (run.path / "index.jsonl").read_bytes() == b"".join(whole.splitlines(keepends=True)[:2])
         record(run, 3)
         assert (run.path / "index.jsonl").read_bytes() == whole
+
+
+def test_a_file_that_is_written_part_by_part_equals_one_that_is_written_at_once(tmp_path):
+    recipe = GrpoRecipe(
+        model=Model(path="m"), lora=Lora(rank=8), data=Data(train="r"), rewards=(Exact(),), train=Train(steps=9),
+        output=str(tmp_path / "run"),
+    )  # fmt: skip
+    family, value = SimpleNamespace(coordinate_space=None), RewardValue(value=0.25)
+    every = [scored_group(each) for each in (scored(1.0, True, iou=value), scored(0.5), scored(0.0, exact=value))]
+    with open_run(recipe) as run:
+        run.record_groups("evaluations", 1, family, every, [[None]] * 3)
+        with run.recording("evaluations", 2, family) as record:
+            for part in (every[:2], every[2:], []):
+                assert len(record(part, [[None]] * len(part))) == len(part)
+            assert not (run.path / "evaluations" / "step-000002.jsonl").exists()
+        whole, parts = map(json.loads, (run.path / "index.jsonl").read_text().splitlines())
+        assert {**parts, "step": 1} == whole == file_entry(run.path, "evaluations", 1)
+        assert whole["rewards"] == {"iou": [0.25, None, None], "exact": [None, None, 0.25]}
+        one, other = ((run.path / "evaluations" / f"step-00000{step}.jsonl").read_bytes() for step in (1, 2))
+        assert one == other
+        with pytest.raises(ZeroDivisionError), run.recording("evaluations", 3, family) as record:
+            record(every, [[None]] * 3)
+            raise ZeroDivisionError
+        assert len(list((run.path / "evaluations").iterdir())) == 2

@@ -2,7 +2,7 @@
 
 from tests.rewards.samples import scored, scored_group
 from tests.tiny_models import tiny_policy, tiny_recipe
-from tiercel.training.evaluation import judge
+from tiercel.training.evaluation import Tally
 from tiercel.training.policy_passes import passes_for_inference
 
 
@@ -16,6 +16,12 @@ def test_a_decoder_that_cannot_share_prompts_repeats_them_in_an_evaluation_too(t
 
 def test_rows_without_a_reward_are_told_and_are_no_zero():
     failed, passed = scored_group(scored(None)), scored_group(scored(0.5))
-    assert judge([failed, failed], rejected=0).summary() == "no reward for any of 2 held-out rows"
-    assert judge([failed, passed], rejected=0).summary() == "mean reward 0.500 on 2 held-out rows, of which 1 have none"
-    assert judge([passed], rejected=0).summary() == "mean reward 0.500 on 1 held-out row"
+    assert summary(failed, failed) == "no reward for any of 2 held-out rows"
+    assert summary(failed, passed) == "mean reward 0.500 on 2 held-out rows, of which 1 have none"
+    assert summary(passed) == "mean reward 0.500 on 1 held-out row"
+
+
+def summary(*groups):
+    tally = Tally()
+    tally.add_groups(groups)
+    return tally.evaluation(rejected=0).summary()

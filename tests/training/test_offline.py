@@ -15,6 +15,7 @@ from tiercel.cli.main import main
 from tiercel.config import load_recipe
 from tiercel.errors import DataError, NonFiniteError
 from tiercel.runs.directory import read_metrics
+from tiercel.runs.recording import gathered_groups
 from tiercel.training.offline import loop as offline
 from tiercel.training.offline.objectives import reference_sums
 from tiercel.web.report import describe, write_report
@@ -188,6 +189,21 @@ def test_kto_moves_labels_apart(write, capsys):
     assert rows[-1]["labels/reward_desirable"] > rows[-1]["labels/reward_undesirable"]
     assert main(["eval", str(run)]) == 0
     assert f"loss {rows[-1]['eval/loss']:.4f}" in capsys.readouterr().out
+
+
+def test_held_out_pairs_are_recorded_batch_by_batch(write, monkeypatch):
+    parts = []
+
+    def gathered(ranks, scored, values):
+        parts.append(len(scored))
+        return gathered_groups(ranks, scored, values)
+
+    monkeypatch.setattr("tiercel.runs.directory.gathered_groups", gathered)
+    monkeypatch.setattr("tiercel.training.offline.heldout_loss.ROWS_AT_ONCE", 5)
+    run = run_offline(write("dpo", "run", train={"steps": 1}))
+    assert parts == [5, 5, 2] * 2
+    groups = read_groups(read_run(run), "evaluations", 1).groups
+    assert [group.id for group in groups] == [f"row-{number}" for number in range(12)]
 
 
 def test_held_out_pairs_are_kept_with_the_value_of_each_answer(write):

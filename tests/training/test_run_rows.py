@@ -2,9 +2,12 @@
 
 import json
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from tests.training.test_loops import run_offline, sft_recipe, write_rows
+from tiercel.data.index import FileStore
 from tiercel.errors import DataError
 from tiercel.log import printed
 from tiercel.runs.directory import open_run
@@ -110,3 +113,24 @@ def test_of_an_index_the_rows_that_come_first_are_looked_at_and_it_is_told(tmp_p
     (said,), recorded = sought(recipe)
     assert "8 rows that come first" in said and "all 12 rows" in said and recorded == []
     assert sought(recipe, step=1)[1] == ["row-10"]
+
+
+def test_of_pictures_in_the_rows_of_an_index_few_are_read_and_other_files_are_looked_at(tmp_path, monkeypatch):
+    monkeypatch.setattr("tiercel.data.reading.MOST_HELD_BYTES", 0)
+    monkeypatch.setattr("tiercel.training.rows.MOST_EMBEDDED", 0)
+    rows = write_rows(tmp_path, count=5)
+    (tmp_path / "4-0.png").unlink()
+    picture = {"bytes": (tmp_path / "1-0.png").read_bytes(), "path": None}
+    turns = [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "!"}]
+    parts = [{"id": f"in-{each}", "images": [picture], "messages": turns} for each in range(9)]
+    parquet.write_table(pyarrow.Table.from_pylist(parts), tmp_path / "rows.parquet")
+    data = {"max_bad_fraction": 0.5, "eval": None, "cache": str(tmp_path / "cache")}
+    data |= {"mix": [{"path": str(tmp_path / "rows.parquet")}]}
+    recipe = sft_recipe(tmp_path, rows, tmp_path / "run", data=data)
+    looked, look = [], FileStore.look
+    with open_run(recipe) as run:
+        table = read_run_rows(recipe, run).train
+        monkeypatch.setattr(FileStore, "look", lambda store, number: looked.append(store.file) or look(store, number))
+        look_for_pictures(recipe, table, run, 0)
+    assert [json.loads(line)["id"] for line in run.bad_rows_file.read_text().splitlines()] == ["row-4"]
+    assert [looked.count(str(file)) for file in (rows, tmp_path / "rows.parquet")] == [5, 1]

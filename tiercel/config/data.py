@@ -25,6 +25,7 @@ BoxSpace = Literal["pixels", "thousandths", "unit"]
 RowFormat = Literal["auto", FormatName]
 _Text = Annotated[str, Tag(TEXT_FORM)]
 _Texts = Annotated[tuple[str, ...], Field(min_length=1), Tag(LIST_FORM)]
+_Rows = Annotated[_Text | _Texts, Discriminator(list_or(lambda _: TEXT_FORM))]
 
 TemplateValue = bool | int | float | str | None
 
@@ -32,8 +33,8 @@ TemplateValue = bool | int | float | str | None
 class MixedFile(Section):
     """Another file of training rows."""
 
-    path: str
-    """Rows, named as one entry of data.train."""
+    path: _Rows
+    """Rows, named as data.train names them."""
     weight: PositiveFloat = 1.0
     """Its share of the rows, relative to the 1 of data.train."""
     format: RowFormat | None = None
@@ -72,7 +73,7 @@ class Video(Section):
 class Data(Section):
     """Rows and images."""
 
-    train: Annotated[_Text | _Texts, Discriminator(list_or(lambda _: TEXT_FORM))]
+    train: _Rows
     """Training rows: a .jsonl (also .gz or .zst), .json, .parquet or .tar file, a pattern of several such as
     rows/*.jsonl, a directory that Hugging Face's datasets saved, hf:ORGANISATION/NAME:SPLIT of the hub, or a URL or
     pattern of fsspec such as s3://BUCKET/rows/*.jsonl; with #N at the end, N of its rows. A list of these is read as

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from hashlib import sha256
 
+from tiercel.data.index import remembered
 from tiercel.data.media.images import resolve
 from tiercel.data.rows import reject
 from tiercel.data.stores import view_of
@@ -47,7 +48,20 @@ def beginning(path: str, roots: ImageRoots, *, with_end: bool = False) -> bytes:
 
 def digest_of_pictures(rows: Sequence[Row], beat: Callable[[], None] = lambda: None) -> str:
     """Return a digest of the sizes, beginnings and ends of the pictures of up to MOST_ROWS rows, both in files and
-    embedded in rows."""
+    embedded in rows. Of indexed rows that name no files, it is kept with their index."""
+    made: list[str] = []
+
+    def make() -> str | None:
+        digest, has_files = _digest(rows, beat)
+        made.append(digest)
+        return None if has_files else digest
+
+    kept = remembered(view_of(rows), "pictures", make, beat)
+    return kept or (made[0] if made else _digest(rows, beat)[0])
+
+
+def _digest(rows: Sequence[Row], beat: Callable[[], None]) -> tuple[str, bool]:
+    """Return the digest, and whether any of the rows names a file."""
     found, seen = sha256(), set[tuple[str, ImageRoots]]()
     count, view = min(len(rows), MOST_ROWS), view_of(rows)
     read = (view.look(number * len(rows) // count) for number in range(count))
@@ -59,7 +73,7 @@ def digest_of_pictures(rows: Sequence[Row], beat: Callable[[], None] = lambda: N
         seen.update(new)
         for path, roots in new:
             found.update(beginning(path, roots, with_end=True))
-    return found.hexdigest()[:16]
+    return found.hexdigest()[:16], bool(seen)
 
 
 def missing_files(rows: Iterable[Row], beat: Callable[[], None] = lambda: None) -> list[RejectedRow]:

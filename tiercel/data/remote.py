@@ -8,11 +8,14 @@ copy of. A copy is used as long as the store describes the file in the same way.
 import fcntl
 import json
 import os
+import queue
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from glob import has_magic
 from hashlib import sha256
 from pathlib import Path
@@ -29,6 +32,7 @@ from tiercel.writing import writing
 
 TRIES = 4
 PAUSE = 1.0  # seconds before the second try, twice as many before each further one
+STALL_SECONDS = 180.0  # without an answer, after which a try has failed
 _BLOCK = 1 << 22
 _SAY_SECONDS = 10.0
 _LONGEST_REASON = 500  # characters
@@ -189,7 +193,7 @@ def _blocks(file: _File) -> Iterator[bytes]:
                     spoken = time.monotonic()
                     logger.info(f"{file.url}: {done / file.size:.0%} of {file.size:,} bytes copied")
                 try:
-                    block = stream.read(_BLOCK)
+                    block = _answered(partial(stream.read, _BLOCK))
                 except Exception as error:  # tried again above
                     logger.debug(f"{file.url}: {_reason(error)}")
                     break
@@ -202,7 +206,7 @@ def _tried(url: str, ask: Callable[[], Any]) -> Any:
     """Ask a store, several times if it fails."""
     for attempt in range(1, TRIES + 1):
         try:
-            return ask()
+            return _answered(ask)
         except (FileNotFoundError, PermissionError) as error:
             raise DataError(f"{url}: cannot be read: {_reason(error)}") from error
         except Exception as error:  # each store's package raises errors of its own
@@ -211,6 +215,27 @@ def _tried(url: str, ask: Callable[[], Any]) -> Any:
             logger.debug(f"{url}: {_reason(error)}")
             time.sleep(PAUSE * 2 ** (attempt - 1))
     raise AssertionError
+
+
+def _answered(ask: Callable[[], Any]) -> Any:
+    """Ask a store in a thread, because some of the packages wait forever for a server that stalls. Raises TimeoutError
+    after STALL_SECONDS."""
+    answers = queue.SimpleQueue[tuple[Any, BaseException | None]]()
+
+    def work() -> None:
+        try:
+            answers.put((ask(), None))
+        except BaseException as error:
+            answers.put((None, error))
+
+    threading.Thread(target=work, daemon=True, name="tiercel-store").start()
+    try:
+        answer, error = answers.get(timeout=STALL_SECONDS)
+    except queue.Empty as empty:
+        raise TimeoutError(f"no answer for {STALL_SECONDS:g} s") from empty
+    if error is not None:
+        raise error
+    return answer
 
 
 def _reason(error: Exception) -> str:

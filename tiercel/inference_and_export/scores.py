@@ -82,7 +82,7 @@ def score(recipe: Recipe, judged: ModelToScore, ranks: Ranks, kept: Kept) -> Hel
         assert rows is not None  # the command's recipe has them
         objective = objective_of(chosen)
         objective.state.update(judged.state)
-        row = heldout_loss(passes, objective, chosen, rows, known)[0]
+        row = heldout_loss(passes, objective, chosen, rows, known)
         return HeldoutScore(line=loss_in_words(row), metrics=row)
     store, prepacked_bytes = VisionStore(policy, 0), chosen.rollout.prepacked_bytes
     sampler = LocalSampler(policy, store, prepacked_bytes=prepacked_bytes, beat=ranks.heartbeat.beat)

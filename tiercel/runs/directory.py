@@ -27,11 +27,11 @@ from tiercel.reliability.heartbeat import HEARTBEATS
 from tiercel.reliability.redaction import redact_values
 from tiercel.runs.checkpoints import FoundCheckpoint, list_checkpoints, newest_valid, set_aside
 from tiercel.runs.ending import LOCK, recorded_ending
-from tiercel.runs.files import json_line, write_atomically
+from tiercel.runs.files import NewFile, json_line, write_atomically
 from tiercel.runs.fresh_start import clear, has_no_step, require_own
 from tiercel.runs.identity import changed_files, changes, digests, is_pinned, is_rounded, may_differ
 from tiercel.runs.identity import identity as identity_of
-from tiercel.runs.index import append_entry, cut_index, written_entry
+from tiercel.runs.index import append_entry, cut_index, joined_entry, written_entry
 from tiercel.runs.json_lines import Rows, cut_lines, is_up_to, parsed
 from tiercel.runs.lock import Hold
 from tiercel.runs.pictures import Background, picture_file, write_picture
@@ -50,6 +50,7 @@ WITHOUT_LOCKS = (
     "pulse/writer.json, so do not start a second one"
 )
 FOLDERS = (*STEP_FOLDERS, "images", "checkpoints")  # folders that each run has
+RecordGroups = Callable[[Sequence[ScoredGroup], Sequence[Sequence[float | None]]], list[ScoredGroup]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,28 +108,51 @@ class RunDirectory:
         scored: Sequence[ScoredGroup],
         advantages: Sequence[Sequence[float | None]],
     ) -> list[ScoredGroup]:
-        """Write a step's file of rollouts/ or evaluations/, and each image of `pictured` groups once. The first rank
-        gets the groups of all ranks, in the global order and without pixels; the others get an empty list."""
-        self.ranks.heartbeat.beat()
-        everyone = gathered_groups(self.ranks, scored, advantages)
-        space = family.coordinate_space
-        records = [group_record(group, values, space).as_json() for group, values in everyone]
-        lines = [json_line(record) for record in records]
-        file = groups_path(self.path, folder, step)
+        """Write a step's file of rollouts/ or evaluations/ at once; else as `recording`."""
+        with self.recording(folder, step, family) as record:
+            return record(scored, advantages)
 
-        def write() -> frozenset[int]:
+    @contextmanager
+    def recording(self, folder: Folder, step: int, family: Family) -> Iterator[RecordGroups]:
+        """Yield what adds groups and their advantages to a step's file of rollouts/ or evaluations/, which has its name
+        once all are added, and writes each image of `pictured` groups once. All ranks call it equally often. The first
+        rank gets the groups of all ranks, in the global order and without pixels; the others get an empty list."""
+        file, space = groups_path(self.path, folder, step), family.coordinate_space
+        entries: list[dict[str, Any]] = []
+        new = NewFile(file)  # only the first rank writes it
+
+        def record(scored: Sequence[ScoredGroup], advantages: Sequence[Sequence[float | None]]) -> list[ScoredGroup]:
+            self.ranks.heartbeat.beat()
+            everyone = gathered_groups(self.ranks, scored, advantages)
+            records = [group_record(group, values, space).as_json() for group, values in everyone]
+            lines = [json_line(each) for each in records]
+
+            def write() -> frozenset[int]:
+                self.require_held()
+                entries.append(written_entry(folder, step, lines, records, new.size))
+                with writing(file, GO_ON):
+                    new.add("".join(lines))
+                return pictured([group.group for group, _ in everyone], self.most_pictured, folder)
+
+            chosen = self.ranks.on_first(write)
+            for group in (each.group for each in scored if each.group.prompt.index in chosen):
+                self.ranks.heartbeat.beat()
+                for image in images_of(group):
+                    self.save_image(image)
+            return [group for group, _ in everyone]
+
+        def finish() -> None:
             self.require_held()
             with writing(file, GO_ON):
-                write_atomically(file, "".join(lines))
-                append_entry(self.path, written_entry(folder, step, lines, records))
-            return pictured([group.group for group, _ in everyone], self.most_pictured, folder)
+                new.finish()
+                append_entry(self.path, joined_entry(folder, step, entries))
 
-        chosen = self.ranks.on_first(write)
-        for group in (each.group for each in scored if each.group.prompt.index in chosen):
-            self.ranks.heartbeat.beat()
-            for image in images_of(group):
-                self.save_image(image)
-        return [group for group, _ in everyone]
+        try:
+            yield record
+        except BaseException:
+            new.give_up()
+            raise
+        self.ranks.on_first(finish)
 
     def record_tokens(self, step: int, groups: Sequence[GroupTokens]) -> None:
         """Write a step's file of tokens/. `groups` are read on the first rank; without any, no file is written."""

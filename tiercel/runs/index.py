@@ -54,15 +54,27 @@ def index_entry(folder: Folder, step: int, lines: Sequence[tuple[int, int, Mappi
 
 
 def written_entry(
-    folder: Folder, step: int, lines: Sequence[str], records: Sequence[Mapping[str, Any]]
+    folder: Folder, step: int, lines: Sequence[str], records: Sequence[Mapping[str, Any]], start: int = 0
 ) -> dict[str, Any]:
-    """Build the entry of a step's file whose lines were just made from these records."""
-    placed, start = [], 0
+    """Build the entry of a step's file, or of the part of it from byte `start` on, whose lines were just made from
+    these records."""
+    placed = []
     for line, record in zip(lines, records, strict=True):
         size = len(line.encode("utf-8"))
         placed.append((start, size, record))
         start += size
     return index_entry(folder, step, placed)
+
+
+def joined_entry(folder: Folder, step: int, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join the entries of the parts of a step's file."""
+    whole = index_entry(folder, step, [])
+    for name in (name for name, values in whole.items() if isinstance(values, list)):
+        whole[name] = [value for part in parts for value in part[name]]
+    for name in dict.fromkeys(name for part in parts for name in part["rewards"]):
+        lists = (part["rewards"].get(name, [None] * len(part["ids"])) for part in parts)
+        whole["rewards"][name] = [value for values in lists for value in values]
+    return whole
 
 
 def file_entry(run: Path, folder: Folder, step: int) -> dict[str, Any]:

@@ -92,6 +92,11 @@ class Tally:
             if value is not None:
                 self._values.setdefault(f"reward/{name}mean", array("d")).append(value)
 
+    def add_groups(self, scored: Iterable[ScoredGroup]) -> None:
+        """Add the completion of each group."""
+        for each in (group.completions[0] for group in scored):
+            self.add(each.total, {name: reward.value for name, reward in each.rewards.items()}, each.is_correct)
+
     def evaluation(self, rejected: int) -> Evaluation:
         """Return the score of all of them."""
         knows = self._verdicts.keys() - {None}
@@ -120,15 +125,14 @@ def evaluate_policy(session: Session, trainer: Trainer, rollouts: Rollouts, step
         scorer=rollouts.scorer,
         ranks=ranks,
     )
-    scored, rejected = list[ScoredGroup](), list(table.rejected)
-    with waiting("scoring the held-out rows"), evaluator.completion_sampler.sampler.awake():
-        for groups, more in evaluator.batches(table):
-            scored += groups
-            rejected += more
-    ranks.together(lambda: require_few_bad(len(rejected), table.total, evaluator.recipe.data, rejected))
-    no_advantages = [[None] for _ in scored]
-    everyone = session.run.record_groups("evaluations", step, trainer.family, scored, no_advantages)
-    evaluation = judge(everyone, len(rejected))
+    tally, rejected = Tally(), list(table.rejected)
+    with session.run.recording("evaluations", step, trainer.family) as record:
+        with waiting("scoring the held-out rows"), evaluator.completion_sampler.sampler.awake():
+            for groups, more in evaluator.batches(table):
+                tally.add_groups(record(groups, [[None]] * len(groups)))
+                rejected += more
+        ranks.together(lambda: require_few_bad(len(rejected), table.total, evaluator.recipe.data, rejected))
+    evaluation = tally.evaluation(len(rejected))
     logger.info(f"held out, step {step}: {evaluation.summary()}")
     return {**evaluation.metrics(), "eval/time": time.perf_counter() - started}
 
@@ -191,14 +195,6 @@ class Evaluator:
                 scored = ranks.together(partial(self.scorer.score, groups))
                 self.vision.end_step()
                 yield scored, batch.rejected
-
-
-def judge(scored: Sequence[ScoredGroup], rejected: int) -> Evaluation:
-    """Compute the numbers of an evaluation from the groups of all ranks."""
-    tally = Tally()
-    for each in (group.completions[0] for group in scored):
-        tally.add(each.total, {name: reward.value for name, reward in each.rewards.items()}, each.is_correct)
-    return tally.evaluation(rejected)
 
 
 def heldout_rows(recipe: BaseRecipe, ranks: Ranks) -> RowTable | None:

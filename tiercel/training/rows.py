@@ -1,7 +1,7 @@
 """The rows of a run: read, checked to be the same on all ranks, their pictures looked for, the first of them decoded;
 unusable rows are recorded."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
@@ -13,7 +13,7 @@ from tiercel.data.order import rank_slice
 from tiercel.data.picture_files import missing_files
 from tiercel.data.reading import CONTENT, RowTable, RunRows, require_few_bad, write_bad_rows
 from tiercel.data.scan import undecodable
-from tiercel.data.stores import view_of
+from tiercel.data.stores import RowView, view_of
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import DataError
 from tiercel.log import logger
@@ -24,6 +24,7 @@ from tiercel.types import RejectedRow, Row
 ROWS = "rows"  # in a checkpoint's state: the identity of the rows that the run goes through in order
 FIRST_ROWS = 32  # a megapixel takes 10 to 25 ms to decode, so with one per row this is half a second on one core
 MOST_SOUGHT = 1 << 15  # rows of an index whose pictures are looked for; to read that many takes about two seconds
+MOST_EMBEDDED = 1 << 26  # bytes of pictures in rows of an index, after which files of such rows are not read further
 
 
 def read_run_rows(recipe: BaseRecipe, run: RunDirectory) -> RunRows:
@@ -115,7 +116,8 @@ def look_for_pictures(recipe: BaseRecipe, table: RowTable, run: RunDirectory, st
     Raises DataError if they are too many."""
     ranks, rows = run.ranks, view_of(table.rows)
     numbers: Sequence[int] = range(len(rows))
-    if len(rows) > MOST_SOUGHT and any(store.key is not None for store in rows.stores):
+    is_indexed = any(store.key is not None for store in rows.stores)
+    if len(rows) > MOST_SOUGHT and is_indexed:
         order, start = table.order(recipe.train.seed, recipe.data), step * recipe.optim.prompts_per_step
         numbers = list(dict.fromkeys(order.row(index) for index in range(start, start + MOST_SOUGHT)))
         logger.info(
@@ -123,7 +125,7 @@ def look_for_pictures(recipe: BaseRecipe, table: RowTable, run: RunDirectory, st
             f"`tiercel check` looks for those of all {len(rows):,} rows"
         )
     share = rank_slice(numbers, ranks.rank, ranks.world_size)
-    found = (row for row in map(rows.look, share) if isinstance(row, Row))
+    found = (row for row in _looked_at(rows, share, is_indexed=is_indexed) if isinstance(row, Row))
     missing = [row for each in ranks.gather(missing_files(found, ranks.heartbeat.beat)) for row in each]
     if not missing:
         return
@@ -131,3 +133,20 @@ def look_for_pictures(recipe: BaseRecipe, table: RowTable, run: RunDirectory, st
     ranks.together(lambda: require_few_bad(len(table.rejected) + len(missing), table.total, recipe.data, missing))
     first = f"{missing[0].file}:{missing[0].line} ({missing[0].id}) {missing[0].reason}"
     logger.warning(f"files of {len(missing)} of {len(numbers)} rows do not exist, such as {first}")
+
+
+def _looked_at(rows: RowView, numbers: Sequence[int], *, is_indexed: bool) -> Iterator[Row | RejectedRow]:
+    """Yield the rows with these numbers. Of an index, once MOST_EMBEDDED bytes of pictures in rows were read, the other
+    rows of files with such pictures are passed over: they name no files, and to find each one takes milliseconds."""
+    files = rows.files
+    passed_over, size = set[int](), 0
+    for number in numbers:
+        if is_indexed and size > MOST_EMBEDDED and int(files[number]) in passed_over:
+            continue
+        row = rows.look(number)
+        if isinstance(row, Row):
+            embedded = sum(len(picture.data or b"") for side in row.sides for picture in side.images)
+            size += embedded
+            if embedded:
+                passed_over.add(int(files[number]))
+        yield row

@@ -158,6 +158,7 @@ PATH_CHECKS: dict[str, Callable[[str], str | None]] = {
     "data.train": _rows_fault,
     f"data.train.{ENTRY}": _rows_fault,
     f"data.mix.{ENTRY}.path": _rows_fault,
+    f"data.mix.{ENTRY}.path.{ENTRY}": _rows_fault,
     f"data.mix.{ENTRY}.image_root": _image_root_fault,
     "data.eval": _rows_fault,
     f"data.eval.{ENTRY}": _rows_fault,

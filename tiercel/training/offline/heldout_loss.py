@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -26,23 +26,28 @@ from tiercel.types import Completion, Example, Group, RejectedRow, RewardValue, 
 
 
 def heldout_loss(
-    passes: Passes, objective: Objective, recipe: OfflineRecipe, table: RowTable, known: Known | None = None
-) -> tuple[dict[str, float], list[ScoredGroup]]:
-    """Compute `eval/loss`, and for pairs also `eval/accuracy` and `eval/margin`; also return this rank's pairs, as
-    groups of two answers with their values. What a loss computes over all rows of a step is computed over ROWS_AT_ONCE
-    rows. `known` has the reference of the rows by their numbers, if it was computed before."""
+    passes: Passes,
+    objective: Objective,
+    recipe: OfflineRecipe,
+    table: RowTable,
+    known: Known | None = None,
+    keep: Callable[[Sequence[ScoredGroup]], object] | None = None,
+) -> dict[str, float]:
+    """Compute `eval/loss`, and for pairs also `eval/accuracy` and `eval/margin`. What a loss computes over all rows of
+    a step is computed over ROWS_AT_ONCE rows. `known` has the reference of the rows by their numbers, if it was
+    computed before. After each ROWS_AT_ONCE rows, `keep` gets this rank's pairs of them, as groups of two answers with
+    their values."""
     objective = objective.judge()
     ranks, sums, examples, loss, weight = passes.ranks, Counter[str](), 0, 0.0, 0
-    pairs: list[ScoredGroup] = []
     rejected = list(table.rejected)
     for made in _bundles_of(passes, recipe, table, rejected):
         plan = objective.plan(passes, made, known)
-        shares, faulty = list[PassTerms](), list[str]()
+        shares, faulty, pairs = list[PassTerms](), list[str](), list[ScoredGroup]()
         for unit in passes.example_units(plan.made) or [passes.empty_examples()]:  # a rank may have no row
             for each, scores in zip(unit.batches, passes.scores(unit), strict=True):
                 shares.append(share := objective.share(each, scores, plan))
                 faulty += [] if bool(share.loss.isfinite()) else faulty_examples(each.prompt_ids, share.losses_B)
-                if share.values_B2 is not None and passes.is_counted:
+                if keep is not None and share.values_B2 is not None and passes.is_counted:
                     pairs += map(partial(_judged, passes.family), each.examples, share.values_B2.tolist())
         found = ranks.sum({name: passes.share_of_sums * value for name, value in _added(shares).items()})
         if not math.isfinite(found["loss"]):
@@ -50,6 +55,8 @@ def heldout_loss(
         own = plan.tokens if recipe.purpose == "sft" else plan.examples
         loss, weight, examples = loss + found.pop("loss") * own, weight + own, examples + plan.examples
         sums.update(found)
+        if keep is not None:
+            keep(sorted(pairs, key=lambda pair: pair.group.prompt.index))
         passes.vision.end_step()
     ranks.together(lambda: require_few_bad(len(rejected), table.total, recipe.data, rejected))
     means = {
@@ -57,8 +64,7 @@ def heldout_loss(
         for name in ("accuracy", "margin")
         if f"pairs/{name}" in sums
     }
-    pairs.sort(key=lambda pair: pair.group.prompt.index)
-    return {"eval/loss": loss / max(1, weight), "eval/count": examples, **means}, pairs
+    return {"eval/loss": loss / max(1, weight), "eval/count": examples, **means}
 
 
 def _judged(family: Family, example: Example, values: Sequence[float]) -> ScoredGroup:

@@ -79,10 +79,11 @@ class OfflineLoop:
             return {}
         session, trainer = self.session, self.trainer
         session.ranks.heartbeat.begin("evaluation", step)
-        row, pairs = heldout_loss(trainer, self.objective, self.recipe, table, self.reference.heldout)
-        if self.recipe.purpose == "pairs":
-            session.run.record_groups("evaluations", step, trainer.family, pairs, [[None, None]] * len(pairs))
-        return row
+        measure = partial(heldout_loss, trainer, self.objective, self.recipe, table, self.reference.heldout)
+        if self.recipe.purpose != "pairs":
+            return measure()
+        with session.run.recording("evaluations", step, trainer.family) as record:
+            return measure(keep=lambda pairs: record(pairs, [[None, None]] * len(pairs)))
 
 
 def one_step(loop: OfflineLoop, step: Step) -> None:
