@@ -6,8 +6,10 @@ import pytest
 
 from tests.tiny_models import noise_image
 from tests.training.test_loops import grpo_recipe, sft_recipe
+from tiercel.cli.check import token_table
 from tiercel.cli.main import main
 from tiercel.config import recipe_to_yaml
+from tiercel.data.scan import ScanReport
 from tiercel.errors import EXIT_DONE
 
 
@@ -74,3 +76,23 @@ def test_a_template_that_writes_the_date_is_told(tiny_checkpoints, tmp_path, cap
     (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(recipe))
     assert main(["check", str(tmp_path / "recipe.yaml")]) == EXIT_DONE
     assert "may write today's date" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("train", "rows"), [({"steps": None, "epochs": 1}, "11 of 11, 100.00%"), ({"steps": 2}, "16 of only 11")]
+)
+def test_a_step_has_no_more_rows_than_the_epochs_leave(tmp_path, train, rows):
+    recipe = sft_recipe(
+        tmp_path, tmp_path / "rows.jsonl", tmp_path / "run", train=train, optim={"prompts_per_step": 16}
+    )
+    report = ScanReport(
+        total=11,
+        accepted=11,
+        image_count=0,
+        file="rows",
+        longest_row=None,
+        rejected=(),
+        rows_by_image_count={},
+        prompt_token_percentiles={},
+    )
+    assert rows in next(iter(token_table(recipe, report, 11).columns[1].cells))
