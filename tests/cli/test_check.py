@@ -34,7 +34,7 @@ def test_boxes_as_numbers_in_an_answer_are_told(tiny_checkpoints, tmp_path, caps
     recipe = sft_recipe(tiny_checkpoints[family], tmp_path / "rows.jsonl", tmp_path / "run")
     (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(recipe))
     assert main(["check", str(tmp_path / "recipe.yaml")]) == EXIT_DONE
-    assert ("1 rows have answers with boxes as numbers" in capsys.readouterr().out) == is_told
+    assert ("note on 1 row: answers with boxes as numbers are learnt" in capsys.readouterr().out) == is_told
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,8 @@ def test_boxes_as_numbers_in_an_answer_are_told(tiny_checkpoints, tmp_path, caps
         ({"width": 57, "height": 60}, False),
         ({"width": 60, "height": 57}, True),  # drawn before the picture was turned
         ({"width": 570, "height": 600}, True),
+        ({"width": 570.0, "height": 600.0}, True),  # as a column of Parquet with missing values has them
+        ({"img_width": 570, "img_height": 600}, True),
         ({"width": 4.5, "height": 2.0}, False),
         ({"width": 570}, False),
         ({"width": 570, "height": 600, "answer": "a cup", "boxes": None}, False),
@@ -57,7 +59,7 @@ def test_boxes_on_a_picture_of_another_size_are_told(tiny_checkpoints, tmp_path,
     recipe = grpo_recipe(tiny_checkpoints["qwen2_5_vl"], tmp_path / "rows.jsonl", output, rewards=rewards)
     (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(recipe))
     assert main(["check", str(tmp_path / "recipe.yaml")]) == EXIT_DONE
-    assert ("give a width and height that are not those" in capsys.readouterr().out) == is_told
+    assert ("note on 1 row: the width and height beside the boxes" in capsys.readouterr().out) == is_told
 
 
 def test_a_template_that_writes_the_date_is_told(tiny_checkpoints, tmp_path, capsys):

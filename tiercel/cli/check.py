@@ -161,7 +161,7 @@ def _scanned(
     for note in (*table.notes, *odd_lines(recipe.data, table)):
         console.print(f"  {note}", markup=False)
     for reason, count in odd.items():
-        console.print(f"  {count:,} rows {reason}", markup=False)
+        console.print(f"  note on {counted(count, 'row')}: {reason}", markup=False)
     if report.accepted:
         console.print(f"  tokens of a prompt: {tokens}; rows by number of images: {images}")
     if decodes:
