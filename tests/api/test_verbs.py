@@ -263,6 +263,14 @@ def test_a_data_set_is_written_as_arrow_files(tmp_path):
     assert write_rows(table.select([0]), tmp_path / "run").file != first.file
 
 
+def test_class_labels_beside_paths_of_pictures_are_their_names(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    kinds = datasets.Features({"image": datasets.Value("string"), "kind": datasets.ClassLabel(names=["cat", "dog"])})
+    table = datasets.Dataset.from_dict({"image": ["a.png", "b.png"], "kind": [1, -1]}, features=kinds)
+    lines = Path(write_rows(table, tmp_path / "run").file).read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == ["dog", None]
+
+
 def test_a_list_of_paths_is_no_list_of_rows():
     assert [is_rows(each) for each in (["a.jsonl", Path("b.jsonl")], [{"a": 1}], [])] == [False, True, True]
 

@@ -6,8 +6,10 @@ import pytest
 
 from tests.tiny_models import noise_image
 from tests.training.test_loops import grpo_recipe, sft_recipe
+from tiercel.cli.check import token_table
 from tiercel.cli.main import main
 from tiercel.config import recipe_to_yaml
+from tiercel.data.scan import ScanReport
 from tiercel.errors import EXIT_DONE
 
 
@@ -32,7 +34,7 @@ def test_boxes_as_numbers_in_an_answer_are_told(tiny_checkpoints, tmp_path, caps
     recipe = sft_recipe(tiny_checkpoints[family], tmp_path / "rows.jsonl", tmp_path / "run")
     (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(recipe))
     assert main(["check", str(tmp_path / "recipe.yaml")]) == EXIT_DONE
-    assert ("1 rows have answers with boxes as numbers" in capsys.readouterr().out) == is_told
+    assert ("note on 1 row: answers with boxes as numbers are learnt" in capsys.readouterr().out) == is_told
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,8 @@ def test_boxes_as_numbers_in_an_answer_are_told(tiny_checkpoints, tmp_path, caps
         ({"width": 57, "height": 60}, False),
         ({"width": 60, "height": 57}, True),  # drawn before the picture was turned
         ({"width": 570, "height": 600}, True),
+        ({"width": 570.0, "height": 600.0}, True),  # as a column of Parquet with missing values has them
+        ({"img_width": 570, "img_height": 600}, True),
         ({"width": 4.5, "height": 2.0}, False),
         ({"width": 570}, False),
         ({"width": 570, "height": 600, "answer": "a cup", "boxes": None}, False),
@@ -55,7 +59,7 @@ def test_boxes_on_a_picture_of_another_size_are_told(tiny_checkpoints, tmp_path,
     recipe = grpo_recipe(tiny_checkpoints["qwen2_5_vl"], tmp_path / "rows.jsonl", output, rewards=rewards)
     (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(recipe))
     assert main(["check", str(tmp_path / "recipe.yaml")]) == EXIT_DONE
-    assert ("give a width and height that are not those" in capsys.readouterr().out) == is_told
+    assert ("note on 1 row: the width and height beside the boxes" in capsys.readouterr().out) == is_told
 
 
 def test_a_template_that_writes_the_date_is_told(tiny_checkpoints, tmp_path, capsys):
@@ -74,3 +78,23 @@ def test_a_template_that_writes_the_date_is_told(tiny_checkpoints, tmp_path, cap
     (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(recipe))
     assert main(["check", str(tmp_path / "recipe.yaml")]) == EXIT_DONE
     assert "may write today's date" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("train", "rows"), [({"steps": None, "epochs": 1}, "11 of 11, 100.00%"), ({"steps": 2}, "16 of only 11")]
+)
+def test_a_step_has_no_more_rows_than_the_epochs_leave(tmp_path, train, rows):
+    recipe = sft_recipe(
+        tmp_path, tmp_path / "rows.jsonl", tmp_path / "run", train=train, optim={"prompts_per_step": 16}
+    )
+    report = ScanReport(
+        total=11,
+        accepted=11,
+        image_count=0,
+        file="rows",
+        longest_row=None,
+        rejected=(),
+        rows_by_image_count={},
+        prompt_token_percentiles={},
+    )
+    assert rows in next(iter(token_table(recipe, report, 11).columns[1].cells))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.test_loops import grpo_recipe, write_rows
+from tiercel.cli.dry_run import _reason
 from tiercel.cli.main import main
 from tiercel.config import recipe_to_yaml
 from tiercel.errors import EXIT_DONE, EXIT_TRAINING
@@ -41,3 +42,15 @@ def test_rows_and_completions_on_which_a_function_fails_are_told(
         assert f"row row-{row}, completion '<answer>0</answer>': KeyError: 'row-{row}'" in said
     assert ("completion 'Unclear.': IndexError" in said) == (part == 1)
     assert ("Traceback" in refused and "KeyError: 'row-0'" in refused) == (code == EXIT_TRAINING)
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        ("reward mine.py:f, row r1: TypeError: no", "TypeError: no"),
+        ("reward mine.py:f, row r1: Traceback:\n  File\nKeyError: 'r'", "KeyError: 'r'"),
+        ("it took too long", "it took too long"),
+    ],
+)
+def test_a_failure_is_told_without_the_row_that_the_line_has(failure, told):
+    assert _reason(failure, "r1") == told

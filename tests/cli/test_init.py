@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from argparse import Namespace
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from tiercel.cli import init
 from tiercel.cli.main import main
 from tiercel.config import load_recipe
 from tiercel.config.loading import read_tree
+from tiercel.training.session import run_length
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -117,14 +121,52 @@ def test_pictures_that_are_nowhere_are_asked_for(tmp_path, monkeypatch, capsys):
     assert "does not contain coco/1.png" in capsys.readouterr().err and not Path("recipe.yaml").exists()
 
 
-@pytest.mark.parametrize(("count", "held"), [(19, {"count": 1}), (20, {"fraction": 0.05})])
-def test_a_recipe_stays_valid_for_few_rows_and_for_few_steps(tmp_path, monkeypatch, count, held):
+@pytest.mark.parametrize(
+    ("count", "held", "size"),
+    [
+        (1, None, 1),
+        (2, {"count": 1}, 1),
+        (12, {"count": 2}, 2),  # 5 steps of 2
+        (19, {"count": 1}, 3),  # 6 of 3
+        (40, {"count": 4}, 9),  # 4 of 9
+        (99, {"count": 9}, 15),  # 6 of 15
+        (100, {"fraction": 0.05}, 16),
+    ],
+)
+def test_the_size_of_a_step_fits_the_rows(tmp_path, monkeypatch, count, held, size):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     (tmp_path / "a.png").touch()
     assert main(["init", "--data", str(write_named(tmp_path / "rows.json", *["a.png"] * count))]) == 0
-    assert read_tree("recipe.yaml")["data"]["eval"] == held
+    tree = read_tree("recipe.yaml")
+    assert tree["data"].get("eval") == held and tree["optim"]["prompts_per_step"] == size
+    recipe = load_recipe("grpo", "recipe.yaml")
+    assert run_length(recipe, 90).steps == math.ceil(90 / size)
     assert load_recipe("grpo", "recipe.yaml", ["train.steps=1"]).train.steps == 1
+
+
+def test_rows_of_several_files_and_parts_of_them_are_counted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    (tmp_path / "a.png").touch()
+    for number in range(3):
+        write_named(tmp_path / f"rows-{number}.json", *["a.png"] * 20)
+    for data, held, size in (("rows-*.json", 4, 14), ("rows-1.json#12", 2, 2)):
+        Path("recipe.yaml").unlink(missing_ok=True)
+        assert main(["init", "--data", data]) == 0
+        tree = read_tree("recipe.yaml")
+        assert tree["data"]["eval"] == {"count": held} and tree["optim"]["prompts_per_step"] == size
+
+
+def test_the_command_asks_from_five_to_seven_questions():
+    assert [question.flag for question in init.QUESTIONS if not question.method and question.flag != "images"] == [
+        "model", "data", "method", "gpu", "output",
+    ]  # fmt: skip
+    assert len(init.QUESTIONS) == 7
+    assert (
+        "asks five to seven questions" in (ROOT / "README.md").read_text()
+        and "问五到七个问题" in (ROOT / "README.zh-CN.md").read_text()
+    )
 
 
 def test_a_recipe_that_is_there_stays(rows, capsys):

@@ -22,6 +22,15 @@ def problems(kind: Kind, path: str, overrides: tuple[str, ...] = ()) -> tuple[st
     return caught.value.problems
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.PARQUET"])
+def test_a_file_of_rows_in_place_of_a_recipe_is_named(tmp_path, name):
+    (tmp_path / name).write_bytes(b'{"messages": []}\n{"messages": []}\n\xff')
+    (said,) = problems("sft", str(tmp_path / name))
+    assert said.startswith("is a file of rows, not a recipe;") and "tiercel init" in said
+    (tmp_path / name).unlink()
+    assert problems("sft", str(tmp_path / name))[0].startswith("there is no such file")
+
+
 def test_all_problems_are_told_at_once(workplace: Path):
     """Problems of the overrides, the schema, the rules and the paths. The rules judge what the schema accepts."""
     found = problems(

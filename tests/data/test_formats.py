@@ -652,6 +652,12 @@ def test_a_box_of_corners_is_not_taken_for_one_of_sides():
     assert row.field == "bbox" and "is it [x1, y1, x2, y2]?" in row.reason
 
 
+def test_a_box_on_a_picture_of_another_size_names_both_sizes():
+    record = {"image": "a.jpg", "bbox": [60, 20, 90, 45], "caption": "cup", "width": 570, "height": 600}
+    reason = refused(record, format="refcoco", prompt="{prompt}").reason
+    assert "the row says 570 x 600: scale the box" in reason and "is it" not in reason
+
+
 def test_several_expressions_are_several_rows():
     record = {"id": "r1", "image": "a.jpg", "bbox": [0, 0, 5, 5], "sentences": [{"sent": "cup"}, {"sent": "left cup"}]}
     found = expanded("refcoco", record)

@@ -7,6 +7,7 @@ import pytest
 from tiercel.config.data import Data
 from tiercel.data.odd_rows import odd_lines
 from tiercel.data.reading import read_rows
+from tiercel.errors import DataError
 
 ASKED = {"question": "What is it?", "answer": "a cup"}
 
@@ -36,6 +37,28 @@ def test_a_column_of_pictures_that_is_not_read_is_told(tmp_path, column, value, 
     told = lines(tmp_path, [{**ASKED, column: value}] * 2)
     assert [f"data.columns: {{images: {column}}}" in line for line in told] == [True] * is_told
     assert lines(tmp_path, [{**ASKED, column: value, "image": "a.png"}, {**ASKED, column: value}]) == []
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("video_path", "falls.mp4"), ("clip", {"path": "a/b.WEBM"}), ("video_file", ["a.mkv", "b.avi"])],
+)
+def test_a_column_of_videos_that_is_not_read_is_told(tmp_path, column, value):
+    (told,) = lines(tmp_path, [{**ASKED, column: value}] * 2)
+    assert "has a video" in told and f"data.columns: {{videos: {column}}}" in told
+    assert lines(tmp_path, [{**ASKED, column: "falls"}, {**ASKED, column: value}]) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "value"),
+    [("video", "clip", "falls.mp4"), ("image", "img", "a.png"), ("image", "pics", ["a.png"])],
+)
+def test_marks_without_files_name_the_column_that_has_them(tmp_path, kind, column, value):
+    rows = [{"question": f"<{kind}>What?", "answer": "a cup", column: value}]
+    with pytest.raises(DataError, match=rf"number of {kind}s is 0; .* data.columns: {{{kind}s: {column}}}"):
+        lines(tmp_path, rows)
+    with pytest.raises(DataError, match=rf"number of {kind}s is 0$"):
+        lines(tmp_path, [{**rows[0], column: "none"}])
 
 
 def test_each_file_is_looked_at(tmp_path):

@@ -386,6 +386,7 @@ def test_coco_annotations_with_expressions(tmp_path):
         ("2", "<image>Where is the cup?"),
     ]
     assert [row.reason for row in table.rejected] == ["annotation 3 names image 6, but `images` has no file for it"]
+    assert [(row.columns["width"], row.columns["height"]) for row in table.rows] == [(100, 50)] * 3
     assert table.total == 4
     with pytest.raises(DataError, match=r"set data\.prompt"):
         read(file)

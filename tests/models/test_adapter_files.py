@@ -166,6 +166,27 @@ def test_weights_that_do_not_fit_are_refused_everywhere(tiny_checkpoints, adapte
         assert [words for words in said if words not in str(error.value)] == [], str(error.value)
 
 
+@pytest.mark.parametrize("own", ["default", "policy"])
+def test_weights_with_the_name_of_their_adapter_are_read(tiny_checkpoints, adapter, own):
+    """state_dict() has it, and scripts save that instead of calling save_pretrained."""
+    path = tiny_checkpoints["qwen2_5_vl"]
+    plain = load_for_inference(tiny_recipe(path), CPU, adapter).model.state_dict()
+    change_weights(
+        adapter, lambda weights: {name.replace(".weight", f".{own}.weight"): each for name, each in weights.items()}
+    )
+    named = load_for_inference(tiny_recipe(path), CPU, adapter).model.state_dict()
+    assert named.keys() == plain.keys() and all(named[name].equal(plain[name]) for name in plain)
+
+
+def test_weights_of_several_adapters_are_refused(tiny_checkpoints, adapter):
+    def doubled(weights):
+        return weights | {name.replace(".weight", ".other.weight"): each.clone() for name, each in weights.items()}
+
+    change_weights(adapter, doubled)
+    with pytest.raises(ModelError, match=r"weights of several adapters: other; .*selected_adapters"):
+        load_for_inference(tiny_recipe(tiny_checkpoints["qwen2_5_vl"]), CPU, adapter)
+
+
 EMBEDDINGS = "model.language_model.embed_tokens.weight"
 
 

@@ -9,6 +9,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,6 +29,8 @@ from tiercel.runs.directory import ANEW, RunDirectory, open_run, read_metrics, r
 from tiercel.runs.identity import MAY_DIFFER
 from tiercel.runs.recipe import load_run_recipe, require_no_redaction
 from tiercel.types import RewardValue
+from tiercel.web.report.reading import read_run
+from tiercel.web.report.rollout_table import require_rollouts
 
 
 def grpo_recipe(output: Path, **sections) -> GrpoRecipe:
@@ -336,6 +339,16 @@ def test_a_run_is_held_by_one_at_a_time(run, monkeypatch):
 def test_load_run_recipe_of_no_run(tmp_path):
     with pytest.raises(RunError, match=r"is not a run: it has no config\.yaml"):
         load_run_recipe(tmp_path)
+
+
+def test_a_folder_with_runs_names_them(tmp_path):
+    for number in range(10):
+        (tmp_path / f"{number}").mkdir()
+        (tmp_path / f"{number}/config.yaml").touch()
+    for read in (load_run_recipe, read_run, partial(require_rollouts, step=None)):
+        with pytest.raises(RunError, match="but a folder with runs; name one: ") as error:
+            read(tmp_path)
+        assert f"{tmp_path}/0, " in str(error.value) and str(error.value).endswith(f"{tmp_path}/7 and 2 more")
 
 
 def fill(run, steps: int) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tiercel.api.functions import named_function, written_function
+from tiercel.data.class_labels import class_labels, with_names
 from tiercel.errors import DataError, RecipeError
 from tiercel.regular_files import open_new
 from tiercel.rewards.runtime.in_process import register_function
@@ -55,13 +56,20 @@ def write_rows(rows: Iterable[Any], output: Path, image_root: str | None = None)
         return WrittenRows(str(_saved_table(rows, folder)), ())
     digest, part, writer = hashlib.sha256(), folder / "rows.tmp", _RowWriter(folder, image_root is not None)
     with writing(part), open_new(part, "wb") as file:
-        for number, row in enumerate(rows, start=1):
+        for number, row in enumerate(_with_names(rows), start=1):
             line = (writer.line(row, number) + "\n").encode()
             digest.update(line)
             file.write(line)
     path = folder / f"rows-{digest.hexdigest()[:16]}.jsonl"
     part.replace(path)
     return WrittenRows(str(path), _few(writer.media_folders))
+
+
+def _with_names(rows: Iterable[Any]) -> Iterable[Any]:
+    """Return the rows, those of `datasets` with the names of their class labels, as files of `datasets` are read."""
+    schema = getattr(getattr(rows, "features", None), "arrow_schema", None)
+    labels = class_labels(schema.metadata) if schema is not None else {}
+    return (with_names(row, labels) for row in rows) if labels else rows
 
 
 def _names_media(table: Any) -> bool:

@@ -176,7 +176,7 @@ def _scanned(check: RowCheck, table: RowTable, console: Console, *, is_train: bo
     for note in (*table.notes, *odd_lines(recipe.data, table)):
         console.print(f"  {note}", markup=False)
     for reason, count in odd.items():
-        console.print(f"  {count:,} rows {reason}", markup=False)
+        console.print(f"  note on {counted(count, 'row')}: {reason}", markup=False)
     if report.accepted:
         console.print(f"  tokens of a prompt: {tokens}; rows by number of images: {images}")
     if check.decodes:
@@ -207,7 +207,8 @@ def token_table(recipe: Recipe, report: ScanReport, row_count: int) -> Table:
     """Return a table of the tokens of a step, with the prompt once per group and once per completion. Raises DataError
     if a conversation does not fit a microbatch."""
     table = Table(title=translated("one step"), title_justify="left", show_header=False)
-    prompts = recipe.optim.prompts_per_step
+    end = run_length(recipe, row_count).end
+    prompts = recipe.optim.prompts_per_step if end is None else min(recipe.optim.prompts_per_step, end)
     middle = report.prompt_token_percentiles.get(50, 0)
     share = prompts / row_count
     if share <= 1:

@@ -126,7 +126,7 @@ def _tell_failures(name: str, asked: list[tuple[str, str, RewardValue]], limit: 
     if failed:
         console.print(f"reward {name}: failed on {len(failed)} of {len(asked)} made-up completions, such as")
     for row, text, failure in failed[:MOST_SHOWN]:
-        console.print(f"  row {row}, completion {text!r}: {_reason(failure)}", markup=False)
+        console.print(f"  row {row}, completion {text!r}: {_reason(failure, row)}", markup=False)
     answered = [failure for _, text, failure in failed if text not in OTHERS]
     rows = sum(text not in OTHERS for _, text, _ in asked)
     if len(answered) > limit * rows:
@@ -136,10 +136,12 @@ def _tell_failures(name: str, asked: list[tuple[str, str, RewardValue]], limit: 
         )
 
 
-def _reason(failure: str) -> str:
-    """Return the line of a failure that names the exception, without its traceback."""
+def _reason(failure: str, row: str) -> str:
+    """Return the line of a failure that names the exception, without its traceback, and without the row, which the
+    message has itself."""
     lines = failure.splitlines()
-    return next((line for line in lines[1:] if not line.startswith(" ")), lines[0])
+    found = next((line for line in lines[1:] if not line.startswith(" ")), lines[0])
+    return found.partition(f" {row}: ")[2] or found
 
 
 def made_up(opened: str) -> str:

@@ -1,12 +1,13 @@
-"""`tiercel init`: ask six questions and write a recipe that passes `tiercel check`. Flags can answer them too."""
+"""`tiercel init`: ask five to seven questions, or read flags, and write a recipe that passes `tiercel check`."""
 
+import math
 import os
 import sys
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ OWN_SECTION: dict[Kind, dict[str, Any]] = {
 SMALL_GPU, MIDDLE_GPU = 30e9, 60e9  # bytes
 MEDIA = ("image", "images", "video", "videos", "file_name")  # columns with paths
 NO_TERMINAL = "init cannot ask without a terminal"
-FEW_ROWS = 20  # the rows that are looked at; of fewer, one is held out
+FEW_ROWS = 100  # the rows that are looked at; for fewer, the size of a step is chosen by their number
+USUAL_STEP, LEAST_STEPS = 16, 4  # rows of a step; steps of an epoch over few rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +117,7 @@ def _about_pictures(question: RecipeQuestion, data: str) -> RecipeQuestion:
     """Return the question about the directory of the pictures. If no picture of the first rows was found beside the
     rows, it lists them and offers a directory that has one of them."""
     own = Path(data) if Path(data).is_dir() else Path(data).parent
-    files = tuple(file for row in _first_rows(data) for file in _files_of(row))
+    files = tuple(file for files in _first_rows(data) for file in files)
     if not files or _contains_one(own, files):
         return question
     places = (Path(), own / "images", own.parent, Path(files[0]).parent)
@@ -123,14 +125,16 @@ def _about_pictures(question: RecipeQuestion, data: str) -> RecipeQuestion:
 
 
 @cache
-def _first_rows(data: str) -> tuple[Mapping[str, Any], ...]:
-    """Return the first rows of a file or directory, or none if they cannot be read, which `check` explains."""
+def _first_rows(data: str) -> tuple[tuple[str, ...], ...]:
+    """Return the paths in each of the first rows of a file, a directory or a pattern, or nothing if these cannot be
+    read, which `check` explains."""
     try:
         source = row_source(data)
         if source.is_hub or source.is_remote:
             return ()
-        records = records_of(RowSource(path=source.files[0]))
-        return tuple(record.value for record in islice(records, FEW_ROWS) if record.problem is None)
+        records = chain.from_iterable(records_of(RowSource(path=file)) for file in source.files)
+        first = islice(records, min(FEW_ROWS, source.count or FEW_ROWS))
+        return tuple(tuple(_files_of(record.value)) for record in first if record.problem is None)
     except (ValueError, LookupError, OSError):
         return ()
 
@@ -149,6 +153,22 @@ def _contains_one(folder: Path, files: Sequence[str]) -> bool:
     return any(os.path.isfile(real / file) and (real / file).is_relative_to(real) for file in files)
 
 
+def step_size(rows: int) -> tuple[dict[str, Any] | None, int]:
+    """Return what data.eval holds out, and the rows of a step. Of few rows, about a tenth is held out so that the steps
+    divide the others; `rows` is 0 if their number is unknown."""
+    if not 0 < rows < FEW_ROWS:
+        return {"fraction": 0.05}, USUAL_STEP
+    most = max(2, rows // 10)
+    found = [
+        (size, -held)
+        for held in range(math.ceil(rows / 20), min(most, rows - 1) + 1)
+        for size in range(1, max(1, min(USUAL_STEP, (rows - held) // LEAST_STEPS)) + 1)
+        if (rows - held) % size == 0
+    ]
+    size, held = max(found, default=(1, 0))
+    return {"count": -held} if held else None, size
+
+
 def recipe_tree(kind: Kind, given: Mapping[str, str]) -> dict[str, Any]:
     """Build the recipe. On a small GPU, weights are quantised and activations recomputed; `tiercel plan --fit` can
     refine it."""
@@ -159,19 +179,24 @@ def recipe_tree(kind: Kind, given: Mapping[str, str]) -> dict[str, Any]:
         learner["gradient_checkpointing"] = "full" if memory.byte_count < SMALL_GPU else "selective"
     if memory is not None and memory.byte_count < SMALL_GPU:
         model["quantize"] = "nf4"
+    held_out, prompts = step_size(len(_first_rows(given["data"])))
     sections: dict[str, Any] = {
         "model": model,
         "lora": {"rank": 32, "alpha": 64, "targets": "language"},
         "data": {
             "train": given["data"],
             **({"image_root": given["images"]} if "images" in given else {}),
-            "eval": {"count": 1} if 0 < len(_first_rows(given["data"])) < FEW_ROWS else {"fraction": 0.05},
+            **({"eval": held_out} if held_out else {}),
         },
         **({"rewards": TASKS[given["task"]], "rollout": {"group_size": 8}} if kind == "grpo" else {}),
         **OWN_SECTION.get(kind, {}),
         **({"learner": learner} if learner else {}),
-        "optim": {"lr": 1e-5 if kind in ("grpo", "dpo", "kto") else 1e-4, "schedule": "cosine"},
-        "train": {"epochs": 1, "save_every": 50, "eval_every": 50},
+        "optim": {
+            "lr": 1e-5 if kind in ("grpo", "dpo", "kto") else 1e-4,
+            "schedule": "cosine",
+            "prompts_per_step": prompts,
+        },
+        "train": {"epochs": 1, "save_every": 50, **({"eval_every": 50} if held_out else {})},
         "output": given["output"],
     }
     return sections

@@ -24,6 +24,7 @@ from tiercel.rewards.registry import without_nulls
 RecipePath: TypeAlias = "str | PathLike[str]"
 Leaf: TypeAlias = "bool | int | float | str | tuple[Leaf, ...] | None"
 
+_ROWS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".tar")  # endings of files that are no recipes
 _DEEPEST = 20  # the most names in a key
 ALTERNATIVES = (frozenset(("train.steps", "train.epochs")), frozenset(("data.eval.fraction", "data.eval.count")))
 _OVERRIDE = re.compile(r"(?P<key>[\w-]+(\.[\w-]+)*)=(?P<value>.*)", re.DOTALL)
@@ -138,6 +139,9 @@ def _read(path: RecipePath, overrides: Sequence[str]) -> tuple[dict[str, Any], l
     """Read the recipe as plain data; also return a line for each key that is given twice and for each malformed
     override."""
     source = str(path)
+    if source.lower().endswith(_ROWS) and Path(path).exists():
+        reason = "is a file of rows, not a recipe; a recipe names it as data.train, and `tiercel init` writes one"
+        raise RecipeError([reason], source)
     try:
         with Path(path).open("rb") as file:
             text = file.read(4 * LARGEST_TEXT + 1).decode("utf-8-sig")  # enough for `parse` to refuse a longer file

@@ -4,21 +4,21 @@ place of data.system, files that are missing by their names, boxes that may be i
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tiercel.config.data import Data
+from tiercel.data.media.file_names import MediaKind, names_files
 from tiercel.data.reading import RowTable
+from tiercel.data.rows import given_size
 from tiercel.data.stores import RowView, view_of
 from tiercel.models.families.base import Family
 from tiercel.rewards.answers import parse_boxes
 from tiercel.types import ImagePlan, Row
 
 _LOOKED_AT = 32  # rows of a file, and files; to read all would take minutes
-_PICTURE = re.compile(r"data:image/[^\n]*|[^\n<>]{1,1000}\.(?:png|jpe?g|webp|gif|bmp|tiff?)", re.IGNORECASE)
 _PART = re.compile(r"(.*)-\d{3,}-of-(\d{3,})(?:-[0-9a-f]+)?\.\w[\w.]*")
 _TWO_CHARACTERS = re.compile(r"\\n(?![a-z])")  # as in a YAML text in single quotes; not LaTeX's \neq
 _OF_PICTURES = re.compile(r"image|img|pic|photo", re.IGNORECASE)
@@ -26,17 +26,24 @@ _MOST = {"thousandths": 1000.0, "unit": 1.0}  # the largest coordinate of a fami
 
 
 def odd_lines(data: Data, table: RowTable) -> list[str]:
-    """Return a line for each file whose rows have no picture although one of their columns names pictures, for each
-    data set that is not complete, for data.system if rows have a system turn, which takes its place, and for texts of
-    the recipe that seem to mean something else. Only the first rows are looked at, those of each file for pictures."""
+    """Return a line for each file whose rows have no picture although one of their columns names pictures or videos,
+    for each data set that is not complete, for data.system if rows have a system turn, which takes its place, and for
+    texts of the recipe that seem to mean something else. Only the first rows are looked at, those of each file for
+    pictures."""
     rows = view_of(table.rows)
     names, files, lines = rows.file_names, rows.files, []
     pictures = np.bincount(files, weights=rows.column("images") + rows.column("videos"), minlength=len(names))
     for number in np.flatnonzero(pictures == 0)[:_LOOKED_AT].tolist():
-        if (column := _picture_column(_first(rows, np.flatnonzero(files == number)))) is not None:
+        first = _first(rows, np.flatnonzero(files == number))
+        if (column := _picture_column(first)) is not None:
             lines.append(
                 f"no row of {names[number]} has a picture, but the column {column} seems to name one, which the model "
                 f"will not see: set data.columns: {{images: {column}}}"
+            )
+        elif (column := _column_of_files(first, "video")) is not None:
+            lines.append(
+                f"no row of {names[number]} has a video, but the column {column} seems to name one, which the model "
+                f"will not see: set data.columns: {{videos: {column}}}"
             )
     lines += _missing_parts(names)
     for key, text in (("system", data.system or ""), ("prompt", data.prompt or "")):
@@ -72,37 +79,35 @@ def _first(rows: RowView, places: np.ndarray) -> list[Row]:
 
 def _picture_column(rows: Sequence[Row]) -> str | None:
     """Return the first column all of whose values name pictures, or one of bytes that is called after pictures."""
-    for name in dict.fromkeys(name for row in rows for name in row.columns):
-        values = [row.columns[name] for row in rows if row.columns.get(name) is not None]
-        if values and all(map(_names_pictures, values)):
-            return name
+    if (column := _column_of_files(rows, "image")) is not None:
+        return column
     left_out = (name for row in rows for name, kind in row.left_out if kind == "bytes" and _OF_PICTURES.search(name))
     return next(left_out, None)
 
 
-def _names_pictures(value: Any) -> bool:
-    if isinstance(value, list):
-        return bool(value) and all(map(_names_pictures, value))
-    if isinstance(value, Mapping):
-        value = value.get("path")
-    return isinstance(value, str) and _PICTURE.fullmatch(value.strip()) is not None
+def _column_of_files(rows: Sequence[Row], kind: MediaKind) -> str | None:
+    for name in dict.fromkeys(name for row in rows for name in row.columns):
+        values = [row.columns[name] for row in rows if row.columns.get(name) is not None]
+        if values and all(names_files(value, kind) for value in values):
+            return name
+    return None
 
 
 def odd_boxes(row: Row, plans: Sequence[ImagePlan], family: Family, *, is_learnt: bool) -> Iterator[str]:
     """Yield what is odd about a row's boxes. Many data sets give the size of the picture on which they were drawn.
     Boxes that are numbers in an answer are learnt as they are, if the answer is."""
-    given = tuple(row.columns.get(side) for side in ("width", "height"))
+    given = given_size(row.columns)
     has_boxes = bool(row.boxes) or (isinstance(row.answer, list | str) and bool(parse_boxes(str(row.answer))))
-    if has_boxes and len(plans) == 1 and {*map(type, given)} == {int} and given != plans[0].original_size:
+    if has_boxes and len(plans) == 1 and given not in (None, plans[0].original_size):
         yield (
-            "with boxes give a width and height that are not those of their picture: were the boxes drawn on another "
-            "size, or before the picture was turned?"
+            "the width and height beside the boxes are not those of the picture; were the boxes drawn on another size, "
+            "or before the picture was turned?"
         )
     texts = (message.content for message in row.messages if message.role == "assistant" and message.is_trained)
     boxes = [box for text in texts for box in parse_boxes(text)] if is_learnt and plans else []
     space, is_resized = family.coordinate_space, any(plan.original_size != plan.processed_size for plan in plans)
     if boxes and space and (max(map(max, boxes)) > _MOST.get(space, math.inf) or (space not in _MOST and is_resized)):
         yield (
-            f"have answers with boxes as numbers, which are learnt as they are, but {family.name} writes {space}; if "
-            "they are pixels of the files, write <bbox> for each, and list them in `boxes`"
+            f"answers with boxes as numbers are learnt as they are, but {family.name} writes {space}; if they are "
+            "pixels of the files, write <bbox> for each, and list them in `boxes`"
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tiercel.config.row_sources import RowSource
+from tiercel.data.class_labels import class_labels, with_names
 from tiercel.data.hub import cached_files, read_batches
 from tiercel.data.records import Record, json_problem, kind_of, loads, record_of_line, record_of_object
 from tiercel.data.tar_shards import read_tar
@@ -57,6 +58,19 @@ def files_of(source: RowSource) -> list[Path]:
     for path in map(Path, source.files):
         found += sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     return found
+
+
+def labelled_columns(source: RowSource) -> tuple[str, ...]:
+    """Return the columns whose class labels are read as their names. Raises what `records_of` raises."""
+    for file in files_of(source):
+        if file.suffix not in (".parquet", ".arrow"):
+            continue
+        with _arrow(file, "a data set") as arrow:
+            if file.suffix == ".parquet":
+                return tuple(class_labels(arrow.parquet.read_schema(file).metadata))
+            with arrow.memory_map(str(file)) as stream:
+                return tuple(class_labels(arrow.ipc.open_stream(stream).schema.metadata))
+    return ()
 
 
 def read_json_lines(file: Path) -> Iterator[Record]:
@@ -205,8 +219,8 @@ def unreadable(group: RowGroup, error: Exception) -> str:
 
 
 def _coco_records(images: list[Any], annotations: list[Any]) -> Iterator[Record]:
-    """Yield each annotation with the file of its image. If an annotation has no caption, it gets that of its image, as
-    in MDETR's files."""
+    """Yield each annotation with the file and the size of its image. If an annotation has no caption, it gets that of
+    its image, as in MDETR's files."""
     described = [image for image in images if isinstance(image, dict)]
     by_id = {image["id"]: image for image in described if isinstance(image.get("id"), int | str)}
     for number, annotation in enumerate(annotations, start=1):
@@ -219,7 +233,7 @@ def _coco_records(images: list[Any], annotations: list[Any]) -> Iterator[Record]
             reason = f"annotation {number} names image {image_id!r}, but `images` has no file for it"
             yield Record(line=number, problem=reason)
             continue
-        of_image = {key: image[key] for key in ("caption",) if key in image}
+        of_image = {key: image[key] for key in ("caption", "width", "height") if key in image}
         yield Record(line=number, value={**of_image, **annotation, "image": image["file_name"]})
 
 
@@ -268,7 +282,8 @@ def _records_of_batches(batches: Iterable[Any]) -> Iterator[Record]:
 
 def _values_of(batch: Any) -> list[dict[str, Any] | str]:
     try:
-        return batch.to_pylist()
+        values, labels = batch.to_pylist(), class_labels(batch.schema.metadata)
+        return [with_names(value, labels) for value in values] if labels else values
     except (ValueError, OverflowError):
         return [value_at(batch, number) for number in range(batch.num_rows)]
 
@@ -276,7 +291,7 @@ def _values_of(batch: Any) -> list[dict[str, Any] | str]:
 def value_at(batch: Any, number: int) -> dict[str, Any] | str:
     """Return a row of an Arrow batch, or the reason why it cannot be read."""
     try:
-        return batch.slice(number, 1).to_pylist()[0]
+        return with_names(batch.slice(number, 1).to_pylist()[0], class_labels(batch.schema.metadata))
     except (ValueError, OverflowError) as error:
         return f"has a value that cannot be read: {error}"
 

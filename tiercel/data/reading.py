@@ -23,7 +23,7 @@ from tiercel.data.index_sources import index_source
 from tiercel.data.media.images import open_header
 from tiercel.data.order import RowOrder, chosen, clusters_of
 from tiercel.data.parallel_map import spread
-from tiercel.data.readers import files_of, records_of
+from tiercel.data.readers import files_of, labelled_columns, records_of
 from tiercel.data.records import Record
 from tiercel.data.remote import parts_of, source_of
 from tiercel.data.rows import Purpose, Reading, shortened
@@ -53,6 +53,7 @@ class RowTable:
     counts: tuple[int, ...]  # usable rows of each file
     weights: tuple[float, ...] = (1.0,)
     without: tuple[tuple[str, int], ...] = ()  # columns that data.columns names, and how many rows lack each
+    labelled: tuple[str, ...] = ()  # columns with class labels, which are read as their names
 
     @property
     def total(self) -> int:
@@ -61,8 +62,8 @@ class RowTable:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return what a person should know about how the rows were read: which columns were left out, and which columns
-        only some rows have."""
+        """Return what a person should know about how the rows were read: which columns were left out, which columns
+        only some rows have, and which have class labels."""
         view = view_of(self.rows)
         counts: Counter[tuple[str, str]] = Counter()
         if view.is_whole and all(store.left_out is not None for store in view.stores):
@@ -70,11 +71,16 @@ class RowTable:
                 counts.update(store.left_out or {})
         else:
             counts.update(left for row in view for left in row.left_out)
-        return tuple(
+        left_out = (
             f"column {name} of {counted(count, 'row')} is left out, because it has values of type {kind}, which JSON "
             "does not have"
             for (name, kind), count in counts.items()
-        ) + tuple(f"data.columns: rows without {name}: {count:,}" for name, count in self.without)
+        )
+        return (
+            *left_out,
+            *(f"data.columns: rows without {name}: {count:,}" for name, count in self.without),
+            *(f"column {name}: class labels are read as their names, not as numbers" for name in self.labelled),
+        )
 
     def order(self, seed: int, data: Data) -> RowOrder:
         """Return the order of the rows."""
@@ -211,6 +217,7 @@ def _all_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) -
         rejected=tuple(row for table in tables for row in table.rejected),
         counts=tuple(len(table.rows) for table in tables),
         without=tuple(each for table in tables for each in table.without),
+        labelled=tuple(dict.fromkeys(each for table in tables for each in table.labelled)),
         weights=(1.0, *(more.weight for more in config.mix)),
     )
 
@@ -266,6 +273,7 @@ def _joined(tables: Sequence[RowTable], name: str) -> RowTable:
         rejected=tuple(rejected),
         counts=(len(rows),),
         without=tuple(each for table in tables for each in table.without),
+        labelled=tuple(dict.fromkeys(each for table in tables for each in table.labelled)),
     )
 
 
@@ -326,6 +334,7 @@ def _read_source(
         rejected=tuple(rejected),
         counts=(len(rows),),
         without=tuple(without.items()),
+        labelled=labelled_columns(source),
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from string import Formatter
 from typing import Any, Literal
 
+from tiercel.data.media.file_names import MediaKind, column_of_files
 from tiercel.data.media.images import ImageProblem, stray_problem
 from tiercel.errors import DataError
 from tiercel.geometry import misfit, to_pixels
@@ -231,8 +232,8 @@ def finish(draft: RowDraft, reading: Reading, *, id: str, line: int, pixels: Pix
         messages = fill_prompt(messages, reading.prompt, draft.columns)
     messages = fill_references(messages, draft.references)
     require_under_roots(draft, reading.image_roots)
-    messages = place_marks(messages, VIDEO_MARK, len(draft.videos), field)
-    messages = place_marks(messages, IMAGE_MARK, len(draft.images), field)
+    messages = place_marks(messages, VIDEO_MARK, len(draft.videos), field, draft.columns)
+    messages = place_marks(messages, IMAGE_MARK, len(draft.images), field, draft.columns)
     if pixels is not None and draft.videos and not draft.images:
         key = "min_pixels" if pixels.most is None else "max_pixels"
         raise DataError(f"limits images, but the row has only videos; set data.video.{key}", field=key)
@@ -353,16 +354,20 @@ def fill_references(messages: tuple[Message, ...], references: Sequence[str]) ->
     return tuple(replace(message, content=content) for message, content in zip(messages, filled, strict=True))
 
 
-def place_marks(messages: tuple[Message, ...], mark: str, count: int, field: str) -> tuple[Message, ...]:
+def place_marks(
+    messages: tuple[Message, ...], mark: str, count: int, field: str, columns: Mapping[str, Any]
+) -> tuple[Message, ...]:
     """Return the messages with one mark for each image or video. If they have no mark, all marks are put at the start
-    of the first user turn. Raises DataError if the number of marks differs."""
+    of the first user turn. Raises DataError if the number of marks differs, with the column that may have the files."""
     marks = count_marks(messages, mark)
     if marks == count:
         return messages
     if marks:
-        raise DataError(
-            f"the number of {mark} marks is {marks}, but the number of {mark.strip('<>')}s is {count}", field=field
-        )
+        kind: MediaKind = "image" if mark == IMAGE_MARK else "video"
+        reason = f"the number of {mark} marks is {marks}, but the number of {kind}s is {count}"
+        if not count and (name := column_of_files(columns, kind)) is not None:
+            reason = f"{reason}; the column {name} seems to name them: set data.columns: {{{kind}s: {name}}}"
+        raise DataError(reason, field=field)
     first = next(number for number, message in enumerate(messages) if message.role == "user")
     opened = Message(role="user", content=mark * count + messages[first].content)
     return (*messages[:first], opened, *messages[first + 1 :])
@@ -418,12 +423,27 @@ def _checked_boxes(draft: RowDraft, messages: Sequence[Message], reading: Readin
             if draft.boxes_are_sides and len(box) == 4:
                 x1, y1, x2, y2 = box
                 shown = f"[{x1:g}, {y1:g}, {x2 - x1:g}, {y2 - y1:g}] as [x, y, width, height]"
-                problem = (
-                    f"is not inside its image of {sizes[image][0]} x {sizes[image][1]} pixels; is it [x1, y1, x2, y2]?"
-                )
+                width, height = sizes[image]
+                named = given_size(draft.columns)
+                problem = f"is not inside its image of {width} x {height} pixels; is it [x1, y1, x2, y2]?"
+                if named not in (None, (width, height)):
+                    problem = (
+                        f"is not inside its image of {width} x {height} pixels; the row says {named[0]} x {named[1]}: "
+                        "scale the box, or use the picture on which it was drawn"
+                    )
             raise DataError(f"{shown} {problem}", field=field if draft.boxes_are_sides else f"{field}[{number}]")
         converted.append(pixels)
     return tuple(converted)
+
+
+def given_size(columns: Mapping[str, Any]) -> Size | None:
+    """Return the width and height that a row gives for its picture, in pixels; None if it does not give both."""
+    for before in ("", "image_", "img_"):
+        sides = [columns.get(f"{before}{side}") for side in ("width", "height")]
+        whole = [int(side) for side in sides if isinstance(side, int | float) and int(side) == side]
+        if len(whole) == 2:
+            return whole[0], whole[1]
+    return None
 
 
 def wrong_value(value: Any, wanted: str, field: str) -> DataError:

@@ -11,10 +11,21 @@ from tiercel.regular_files import read_text
 from tiercel.reliability.redaction import is_redacted
 from tiercel.writing import reading
 
+MOST_NAMED = 8  # runs in a message
+
 
 def is_run(path: Path) -> bool:
     """Return whether a path is a run directory; a model's directory, for example, is not."""
     return os.path.isfile(path / "config.yaml")  # not Path.is_file, which raises an error in a folder of another user
+
+
+def not_a_run(path: Path) -> RunError:
+    """Make the error for a path that is no run directory, with the runs that lie in it."""
+    found = sorted(str(each) for each in path.glob("*") if is_run(each))
+    if found:
+        more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+        return RunError(f"{path} is not a run, but a folder with runs; name one: {', '.join(found[:MOST_NAMED])}{more}")
+    return RunError(f"{path} is not a run: it has no config.yaml")
 
 
 def load_run_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
@@ -22,7 +33,7 @@ def load_run_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
     wrong."""
     config = path / "config.yaml"
     if not is_run(path):
-        raise RunError(f"{path} is not a run: it has no config.yaml")
+        raise not_a_run(path)
     with reading(config):
         first = read_text(config, LARGEST_TEXT).partition("\n")[0]
     kind: Kind = next((kind for kind in RECIPES if first.strip() == f"# tiercel {kind}"), "grpo")

@@ -293,6 +293,14 @@ def test_a_class_that_needs_arguments_and_a_thing_that_cannot_be_called(reward_f
         as_reward(type("Empty", (), {}))
 
 
+def test_a_function_of_other_parameters_is_told_what_there_is():
+    def wrong(text, truth, scale=1.0):
+        return 1.0
+
+    with pytest.raises(NoReward, match=r"^takes text, truth; a reward takes `completion`, .*answer, .* row's columns"):
+        as_reward(wrong)
+
+
 def test_tiercels_own_forms_are_left_as_they_are():
     def one(sample):
         return 1.0

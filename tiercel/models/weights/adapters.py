@@ -30,6 +30,10 @@ WHOLE_FILE = "trained_whole.safetensors"
 # Files in which LLaVA, its kin and ms-swift save weights of the model itself that were trained whole beside an adapter.
 WHOLE_OF_OTHERS = ("non_lora*", "mm_projector.bin", "vit.safetensors")
 PREFIX = "base_model.model."  # PEFT puts it before every name of the model
+# The adapter's own name in the names of its weights, such as base_model.model.q_proj.lora_A.default.weight.
+_NAME = re.compile(
+    r"(?<=\.lora_A|\.lora_B)\.(?!weight$)([^.]+)(?=\.weight$)|(?<=\.lora_magnitude_vector)\.([^.]+)\.weight$"
+)
 # Keys that PEFT's own code computes from, and keys that only describe the adapter's origin.
 UNDERSTOOD = {
     *("r", "lora_alpha", "lora_dropout", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora"),
@@ -48,7 +52,7 @@ def read_adapter(model: HuggingFaceModel, directory: Path, dropout: float = 0.0)
     something that is not computed here, or does not fit the model."""
     config = adapter_config(directory)
     with memory_to_load(directory, "take an adapter of a lower rank, or a machine with more memory"):
-        tensors = read_tensors(directory / WEIGHTS)
+        tensors = _of_one_adapter(read_tensors(directory / WEIGHTS), directory)
         require_finite(tensors, directory / WEIGHTS)
         _require_adapter_alone(tensors, directory)
         names = _Names(model)
@@ -93,6 +97,19 @@ def adapter_config(directory: Path) -> LoraConfig:
     config.init_lora_weights = True  # the weights follow
     config.task_type = "CAUSAL_LM"  # other types add modules of their own
     return config
+
+
+def _of_one_adapter(tensors: Mapping[str, Tensor], directory: Path) -> dict[str, Tensor]:
+    """Remove the name of the adapter from the names of its weights, which state_dict() has and PEFT's save_pretrained
+    has not. Raises ModelError if there are weights of several adapters."""
+    named = {name: match for name in tensors if (match := _NAME.search(name))}
+    adapters = {match[1] or match[2] for match in named.values()}
+    if len(adapters) > 1 or 0 < len(named) < sum(".lora_" in name for name in tensors):
+        raise ModelError(
+            f"{directory} has weights of several adapters: {named_few(adapters)}; save the one that you want with "
+            "PEFT's save_pretrained(FOLDER, selected_adapters=[NAME])"
+        )
+    return {_NAME.sub("", name): each for name, each in tensors.items()}
 
 
 def _require_adapter_alone(tensors: Iterable[str], directory: Path) -> None:

@@ -39,6 +39,7 @@ def as_reward(found: Any) -> Callable[..., Any]:
     if _takes(found, "completion"):
         return _by_name(found)
     if not _takes(found, "completions"):
+        _require_one_parameter(found)
         return found.__call__ if is_of_class else found  # the method tells whether it is async
     said = getattr(found, "conversational", None)
     if said is None and not is_of_class:
@@ -57,6 +58,16 @@ def _made(found: type) -> Any:
     if names := [each.name for each in _named(found) if each.default is each.empty]:
         raise NoReward(f"is a class that requires {', '.join(names)}; a reward class is created without arguments")
     return found()
+
+
+def _require_one_parameter(found: Callable[..., Any]) -> None:
+    """Raise NoReward for a function that would be called with a sample but requires more than that."""
+    required = [each.name for each in _named(found) if each.default is each.empty]
+    if len(required) > 1:
+        raise NoReward(
+            f"takes {', '.join(required)}; a reward takes `completion`, and by their names whatever else it needs of "
+            f"{', '.join(name for name in SAMPLE_NAMES if name != 'completion')} and the row's columns; or one sample"
+        )
 
 
 def _takes(found: Callable[..., Any], name: str) -> bool:

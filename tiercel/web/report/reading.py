@@ -12,6 +12,7 @@ from tiercel.errors import RunError
 from tiercel.message_text import brief
 from tiercel.regular_files import LARGEST_JSON, is_linked
 from tiercel.reliability.redaction import redact
+from tiercel.runs.recipe import is_run, not_a_run
 from tiercel.runs.records import Folder, GroupRecord, groups_path
 from tiercel.runs.step_files import read_step, steps_of
 from tiercel.web.report.files import (
@@ -99,8 +100,8 @@ def read_run(path: Path) -> RecordedRun:
 
     Raises RunError if `path` has no config.yaml, or a file of the run cannot be read at all.
     """
-    if not (path / "config.yaml").is_file():
-        raise RunError(f"{path} is not a run: it has no config.yaml")
+    if not is_run(path):
+        raise not_a_run(path)
     with reading(path):
         return RunReader(path, is_over=True).read()
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tiercel.errors import RunError
-from tiercel.runs.recipe import is_run
+from tiercel.runs.recipe import is_run, not_a_run
 from tiercel.runs.records import CompletionRecord, GroupRecord, groups_path
 from tiercel.runs.step_files import steps_of
 from tiercel.web.report.reading import group_file
@@ -34,7 +34,7 @@ def require_rollouts(run: Path, step: int | None) -> None:
     """Raise RunError, with the steps that there are, if a run has no rollouts of a step."""
     known = steps_of(run / "rollouts")
     if not is_run(run):
-        raise RunError(f"{run} is not a run: it has no config.yaml")
+        raise not_a_run(run)
     if not known:
         raise RunError(f"{run} has no rollouts; a method that samples nothing has none")
     if step is not None and step not in known:
