@@ -78,13 +78,16 @@ class Nursery:
         err: BinaryIO | None = None,
         module: str = "tiercel",
         environment: Mapping[str, str] | None = None,
+        life_seconds: int = 0,
     ) -> Command:
-        """Start `python -m MODULE WORDS`, whose output goes to files. `environment` is added to the nursery's own."""
+        """Start `python -m MODULE WORDS`, whose output goes to files. `environment` is added to the nursery's own.
+        After `life_seconds`, if they are given, the command gets SIGTERM."""
         asked = {
             "module": module,
             "words": list(words),
             "folder": os.getcwd(),
             "environment": {**self.environment, **(environment or {})},
+            "life_seconds": life_seconds,
         }
         request = json.dumps(asked)
         reading, writing = os.pipe()
@@ -188,6 +191,8 @@ def main() -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    signal.alarm(request["life_seconds"])
     sys.argv[:] = [request["module"], *request["words"]]
     runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 
