@@ -35,9 +35,9 @@ from tiercel.rollout.sampler import sampling_params
 from tiercel.training.grpo.advantages import step_advantages
 from tiercel.training.grpo.engine_logprob_check import trainer_logprobs
 from tiercel.training.grpo.minibatch_updates import learn
-from tiercel.training.grpo.minibatches import grouped_by_rank
+from tiercel.training.offline.example_loss import example_update
 from tiercel.training.offline.objectives import objective_of
-from tiercel.training.optimizer_step import example_update
+from tiercel.training.rank_balancing import grouped_by_rank
 from tiercel.training.trainer import Trainer, build_trainer
 from tiercel.types import Completion, EncodedPrompt, Example, Group, Message, Row, ScoredCompletion, ScoredGroup
 

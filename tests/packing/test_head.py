@@ -122,7 +122,7 @@ def test_an_entropy_bonus_has_a_gradient():
     hidden, linear, targets = random_case(torch.float64)
     linear.requires_grad_(False)
     hidden.requires_grad_()
-    scores = TokenHead(linear, PLACEHOLDERS)(hidden, targets, 0.7, entropy_gradient=True)
+    scores = TokenHead(linear, PLACEHOLDERS)(hidden, targets, 0.7, asked=PassOptions(entropy_gradient=True))
     (scores.logprobs_N + 0.3 * scores.entropy_N).sum().backward()
     same = hidden.detach().clone().requires_grad_()
     logprobs, entropies = plain(same, linear.weight, targets, 0.7)

@@ -17,7 +17,7 @@ from tiercel.models.layers.attention import route_attention
 from tiercel.packing.logprobs import GPU_TILE
 from tiercel.planning.memory import Layout, rank_memory
 from tiercel.planning.options import Subject, measure, study
-from tiercel.planning.probe import LiveBytes, ProbedLearner, empty_policy, fake_tensors, fill_with_fakes, packed_case
+from tiercel.planning.probe import LiveBytes, ProbedLearner, fake_tensors, fill_with_fakes, packed_case
 
 LORA = {"rank": 64, "alpha": 128}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -79,7 +79,7 @@ def module_bytes(module: torch.nn.Module) -> int:
 def real_peak(subject: Subject) -> int:
     """Bytes of the second update's passes: weights, gradients, moments and all that a pass holds."""
     recipe = subject.recipe
-    policy = empty_policy(recipe, subject.family, subject.config, subject.sizes.layers)
+    policy = subject.probed.empty_policy(subject.sizes.layers)
     packed = packed_case(
         subject.composition, recipe.learner.max_tokens_per_microbatch, subject.family.position_dimensions
     )

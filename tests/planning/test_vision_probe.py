@@ -11,7 +11,7 @@ from tiercel.models.layers.tower_attention import route_tower
 from tiercel.packing.attention.block_mask import block_mask
 from tiercel.planning.memory import Layout, Measured, RankMemory, rank_memory
 from tiercel.planning.options import Subject, study
-from tiercel.planning.probe import NOTHING, LinearBytes, VisionBytes, empty_policy, packed_case
+from tiercel.planning.probe import NOTHING, LinearBytes, VisionBytes, packed_case
 from tiercel.planning.vision_probe import make_ready, measured_passes, vision_bytes, with_processor
 from tiercel.types import EncodedImage, PixelLimits
 
@@ -33,8 +33,8 @@ def visuals(family) -> dict[str, list[EncodedImage]]:
 @pytest.mark.parametrize(("name", "size"), (("qwen2_5_vl", "3b"), ("qwen2_vl", "1.5b")))
 def test_the_towers_bytes_are_within_a_tenth_of_the_real_code(tmp_path, name, size, trains_tower):
     subject = subject_of(tmp_path, name, size, trains_tower=trains_tower)
-    planned = vision_bytes(subject.recipe, subject.family, subject.config)
-    policy = empty_policy(subject.recipe, subject.family, subject.config, 1)
+    planned = vision_bytes(subject.probed)
+    policy = subject.probed.empty_policy(1)
     family = with_processor(subject.family, subject.config)
     route_tower(family.tower_of_spans(policy.model))
     make_ready(policy)

@@ -55,7 +55,7 @@ SAFE = {
     ): "no file",
     ("rollout/trajectory.py", "dialogues.open(prompt, range(params.group_size))"): "no file",
     (
-        "training/grpo/policy_sync.py",
+        "training/grpo/completion_sampling.py",
         "self.dialogues.open(prompt, [self.first + sample for sample in samples])",
     ): "no file",
     ("trackers/opening.py", "trackers.open(name, place_of(recipe, run, name, run_id, kept), kept)"): "no file",

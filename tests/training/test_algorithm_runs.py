@@ -18,7 +18,7 @@ from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import sampling_params
 from tiercel.runs.directory import read_metrics
 from tiercel.training.grpo.advantages import step_advantages
-from tiercel.training.grpo.reference_passes import kl_penalties
+from tiercel.training.grpo.precomputed_values import kl_penalties
 from tiercel.training.trainer import build_trainer
 from tiercel.types import RewardValue, ScoredCompletion, ScoredGroup
 

@@ -18,9 +18,9 @@ from tiercel.cli.main import main
 from tiercel.errors import NonFiniteError, TrainingError
 from tiercel.runs.directory import read_metrics
 from tiercel.training.finite import kept_of_step, require_finite_weights
-from tiercel.training.grpo.reference_passes import precompute_values
+from tiercel.training.grpo.policy_loss import policy_update
+from tiercel.training.grpo.precomputed_values import precompute_values
 from tiercel.training.kept_batches import read_kept
-from tiercel.training.optimizer_step import policy_update
 from tiercel.training.replay import kept_directory
 
 FAMILY = "qwen2_5_vl"
@@ -65,7 +65,7 @@ def test_a_loss_that_is_not_finite_is_not_blamed_on_the_engine(tiny_checkpoints,
     def is_far(*given):
         raise TrainingError("the engine")
 
-    monkeypatch.setattr("tiercel.training.optimizer_step.require_near", is_far)
+    monkeypatch.setattr("tiercel.training.grpo.policy_loss.require_near", is_far)
     recipe = recipe_of(tiny_checkpoints[FAMILY], rows)
     with planning([Fault(site="loss", kind="inf", step=0)]), pytest.raises(NonFiniteError, match="loss"):
         run_grpo(recipe)

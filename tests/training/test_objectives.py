@@ -16,10 +16,10 @@ from tiercel.data.reading import read_training_rows
 from tiercel.packing import sharing
 from tiercel.packing.batch import Microbatches
 from tiercel.packing.examples import ExamplePass
-from tiercel.training.grpo.minibatches import grouped_by_rank
+from tiercel.training.offline.example_loss import example_update
 from tiercel.training.offline.objectives import answer_sums, objective_of, reference_sums
-from tiercel.training.optimizer_step import example_update
 from tiercel.training.policy_passes import Passes
+from tiercel.training.rank_balancing import grouped_by_rank
 from tiercel.training.trainer import build_trainer
 from tiercel.types import Message
 

@@ -22,7 +22,7 @@ def test_rewards_have_their_own_timeouts_on_top(tmp_path):
 
 def test_rollouts_wait_for_servers_as_long_as_the_recipe_says(tmp_path):
     servers = {"engine": "vllm-server", "urls": ["http://127.0.0.1:1"], "patience": 50.0, "request_timeout": 20.0}
-    assert limits(tmp_path, **servers)["rollout"] == 170.0
+    assert limits(tmp_path, **servers)["rollout"] == limits(tmp_path, **servers)["lookahead"] == 170.0
     assert limits(tmp_path)["rollout"] == 100.0
 
 

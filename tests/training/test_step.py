@@ -32,6 +32,17 @@ def test_a_phase_counts_twice_where_it_comes_twice(monkeypatch):
     assert heartbeat.activity.phases == 3 and step.updates_done == 4
 
 
+def test_a_phase_may_count_with_another(monkeypatch):
+    heartbeat, clock = Heartbeat(), [100.0]
+    monkeypatch.setattr(step_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    step = Step(0, heartbeat, no_more)
+    for name, timed_as in (("rollout", None), ("lookahead", "rollout")):
+        with step.phase(name, (), timed_as=timed_as):
+            assert heartbeat.activity.phase == name
+            clock[0] += 2.0
+    assert step.times() == {"time/rollout": 4.0, "time/step": 4.0}
+
+
 def test_a_phase_may_be_about_other_rows_or_none():
     heartbeat = Heartbeat()
     step = Step(0, heartbeat, no_more)

@@ -22,6 +22,7 @@ from tiercel.errors import DataError, ModelError, NonFiniteError, TrainingError
 from tiercel.models.vision_cache import VisionStore
 from tiercel.packing.batch import advantage_group
 from tiercel.packing.forward import PackedPolicy
+from tiercel.packing.pass_options import PassOptions
 from tiercel.runs.directory import read_metrics
 from tiercel.training.distillation.teacher_term import LocalTeacher, Teaching, require_same_words, token_texts
 from tiercel.training.grpo import minibatch_updates
@@ -74,7 +75,9 @@ def test_divergence_and_gradient_equal_plain_passes_of_student_and_teacher(tiny_
             assert unit.prefixes == ()
             for batch in unit.batches:
                 features_KH = learner.vision.features(batch.packed.images)
-                scores = learner.learner(batch.packed, features_KH, 1.0, None, False, teaching.target(batch))
+                scores = learner.learner(
+                    batch.packed, features_KH, 1.0, asked=PassOptions(target=teaching.target(batch))
+                )
                 found = found + teaching.term(batch, scores).values_N.sum() / 2
         assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-5), divergence
         errors = [float((each - wanted).norm() / wanted.norm()) for each in (gradient(student, found), plain)]

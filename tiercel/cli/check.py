@@ -5,8 +5,9 @@ of their files."""
 import shutil
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -43,10 +44,10 @@ from tiercel.rollout.vllm.requests import require_served
 from tiercel.rollout.vllm.routes import told_rate
 from tiercel.rollout.vllm.server import connect
 from tiercel.training.distillation.served_teacher import open_served
-from tiercel.training.grpo.policy_sync import open_dialogues
+from tiercel.training.grpo.completion_sampling import open_dialogues
 from tiercel.training.session import run_length
 from tiercel.training.start_checks import missing_packages, rehearse
-from tiercel.types import Row, Size
+from tiercel.types import ImagePlan, Row, Size
 
 REPORT_FILE = Path("rejected_rows.jsonl")
 SPREAD = {0: "least", 50: "median", 90: "90 %", 99: "99 %", 100: "most"}
@@ -92,10 +93,8 @@ def _check(recipe: Recipe, arguments: Namespace, console: Console) -> None:
         for table in rows.tables:
             require_readable(recipe, table)
         with truth_readers(recipe) as readers:
-            reports = [
-                _scanned(recipe, family, table, console, arguments.decode, table is train, readers)
-                for table in rows.tables
-            ]
+            check = RowCheck(recipe=recipe, family=family, readers=readers, decodes=arguments.decode)
+            reports = [_scanned(check, table, console, is_train=table is train) for table in rows.tables]
         if arguments.fix_report:
             file = arguments.report_file or REPORT_FILE
             count = write_fix_report([row for report in reports for row in report.rejected], file, recipe.data)
@@ -118,40 +117,56 @@ def _check(recipe: Recipe, arguments: Namespace, console: Console) -> None:
     console.print(files_line(recipe, family, reports), markup=False)
 
 
-def _scanned(
-    recipe: Recipe,
-    family: Family,
-    table: RowTable,
-    console: Console,
-    decodes: bool,
-    is_train: bool,
-    readers: Readers,
-) -> ScanReport:
-    file = table.file
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowCheck:
+    """What every row is asked while its file is scanned."""
+
+    recipe: Recipe
+    family: Family
+    readers: Readers
+    decodes: bool  # pictures and videos, whole
+
+    def plans(self, row: Row, sizes: Sequence[Size], *, is_train: bool) -> Sequence[ImagePlan]:
+        """Plan a row's pictures and videos. Raises DataError for a row that the run could not use."""
+        if is_train or not isinstance(self.recipe, GrpoRecipe):  # held-out prompts are completed, not learnt from
+            require_usable(self.recipe, row)
+        if self.decodes:
+            decode_videos(self.recipe.data, row)
+        return row_plans(self.family, self.recipe.data, row, sizes)
+
+    def odd(self, row: Row, plans: Sequence[ImagePlan]) -> Iterable[str]:
+        """Return what is odd about a row's boxes."""
+        if self.recipe.purpose == "pairs" and row.rejected is None:  # it is the other side of a pair
+            return ()
+        return odd_boxes(row, plans, self.family, is_learnt=not isinstance(self.recipe, GrpoRecipe))
+
+    def require_sampled(self, row: Row, plans: Sequence[ImagePlan]) -> None:
+        """Raise DataError if completions of the row could not be sampled by servers, or not be compared with its
+        right answer."""
+        if isinstance(self.recipe, GrpoRecipe):
+            require_answers(self.recipe, self.family, row, plans, self.readers)
+            if self.recipe.rollout.engine_kind.is_served:
+                told_rate(self.family, row.id, plans)
+
+
+def _scanned(check: RowCheck, table: RowTable, console: Console, *, is_train: bool) -> ScanReport:
+    recipe, file = check.recipe, table.file
     length = prompt_length if isinstance(recipe, GrpoRecipe) else conversation_length
     odd = Counter[str]()
 
     def plan(row: Row, sizes: list[Size]) -> int:
-        if is_train or not isinstance(recipe, GrpoRecipe):  # held-out prompts are completed, not learnt from
-            require_usable(recipe, row)
-        if decodes:
-            decode_videos(recipe.data, row)
-        plans = row_plans(family, recipe.data, row, sizes)
-        if recipe.purpose != "pairs" or row.rejected is not None:  # otherwise it is the other side of a pair
-            odd.update(odd_boxes(row, plans, family, is_learnt=not isinstance(recipe, GrpoRecipe)))
-        if isinstance(recipe, GrpoRecipe):
-            require_answers(recipe, family, row, plans, readers)
-            if recipe.rollout.engine_kind.is_served:
-                told_rate(family, row.id, plans)
-        return length(family, row, plans, recipe.data.system)
+        plans = check.plans(row, sizes, is_train=is_train)
+        odd.update(check.odd(row, plans))
+        check.require_sampled(row, plans)
+        return length(check.family, row, plans, recipe.data.system)
 
-    doing = "decoded" if decodes else "scanned"
+    doing = "decoded" if check.decodes else "scanned"
     with console.status(translated(f"{file}: {len(table.rows):,} rows")) as status:
 
         def progress(done: int, total: int) -> None:
             status.update(translated(f"{file}: {doing} {done:,} of {total:,} rows"))
 
-        report = scan(table, plan, recipe.data, progress, decoded_size if decodes else open_header)
+        report = scan(table, plan, recipe.data, progress, decoded_size if check.decodes else open_header)
     rejected = report.rejected
     tokens = ", ".join(f"{SPREAD[percent]} {count:,}" for percent, count in report.prompt_token_percentiles.items())
     images = ", ".join(f"{rows:,} with {count}" for count, rows in report.rows_by_image_count.items())
@@ -164,7 +179,7 @@ def _scanned(
         console.print(f"  {count:,} rows {reason}", markup=False)
     if report.accepted:
         console.print(f"  tokens of a prompt: {tokens}; rows by number of images: {images}")
-    if decodes:
+    if check.decodes:
         console.print(f"  every picture decoded, all whole: images {report.image_count:,}, rows {report.accepted:,}")
     for row in rejected[:10]:
         console.print(redact(f"  rejected {row.file}:{row.line} ({row.id}) {row.field}: {row.reason}"), markup=False)

@@ -21,7 +21,7 @@ from tiercel.models.families.base import Family
 from tiercel.models.families.image_transforms import picture_image
 from tiercel.models.weights.loading import family_of
 from tiercel.rewards.boxes import is_proper
-from tiercel.training.grpo.policy_sync import open_dialogues
+from tiercel.training.grpo.completion_sampling import open_dialogues
 from tiercel.types import Box, EncodedImage, EncodedPrompt, Example, Row
 from tiercel.web.report.boxes import Outline
 from tiercel.web.report.preview import PreviewPicture, PreviewRow, TokenPiece, render

@@ -1,6 +1,6 @@
 """Converting commands of EasyR1 and verl: sizes, the loss, adapters, the engine, rows and rewards.
 
-Their tables name the flag that a key comes from, so a function here asks by the key.
+Their tables name the flag that a key comes from, so these functions ask by the key.
 """
 
 import math
@@ -43,26 +43,26 @@ def set_hydra(launch: Launch, draft: RecipeDraft) -> None:
 
 
 def _sizes(launch: Launch, draft: RecipeDraft) -> None:
-    """Set the updates of a step. Both are counted in prompts there too."""
+    """Set the updates of a step. EasyR1 and verl count both in prompts, as tiercel does."""
     name = launch.flag_of("update_size")
     prompts, update = launch.number(launch.flag_of("optim.prompts_per_step")) or 1, launch.number(name) or 1
     minibatches = math.gcd(max(1, round(prompts / update)), prompts)
     if minibatches > 1:
         draft.put("optim.minibatches", minibatches, name, remark=f"{prompts} / {update} prompts an update")
     if minibatches * update != prompts:
-        text = f"{update} prompts an update do not divide {prompts}; here {counted(minibatches, 'update')}"
+        text = f"{update} prompts an update do not divide {prompts}; tiercel makes {counted(minibatches, 'update')}"
         draft.note(text, name, subject="optim.minibatches")
 
 
 def _length(launch: Launch, draft: RecipeDraft) -> None:
-    """Set the intervals, which are counted in rollouts there, as a step is here."""
+    """Set the intervals, which EasyR1 and verl count in rollouts; a step of tiercel is one rollout."""
     if "train.steps" in draft.values:
         draft.drop("train.epochs")
         draft.note("the number of steps is given", "trainer.total_epochs", is_change=False)
     for key, text in (
-        ("train.save_every", "never there; here every 50 steps, and the last: train.save_every"),
-        ("train.eval_every", "never there; here at the start and the end: train.eval_every"),
-        ("train.keep", "all checkpoints are kept there, here the newest 3: train.keep"),
+        ("train.save_every", "saves nothing; tiercel saves every 50 steps and the last: train.save_every"),
+        ("train.eval_every", "evaluates nothing; tiercel evaluates at the start and the end: train.eval_every"),
+        ("train.keep", f"{launch.framework} keeps all checkpoints, tiercel the newest 3: train.keep"),
     ):
         name = launch.flag_of(key)
         if (number := int(launch.real(name) or -1)) > 0:
@@ -76,7 +76,7 @@ def _warmup(launch: Launch, draft: RecipeDraft) -> None:
     set_warmup(launch, draft, 1, *map(launch.flag_of, ("optim.warmup_steps", "warmup_share")))
     strategy = "worker.actor.optim.strategy"
     if launch.framework == "EasyR1" and launch.text(strategy) != "adamw":
-        draft.note("moments in bfloat16 there; here in float32: the section optim", strategy)
+        draft.note("EasyR1's moments are in bfloat16, tiercel's in float32: the section optim", strategy)
 
 
 def _loss(launch: Launch, draft: RecipeDraft) -> None:
@@ -84,7 +84,7 @@ def _loss(launch: Launch, draft: RecipeDraft) -> None:
     loss, mean = draft.values.get("algorithm.loss"), launch.flag_of("algorithm.normalise")
     if launch.framework == "verl" and loss in ("gspo", "sapo"):
         draft.drop("algorithm.normalise")
-        draft.note(f"{loss} takes seq-mean-token-mean there, whatever is given", mean, is_change=False)
+        draft.note(f"{loss} of verl takes seq-mean-token-mean, whatever is given", mean, is_change=False)
     if draft.values.get("algorithm.normalise") == "constant":
         text = "AdamW does not see the constant that the sum is divided by, optim.max_grad_norm does"
         draft.note(text, mean)
@@ -92,8 +92,8 @@ def _loss(launch: Launch, draft: RecipeDraft) -> None:
     if advantage != "group_norm":
         draft.drop("algorithm.scale")
     if advantage.startswith("reinforce_pp"):
-        text = "mean and deviation are of all tokens there, so that long completions weigh more; here of completions"
-        draft.note(text, launch.flag_of("algorithm.advantage"))
+        text = f"{launch.framework} takes mean and deviation of all tokens, so that long completions weigh more"
+        draft.note(f"{text}; tiercel of completions", launch.flag_of("algorithm.advantage"))
 
 
 def _clips(launch: Launch, draft: RecipeDraft) -> None:
@@ -105,12 +105,12 @@ def _clips(launch: Launch, draft: RecipeDraft) -> None:
     lowest, highest = launch.real(low) or 0.0, max(launch.real(high) or 0.0, _LEAST)
     draft.put("algorithm.clip_low", None if lowest >= 1 else max(lowest, _LEAST), low)
     draft.put("algorithm.clip_high", highest, high)
-    draft.note("clip_ratio_low and clip_ratio_high count there", f"{ACTOR['verl']}.clip_ratio")
+    draft.note("verl reads clip_ratio_low and clip_ratio_high instead", f"{ACTOR['verl']}.clip_ratio")
     if loss == "grpo" or (loss.startswith("gspo") and launch.framework == "EasyR1"):
         if (largest := launch.real(dual) or 0.0) > 1 + highest:
             draft.put("algorithm.delta", largest, dual)
         else:
-            text = f"must be above 1 + algorithm.clip_high here, {1 + highest:g}; it is off"
+            text = f"must be above 1 + algorithm.clip_high, {1 + highest:g}; it is off"
             draft.note(text, dual, subject=dual)
 
 
@@ -123,7 +123,7 @@ def _penalty(launch: Launch, draft: RecipeDraft) -> None:
     if is_verl and launch.is_true("algorithm.use_kl_in_reward"):
         in_reward = ("algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty")
         if is_in_loss:
-            text = "the penalty is in the loss here, and not in the reward too"
+            text = "the penalty is in the loss, and not in the reward too"
             draft.note(text, *in_reward[:2])
         else:
             is_on, (switch, coef, kind) = True, in_reward
@@ -131,11 +131,11 @@ def _penalty(launch: Launch, draft: RecipeDraft) -> None:
         return
     draft.put("algorithm.kl.coef", weight, coef, switch)
     if not is_in_loss:
-        draft.set("algorithm.kl.place", "reward", switch, remark="the penalty is in the reward there")
+        draft.set("algorithm.kl.place", "reward", switch, remark=f"{launch.framework} puts the penalty into the reward")
     asked = launch.text(kind) or "kl"
     estimator = _ESTIMATORS.get(asked) if is_in_loss or is_verl else "k1"  # EasyR1: always p - q
     if estimator is None or (is_in_loss and estimator == "k1"):
-        estimator, text = "k2", f"{asked} is not an estimator of the loss here; k2 has the divergence's gradient"
+        estimator, text = "k2", f"{asked} is no estimator of tiercel's loss; k2 has the divergence's gradient"
         draft.note(text, kind, subject=kind)
     draft.put("algorithm.kl.estimator", estimator, kind)
 
@@ -178,7 +178,7 @@ def _engine(launch: Launch, draft: RecipeDraft) -> None:
         return
     draft.put("rollout.engine", "vllm", name)
     if engine != "vllm":
-        draft.note(f"{engine} there, vllm here: docs/vllm.md", name, subject=f"{name}={engine}")
+        draft.note(f"tiercel samples by vllm instead of {engine}: docs/vllm.md", name, subject=f"{name}={engine}")
     size, free = launch.flag_of("rollout.vllm.tensor_parallel"), f"{ROLLOUT['verl']}.free_cache_engine"
     draft.put("rollout.vllm.tensor_parallel", math.gcd(launch.number(size) or 1, launch.processes), size)
     if launch.framework == "EasyR1" or launch.is_true(free):
@@ -194,8 +194,8 @@ def _resampling(launch: Launch, draft: RecipeDraft) -> None:
     most = int(launch.real(tries) or -1)
     draft.put("rollout.resample_tries", most if most > 0 else 20, tries, switch)
     others = ("algorithm.filter_groups.metric", "algorithm.filter_key", "algorithm.filter_low", "algorithm.filter_high")
-    text = "looks at one reward's mean there; here a group is sampled again where all its rewards are equal"
-    draft.note(text, switch, *others)
+    text = "tiercel samples a group again where all its rewards are equal"
+    draft.note(f"{launch.framework} looks at one reward's mean; {text}", switch, *others)
 
 
 def _run(launch: Launch, draft: RecipeDraft) -> None:
@@ -203,7 +203,7 @@ def _run(launch: Launch, draft: RecipeDraft) -> None:
     if "output" not in draft.values:
         names = ("trainer.project_name", "trainer.experiment_name")
         place = "/".join(("checkpoints", *(launch.text(name) or "" for name in names)))
-        draft.set("output", place, *names, remark="as there")
+        draft.set("output", place, *names, remark=f"as {launch.framework} names it")
     set_trackers(launch, draft, "trainer.logger")
     if launch.text(resumed := launch.flag_of("resumed")):
         text = "no checkpoint of tiercel; for its weights write lora.init or model.path, and the run begins at step 0"
@@ -241,17 +241,17 @@ def _columns(launch: Launch, draft: RecipeDraft) -> None:
     """Set the names of columns that no format reads. verl's question is a list of turns, EasyR1's a text."""
     named = {"prompt_key": "prompt" if launch.framework == "verl" else "problem", "answer_key": "answer",
              "image_key": "images", "video_key": "videos"}  # fmt: skip
-    columns, flags = {}, []
+    column_names, flags = {}, []
     for key, name in named.items():
         flag = f"data.{key}"
         given = launch.text(flag)
         if given is None or given in _READ.get(name, (name,)):
             draft.note("is read by this name", flag, is_change=False)
         else:
-            columns[name] = given
+            column_names[name] = given
             flags.append(flag)
-    if columns:
-        draft.set("data.columns", columns, *flags)
+    if column_names:
+        draft.set("data.columns", column_names, *flags)
 
 
 def _source(word: str) -> str:
@@ -270,7 +270,9 @@ def _template(launch: Launch, draft: RecipeDraft) -> None:
     text = "" if file is None else file.read_text(encoding="utf-8").strip()
     asked = _CONTENT.sub("{prompt}", text)
     if file is None:
-        draft.note("the file is not here; write its text into data.prompt, with {prompt} for the question", name)
+        draft.note(
+            "the file is not on this machine; write its text into data.prompt, with {prompt} for the question", name
+        )
     elif re.search(r"\{\{|\{%", asked) or "{prompt}" not in asked:
         draft.note("is more than a text around the question; write data.prompt, with {prompt} in it", name)
     else:
@@ -285,7 +287,7 @@ def set_hydra_rewards(launch: Launch, draft: RecipeDraft) -> None:
     entries = [_function(launch, draft)]
     if launch.is_true("reward_model.enable"):
         entries = [{"name": "model", "model": {"path": launch.text("reward_model.model.path") or ""}}]
-        draft.note("a reward model scores there; rewards by rules may be added", "reward_model.enable")
+        draft.note("a reward model scores; rewards by rules may be added", "reward_model.enable")
     enable, length, factor = (f"{kwargs}.overlong_buffer_cfg.{name}" for name in ("enable", "len", "penalty_factor"))
     if launch.is_true(enable):
         longest = launch.number(f"{kwargs}.max_resp_len") or draft.values.get("rollout.max_new_tokens", 256)
@@ -305,11 +307,11 @@ def _function(launch: Launch, draft: RecipeDraft) -> dict[str, Any]:
     if path := launch.text(name):
         function = (launch.text("custom_reward_function.name") or "compute_score") if is_verl else "main"
         call = path if ":" in path and not is_verl else f"{path}:{function}"
-        draft.note("is called with other arguments here: docs/rewards.md", name, subject=call)
+        draft.note("tiercel calls it with other arguments: docs/rewards.md", name, subject=call)
         return {"call": call}
     text = "name the rewards: rewards: [{name: math}]"
     if is_verl:
-        text = "verl chooses the reward by each row's data_source; here math, which compares by its own rules"
+        text = "verl chooses the reward by each row's data_source; this is math, which compares by its own rules"
         text += ": docs/rewards.md"
     draft.note(text, subject=f"no {name}")
     return {"name": "math"}

@@ -23,7 +23,6 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _COUNTS = {"NPROC_PER_NODE": ("nproc_per_node", "num_gpus"), "NNODES": ("nnodes", "num_nodes")}
 _UNKNOWN_COUNT = re.compile(r"\$|\b(gpu|auto)$")
 MACHINES = ("trainer.n_gpus_per_node", "trainer.nnodes")  # EasyR1's and verl's numbers of processes
-NULL = ("null",)  # a key without a value in a YAML file; the word "null" of a command is another tuple
 _PARENTS = 8  # folders above a script in which a relative path is looked for
 
 
@@ -36,6 +35,7 @@ class Launch:
     method: Method
     script: str  # name of the Python file, if there is one
     flags: dict[str, tuple[str, ...]]
+    without_value: frozenset[str]  # flags that stand in --config's YAML file as null; they take their defaults
     earlier: Sequence[str]  # flags that were given again later, with their values
     strays: Sequence[str]  # words that belong to no flag
     launcher: dict[str, tuple[str, ...]]
@@ -69,8 +69,9 @@ class Launch:
 
     def words(self, name: str) -> tuple[str, ...]:
         """Return the values of a flag, or its default."""
-        given = self.flags.get(name, NULL)
-        return given if given is not NULL else self.rows[name].default if name in self.rows else ()
+        if name in self.flags and name not in self.without_value:
+            return self.flags[name]
+        return self.rows[name].default if name in self.rows else ()
 
     def text(self, *names: str) -> str | None:
         """Return the first value of the first of these flags that is given, or else of the first that has a default."""
@@ -224,7 +225,9 @@ def launch_of(command: ShellCommand, file: Path | None = None) -> Launch | Forei
         own = rows_of(framework, method)
         passed = [name for name in flags if name not in own and environment_row(f"launcher {name}")]
         launcher |= {name: flags.pop(name) for name in passed}
-    flags = {**_of_config(flags, folders, is_nested=framework in OVERRIDING), **flags}
+    in_file = _of_config(flags, folders, is_nested=framework in OVERRIDING)
+    without_value = frozenset(name for name, value in in_file.items() if value in (None, {}) and name not in flags)
+    flags = {**{name: _flag_words(value) for name, value in in_file.items()}, **flags}
     if method is None:
         name, usual = METHOD_FLAGS[framework]
         named = flags.get("config", ())
@@ -245,6 +248,7 @@ def launch_of(command: ShellCommand, file: Path | None = None) -> Launch | Forei
         method=method,
         script=script,
         flags=flags,
+        without_value=without_value,
         earlier=earlier,
         strays=strays,
         launcher=launcher,
@@ -261,18 +265,16 @@ def file_in(folders: Sequence[Path], path: str) -> Path | None:
     return next((place for folder in folders if (place := folder / path).is_file()), None)
 
 
-def _of_config(
-    flags: Mapping[str, tuple[str, ...]], folders: Sequence[Path], *, is_nested: bool
-) -> dict[str, tuple[str, ...]]:
-    """Read the flags of --config's YAML file; those of the command take precedence over them."""
+def _of_config(flags: Mapping[str, tuple[str, ...]], folders: Sequence[Path], *, is_nested: bool) -> dict[str, object]:
+    """Read the flags of --config's YAML file with their values; those of the command take precedence over them."""
     tree = mapping_in(file_in(folders, words[0])) if (words := flags.get("config")) else None
     keys = leaves(tree or {}) if is_nested else (tree or {}).items()
-    return {str(name): _flag_words(value) for name, value in keys}
+    return {str(name): value for name, value in keys}
 
 
 def _flag_words(value: object) -> tuple[str, ...]:
     if value is None or value == {}:
-        return NULL
+        return ("null",)
     if isinstance(value, bool):
         return (str(value).lower(),)
     return tuple(map(str, value)) if isinstance(value, list) else (str(value),)

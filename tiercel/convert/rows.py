@@ -72,9 +72,9 @@ def _columns(launch: Launch, draft: RecipeDraft) -> None:
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         draft.note("is no JSON object of names; write data.columns", "columns")
         return
-    columns = {name: given for given, name in names.items() if name != given}
-    if columns:
-        draft.set("data.columns", columns, "columns")
+    column_names = {name: given for given, name in names.items() if name != given}
+    if column_names:
+        draft.set("data.columns", column_names, "columns")
     else:
         draft.note("gives no column another name", "columns", is_change=False)
 

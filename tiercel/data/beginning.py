@@ -43,11 +43,11 @@ def known_format(source: RowSource, config: Data, beat: Callable[[], None]) -> F
         return begun(source, config)[0]
 
 
-def _named(records: Iterable[Record], columns: Mapping[str, str], without: Counter[str]) -> Iterator[Record]:
+def _named(records: Iterable[Record], column_names: Mapping[str, str], without: Counter[str]) -> Iterator[Record]:
     for record in records:
         if record.problem is None:
-            without.update(lacking(record, columns))
-        yield named(record, columns)
+            without.update(lacking(record, column_names))
+        yield named(record, column_names)
 
 
 def _format(head: Sequence[Record], config: Data, file: str) -> FormatName:

@@ -223,12 +223,12 @@ class _Source:
         return count, failed, list(places)
 
 
-def _changed(record: Mapping[str, Any], columns: Mapping[str, str], change: Change) -> dict[str, Any]:
+def _changed(record: Mapping[str, Any], column_names: Mapping[str, str], change: Change) -> dict[str, Any]:
     """Copy a record with each path or URL of a picture changed: those in the columns of pictures, and in parts of
     turns."""
     found = {key: _in_parts(value, change) for key, value in with_turns_of_text(record).items()}
     for name in _COLUMNS:
-        path = columns.get(name, name)
+        path = column_names.get(name, name)
         found = _within(found, [path] if path in found else path.split("."), change)
     return found
 

@@ -316,8 +316,8 @@ def _part(source: IndexSource, part: Any) -> _Part:
     without: Counter[str] = Counter()
     left_out: Counter[tuple[str, str]] = Counter()
     for offset, length, record in source.records(part):
-        if source.columns and record.problem is None:
-            without.update(lacking(record, source.columns))
+        if source.column_names and record.problem is None:
+            without.update(lacking(record, source.column_names))
         for number, row in enumerate(source.rows(record)):
             if isinstance(row, RejectedRow):
                 place = {"offset": offset, "length": length, "number": number, "repeats": False}

@@ -47,7 +47,7 @@ class IndexSource(ABC):
 
     path: str
     format: FormatName
-    columns: Mapping[str, str]
+    column_names: Mapping[str, str]
     reading: Reading
     max_image_pixels: int
 
@@ -71,7 +71,7 @@ class IndexSource(ABC):
 
     def rows(self, record: Record) -> list[Row | RejectedRow]:
         """Return the rows of a record."""
-        return rows_of(named(record, self.columns) if self.columns else record, self.format, self.reading)
+        return rows_of(named(record, self.column_names) if self.column_names else record, self.format, self.reading)
 
     def identity(self) -> list[Any]:
         """Return path, size, time, and a hash of the beginning and the end, for each file."""
@@ -85,7 +85,7 @@ class IndexSource(ABC):
             "path": os.path.abspath(self.path),
             "name": self.reading.file,
             "format": self.format,
-            "columns": dict(self.columns),
+            "columns": dict(self.column_names),
             "roots": [roots.base, *roots.more, *map(os.path.abspath, (roots.base, *roots.more))],
             "pixels": self.max_image_pixels,
             "reading": [getattr(self.reading, name) for name in ("purpose", "prompt", "box_space", "ids")],

@@ -334,7 +334,7 @@ def _indexed(
 ) -> IndexedRows | None:
     """Open or make the index of a JSON Lines file, a tar shard, or Parquet or Arrow files. None for any other
     source, whose rows are held in memory, and if the cache cannot be written, which is told."""
-    how = {"format": format, "columns": config.columns, "max_image_pixels": config.max_image_pixels}
+    how = {"format": format, "column_names": config.columns, "max_image_pixels": config.max_image_pixels}
     what = index_source(source, reading=reading, **how)
     try:
         return None if what is None else indexed(what, cache_folder(config.cache), beat)

@@ -17,7 +17,7 @@ from tiercel.packing.forward_equivalence_check import prove_where_needed
 from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import greedy_params, sampling_params
-from tiercel.training.grpo.policy_sync import CompletionSampler, open_dialogues
+from tiercel.training.grpo.completion_sampling import CompletionSampler, open_dialogues
 from tiercel.types import Completion, ImageRoots, ImageSource, Message, Row
 
 

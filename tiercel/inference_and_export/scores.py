@@ -19,7 +19,7 @@ from tiercel.rollout.local.engine import LocalSampler
 from tiercel.runs.kept_groups import Kept
 from tiercel.runs.records import GroupRecord
 from tiercel.training.evaluation import Evaluator, heldout_rows
-from tiercel.training.grpo.policy_sync import CompletionSampler, open_dialogues
+from tiercel.training.grpo.completion_sampling import CompletionSampler, open_dialogues
 from tiercel.training.offline.heldout_loss import heldout_loss, loss_in_words, sums_of
 from tiercel.training.offline.objectives import Known, objective_of
 from tiercel.training.policy_passes import passes_for_inference

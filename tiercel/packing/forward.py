@@ -1,7 +1,7 @@
 """The policy pass: embeddings, decoder and head in one module that a strategy can wrap.
 
-All weights are used inside `Learner.forward`. The exception is `Learner.run_prefix`, which only strategies that keep
-the module whole may call. Shape suffixes: docs/shapes.md.
+All weights are used inside `PackedPolicy.forward`. The exception is `PackedPolicy.run_prefix`, which only strategies
+that keep the module whole may call. Shape suffixes: docs/shapes.md.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,6 @@ from tiercel.packing.attention.split_and_dense import DenseAttention, SplitAtten
 from tiercel.packing.checkpointing import KeptAttention, checkpoint_layers
 from tiercel.packing.compiling import compiled_layers, like_later_inputs
 from tiercel.packing.context_parallel import GatheredAttention, Part, PartForm, joined, part_of
-from tiercel.packing.divergence import Target
 from tiercel.packing.layout import PackedTokens
 from tiercel.packing.logprobs import TokenHead, TokenScores
 from tiercel.packing.pass_options import NOTHING, EmbeddingNoise, PassOptions
@@ -85,30 +84,25 @@ class PackedPolicy(nn.Module):
         features_KH: Tensor | None,
         temperature: float,
         prefix: PrefixPass | None = None,
-        entropy_gradient: bool = False,
-        target: Target | None = None,
         asked: PassOptions = NOTHING,
     ) -> TokenScores:
         """Compute logprobs and entropy of the N scored tokens, or their values if the policy is a reward model.
         `features_KH`: vision features of `batch.images`, in their order; None without images. `prefix`: the pass over
-        the batch's first node, if it was run before; `batch.images` are then those after that node.
-        `entropy_gradient`: whether the entropy has a gradient too. `target`: a teacher's distribution at these tokens,
-        from which the divergence is computed. `asked`: what else a loss of rows' answers needs."""
+        the batch's first node, if it was run before; `batch.images` are then those after that node. `asked`: what a
+        loss needs besides."""
         if self.context is None:
             hidden_NH = self.scoring_states(batch, features_KH, prefix, asked.noise)
             distinct = None if self.form == "repeated" else batch.distinct()
             if distinct is None:
-                return self._scores(hidden_NH, batch.targets_N, temperature, entropy_gradient, target, asked)
+                return self._scores(hidden_NH, batch.targets_N, temperature, asked)
             first_M, which_N = distinct
-            target = None if target is None else target.of_tokens(first_M)
             hidden_MH = hidden_NH[moved(first_M, self.device)]
-            scores = self._scores(hidden_MH, batch.targets_N[first_M], temperature, entropy_gradient, target, asked)
+            scores = self._scores(hidden_MH, batch.targets_N[first_M], temperature, asked.of_tokens(first_M))
             return scores.of(moved(which_N, self.device))
         assert prefix is None  # no single rank has all of it
         part = part_of(batch, self.context, CHUNK_MULTIPLES.get(self.form, 1))
         hidden_MH = self._part_states(batch, features_KH, part, self.context, asked.noise)
-        target = None if target is None else target.of_tokens(part.scored_M)
-        scores = self._scores(hidden_MH, batch.targets_N[part.scored_M], temperature, entropy_gradient, target, asked)
+        scores = self._scores(hidden_MH, batch.targets_N[part.scored_M], temperature, asked.of_tokens(part.scored_M))
         return joined(scores, part, self.context)
 
     def _scores(
@@ -116,17 +110,13 @@ class PackedPolicy(nn.Module):
         hidden_NH: Tensor,
         targets_N: Tensor,
         temperature: float,
-        entropy_gradient: bool,
-        target: Target | None,
         asked: PassOptions,
     ) -> TokenScores:
         if self.value_head is not None:
             none = hidden_NH.new_empty(0, dtype=torch.float32)
             return TokenScores(logprobs_N=none, entropy_N=none, values_N=self.value_head(hidden_NH))
         with self.head_autocast():
-            targets_N = moved(targets_N, self.device)
-            options = {"entropy_gradient": entropy_gradient, "target": target, "asked": asked}
-            return self.head(hidden_NH, targets_N, temperature, **options)
+            return self.head(hidden_NH, moved(targets_N, self.device), temperature, asked=asked)
 
     def scoring_states(
         self,

@@ -89,19 +89,17 @@ class TokenHead(nn.Module):
         targets_N: Tensor,
         temperature: float,
         *,
-        entropy_gradient: bool = False,
-        target: Target | None = None,
         asked: PassOptions = NOTHING,
     ) -> TokenScores:
-        weight_VH, scaling = self.linear.weight, self.scaling(temperature)
+        weight_VH, scaling, target = self.linear.weight, self.scaling(temperature), asked.target
         tile = self.tile or TILE.get(hidden_NH.device.type, GPU_TILE)
-        if weight_VH.requires_grad or entropy_gradient or asked.is_of_all_words:
+        if weight_VH.requires_grad or asked.is_of_all_words:
             logprobs_N, entropy_N = _recomputed(hidden_NH, weight_VH, targets_N, scaling, tile, asked)
         else:
             logprobs_N, entropy_N = _KeptJacobian.apply(hidden_NH, weight_VH, targets_N, scaling, tile)
         return TokenScores(
             logprobs_N=logprobs_N,
-            entropy_N=entropy_N if entropy_gradient else entropy_N.detach(),
+            entropy_N=entropy_N if asked.entropy_gradient else entropy_N.detach(),
             divergence_N=None if target is None else self._divergence(hidden_NH, scaling, target, tile),
             squares_N=self._squares(hidden_NH, scaling, tile) if asked.squares else None,
         )

@@ -2,13 +2,14 @@
 suffixes: docs/shapes.md."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from tiercel.errors import ModelError
+from tiercel.packing.divergence import Target
 from tiercel.packing.tree import PrefixTree
 
 AUTO = {"cpu": "split", "cuda": "flex"}
@@ -37,8 +38,10 @@ class EmbeddingNoise:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassOptions:
-    """What a pass computes beyond the default. The default options cost nothing."""
+    """What a pass computes beyond logprobs and an entropy without gradient. The default options cost nothing."""
 
+    entropy_gradient: bool = False
+    target: Target | None = None  # a teacher's distribution at the scored tokens, to compute the divergence from it
     smoothing: float = 0.0  # e: logprobs become (1-e) log p + e times the mean of log p over all words
     noise: EmbeddingNoise | None = None
     squares: bool = False  # log of the sum of p² over all words, at each token
@@ -46,7 +49,11 @@ class PassOptions:
     @property
     def is_of_all_words(self) -> bool:
         """Return whether the gradient needs more of the distribution than the target's logprob."""
-        return self.smoothing > 0
+        return self.smoothing > 0 or self.entropy_gradient
+
+    def of_tokens(self, places_M: Tensor) -> "PassOptions":
+        """Return the options for some of the scored tokens."""
+        return self if self.target is None else replace(self, target=self.target.of_tokens(places_M))
 
 
 NOTHING = PassOptions()

@@ -324,7 +324,7 @@ def _exchanged(recipe: BaseRecipe, start: int, layout: Layout) -> int:
 def _engine(
     recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad, missing: int, vision: VisionBytes
 ) -> dict[str, int]:
-    """Return the bytes of the engine. The local one holds keys and values, and logits or the images' pass, for the
+    """Return the bytes of the engine. The local one holds keys and values, and logits or the vision pass, for the
     largest batch of prompts. `missing` is the number of bytes of the language model that it must gather."""
     if rollout.engine.is_served:  # on GPUs of its own
         return {}
@@ -335,7 +335,7 @@ def _engine(
     held = prompts * rollout.prompt_tokens + rows * rollout.completion_tokens
     return {
         CACHE: cache_token_bytes(recipe, sizes, 1) * held + STATE_BYTES * sizes.state_elements * rows,
-        "decoding": max(
+        "logits or the vision pass": max(
             rows * sizes.vocabulary * (BYTES[recipe.model.dtype] + 3 * 4),
             vision.frozen.at(0, prompts * rollout.prompt_tokens),
         ),

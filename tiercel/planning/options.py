@@ -18,7 +18,16 @@ from tiercel.packing.pass_options import chosen_form
 from tiercel.planning.devices import Device, Machine
 from tiercel.planning.frozen_models import FrozenBytes, held_by_rank, reward_model_size, teacher_size
 from tiercel.planning.memory import Layout, Measured, RankMemory, RolloutLoad, rank_memory, step_rollout
-from tiercel.planning.probe import Composition, LinearBytes, UpdateBytes, fitted, packed_case, refitted, update_bytes
+from tiercel.planning.probe import (
+    Composition,
+    LinearBytes,
+    ProbedModel,
+    UpdateBytes,
+    fitted,
+    packed_case,
+    refitted,
+    update_bytes,
+)
 from tiercel.planning.seconds import phase_seconds
 from tiercel.planning.sizes import ModelSizes, bare_family, count, read_config
 from tiercel.planning.vision_probe import vision_bytes
@@ -68,6 +77,11 @@ class Subject:
     prompt_tokens: int
     reward_models: tuple[FrozenBytes, ...]
     teacher: FrozenBytes | None
+
+    @property
+    def probed(self) -> ProbedModel:
+        """Return the model as it is measured."""
+        return ProbedModel(recipe=self.recipe, config=self.config, family=self.family)
 
     def rollout(self, machine: Machine) -> RolloutLoad | None:
         """Compute the recipe's rollout on one rank of the machine, or return None if the recipe does not sample."""
@@ -144,17 +158,17 @@ def study(recipe: Recipe, prompt_tokens: int | None) -> Subject:
 def measure(subject: Subject) -> Measured:
     """Run the learner on fake tensors at four points. FlexAttention needs a GPU, but for the backward pass it keeps the
     same tensors as the CPU's form: queries, keys, values, outputs and their log-sum-exp."""
-    recipe, family = subject.recipe, subject.family
+    recipe, probed = subject.recipe, subject.probed
     asked = "auto" if recipe.learner.form == "flex" else recipe.learner.form
     form = chosen_form(asked, torch.device("cpu"), subject.sizes.obstacle)
     few_groups = PROBED_GROUPS * subject.composition.group_tokens
     tokens = max(min(subject.asked_tokens or few_groups, few_groups), subject.smallest_tokens)
 
-    packed = cache(partial(packed_case, subject.composition, dimensions=family.position_dimensions))
+    packed = cache(partial(packed_case, subject.composition, dimensions=probed.family.position_dimensions))
 
     @cache
     def at(layers: int, count: int, compiled: bool = False) -> UpdateBytes:
-        return update_bytes(recipe, family, subject.config, layers, packed(count), form, compiled)
+        return update_bytes(probed, layers, packed(count), form, compiled=compiled)
 
     learn = fitted(lambda layers, count: at(layers, count).learn, tokens)
 
@@ -169,7 +183,7 @@ def measure(subject: Subject) -> Measured:
         learn=learn,
         compiled=compiled,
         step=fitted(lambda layers, count: at(layers, count).step, tokens),
-        vision=vision_bytes(recipe, family, subject.config),
+        vision=vision_bytes(probed),
         vision_share=subject.composition.prompt_tokens / subject.composition.group_tokens,
     )
 

@@ -200,15 +200,23 @@ def fake_tensors() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def empty_policy(recipe: BaseRecipe, family: Family, config: Any, layers: int) -> Policy:
-    """Build the recipe's policy with `layers` decoder layers on torch's meta device, because adding an adapter moves
-    tensors, which fake tensors do not allow."""
-    with torch.device("meta"):
-        model = family.model_class.from_config(
-            with_layers(config, layers), dtype=weights_dtype(recipe), attn_implementation="sdpa"
-        )
-        model.requires_grad_(False)
-        return make_trainable(family, model.eval(), without_files(recipe), torch.device("cpu"))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbedModel:
+    """A model that is measured by its config alone, and the recipe that trains it."""
+
+    recipe: BaseRecipe
+    config: Any
+    family: Family
+
+    def empty_policy(self, layers: int) -> Policy:
+        """Build the recipe's policy with `layers` decoder layers on torch's meta device, because adding an adapter
+        moves tensors, which fake tensors do not allow."""
+        with torch.device("meta"):
+            model = self.family.model_class.from_config(
+                with_layers(self.config, layers), dtype=weights_dtype(self.recipe), attn_implementation="sdpa"
+            )
+            model.requires_grad_(False)
+            return make_trainable(self.family, model.eval(), without_files(self.recipe), torch.device("cpu"))
 
 
 def fill_with_fakes(model: nn.Module) -> None:
@@ -249,15 +257,13 @@ class ProbedLearner(PackedPolicy):
 
 
 @younger_garbage()
-def update_bytes(
-    recipe: BaseRecipe, family: Family, config: Any, layers: int, packed: PackedTokens, form: str, compiled: bool
-) -> UpdateBytes:
+def update_bytes(probed: ProbedModel, layers: int, packed: PackedTokens, form: str, *, compiled: bool) -> UpdateBytes:
     """Measure the peaks of a microbatch and of an update, with the learner's own code and the head's tiles for a GPU.
     The gradients of an earlier microbatch exist already."""
-    policy = empty_policy(recipe, family, config, layers)
+    policy, recipe = probed.empty_policy(layers), probed.recipe
     with fake_tensors(), LiveBytes() as live:
         fill_with_fakes(policy.model)
-        route_attention(family.language_model(policy.model))
+        route_attention(probed.family.language_model(policy.model))
         learner = ProbedLearner(policy, form, recipe.learner.gradient_checkpointing)
         learner.head.tile = GPU_TILE
         if compiled:

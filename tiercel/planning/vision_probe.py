@@ -14,11 +14,10 @@ import torch
 from PIL import Image
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tiercel.config.schema import BaseRecipe
 from tiercel.models.families.base import Family
 from tiercel.models.layers.tower_attention import route_tower
 from tiercel.models.policy import Policy
-from tiercel.planning.probe import LinearBytes, LiveBytes, VisionBytes, empty_policy, fill_with_fakes, younger_garbage
+from tiercel.planning.probe import LinearBytes, LiveBytes, ProbedModel, VisionBytes, fill_with_fakes, younger_garbage
 from tiercel.types import EncodedImage
 
 SIDE = 16  # of the measured picture, in patches before they are merged
@@ -32,12 +31,13 @@ class TowerPeaks(NamedTuple):
     trained: int = 0
 
 
-def vision_bytes(recipe: BaseRecipe, family: Family, config: Any) -> VisionBytes:
+def vision_bytes(probed: ProbedModel) -> VisionBytes:
     """Measure the tower with one picture and with two. Returns zeros for a family whose pictures are rows of a
     batch."""
+    family, config = probed.family, probed.config
     if family.needs_proof:  # its processor is read from files, and its pictures are passed one by one
         return VisionBytes()
-    policy = empty_policy(recipe, family, config, 1)
+    policy = probed.empty_policy(1)
     if (tower := family.tower_of_spans(policy.model)) is None:
         return VisionBytes()
     route_tower(tower)

@@ -14,7 +14,7 @@ from typing import Any
 
 from tiercel.errors import RunError
 from tiercel.regular_files import LARGEST_FILE, read_regular, remove
-from tiercel.runs.files import file_sha256, sync, write_atomically
+from tiercel.runs.files import file_sha256, fsync, write_atomically
 from tiercel.writing import let_others_read
 
 MANIFEST = "MANIFEST.json"
@@ -75,15 +75,15 @@ def complete_checkpoint(
     hashes = {name: known[name] if name in known else file_sha256(path) for name, path in files.items()}
     for name, path in files.items():
         if name not in known:
-            sync(path)
+            fsync(path)
     write_atomically(temporary / MANIFEST, json.dumps({"sha256": hashes}, indent=1, sort_keys=True))
     for directory in (temporary, *(path for path in temporary.rglob("*") if path.is_dir())):
-        sync(directory)
+        fsync(directory)
     root, final = temporary.parent, directory_of(temporary.parent, step)
     if os.path.lexists(final):
         set_aside(final)
     temporary.rename(final)
-    sync(root)
+    fsync(root)
     return final
 
 

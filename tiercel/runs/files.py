@@ -19,10 +19,10 @@ def write_atomically(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-    sync(path.parent)
+    fsync(path.parent)
 
 
-def sync(path: Path) -> None:
+def fsync(path: Path) -> None:
     """Flush a file's bytes, or the renames in a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tiercel.regular_files import LONGEST_LINE, lines_of, open_new, open_regular, too_long
-from tiercel.runs.files import sync
+from tiercel.runs.files import fsync
 
 BLOCK_BYTES = 1 << 16
 LINES_BYTES = 1 << 20
@@ -78,7 +78,7 @@ def cut_lines(file: Path, is_kept: Callable[[Any], bool]) -> bool:
         new.flush()
         os.fsync(new.fileno())
     temporary.replace(file)
-    sync(file.parent)
+    fsync(file.parent)
     return True
 
 

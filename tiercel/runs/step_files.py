@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from tiercel.regular_files import LARGEST_FILE, OddFile, bounded_lines, is_linked, open_new, open_regular
-from tiercel.runs.files import sync
+from tiercel.runs.files import fsync
 from tiercel.writing import GO_ON, writing
 
 FOLDERS = ("rollouts", "evaluations", "tokens")
@@ -89,5 +89,5 @@ def pack_step(run: Path, step: int) -> None:
                 new.flush()
                 os.fsync(new.fileno())
             temporary.replace(packed)
-            sync(packed.parent)
+            fsync(packed.parent)
             file.unlink()

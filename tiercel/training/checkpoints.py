@@ -29,7 +29,7 @@ from tiercel.runs.checkpoints import (
     save_checkpoint,
 )
 from tiercel.runs.directory import RUN, RunDirectory
-from tiercel.runs.files import file_sha256, sync
+from tiercel.runs.files import file_sha256, fsync
 from tiercel.training.finite import require_finite_weights
 from tiercel.training.trainer import Trainer
 from tiercel.writing import GO_ON, writing
@@ -96,8 +96,8 @@ class ShardedSave:
             assert parts is not None
             parts.finish()
             for file in (temporary / "model").iterdir():
-                sync(file)
-            sync(temporary / "model")
+                fsync(file)
+            fsync(temporary / "model")
 
         self._on_first(finish)
 
@@ -112,7 +112,7 @@ class ShardedSave:
         """Flush files to disk, and return their sha256 by name."""
         hashes = {}
         for file in files:
-            sync(file)
+            fsync(file)
             hashes[file.relative_to(temporary).as_posix()] = file_sha256(file)
             self._ranks.heartbeat.beat()
         return hashes

@@ -25,7 +25,7 @@ from tiercel.runs.kept_groups import Kept
 from tiercel.runs.progress import counting, waiting
 from tiercel.runs.recording import gathered_groups, group_record
 from tiercel.runs.records import GroupRecord
-from tiercel.training.grpo.policy_sync import CompletionSampler
+from tiercel.training.grpo.completion_sampling import CompletionSampler
 from tiercel.training.grpo.rollouts import Rollouts
 from tiercel.training.session import Session
 from tiercel.training.step_batches import next_batch

@@ -23,7 +23,7 @@ from tiercel.packing.tree import Node, PrefixTree
 from tiercel.regular_files import require_regular
 from tiercel.reliability.redaction import redact_values
 from tiercel.training.finite import MICROBATCHES
-from tiercel.training.grpo.reference_passes import PrecomputedValues
+from tiercel.training.grpo.precomputed_values import PrecomputedValues
 from tiercel.training.offline.objectives import UpdateInputs
 from tiercel.types import EncodedImage, ImagePlan
 from tiercel.writing import NOT_OURS

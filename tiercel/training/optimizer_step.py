@@ -1,4 +1,4 @@
-"""One optimiser update from microbatches: logprobs, loss, backward, finite check, clip, step.
+"""One optimiser update from the losses of microbatches: backward, finite check, clip, step.
 
 C completions, N scored tokens of a microbatch.
 """
@@ -6,33 +6,14 @@ C completions, N scored tokens of a microbatch.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tiercel.algorithms import LossInput, importance_weights, policy_loss
-from tiercel.algorithms.correction import drift_sums, is_near_policy
-from tiercel.config.schema import GrpoRecipe
-from tiercel.devices import moved
 from tiercel.errors import TrainingError
-from tiercel.packing.batch import CompletionName, Microbatches, PolicyBatch
-from tiercel.packing.examples import ExamplePass
-from tiercel.packing.logprobs import TokenScores
-from tiercel.training.finite import (
-    TracedPart,
-    UpdateTrace,
-    faulty_examples,
-    faulty_rows,
-    gradient_size,
-    non_finite,
-    without_graph,
-)
-from tiercel.training.grpo.minibatches import Minibatch
-from tiercel.training.grpo.reference_passes import PrecomputedValues
-from tiercel.training.grpo.train_inference_mismatch import LARGEST_GAP, gap_counts, gap_limits, require_near
-from tiercel.training.offline.objectives import Objective, UpdateInputs
+from tiercel.packing.batch import CompletionName, Microbatches
+from tiercel.training.finite import TracedPart, UpdateTrace, gradient_size, non_finite
 from tiercel.training.trainer import Trainer
 
 SMALLEST_LOSS_SCALE = 2.0**-10
@@ -93,88 +74,7 @@ class MicrobatchLoss:
     seen: TokensSeen | None = None
 
 
-def policy_update(
-    trainer: Trainer, minibatch: Minibatch, precomputed: Sequence[Sequence[PrecomputedValues]], recipe: GrpoRecipe
-) -> Update:
-    """Make one update with a policy-gradient loss. `precomputed` is per unit and microbatch. Raises NonFiniteError, and
-    TrainingError if the engine has gone wrong."""
-    units = minibatch.units
-    passes = [
-        policy_microbatch_losses(trainer, unit, each, recipe) for unit, each in zip(units, precomputed, strict=True)
-    ]
-    accept = partial(require_near, recipe, trainer.ranks.heartbeat.activity.step)
-    with trainer.vision.update([images for unit in units for images in unit.images_of_passes]):
-        return _backward_and_step(trainer, passes, minibatch.totals.tokens, accept)
-
-
-def policy_microbatch_losses(
-    trainer: Trainer, unit: Microbatches[PolicyBatch], precomputed: Sequence[PrecomputedValues], recipe: GrpoRecipe
-) -> Iterator[MicrobatchLoss]:
-    """Yield what each microbatch of a unit adds to the loss. Compute its gradient before asking for the next."""
-    rewards_entropy = recipe.algorithm.entropy_coef > 0
-    inputs = trainer.inputs(unit, with_gradient=True)
-    for number, (batch, each) in enumerate(zip(unit.batches, precomputed, strict=True)):
-        with trainer.training_mode():
-            packed, features_KH, prefix = next(inputs)
-            target = None if trainer.teacher is None else trainer.teacher.target(batch)
-            scores = trainer.learner(packed, features_KH, trainer.temperature, prefix, rewards_entropy, target)
-        own = _policy_microbatch_loss(batch, scores, each, trainer, recipe)
-        yield replace(own, pass_sums={**own.pass_sums, **_counts(trainer, own.loss, unit, number)})
-    next(inputs, None)  # the gradients of open prefixes go back through them
-
-
-def _policy_microbatch_loss(
-    batch: PolicyBatch, scores: TokenScores, precomputed: PrecomputedValues, trainer: Trainer, recipe: GrpoRecipe
-) -> MicrobatchLoss:
-    algorithm, logprobs_N, reference_N = recipe.algorithm, scores.logprobs_N, precomputed.reference_logprobs_N
-    kl, teacher = trainer.kl, None if trainer.teacher is None else trainer.teacher.term(batch, scores)
-    device = logprobs_N.device
-    detached_N = logprobs_N.detach()
-    base_N = detached_N if precomputed.old_logprobs_N is None else moved(precomputed.old_logprobs_N, device)
-    sampler_N = moved(batch.sampler_logprobs_N, device)
-    advantages_C = moved(batch.advantages_C, device)
-    completion_of_N = moved(batch.packed.continuation_of_N, device)
-    comparison = compare_with_engine(base_N, sampler_N, completion_of_N, len(batch.names_C), recipe)
-    factors = [comparison.weights_N, precomputed.is_chosen_N]
-    if algorithm.off_policy_delta is not None:
-        delta = algorithm.off_policy_delta
-        factors.append(is_near_policy(logprobs_N, sampler_N, advantages_C, completion_of_N, delta))
-    given = LossInput(
-        logprobs_N=logprobs_N,
-        old_logprobs_N=base_N,
-        weights_N=_product(factors),
-        kl_N=None if kl is None or reference_N is None else kl.term(logprobs_N, reference_N, base_N),
-        entropy_N=scores.entropy_N if algorithm.entropy_coef > 0 else None,
-        teacher_N=None if teacher is None else teacher.values_N,
-        advantages_C=advantages_C,
-        completion_of_N=completion_of_N,
-        totals=batch.totals,
-        longest=recipe.rollout.longest,
-    )
-    output = policy_loss(given, algorithm)
-    return MicrobatchLoss(
-        loss=output.loss,
-        loss_sums=output.token_sums,
-        pass_sums={
-            "entropy/mean": scores.entropy_N.detach().sum(),
-            **({} if teacher is None else {"teacher/kl": teacher.kl_sum}),
-            **_learnt_share(factors[1:]),
-            **comparison.sums,
-        },
-        pass_largest={LARGEST_GAP: comparison.largest_gap},
-        tokens=len(logprobs_N),
-        row_ids=batch.prompt_ids,
-        faulty_rows=partial(faulty_rows, batch, without_graph(given), algorithm),
-        seen=TokensSeen(
-            names_C=batch.names_C,
-            completion_of_N=batch.packed.continuation_of_N,
-            logprobs_N=base_N,
-            entropy_N=scores.entropy_N.detach(),
-        ),
-    )
-
-
-def _counts(trainer: Trainer, like: Tensor, unit: Microbatches[Any], number: int) -> dict[str, Tensor]:
+def pass_counts(trainer: Trainer, like: Tensor, unit: Microbatches[Any], number: int) -> dict[str, Tensor]:
     """Count the tokens that a microbatch's pass computes, and those that rows by themselves would take; 0 for a pass
     without rows. The experts' load is weighted by the scored tokens, because metrics are means over tokens."""
     batch = unit.batches[number]
@@ -194,81 +94,7 @@ def sharing_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     return {"tokens/shared_fraction": 1 - sums["packed/tokens"] / repeated} if repeated else {}
 
 
-def _product(factors: Sequence[Tensor | None]) -> Tensor | None:
-    """Return the product of the factors, fp32 (N,); None if there is none."""
-    given = [factor.float() for factor in factors if factor is not None]
-    return reduce(torch.mul, given) if given else None  # CUDA compiles a kernel for `prod` when it first runs
-
-
-def _learnt_share(masks: Sequence[Tensor | None]) -> dict[str, Tensor]:
-    """Count the tokens that the recipe's masks leave to the policy term; empty if it has no masks."""
-    product_N = _product(masks)
-    return {} if product_N is None else {"policy/learnt_fraction": product_N.sum()}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineComparison:
-    """A microbatch's tokens under the learner and under the engine that drew them."""
-
-    weights_N: Tensor | None  # importance weights; None if the recipe asks for none
-    sums: Mapping[str, Tensor]
-    largest_gap: Tensor
-
-
-def compare_with_engine(
-    old_logprobs_N: Tensor, sampler_logprobs_N: Tensor, completion_of_N: Tensor, count: int, recipe: GrpoRecipe
-) -> EngineComparison:
-    """Compare the tokens whose sampler logprob is known: their gaps, the distance between the policies, and the
-    recipe's importance weights. `count` is the number of completions, C."""
-    is_known_N = ~sampler_logprobs_N.isnan()
-    gaps_N = (old_logprobs_N - sampler_logprobs_N).masked_fill(~is_known_N, 0.0)
-    correction = recipe.algorithm.correction
-    drift = drift_sums(old_logprobs_N, sampler_logprobs_N, completion_of_N, count)
-    sums = {**gap_counts(gaps_N, is_known_N, gap_limits(recipe)), **drift}
-    largest = gaps_N.abs().max() if len(gaps_N) else gaps_N.new_zeros(())
-    if correction.level == "none":
-        return EngineComparison(weights_N=None, sums=sums, largest_gap=largest)
-    weights = importance_weights(old_logprobs_N, sampler_logprobs_N, completion_of_N, count, correction)
-    sums |= {
-        "correction/weight_mean": weights.values_N.sum(),
-        "correction/capped_fraction": weights.is_capped_N.sum(),
-    }
-    return EngineComparison(weights_N=weights.values_N, sums=sums, largest_gap=largest)
-
-
-def example_update(trainer: Trainer, objective: Objective, plan: UpdateInputs) -> Update:
-    """Make one update from a step's examples. Raises NonFiniteError."""
-    units = trainer.example_units(plan.made)
-    passes = [example_microbatch_losses(trainer, objective, unit, plan) for unit in units]
-    with trainer.vision.update([images for unit in units for images in unit.images_of_passes]):
-        return _backward_and_step(trainer, passes, plan.tokens)
-
-
-def example_microbatch_losses(
-    trainer: Trainer, objective: Objective, unit: Microbatches[ExamplePass], plan: UpdateInputs
-) -> Iterator[MicrobatchLoss]:
-    """Yield what each microbatch of a unit adds to the loss. Compute its gradient before asking for the next."""
-    inputs = trainer.inputs(unit, with_gradient=True)
-    for number, each in enumerate(unit.batches):
-        with trainer.training_mode():
-            packed, features_KH, prefix = next(inputs)
-            scores = trainer.learner(packed, features_KH, trainer.temperature, prefix, asked=objective.asked(each))
-        share = objective.share(each, scores, plan)
-        yield MicrobatchLoss(
-            loss=share.loss,
-            loss_sums=share.sums,
-            pass_sums={
-                **({} if scores.values_N is not None else {"entropy/mean": scores.entropy_N.sum()}),
-                **_counts(trainer, share.loss, unit, number),
-            },
-            tokens=len(packed.targets_N),
-            row_ids=each.prompt_ids,
-            faulty_rows=partial(faulty_examples, each.prompt_ids, share.losses_B),
-        )
-    next(inputs, None)  # the gradients of open prefixes go back through them
-
-
-def _backward_and_step(
+def backward_and_step(
     trainer: Trainer,
     passes: Sequence[Iterator[MicrobatchLoss]],
     tokens: int,
@@ -278,25 +104,20 @@ def _backward_and_step(
     on all ranks alike, if the passes must not be learnt from."""
     strategy = trainer.strategy
     strategy.zero_gradients()
-    heartbeat, first = trainer.ranks.heartbeat, next(iter(trainer.policy.trained_parameters().values()))
-    if heartbeat.maybe_corrupt(1.0, "weights") != 1.0:
-        first.data.mul_(math.nan)
     sums, trace, parameters = _Sums(), UpdateTrace(), list(trainer.policy.trained_parameters().values())
     seen: list[TokensSeen] = []
     for number, losses in enumerate(passes):
-        for part in losses:
-            loss = heartbeat.maybe_corrupt(part.loss, "loss")
-            strategy.backward(heartbeat.maybe_corrupt(loss, "gradient"), is_last=number + 1 == len(passes))
-            size = gradient_size(parameters)
-            trace.parts.append(
-                TracedPart(row_ids=part.row_ids, loss=loss.detach(), faulty_rows=part.faulty_rows, size=size)
-            )
-            sums.add(part, loss.detach())
+        for part, backward_from in _with_planned_faults(trainer, losses):
+            strategy.backward(backward_from, is_last=number + 1 == len(passes))
+            loss, size = part.loss.detach(), gradient_size(parameters)
+            trace.parts.append(TracedPart(row_ids=part.row_ids, loss=loss, faulty_rows=part.faulty_rows, size=size))
+            sums.add(part, loss)
             seen += [] if part.seen is None else [part.seen]
     trainer.vision.backward()
     norm = strategy.reduce_gradients()
     *own, largest = sums.read()
-    in_loss, in_pass = (trainer.ranks.sum({k: trainer.weight * value for k, value in each.items()}) for each in own)
+    share = trainer.share_of_sums
+    in_loss, in_pass = (trainer.ranks.sum({name: share * value for name, value in each.items()}) for each in own)
     largest_of_all = trainer.ranks.maxima(largest)
     if not math.isfinite(in_loss["loss"]) or not (math.isfinite(norm) or trainer.policy.compute_dtype == torch.float16):
         raise non_finite(trainer, in_loss["loss"], norm, trace)
@@ -314,6 +135,17 @@ def _backward_and_step(
         was_skipped=not was_updated,
         seen=tuple(seen),
     )
+
+
+def _with_planned_faults(trainer: Trainer, losses: Iterator[MicrobatchLoss]) -> Iterator[tuple[MicrobatchLoss, Tensor]]:
+    """Yield each microbatch's share, and what its backward pass starts from: its loss. This is where the faults of
+    reliability/faults.py enter an update: they make weights, a loss or a gradient NaN."""
+    corrupted = trainer.ranks.heartbeat.maybe_corrupt
+    if corrupted(1.0, "weights") != 1.0:
+        next(iter(trainer.policy.trained_parameters().values())).data.mul_(math.nan)
+    for part in losses:
+        loss = corrupted(part.loss, "loss")
+        yield replace(part, loss=loss), corrupted(loss, "gradient")
 
 
 class _Sums:

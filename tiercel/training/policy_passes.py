@@ -66,7 +66,7 @@ class Passes:
         return self.ranks.world_size // (1 if self.context is None else self.context.size)
 
     @property
-    def weight(self) -> float:
+    def share_of_sums(self) -> float:
         """Return the share of a pass's sums that this rank adds to the sums of all ranks."""
         return 1.0 if self.context is None else 1.0 / self.context.size
 

@@ -55,7 +55,7 @@ def phase_limits(recipe: BaseRecipe) -> dict[str, float]:
         rollouts = stall if engine.shows_progress else BLIND * stall
         if engine.is_served:
             rollouts += recipe.rollout.patience + recipe.rollout.request_timeout
-        limits |= {"reward": rewards, "rollout": rollouts, "parity": rollouts, "sync": rollouts}
+        limits |= {"reward": rewards, **dict.fromkeys(("rollout", "lookahead", "parity", "sync"), rollouts)}
         limits["engine"] += rollouts
         if recipe.taught_by is not None and recipe.taught_by.url is not None:
             limits["advantages"] = stall + recipe.rollout.patience + recipe.rollout.request_timeout

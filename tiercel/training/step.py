@@ -41,14 +41,15 @@ class Step:
         return [encoded.row.id for encoded in self.prompts]
 
     @contextmanager
-    def phase(self, name: str, row_ids: Sequence[str] | None = None) -> Iterator[None]:
-        """Time a phase of the step as `time/NAME`; a profile shows it under its name. It is about all of the step's
-        rows unless `row_ids` names others."""
+    def phase(self, name: str, row_ids: Sequence[str] | None = None, *, timed_as: str | None = None) -> Iterator[None]:
+        """Time a phase of the step as `time/NAME`, or with those of another name; a profile shows it under its own. It
+        is about all of the step's rows unless `row_ids` names others."""
         self._heartbeat.begin(name, self.number, self.row_ids if row_ids is None else row_ids)
         started = time.perf_counter()
         with record_function(name):
             yield
-        self._seconds[name] = self._seconds.get(name, 0.0) + _now() - started
+        counted = timed_as or name
+        self._seconds[counted] = self._seconds.get(counted, 0.0) + _now() - started
 
     @contextmanager
     def untimed_phase(self, name: str) -> Iterator[None]:

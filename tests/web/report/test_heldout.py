@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.web.report.fake_runs import completion, group, make_empty, write_lines
-from tiercel.web.report.heldout import fates, pairs_of
+from tiercel.web.report.heldout import pairs_of, sorted_by_change
 from tiercel.web.report.parts import held_out_part
 from tiercel.web.report.pictures import Album
 from tiercel.web.report.reading import GroupFile, read_groups, read_run
@@ -26,8 +26,8 @@ def test_rows_are_counted_by_what_became_of_them(tmp_path):
     before = [(0, False), (1, True), (1, True), (0, False), (None, None)]
     after = [(1, True), (0, False), (1, True), (0, False), (1, True)]
     first, last = evaluations(tmp_path, before, after)
-    by_fate = fates(pairs_of(first, last))
-    assert {fate: [after.group.id for _, after in pairs] for fate, pairs in by_fate.items()} == {
+    by_change = sorted_by_change(pairs_of(first, last))
+    assert {change: [after.group.id for _, after in pairs] for change, pairs in by_change.items()} == {
         "fixed": ["row-0", "row-4"],  # a row that could not be judged counts as wrong
         "broken": ["row-1"],
         "right": ["row-2"],
@@ -41,7 +41,7 @@ def test_without_right_and_wrong_the_reward_decides(tmp_path):
     first, last = evaluations(
         tmp_path, [(0.1, None), (0.5, None), (0.3, None)], [(0.2, None), (0.5, None), (0.1, None)]
     )
-    assert {fate: len(pairs) for fate, pairs in fates(pairs_of(first, last)).items()} == {
+    assert {change: len(pairs) for change, pairs in sorted_by_change(pairs_of(first, last)).items()} == {
         "better": 1,
         "same": 1,
         "worse": 1,

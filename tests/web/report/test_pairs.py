@@ -7,7 +7,7 @@ import pytest
 
 from tests.web.report.fake_runs import completion, group, make_empty, write_lines
 from tiercel.runs.records import CompletionRecord, GroupRecord
-from tiercel.web.report.heldout import fates, pair_outlines, pairs_of
+from tiercel.web.report.heldout import pair_outlines, pairs_of, sorted_by_change
 from tiercel.web.report.parts import held_out_part
 from tiercel.web.report.pictures import Album
 from tiercel.web.report.reading import GroupFile, read_groups, read_run
@@ -34,8 +34,8 @@ def files(tmp_path, *steps: list[dict]) -> list[GroupFile]:
 def test_a_pair_is_right_where_the_chosen_answer_is_worth_more(tmp_path):
     before = [pair(0, 0.0, 0.0), pair(1, 0.5, 0.25)]
     first, last = files(tmp_path, before, [pair(0, 0.75, -0.5), pair(1, -0.125, 0.25)])
-    by_fate = fates(pairs_of(first, last))
-    assert [(fate, len(pairs)) for fate, pairs in by_fate.items() if pairs] == [("fixed", 1), ("broken", 1)]
+    by_change = sorted_by_change(pairs_of(first, last))
+    assert [(change, len(pairs)) for change, pairs in by_change.items() if pairs] == [("fixed", 1), ("broken", 1)]
     page = held_out_part([first, last], Album(tmp_path))
     assert "implicit reward" in page and "1 fixed against 1 broken" in page
     for value in ("1.25", "0.375", "[1, 2, 3, 4]", "[5, 6, 7, 8]", "chosen", "rejected"):  # margins after, and answers

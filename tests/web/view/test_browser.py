@@ -525,7 +525,7 @@ def test_the_report_is_the_same_page_without_a_server(opened, root, width):
     assert page.page.locator("#curves .chart svg").count() > 5 and page.page.locator(".whisker").count() > 0
     waits = {
         "rollouts": ".item .outline",
-        "heldout": ".fates",
+        "heldout": ".changes",
         "ranks": ".times",
         "details": "#recipe",
         "curves": ".tiles",

@@ -15,30 +15,30 @@ from tiercel.reward_types import column
 _MOST_NAMED = 20  # the most columns in a message
 
 
-def named(record: Record, columns: Mapping[str, str]) -> Record:
-    """Copy a record with some columns under other names. `columns` maps each new name to the name in the row. A column
-    that the row does not have is skipped; a value inside another column is copied and also stays there."""
-    found = {name: value for name, given in columns.items() if (value := column(record.value, given)) is not None}
-    moved = {columns[name] for name in found}
+def named(record: Record, column_names: Mapping[str, str]) -> Record:
+    """Copy a record with some columns under other names. `column_names` maps each new name to the name in the row. A
+    column that the row does not have is skipped; a value inside another column is copied and also stays there."""
+    found = {name: value for name, given in column_names.items() if (value := column(record.value, given)) is not None}
+    moved = {column_names[name] for name in found}
     kept = {key: value for key, value in record.value.items() if key not in moved}
     return replace(record, value={**kept, **found})
 
 
-def lacking(record: Record, columns: Mapping[str, str]) -> list[str]:
+def lacking(record: Record, column_names: Mapping[str, str]) -> list[str]:
     """List the columns that data.columns names but the row does not have."""
-    return [given for given in columns.values() if column(record.value, given) is None]
+    return [given for given in column_names.values() if column(record.value, given) is None]
 
 
-def require_columns(records: Sequence[Record], columns: Mapping[str, str], file: str) -> None:
+def require_columns(records: Sequence[Record], column_names: Mapping[str, str], file: str) -> None:
     """Raise DataError if no row has a column that data.columns names, or if it names one column twice."""
-    for name, given in columns.items():
-        if others := [other for other in columns if other != name and columns[other] == given]:
+    for name, given in column_names.items():
+        if others := [other for other in column_names if other != name and column_names[other] == given]:
             raise DataError(
                 f"{file}: data.columns.{name} and data.columns.{others[0]} both name the column {given}; name a "
                 "different column for each",
                 field="columns",
             )
-    for name, given in columns.items():
+    for name, given in column_names.items():
         if any(given in record.value or column(record.value, given) is not None for record in records):
             continue
         there = list(dict.fromkeys(key for record in records for key in record.value))

@@ -11,7 +11,7 @@ from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import NonFiniteError
 from tiercel.packing.batch import AdvantageGroup, advantage_groups
-from tiercel.training.grpo.reference_passes import Penalties, kl_penalties
+from tiercel.training.grpo.precomputed_values import Penalties, kl_penalties
 from tiercel.training.grpo.rollouts import SampledGroups
 from tiercel.training.trainer import Trainer
 from tiercel.types import ScoredCompletion, ScoredGroup

@@ -54,7 +54,7 @@ def one_step(session: Session, trainer: Trainer, rollouts: Rollouts, step: Step)
         updates = update_policy(session, trainer, advantages.groups, recipe, step)
     outcome = StepOutcome(sampled=sampled, advantages=advantages, recorded=recorded, updates=updates)
     record_tokens(session, trainer, outcome, recipe.rollout.record_tokens, step)
-    with step.phase("rollout", ()):  # the next step's, which were sampled while this one was learnt
+    with step.phase("lookahead", (), timed_as="rollout"):  # of the next step, sampled while this one was learnt
         rollouts.wait_for_lookahead()
     with step.phase("sync", ()):
         trainer.sync_reference(step.updates_done)

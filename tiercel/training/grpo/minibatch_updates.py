@@ -10,10 +10,11 @@ from tiercel.distributed.ranks import Ranks, largest_by_name
 from tiercel.packing.batch import AdvantageGroup
 from tiercel.training.finite import Kept, keep_groups
 from tiercel.training.grpo.minibatches import learnt_groups, minibatches
-from tiercel.training.grpo.reference_passes import precompute_values
+from tiercel.training.grpo.policy_loss import policy_update
+from tiercel.training.grpo.precomputed_values import precompute_values
 from tiercel.training.grpo.train_inference_mismatch import gap_metrics, warn_of_gap
 from tiercel.training.kept_batches import kept_units
-from tiercel.training.optimizer_step import TokensSeen, Update, policy_update, sharing_metrics
+from tiercel.training.optimizer_step import TokensSeen, Update, sharing_metrics
 from tiercel.training.session import Session
 from tiercel.training.step import Step
 from tiercel.training.trainer import Trainer

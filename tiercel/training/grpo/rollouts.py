@@ -22,11 +22,12 @@ from tiercel.rollout.vllm.server import ServerSampler
 from tiercel.runs.directory import RunDirectory
 from tiercel.runs.progress import entered
 from tiercel.training.checkpoints import pending_of
+from tiercel.training.grpo.completion_sampling import CompletionSampler, open_dialogues
 from tiercel.training.grpo.engine_logprob_check import check_engine_logprobs
 from tiercel.training.grpo.group_sharding import sample_on_all_ranks
 from tiercel.training.grpo.journal import journal_of, keep_in_journal
 from tiercel.training.grpo.offpolicy_answers import answered_groups, learnt_prompt_encoder
-from tiercel.training.grpo.policy_sync import CompletionSampler, PolicySync, open_dialogues, open_sampler
+from tiercel.training.grpo.policy_sync import PolicySync, open_sampler
 from tiercel.training.session import Session
 from tiercel.training.step import Step
 from tiercel.training.step_batches import StepBatches

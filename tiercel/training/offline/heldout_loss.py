@@ -18,9 +18,9 @@ from tiercel.packing.examples import ExampleGroup
 from tiercel.rollout.trajectory import written_text
 from tiercel.training.evaluation import ROWS_AT_ONCE, heldout_loader
 from tiercel.training.finite import faulty_examples
-from tiercel.training.grpo.minibatches import grouped_by_rank
 from tiercel.training.offline.objectives import Known, Objective, PassTerms, answer_sums
 from tiercel.training.policy_passes import Passes
+from tiercel.training.rank_balancing import grouped_by_rank
 from tiercel.training.step_batches import next_batch
 from tiercel.types import Completion, Example, Group, RejectedRow, RewardValue, ScoredCompletion, ScoredGroup
 
@@ -44,7 +44,7 @@ def heldout_loss(
                 faulty += [] if bool(share.loss.isfinite()) else faulty_examples(each.prompt_ids, share.losses_B)
                 if share.values_B2 is not None and passes.is_counted:
                     pairs += map(partial(_judged, passes.family), each.examples, share.values_B2.tolist())
-        found = ranks.sum({name: passes.weight * value for name, value in _added(shares).items()})
+        found = ranks.sum({name: passes.share_of_sums * value for name, value in _added(shares).items()})
         if not math.isfinite(found["loss"]):
             raise NonFiniteError(f"eval/loss is {found['loss']}", ranks.gather(faulty))
         own = plan.tokens if recipe.purpose == "sft" else plan.examples

@@ -11,13 +11,14 @@ from tiercel.models.layers.experts import METRICS
 from tiercel.packing.examples import all_items
 from tiercel.runs.directory import RunDirectory
 from tiercel.training.finished_step import FinishedStep
-from tiercel.training.grpo.minibatches import grouped_by_rank
 from tiercel.training.kept_batches import kept_plan
 from tiercel.training.metrics import memory_metrics, utilisation_metrics
+from tiercel.training.offline.example_loss import example_update
 from tiercel.training.offline.heldout_loss import heldout_loss
 from tiercel.training.offline.objectives import Objective, objective_of
 from tiercel.training.offline.precomputed import Precomputed, precomputed
-from tiercel.training.optimizer_step import NO_UPDATE, example_update, sharing_metrics
+from tiercel.training.optimizer_step import NO_UPDATE, sharing_metrics
+from tiercel.training.rank_balancing import grouped_by_rank
 from tiercel.training.session import Session, open_session
 from tiercel.training.step import Step
 from tiercel.training.step_batches import StepBatches

@@ -22,7 +22,7 @@ _OF_PAIRS = (
     f"equal. {_EVENLY}"
 )
 
-Fate = Literal["fixed", "broken", "right", "wrong", "better", "worse", "same"]
+Change = Literal["fixed", "broken", "right", "wrong", "better", "worse", "same"]
 
 
 class Column(NamedTuple):
@@ -39,14 +39,14 @@ class Column(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """How rows of one fate are shown."""
+    """How rows with the same change are shown."""
 
     title: str
     in_table: str
     examples: int  # at most
 
 
-KINDS: dict[Fate, Kind] = {
+KINDS: dict[Change, Kind] = {
     "fixed": Kind("Fixed: wrong before, right after", "fixed", 6),
     "broken": Kind("Broken: right before, wrong after", "broken", 4),
     "right": Kind("Right before and after", "still right", 2),
@@ -75,7 +75,7 @@ class HeldOutTab:
     intro: str
     blocks: tuple[HeldOutBlock, ...]
     names: tuple[str, ...] = ()
-    counts: tuple[tuple[str, tuple[tuple[Fate, int, str], ...]], ...] = ()  # the head of a line; fate, count, share
+    counts: tuple[tuple[str, tuple[tuple[Change, int, str], ...]], ...] = ()  # the head of a line; change, count, share
     chance: str = ""
     note: str = ""
     legend: tuple[tuple[str, str], ...] = ()
@@ -99,20 +99,20 @@ def _names(before: GroupFile, after: GroupFile) -> tuple[str, str]:
     return f"before (step {before.step:,})", f"after (step {after.step:,})"
 
 
-def fates(pairs: Sequence[Pair]) -> dict[Fate, list[Pair]]:
+def sorted_by_change(pairs: Sequence[Pair]) -> dict[Change, list[Pair]]:
     """Sort pairs by their change: right or wrong if a reward says so, else by the reward.
 
     Where other rows were judged, a row that was not judged counts as wrong, as in eval/accuracy.
     """
     knows = any(column.answer.is_correct is not None for pair in pairs for column in pair)
-    kinds: tuple[Fate, ...] = ("fixed", "broken", "right", "wrong") if knows else ("better", "worse", "same")
-    sorted_in: dict[Fate, list[Pair]] = {kind: [] for kind in kinds}
+    kinds: tuple[Change, ...] = ("fixed", "broken", "right", "wrong") if knows else ("better", "worse", "same")
+    sorted_in: dict[Change, list[Pair]] = {kind: [] for kind in kinds}
     for pair in pairs:
-        sorted_in[_fate(pair, knows)].append(pair)
+        sorted_in[_change_of(pair, knows)].append(pair)
     return sorted_in
 
 
-def _fate(pair: Pair, knows: bool) -> Fate:
+def _change_of(pair: Pair, knows: bool) -> Change:
     before, after = (column.answer for column in pair)
     if knows:
         was_right, is_right = before.is_correct is True, after.is_correct is True
@@ -129,17 +129,17 @@ def held_out_of(first: GroupFile, last: GroupFile) -> HeldOutTab:
     if first.step == last.step:
         return _single(last)
     pairs = pairs_of(first, last)
-    by_fate = fates(pairs)
+    by_change = sorted_by_change(pairs)
     lost, names = len(first.groups) + len(last.groups) - 2 * len(pairs), _names(first, last)
-    kinds = ((fate, KINDS[fate], rows) for fate, rows in by_fate.items())
-    blocks = (_block(kind.title, rows, kind.examples, f"fate-block {fate}") for fate, kind, rows in kinds)
+    kinds = ((change, KINDS[change], rows) for change, rows in by_change.items())
+    blocks = (_block(kind.title, rows, kind.examples, f"change-block {change}") for change, kind, rows in kinds)
     return HeldOutTab(
         title="Before and after",
         intro=_OF_PAIRS if any(is_pair(after.group) for _, after in pairs) else _OF_ROWS,
         blocks=tuple(filter(None, blocks)),
         names=names,
-        counts=tuple(_counts(by_fate, names)),
-        chance=_chance(len(by_fate["fixed"]), len(by_fate["broken"])) if "fixed" in by_fate else "",
+        counts=tuple(_counts(by_change, names)),
+        chance=_chance(len(by_change["fixed"]), len(by_change["broken"])) if "fixed" in by_change else "",
         note=f"{counted(lost, 'row')} could not be paired." if lost else "",
         legend=tuple(_legend(pairs, names)),
     )
@@ -167,15 +167,15 @@ def _block(title: str, rows: Sequence[tuple[Column, ...]], most: int, style: str
 
 
 def _counts(
-    by_fate: Mapping[Fate, Sequence[Pair]], names: tuple[str, str]
-) -> Iterator[tuple[str, tuple[tuple[Fate, int, str], ...]]]:
+    by_change: Mapping[Change, Sequence[Pair]], names: tuple[str, str]
+) -> Iterator[tuple[str, tuple[tuple[Change, int, str], ...]]]:
     """Yield the lines of a table of rows by their change: two by two if right and wrong are known."""
-    total = max(1, sum(len(pairs) for pairs in by_fate.values()))
-    lines: dict[str, tuple[Fate, ...]] = {f"Reward {names[1]} against {names[0]}": ("better", "same", "worse")}
-    if "fixed" in by_fate:
+    total = max(1, sum(len(pairs) for pairs in by_change.values()))
+    lines: dict[str, tuple[Change, ...]] = {f"Reward {names[1]} against {names[0]}": ("better", "same", "worse")}
+    if "fixed" in by_change:
         lines = {f"wrong {names[0]}": ("fixed", "wrong"), f"right {names[0]}": ("right", "broken")}
     for head, found in lines.items():
-        yield head, tuple((fate, len(by_fate[fate]), share(len(by_fate[fate]) / total)) for fate in found)
+        yield head, tuple((change, len(by_change[change]), share(len(by_change[change]) / total)) for change in found)
 
 
 def _chance(gained: int, lost: int) -> str:

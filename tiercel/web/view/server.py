@@ -119,7 +119,7 @@ def make_app(runs: Runs, token: str) -> tuple[Guard, Following]:
             Route("/", shell),
             Route("/events", events),
             Route("/icon.svg", lambda request: Response(_ICON, media_type="image/svg+xml")),
-            Route("/runs", lambda request: _part(drawn("runs.html", runs=[run.name for run in runs.all()]))),
+            Route("/runs", lambda request: HTMLResponse(drawn("runs.html", runs=[run.name for run in runs.all()]))),
             Route("/compare", pages.compare),
             Route("/cards", pages.cards),
             Route("/row", pages.row),
@@ -147,12 +147,12 @@ class _Pages:
 
     def part(self, request: Request) -> Response:
         live = self._run(request)
-        return _part(_read(live, PARTS[request.url.path.rpartition("/")[2]]))
+        return HTMLResponse(_read(live, PARTS[request.url.path.rpartition("/")[2]]))
 
     def compare(self, request: Request) -> Response:
         names = request.query_params.getlist("run")[:MOST_RUNS]
         runs = [self._run(request, name) for name in names]
-        return _part(compare_part([(live.name, live.read()) for live in runs]))
+        return HTMLResponse(compare_part([(live.name, live.read()) for live in runs]))
 
     def cards(self, request: Request) -> Response:
         live, wanted = self._run(request), wanted_of(request.query_params)
@@ -161,11 +161,11 @@ class _Pages:
         found = find(live.path, columns, wanted, after=after, most=CARDS, seconds=SEARCH_SECONDS)
         block = cards_part(live.path, live.name, columns, wanted, found)
         unread = len(live.groups.unread)
-        return _part(block, {"x-unread": str(unread), "x-rewards": json.dumps(list(columns.rewards))})
+        return HTMLResponse(block, headers={"x-unread": str(unread), "x-rewards": json.dumps(list(columns.rewards))})
 
     def row(self, request: Request) -> Response:
         live = self._run(request)
-        return _part(row_part(live.path, live.name, live.known_groups(), request.query_params.get("id", "")))
+        return HTMLResponse(row_part(live.path, live.name, live.known_groups(), request.query_params.get("id", "")))
 
     def picture(self, request: Request) -> Response:
         """Return a picture by its hash, made as small as the page shows it."""
@@ -188,10 +188,6 @@ def _read(live: LiveRun, draw: Callable[[LiveRun, RecordedRun], Markup]) -> Mark
 
 def _unreadable(request: Request, error: Exception) -> Response:
     return PlainTextResponse(f"Cannot be read now: {error}", 503)
-
-
-def _part(content: Markup, headers: dict[str, str] | None = None) -> Response:
-    return HTMLResponse(content, headers=headers)
 
 
 def _asset(request: Request) -> Response:

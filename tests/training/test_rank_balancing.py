@@ -8,7 +8,7 @@ from tests.packing.items import NINES
 from tests.packing.test_sharing import item
 from tiercel.packing import sharing
 from tiercel.packing.batch import TokenCounter
-from tiercel.training.grpo.minibatches import sharing_runs
+from tiercel.training.rank_balancing import sharing_runs
 
 
 def runs(budget: int, form: str = "split") -> list[tuple[list[int], int]]:
