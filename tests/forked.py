@@ -6,6 +6,7 @@ environment, session and output, and ends like any other; it can be killed by it
 modules are imported, such as a log level, are those from the nursery's start.
 """
 
+import atexit
 import json
 import os
 import runpy
@@ -17,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from typing import Any, BinaryIO
 
@@ -113,6 +115,16 @@ class Nursery:
     def close(self) -> None:
         self._requests.close()
         self._process.wait()
+
+
+@cache
+def commands() -> Nursery:
+    """Return what `tiercel grpo` and `tiercel sft` are forked from, for as long as the tests run."""
+    families = [f"transformers.models.{name}.modeling_{name}" for name in ("qwen2_vl", "qwen2_5_vl")]
+    loops = [f"tiercel.training.{name}.loop" for name in ("grpo", "offline")]
+    made = Nursery(["peft", *families, *loops], {"OMP_NUM_THREADS": "1"})
+    atexit.register(made.close)
+    return made
 
 
 def run_ranks(nursery: Nursery, count: int, module: str, words: Sequence[str], timeout: float) -> str:
