@@ -231,7 +231,7 @@ environments: $(addsuffix /.made,.venv-site .venv-view .venv-wheel .venv-familie
 vllm-env: .venv-vllm/.made
 
 test-vllm: vllm-env
-	.venv-vllm/bin/python -m pytest $(PART) -m vllm tests/vllm
+	$(call TESTS,.venv-vllm) -m vllm tests/vllm
 
 .venv-vllm/.made: benchmarks/environments/vllm.txt benchmarks/environments/declare_torchvision_operators.py
 	$(PYTHON) -m venv .venv-vllm

@@ -6,6 +6,7 @@ environment, session and output, and ends like any other; it can be killed by it
 modules are imported, such as a log level, are those from the nursery's start.
 """
 
+import atexit
 import json
 import os
 import runpy
@@ -17,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from typing import Any, BinaryIO
 
@@ -78,13 +80,16 @@ class Nursery:
         err: BinaryIO | None = None,
         module: str = "tiercel",
         environment: Mapping[str, str] | None = None,
+        life_seconds: int = 0,
     ) -> Command:
-        """Start `python -m MODULE WORDS`, whose output goes to files. `environment` is added to the nursery's own."""
+        """Start `python -m MODULE WORDS`, whose output goes to files. `environment` is added to the nursery's own.
+        After `life_seconds`, if they are given, the command gets SIGTERM."""
         asked = {
             "module": module,
             "words": list(words),
             "folder": os.getcwd(),
             "environment": {**self.environment, **(environment or {})},
+            "life_seconds": life_seconds,
         }
         request = json.dumps(asked)
         reading, writing = os.pipe()
@@ -110,6 +115,16 @@ class Nursery:
     def close(self) -> None:
         self._requests.close()
         self._process.wait()
+
+
+@cache
+def commands() -> Nursery:
+    """Return what `tiercel grpo` and `tiercel sft` are forked from, for as long as the tests run."""
+    families = [f"transformers.models.{name}.modeling_{name}" for name in ("qwen2_vl", "qwen2_5_vl")]
+    loops = [f"tiercel.training.{name}.loop" for name in ("grpo", "offline")]
+    made = Nursery(["peft", *families, *loops], {"OMP_NUM_THREADS": "1"})
+    atexit.register(made.close)
+    return made
 
 
 def run_ranks(nursery: Nursery, count: int, module: str, words: Sequence[str], timeout: float) -> str:
@@ -188,6 +203,8 @@ def main() -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    signal.alarm(request["life_seconds"])
     sys.argv[:] = [request["module"], *request["words"]]
     runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 

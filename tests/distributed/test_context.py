@@ -9,7 +9,7 @@ import time
 import pytest
 from safetensors.torch import load_file
 
-from tests.distributed.test_launch import ENVIRONMENT, command, final_hashes, make_recipe, rank_process, run
+from tests.distributed.test_launch import ENVIRONMENT, command, final_hashes, launched, make_recipe, rank_process, run
 from tests.distributed.test_strategies import run_ranks
 from tests.training.test_loops import write_rows
 
@@ -77,5 +77,5 @@ def test_a_killed_rank_costs_nothing_and_one_process_goes_on(tiny_checkpoints, t
 
 def test_ranks_that_are_no_whole_number_of_groups_are_refused(tiny_checkpoints, tmp_path):
     recipe = make_recipe(tiny_checkpoints, tmp_path, "run")
-    said = run(recipe, "train.context_parallel=2", code=2)
+    said = launched(recipe, "train.context_parallel=2", code=2)
     assert "train.context_parallel: is 2, but must divide the number of ranks (1)" in said

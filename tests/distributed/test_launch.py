@@ -12,6 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.distributed.test_strategies import nursery
+from tests.forked import run_ranks
 from tests.training.test_loops import grpo_recipe, write_rows
 from tests.training.test_resume import final_hashes, write_recipe
 
@@ -26,8 +28,19 @@ def command(recipe: Path, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "tiercel", "grpo", str(recipe), *arguments]
 
 
-def run(recipe: Path, *arguments: str, code: int = 0) -> str:
-    """Standard error of the command, which must end with the code."""
+def run(recipe: Path, *arguments: str) -> str:
+    """What the command says, which must end with 0. Its process has all imports done; with `--nproc N` in front it is N
+    such ranks, without their launcher."""
+    if arguments[:1] == ("--nproc",):
+        words = ["grpo", str(recipe), *arguments[2:]]
+        return run_ranks(nursery(), int(arguments[1]), "tiercel", words, timeout=300)
+    done = nursery().run(["grpo", str(recipe), *arguments], timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stderr
+
+
+def launched(recipe: Path, *arguments: str, code: int = 0) -> str:
+    """Standard error of the command line itself, which must end with the code."""
     done = subprocess.run(
         command(recipe, *arguments), env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
     )
@@ -86,7 +99,7 @@ def test_a_step_with_fewer_prompts_than_ranks_is_shared_out(tiny_checkpoints, tm
 
 def test_a_run_goes_on_with_other_ranks_and_another_strategy(tiny_checkpoints, whole):
     recipe = make_recipe(tiny_checkpoints, whole.parent, "moved")
-    assert "2 ranks" in run(recipe, "--nproc", "2", "train.steps=2", "train.strategy=ddp")
+    assert "2 ranks" in launched(recipe, "--nproc", "2", "train.steps=2", "train.strategy=ddp")
     assert "going on from step 2" in run(recipe, "train.steps=4", "train.strategy=single")
     assert "going on from step 4" in run(recipe, "--nproc", "2", "train.strategy=fsdp2")
     moved = whole.parent / "moved"
@@ -241,7 +254,7 @@ def test_sigterm_to_the_launcher_saves_on_all_ranks(tiny_checkpoints, tmp_path):
 
 def test_a_wrong_recipe_is_refused_before_any_process_starts(tiny_checkpoints, tmp_path):
     recipe = make_recipe(tiny_checkpoints, tmp_path, "run")
-    said = run(recipe, "--nproc", "2", "rollout.group_size=1", code=2)
+    said = launched(recipe, "--nproc", "2", "rollout.group_size=1", code=2)
     assert "rollout.group_size" in said and "rank" not in said
     assert not (tmp_path / "run").exists()
 

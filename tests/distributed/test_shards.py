@@ -67,8 +67,8 @@ def alone(place) -> Path:
 @pytest.fixture(scope="module")
 def shared(place) -> Path:
     """A run of two ranks that nothing interrupts."""
-    process = start(place, "shared")
-    assert process.wait(timeout=300) == 0, process.stderr.read()
+    recipe = write_recipe(place / "shared.yaml", make_recipe(place, "shared"))
+    run_ranks(nursery(), 2, "tiercel", ["sft", str(recipe), *SHARED], timeout=300)
     return place / "shared"
 
 

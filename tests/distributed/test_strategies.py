@@ -1,5 +1,6 @@
 """Every strategy makes the same updates as one process, and none hangs, whatever is on which rank."""
 
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import pytest
@@ -14,8 +15,10 @@ from tests.training.test_loops import write_rows
 
 pytestmark = pytest.mark.scale
 
-WORLDS = (("ddp", 2), ("ddp", 4), ("fsdp2", 2), ("hsdp", 4), ("zero3", 2), ("zero3-offload", 2))
-WORLDS += (("context 2", 2), ("context 4", 4))
+BOTH = ("qwen2_5_vl", "qwen3_5_moe")  # windows, delta nets and experts, and all that is learnt from
+OTHERS = tuple(name for name in FAMILY_NAMES if name not in BOTH)
+STRATEGIES = (("ddp", 2), ("fsdp2", 2), ("zero3", 2), ("context 2", 2))  # with the other families too
+WORLDS = (*STRATEGIES, ("ddp", 4), ("hsdp", 4), ("zero3-offload", 2), ("context 4", 4))
 
 
 RANKS = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "TOKENIZERS_PARALLELISM": "false"}
@@ -42,33 +45,53 @@ def shared(tiny_checkpoints, tmp_path_factory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def alone(shared, tmp_path_factory) -> dict[str, torch.Tensor]:
-    """Gradients of one process."""
-    out = tmp_path_factory.mktemp("alone") / "gradients.safetensors"
-    run_ranks(1, "equal", "--strategy", "single", "--out", str(out), *shared)
-    return load_file(out)
+def alone(shared, tmp_path_factory) -> Callable[..., dict[str, torch.Tensor]]:
+    """Gradients of one process, by what is trained and the families, computed when a test asks for them."""
+    root = tmp_path_factory.mktemp("alone")
+
+    @cache
+    def gradients(trained: str, *families: str) -> dict[str, torch.Tensor]:
+        out = root / f"{len(list(root.iterdir()))}.safetensors"
+        words = ("--strategy", "single", "--trained", trained, "--families", *families, "--out", str(out))
+        run_ranks(1, "equal", *words, *shared)
+        return load_file(out)
+
+    return gradients
 
 
-@pytest.mark.parametrize(("strategy", "count"), WORLDS)
-def test_gradients_before_clipping_are_those_of_one_process(strategy, count, shared, alone, tmp_path):
-    out = tmp_path / "gradients.safetensors"
-    run_ranks(count, "equal", "--strategy", strategy, "--out", str(out), *shared)
-    found = load_file(out)
-    assert (
-        set(found)
-        == set(alone)
-        == {
-            f"{family}.{kind}.{step}"
-            for family in FAMILY_NAMES
-            for kind in kinds_of(family, "adapter")
-            for step in range(STEPS)
-        }
-    )
-    errors = {name: float((found[name] - alone[name]).norm() / alone[name].norm()) for name in alone}
-    assert all(bool(gradient.any()) for gradient in alone.values())
-    worst = max(errors, key=lambda name: errors[name])
-    print(f"{strategy} x{count}: worst relative error {errors[worst]:.1e} ({worst})")
-    assert errors[worst] < 1e-5, errors
+@pytest.fixture
+def require_equal(shared, alone, tmp_path) -> Callable[..., set[str]]:
+    """Require that ranks have the gradients of one process. Returns the gradients' names."""
+
+    def require(strategy: str, count: int, trained: str = "adapter", families: Sequence[str] = BOTH[:1]) -> set[str]:
+        out = tmp_path / "gradients.safetensors"
+        words = ("--strategy", strategy, "--trained", trained, "--families", *families, "--out", str(out))
+        run_ranks(count, "equal", *words, *shared)
+        found, right = load_file(out), alone(trained, *families)
+        errors = {name: float((found[name] - right[name]).norm() / right[name].norm()) for name in right}
+        worst = max(errors, key=lambda name: errors[name])
+        print(f"{strategy} x{count}, {trained}: worst relative error {errors[worst]:.1e} ({worst})")
+        assert set(found) == set(right) and errors[worst] < 1e-5, errors
+        assert all(bool(gradient.any()) for gradient in right.values())
+        return set(found)
+
+    return require
+
+
+@pytest.mark.parametrize(
+    ("families", "strategy", "count"),
+    (
+        *(pytest.param(BOTH, *world, id=f"{world[0]}-{world[1]}") for world in WORLDS),
+        *(pytest.param(OTHERS, *world, id=f"{world[0]}-{world[1]}, others") for world in STRATEGIES),
+    ),
+)
+def test_gradients_before_clipping_are_those_of_one_process(families, strategy, count, require_equal):
+    assert require_equal(strategy, count, families=families) == {
+        f"{family}.{kind}.{step}"
+        for family in families
+        for kind in kinds_of(family, "adapter")
+        for step in range(STEPS)
+    }
 
 
 FULL = (
@@ -91,36 +114,14 @@ FULL = (
 )
 
 
-@pytest.fixture(scope="module")
-def full_alone(shared, tmp_path_factory) -> dict[str, dict[str, torch.Tensor]]:
-    """Gradients of one process, by what is trained."""
-    root = tmp_path_factory.mktemp("full")
-    found = {}
-    for number, trained in enumerate(sorted({trained for _, trained in FULL})):
-        out = root / f"{number}.safetensors"
-        run_ranks(1, "equal", "--strategy", "single", "--trained", trained, "--out", str(out), *shared)
-        found[trained] = load_file(out)
-    return found
-
-
 @pytest.mark.parametrize(("strategy", "trained"), FULL)
-def test_gradients_of_other_parts_are_those_of_one_process_too(strategy, trained, shared, full_alone, tmp_path):
-    out = tmp_path / "gradients.safetensors"
-    run_ranks(2, "equal", "--strategy", strategy, "--trained", trained, "--out", str(out), *shared)
-    found, alone = load_file(out), full_alone[trained]
-    errors = {name: float((found[name] - alone[name]).norm() / alone[name].norm()) for name in alone}
-    print(f"{strategy} x2, {trained}: worst relative error {max(errors.values()):.1e}")
-    assert set(found) == set(alone) and max(errors.values()) < 1e-5, errors
+def test_gradients_of_other_parts_are_those_of_one_process_too(strategy, trained, require_equal):
+    require_equal(strategy, 2, trained)
 
 
-def test_copies_of_a_model_that_is_trained_whole_stay_equal(shared, full_alone, tmp_path):
+def test_copies_of_a_model_that_is_trained_whole_stay_equal(require_equal):
     """Two copies of two ranks each: the gradients of all four are summed, and a share's norm counts once."""
-    out = tmp_path / "gradients.safetensors"
-    run_ranks(4, "equal", "--strategy", "hsdp", "--trained", "all", "--out", str(out), *shared)
-    found, alone = load_file(out), full_alone["all"]
-    errors = {name: float((found[name] - alone[name]).norm() / alone[name].norm()) for name in alone}
-    print(f"hsdp x4, all: worst relative error {max(errors.values()):.1e}")
-    assert set(found) == set(alone) and max(errors.values()) < 1e-5, errors
+    require_equal("hsdp", 4, "all")
 
 
 @pytest.mark.parametrize("strategy", ("ddp", "fsdp2", "zero3"))

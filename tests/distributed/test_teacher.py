@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from tests.distributed.test_launch import STEPS, assert_same_weights, make_recipe, rollouts, run, samples, token_ids
+from tests.distributed.test_launch import (
+    STEPS,
+    assert_same_weights,
+    launched,
+    make_recipe,
+    rollouts,
+    run,
+    samples,
+    token_ids,
+)
 from tests.rollout.scripted_server import Raw, serving
 from tests.tiny_models import tiny_recipe
 from tests.training.test_loops import write_rows
@@ -75,7 +84,7 @@ def test_a_rank_whose_teacher_fails_ends_both_and_one_message_says_why(asked, wr
 
     server.tamper = refusing
     try:
-        said = run(write(f"failing-{rank}"), "--nproc", "2", code=EXIT_TRAINING)
+        said = launched(write(f"failing-{rank}"), "--nproc", "2", code=EXIT_TRAINING)
     finally:
         server.tamper = None
     reason = f"teacher.url: row {row} got no answer within rollout.patience (1 s)"

@@ -200,7 +200,7 @@ def equal_updates(options: argparse.Namespace, ranks: Ranks) -> dict[str, torch.
     changes = {"train": train, "optim": {"lr": 1e-3}, "data": {"max_prompt_tokens": 150}}
     changes["learner"] = {"max_tokens_per_microbatch": 160}  # so that a step has several
     changes |= TRAINED[options.trained]
-    for family_name in FAMILY_NAMES if options.trained == "adapter" else ("qwen2_5_vl",):
+    for family_name in options.families:
         checkpoint = options.checkpoints / family_name
         for kind in kinds_of(family_name, options.trained):
             own = {**changes, "rollout": {"parity_action": "warn"}}  # recorded logprobs are random
@@ -266,7 +266,7 @@ def arrangements(options: argparse.Namespace, ranks: Ranks) -> None:
     train = {"steps": STEPS, "threads": 1, **STRATEGIES[options.strategy]}
     rollout = {"group_size": 2, "max_new_tokens": 4}
     recipe = grpo_recipe(
-        options.checkpoints / options.family, options.rows, Path("unused"), train=train, rollout=rollout
+        options.checkpoints / options.families[0], options.rows, Path("unused"), train=train, rollout=rollout
     )
     require_turns(ranks)
     trainer = build_trainer(recipe, ranks=ranks)
@@ -306,7 +306,7 @@ def main() -> None:
     parser.add_argument("--strategy", choices=STRATEGIES, required=True)
     parser.add_argument("--checkpoints", type=Path, required=True)
     parser.add_argument("--rows", type=Path, required=True)
-    parser.add_argument("--family", choices=FAMILY_NAMES, default="qwen2_5_vl")
+    parser.add_argument("--families", nargs="+", choices=FAMILY_NAMES, default=["qwen2_5_vl"])
     parser.add_argument("--trained", choices=TRAINED, default="adapter")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

@@ -11,7 +11,8 @@ from tests.rollout.recorded_step import RecordedStep
 from tests.tiny_models import FAMILY_NAMES, random_ids, tiny_policy, tiny_prompts
 from tiercel.models.families.base import Family
 from tiercel.models.vision_cache import VisionStore
-from tiercel.rollout.local import decoding
+from tiercel.packing.tree import Node, PrefixTree
+from tiercel.rollout.local import decoding, prefill
 from tiercel.rollout.local.cuda_graphs import FixedDecoder
 from tiercel.rollout.local.decoding import RepeatedDecoder, SharedDecoder
 from tiercel.rollout.local.engine import build_decoder
@@ -54,8 +55,10 @@ def test_logits_equal_those_of_a_repeated_cache_while_rows_leave(tiny_checkpoint
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 @pytest.mark.parametrize("seed", range(2))
-def test_prompts_that_begin_alike_are_run_once(tiny_checkpoints, monkeypatch, name, seed):
+@pytest.mark.parametrize("shortest", (1, 16, prefill.SHORTEST_LEVEL))
+def test_prompts_that_begin_alike_are_run_once(tiny_checkpoints, monkeypatch, name, seed, shortest):
     """Questions of the same pictures: logits, and what later tokens read, as if the prompts were run side by side."""
+    monkeypatch.setattr(prefill, "SHORTEST_LEVEL", shortest)
     policy = tiny_policy(tiny_checkpoints[name], noise=0.1)
     vision = VisionStore(policy, 0)
     prompts = [row.prompt for row in tree_rows(policy.family, seed)]
@@ -71,6 +74,18 @@ def test_prompts_that_begin_alike_are_run_once(tiny_checkpoints, monkeypatch, na
             torch.testing.assert_close(decoder.step(ids_R), padded.step(ids_R), rtol=0, atol=1e-4)
     length = sum(len(prompt.token_ids_P) for prompt in prompts)
     assert tree.laid.tree.length < 0.8 * length and len(tree.laid.tree.levels) >= 2
+    assert (len(tree.decoded.tree.nodes) == len(tree.laid.tree.nodes)) == (shortest == 1)
+
+
+def test_short_nodes_are_read_as_parts_of_their_children():
+    """A root of 5 tokens; below it A (2), with children of 3 and 1, and B (1), with which a prompt ends, and its child
+    of 2. Only A is short, has children and ends no prompt."""
+    spans = [(0, 5), (5, 7), (7, 10), (10, 11), (11, 12), (12, 14)]
+    tree = PrefixTree(nodes=tuple(map(Node, spans, (None, 0, 1, 1, 0, 4))))
+    found = prefill.without_short_nodes(tree, [2, 3, 4, 5], shortest=3)
+    assert [node.span for node in found.tree.nodes] == [(0, 5), (5, 10), (10, 13), (13, 14), (14, 16)]
+    assert [node.parent for node in found.tree.nodes] == [None, 0, 0, 0, 3] and found.ends == (1, 2, 3, 4)
+    assert [each.tolist() for each in found.places[1:]] == [[5, 6, 7, 8, 9], [5, 6, 10], [11], [12, 13]]
 
 
 def followed(family: Family, prompt: EncodedPrompt, token_ids: list[int], start: int = 0) -> EncodedPrompt:

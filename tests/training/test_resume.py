@@ -1,20 +1,19 @@
 """A run that is killed at any moment and run again ends with the same bytes as one that was not."""
 
 import hashlib
-import json
-import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.forked import Command, commands
 from tests.training.test_loops import grpo_recipe, run_grpo, run_offline, sft_recipe, write_rows
 from tiercel.config import GrpoRecipe, recipe_to_yaml
 from tiercel.runs.directory import read_metrics
@@ -30,15 +29,21 @@ def final_hashes(run: Path) -> dict[str, str]:
     return {p.relative_to(last).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
-def start(kind: str, recipe: Path) -> subprocess.Popen:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "tiercel", kind, str(recipe)],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start(kind: str, recipe: Path) -> Command:
+    """Start a run in a process that has all imports done. What it says is added to a file beside the recipe."""
+    with log_of(recipe).open("ab") as file:
+        return commands().start([kind, str(recipe)], file)
+
+
+def log_of(recipe: Path) -> Path:
+    return recipe.with_suffix(".log")
+
+
+def wait_for_steps(process: Command, run: Path, count: int) -> None:
+    """Wait until the metrics have this many steps, or the process has ended."""
+    metrics = run / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and len(metrics.read_text().splitlines()) >= count):
+        time.sleep(0.02)
 
 
 def write_recipe(path: Path, recipe) -> Path:
@@ -52,17 +57,15 @@ def require_same_bytes_after_kills(make_recipe: Callable[[Path], GrpoRecipe], di
         write_recipe(directory / f"{name}.yaml", make_recipe(directory / name)) for name in ("whole", "killed")
     )
     process = start("grpo", whole)
-    assert process.wait(timeout=300) == 0, process.stderr.read()
-    metrics = directory / "killed/metrics.jsonl"
+    assert process.wait(timeout=300) == 0, log_of(whole).read_text()
     for steps in (1, 4):  # once after a checkpoint, once before
         process = start("grpo", killed)
-        while process.poll() is None and not (metrics.exists() and len(metrics.read_text().splitlines()) >= steps):
-            time.sleep(0.02)
+        wait_for_steps(process, directory / "killed", steps)
         assert process.poll() is None
         process.send_signal(signal.SIGKILL)
         process.wait()
     process = start("grpo", killed)
-    assert process.wait(timeout=300) == 0, process.stderr.read()
+    assert process.wait(timeout=300) == 0, log_of(killed).read_text()
     assert final_hashes(directory / "killed") == final_hashes(directory / "whole") != {}
     for step in range(1, STEPS + 1):
         name = f"rollouts/step-{step:06d}.jsonl"
@@ -76,32 +79,31 @@ def test_sigkill_at_random_moments_changes_no_byte_of_grpo(tiny_checkpoints, tmp
     checkpoint = tiny_checkpoints[name]
     whole = write_recipe(tmp_path / "whole.yaml", grpo_recipe(checkpoint, rows, tmp_path / "whole", **changes))
     killed = write_recipe(tmp_path / "killed.yaml", grpo_recipe(checkpoint, rows, tmp_path / "killed", **changes))
-    started = time.monotonic()
     process = start("grpo", whole)
-    assert process.wait(timeout=300) == 0, process.stderr.read()
-    duration = time.monotonic() - started
+    assert process.wait(timeout=300) == 0, log_of(whole).read_text()
     expected = final_hashes(tmp_path / "whole")
     assert set(expected) == {"adapter/adapter_model.safetensors", "optimizer.safetensors"}
+    step_seconds = mean(row["time/step"] for row in read_metrics(tmp_path / "whole"))
 
     moments = random.Random(0)
     kills = 0
     while kills < KILLS:
         process = start("grpo", killed)
-        delay = duration * (0.1 + 0.85 * moments.random())
+        wait_for_steps(process, tmp_path / "killed", moments.randrange(STEPS - 1))
         try:
-            code = process.wait(timeout=delay)
+            code = process.wait(timeout=2 * step_seconds * moments.random())
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()
             kills += 1
             continue
-        assert code == 0, process.stderr.read()
+        assert code == 0, log_of(killed).read_text()
         assert final_hashes(tmp_path / "killed") == expected
         for path in sorted((tmp_path / "killed").rglob("*"), reverse=True):  # finished between two kills: start over
             path.rmdir() if path.is_dir() else path.unlink()
         (tmp_path / "killed").rmdir()
     process = start("grpo", killed)
-    assert process.wait(timeout=300) == 0, process.stderr.read()
+    assert process.wait(timeout=300) == 0, log_of(killed).read_text()
     assert final_hashes(tmp_path / "killed") == expected
     assert [row["step"] for row in read_metrics(tmp_path / "killed")] == list(range(1, STEPS + 1))
     for step in range(1, STEPS + 1):
@@ -152,12 +154,10 @@ def test_sigterm_saves_and_ends_with_75(tiny_checkpoints, tmp_path):
         train={"steps": 5000, "save_every": 5000, "threads": 1},
         data={"eval": None, "workers": 1},
     )
-    process = start("sft", write_recipe(tmp_path / "recipe.yaml", recipe))
-    metrics = tmp_path / "run/metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not (metrics.exists() and len(metrics.read_text().splitlines()) > 3):
-        time.sleep(0.1)
+    file = write_recipe(tmp_path / "recipe.yaml", recipe)
+    process = start("sft", file)
+    wait_for_steps(process, tmp_path / "run", 4)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 75, process.stderr.read()
-    last = json.loads(metrics.read_text().splitlines()[-1])["step"]
+    assert process.wait(timeout=60) == 75, log_of(file).read_text()
+    last = int(read_metrics(tmp_path / "run")[-1]["step"])
     assert (tmp_path / f"run/checkpoints/step-{last:06d}/MANIFEST.json").is_file()

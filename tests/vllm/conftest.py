@@ -90,11 +90,9 @@ def fleet(tmp_path_factory) -> Iterator[Fleet]:
 
 @pytest.fixture(scope="session")
 def server_of(fleet, write_recipe, video_data):
-    """A running server of a model, or one starting: those that the tests want are started together."""
+    """A running server of a model, or one that is starting."""
 
     def server(model: str, name: str = "") -> Server:
         return fleet.started(f"{model}{name}", write_recipe(model, data=video_data))
 
-    for model, name in (*((model, "") for model in MODELS), ("qwen2_5_vl", " too")):
-        server(model, name)
     return server

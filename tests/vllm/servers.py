@@ -6,8 +6,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,16 +17,17 @@ from tests.forked import Command, Nursery
 
 START_SECONDS = 240
 LIFE_SECONDS = 1800  # longer than the whole suite
+MOST_RUNNING = 2  # servers of one worker of the tests
 KEY = "a-key-of-the-tests"
 ENVIRONMENT = {
     "VLLM_API_KEY": KEY,
     "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's process computes: no worker that imports everything again
     "VLLM_LOGGING_LEVEL": "WARNING",
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
 }
-TIERCEL = (sys.executable, "-m", "tiercel")
 IMPORTS = ("torch", "vllm", "transformers", "peft", "tiercel.training.grpo.loop", "tiercel.rollout.vllm.colocated")
 
 
@@ -57,16 +56,10 @@ def start_tiercel(*words: object, output: Path) -> Command:
         return nursery().start([*map(str, words)], file)
 
 
-def start_server(*words: object, output: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+def start_server(*words: object, output: Path, environment: Mapping[str, str]) -> Command:
     """Start `tiercel serve`, which ends by itself some time after the tests have been killed."""
     with output.open("wb") as file:
-        return subprocess.Popen(
-            ["timeout", str(LIFE_SECONDS), *TIERCEL, "serve", *map(str, words)],
-            env={**os.environ, **ENVIRONMENT, **environment},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        return nursery().start(["serve", *map(str, words)], file, environment=environment, life_seconds=LIFE_SECONDS)
 
 
 @dataclass
@@ -78,7 +71,11 @@ class Server:
     port: int = field(default_factory=free_port)
     flags: str = ""  # for vLLM, in addition to the recipe's
     environment: Mapping[str, str] = field(default_factory=dict)
-    process: "subprocess.Popen[bytes] | None" = None
+    process: Command | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
 
     @property
     def url(self) -> str:
@@ -121,33 +118,33 @@ class Server:
         """SIGTERM to `tiercel serve`, as a user's Ctrl-C."""
         if self.process is None:
             return None
-        if self.process.poll() is None:
-            self.process.terminate()
+        self.process.terminate()
         return self.process.wait(60)
 
 
 class Fleet:
-    """Servers by name; each is started when it is first asked for, and all are ended at the end."""
+    """Servers by name, the one that was asked for last at the end. Each is started when it is asked for. Only a few
+    run at a time, because one takes about 3 GB; all are ended at the end."""
 
     def __init__(self, directory: Path):
         self.directory = directory
         self.servers: dict[str, Server] = {}
-        self._lock = threading.Lock()
 
     def started(self, name: str, recipe: Path, flags: str = "", environment: Mapping[str, str] | None = None) -> Server:
-        """The server, starting or running; `wait` for it before use."""
-        with self._lock:
-            server = self.servers.get(name)
-            if server is None or server.process is None or server.process.poll() is not None:
-                port = server.port if server is not None else free_port()
-                log = self.directory / f"{name}-{time.monotonic_ns()}.log"
-                server = Server(recipe=recipe, log=log, port=port, flags=flags, environment=environment or {})
-                self.servers[name] = server.start()
-            return server
+        """Return the server, starting or running; `wait` for it before use."""
+        server = self.servers.pop(name, None)
+        if server is None or not server.is_running:
+            while len(running := self._running()) >= MOST_RUNNING:
+                running[0].end()
+            port = server.port if server is not None else free_port()
+            log = self.directory / f"{name}-{time.monotonic_ns()}.log"
+            server = Server(recipe=recipe, log=log, port=port, flags=flags, environment=environment or {}).start()
+        self.servers[name] = server
+        return server
+
+    def _running(self) -> list[Server]:
+        return [server for server in self.servers.values() if server.is_running]
 
     def end(self) -> None:
-        for server in self.servers.values():
-            if server.process is not None and server.process.poll() is None:
-                server.process.terminate()
-        for server in self.servers.values():
+        for server in self._running():
             server.end()

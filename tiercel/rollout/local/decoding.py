@@ -176,7 +176,7 @@ class SharedDecoder(RowDecoder):
         if tree is None:
             laid, ends = groups_tree(*([len(prompt.token_ids_P)] for prompt in prompts)), [*range(len(prompts))]
         else:
-            laid, ends = tree.laid.tree, tree.ends
+            laid, ends = tree.decoded.tree, tree.decoded.ends
         self.attention = DecodeAttention(laid, ends, group_size, max_new_tokens, rows_return)
         logits_BV = self._side_by_side(prompts) if tree is None else self._as_tree(tree)
         self.attention.arrange()

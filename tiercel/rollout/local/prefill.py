@@ -22,8 +22,11 @@ from tiercel.packing.attention.split_and_dense import SplitAttention
 from tiercel.packing.layout import PackItem, add_item
 from tiercel.packing.recurrence import PackedForm
 from tiercel.packing.sharing import BuiltTree, TreeBuilder, built
+from tiercel.packing.tree import Node, PrefixTree
 from tiercel.rollout.local.attention import DecodeAttention
 from tiercel.types import EncodedPrompt
+
+SHORTEST_LEVEL = 64  # tokens of a node that several prompts share, from which reading its keys once for them pays
 
 CPU = torch.device("cpu")
 
@@ -100,15 +103,53 @@ class PromptTree:
         return [self.laid.ends[number] for number in range(self.prompts)]
 
     @cached_property
-    def places(self) -> list[Tensor]:
-        """For each level, the places of its nodes' tokens (N, P), padded on the right with place 0."""
-        spans = [[self.laid.tree.nodes[number].span for number in level] for level in self.laid.tree.levels]
-        return [pad_sequence([torch.arange(*span) for span in level], batch_first=True) for level in spans]
+    def decoded(self) -> "DecodedTree":
+        """The tree that is read for each new token."""
+        return without_short_nodes(self.laid.tree, self.ends, SHORTEST_LEVEL)
 
     @property
     def lasts_B(self) -> Tensor:
         """Return the place of each prompt's last token."""
         return torch.tensor([self.laid.tree.nodes[end].span[1] - 1 for end in self.ends])
+
+
+@dataclass(frozen=True)
+class DecodedTree:
+    """A tree whose levels are worth an attention each, made of another one's tokens."""
+
+    tree: PrefixTree
+    ends: tuple[int, ...]  # the number of the node with which each sequence ends
+    places: tuple[Tensor, ...]  # of each node's tokens in the other tree
+
+    @cached_property
+    def places_of_levels(self) -> list[Tensor]:
+        """For each level, the places of its nodes' tokens (N, P), padded on the right with place 0."""
+        return [
+            pad_sequence([self.places[number] for number in level], batch_first=True) for level in self.tree.levels
+        ]
+
+
+def without_short_nodes(tree: PrefixTree, ends: Sequence[int], shortest: int) -> DecodedTree:
+    """Make each node of fewer than `shortest` tokens a part of each of its children, unless a sequence ends with it.
+    Reading its keys several times costs less than one more level of attention."""
+    nodes: list[Node] = []
+    places: list[Tensor] = []
+    number_of: dict[int | None, int | None] = {None: None}  # of a node, or of what is above it if it was short
+    short: dict[int | None, Tensor] = {}  # the places of nodes that were left out, and of such above them
+    parents = {node.parent for node in tree.nodes}
+    for number, node in enumerate(tree.nodes):
+        above, own = number_of[node.parent], torch.arange(*node.span)
+        if node.parent in short:
+            own = torch.cat([short[node.parent], own])
+        if len(own) < shortest and number in parents and number not in ends:
+            number_of[number], short[number] = above, own
+        else:
+            number_of[number] = len(nodes)
+            start = nodes[-1].span[1] if nodes else 0
+            nodes.append(Node((start, start + len(own)), above))
+            places.append(own)
+    new_ends = tuple(new for end in ends if (new := number_of[end]) is not None)
+    return DecodedTree(tree=PrefixTree(nodes=tuple(nodes)), ends=new_ends, places=tuple(places))
 
 
 def prompt_tree(prompts: Sequence[EncodedPrompt], family: Family) -> PromptTree | None:
@@ -129,6 +170,7 @@ class TreePrefill:
     def __init__(self, store: DecodeAttention, prompts: PromptTree):
         self.store = store
         self.prompts = prompts
+        self.levels = prompts.decoded.places_of_levels
         tree = prompts.laid.tree
         self.form = PackedForm(SplitAttention(tree, CPU), tree, CPU)
 
@@ -136,7 +178,7 @@ class TreePrefill:
         def of_nodes(each_1JTE: Tensor, places_NP: Tensor) -> Tensor:
             return each_1JTE[0, :, places_NP].transpose(0, 1).contiguous()
 
-        held = [(of_nodes(key_1JTE, places_NP), of_nodes(value_1JTE, places_NP)) for places_NP in self.prompts.places]
+        held = [(of_nodes(key_1JTE, places_NP), of_nodes(value_1JTE, places_NP)) for places_NP in self.levels]
         self.store.put_levels(layer.index, held)
         return self.form(layer, query_1ATE, key_1JTE, value_1JTE)
 
