@@ -174,7 +174,8 @@ class SharedDecoder(RowDecoder):
         self.positions_R = torch.tensor(starts_after(prompts)).repeat_interleave(group_size)
         tree = prompt_tree(prompts, self.family)
         if tree is None:
-            laid, ends = groups_tree(*([len(prompt.token_ids_P)] for prompt in prompts)), [*range(len(prompts))]
+            laid = groups_tree(*([len(prompt.token_ids_P)] for prompt in prompts))
+            ends: Sequence[int] = range(len(prompts))
         else:
             laid, ends = tree.decoded.tree, tree.decoded.ends
         self.attention = DecodeAttention(laid, ends, group_size, max_new_tokens, rows_return)

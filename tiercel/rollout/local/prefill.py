@@ -124,9 +124,7 @@ class DecodedTree:
     @cached_property
     def places_of_levels(self) -> list[Tensor]:
         """For each level, the places of its nodes' tokens (N, P), padded on the right with place 0."""
-        return [
-            pad_sequence([self.places[number] for number in level], batch_first=True) for level in self.tree.levels
-        ]
+        return [pad_sequence([self.places[number] for number in level], batch_first=True) for level in self.tree.levels]
 
 
 def without_short_nodes(tree: PrefixTree, ends: Sequence[int], shortest: int) -> DecodedTree:
