@@ -300,6 +300,12 @@ def test_a_function_of_other_parameters_is_told_what_there_is():
     with pytest.raises(NoReward, match=r"^takes text, truth; a reward takes `completion`, .*answer, .* row's columns"):
         as_reward(wrong)
 
+    def of_verl(data_source, solution_str, ground_truth, extra_info=None):
+        return 1.0
+
+    with pytest.raises(NoReward, match="^takes data_source, solution_str, ground_truth; a reward takes"):
+        as_reward(of_verl)
+
 
 def test_tiercels_own_forms_are_left_as_they_are():
     def one(sample):

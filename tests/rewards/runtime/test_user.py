@@ -355,7 +355,6 @@ def test_a_bound_function_and_one_that_is_awaited(reward_file):
         ("def score(completions, **names): return {'score': 1.0}", "not a dict"),
         ("def score(completions, **names): return 'no'", "not a str"),
         ("def score(completions, **names): return [[1.0]] * len(completions)", "[1.0], a list"),
-        ("def score(data_source, solution_str, ground_truth, extra_info=None): return 1.0", "solution_str"),
         ("def score(reward_inputs): return [{'overall': 1.0} for _ in reward_inputs]", "not iterable"),
     ],
 )
