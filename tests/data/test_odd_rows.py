@@ -7,6 +7,7 @@ import pytest
 from tiercel.config.data import Data
 from tiercel.data.odd_rows import odd_lines
 from tiercel.data.reading import read_rows
+from tiercel.data.rows import given_size
 from tiercel.errors import DataError
 
 ASKED = {"question": "What is it?", "answer": "a cup"}
@@ -93,3 +94,9 @@ def test_texts_of_the_recipe_that_mean_something_else_are_told(tmp_path):
     (told,) = lines(tmp_path, [ASKED], **typed)
     assert told.startswith("data.prompt has a backslash and an n")
     assert lines(tmp_path, [ASKED], system="Use \\neq.\nThink.", prompt="x" * 5000) == []
+
+
+@pytest.mark.parametrize("width", (float("nan"), float("inf"), 640.5, "640", None))
+def test_a_size_that_is_no_number_of_pixels_is_not_read(width):
+    assert given_size({"width": width, "height": 480}) is None
+    assert given_size({"image_width": 640.0, "image_height": 480, "width": width}) == (640, 480)

@@ -440,7 +440,7 @@ def given_size(columns: Mapping[str, Any]) -> Size | None:
     """Return the width and height that a row gives for its picture, in pixels; None if it does not give both."""
     for before in ("", "image_", "img_"):
         sides = [columns.get(f"{before}{side}") for side in ("width", "height")]
-        whole = [int(side) for side in sides if isinstance(side, int | float) and int(side) == side]
+        whole = [int(side) for side in sides if isinstance(side, int | float) and float(side).is_integer()]
         if len(whole) == 2:
             return whole[0], whole[1]
     return None
