@@ -128,7 +128,7 @@ class RowCheck:
 
     def plans(self, row: Row, sizes: Sequence[Size], *, is_train: bool) -> Sequence[ImagePlan]:
         """Plan a row's pictures and videos. Raises DataError for a row that the run could not use."""
-        if is_train or not isinstance(self.recipe, GrpoRecipe):  # held-out prompts are completed, not learnt from
+        if is_train or not isinstance(self.recipe, GrpoRecipe):  # held-out prompts are only completed
             require_usable(self.recipe, row)
         if self.decodes:
             decode_videos(self.recipe.data, row)

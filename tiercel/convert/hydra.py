@@ -135,7 +135,7 @@ def _penalty(launch: Launch, draft: RecipeDraft) -> None:
     asked = launch.text(kind) or "kl"
     estimator = _ESTIMATORS.get(asked) if is_in_loss or is_verl else "k1"  # EasyR1: always p - q
     if estimator is None or (is_in_loss and estimator == "k1"):
-        estimator, text = "k2", f"{asked} is no estimator of tiercel's loss; k2 has the divergence's gradient"
+        estimator, text = "k2", f"tiercel's loss has no estimator {asked}; k2 has the gradient of the divergence"
         draft.note(text, kind, subject=kind)
     draft.put("algorithm.kl.estimator", estimator, kind)
 

@@ -20,7 +20,7 @@ def is_run(path: Path) -> bool:
 
 
 def not_a_run(path: Path) -> RunError:
-    """Make the error for a path that is no run directory, with the runs that lie in it."""
+    """Make the error for a path that is not a run directory. It names the runs inside."""
     found = sorted(str(each) for each in path.glob("*") if is_run(each))
     if found:
         more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""

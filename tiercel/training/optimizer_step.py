@@ -138,7 +138,7 @@ def backward_and_step(
 
 
 def _with_planned_faults(trainer: Trainer, losses: Iterator[MicrobatchLoss]) -> Iterator[tuple[MicrobatchLoss, Tensor]]:
-    """Yield each microbatch's share, and what its backward pass starts from: its loss. This is where the faults of
+    """Yield each microbatch with the loss from which its backward pass starts. This is where the faults of
     reliability/faults.py enter an update: they make weights, a loss or a gradient NaN."""
     corrupted = trainer.ranks.heartbeat.maybe_corrupt
     if corrupted(1.0, "weights") != 1.0:

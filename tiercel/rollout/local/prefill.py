@@ -26,7 +26,7 @@ from tiercel.packing.tree import Node, PrefixTree
 from tiercel.rollout.local.attention import DecodeAttention
 from tiercel.types import EncodedPrompt
 
-SHORTEST_LEVEL = 64  # tokens of a node that several prompts share, from which reading its keys once for them pays
+SHORTEST_LEVEL = 64  # tokens of a node whose keys are read once for all below it; for 16, one more level costs more
 
 CPU = torch.device("cpu")
 
