@@ -303,7 +303,7 @@ def test_a_function_of_other_parameters_is_told_what_there_is():
     def of_verl(data_source, solution_str, ground_truth, extra_info=None):
         return 1.0
 
-    with pytest.raises(NoReward, match="^takes data_source, solution_str, ground_truth; a reward takes"):
+    with pytest.raises(NoReward, match=r"^takes data_source, solution_str, ground_truth; a reward takes"):
         as_reward(of_verl)
 
 
