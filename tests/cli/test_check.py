@@ -96,5 +96,6 @@ def test_a_step_has_no_more_rows_than_the_epochs_leave(tmp_path, train, rows):
         rejected=(),
         rows_by_image_count={},
         prompt_token_percentiles={},
+        notes={},
     )
     assert rows in next(iter(token_table(recipe, report, 11).columns[1].cells))

@@ -1,13 +1,15 @@
 """`tiercel check` judges rows from headers and planned lengths alone."""
 
 import json
+import os
+import sys
 
 import pytest
 from PIL import Image
 
 from tiercel.config.schema import Data
 from tiercel.data.reading import read_rows
-from tiercel.data.scan import decoded_size, percentiles, scan, undecodable
+from tiercel.data.scan import PlannedPrompt, Scan, decoded_size, percentiles, undecodable
 from tiercel.errors import DataError
 
 
@@ -23,7 +25,7 @@ def write_rows(tmp_path, images_of_row):
 
 def area(row, sizes):
     """A prompt of one token, and one for each pixel."""
-    return 1 + sum(width * height for width, height in sizes)
+    return PlannedPrompt(tokens=1 + sum(width * height for width, height in sizes))
 
 
 def test_scan_counts_lengths_images_and_rejections(tmp_path):
@@ -35,7 +37,8 @@ def test_scan_counts_lengths_images_and_rejections(tmp_path):
     config = Data(train="rows.jsonl", max_prompt_tokens=100, max_image_pixels=10_000)
     file = write_rows(tmp_path, rows)
     seen = []
-    report = scan(read_rows(file, config, "grpo"), area, config, lambda done, total: seen.append((done, total)))
+    scan = Scan(plan_prompt=area, config=config)
+    report = scan(read_rows(file, config, "grpo"), lambda done, total: seen.append((done, total)))
     assert (report.file, report.total, report.accepted, report.image_count) == (str(file), 8, 3, 3)
     assert report.rows_by_image_count == {0: 1, 1: 1, 2: 1}
     assert report.prompt_token_percentiles == {0: 1, 50: 13, 90: 25, 99: 25, 100: 25}
@@ -61,8 +64,8 @@ def test_a_picture_that_is_cut_short_is_found_where_pixels_are_decoded(tmp_path)
     cut_short(tmp_path / "cut.png")
     config = Data(train="rows.jsonl")
     table = read_rows(write_rows(tmp_path, [["a.png"], ["a.png", "cut.png"], [], ["cut.png"]]), config, "grpo")
-    assert scan(table, area, config).rejected == ()
-    decoded = scan(table, area, config, measure=decoded_size)
+    assert Scan(plan_prompt=area, config=config)(table).rejected == ()
+    decoded = Scan(plan_prompt=area, config=config, measure=decoded_size)(table)
     assert [(row.id, row.field) for row in decoded.rejected] == [("r1", "images"), ("r3", "images")]
     assert (decoded.accepted, decoded.prompt_token_percentiles[100]) == (2, 13)
     assert undecodable(table.rows, config) == list(decoded.rejected)
@@ -77,9 +80,10 @@ def test_sizes_come_in_the_order_of_the_row(tmp_path):
 
     def plan(row, sizes):
         seen.append(sizes)
-        return 1
+        return PlannedPrompt(tokens=1)
 
-    scan(read_rows(write_rows(tmp_path, [["b.png", "a.png", "b.png"]]), config, "grpo"), plan, config)
+    table = read_rows(write_rows(tmp_path, [["b.png", "a.png", "b.png"]]), config, "grpo")
+    Scan(plan_prompt=plan, config=config)(table)
     assert seen == [[(3, 4), (1, 2), (3, 4)]]
 
 
@@ -88,9 +92,34 @@ def test_a_row_that_cannot_be_planned_is_rejected(tmp_path):
         raise DataError("the text contains the model's own vision token", field="messages")
 
     config = Data(train="rows.jsonl")
-    report = scan(read_rows(write_rows(tmp_path, [[]]), config, "grpo"), plan, config)
+    report = Scan(plan_prompt=plan, config=config)(read_rows(write_rows(tmp_path, [[]]), config, "grpo"))
     assert (report.accepted, report.longest_row, report.prompt_token_percentiles) == (0, None, {})
     assert report.rejected[0].field == "messages"
+
+
+def test_processes_that_share_the_rows_find_what_one_finds(tmp_path):
+    for number in range(6):
+        Image.new("RGB", (number + 1, 5)).save(tmp_path / f"{number}.png")
+    names = [[f"{number * 7 % 8}.png"] * (number % 3) for number in range(700)]  # 6.png and 7.png are not there
+    config, processes = Data(train="rows.jsonl", max_prompt_tokens=40), set()
+
+    def plan(row, sizes):
+        processes.add(os.getpid())
+        notes = ("its number ends with 7",) if row.id.endswith("7") else ()
+        return PlannedPrompt(tokens=area(row, sizes).tokens, notes=notes)
+
+    table = read_rows(write_rows(tmp_path, names), config, "grpo")
+    seen = []
+    alone = Scan(plan_prompt=plan, config=config, is_shared=False)(table)
+    assert processes == {os.getpid()}
+    processes.clear()
+    shared = Scan(plan_prompt=plan, config=config)(table, lambda done, total: seen.append((done, total)))
+    assert shared == alone
+    assert 0 < alone.accepted < 700
+    assert 0 < alone.notes["its number ends with 7"] < 70
+    assert seen == [(256, 700), (512, 700), (700, 700)]
+    if sys.platform == "linux" and len(os.sched_getaffinity(0)) > 1:
+        assert not processes
 
 
 @pytest.mark.parametrize(

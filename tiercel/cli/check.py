@@ -4,7 +4,6 @@ of their files."""
 
 import shutil
 from argparse import Namespace
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from tiercel.data.encoding import decode_videos, require_readable, require_usabl
 from tiercel.data.media.images import open_header
 from tiercel.data.odd_rows import odd_boxes, odd_lines
 from tiercel.data.reading import RowTable, read_run_rows, require_few_bad, write_fix_report
-from tiercel.data.scan import ScanReport, decoded_size, scan
+from tiercel.data.scan import PlannedPrompt, Scan, ScanReport, decoded_size
 from tiercel.devices import training_device
 from tiercel.errors import DataError, EnvironmentProblem
 from tiercel.log import printed
@@ -152,13 +151,12 @@ class RowCheck:
 def _scanned(check: RowCheck, table: RowTable, console: Console, *, is_train: bool) -> ScanReport:
     recipe, file = check.recipe, table.file
     length = prompt_length if isinstance(recipe, GrpoRecipe) else conversation_length
-    odd = Counter[str]()
 
-    def plan(row: Row, sizes: list[Size]) -> int:
+    def plan(row: Row, sizes: list[Size]) -> PlannedPrompt:
         plans = check.plans(row, sizes, is_train=is_train)
-        odd.update(check.odd(row, plans))
         check.require_sampled(row, plans)
-        return length(check.family, row, plans, recipe.data.system)
+        notes = tuple(check.odd(row, plans))
+        return PlannedPrompt(tokens=length(check.family, row, plans, recipe.data.system), notes=notes)
 
     doing = "decoded" if check.decodes else "scanned"
     with console.status(translated(f"{file}: {len(table.rows):,} rows")) as status:
@@ -166,7 +164,9 @@ def _scanned(check: RowCheck, table: RowTable, console: Console, *, is_train: bo
         def progress(done: int, total: int) -> None:
             status.update(translated(f"{file}: {doing} {done:,} of {total:,} rows"))
 
-        report = scan(table, plan, recipe.data, progress, decoded_size if check.decodes else open_header)
+        measure = decoded_size if check.decodes else open_header
+        scan = Scan(plan_prompt=plan, config=recipe.data, measure=measure, is_shared=not check.readers)
+        report = scan(table, progress)
     rejected = report.rejected
     tokens = ", ".join(f"{SPREAD[percent]} {count:,}" for percent, count in report.prompt_token_percentiles.items())
     images = ", ".join(f"{rows:,} with {count}" for count, rows in report.rows_by_image_count.items())
@@ -175,7 +175,7 @@ def _scanned(check: RowCheck, table: RowTable, console: Console, *, is_train: bo
         console.print("  ids of rows: file and line, as data.ids says")
     for note in (*table.notes, *odd_lines(recipe.data, table)):
         console.print(f"  {note}", markup=False)
-    for reason, count in odd.items():
+    for reason, count in report.notes.items():
         console.print(f"  note on {counted(count, 'row')}: {reason}", markup=False)
     if report.accepted:
         console.print(f"  tokens of a prompt: {tokens}; rows by number of images: {images}")

@@ -65,6 +65,7 @@ def _work(work: Callable[[Any], Any], tasks: Sequence[Any], results: Connection,
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it ends
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end_with_parent(parent)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the threads of a tokenizer are not there after a fork
     for task in tasks:
         try:
             results.send((False, work(task)))

@@ -3,15 +3,16 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
 from tiercel.config.schema import Data
 from tiercel.data.media.images import ImageProblem, decode, open_header
+from tiercel.data.parallel_map import spread
 from tiercel.data.reading import RowTable
 from tiercel.data.rows import reject
-from tiercel.data.stores import view_of
+from tiercel.data.stores import RowView, view_of
 from tiercel.errors import DataError
 from tiercel.types import ImageRoots, ImageSource, RejectedRow, Row, Size
 
@@ -20,7 +21,16 @@ PERCENTILES = (0, 50, 90, 99, 100)
 Measure: TypeAlias = Callable[[ImageSource, ImageRoots, int], Size]  # reads an image's size; raises ImageProblem
 _Place: TypeAlias = "tuple[ImageRoots, ImageSource]"
 _BLOCK_ROWS = 256
+_MOST_KNOWN = 1 << 16  # sizes of pictures that a process keeps for the next rows that name them
 _THREADS = 8  # reading waits for the disk or the network, and Pillow decodes without the interpreter's lock
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedPrompt:
+    """Holds what is known of a prompt before it is encoded."""
+
+    tokens: int
+    notes: tuple[str, ...] = ()  # what is odd about the row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,56 +45,98 @@ class ScanReport:
     rows_by_image_count: Mapping[int, int]  # number of accepted rows, by their number of images
     prompt_token_percentiles: Mapping[int, int]  # of accepted rows: PERCENTILES by nearest rank; may be empty
     longest_row: str | None  # id of the accepted row with the most prompt tokens
+    notes: Mapping[str, int]  # what is odd about rows, and about how many sides of them
 
 
-def scan(
-    table: RowTable,
-    plan_prompt: Callable[[Row, list[Size]], int],
-    config: Data,
-    progress: Callable[[int, int], None] | None = None,
-    measure: Measure = open_header,
-) -> ScanReport:
-    """Check the images of every row, which `measure` opens, and the length of its prompt in tokens, which
-    `plan_prompt(row, sizes)` returns.
+@dataclass(kw_only=True, slots=True)
+class _Found:
+    """Counts what is found in rows."""
 
-    A row is rejected if `measure` or `plan_prompt` raises DataError, or if its prompt is longer than
-    data.max_prompt_tokens. `progress` is called with (rows done, rows in all).
-    """
-    rejected = list(table.rejected)
-    rows_by_image_count: Counter[int] = Counter()
-    rows_by_length: Counter[int] = Counter()
+    rejected: list[RejectedRow] = field(default_factory=list)
+    rows_by_image_count: Counter[int] = field(default_factory=Counter)
+    rows_by_length: Counter[int] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
     longest: tuple[int, str | None] = (-1, None)
-    known: dict[_Place, Size | ImageProblem] = {}
-    rows = view_of(table.rows)
-    with ThreadPoolExecutor(_THREADS) as threads:
-        for done in range(0, len(rows), _BLOCK_ROWS):
-            found = [rows.look(number) for number in range(done, min(done + _BLOCK_ROWS, len(rows)))]
-            rejected += [row for row in found if isinstance(row, RejectedRow)]
-            block = [row for row in found if isinstance(row, Row)]
-            sizes = _sizes(block, known, partial(_size, measure, config.max_image_pixels), threads)
-            known.update({place: size for place, size in sizes.items() if place[1].data is None})
-            for row in block:
-                try:
-                    length = max(_prompt_length(side, sizes, plan_prompt, config) for side in row.sides)
-                except DataError as error:
-                    rejected.append(reject(row, error))
-                    continue
-                rows_by_image_count[len(row.images)] += 1
-                rows_by_length[length] += 1
-                if length > longest[0]:
-                    longest = (length, row.id)
-            if progress is not None:
-                progress(done + len(found), len(rows))
-    return ScanReport(
-        file=table.file,
-        total=table.total,
-        accepted=rows_by_length.total(),
-        rejected=tuple(sorted(rejected, key=lambda row: (row.file, row.line))),
-        image_count=sum(images * rows for images, rows in rows_by_image_count.items()),
-        rows_by_image_count=dict(sorted(rows_by_image_count.items())),
-        prompt_token_percentiles=percentiles(rows_by_length),
-        longest_row=longest[1],
-    )
+
+    def add(self, later: "_Found") -> None:
+        """Add what was found in later rows."""
+        self.rejected += later.rejected
+        self.rows_by_image_count.update(later.rows_by_image_count)
+        self.rows_by_length.update(later.rows_by_length)
+        self.notes.update(later.notes)
+        if later.longest[0] > self.longest[0]:
+            self.longest = later.longest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scan:
+    """Checks the images of rows, which `measure` opens, and the length of their prompts, which `plan_prompt(row,
+    sizes)` returns. A row is rejected if one of them raises DataError, or if its prompt is longer than
+    data.max_prompt_tokens."""
+
+    plan_prompt: Callable[[Row, list[Size]], PlannedPrompt]
+    config: Data
+    measure: Measure = open_header
+    is_shared: bool = True  # among processes; not if `plan_prompt` asks a process of its own
+
+    def __call__(self, table: RowTable, progress: Callable[[int, int], None] = lambda done, total: None) -> ScanReport:
+        """Check all rows of a table. `progress` is called with (rows done, rows in all)."""
+        rows, known, found = view_of(table.rows), dict[_Place, Size | ImageProblem](), _Found()
+        blocks = [range(start, min(start + _BLOCK_ROWS, len(rows))) for start in range(0, len(rows), _BLOCK_ROWS)]
+        work = partial(self._block, rows, known)
+        for block, one in zip(blocks, spread(work, blocks) if self.is_shared else map(work, blocks), strict=True):
+            found.add(one)
+            progress(block.stop, len(rows))
+        return ScanReport(
+            file=table.file,
+            total=table.total,
+            accepted=found.rows_by_length.total(),
+            rejected=tuple(sorted((*table.rejected, *found.rejected), key=lambda row: (row.file, row.line))),
+            image_count=sum(images * rows for images, rows in found.rows_by_image_count.items()),
+            rows_by_image_count=dict(sorted(found.rows_by_image_count.items())),
+            prompt_token_percentiles=percentiles(found.rows_by_length),
+            longest_row=found.longest[1],
+            notes=found.notes,
+        )
+
+    def _block(self, rows: RowView, known: dict[_Place, Size | ImageProblem], block: range) -> _Found:
+        looked = [rows.look(number) for number in block]
+        found = _Found(rejected=[row for row in looked if isinstance(row, RejectedRow)])
+        usable = [row for row in looked if isinstance(row, Row)]
+        with ThreadPoolExecutor(_THREADS) as threads:
+            sizes = _sizes(usable, known, partial(_size, self.measure, self.config.max_image_pixels), threads)
+        if len(known) > _MOST_KNOWN:
+            known.clear()
+        known.update({place: size for place, size in sizes.items() if place[1].data is None})
+        for row in usable:
+            try:
+                plans = [self._planned(side, sizes) for side in row.sides]
+            except DataError as error:
+                found.rejected.append(reject(row, error))
+                continue
+            length = max(plan.tokens for plan in plans)
+            found.rows_by_image_count[len(row.images)] += 1
+            found.rows_by_length[length] += 1
+            found.notes.update(note for plan in plans for note in plan.notes)
+            if length > found.longest[0]:
+                found.longest = (length, row.id)
+        return found
+
+    def _planned(self, row: Row, sizes: Mapping[_Place, Size | ImageProblem]) -> PlannedPrompt:
+        row_sizes = []
+        for image in row.images:
+            size = sizes[row.image_roots, image]
+            if isinstance(size, ImageProblem):
+                raise size.with_traceback(None)  # the same problem may be raised for many rows
+            row_sizes.append(size)
+        planned, most = self.plan_prompt(row, row_sizes), self.config.max_prompt_tokens
+        if planned.tokens > most:
+            raise DataError(
+                f"has {planned.tokens} tokens, more than data.max_prompt_tokens = {most}; raise it, or lower "
+                "model.max_pixels",
+                field="messages",
+            )
+        return planned
 
 
 def decoded_size(image: ImageSource, roots: ImageRoots, max_pixels: int) -> Size:
@@ -117,28 +169,6 @@ def percentiles(counts: Mapping[int, int]) -> dict[int, int]:
             if seen >= rank:
                 found.setdefault(percent, value)
     return found
-
-
-def _prompt_length(
-    row: Row,
-    sizes: Mapping[_Place, Size | ImageProblem],
-    plan_prompt: Callable[[Row, list[Size]], int],
-    config: Data,
-) -> int:
-    row_sizes = []
-    for image in row.images:
-        size = sizes[row.image_roots, image]
-        if isinstance(size, ImageProblem):
-            raise size.with_traceback(None)  # the same problem may be raised for many rows
-        row_sizes.append(size)
-    length = plan_prompt(row, row_sizes)
-    if length > config.max_prompt_tokens:
-        raise DataError(
-            f"has {length} tokens, more than data.max_prompt_tokens = {config.max_prompt_tokens}; raise it, or lower "
-            "model.max_pixels",
-            field="messages",
-        )
-    return length
 
 
 def _sizes(
