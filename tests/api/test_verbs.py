@@ -99,6 +99,20 @@ def test_a_picture_that_is_not_there_is_named_where_it_was_looked_for(tmp_path, 
     assert names(image_root="pictures")[0] == "lost.png"
 
 
+def test_pictures_in_parts_of_turns_become_files_and_paths_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (9, 9)).save(tmp_path / "there.png")
+    parts = [{"type": "image", "image": Image.new("RGB", (8, 8))}, {"type": "image", "url": "there.png"}]
+    parts += [{"type": "image_url", "image_url": {"url": "there.png"}}, {"type": "text", "text": "there.png"}]
+    written = write_rows([{"messages": [{"role": "user", "content": parts}]}], tmp_path / "run")
+    (row,) = map(json.loads, Path(written.file).read_text(encoding="utf-8").splitlines())
+    made, named, openai, text = row["messages"][0]["content"]
+    assert Path(made["image"]).is_absolute() and Image.open(made["image"]).size == (8, 8)
+    assert named["url"] == openai["image_url"]["url"] == str(tmp_path / "there.png")
+    assert text == parts[3]
+    assert str(tmp_path) in written.media_folders
+
+
 def test_many_folders_of_pictures_are_admitted_by_the_one_around_them(tmp_path):
     rows = []
     for number in range(MOST_FOLDERS + 1):

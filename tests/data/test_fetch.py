@@ -290,14 +290,20 @@ def test_a_recipe_with_an_image_root_gets_whole_paths(server, web, tmp_path):
     assert names[0].startswith(str(tmp_path / "to" / "pictures")) and names[1] == "own.png"
 
 
-def test_pictures_of_parts_and_of_renamed_columns_are_found(server, web, tmp_path):
-    part = {"type": "image_url", "image_url": {"url": f"{server.url}/a"}}
+@pytest.mark.parametrize(
+    ("kind", "key", "form"), [("image_url", "image_url", dict), ("image", "image", str), ("image", "url", str)]
+)
+def test_pictures_of_parts_and_of_renamed_columns_are_found(server, web, tmp_path, kind, key, form):
+    def address(url):
+        return {"url": url} if form is dict else url
+
+    part = {"type": kind, key: address(f"{server.url}/a")}
     turns = [{"role": "user", "content": [{"type": "text", "text": f"{server.url}/text"}, part]}]
     row = {"messages": turns, "answer": "x", "source": f"{server.url}/source", "image": {"path": "x", "bytes": "eA=="}}
     found: list[str] = []
     changed = module._changed(row, {}, lambda path: found.append(path) or "new")
     assert found == [f"{server.url}/a"] and changed["source"] == row["source"] and changed["image"] == row["image"]
-    assert changed["messages"][0]["content"][1] == {"type": "image_url", "image_url": {"url": "new"}}
+    assert changed["messages"][0]["content"][1] == {"type": kind, key: address("new")}
     renamed = {"meta": {"photo": f"{server.url}/a", "page": f"{server.url}/b"}, "question": "?", "answer": "x"}
     assert module._changed(renamed, {"image": "meta.photo"}, lambda path: "new")["meta"] == {
         **renamed["meta"],

@@ -112,7 +112,10 @@ def test_content_may_be_a_list_of_parts():
 @pytest.mark.parametrize(
     "part",
     [
-        {"type": "image", "image": "b.png"},
+        {"type": "image", "image": "b.png", "resized_width": 56},
+        {"type": "image", "url": 5},
+        {"type": "video", "video": "../b.mp4"},
+        {"type": "image_url"},
         {"type": "image_url", "image_url": {"url": "http://x/y.png"}},
         {"type": "text"},
         {"type": "text", "text": 5},
@@ -867,7 +870,7 @@ def test_parts_may_be_json_text(content, read):
     assert row.messages[0].content == (f"<image>{content}" if read is None else read)
 
 
-PATH_PART = '[{"type": "image", "image": "a.png"}]'
+PATH_PART = str([{"type": "image", "image": "a.png"}])
 
 
 @pytest.mark.parametrize("written", (str([TEXT_PART]), str([IMAGE_PART, TEXT_PART]), PATH_PART))

@@ -13,6 +13,7 @@ from typing import Any
 
 from tiercel.api.functions import named_function, written_function
 from tiercel.data.class_labels import class_labels, with_names
+from tiercel.data.media.file_names import visual_of
 from tiercel.errors import DataError, RecipeError
 from tiercel.regular_files import open_new
 from tiercel.rewards.runtime.in_process import register_function
@@ -137,7 +138,8 @@ class _RowWriter:
         if isinstance(value, Mapping):
             if isinstance(data := value.get("bytes"), bytes):  # a picture that `datasets` has not decoded
                 return self._named(_saved(data, self.folder))
-            return {name: self._plain(each, column) for name, each in value.items()}
+            kind, addresses = visual_of(value)
+            return {name: self._plain(each, kind if name in addresses else column) for name, each in value.items()}
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
             return [self._plain(each, column) for each in value]
         if isinstance(value, Path) or (isinstance(value, str) and column in MEDIA and "://" not in value[:10]):

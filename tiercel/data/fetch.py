@@ -26,7 +26,7 @@ from tiercel.data.formats.columns import VISUALS, foreign_columns
 from tiercel.data.formats.registry import default_id
 from tiercel.data.index import locked
 from tiercel.data.media.download import Web, download
-from tiercel.data.media.embedded import IMAGE_PARTS
+from tiercel.data.media.file_names import visual_of
 from tiercel.data.media.images import is_web_address, path_problem, shown_path
 from tiercel.data.order import chosen
 from tiercel.data.readers import Record, records_of
@@ -255,11 +255,8 @@ def _in_parts(value: Any, change: Change) -> Any:
     if isinstance(value, list):
         return [_in_parts(each, change) for each in value]
     if isinstance(value, dict):
-        is_picture = value.get("type") in IMAGE_PARTS
-        return {
-            key: (_everywhere if is_picture and key == "image_url" else _in_parts)(each, change)
-            for key, each in value.items()
-        }
+        _, keys = visual_of(value)
+        return {key: (_everywhere if key in keys else _in_parts)(each, change) for key, each in value.items()}
     return value
 
 

@@ -47,7 +47,7 @@ _TURNS = (
 )  # fmt: skip
 _BEGIN_OF_TURNS = re.compile(r"""\s*\[\s*\{\s*(["'])(?:role|content|from|value)\1\s*:""")
 _BEGIN_OF_PARTS = re.compile(r'\s*\[\s*\{\s*"(?:type|text|image|video)"\s*:')
-_PRINTED_PARTS = re.compile(r"\s*\[\s*\{\s*'type':\s*'(?:text',\s*'text':|(?:image|video)'\s*\})")
+_PRINTED_PARTS = re.compile(r"\s*\[\s*\{\s*'type':\s*'(?:text',\s*'text':|(?:image|video)'\s*[,}])")
 _OF_PARTS = {kind: {kind, "url", "path"} for kind in ("text", "image", "video")}
 _OF_PARTS |= {"image_url": {"image_url"}, "input_image": {"image_url"}, "input_text": {"text"}}
 _MASKS = ("loss", "weight")  # keys of a turn that say whether it is trained on
@@ -165,7 +165,7 @@ def read_content(value: Any, field: str) -> str:
     """Read a turn's text. A list of parts of the types text, image and video, which may be JSON text as in tables whose
     columns have one type, becomes text with marks."""
     if isinstance(value, str):
-        if (parts := _parts_of_text(value, field)) is None:
+        if (parts := parts_of_text(value, field)) is None:
             return value
         value = parts
     if not isinstance(value, list):
@@ -175,20 +175,19 @@ def read_content(value: Any, field: str) -> str:
         place = f"{field}[{number}]"
         kind = part.get("type") if isinstance(part, Mapping) else None
         extra = [key for key in part if key != "type" and given(part, key)] if kind else []
-        if kind == "text" and extra == ["text"] and isinstance(part["text"], str):
+        if kind in ("text", "input_text") and extra == ["text"] and isinstance(part["text"], str):
             pieces.append(part["text"])
         elif kind in ("image", "video") and not extra:
             pieces.append(f"<{kind}>")
         elif kind in ("image", "video"):
-            raise DataError(
-                f"a part of type {kind} cannot have a path; list the {kind}s in the column `{kind}s`", field=place
-            )
+            names = brief(", ".join(sorted(extra)), 200)
+            raise DataError(f"a part of type {kind} can have only its address; remove {names}", field=place)
         else:
             raise wrong_value(part, 'a part must be {"type": "text", "text": ...} or {"type": "image"}', place)
     return "".join(pieces)
 
 
-def _parts_of_text(text: str, field: str) -> list[Any] | None:
+def parts_of_text(text: str, field: str) -> list[Any] | None:
     """Parse a list of parts that is JSON text; None for any other text, such as an answer that is JSON itself. Raises
     DataError for a list as Python prints it."""
     if _PRINTED_PARTS.match(text):

@@ -31,7 +31,6 @@ from tiercel.data.formats.visuals import (
     read_images,
     read_videos,
 )
-from tiercel.data.media.embedded import read_image_parts
 from tiercel.data.rows import BOX_MARK, ROLES, Role, RowDraft, given, read_content, read_messages
 from tiercel.errors import DataError
 from tiercel.reward_types import column
@@ -129,17 +128,11 @@ def from_alpaca(record: Mapping[str, Any]) -> RowDraft:
 
 
 def from_openai(record: Mapping[str, Any]) -> RowDraft:
-    """Read OpenAI's messages, placing each image where its part is. The answer is `answer` or `solution`."""
+    """Read OpenAI's messages. The pictures of their parts are in `images` by now; the answer is `answer` or
+    `solution`."""
     _refuse(record, "tools", "functions")
-    record = _without_videos(record)
-    if given(record, "images") or given(record, "image"):
-        raise DataError(
-            "is a column of pictures, but in this format pictures are image_url parts; remove the column",
-            field="images",
-        )
-    turns, images = read_image_parts(record.get("messages"), "messages")
-    messages = read_messages(turns, "messages", roles=_OPENAI_ROLES)
-    return replace(_draft(record, messages, read=("messages", "answer"), answers=("answer", "solution")), images=images)
+    messages = read_messages(record.get("messages"), "messages", roles=_OPENAI_ROLES)
+    return _draft(_without_videos(record), messages, read=("messages", "answer"), answers=("answer", "solution"))
 
 
 def from_refcoco(record: Mapping[str, Any]) -> RowDraft:

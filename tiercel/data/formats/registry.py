@@ -24,8 +24,8 @@ from tiercel.data.formats.converters import (
     from_trl,
     from_vlm_r1,
 )
+from tiercel.data.formats.parts import has_openai_parts, with_visuals_of_parts
 from tiercel.data.formats.preferences import SIDES, label_of, pair_in_text, without
-from tiercel.data.media.embedded import has_image_parts
 from tiercel.data.records import Record
 from tiercel.data.rows import (
     BOX_MARK,
@@ -197,7 +197,7 @@ def parse_record(
     try:
         id = id if reading.ids == "line" else _read_id(record, id)
         left_out = foreign_columns(record, _READ)
-        record = with_turns_of_text(without(record, *left_out))
+        record = with_visuals_of_parts(with_turns_of_text(without(record, *left_out)))
         require_plain(record)
 
         draft_of = partial(convert, format)
@@ -294,7 +294,7 @@ def _formats_of(record: Mapping[str, Any]) -> set[FormatName]:
     """Return the formats that fit a record's keys."""
     has = {key for key in record if given(record, key)}
     found = set[FormatName]()
-    if "messages" in has and has_image_parts(record["messages"]):
+    if "messages" in has and has_openai_parts(record["messages"]):
         found.add("openai")
     elif "messages" in has:
         if has & {"objects", "solution", "label", "system", "rejected_response", "rejected_messages"}:

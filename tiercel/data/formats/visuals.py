@@ -15,13 +15,13 @@ _MOST_FPS = 1000.0
 
 def read_images(record: Mapping[str, Any]) -> tuple[ImageSource, ...]:
     """Read images from `images` or `image`: a path or a {"bytes", "path"} object, or a list of them."""
-    return tuple(_read_image(value, field) for field, value in _visuals(record, "image").items())
+    return tuple(read_image(value, field) for field, value in _visuals(record, "image").items())
 
 
 def read_videos(record: Mapping[str, Any]) -> tuple[VideoSource, ...]:
     """Read videos from `videos` or `video`: a path or {"path", "fps"} of a file, a list of the paths of its frames, or
     {"frames", "fps"}."""
-    return tuple(_read_video(value, field) for field, value in _visuals(record, "video").items())
+    return tuple(read_video(value, field) for field, value in _visuals(record, "video").items())
 
 
 def _visuals(record: Mapping[str, Any], kind: str) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def _visuals(record: Mapping[str, Any], kind: str) -> dict[str, Any]:
     return {f"{key}[{number}]": item for number, item in enumerate(value)}
 
 
-def _read_video(value: Any, field: str) -> VideoSource:
+def read_video(value: Any, field: str) -> VideoSource:
     described: Mapping[str, Any] = value if isinstance(value, Mapping) else {}
     if not described:
         described = {"frames" if isinstance(value, list) else "path": value}
@@ -52,7 +52,7 @@ def _read_video(value: Any, field: str) -> VideoSource:
     if frames is not None:
         if not isinstance(frames, list) or not frames:
             raise wrong_value(frames, "it must be a list of paths, at least one", f"{field}.frames")
-        sources = tuple(_read_image(frame, f"{field}.frames[{number}]") for number, frame in enumerate(frames))
+        sources = tuple(read_image(frame, f"{field}.frames[{number}]") for number, frame in enumerate(frames))
         return VideoSource(path=sources[0].path or "(embedded frames)", frames=sources, fps=rate)
     if not isinstance(path, str):
         raise wrong_value(path, "it must be a path", field)
@@ -60,7 +60,7 @@ def _read_video(value: Any, field: str) -> VideoSource:
     return VideoSource(path=path, fps=rate)
 
 
-def _read_image(value: Any, field: str) -> ImageSource:
+def read_image(value: Any, field: str) -> ImageSource:
     path, data = (value.get("path"), value.get("bytes")) if isinstance(value, Mapping) else (value, None)
     if isinstance(text := path if data is None else data, str):
         data = embedded_picture(text, field) or data

@@ -1,4 +1,4 @@
-"""Values of columns that name pictures or videos, by the endings of the names."""
+"""Values that name pictures or videos: columns, by the endings of the names, and parts of turns, by their type."""
 
 import re
 from collections.abc import Mapping
@@ -10,6 +10,13 @@ _NAME = r"[^\n<>]{1,1000}\."
 _NAMES: dict[MediaKind, re.Pattern[str]] = {
     "image": re.compile(rf"data:image/[^\n]*|{_NAME}(?:png|jpe?g|webp|gif|bmp|tiff?)", re.IGNORECASE),
     "video": re.compile(rf"{_NAME}(?:mp4|m4v|mkv|webm|avi|mov)", re.IGNORECASE),
+}
+
+_ADDRESSES = {  # by type of part: what it shows, and the keys that may say where that lies
+    "image": ("image", ("image", "url", "path")),
+    "image_url": ("image", ("image_url",)),
+    "input_image": ("image", ("image_url",)),
+    "video": ("video", ("video", "url", "path")),
 }
 
 
@@ -25,3 +32,9 @@ def names_files(value: Any, kind: MediaKind) -> bool:
 def column_of_files(columns: Mapping[str, Any], kind: MediaKind) -> str | None:
     """Return the first column whose value names pictures, or videos; None if there is none."""
     return next((name for name, value in columns.items() if names_files(value, kind)), None)
+
+
+def visual_of(part: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """Return what a part of a turn shows, and the keys that may say where it lies; nothing for any other object."""
+    kind = part.get("type")
+    return _ADDRESSES.get(kind, ("", ())) if isinstance(kind, str) else ("", ())

@@ -1,0 +1,82 @@
+"""Pictures and videos that stand in the parts of turns are read as if their columns had them."""
+
+import json
+
+import pytest
+
+from tests.data.test_formats import ASSISTANT, accepted, contents, refused
+from tiercel.data.formats.parts import with_visuals_of_parts
+from tiercel.types import ImageSource, VideoSource
+
+TEXT = {"type": "text", "text": "What is it?"}
+PICTURES = [
+    {"type": "image", "image": "a.png"},
+    {"type": "image", "url": "a.png", "text": None},
+    {"type": "image", "path": "a.png"},
+    {"type": "image", "image": {"bytes": None, "path": "a.png"}},
+    {"type": "image_url", "image_url": {"url": "a.png", "detail": "low"}},
+    {"type": "image_url", "image_url": "a.png"},
+    {"type": "input_image", "image_url": "a.png"},
+]
+
+
+def asked(*parts):
+    return [{"role": "user", "content": list(parts)}]
+
+
+@pytest.mark.parametrize("part", PICTURES)
+def test_every_form_of_a_picture_stands_where_its_part_is(part):
+    row = accepted({"messages": [*asked(TEXT, part), ASSISTANT]}, purpose="sft")
+    assert contents(row) == ["What is it?<image>", "There."]
+    assert (row.images, row.columns) == ((ImageSource(path="a.png"),), {})
+
+
+@pytest.mark.parametrize(
+    ("format", "turns"),
+    [
+        ("swift", {"messages": asked(*PICTURES[:1], TEXT), "solution": "red"}),
+        ("trl", {"prompt": asked(*PICTURES[:1], TEXT), "answer": "red"}),
+        ("qa", {"question": asked(*PICTURES[:1], TEXT), "answer": "red"}),
+        ("verl", {"prompt": asked(*PICTURES[:1], TEXT), "reward_model": {"ground_truth": "red"}}),
+        ("vlm_r1", {"conversations": [{"from": "human", "value": [PICTURES[0], TEXT]}], "solution": "red"}),
+        ("openai", {"messages": asked(*PICTURES[:1], {**TEXT, "type": "input_text"}), "answer": "red"}),
+    ],
+)
+def test_every_format_with_turns_reads_them(format, turns):
+    row = accepted(turns, format=format)
+    assert contents(row)[0] == "<image>What is it?"
+    assert (row.images, row.answer) == ((ImageSource(path="a.png"),), "red")
+
+
+def test_bytes_videos_and_text_that_is_json():
+    picture = {"type": "image", "image": {"bytes": b"\x89PNG", "path": "b.png"}}
+    film = {"type": "video", "video": {"path": "c.mp4", "fps": 2}}
+    row = accepted({"messages": [*asked(picture, film, TEXT), *asked({"type": "image"})][:1]})
+    assert row.images == (ImageSource(path="b.png", data=b"\x89PNG"),)
+    assert row.videos == (VideoSource(path="c.mp4", frames=(), fps=2.0),)
+    assert contents(row) == ["<image><video>What is it?"]
+    written = [{"role": "user", "content": json.dumps([PICTURES[0], TEXT])}]
+    assert contents(accepted({"messages": written})) == ["<image>What is it?"]
+
+
+def test_a_column_that_says_the_same_may_stand_beside_them():
+    turns = asked(*PICTURES[:1], TEXT)
+    assert accepted({"messages": turns, "images": ["a.png"]}).images == (ImageSource(path="a.png"),)
+    assert accepted({"messages": turns, "image": "a.png"}).images == (ImageSource(path="a.png"),)
+    assert refused({"messages": turns, "images": ["b.png"]}).field == "images"
+    assert refused({"messages": turns, "image": "b.png"}).field == "image"
+
+
+def test_pairs_whose_sides_repeat_the_question():
+    turns = asked(*PICTURES[:1], TEXT)
+    sides = {"chosen": [*turns, ASSISTANT], "rejected": [*turns, {**ASSISTANT, "content": "Here."}]}
+    row = accepted(sides, format="trl", purpose="pairs")
+    assert [each.images for each in row.sides] == [(ImageSource(path="a.png"),)] * 2
+    assert contents(row) == ["<image>What is it?", "There."]
+    other = {**sides, "rejected": [*asked({**PICTURES[0], "image": "b.png"}, TEXT), ASSISTANT]}
+    assert refused(other, format="trl", purpose="pairs").field == "rejected"
+
+
+def test_a_record_without_such_parts_is_left_alone():
+    record = {"messages": asked({"type": "image"}, TEXT), "images": ["a.png"]}
+    assert with_visuals_of_parts(record) is record
