@@ -43,9 +43,7 @@ def record_of_object(value: Any, line: int) -> Record:
 
 def loads(data: bytes) -> Any:
     """Read JSON strictly: UTF-8, finite numbers, each key once. Raises ValueError and RecursionError."""
-    return json.loads(
-        data.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_each_once
-    )
+    return _DECODER.decode(data.decode("utf-8"))
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -66,6 +64,9 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{text[:20]} is outside the range of numbers")
     return value
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_each_once)
 
 
 def _row_problem(error: Exception) -> str:

@@ -258,8 +258,11 @@ def said_of(row: Row) -> bytes:
     texts = [[message.content for message in side.messages] for side in row.sides]
     pictures = [*(image.path for image in row.images), *(video.path for video in row.videos)]
     said = [texts, pictures, row.answer, row.label, list(row.columns.items())]
-    return json.dumps(said, default=_type_name, ensure_ascii=False).encode(errors="replace")
+    return _SAID.encode(said).encode(errors="replace")
 
 
 def _type_name(value: Any) -> str:
     return type(value).__name__
+
+
+_SAID = json.JSONEncoder(default=_type_name, ensure_ascii=False)
