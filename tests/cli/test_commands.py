@@ -210,7 +210,7 @@ def test_other_verbs_take_held_out_rows_and_parts_of_files(tiny_checkpoints, tmp
         assert "on 3 held-out rows" in capsys.readouterr().out
     assert main(["data", "preview", str(recipe), "--output", str(tmp_path / "page.html")]) == 0
     assert "page.html: 7 rows" in capsys.readouterr().out
-    assert main(["plan", str(recipe), "--gpu-memory", "80GB"]) == 0
+    assert main(["plan", str(recipe), "learner.compile=false", "--gpu-memory", "80GB"]) == 0
 
 
 def test_check_names_a_missing_image_and_a_broken_reward(tiny_checkpoints, tmp_path, capsys):

@@ -14,6 +14,9 @@ from tiercel.planning.devices import DEVICES
 from tiercel.planning.probe import Composition, LinearBytes, fitted
 
 
+NOT_COMPILED = "learner.compile=false"  # where a test is about something else, because compiling takes seconds
+
+
 def recipe_without_weights(checkpoint: Path, root: Path) -> Path:
     bare = root / "config only"
     bare.mkdir()
@@ -43,7 +46,7 @@ def test_layers_that_differ_are_planned(tiny_checkpoints, tmp_path, capsys, name
 
 
 def test_json_has_every_strategy(recipe, capsys):
-    assert main(["plan", str(recipe), "--gpus", "2", "--json"]) == 0
+    assert main(["plan", str(recipe), NOT_COMPILED, "--gpus", "2", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert [option["memory"]["strategy"] for option in plan["options"]] == ["ddp", "fsdp2", "deepspeed"]
     assert plan["chosen"] == "ddp" and plan["options"][0]["fits"] and plan["options"][0]["largest_tokens"] > 1000
@@ -63,7 +66,7 @@ def test_what_does_not_fit_ends_with_2_and_a_change(recipe, capsys):
 @pytest.mark.parametrize("place", ("device", "cpu"))
 @pytest.mark.parametrize("strategy", ("ddp", "fsdp2"))
 def test_the_copy_of_the_start_is_counted_where_it_lies(recipe, capsys, place, strategy):
-    words = ["lora=null", "algorithm.kl.coef=0.1", f"model.reference={place}", "model.dtype=bfloat16"]
+    words = ["lora=null", "algorithm.kl.coef=0.1", f"model.reference={place}", "model.dtype=bfloat16", NOT_COMPILED]
     assert main(["plan", str(recipe), *words, f"train.strategy={strategy}", "--gpus", "2", "--json"]) == 0
     (option,) = json.loads(capsys.readouterr().out)["options"]
     moments = option["memory"]["components"]["optimizer moments"]  # 8 bytes per weight, and fsdp2 divides both
@@ -92,7 +95,8 @@ def test_a_microbatch_has_the_tokens_asked_for(tokens):
 
 def test_muon_keeps_one_moment_of_the_matrices_and_plans_no_strategy_that_cuts_them(recipe, capsys):
     def options(*words: str) -> dict[str, int]:
-        assert main(["plan", str(recipe), "lora=null", "model.dtype=bfloat16", "--gpus", "2", "--json", *words]) == 0
+        words = ("lora=null", "model.dtype=bfloat16", NOT_COMPILED, "--gpus", "2", "--json", *words)
+        assert main(["plan", str(recipe), *words]) == 0
         found = json.loads(capsys.readouterr().out)["options"]
         usable = [option for option in found if not option["memory"].get("obstacle") and option["fits"]]
         return {option["memory"]["strategy"]: option["memory"]["components"]["optimizer moments"] for option in usable}
