@@ -187,11 +187,13 @@ def token_ids(family: Family, text: str, plans: Sequence[ImagePlan]) -> list[int
             field="messages",
         )
     before, after = family.around_image
+    texts = [after * (number > 0) + piece + before * (number < len(plans)) for number, piece in enumerate(pieces)]
+    written = [text for text in texts if text]
+    every = iter(family.tokenizer(written, add_special_tokens=False)["input_ids"] if written else ())
     ids: list[int] = []
-    for number, piece in enumerate(pieces):
-        piece = (after if number else "") + piece + (before if number < len(plans) else "")
+    for number, piece in enumerate(texts):
         if piece:
-            piece_ids = family.tokenizer(piece, add_special_tokens=False)["input_ids"]
+            piece_ids = next(every)
             if forbidden := set(piece_ids) & set(family.placeholder_ids):
                 names = family.tokenizer.convert_ids_to_tokens(sorted(forbidden))
                 raise DataError(f"the text contains the model's own vision token {names}", field="messages")
@@ -345,7 +347,8 @@ def require_growing(family: Family, messages: Sequence[Message], number: int, te
     """Return the text before the assistant turn at `number`, and the text up to its end. `text` is that of the whole
     conversation. Raises DataError unless `text` begins with the second text, and that with the first."""
     before = render(family, messages[:number], add_generation_prompt=True)
-    after = render(family, messages[: number + 1], add_generation_prompt=False)
+    is_last = number + 1 == len(messages)
+    after = text if is_last else render(family, messages[: number + 1], add_generation_prompt=False)
     if not (text.startswith(after) and after.startswith(before)):
         raise DataError(
             "the chat template changes earlier turns when later ones follow; set data.template to one that does not, "
