@@ -13,7 +13,6 @@ from tiercel.config import recipe_to_yaml
 from tiercel.planning.devices import DEVICES
 from tiercel.planning.probe import Composition, LinearBytes, fitted
 
-
 NOT_COMPILED = "learner.compile=false"  # where a test is about something else, because compiling takes seconds
 
 

@@ -14,13 +14,13 @@ from tiercel.reliability.redaction import redact, redact_values
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a temporary file, flush it to disk, and rename it over `path`."""
-    temporary = path.with_name(path.name + ".tmp")
-    with open_new(temporary) as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    fsync(path.parent)
+    new = NewFile(path)
+    try:
+        new.add(text)
+        new.finish()
+    except OSError:
+        new.give_up()
+        raise
 
 
 class NewFile:
