@@ -187,13 +187,11 @@ def token_ids(family: Family, text: str, plans: Sequence[ImagePlan]) -> list[int
             field="messages",
         )
     before, after = family.around_image
-    texts = [after * (number > 0) + piece + before * (number < len(plans)) for number, piece in enumerate(pieces)]
-    written = [text for text in texts if text]
-    every = iter(family.tokenizer(written, add_special_tokens=False)["input_ids"] if written else ())
     ids: list[int] = []
-    for number, piece in enumerate(texts):
-        if piece:
-            piece_ids = next(every)
+    for number, piece in enumerate(pieces):
+        piece = (after if number else "") + piece + (before if number < len(plans) else "")
+        if piece:  # one text at a time, because a tokeniser's threads wait for each other over a few short ones
+            piece_ids = family.tokenizer(piece, add_special_tokens=False)["input_ids"]
             if forbidden := set(piece_ids) & set(family.placeholder_ids):
                 names = family.tokenizer.convert_ids_to_tokens(sorted(forbidden))
                 raise DataError(f"the text contains the model's own vision token {names}", field="messages")
