@@ -17,7 +17,7 @@ from PIL import Image
 from tiercel.cli.main import main
 from tiercel.config.data import Data, HeldOut
 from tiercel.data import beginning, reading
-from tiercel.data.index import version
+from tiercel.data.index import FileStore, version
 from tiercel.data.reading import read_rows, read_run_rows
 from tiercel.data.stores import UnusableRow
 from tiercel.errors import DataError
@@ -216,6 +216,19 @@ def test_a_second_start_reads_no_row_for_the_format(place, monkeypatch):
     assert read_rows(file, data, "grpo").identity() == first.identity() and read == []
     os.utime(file, (1, 1))
     assert read_rows(file, data, "grpo").format == first.format and read == [str(file)]
+
+
+def test_a_second_start_neither_chooses_rows_nor_reads_any_for_their_identity(place, monkeypatch):
+    file = place / "rows.jsonl"
+    file.write_text("\n".join(random_lines(random.Random(2), 100)))
+    monkeypatch.setattr(reading, "MOST_HELD_BYTES", 0)
+    data = config(place, f"{file}#50", eval=HeldOut(count=7))
+    first = [table.identity() for table in read_run_rows(data, "grpo").tables]
+    looked, chose = [], []
+    monkeypatch.setattr(FileStore, "look", lambda store, number: looked.append(number))
+    monkeypatch.setattr(reading, "chosen", lambda *given: chose.append(given))
+    assert [table.identity() for table in read_run_rows(data, "grpo").tables] == first
+    assert looked == chose == []
 
 
 def test_the_command_makes_the_index_and_says_where_it_lies(place, monkeypatch, capsys):

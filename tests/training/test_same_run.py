@@ -1,6 +1,7 @@
 """A run resumes from its own data: other rows under the same ids are reported, and checkpoints of another run
 refused."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -10,14 +11,15 @@ from tests.tiny_models import noise_image
 from tests.training.test_loops import grpo_recipe, run_grpo, write_rows
 from tiercel.errors import RunError
 from tiercel.runs.checkpoints import directory_of
+from tiercel.runs.files import file_sha256
 
 
 @pytest.fixture
 def recipe_of(tiny_checkpoints, tmp_path):
     rows = write_rows(tmp_path)
 
-    def make(name: str, steps: int, **optim: float):
-        data = {"eval": None, "workers": 0}
+    def make(name: str, steps: int, heldout: int = 0, **optim: float):
+        data = {"eval": {"count": heldout} if heldout else None, "workers": 0}
         train = {"steps": steps, "save_every": 1, "keep": 9}
         return grpo_recipe(
             tiny_checkpoints["qwen2_5_vl"], rows, tmp_path / name, data=data, train=train, optim={"lr": 1e-2, **optim}
@@ -54,3 +56,20 @@ def test_a_run_goes_on_from_its_own(recipe_of, tmp_path):
     run_grpo(recipe_of("first", 4))
     log = (first / "log.txt").read_text()
     assert log.count("the texts") == 1 == log.count("data.train: pictures with the same names have changed since")
+
+
+def test_a_checkpoint_that_says_in_another_way_what_rows_say_is_that_of_the_run(recipe_of):
+    run = run_grpo(recipe_of("run", 1, heldout=1))
+    state = directory_of(run / "checkpoints", 1) / "state.json"
+    written = json.loads(state.read_text())
+    identities = [written["rows"], written["content"]["rows"]["data.eval"]]
+    for identity in identities:
+        identity["content"] = identity.pop("said")  # as until the index had a hash for each row
+    state.write_text(json.dumps(written, indent=1, sort_keys=True))
+    manifest = state.with_name("MANIFEST.json")
+    hashes = json.loads(manifest.read_text())
+    hashes["sha256"]["state.json"] = file_sha256(state)
+    manifest.write_text(json.dumps(hashes))
+    run_grpo(recipe_of("run", 2, heldout=1))
+    log = (run / "log.txt").read_text()
+    assert "going on from step 1" in log and "have changed" not in log

@@ -34,7 +34,7 @@ from tiercel.data.formats.columns import lacking
 from tiercel.data.index_sources import IndexSource
 from tiercel.data.parallel_map import spread
 from tiercel.data.rows import shortened
-from tiercel.data.stores import COLUMNS, RowStore, RowView, facts_of, said_of, same_ids
+from tiercel.data.stores import COLUMNS, RowStore, RowView, facts_of, same_ids
 from tiercel.errors import DataError
 from tiercel.log import logger
 from tiercel.regular_files import read_regular
@@ -50,6 +50,7 @@ PLACES: dict[str, np.dtype[Any]] = {
 _ALL = COLUMNS | PLACES
 _HEAD = "index.json"
 _SAY_SECONDS = 10.0
+_IDS_AT_ONCE = 1 << 16
 _WAIT_SECONDS = 0.1
 
 
@@ -67,7 +68,7 @@ class FileStore(RowStore):
 
     def __init__(self, source: IndexSource, folder: Path, head: Mapping[str, Any]):
         self.file, self.cache = source.reading.file, folder.parent
-        self.said, self.left_out = head["said"], {(name, kind): count for name, kind, count in head["left_out"]}
+        self.left_out = {(name, kind): count for name, kind, count in head["left_out"]}
         self.key = sha256(json.dumps([source.key, head["of"], head["version"]]).encode()).hexdigest()
         self._source, self.folder, self._head = source, folder, head
         self._columns = {name: _mapped(folder / f"{name}.bin", dtype, head["rows"]) for name, dtype in _ALL.items()}
@@ -100,12 +101,19 @@ class FileStore(RowStore):
 
     def ids(self) -> Iterator[str]:
         every = _mapped(self.folder / "ids.bin", np.dtype(np.uint8), self._head["id_bytes"])
-        places = zip(self._columns["id_offset"].tolist(), self._columns["id_length"].tolist(), strict=True)
-        return (every[start : start + length].tobytes().decode() for start, length in places)
+        for first in range(0, len(self), _IDS_AT_ONCE):
+            some = slice(first, first + _IDS_AT_ONCE)
+            places = (self._columns[name][some].tolist() for name in ("id_offset", "id_length"))
+            for start, length in zip(*places, strict=True):
+                yield every[start : start + length].tobytes().decode()
 
 
 def _mapped(file: Path, dtype: np.dtype[Any], count: int) -> np.ndarray:
     return np.memmap(file, dtype, "r", shape=(count,)) if count else np.empty(0, dtype)
+
+
+def _mapped_whole(file: Path, dtype: np.dtype[Any]) -> np.ndarray:
+    return _mapped(file, dtype, file.stat().st_size // dtype.itemsize)
 
 
 def indexed(source: IndexSource, cache: Path, beat: Callable[[], None]) -> IndexedRows:
@@ -219,7 +227,6 @@ class _Part:
 
     columns: dict[str, np.ndarray]
     ids: bytes
-    said: bytes
     rejected: list[dict[str, Any]]
     without: Counter[str]
     left_out: Counter[tuple[str, str]]
@@ -251,7 +258,7 @@ def _written(source: IndexSource, new: Path, beat: Callable[[], None]) -> dict[s
     without: Counter[str] = Counter()
     left_out: Counter[tuple[str, str]] = Counter()
     parts = list(source.parts(beat))
-    said, id_bytes, rows, spoken = sha256(), 0, 0, time.monotonic()
+    id_bytes, rows, spoken = 0, 0, time.monotonic()
     columns = {name: open(new / f"{name}.bin", "wb") for name in _ALL}  # noqa: SIM115
     with open(new / "ids.bin", "wb") as ids:
         for done, part in enumerate(spread(partial(_part, source), parts), start=1):
@@ -260,7 +267,6 @@ def _written(source: IndexSource, new: Path, beat: Callable[[], None]) -> dict[s
             for name, values in part.columns.items():
                 columns[name].write(values.tobytes())
             ids.write(part.ids)
-            said.update(part.said)
             rejected += part.rejected
             without.update(part.without)
             left_out.update(part.left_out)
@@ -277,7 +283,6 @@ def _written(source: IndexSource, new: Path, beat: Callable[[], None]) -> dict[s
     return {
         "rows": rows - len(repeats),
         "id_bytes": id_bytes,
-        "said": None if repeats else said.hexdigest(),
         "without": list(without.items()),
         "left_out": [[*column, count] for column, count in left_out.items()],
     }
@@ -285,8 +290,8 @@ def _written(source: IndexSource, new: Path, beat: Callable[[], None]) -> dict[s
 
 def _without_repeats(source: IndexSource, new: Path) -> list[dict[str, Any]]:
     """Take the rows out whose id an earlier row has; return them as rejected rows."""
-    columns = {name: np.fromfile(new / f"{name}.bin", dtype) for name, dtype in (("id", _ALL["id"]), *PLACES.items())}
-    every = np.memmap(new / "ids.bin", np.uint8, "r") if (new / "ids.bin").stat().st_size else np.empty(0, np.uint8)
+    columns = {name: _mapped_whole(new / f"{name}.bin", dtype) for name, dtype in _ALL.items()}
+    every = _mapped_whole(new / "ids.bin", np.dtype(np.uint8))
 
     def id_of(number: int) -> str:
         start = int(columns["id_offset"][number])
@@ -295,23 +300,22 @@ def _without_repeats(source: IndexSource, new: Path) -> list[dict[str, Any]]:
     firsts = same_ids(columns["id"], id_of)
     if not firsts:
         return []
-    lines = np.fromfile(new / "line.bin", _ALL["line"])
-    found = []
+    lines, found = columns["line"], []
     for number, first in firsts.items():
         reason = f"{shortened(id_of(number))!r} is already the id of line {lines[first]}"
         row = {"id": id_of(number), "line": int(lines[number]), "field": "id"}
         row["reason"] = f"{reason}; if rows share ids, set data.ids: line"
         place = {name: int(columns[name][number]) for name in ("offset", "length", "number")}
         found.append({**place, "repeats": True, "row": row})
-    for name, dtype in _ALL.items():
-        np.delete(np.fromfile(new / f"{name}.bin", dtype), list(firsts)).tofile(new / f"{name}.bin")
+    for name, values in columns.items():
+        np.delete(values, list(firsts)).tofile(new / f"{name}.bin")
     return found
 
 
 def _part(source: IndexSource, part: Any) -> _Part:
     """Read a part of a file."""
     values = {name: array("Q") for name in _ALL}
-    ids, said = bytearray(), bytearray()
+    ids = bytearray()
     rejected: list[dict[str, Any]] = []
     without: Counter[str] = Counter()
     left_out: Counter[tuple[str, str]] = Counter()
@@ -330,11 +334,8 @@ def _part(source: IndexSource, part: Any) -> _Part:
                 column.append(value)
             left_out.update(row.left_out)
             ids += id
-            said += said_of(row)
     columns = {name: np.array(values[name], dtype) for name, dtype in _ALL.items()}
-    return _Part(
-        columns=columns, ids=bytes(ids), said=bytes(said), rejected=rejected, without=without, left_out=left_out
-    )
+    return _Part(columns=columns, ids=bytes(ids), rejected=rejected, without=without, left_out=left_out)
 
 
 def _plain(row: RejectedRow) -> dict[str, Any]:

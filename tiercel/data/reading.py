@@ -22,12 +22,11 @@ from tiercel.data.index import IndexedRows, cache_folder, indexed, remembered
 from tiercel.data.index_sources import index_source
 from tiercel.data.media.images import open_header
 from tiercel.data.order import RowOrder, chosen, clusters_of
-from tiercel.data.parallel_map import spread
 from tiercel.data.readers import files_of, labelled_columns, records_of
 from tiercel.data.records import Record
 from tiercel.data.remote import parts_of, source_of
 from tiercel.data.rows import Purpose, Reading, shortened
-from tiercel.data.stores import MemoryStore, RowView, joined, repeated_ids, said_of, view_of
+from tiercel.data.stores import MemoryStore, RowView, joined, repeated_ids, view_of
 from tiercel.errors import DataError
 from tiercel.log import logger
 from tiercel.message_text import counted
@@ -36,10 +35,9 @@ from tiercel.reliability.redaction import redact_values
 from tiercel.types import ImageRoots, RejectedRow, Row
 from tiercel.writing import GO_ON, writing
 
-CONTENT = "content"  # key in an identity: the hash of what the rows say
+CONTENT = "said"  # key in an identity: the hash of what the rows say
 MOST_HELD_BYTES = 1 << 25  # of a .jsonl file whose rows are held in memory; a larger one is indexed
 _REASONS_SHOWN = 5
-_ROWS_AT_ONCE = 8192  # that a process reads; fewer rows are read by one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,23 +91,16 @@ class RowTable:
         """Describe the rows, for JSON: the number of usable rows of each file, a hash of their lines and ids, and a
         hash of what they say. Tables that differ only in the last have equal orders."""
         rows = view_of(self.rows)
-        hashes = remembered(rows, "identity", lambda: _hashes(rows, beat), beat)
+        hashes = remembered(rows, "identity", lambda: _hashes(rows), beat)
         return {"counts": list(self.counts), **hashes}
 
 
-def _hashes(rows: RowView, beat: Callable[[], None]) -> dict[str, str]:
-    places = sha256(
-        "\n".join(f"{line}:{id}" for line, id in zip(rows.column("line"), rows.ids(), strict=True)).encode()
-    )
-    content = rows.stores[0].said if rows.is_whole and len(rows.stores) == 1 else None
-    if content is None:
-        said = sha256()
-        spans = [slice(start, start + _ROWS_AT_ONCE) for start in range(0, len(rows), _ROWS_AT_ONCE)]
-        for part in spread(lambda span: b"".join(map(said_of, rows[span])), spans):
-            beat()
-            said.update(part)
-        content = said.hexdigest()
-    return {"sha256": places.hexdigest(), CONTENT: content}
+def _hashes(rows: RowView) -> dict[str, str]:
+    places, before = sha256(), ""
+    for line, id in zip(rows.column("line"), rows.ids(), strict=True):
+        places.update(f"{before}{line}:{id}".encode())
+        before = "\n"
+    return {"sha256": places.hexdigest(), CONTENT: sha256(rows.column("said").tobytes()).hexdigest()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,17 +144,23 @@ def read_heldout_rows(config: Data, purpose: Purpose, beat: Callable[[], None] =
 def _rows_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) -> RunRows:
     """Read the rows of data.train and data.mix, and hold out those that data.eval takes from them."""
     table = _all_of_training(config, purpose, beat)
-    return hold_out(table, config.eval) if isinstance(config.eval, HeldOut) else RunRows(train=table, heldout=None)
+    return (
+        hold_out(table, config.eval, beat) if isinstance(config.eval, HeldOut) else RunRows(train=table, heldout=None)
+    )
 
 
-def hold_out(table: RowTable, held: HeldOut) -> RunRows:
+def hold_out(table: RowTable, held: HeldOut, beat: Callable[[], None]) -> RunRows:
     """Divide a table into training rows and held-out rows, by the ids of its usable rows. Raises DataError if no row
     would be held out, or if no row of a file would be left."""
     given = f"fraction {held.fraction:g}" if held.fraction is not None else f"count {held.count}"
     count = held.count if held.fraction is None else round(held.fraction * len(table.rows))
     assert count is not None  # the recipe was checked for it
     rows = view_of(table.rows)
-    places = chosen(rows.files, rows.column("line"), rows.ids(), count, "held out")
+
+    def choose() -> list[int]:
+        return chosen(rows.files, rows.column("line"), rows.ids(), count, "held out").tolist()
+
+    places = np.array(remembered(rows, f"held out {count}", choose, beat), np.int64)
     if not len(places):
         of = counted(len(rows), "usable training row")
         raise DataError(f"data.eval: {given} of {of} is 0 rows; use {{count: 1}}")
@@ -360,10 +357,14 @@ def _part(rows: RowView, rejected: Sequence[RejectedRow], count: int, file: str)
     DataError if there are fewer rows."""
     usable, total = len(rows), len(rows) + len(rejected)
     require_count(count, total, file)
-    names = {name: place for place, name in enumerate(rows.file_names)}
-    files = np.append(rows.files, np.array([names[row.file] for row in rejected], np.uint16))
-    lines = np.append(rows.column("line"), np.array([row.line for row in rejected], np.uint64))
-    places = chosen(files, lines, chain(rows.ids(), (row.id for row in rejected)), count, "part of a file")
+
+    def choose() -> list[int]:
+        names = {name: place for place, name in enumerate(rows.file_names)}
+        files = np.append(rows.files, np.array([names[row.file] for row in rejected], np.uint16))
+        lines = np.append(rows.column("line"), np.array([row.line for row in rejected], np.uint64))
+        return chosen(files, lines, chain(rows.ids(), (row.id for row in rejected)), count, "part of a file").tolist()
+
+    places = np.array(remembered(rows, f"{count} rows of a file", choose), np.int64)
     return rows.subset(places[places < usable]), [rejected[place - usable] for place in places[places >= usable]]
 
 

@@ -24,6 +24,7 @@ COLUMNS: dict[str, np.dtype[Any]] = {
     "beginning": np.dtype("<u8"),  # hash of the system turn and the pictures; equal for rows that begin alike
     "images": np.dtype("<u2"),  # number of images
     "videos": np.dtype("<u2"),  # number of videos
+    "said": np.dtype("<u8"),  # hash of what the row says
 }
 
 
@@ -41,12 +42,16 @@ class UnusableRow(DataError):
 
 def facts_of(row: Row) -> tuple[int, ...]:
     """Return the values of a row in COLUMNS."""
-    return row.line, hash_of(row.id), hash_of(_beginning(row)), len(row.images), len(row.videos)
+    return tuple(fact(row) for fact in _FACTS.values())
 
 
 def hash_of(value: object) -> int:
     """Hash text, or a tuple of plain values, to 64 bits; equal in every process."""
-    return int.from_bytes(hashlib.blake2b(repr(value).encode(errors="surrogatepass"), digest_size=8).digest(), "little")
+    return _hash(repr(value).encode(errors="surrogatepass"))
+
+
+def _hash(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
 def _beginning(row: Row) -> object:
@@ -72,7 +77,6 @@ class RowStore(ABC):
     file: str
     key: str | None = None  # names the rows and how they were read, if they are kept beyond this process
     cache: Path | None = None  # the folder of what is kept
-    said: str | None = None  # hash of what all rows say, if it is known
     left_out: Mapping[tuple[str, str], int] | None = None  # how many rows leave a column out, if it is known
 
     @abstractmethod
@@ -96,7 +100,6 @@ class MemoryStore(RowStore):
 
     def __init__(self, file: str, rows: Sequence[Row]):
         self.file, self._rows = file, rows
-        self._facts: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -105,11 +108,7 @@ class MemoryStore(RowStore):
         return self._rows[number]
 
     def column(self, name: str) -> np.ndarray:
-        if name in ("line", "images", "videos"):
-            values = (row.line if name == "line" else len(getattr(row, name)) for row in self._rows)
-        else:
-            values = (hash_of(row.id if name == "id" else _beginning(row)) for row in self._rows)
-        return np.fromiter(values, COLUMNS[name], len(self._rows))
+        return np.fromiter(map(_FACTS[name], self._rows), COLUMNS[name], len(self._rows))
 
     def ids(self) -> Iterator[str]:
         return (row.id for row in self._rows)
@@ -247,13 +246,16 @@ def repeated_ids(rows: RowView) -> dict[int, int]:
 def same_ids(hashes: np.ndarray, id_of: Callable[[int], str]) -> dict[int, int]:
     """Return the numbers of rows whose id an earlier row has, in order, each with that of the first such row. `hashes`
     are those of the ids, (rows,); `id_of` is asked only about rows of equal hashes."""
+    ordered = np.sort(hashes)
+    if not np.any(ordered[1:] == ordered[:-1]):  # as a rule; the rest needs five times the memory
+        return {}
     _, firsts, of_row = np.unique(hashes, return_index=True, return_inverse=True)
     firsts = firsts[of_row.reshape(-1)]
     found = np.flatnonzero(firsts != np.arange(len(firsts))).tolist()
     return {number: int(firsts[number]) for number in found if id_of(number) == id_of(int(firsts[number]))}
 
 
-def said_of(row: Row) -> bytes:
+def _said(row: Row) -> bytes:
     """Return what a row says, as JSON; of its pictures, only the names count."""
     texts = [[message.content for message in side.messages] for side in row.sides]
     pictures = [*(image.path for image in row.images), *(video.path for video in row.videos)]
@@ -265,4 +267,12 @@ def _type_name(value: Any) -> str:
     return type(value).__name__
 
 
+_FACTS: dict[str, Callable[[Row], int]] = {
+    "line": lambda row: row.line,
+    "id": lambda row: hash_of(row.id),
+    "beginning": lambda row: hash_of(_beginning(row)),
+    "images": lambda row: len(row.images),
+    "videos": lambda row: len(row.videos),
+    "said": lambda row: _hash(_said(row)),
+}
 _SAID = json.JSONEncoder(default=_type_name, ensure_ascii=False)

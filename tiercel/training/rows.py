@@ -79,7 +79,7 @@ def require_rows_of(found: FoundCheckpoint, *, rows: Mapping[str, Any]) -> None:
 
 def _order(rows: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of an identity that determines the order."""
-    return {name: value for name, value in rows.items() if name != CONTENT}
+    return {name: rows[name] for name in ("counts", "sha256")}
 
 
 def _counted(rows: Mapping[str, Any]) -> str:

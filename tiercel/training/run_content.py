@@ -56,4 +56,11 @@ def require_content_of(found: FoundCheckpoint, content: Mapping[str, Any]) -> No
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any], kind: str) -> list[str]:
-    return [key for key, was in before.get(kind, {}).items() if was != now[kind].get(key, was)]
+    return [key for key, was in before.get(kind, {}).items() if _differ(was, now[kind].get(key, was))]
+
+
+def _differ(was: Any, now: Any) -> bool:
+    """Compare what both versions of tiercel write."""
+    if isinstance(was, Mapping):
+        return any(was[name] != now[name] for name in was.keys() & now.keys())
+    return bool(was != now)
