@@ -8,7 +8,7 @@ import pytest
 
 from tests.rewards.samples import reward
 from tiercel.config.data import Data
-from tiercel.data.coverage import reward_coverage, run_coverage
+from tiercel.data.coverage import reward_coverage, rows_with_rewards, run_coverage
 from tiercel.data.reading import RunRows, read_rows
 from tiercel.errors import DataError
 
@@ -37,6 +37,23 @@ def test_a_reward_that_applies_to_few_rows_is_told_with_the_rows_without_any(tmp
     counted = [reward(name="exact"), reward(name="ocr", where={"column": "kind", "equals": ["ocr"]})]
     exact, ocr, without = run_coverage(counted, rows)
     assert "applies to 2 of 4" in exact and "applies to 1 of 4" in ocr and "2 of 4" in without
+
+
+def test_processes_share_many_rows_and_read_none_that_no_reward_depends_on(tmp_path, monkeypatch):
+    records = [{"answer": "7" if number % 3 else None, "kind": "ab"[number % 2]} for number in range(3000)]
+    rows = rows_of(tmp_path, *records).train.rows
+    asked = [reward(name="exact"), reward(name="exact", where={"column": "kind", "equals": ["a"]}), reward(name="ocr")]
+    exact = [record["answer"] is not None for record in records]
+    even = [has and record["kind"] == "a" for has, record in zip(exact, records, strict=True)]
+    assert (
+        rows_with_rewards(asked, rows)
+        == ([sum(exact), sum(even), sum(exact)], sum(exact))
+        == ([2000, 1000, 2000], 2000)
+    )
+    monkeypatch.setattr(type(rows), "look", None)
+    free = [reward(name="length", max_tokens=4), reward(call="a.py:f")]
+    assert rows_with_rewards(free, rows) == ([3000, 3000], 3000)
+    assert rows_with_rewards(asked, []) == ([0, 0, 0], 0)
 
 
 def test_a_reward_that_applies_to_no_row_is_an_error_that_names_the_columns(tmp_path):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 from tiercel.data.index import remembered
+from tiercel.data.parallel_map import spread
 from tiercel.data.reading import RowTable, RunRows
 from tiercel.data.stores import view_of
 from tiercel.errors import DataError
@@ -14,13 +15,24 @@ from tiercel.reward_types import column
 from tiercel.rewards.base import ANSWER, RewardEntry, TruthReward, column_text, is_meant
 from tiercel.types import Row
 
+_ROWS_AT_ONCE = 1024
 _MOST_NAMED = 12  # the most columns or values in a message
 _ANSWERS = ("solution", "label", "ground_truth", "answers", "target")  # usual names of the column with the right answer
 
 
-def rows_with_reward(reward: RewardEntry, rows: Sequence[Row]) -> int:
-    """Count the rows that a reward applies to, as far as the rows can tell: your own function may still return None."""
-    return sum(_applies(reward, row) for row in rows)
+def rows_with_rewards(rewards: Sequence[RewardEntry], rows: Sequence[Row]) -> tuple[list[int], int]:
+    """Count the rows that each reward applies to, as far as the rows can tell, and those that any does: your own
+    function may still return None. Rows are read only if a reward depends on them."""
+    if not any(reward.where is not None or isinstance(reward, TruthReward) for reward in rewards):
+        return [len(rows)] * len(rewards), len(rows)
+
+    def count(block: range) -> list[int]:
+        each = [[_applies(reward, row) for reward in rewards] for row in map(rows.__getitem__, block)]
+        return [*map(sum, zip(*each, strict=True)), sum(map(any, each))]
+
+    blocks = [range(start, min(start + _ROWS_AT_ONCE, len(rows))) for start in range(0, len(rows), _ROWS_AT_ONCE)]
+    *counts, any_applies = map(sum, zip([0] * (1 + len(rewards)), *spread(count, blocks), strict=True))
+    return counts, any_applies
 
 
 def _applies(reward: RewardEntry, row: Row) -> bool:
@@ -51,16 +63,16 @@ def reward_coverage(rewards: Sequence[RewardEntry], rows: Sequence[Row], file: s
     """Do the same for the rows of one table."""
     lines: list[str] = []
     faults: list[str] = []
-    for index, reward in enumerate(rewards):
-        count, name = rows_with_reward(reward, rows), f"rewards.{index} ({reward.title})"
+    counts, any_applies = rows_with_rewards(rewards, rows)
+    for index, (reward, count) in enumerate(zip(rewards, counts, strict=True)):
+        name = f"rewards.{index} ({reward.title})"
         if not count:
             faults.append(f"{name}: applies to none of the {len(rows):,} rows of {file}: {_reason(reward, rows)}")
         elif count < len(rows):
             lines.append(f"{name}: applies to {count:,} of {len(rows):,} rows of {file}")
     if faults:
         raise DataError("\n".join(faults), field="rewards")
-    without = sum(not any(_applies(reward, row) for reward in rewards) for row in rows) if lines and rewards else 0
-    if without:
+    if rewards and (without := len(rows) - any_applies):
         lines.append(
             f"no reward applies to {without:,} of {len(rows):,} rows of {file}, so nothing is learnt from them"
         )
