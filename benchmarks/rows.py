@@ -26,6 +26,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.drivers.rows_start import HELD_OUT
 from benchmarks.made_rows import BYTES_OF_A_PICTURE, ROWS_A_SHARD, write_lines, write_parquet, write_shards
 from benchmarks.peers import machine
 from benchmarks.tables import RESULTS, markdown_table, write_results
@@ -224,7 +225,7 @@ def _command(made: Path, rows: str, way: str) -> Results:
     recipe = {
         "model": {"path": str(model), "dtype": "float32"},
         "lora": {"rank": 4, "alpha": 8},
-        "data": {"train": rows, "cache": str(made / "cache"), "workers": 1},
+        "data": {"train": rows, "eval": {"count": HELD_OUT}, "cache": str(made / "cache"), "workers": 1},
         "optim": {"prompts_per_step": 8},
         "train": {"steps": 1, "threads": 1},
         "output": str(made / "run"),
@@ -250,9 +251,9 @@ def _command(made: Path, rows: str, way: str) -> Results:
 
 
 def _few(made: Path, rows: str) -> Path:
-    """Write 64 rows of the same kind into a folder of their own."""
+    """Write rows of the same kind, 64 of which are not held out, into a folder of their own."""
     part = next(each for each in PARTS.values() if each.pattern == Path(rows).name)
-    return _made(made / "few", part, 64) / part.pattern
+    return _made(made / "few", part, 64 + HELD_OUT) / part.pattern
 
 
 def _has_step(metrics: Path) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
-from itertools import compress
+from itertools import compress, islice
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -24,6 +24,7 @@ Item = TypeVar("Item")
 RESAMPLED = 1 << 40
 _ROUNDS_APART = 1 << 48  # added to the number of a round, so that no round is shuffled like an epoch of rows
 _CLUSTERS_APART = 1 << 49  # added to the epochs of clusters, so that they are not shuffled like their rows
+_IDS_AT_ONCE = 1 << 16
 _EPOCHS_APART = 1 << 32  # added to the epochs of the second order, so that none is shuffled like one of the first
 
 
@@ -203,12 +204,28 @@ def chosen(files: np.ndarray, lines: np.ndarray, ids: Iterable[str], count: int,
     the sorted names. Rows of several files with the same id, and rows of one record (such as several expressions of one
     box), are chosen together, unless the count is reached between them."""
     files, lines = np.asarray(files, np.uint64), np.asarray(lines, np.uint64)
-    if not len(lines):
-        return np.empty(0, np.int64)
-    _, firsts, records = np.unique(files << np.uint64(48) | lines, return_index=True, return_inverse=True)
-    is_first = np.zeros(len(lines), dtype=bool)
-    is_first[firsts] = True
-    digests = (sha256(f"{use}\n{id}".encode()).digest()[:16] for id in compress(ids, is_first))
-    halves = np.frombuffer(b"".join(digests), ">u8").reshape(-1, 2)  # those of equal ids alone are equal
-    halves = halves[(np.cumsum(is_first) - 1)[firsts]][records.reshape(-1)]
-    return np.sort(np.lexsort((lines, files, halves[:, 1], halves[:, 0]))[:count])
+    keys = files << np.uint64(48) | lines
+    ordered = np.sort(keys)
+    if np.all(ordered[1:] > ordered[:-1]):  # as a rule, each record has one row; the rest needs more memory
+        halves = _halves(ids, use, len(keys))
+    else:
+        _, firsts, records = np.unique(keys, return_index=True, return_inverse=True)
+        is_first = np.zeros(len(keys), dtype=bool)
+        is_first[firsts] = True
+        halves = _halves(compress(ids, is_first), use, len(firsts))
+        halves = halves[(np.cumsum(is_first) - 1)[firsts]][records.reshape(-1)]
+    near = np.arange(len(keys))
+    if 0 < count < len(keys):  # only these can be among the first
+        near = np.flatnonzero(halves[:, 0] <= np.partition(halves[:, 0], count - 1)[count - 1])
+    first = np.lexsort((lines[near], files[near], halves[near, 1], halves[near, 0]))[:count]
+    return np.sort(near[first])
+
+
+def _halves(ids: Iterable[str], use: Use, count: int) -> np.ndarray:
+    """Return the halves of the hash of each id, uint64 (ids, 2). Those of equal ids alone are equal."""
+    halves, rest = np.empty((count, 2), np.uint64), iter(ids)
+    for start in range(0, count, _IDS_AT_ONCE):
+        some = (sha256(f"{use}\n{id}".encode()).digest()[:16] for id in islice(rest, _IDS_AT_ONCE))
+        block = np.frombuffer(b"".join(some), ">u8").reshape(-1, 2)
+        halves[start : start + len(block)] = block
+    return halves
