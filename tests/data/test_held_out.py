@@ -1,6 +1,7 @@
 """Rows held out of the training rows, and N rows of a file: which ones they are, and what cannot be chosen."""
 
 import json
+import random
 from hashlib import sha256
 
 import numpy as np
@@ -156,3 +157,24 @@ def test_rows_of_one_record_are_on_one_side(tmp_path):
     rows = read_run_rows(config, "grpo")
     assert len(rows.heldout.rows) == 9
     assert {row.line for row in rows.heldout.rows}.isdisjoint(row.line for row in rows.train.rows)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_chosen_rows_are_those_of_a_plain_sort_of_their_hashes(seed):
+    draw = random.Random(seed)
+    for _ in range(50):
+        count = draw.randrange(40)
+        files = [draw.randrange(3) for _ in range(count)]
+        lines = list(range(1, count + 1)) if seed % 2 else [draw.randrange(1, 20) for _ in range(count)]
+        ids = [str(draw.randrange(30)) for _ in range(count)]
+        wanted = draw.randrange(45)
+        of_record: dict[tuple[int, int], str] = {}  # rows of one record are chosen by the id of its first row
+        for record, id in zip(zip(files, lines, strict=True), ids, strict=True):
+            of_record.setdefault(record, id)
+
+        def key(number, files=files, lines=lines, of_record=of_record):
+            record = files[number], lines[number]
+            return sha256(f"held out\n{of_record[record]}".encode()).digest()[:16], *record, number
+
+        found = chosen(np.array(files, np.uint16), np.array(lines, np.uint32), iter(ids), wanted, "held out")
+        assert found.tolist() == sorted(sorted(range(count), key=key)[:wanted])
