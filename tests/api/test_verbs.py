@@ -285,6 +285,25 @@ def test_class_labels_beside_paths_of_pictures_are_their_names(tmp_path):
     assert [json.loads(line)["kind"] for line in lines] == ["dog", None]
 
 
+@pytest.mark.parametrize(
+    ("parts", "is_table"),
+    [
+        ([{"type": "image", "image": "a.png", "text": None}, {"type": "text", "image": None, "text": "?"}], False),
+        ([{"type": "image_url", "image_url": {"url": "a.png"}}], False),
+        ([{"type": "image", "image": {"bytes": b"x", "path": "a.png"}}, {"type": "text", "text": "?"}], True),
+        ([{"type": "text", "text": "?"}], True),
+    ],
+)
+def test_a_data_set_whose_parts_name_files_is_written_as_lines(tmp_path, monkeypatch, parts, is_table):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (4, 3)).save("a.png")
+    table = datasets.Dataset.from_list([{"prompt": [{"role": "user", "content": parts}]}])
+    written = write_rows(table, tmp_path / "run")
+    assert Path(written.file).is_dir() == is_table
+    assert written.media_folders == (() if is_table else (str(tmp_path),))
+
+
 def test_a_list_of_paths_is_no_list_of_rows():
     assert [is_rows(each) for each in (["a.jsonl", Path("b.jsonl")], [{"a": 1}], [])] == [False, True, True]
 

@@ -111,6 +111,17 @@ def test_pictures_that_are_not_beside_the_rows_are_looked_for(tmp_path, monkeypa
     assert ("elsewhere does not contain lost.png" in capsys.readouterr().err) == (folder == "far")
 
 
+def test_pictures_of_parts_are_looked_for_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    parts = [{"type": "image", "image": "a.png"}, {"type": "text", "text": "What?"}]
+    Path("trl.jsonl").write_text(json.dumps({"prompt": [{"role": "user", "content": parts}], "answer": "1"}))
+    Path("images").mkdir()
+    Path("images/a.png").touch()
+    assert main(["init", "--data", "trl.jsonl"]) == 0
+    assert read_tree("recipe.yaml")["data"]["image_root"] == "images"
+
+
 def test_pictures_that_are_nowhere_are_asked_for(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", io.StringIO(""))

@@ -849,6 +849,16 @@ def test_key_and_remedy_are_named(workplace: Path, wrong: Wrong):
     assert all("\n" not in line for line in caught.value.problems)
 
 
+@pytest.mark.parametrize(("kind", "section"), [("kto", "kto"), ("reward", "ranking")])
+def test_a_required_section_without_required_keys_may_be_empty(workplace: Path, kind: Kind, section: str):
+    others = "".join(line for line in GOOD[kind].splitlines(keepends=True) if not line.startswith(section))
+    Path("lacking.yaml").write_text(others)
+    with pytest.raises(RecipeError, match=f"{section}: is required; `{section}: {{}}` takes its defaults"):
+        load_recipe(kind, "lacking.yaml")
+    Path("empty.yaml").write_text(f"{others}{section}: {{}}\n")
+    load_recipe(kind, "empty.yaml")
+
+
 @pytest.mark.parametrize("wrong", [wrong for wrong in WRONG if wrong.text is None], ids=identifier)
 def test_one_mistake_is_one_line(workplace: Path, wrong: Wrong):
     with pytest.raises(RecipeError) as caught:

@@ -1,5 +1,6 @@
 """Pictures and videos that stand in the parts of turns are read as if their columns had them."""
 
+import base64
 import json
 
 import pytest
@@ -13,6 +14,7 @@ PICTURES = [
     {"type": "image", "image": "a.png"},
     {"type": "image", "url": "a.png", "text": None},
     {"type": "image", "path": "a.png"},
+    {"type": "image", "base64": None, "image": "a.png"},
     {"type": "image", "image": {"bytes": None, "path": "a.png"}},
     {"type": "image_url", "image_url": {"url": "a.png", "detail": "low"}},
     {"type": "image_url", "image_url": "a.png"},
@@ -59,6 +61,24 @@ def test_bytes_videos_and_text_that_is_json():
     assert contents(accepted({"messages": written})) == ["<image>What is it?"]
 
 
+def test_base64_and_the_rate_of_frames_beside_their_address():
+    whole = "iVBORw0KGgo" + "A" * 61
+    row = accepted({"messages": asked({"type": "image", "base64": whole}, TEXT)})
+    assert row.images == (ImageSource(data=base64.b64decode(whole)),)
+    films = [{"type": "video", "video": "c.mp4", "fps": 2}, {"type": "video", "video": ["0.png", "1.png"], "fps": 4}]
+    row = accepted({"messages": asked(*films, TEXT)})
+    described = [(video.path, len(video.frames), video.fps) for video in row.videos]
+    assert described == [("c.mp4", 0, 2.0), ("0.png", 2, 4.0)]
+    twice = {"type": "video", "video": {"path": "c.mp4", "fps": 2}, "fps": 4}
+    assert refused({"messages": asked(twice, TEXT)}).field == "messages[0].content[0]"
+    assert "fps" in refused({"messages": asked({**PICTURES[0], "fps": 2}, TEXT)}).reason
+
+
+def test_a_part_with_two_addresses_is_refused():
+    row = refused({"messages": asked({**PICTURES[0], "url": "b.png"}, TEXT)})
+    assert row.field == "messages[0].content[0]" and "image and url" in row.reason
+
+
 def test_a_column_that_says_the_same_may_stand_beside_them():
     turns = asked(*PICTURES[:1], TEXT)
     assert accepted({"messages": turns, "images": ["a.png"]}).images == (ImageSource(path="a.png"),)
@@ -73,8 +93,21 @@ def test_pairs_whose_sides_repeat_the_question():
     row = accepted(sides, format="trl", purpose="pairs")
     assert [each.images for each in row.sides] == [(ImageSource(path="a.png"),)] * 2
     assert contents(row) == ["<image>What is it?", "There."]
-    other = {**sides, "rejected": [*asked({**PICTURES[0], "image": "b.png"}, TEXT), ASSISTANT]}
-    assert refused(other, format="trl", purpose="pairs").field == "rejected"
+    row = accepted({"prompt": turns, **sides}, format="trl", purpose="pairs")
+    assert [each.images for each in row.sides] == [(ImageSource(path="a.png"),)] * 2
+    completed = {"prompt": turns, "completion": sides["chosen"]}
+    assert accepted(completed, format="trl", purpose="sft").images == (ImageSource(path="a.png"),)
+
+
+def test_pairs_whose_sides_have_other_pictures():
+    film = {"type": "video", "video": "c.mp4"}
+    chosen = [*asked(*PICTURES[:1], film, TEXT), ASSISTANT]
+    other = {**PICTURES[0], "image": "b.png"}
+    row = accepted({"chosen": chosen, "rejected": [*asked(other, TEXT), ASSISTANT]}, format="trl", purpose="pairs")
+    assert [each.images for each in row.sides] == [(ImageSource(path="a.png"),), (ImageSource(path="b.png"),)]
+    assert [len(each.videos) for each in row.sides] == [1, 0]
+    answer = {"role": "assistant", "content": [other]}
+    assert refused({"chosen": chosen, "rejected": [answer]}, format="trl", purpose="pairs").field == "rejected"
 
 
 def test_a_record_without_such_parts_is_left_alone():

@@ -1,4 +1,5 @@
-"""The lines of docs/from-a-run.md that load an adapter by transformers and PEFT: they answer as tiercel does."""
+"""The lines of docs/from-a-run.md that load an adapter by transformers and PEFT, and those without PEFT that load a
+merged model: they answer as tiercel does."""
 
 import pytest
 from PIL import Image
@@ -36,7 +37,10 @@ def test_the_answer_is_that_of_the_run(tmp_path, monkeypatch, capsys):
         output="runs/rec",
     )
     run.export("runs/rec/adapter", merge=False)
+    run.export("runs/rec/model")
     said = tc.load(run).generate(QUESTION, images=["a.png"], max_new_tokens=64).text
-    capsys.readouterr()
-    exec(compile(program().replace("Qwen/Qwen2.5-VL-3B-Instruct", str(START)), "from-a-run.md", "exec"), {})
-    assert capsys.readouterr().out.splitlines()[-1] == said
+    without_peft = "\n".join(line for line in program().splitlines() if "Peft" not in line)
+    for base, text in ((str(START), program()), ("runs/rec/model", without_peft)):
+        capsys.readouterr()
+        exec(compile(text.replace("Qwen/Qwen2.5-VL-3B-Instruct", base), "from-a-run.md", "exec"), {})
+        assert capsys.readouterr().out.splitlines()[-1] == said

@@ -13,7 +13,7 @@ from typing import Any
 
 from tiercel.api.functions import named_function, written_function
 from tiercel.data.class_labels import class_labels, with_names
-from tiercel.data.media.file_names import visual_of
+from tiercel.data.media.file_names import ADDRESS_KEYS, visual_of
 from tiercel.errors import DataError, RecipeError
 from tiercel.regular_files import open_new
 from tiercel.rewards.runtime.in_process import register_function
@@ -75,8 +75,20 @@ def _with_names(rows: Iterable[Any]) -> Iterable[Any]:
 
 def _names_media(table: Any) -> bool:
     """Return whether a `datasets.Dataset` has paths of pictures or videos."""
-    types = {field.name: str(field.type) for field in table.features.arrow_schema}
-    return any("string" in types.get(name, "") and "binary" not in types[name] for name in MEDIA)
+    return any(_has_paths(field.type, field.name) for field in table.features.arrow_schema)
+
+
+def _has_paths(kind: Any, column: str) -> bool:
+    """Return whether values of an Arrow type have paths of media: as text under such a name, not beside their bytes."""
+    if hasattr(kind, "value_type"):  # a list
+        return _has_paths(kind.value_type, column)
+    inner = {field.name: field.type for field in (kind.field(number) for number in range(kind.num_fields))}
+    if not inner:
+        return column in MEDIA and "string" in str(kind)
+    addresses = ADDRESS_KEYS if "type" in inner else ()
+    return "bytes" not in inner and any(
+        _has_paths(each, "image" if name in addresses else column) for name, each in inner.items()
+    )
 
 
 def _saved_table(table: Any, folder: Path) -> Path:

@@ -5,6 +5,7 @@ import os
 import sys
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, islice
@@ -16,8 +17,10 @@ from tiercel.config import Kind
 from tiercel.config.loading import recipe_of_tree
 from tiercel.config.row_sources import RowSource, row_source
 from tiercel.config.yaml_text import render
+from tiercel.data.formats.parts import with_visuals_of_parts
 from tiercel.data.readers import records_of
-from tiercel.errors import RecipeError
+from tiercel.data.rows import with_turns_of_text
+from tiercel.errors import DataError, RecipeError
 from tiercel.messages import translated
 from tiercel.regular_files import open_new
 from tiercel.tables import table_rows
@@ -141,6 +144,8 @@ def _first_rows(data: str) -> tuple[tuple[str, ...], ...]:
 
 def _files_of(row: Mapping[str, Any]) -> Iterator[str]:
     """Yield the paths of a row's pictures and videos, not those that are embedded or are URLs."""
+    with suppress(DataError):  # which `check` explains
+        row = with_visuals_of_parts(with_turns_of_text(row))
     for column in MEDIA:
         for value in each if isinstance(each := row.get(column), list) else [each]:
             path = value.get("path") if isinstance(value, Mapping) and not value.get("bytes") else value

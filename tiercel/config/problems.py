@@ -116,6 +116,8 @@ def _missing(details: ErrorDetails, path: str, kind: Kind) -> str:
         return f"is required; the reward {name} needs {meaning.rstrip('.')}"
     if key.section is not None:
         required = [name for name, field in key.section.model_fields.items() if field.is_required()]
+        if not required and path != "train":
+            return f"is required; `{path}: {{}}` takes its defaults"
         return f"is required; add the section with {', '.join(required) or 'steps or epochs'}"
     meaning = " ".join((key.meaning or type_in_words(key.field)).split()).partition(";")[0].rstrip(".")
     return f"is required; give {meaning[0].lower()}{meaning[1:]}"

@@ -49,6 +49,8 @@ _BEGIN_OF_TURNS = re.compile(r"""\s*\[\s*\{\s*(["'])(?:role|content|from|value)\
 _BEGIN_OF_PARTS = re.compile(r'\s*\[\s*\{\s*"(?:type|text|image|video)"\s*:')
 _PRINTED_PARTS = re.compile(r"\s*\[\s*\{\s*'type':\s*'(?:text',\s*'text':|(?:image|video)'\s*[,}])")
 _OF_PARTS = {kind: {kind, "url", "path"} for kind in ("text", "image", "video")}
+_OF_PARTS["image"].add("base64")
+_OF_PARTS["video"].add("fps")
 _OF_PARTS |= {"image_url": {"image_url"}, "input_image": {"image_url"}, "input_text": {"text"}}
 _MASKS = ("loss", "weight")  # keys of a turn that say whether it is trained on
 _LONGEST_REASON = 5000  # characters; a reason may name a path, which may have up to 4096

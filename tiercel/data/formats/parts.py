@@ -1,11 +1,12 @@
 """Read turns whose parts bring their own pictures and videos, as Qwen, transformers and OpenAI write them:
 
-{"type": "image", "image": "a.png"}    or `url` or `path` in place of `image`; the same for video
+{"type": "image", "image": "a.png"}    or `url`, `path` or `base64` in place of `image`
+{"type": "video", "video": "a.mp4", "fps": 2}    or `url` or `path` in place of `video`, or a list of frames
 {"type": "image_url", "image_url": {"url": "a.png"}}
 {"type": "input_image", "image_url": "a.png"}
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tiercel.data.formats.visuals import read_image, read_video
@@ -14,7 +15,8 @@ from tiercel.data.rows import given, parts_of_text
 from tiercel.errors import DataError
 
 _IN_ORDER = ("messages", "conversations", "prompt", "question", "problem", "completion", "chosen")
-_REPEATING = ("rejected_messages", "rejected")  # these may have the turns of the question once more
+_ANSWERS = ("completion", "chosen")  # these may repeat the turns of the question
+_REPEATING = ("rejected_messages", "rejected")  # likewise
 _CONTENT = ("content", "value")
 OPENAI_PARTS = ("image_url", "input_image")
 
@@ -26,40 +28,65 @@ def has_openai_parts(messages: Any) -> bool:
 
 def with_visuals_of_parts(record: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a record with the pictures and videos that its parts bring in the columns `images` and `videos`, and
-    {"type": "image"} in place of each. Raises DataError if one cannot be read, if the record has such a column too,
-    and if two answers of a pair bring different ones."""
+    {"type": "image"} in place of each. If the rejected side of a pair brings others, these are in `rejected_images` and
+    `rejected_videos`. Raises DataError if one cannot be read, if the record has other ones in such a column, and if an
+    answer alone brings others than its question."""
     turns = {key: record[key] for key in (*_IN_ORDER, *_REPEATING) if isinstance(record.get(key), list)}
     found = {key: brought for key, value in turns.items() if (brought := list(_visuals(value, key)))}
     if not found:
         return record
-    every = [each for key in _IN_ORDER for each in found.get(key, ())]
+    every: list[tuple[str, Any]] = []
+    for key in _IN_ORDER:
+        brought = found.get(key, [])
+        is_whole = key in _ANSWERS and _is_conversation(turns.get(key, ())) and brought[: len(every)] == every
+        every = brought if is_whole else [*every, *brought]
+    changed = {**record, **{key: [_bare(turn) for turn in value] for key, value in turns.items()}}
+    changed |= _columns(record, every, "")
     for key in _REPEATING:
-        if found.get(key, every) != every:
+        if (brought := found.get(key, every)) == every:
+            continue
+        if not _is_conversation(turns[key]):
             raise DataError(
                 "brings other pictures or videos than the question; list all of them in `images`", field=key
             )
-    changed = {**record, **{key: [_bare(turn) for turn in value] for key, value in turns.items()}}
-    for kind in ("image", "video"):
-        brought = [value for of, value in every if of == kind]
-        column = next((name for name in (kind, f"{kind}s") if given(record, name)), None)
-        if brought and column is not None and record[column] not in (brought, *brought):
-            raise DataError(f"is a column of {kind}s, but the parts of turns bring their own; keep one", field=column)
-        changed |= {f"{kind}s": brought} if brought and column is None else {}
+        changed |= {"rejected_images": [], "rejected_videos": [], **_columns(record, brought, "rejected_")}
     return changed
+
+
+def _is_conversation(turns: Sequence[Any]) -> bool:
+    """Return whether turns begin with a question, and are not only an answer."""
+    return bool(turns) and isinstance(turns[0], Mapping) and turns[0].get("role") in ("system", "user")
+
+
+def _columns(record: Mapping[str, Any], visuals: Sequence[tuple[str, Any]], side: str) -> dict[str, Any]:
+    """Return the columns of pictures and videos that parts bring, unless the record's own columns have the same."""
+    columns = {}
+    for kind in ("image", "video"):
+        brought = [value for of, value in visuals if of == kind]
+        own = next((name for name in (f"{side}{kind}", f"{side}{kind}s") if given(record, name)), None)
+        if brought and own is not None and record[own] not in (brought, *brought):
+            raise DataError(f"is a column of {kind}s, but the parts of turns bring their own; keep one", field=own)
+        if brought:
+            columns[own or f"{side}{kind}s"] = brought if own is None else record[own]
+    return columns
 
 
 def _visuals(turns: list[Any], field: str) -> Iterator[tuple[str, Any]]:
     """Yield what kind of thing a part of turns shows, and where it lies."""
     for place, part in _parts(turns, field):
         kind, keys = visual_of(part)
-        key = next((key for key in keys if given(part, key)), None)
-        if key is None:
+        addresses = [key for key in keys if given(part, key)]
+        if len(addresses) > 1:
+            raise DataError(f"has several addresses, {' and '.join(addresses)}; keep one", field=place)
+        if not addresses:
             if part.get("type") in OPENAI_PARTS:
                 raise DataError('has no address, but must be {"url": ...}', field=place)
             continue
-        value = part[key]
+        value = part[addresses[0]]
         if isinstance(value, Mapping) and set(value) <= {"url", "detail"}:
             value = value.get("url")
+        elif kind == "video" and given(part, "fps") and not isinstance(value, Mapping):
+            value = {"frames" if isinstance(value, list) else "path": value, "fps": part["fps"]}
         {"image": read_image, "video": read_video}[kind](value, place)  # so that an error names the part
         yield kind, value
 
@@ -90,6 +117,8 @@ def _bare(turn: Any) -> Any:
 
 def _bare_part(part: Any) -> Any:
     shown, keys = visual_of(part) if isinstance(part, Mapping) else ("", ())
-    if not any(given(part, key) for key in keys):
+    brought = [part[key] for key in keys if given(part, key)]
+    if not brought:
         return part
-    return {"type": shown, **{key: value for key, value in part.items() if key not in ("type", *keys)}}
+    read = ("type", *keys, *(["fps"] if shown == "video" and not isinstance(brought[0], Mapping) else []))
+    return {"type": shown, **{key: value for key, value in part.items() if key not in read}}

@@ -13,11 +13,12 @@ _NAMES: dict[MediaKind, re.Pattern[str]] = {
 }
 
 _ADDRESSES = {  # by type of part: what it shows, and the keys that may say where that lies
-    "image": ("image", ("image", "url", "path")),
+    "image": ("image", ("image", "url", "path", "base64")),
     "image_url": ("image", ("image_url",)),
     "input_image": ("image", ("image_url",)),
     "video": ("video", ("video", "url", "path")),
 }
+ADDRESS_KEYS = frozenset(key for _, keys in _ADDRESSES.values() for key in keys)
 
 
 def names_files(value: Any, kind: MediaKind) -> bool:
