@@ -160,7 +160,7 @@ def hold_out(table: RowTable, held: HeldOut, beat: Callable[[], None]) -> RunRow
     def choose() -> list[int]:
         return chosen(rows.files, rows.column("line"), rows.ids(), count, "held out").tolist()
 
-    places = np.array(remembered(rows, f"held out {count}", choose, beat), np.int64)
+    places = np.array(remembered(rows, f"heldout:{count}", choose, beat), np.int64)
     if not len(places):
         of = counted(len(rows), "usable training row")
         raise DataError(f"data.eval: {given} of {of} is 0 rows; use {{count: 1}}")
@@ -364,7 +364,7 @@ def _part(rows: RowView, rejected: Sequence[RejectedRow], count: int, file: str)
         lines = np.append(rows.column("line"), np.array([row.line for row in rejected], np.uint64))
         return chosen(files, lines, chain(rows.ids(), (row.id for row in rejected)), count, "part of a file").tolist()
 
-    places = np.array(remembered(rows, f"{count} rows of a file", choose), np.int64)
+    places = np.array(remembered(rows, f"part:{count}", choose), np.int64)
     return rows.subset(places[places < usable]), [rejected[place - usable] for place in places[places >= usable]]
 
 
