@@ -155,3 +155,16 @@ def test_columns_of_ms_swift_are_named_the_other_way_round(given, columns, spoke
     draft = drafted(f"{SFT} --columns '{given}'")
     assert draft.values.get("data.columns") == columns
     assert spoken in told(draft) and ("--columns" in told(draft)) == bool(spoken)
+
+
+def test_variables_of_the_chat_template_are_imported(tmp_path):
+    key = "data.template_arguments"
+    for text in ('{"enable_thinking": false}', "{enable_thinking: false}"):
+        assert values_of(f"{TRL} --chat_template_kwargs '{text}'")[key] == {"enable_thinking": False}
+    (tmp_path / "trl.yaml").write_text("dataset_name: r.jsonl\nchat_template_kwargs: {enable_thinking: false}\n")
+    line = "trl grpo --model_name_or_path org/m --config trl.yaml"
+    assert values_of(line, tmp_path / "run.sh")[key] == {"enable_thinking": False}
+    with pytest.raises(ValueError, match="--chat_template_kwargs no is not a mapping"):
+        values_of(f"{TRL} --chat_template_kwargs no")
+    assert values_of(f"{GRPO} --enable_thinking false")[key] == {"enable_thinking": False}
+    assert key not in values_of(f"{GRPO} --enable_thinking true")

@@ -9,6 +9,7 @@ from typing import Any
 from tiercel.config.keys import allowed_words, every_key, keys_of
 from tiercel.config.suggestions import nearest_key
 from tiercel.config.synonyms import word_synonyms
+from tiercel.config.yaml_text import parse
 from tiercel.convert.launches import Launch, number_of, whole_number_of
 from tiercel.convert.table import TableRow, words_of
 from tiercel.reliability.redaction import redact
@@ -231,7 +232,7 @@ def _type(key: str) -> str:
 
 def _value(key: str, label: str, words: tuple[str, ...]) -> Any:
     """Convert a flag's words to the key's type; None for "none" and "null". Raises ValueError if the key needs a
-    number, or true or false, and the word is neither."""
+    number, true or false, or values by name, and the word is none of these."""
     kind = _type(key)
     if len(words) == 1 and words[0].lower() in ("none", "null"):
         return None
@@ -245,8 +246,21 @@ def _value(key: str, label: str, words: tuple[str, ...]) -> Any:
         if words[0].lower() not in ("true", "false", "1", "0"):
             raise ValueError(f"{label} {words[0]} is neither true nor false; use one of these instead")
         return words[0].lower() in ("true", "1")
+    if "Mapping" in kind:
+        return _values_by_name(label, " ".join(words))
     if re.search(r"\bfloat\b", kind):
         return number_of(label, words[0])
     if re.search(r"\bint\b", kind):
         return whole_number_of(label, words[0])
     return " ".join(words)
+
+
+def _values_by_name(label: str, text: str) -> dict[Any, Any]:
+    """Read values by name, as JSON, YAML and Python write them."""
+    try:
+        values = parse(text)[0]
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise ValueError(f"{label} {text} is not a mapping; write it as {{name: value}}")
+    return values
