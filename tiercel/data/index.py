@@ -18,7 +18,6 @@ import os
 import shutil
 import time
 import zlib
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -314,7 +313,7 @@ def _without_repeats(source: IndexSource, new: Path) -> list[dict[str, Any]]:
 
 def _part(source: IndexSource, part: Any) -> _Part:
     """Read a part of a file."""
-    values = {name: array("Q") for name in _ALL}
+    values: list[tuple[int, ...]] = []
     ids = bytearray()
     rejected: list[dict[str, Any]] = []
     without: Counter[str] = Counter()
@@ -328,13 +327,12 @@ def _part(source: IndexSource, part: Any) -> _Part:
                 rejected.append({**place, "row": _plain(row)})
                 continue
             id = row.id.encode()
-            for column, value in zip(
-                values.values(), (*facts_of(row), offset, length, number, len(ids), len(id)), strict=True
-            ):
-                column.append(value)
-            left_out.update(row.left_out)
+            values.append((*facts_of(row), offset, length, number, len(ids), len(id)))
+            if row.left_out:
+                left_out.update(row.left_out)
             ids += id
-    columns = {name: np.array(values[name], dtype) for name, dtype in _ALL.items()}
+    table = np.array(values, np.uint64).reshape(-1, len(_ALL))
+    columns = {name: table[:, place].astype(dtype) for place, (name, dtype) in enumerate(_ALL.items())}
     return _Part(columns=columns, ids=bytes(ids), rejected=rejected, without=without, left_out=left_out)
 
 

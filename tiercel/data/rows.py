@@ -109,7 +109,7 @@ def read_messages(
     messages = []
     for number, turn in enumerate(value):
         place = f"{field}[{number}]"
-        if not isinstance(turn, Mapping):
+        if not isinstance(turn, dict | Mapping):  # the first is quick
             raise DataError(
                 f"is {_brief(turn)}, but a turn must be an object with {role_key} and {content_key}", field=place
             )
@@ -381,7 +381,7 @@ def answer_start(messages: Sequence[Message]) -> int:
 
 def count_marks(messages: Sequence[Message], mark: str) -> int:
     """Count how often `mark` is in the messages."""
-    return sum(message.content.count(mark) for message in messages)
+    return sum([message.content.count(mark) for message in messages])
 
 
 def _answer_image(draft: RowDraft, messages: Sequence[Message]) -> int | None:

@@ -5,7 +5,6 @@ know of every row before its turn stands in columns of numbers (COLUMNS), so tha
 """
 
 import hashlib
-import json
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,11 +46,7 @@ def facts_of(row: Row) -> tuple[int, ...]:
 
 def hash_of(value: object) -> int:
     """Hash text, or a tuple of plain values, to 64 bits; equal in every process."""
-    return _hash(repr(value).encode(errors="surrogatepass"))
-
-
-def _hash(data: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+    return int.from_bytes(hashlib.blake2b(repr(value).encode(errors="surrogatepass"), digest_size=8).digest(), "little")
 
 
 def _beginning(row: Row) -> object:
@@ -255,16 +250,11 @@ def same_ids(hashes: np.ndarray, id_of: Callable[[int], str]) -> dict[int, int]:
     return {number: int(firsts[number]) for number in found if id_of(number) == id_of(int(firsts[number]))}
 
 
-def _said(row: Row) -> bytes:
-    """Return what a row says, as JSON; of its pictures, only the names count."""
+def _said(row: Row) -> object:
+    """Return what a row says; of its pictures, only the names count."""
     texts = [[message.content for message in side.messages] for side in row.sides]
     pictures = [*(image.path for image in row.images), *(video.path for video in row.videos)]
-    said = [texts, pictures, row.answer, row.label, list(row.columns.items())]
-    return _SAID.encode(said).encode(errors="replace")
-
-
-def _type_name(value: Any) -> str:
-    return type(value).__name__
+    return texts, pictures, row.answer, row.label, list(row.columns.items())
 
 
 _FACTS: dict[str, Callable[[Row], int]] = {
@@ -273,6 +263,5 @@ _FACTS: dict[str, Callable[[Row], int]] = {
     "beginning": lambda row: hash_of(_beginning(row)),
     "images": lambda row: len(row.images),
     "videos": lambda row: len(row.videos),
-    "said": lambda row: _hash(_said(row)),
+    "said": lambda row: hash_of(_said(row)),
 }
-_SAID = json.JSONEncoder(default=_type_name, ensure_ascii=False)

@@ -55,10 +55,9 @@ def from_tiercel(record: Mapping[str, Any]) -> RowDraft:
     """Read tiercel's own rows."""
     boxes = read_boxes(record["boxes"], "boxes") if given(record, "boxes") else ()
     messages = read_messages(record.get("messages"), "messages")
-    draft = _draft(record, messages, read=("messages", "answer", "boxes", "box_images"), answers=())
-    box_images = read_box_images(record.get("box_images"), "box_images", len(boxes))
-    answer = record["answer"] if given(record, "answer") else draft.answer
-    return replace(draft, answer=answer, boxes=boxes, box_images=box_images)
+    own = {"boxes": boxes, "box_images": read_box_images(record.get("box_images"), "box_images", len(boxes))}
+    own |= {"answer": record["answer"]} if given(record, "answer") else {}
+    return _draft(record, messages, read=("messages", "answer", "boxes", "box_images"), answers=(), own=own)
 
 
 def from_swift(record: Mapping[str, Any]) -> RowDraft:
@@ -225,21 +224,24 @@ def _draft(
     read: tuple[str, ...],
     answers: tuple[str, ...],
     otherwise: Any = None,
+    own: Mapping[str, Any] | None = None,
 ) -> RowDraft:
     """Make a draft of turns that were read from the columns `read`, with the record's images and videos. The right
     answer is in the first column of `answers` that the row has, or else where verl has it, or else `otherwise`. If it
-    was read from the column `answer`, that is not one of the row's columns."""
+    was read from the column `answer`, that is not one of the row's columns. `own` are fields that the format reads
+    itself."""
     key = next((key for key in answers if given(record, key)), None)
     found = column(record, VERL_ANSWER) if key is None else record[key]
-    return RowDraft(
-        messages=messages,
-        messages_field=field,
-        images=read_images(record),
-        videos=read_videos(record),
-        answer=clean_answer(otherwise if found is None else found),
-        answer_image=read_image_number(record.get("answer_image"), "answer_image"),
-        columns=_columns(record, *read, *(["answer"] if key == "answer" else [])),
-    )
+    fields: dict[str, Any] = {
+        "messages": messages,
+        "messages_field": field,
+        "images": read_images(record),
+        "videos": read_videos(record),
+        "answer": clean_answer(otherwise if found is None else found),
+        "answer_image": read_image_number(record.get("answer_image"), "answer_image"),
+        "columns": _columns(record, *read, *(["answer"] if key == "answer" else [])),
+    }
+    return RowDraft(**fields | dict(own or {}))
 
 
 def clean_answer(value: Any) -> Any:

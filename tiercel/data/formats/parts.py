@@ -57,8 +57,10 @@ def with_visuals_of_parts(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _may_have_parts(turn: Any) -> bool:
-    contents = [turn.get(key) for key in _CONTENT] if isinstance(turn, Mapping) else []
-    return any(isinstance(each, list) or (isinstance(each, str) and each[:1] in _BEFORE_PARTS) for each in contents)
+    if not isinstance(turn, dict | Mapping):  # the first is quick
+        return False
+    contents = turn.get("content"), turn.get("value")
+    return any([isinstance(each, list) or (isinstance(each, str) and each[:1] in _BEFORE_PARTS) for each in contents])
 
 
 def _is_conversation(turns: Sequence[Any]) -> bool:
