@@ -41,7 +41,7 @@ def by_tiercel(given: argparse.Namespace, held: list[Any]) -> Callable[[], dict[
         ready = time.perf_counter()
         drawn = [table.rows[order.row(index)].id for index in range(min(DRAWN, len(table.rows)))]
         same = [identity["sha256"], identity[reading.CONTENT], drawn[-1]]
-        return {"rows": len(table.rows), "same": same, **_seconds(began, ready, len(drawn))}
+        return {"rows": sum(len(each.rows) for each in read.tables), "same": same, **_seconds(began, ready, len(drawn))}
 
     return start
 
