@@ -119,7 +119,7 @@ MISBEHAVIOURS: dict[str, Misbehaviour] = {
     "answers an infinity": _raising("return float('inf')", "returned inf"),
     "answers text": _raising("return '1.0'", "returned '1.0', a str"),
     "answers one value for all": Misbehaviour(
-        source="return [1.0]", lost="all", says="returned 1 values", is_batched=True
+        source="return [1.0]", lost="all", says="returned 1 value for", is_batched=True
     ),
     "answers one number for all": Misbehaviour(source="return 1.0", lost="all", says="not a float", is_batched=True),
     "raises for a whole batch": Misbehaviour(source="1 / 0", lost="all", says="ZeroDivisionError", is_batched=True),
