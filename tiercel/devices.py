@@ -23,6 +23,12 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
     return pinned.to(device, non_blocking=True)
 
 
+def is_reproducible(device: torch.device) -> bool:
+    """Return whether a run that is killed and resumed has to compute the same bytes: on a CPU, and with
+    `train.deterministic`."""
+    return device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
+
+
 def driver_version() -> int:
     """Return the CUDA version that the driver supports, such as 13000 for 13.0, or 0 if it is unknown."""
     found = ctypes.c_int(0)

@@ -93,10 +93,12 @@ def test_a_step_may_hold_more_than_the_budget(frozen, pictures):
     assert store.policy.pictures == 3
 
 
-def test_kept_features_have_the_same_bytes_whatever_was_kept_before(frozen, pictures):
-    """A resumed run starts with an empty store and must continue with the same numbers."""
+@pytest.mark.parametrize("cache_bytes", (0, 10**6))
+def test_features_have_the_same_bytes_whatever_was_computed_before(frozen, pictures, cache_bytes):
+    """A resumed run starts with an empty store, or with a step that is sampled, and must continue with the same
+    numbers."""
     a, b, c = pictures
-    warm, cold = counting_store(frozen, 10**6), counting_store(frozen, 10**6)
+    warm, cold = counting_store(frozen, cache_bytes), counting_store(frozen, cache_bytes)
     warm.features([a, b])
     assert torch.equal(warm.features([b, c]), cold.features([b, c]))
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from tiercel.devices import moved
+from tiercel.devices import is_reproducible, moved
 from tiercel.models.policy import Policy
 from tiercel.types import EncodedImage
 
@@ -15,16 +15,18 @@ from tiercel.types import EncodedImage
 class VisionStore:
     """The store of image features by content hash, for the sampler, the learner and the reference.
 
-    A frozen tower computes each image once: all new images of a step in one pass, or, if features are kept across
-    steps, each in a separate pass, so that rounding does not depend on the store's earlier content. A trained tower
-    computes each image once more in an update, with gradient. If several microbatches show an image, their gradients
-    are added up, and `backward` runs the sum through the tower at the end.
+    A frozen tower computes each image once. If features are kept across steps, or the run has to be reproducible, each
+    image has a pass of its own, so that rounding depends neither on the store's earlier content nor on whether a step
+    was sampled or came from the journal. Otherwise all new images share a pass. A trained tower computes each image
+    once more in an update, with gradient. If several microbatches show an image, their gradients are added up, and
+    `backward` runs the sum through the tower at the end.
     """
 
     def __init__(self, policy: Policy, cache_bytes: int):
         self.policy = policy
         self.cache_bytes = cache_bytes
         self.is_frozen = policy.vision_is_frozen
+        self.has_own_passes = cache_bytes > 0 or is_reproducible(policy.device)  # one for each image
         self._features: OrderedDict[tuple[str, bool], Tensor] = OrderedDict()  # least recently used first
         self._uses: Counter[str] = Counter()  # in how many microbatches of the update an image is shown
         self._gathering: dict[str, tuple[Tensor, Tensor]] = {}  # the tower's output, and the leaf that replaces it
@@ -41,7 +43,7 @@ class VisionStore:
         is_apart = of_reference and not self.is_frozen
         keys = [(image.sha256, is_apart) for image in images]
         fresh = {key: image for key, image in zip(keys, images, strict=True) if key not in self._features}
-        passes = [[key] for key in fresh] if self.cache_bytes else [list(fresh)]
+        passes = [[key] for key in fresh] if self.has_own_passes else [list(fresh)]
         for passed in filter(None, passes):
             with torch.no_grad():
                 computed = self.policy.vision_features([fresh[key] for key in passed])

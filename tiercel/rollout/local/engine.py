@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tiercel.config.schema import Rollout
-from tiercel.devices import moved
+from tiercel.devices import is_reproducible, moved
 from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
 from tiercel.packing.compiling import default_backend
@@ -99,7 +99,7 @@ class LocalSampler:
         self.decoder = build_decoder(policy, vision, may_capture=weights_stay, may_compile=may_compile)
         self.weights = decoding_weights(policy, self.decoder, prepacked_bytes if weights_stay else None)
         self.look_every = 1 if policy.device.type == "cpu" else LOOK_EVERY
-        self.is_deterministic = policy.device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
+        self.is_deterministic = is_reproducible(policy.device)
         self.kept_bytes = 0 if policy.device.type == "cpu" else KEPT_BYTES
         self.awake = whole_policy
         self.beat = beat
