@@ -5,10 +5,9 @@
 
 Each seed has a new tiny random checkpoint, with seven groups of ragged completions on prompts without an image, with
 one and with two, some of which begin alike. The forms compute them with each prompt by itself, and as a tree. The
-reference repeats the prompt: one sample per row, vision tower included, in float64 on the CPU (transformers' norms,
-rotary embeddings and some softmaxes are float32 in any case; so is its delta rule, which is replaced here). The exit
-code is 1 if a limit is exceeded. No float32 gradient has to be closer to float64 than that of transformers' own pass
-over the same checkpoints.
+reference repeats the prompt: one sample per row, vision tower included, in float64 on the CPU, and in nothing else
+(benchmarks/float64.py). The exit code is 1 if a limit is exceeded. No float32 gradient has to be closer to float64 than
+that of transformers' own pass over the same checkpoints.
 
 The bfloat16 reference has the same bfloat16 weights, in float64, so that only the computation's error is compared.
 Which form errs most in bfloat16 is luck in a single draw, hence a median over seeds.
@@ -32,7 +31,7 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from benchmarks.delta_rule import in_float64, rule_in_float64
+from benchmarks.float64 import all_in_float64, in_float64
 from benchmarks.random_trees import short_pieces_shared, tree_rows
 from benchmarks.tables import RESULTS, markdown_table, versions, write_results
 from tests.models.test_families import huggingface_inputs
@@ -51,6 +50,7 @@ TEMPERATURE = 0.7
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 PLAIN = "transformers' own"
 REPEATED = "repeated"
+FLOAT64_LIMIT = 1e-11  # of a logprob in nats, and of a gradient, relative
 FLOAT32_GRADIENT_LIMIT = 1e-5  # relative; the error of transformers' own pass if that is larger
 FLOAT32_LOGPROB_LIMIT = 1e-4  # nats
 BFLOAT16_RATIO_LIMIT = 1.2  # of the repeated form's own error, median over seeds
@@ -98,8 +98,7 @@ class Errors:
 
 
 def computations(device: torch.device) -> tuple[Computation, ...]:
-    """Return the computations that this device can run. `split` sums in float32 and refuses float64, like compiled
-    `flex`."""
+    """Return the computations that this device can run. Compiled `flex` has no float64."""
     common = (
         Computation(label=PLAIN, form=None),
         Computation(label=REPEATED, form="repeated"),
@@ -111,10 +110,10 @@ def computations(device: torch.device) -> tuple[Computation, ...]:
     if device.type == "cpu":
         return (
             *common,
-            Computation(label="split", form="split", has_float64=False),
-            Computation(label="split, a tree", form="split", is_tree=True, has_float64=False),
-            Computation(label="split, prompt run apart", form="split", is_cut=True, has_float64=False),
-            Computation(label="split, a tree cut", form="split", is_tree=True, is_cut=True, has_float64=False),
+            Computation(label="split", form="split"),
+            Computation(label="split, a tree", form="split", is_tree=True),
+            Computation(label="split, prompt run apart", form="split", is_cut=True),
+            Computation(label="split, a tree cut", form="split", is_tree=True, is_cut=True),
             Computation(label="flex, forward only", form="flex", has_backward=False),
             Computation(label="flex, a tree, forward only", form="flex", is_tree=True, has_backward=False),
         )
@@ -238,14 +237,14 @@ def compare(family: str, seed: int, device: torch.device, directory: Path) -> li
     found = []
     for weights, precisions in ((single, ("float64", "float32")), (half, ("bfloat16",))):
         double = in_float64(weights, checkpoint)
-        with rule_in_float64(double.model):
+        with all_in_float64():
             reference = outcome(double, case, Computation(label=PLAIN, form=None))
         for precision in precisions:
             policy = double if precision == "float64" else weights
             policy = replace(policy, model=policy.model.to(device), device=device)
             for computation in computations(device):
                 if precision != "float64" or computation.has_float64:
-                    with rule_in_float64(policy.model) if precision == "float64" else nullcontext():
+                    with all_in_float64() if precision == "float64" else nullcontext():
                         result = outcome(policy, case, computation)
                     found.append(_errors(result, reference, family, computation.label, precision, seed))
     return found
@@ -311,6 +310,8 @@ def failures(rows: Sequence[dict[str, Any]]) -> list[str]:
     for row in rows:
         gradient_limit = max(FLOAT32_GRADIENT_LIMIT, own[row["family"]])
         limits = (
+            ("float64_gradient_error", "relative gradient error in float64", FLOAT64_LIMIT),
+            ("float64_logprob_error", "logprob error in float64", FLOAT64_LIMIT),
             ("float32_gradient_error", "relative gradient error in float32", gradient_limit),
             ("float32_logprob_error", "logprob error in float32", FLOAT32_LOGPROB_LIMIT),
         )
@@ -392,6 +393,7 @@ def main() -> None:
         "versions": versions(),
         "seeds": arguments.seeds,
         "limits": {
+            "float64_error": FLOAT64_LIMIT,
             "float32_gradient_error": FLOAT32_GRADIENT_LIMIT,
             "float32_logprob_error": FLOAT32_LOGPROB_LIMIT,
             "bfloat16_ratio": BFLOAT16_RATIO_LIMIT,

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 
 from transformers.utils import logging
 
-from benchmarks.delta_rule import in_float64, rule_in_float64
+from benchmarks.float64 import in_float64
 from benchmarks.tables import RESULTS, markdown_table, versions, write_results
 from tests.packing.test_trajectories import PLAIN, Difference, differences
 from tests.tiny_models import FAMILY_NAMES, save_tiny_checkpoint, tiny_policy
@@ -67,8 +67,7 @@ def largest(name: str, seeds: int) -> dict[str, Difference]:
         with TemporaryDirectory() as directory:
             checkpoint = save_tiny_checkpoint(name, Path(directory), seed)
             policy = tiny_policy(checkpoint, noise=0.1)
-            reference = in_float64(policy, checkpoint)
-            found = differences(policy, seed, reference, rule_in_float64(reference.model))
+            found = differences(policy, seed, in_float64(policy, checkpoint))
         for form, each in found.items():
             before = worst.get(form, each)
             worst[form] = Difference(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.delta_rule import in_float64, rule_in_float64
+from benchmarks.float64 import all_in_float64, in_float64
 from tests.models.test_families import huggingface_inputs
 from tests.tiny_models import FAMILY_NAMES, random_ids, tiny_policy, tiny_prompts
 from tiercel.algorithms import LossInput, policy_loss
@@ -74,10 +74,10 @@ def test_a_shared_part_is_learnt_once_with_the_advantage_of_each_completion(tiny
     group = advantage_group(prompt, completions, ADVANTAGES)
     totals = totals_of([group])
     offsets = [torch.linspace(-0.4, 0.4, len(each.token_ids_L)) for each in completions]  # some ratios are clipped
-    with rule_in_float64(double.model):
+    with all_in_float64():
         expected_loss = torch.zeros((), dtype=torch.float64)
         for completion, advantage, offset_L in zip(completions, ADVANTAGES, offsets, strict=True):
-            logprobs_L = plain_logprobs(double, prompt, completion, pictures).float()  # as the head gives them
+            logprobs_L = plain_logprobs(double, prompt, completion, pictures)
             owner_L = torch.zeros(len(logprobs_L), dtype=torch.int64)
             old_L = logprobs_L.detach() + offset_L
             own = loss_of(logprobs_L, old_L, owner_L, torch.tensor([advantage]), totals, loss)
@@ -91,10 +91,8 @@ def test_a_shared_part_is_learnt_once_with_the_advantage_of_each_completion(tiny
     tree = batch.packed.tree
     assert tree.length == len(prompt.token_ids_P) + sum(PARTS) + sum(map(sum, CONTINUATIONS))  # each part once
     assert len(batch.packed.targets_N) == sum(len(each.token_ids_L) for each in completions)  # and scored for each
-    torch.testing.assert_close(learnt, expected_loss.to(learnt), rtol=0, atol=1e-6)
-    # Ratios are made of float32 logprobs, whose last place is 4.8e-7 from 4 nats on; without ratios, test_trees.py has
-    # answers that fork within 3e-7.
-    assert float((found - expected).norm() / expected.norm()) < 1e-6
+    torch.testing.assert_close(learnt, expected_loss.to(learnt), rtol=0, atol=1e-12)
+    assert float((found - expected).norm() / expected.norm()) < 1e-11
 
 
 def test_the_head_computes_a_shared_token_once(tiny_checkpoints, monkeypatch):

@@ -1,7 +1,6 @@
 """Completions with answers and pictures between their turns, against a plain forward pass of each whole sequence."""
 
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -10,6 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from benchmarks.float64 import all_in_float64, in_float64
 from tests.models.test_families import huggingface_inputs
 from tests.tiny_models import FAMILY_NAMES, MIXED_PICTURES, noise_image, random_ids, tiny_policy, tiny_prompts
 from tiercel.models.families.base import Family
@@ -127,8 +127,8 @@ class Difference:
 
 
 def differences(policy: Policy, seed: int, reference: Policy) -> dict[str, Difference]:
-    """Compare every form of a policy, and its plain forward pass, with the plain forward pass of another, on six
-    random trajectories."""
+    """Compare every form of a policy, and its plain forward pass, with the plain forward pass of another in float64,
+    on six random trajectories."""
     items = items_of(policy.family, seed)
     packed, vision = pack(items), VisionStore(policy, 0)
     weights_N = torch.randn(len(packed.targets_N), generator=torch.Generator().manual_seed(seed + 1))
@@ -149,7 +149,8 @@ def differences(policy: Policy, seed: int, reference: Policy) -> dict[str, Diffe
     after_prompts = partial(logprobs_after_prompts, policy, items, weights_N)
     found["prompt run apart"] = outcome(policy, after_prompts, has_gradient=True)
     found[PLAIN] = outcome(policy, partial(plain_logprobs, policy, items, seed))
-    expected_N, expected_gradient = outcome(reference, partial(plain_logprobs, reference, items, seed))
+    with all_in_float64():
+        expected_N, expected_gradient = outcome(reference, partial(plain_logprobs, reference, items, seed))
     return {
         name: Difference(
             logprob=float((logprobs_N - expected_N).abs().max()),
@@ -159,19 +160,10 @@ def differences(policy: Policy, seed: int, reference: Policy) -> dict[str, Diffe
     }
 
 
-def in_float64(policy: Policy) -> Policy:
-    """Copy a policy into double precision, with experts one by one, since grouped products have no such form."""
-    model = deepcopy(policy.model).double()
-    for module in model.modules():
-        if hasattr(module, "config"):
-            module.config._experts_implementation = "eager"
-    return replace(policy, model=model, compute_dtype=torch.float64)
-
-
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_every_form_is_as_near_to_double_precision_as_a_plain_forward(tiny_checkpoints, name):
     """How much a plain pass in float32 rounds depends on the processor; a form may round as much."""
     policy = tiny_policy(tiny_checkpoints[name], noise=0.1)
-    found = differences(policy, 3, in_float64(policy))
+    found = differences(policy, 3, in_float64(policy, tiny_checkpoints[name]))
     gradient = max(1e-5, 1.5 * found.pop(PLAIN).gradient)
     assert {form: each for form, each in found.items() if each.logprob > 1e-4 or each.gradient > gradient} == {}

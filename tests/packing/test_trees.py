@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.delta_rule import in_float64, rule_in_float64
 from benchmarks.exact import PLAIN, Computation, make_case, outcome
+from benchmarks.float64 import all_in_float64, in_float64
 from benchmarks.random_trees import short_pieces_shared, tree_rows
 from tests.tiny_models import FAMILY_NAMES, tiny_policy
 from tiercel.packing.layout import pack
@@ -30,11 +30,11 @@ def test_a_tree_equals_rows_by_themselves(tiny_checkpoints, name):
     with short_pieces_shared():
         joined = pack(tree_rows(single.family, seed), single.family)
     assert joined.tree.length < 0.8 * pack(case.items).tree.length and len(joined.tree.levels) >= 3
-    with rule_in_float64(double.model):
+    with all_in_float64():
         right = outcome(double, case, Computation(label=PLAIN, form=None))
-        for computation in (DENSE, DENSE_CUT):
+        for computation in (DENSE, DENSE_CUT, SPLIT, SPLIT_CUT, REPEATED):
             logprob, gradient = errors(outcome(double, case, computation), right)
-            assert logprob < 1e-6 and gradient < 3e-7, computation.label
+            assert logprob < 1e-12 and gradient < 1e-12, computation.label
     plain = errors(outcome(single, case, Computation(label=PLAIN, form=None)), right)[1]
     for computation in (SPLIT, SPLIT_CUT, DENSE, REPEATED):
         logprob, gradient = errors(outcome(single, case, computation), right)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.delta_rule import in_float64, rule_in_float64
+from benchmarks.float64 import all_in_float64, in_float64
 from tests.packing.test_examples import plain_words, random_pairs
 from tests.tiny_models import FAMILY_NAMES, tiny_policy
 from tests.training.test_loops import grpo_recipe, merged, run_grpo, write_rows
@@ -63,7 +63,7 @@ def test_divergence_and_gradient_equal_plain_passes_of_student_and_teacher(tiny_
     exact_student, exact_other = (in_float64(each, tiny_checkpoints[name]) for each in (student, other))
     for divergence in ("reverse_kl", "jsd", "token"):
         plain = gradient(student, plain_divergence(student, other, answers, divergence))
-        with rule_in_float64(exact_student.model), rule_in_float64(exact_other.model):
+        with all_in_float64():
             expected = plain_divergence(exact_student, exact_other, answers, divergence)
             wanted = gradient(exact_student, expected)
         section = Teacher(path="teacher", divergence=divergence, coef=2.0)

@@ -187,24 +187,23 @@ class _JoinedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: SplitPlan, scale: float) -> Tensor:
-        joined_ASE = torch.empty(query.shape[1:], dtype=torch.float32, device=query.device)
-        lse_AS = torch.empty(query.shape[1:3], device=query.device)
+        joined_ASE = torch.empty(query.shape[1:], dtype=_wide(query.dtype), device=query.device)
+        lse_AS = torch.empty(query.shape[1:3], dtype=_wide(query.dtype), device=query.device)
         for block in plan.roots:
             queries = slice(*block.queries)
             output, lse = _over(block, query, key, value, scale)
             joined_ASE[:, queries], lse_AS[:, queries] = output, lse
         for bucket in plan.buckets:
-            bias, rows = _in(bucket.bias_R1LL, query), _gathered(bucket, query, key, value)
-            output, lse = _flash(*rows, 0.0, bias is None, attn_mask=bias, scale=scale)
+            output, lse = _part(_gathered(bucket, query, key, value), bucket.bias_R1LL, bucket.bias_R1LL is None, scale)
             places = bucket.valid_places
-            joined_ASE[:, places] = _flat(output)[:, bucket.valid].float()
+            joined_ASE[:, places] = _flat(output)[:, bucket.valid]
             lse_AS[:, places] = _flat(lse)[:, bucket.valid]
         for block in plan.over:
             queries = slice(*block.queries)
             output, lse = _over(block, query, key, value, scale)
             both = torch.logaddexp(lse_AS[:, queries], lse)
             joined_ASE[:, queries] *= (lse_AS[:, queries] - both).exp_()[..., None]
-            joined_ASE[:, queries].addcmul_(output.float(), (lse - both).exp_()[..., None])
+            joined_ASE[:, queries].addcmul_(output, (lse - both).exp_()[..., None])
             lse_AS[:, queries] = both
         output = joined_ASE[None].to(query.dtype)
         ctx.save_for_backward(query, key, value, output, lse_AS)
@@ -215,7 +214,7 @@ class _JoinedAttention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, lse_AS = ctx.saved_tensors
         gradient = gradients[0].to(query.dtype)
-        sums = [torch.zeros(t.shape[1:], dtype=torch.float32, device=t.device) for t in (query, key, value)]
+        sums = [torch.zeros(t.shape[1:], dtype=_wide(t.dtype), device=t.device) for t in (query, key, value)]
         for block in (*ctx.plan.roots, *ctx.plan.over):
             queries, keys = slice(*block.queries), slice(*block.keys)
             parts = _flash_backward(
@@ -253,8 +252,22 @@ def _over(block: Block, query: Tensor, key: Tensor, value: Tensor, scale: float)
     """Compute a block's output (A, S, E) and log-sum-exp (A, S)."""
     queries, keys = slice(*block.queries), slice(*block.keys)
     rows = query[:, :, queries], key[:, :, keys], value[:, :, keys]
-    output, lse = _flash(*rows, 0.0, block.is_causal, attn_mask=_in(block.bias_11SK, query), scale=scale)
+    output, lse = _part(rows, block.bias_11SK, block.is_causal, scale)
     return output[0], lse[0]
+
+
+def _part(
+    rows: tuple[Tensor, Tensor, Tensor], bias: Tensor | None, is_causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Compute the output and log-sum-exp of a part in fp32. In bf16 each part would be rounded before the parts are
+    joined, which makes the gradient of large scores (Gemma 4) worse by a fifth."""
+    query, key, value = (each.to(_wide(each.dtype)) for each in rows)
+    return _flash(query, key, value, 0.0, is_causal, attn_mask=_in(bias, query), scale=scale)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of sums: fp32, or fp64 for a reference."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _in(bias: Tensor | None, query: Tensor) -> Tensor | None:
