@@ -18,6 +18,7 @@
 # make test-lowest     the tests that versions may change, with the lowest versions that pyproject.toml admits (a CUDA build of torch: 5 GB)
 # make test-scale      several ranks: ddp, FSDP2 and DeepSpeed, killed and resumed; in an environment with DeepSpeed
 # make test-view       the page of runs in Chromium: live update, filters, hostile rows, a server that is killed, keys
+# make test-services   real servers of MLflow and of OpenEnv: what a run tells the one, how it plays with the other
 # make vllm-env        an environment with a real vLLM, which computes on the CPU
 # make test-vllm       GRPO whose completions vLLM samples: by server, in process, over two ranks; servers killed
 # make test-ray        two trainer ranks and two vLLM servers that Ray places on two raylets, killed and replaced
@@ -45,6 +46,8 @@ NEWEST_PILLOW := 13.0.0
 GPU_PYTHON ?= python3
 DEEPSPEED := 0.19.8
 RAY := 2.60.0
+MLFLOW := 3.17.2
+OPENENV := 0.3.0
 UV := 0.13.9
 WORKERS ?= 2
 # Files of tests side by side, each with one thread: more threads gain little on tiny models.
@@ -55,7 +58,7 @@ PART = $(if $(THIRD),--third $(THIRD))
 TORCHVISION := 0.28.0
 LOWEST_TORCHVISION := 0.26.0
 
-.PHONY: venv environments test-all ci-plan demo demo-pairs demo-zoom demo-real test test-real lint types wheel test-wheel test-catalogue test-quantized test-families test-generic test-lowest test-scale test-view vllm-env test-vllm test-ray site faults \
+.PHONY: venv environments test-all ci-plan demo demo-pairs demo-zoom demo-real test test-real lint types wheel test-wheel test-catalogue test-quantized test-families test-generic test-lowest test-scale test-view test-services vllm-env test-vllm test-ray site faults \
 	faults-short docs bench-exact bench-learner bench-scaling bench-rollout bench-pairs bench-trees bench-rows bench-long-rows bench-view bench-peers gpu-proof gpu-null gpu-compile gpu-toy clean
 
 venv: .venv/.made
@@ -224,8 +227,21 @@ test-view: .venv-view/.made
 	.venv-view/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt playwright
 	touch $@
 
+test-services: .venv-services/.made
+	OMP_NUM_THREADS=1 .venv-services/bin/python -m pytest tests/trackers/test_mlflow.py tests/environments/test_openenv.py
+
+# MLflow does not admit the newest of two packages. Of openenv-core the server is used; the rest of what it depends on
+# is its web page.
+.venv-services/.made: .venv/.made
+	$(call LAYER_OF,.venv-services)
+	sed -E 's/^(pyarrow)==.*/\1==25.0.1/; s/^(importlib.metadata)==.*/\1==9.1.0/' constraints.txt > .venv-services/constraints.txt
+	.venv-services/bin/python -m pip install --quiet --disable-pip-version-check \
+		-c .venv-services/constraints.txt mlflow==$(MLFLOW) fastmcp
+	.venv-services/bin/python -m pip install --quiet --disable-pip-version-check --no-deps openenv-core==$(OPENENV)
+	touch $@
+
 # All that the steps of .ci/run need beside .venv.
-environments: $(addsuffix /.made,.venv-site .venv-view .venv-wheel .venv-families \
+environments: $(addsuffix /.made,.venv-site .venv-view .venv-services .venv-wheel .venv-families \
 	.venv-generic .venv-lowest .venv-scale .venv-vllm)
 
 vllm-env: .venv-vllm/.made

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 THIRDS = 3
-ALWAYS_WHOLE = ("lint", "types", "test", "site", "test-view", "test-wheel")
+ALWAYS_WHOLE = ("lint", "types", "test", "site", "test-view", "test-services", "test-wheel")
 DIVIDED = (
     "test-catalogue",
     "test-quantized",
