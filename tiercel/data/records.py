@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 _SHOWN_BYTES = 500  # shown of a line that cannot be read
+DEEPEST = 64  # the most levels of a value; a deeper one could not be read again from the files that tiercel writes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,6 +17,7 @@ class Record:
     value: dict[str, Any] = field(default_factory=dict)
     problem: str | None = None
     text: str = ""  # the beginning of what could not be read
+    is_plain: bool = False  # known to hold nothing that `columns.require_plain` would refuse
 
 
 def record_of_line(data: bytes, line: int) -> Record | None:
@@ -28,16 +30,22 @@ def record_of_line(data: bytes, line: int) -> Record | None:
 def record_of_json(data: bytes, line: int) -> Record:
     """Read a JSON object."""
     try:
-        return record_of_object(loads(data), line)
+        return record_of_object(loads(data), line, is_plain=_is_plain(data))
     except (ValueError, RecursionError) as error:
         begin = data[:_SHOWN_BYTES].decode(errors="replace").rstrip()
         return Record(line=line, problem=_row_problem(error), text=begin)
 
 
-def record_of_object(value: Any, line: int) -> Record:
+def _is_plain(data: bytes) -> bool:
+    """Return True only if JSON that could be read has no half of a surrogate pair, which only an escape can write, and
+    is not nested too deeply."""
+    return b"\\u" not in data and data.count(b"[") + data.count(b"{") <= DEEPEST
+
+
+def record_of_object(value: Any, line: int, *, is_plain: bool = False) -> Record:
     """Return a JSON value as a record; only an object can be one."""
     if isinstance(value, dict):
-        return Record(line=line, value=value)
+        return Record(line=line, value=value, is_plain=is_plain)
     return Record(line=line, problem=f"is a JSON {kind_of(value)}, but a row must be an object")
 
 

@@ -106,6 +106,7 @@ def read_messages(
     """Read turns from a list of objects. `roles` maps each role of the format to tiercel's role."""
     if not isinstance(value, list) or not value:
         raise wrong_value(value, "it must be a list of turns, at least one", field)
+    known = {role_key, content_key, *_MASKS}
     messages = []
     for number, turn in enumerate(value):
         place = f"{field}[{number}]"
@@ -114,8 +115,9 @@ def read_messages(
                 f"is {_brief(turn)}, but a turn must be an object with {role_key} and {content_key}", field=place
             )
         # A key such as "tool_calls" changes what the turn means, so it must not be ignored.
-        unknown = sorted(key for key in turn if key not in (role_key, content_key, *_MASKS) and given(turn, key))
-        if unknown:
+        if not turn.keys() <= known and (
+            unknown := sorted(key for key in turn if key not in known and given(turn, key))
+        ):
             names = brief(", ".join(unknown), 200)
             raise DataError(f"has keys that tiercel does not know: {names}; remove them", field=place)
         role = turn.get(role_key)

@@ -8,7 +8,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tiercel.data.records import Record
+from tiercel.data.records import DEEPEST, Record
 from tiercel.errors import DataError
 from tiercel.reward_types import column
 
@@ -50,7 +50,6 @@ def require_columns(records: Sequence[Record], column_names: Mapping[str, str], 
         )
 
 
-_DEEPEST = 64  # the most levels of a value; a deeper one could not be read again from the files that tiercel writes
 VISUALS = ("images", "image", "videos", "video", "rejected_images", "rejected_videos")
 _ALWAYS_PLAIN = frozenset({int, bool, type(None)})
 
@@ -60,13 +59,13 @@ def require_plain(record: Mapping[str, Any]) -> None:
     for key, value in record.items():
         _require_text(key, "row")
         if key not in VISUALS:
-            require_plain_value(value, key or "row", _DEEPEST)
+            require_plain_value(value, key or "row", DEEPEST)
 
 
 def foreign_columns(record: Mapping[str, Any], read: Container[str]) -> dict[str, str]:
     """Map each column whose value has a type that JSON does not know, such as bytes or a date, to that type; skip the
     columns in `read`. Images and videos are read elsewhere."""
-    kinds = {key: _foreign(value, _DEEPEST) for key, value in record.items() if key not in read}
+    kinds = {key: _foreign(value, DEEPEST) for key, value in record.items() if key not in read}
     kinds = {key: kind for key, kind in kinds.items() if key not in VISUALS}
     return {key: kind for key, kind in kinds.items() if kind is not None}
 
@@ -91,7 +90,7 @@ def require_plain_value(value: Any, field: str, levels: int) -> None:
             raise DataError(f"is {value}, but must be a finite number", field=field)
     elif kind is list or kind is dict:
         if levels == 0:
-            raise DataError(f"is part of a value nested more than {_DEEPEST} levels deep", field=field[:40])
+            raise DataError(f"is part of a value nested more than {DEEPEST} levels deep", field=field[:40])
         for key, item in value.items() if kind is dict else enumerate(value):
             if isinstance(key, str):
                 _require_text(key, field)

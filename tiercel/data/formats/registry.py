@@ -183,22 +183,29 @@ def rows_of(record: Record, format: FormatName, reading: Reading) -> list[Row | 
         return [RejectedRow(id=default, file=reading.file, line=record.line, field="row", reason=reason)]
     values = expanded(format, record.value)
     names = [default] if len(values) == 1 else [f"{default}#{number}" for number in range(1, len(values) + 1)]
-    parse = partial(parse_record, format=format, line=record.line, reading=reading)
+    parse = partial(parse_record, format=format, line=record.line, reading=reading, is_plain=record.is_plain)
     return [parse(value, default=name) for value, name in zip(values, names, strict=True)]
 
 
 def parse_record(
-    record: Mapping[str, Any], *, format: FormatName, line: int, reading: Reading, default: str | None = None
+    record: Mapping[str, Any],
+    *,
+    format: FormatName,
+    line: int,
+    reading: Reading,
+    default: str | None = None,
+    is_plain: bool = False,
 ) -> Row | RejectedRow:
     """Convert a record to a Row, or to a RejectedRow with the wrong field and the reason. `default` is the id if the
-    row has none."""
+    row has none. Values that JSON cannot hold are not looked for with `is_plain`."""
     file = reading.file
     id = default or default_id(file, line)
     try:
         id = id if reading.ids == "line" else _read_id(record, id)
-        left_out = foreign_columns(record, _READ)
+        left_out = {} if is_plain else foreign_columns(record, _READ)
         record = with_visuals_of_parts(with_turns_of_text(without(record, *left_out)))
-        require_plain(record)
+        if not is_plain:
+            require_plain(record)
 
         draft_of = partial(convert, format)
 
