@@ -148,7 +148,7 @@ wheel: .venv-wheel/.made
 	OMP_NUM_THREADS=1 .venv-wheel/bin/python -m pytest -m wheel tests/packaging
 
 test-wheel: wheel
-	OMP_NUM_THREADS=1 .venv-wheel/bin/python -m pytest -m notebook tests/packaging
+	OMP_NUM_THREADS=1 .venv-wheel/bin/python -m pytest -m notebook $(PART) tests/packaging
 
 .venv-wheel/.made: .venv/.made
 	$(call LAYER_OF,.venv-wheel)

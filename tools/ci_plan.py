@@ -14,8 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 THIRDS = 3
-ALWAYS_WHOLE = ("lint", "types", "test", "site", "test-view", "test-services", "test-wheel")
+ALWAYS_WHOLE = ("lint", "types", "test", "site", "test-view", "test-services")
 DIVIDED = (
+    "test-wheel",
     "test-catalogue",
     "test-quantized",
     "test-families",
@@ -31,6 +32,7 @@ STEPS = ALWAYS_WHOLE + DIVIDED
 SECONDS_OF_THIRDS = 2200
 SECONDS_OF_THE_REST = {
     "test-generic": 0,
+    "test-wheel": 100,
     "test-quantized": 50,
     "test-families": 60,
     "test-catalogue": 200,
@@ -60,6 +62,9 @@ FORCED = {
     "tiercel/sandbox/": ("test-catalogue",),
     "tiercel/training/": ("test-catalogue",),
     "tiercel/training/strategy": ("test-scale",),
+    "examples/": ("test-wheel",),
+    "notebooks/": ("test-wheel",),
+    "tiercel/api/": ("test-wheel",),
     "tests/distributed/": ("test-scale",),
     "tests/models/": ("test-families",),
     "tests/models/test_generic": ("test-generic",),
