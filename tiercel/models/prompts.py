@@ -187,18 +187,19 @@ def token_ids(family: Family, text: str, plans: Sequence[ImagePlan]) -> list[int
             field="messages",
         )
     before, after = family.around_image
+    vision_ids, vocabulary_size = set(family.placeholder_ids), family.vocabulary_size
     ids: list[int] = []
     for number, piece in enumerate(pieces):
         piece = (after if number else "") + piece + (before if number < len(plans) else "")
         if piece:  # one text at a time, because a tokeniser's threads wait for each other over a few short ones
             piece_ids = family.tokenizer(piece, add_special_tokens=False)["input_ids"]
-            if forbidden := set(piece_ids) & set(family.placeholder_ids):
+            if forbidden := vision_ids.intersection(piece_ids):
                 names = family.tokenizer.convert_ids_to_tokens(sorted(forbidden))
                 raise DataError(f"the text contains the model's own vision token {names}", field="messages")
-            if (largest := max(piece_ids, default=0)) >= family.vocabulary_size:
+            if (largest := max(piece_ids, default=0)) >= vocabulary_size:
                 raise DataError(
                     f"the text has the token {family.tokenizer.convert_ids_to_tokens(largest)!r}, number {largest}, "
-                    f"but the model has only {family.vocabulary_size} embeddings",
+                    f"but the model has only {vocabulary_size} embeddings",
                     field="messages",
                 )
             ids += piece_ids

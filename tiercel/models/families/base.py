@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -283,7 +284,7 @@ class Family(ABC):
         """Return c if logits x become c tanh(x / c), otherwise None."""
         return getattr(self.checkpoint.config.get_text_config(), "final_logit_softcapping", None)
 
-    @property
+    @cached_property  # transformers looks for the config of the text each time
     def vocabulary_size(self) -> int:
         """Return the number of rows of the embedding and of the head, V."""
         return self.checkpoint.config.get_text_config().vocab_size
