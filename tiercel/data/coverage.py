@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 from tiercel.data.index import remembered
-from tiercel.data.parallel_map import spread
+from tiercel.data.parallel_map import blocks_of, spread
 from tiercel.data.reading import RowTable, RunRows
 from tiercel.data.stores import view_of
 from tiercel.errors import DataError
@@ -30,8 +30,8 @@ def rows_with_rewards(rewards: Sequence[RewardEntry], rows: Sequence[Row]) -> tu
         each = [[_applies(reward, row) for reward in rewards] for row in map(rows.__getitem__, block)]
         return [*map(sum, zip(*each, strict=True)), sum(map(any, each))]
 
-    blocks = [range(start, min(start + _ROWS_AT_ONCE, len(rows))) for start in range(0, len(rows), _ROWS_AT_ONCE)]
-    *counts, any_applies = map(sum, zip([0] * (1 + len(rewards)), *spread(count, blocks), strict=True))
+    counted = spread(count, blocks_of(len(rows), _ROWS_AT_ONCE))
+    *counts, any_applies = map(sum, zip([0] * (1 + len(rewards)), *counted, strict=True))
     return counts, any_applies
 
 

@@ -24,8 +24,8 @@ Item = TypeVar("Item")
 RESAMPLED = 1 << 40
 _ROUNDS_APART = 1 << 48  # added to the number of a round, so that no round is shuffled like an epoch of rows
 _CLUSTERS_APART = 1 << 49  # added to the epochs of clusters, so that they are not shuffled like their rows
-_IDS_AT_ONCE = 1 << 16
 _EPOCHS_APART = 1 << 32  # added to the epochs of the second order, so that none is shuffled like one of the first
+_HASHED_AT_ONCE = 1 << 16  # ids
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -224,8 +224,8 @@ def chosen(files: np.ndarray, lines: np.ndarray, ids: Iterable[str], count: int,
 def _halves(ids: Iterable[str], use: Use, count: int) -> np.ndarray:
     """Return the halves of the hash of each id, uint64 (ids, 2). Those of equal ids alone are equal."""
     halves, rest = np.empty((count, 2), np.uint64), iter(ids)
-    for start in range(0, count, _IDS_AT_ONCE):
-        some = (sha256(f"{use}\n{id}".encode()).digest()[:16] for id in islice(rest, _IDS_AT_ONCE))
+    for start in range(0, count, _HASHED_AT_ONCE):
+        some = (sha256(f"{use}\n{id}".encode()).digest()[:16] for id in islice(rest, _HASHED_AT_ONCE))
         block = np.frombuffer(b"".join(some), ">u8").reshape(-1, 2)
         halves[start : start + len(block)] = block
     return halves

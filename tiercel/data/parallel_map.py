@@ -18,6 +18,11 @@ Result = TypeVar("Result")
 MOST_PROCESSES = 8
 
 
+def blocks_of(rows: int, size: int) -> list[range]:
+    """Divide the numbers of rows into blocks of at most `size`."""
+    return [range(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
 def spread(work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
     """Yield `work(task)` for each task, in order. On Linux, processes of this machine's cores share the tasks; they
     hold at most one result each that was not asked for yet. Raises what `work` raises, and TrainingError if a process

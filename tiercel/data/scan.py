@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from tiercel.config.schema import Data
 from tiercel.data.media.images import ImageProblem, decode, open_header
-from tiercel.data.parallel_map import spread
+from tiercel.data.parallel_map import blocks_of, spread
 from tiercel.data.reading import RowTable
 from tiercel.data.rows import reject
 from tiercel.data.stores import RowView, view_of
@@ -82,7 +82,7 @@ class Scan:
     def __call__(self, table: RowTable, progress: Callable[[int, int], None] = lambda done, total: None) -> ScanReport:
         """Check all rows of a table. `progress` is called with (rows done, rows in all)."""
         rows, known, found = view_of(table.rows), dict[_Place, Size | ImageProblem](), _Found()
-        blocks = [range(start, min(start + _BLOCK_ROWS, len(rows))) for start in range(0, len(rows), _BLOCK_ROWS)]
+        blocks = blocks_of(len(rows), _BLOCK_ROWS)
         work = partial(self._block, rows, known)
         for block, one in zip(blocks, spread(work, blocks) if self.is_shared else map(work, blocks), strict=True):
             found.add(one)

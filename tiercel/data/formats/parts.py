@@ -82,7 +82,7 @@ def _columns(record: Mapping[str, Any], visuals: Sequence[tuple[str, Any]], side
 
 
 def _visuals(turns: list[Any], field: str) -> Iterator[tuple[str, Any]]:
-    """Yield what kind of thing a part of turns shows, and where it lies."""
+    """Yield the kind and the address of each picture or video in the parts of turns."""
     for place, part in _parts(turns, field):
         kind, keys = visual_of(part)
         addresses = [key for key in keys if given(part, key)]
