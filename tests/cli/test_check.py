@@ -99,3 +99,14 @@ def test_a_step_has_no_more_rows_than_the_epochs_leave(tmp_path, train, rows):
         notes={},
     )
     assert rows in next(iter(token_table(recipe, report, 11).columns[1].cells))
+
+
+def test_progress_is_written_into_a_file_line_by_line(tiny_checkpoints, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("tiercel.cli.check.SPOKEN_SECONDS", -1.0)
+    turns = [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "3"}]
+    (tmp_path / "rows.jsonl").write_text(300 * (json.dumps({"messages": turns}) + "\n"))
+    recipe = sft_recipe(tiny_checkpoints["qwen2_5_vl"], tmp_path / "rows.jsonl", tmp_path / "run")
+    (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(recipe))
+    assert main(["check", str(tmp_path / "recipe.yaml")]) == EXIT_DONE
+    written = "".join(capsys.readouterr().out.splitlines())  # lines are wrapped at the width of the console
+    assert [count for count in ("256 of 300 rows", "300 of 300 rows") if count not in written] == []

@@ -3,6 +3,7 @@ reward model, and of a model whose family needs a proof for each checkpoint. Of 
 of their files."""
 
 import shutil
+import time
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -49,6 +50,7 @@ from tiercel.training.start_checks import missing_packages, rehearse
 from tiercel.types import ImagePlan, Row, Size
 
 REPORT_FILE = Path("rejected_rows.jsonl")
+SPOKEN_SECONDS = 30.0  # between lines of progress, if the output is a file
 SPREAD = {0: "least", 50: "median", 90: "90 %", 99: "99 %", 100: "most"}
 
 
@@ -158,11 +160,16 @@ def _scanned(check: RowCheck, table: RowTable, console: Console, *, is_train: bo
         notes = tuple(check.odd(row, plans))
         return PlannedPrompt(tokens=length(check.family, row, plans, recipe.data.system), notes=notes)
 
-    doing = "decoded" if check.decodes else "scanned"
+    doing, spoken = "decoded" if check.decodes else "scanned", time.monotonic()
     with console.status(translated(f"{file}: {len(table.rows):,} rows")) as status:
 
         def progress(done: int, total: int) -> None:
-            status.update(translated(f"{file}: {doing} {done:,} of {total:,} rows"))
+            nonlocal spoken
+            text = translated(f"{file}: {doing} {done:,} of {total:,} rows")
+            status.update(text)
+            if not console.is_terminal and time.monotonic() - spoken > SPOKEN_SECONDS:  # a file shows no status
+                spoken = time.monotonic()
+                console.print(text, markup=False)
 
         measure = decoded_size if check.decodes else open_header
         scan = Scan(plan_prompt=plan, config=recipe.data, measure=measure, is_shared=not check.readers)
