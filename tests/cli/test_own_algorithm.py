@@ -61,7 +61,7 @@ def test_both_examples_are_checked_planned_and_train(tiny_checkpoints, folder, c
             assert each["advantage"] == pytest.approx(each["total"] - totals[1], abs=1e-6)
     assert main(["report", str(folder / "run")]) == 0
     assert main(["grpo", recipe, "algorithm.loss=grpo"]) == 2
-    assert "algorithm.loss: None there, 'grpo' now" in capsys.readouterr().err
+    assert "algorithm.loss: was None, is 'grpo' now" in capsys.readouterr().err
     (folder / "research.py").unlink()
     assert main(["predict", str(folder / "run"), "Where?", "--max-new-tokens", "2"]) == 0  # this needs neither
 

@@ -160,7 +160,7 @@ def test_the_settings_file_itself(home):
 
 def test_settings_that_are_not_there_are_told(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "config=config.yaml: the file is not here; its flags are lost" in told(drafted(EASY))
+    assert "config=config.yaml: the file is not on this machine; its flags are lost" in told(drafted(EASY))
 
 
 def test_a_template_that_is_more_than_a_text(home):

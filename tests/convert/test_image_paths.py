@@ -1,4 +1,4 @@
-"""Where the images of rows are looked for, in ms-swift and here."""
+"""Where the images of rows are looked for, in ms-swift and in tiercel."""
 
 import json
 
@@ -60,7 +60,7 @@ def test_the_variable_is_the_root():
     write_image("data/images/a.png")
     draft = drafted(f"ROOT_IMAGE_DIR=data {LINE}")
     assert draft.values["data.image_root"] == "data" and draft.origins["data.image_root"].labels == ("ROOT_IMAGE_DIR",)
-    assert "ROOT_IMAGE_DIR=data: the working directory comes first there" in told(draft)
+    assert "ROOT_IMAGE_DIR=data: ms-swift searches the working directory first" in told(draft)
     assert opened(f"ROOT_IMAGE_DIR=data {LINE}", "images/a.png") == b"picture"
     assert root(f"export ROOT_IMAGE_DIR=/mnt/images\n{LINE}") == "/mnt/images"
 

@@ -99,9 +99,9 @@ def test_max_samples_is_at_most(home, limit, train, spoken):
     line = f"llamafactory-cli train --do_train --model_name_or_path org/m --dataset there --max_samples {limit}"
     draft = drafted(line)
     assert draft.values["data.train"] == train and spoken in told(draft)
-    assert "at most so many there" not in told(draft)
+    assert "takes at most so many rows" not in told(draft)
     (home / "data" / "there.json").unlink()
-    assert "at most so many there, exactly so many here" in told(drafted(line))
+    assert "LLaMA-Factory takes at most so many rows, tiercel exactly so many" in told(drafted(line))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_another_yaml_file_is_no_command(home):
         ("hub", "hf:org/rows/v2:test", ""),
         ("both", "hf:org/rows:train", ""),
         ("there", "hf:ms/rows:train", "an id of ModelScope"),
-        ("script", "data/own_script", "own_script is no file of rows here"),
+        ("script", "data/own_script", "own_script is no file of rows that tiercel reads"),
         ("none", "none", "has no such entry; write the file that it names"),
     ],
 )
@@ -147,7 +147,7 @@ def test_where_data_sets_are_described():
     assert values_of(f"{line} --dataset_dir ONLINE --max_samples 10")["data.train"] == "hf:org/a#10"
     draft = drafted(f"{line} --dataset_dir REMOTE:org/sets --media_dir pictures")
     assert draft.values["data.train"] == "org/a" and draft.values["data.image_root"] == "pictures"
-    assert "REMOTE:org/sets/dataset_info.json is not here" in told(draft)
+    assert "REMOTE:org/sets/dataset_info.json is not on this machine" in told(draft)
 
 
 def test_shares_and_held_out_rows(home):

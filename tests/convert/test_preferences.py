@@ -50,24 +50,24 @@ def test_the_loss_of_a_pair_and_its_sft_term(line, loss, sft):
 @pytest.mark.parametrize(
     ("line", "spoken"),
     [
-        (f"{DPO} --loss_type sigmoid bco_pair", "0.8 sigmoid and 0.2 bco_pair here"),
-        (f"{PEFT} --loss_type sigmoid bco_pair --loss_weights 0.8 0.2", "bco_pair has no shift there"),
-        (f"{PEFT} --loss_type bco_pair", "has no shift there"),
+        (f"{DPO} --loss_type sigmoid bco_pair", "tiercel's mpo is 0.8 sigmoid and 0.2 bco_pair"),
+        (f"{PEFT} --loss_type sigmoid bco_pair --loss_weights 0.8 0.2", "TRL's bco_pair has no shift"),
+        (f"{PEFT} --loss_type bco_pair", "TRL has no shift"),
         (f"{PEFT} --loss_type ipo --f_divergence_type js_divergence", "has no place in dpo.loss: ipo"),
-        (TRL.replace("grpo", "orpo"), "learns prompts too there"),
-        (f"{FACTORY} --pref_loss orpo", "weighs answers alike there"),
+        (TRL.replace("grpo", "orpo"), "TRL's SFT term learns prompts too"),
+        (f"{FACTORY} --pref_loss orpo", "LLaMA-Factory's SFT term weighs answers alike"),
         (f"{DPO} --loss_type ipo --ld_alpha 0.5", "shorter answer; nothing depends on it"),
         (
             f"{DPO} --ref_model org/other --tuner_type full",
             "--ref_model org/other: the KL reference; has no equivalent",
         ),
-        (f"{DPO} --adapters sft", "the reference there is the model without this adapter"),
-        (f"{DPO} --adapters sft --precompute_ref_log_probs true", "the reference there is the model without this"),
+        (f"{DPO} --adapters sft", "reference is the model without this adapter"),
+        (f"{DPO} --adapters sft --precompute_ref_log_probs true", "reference is the model without this"),
         (f"{DPO} --adapters sft --ref_adapters other", "--ref_adapters other: adapter of the KL reference; has no equ"),
-        (f"{GRPO} --adapters sft", "the reference there is the model without this adapter"),
+        (f"{GRPO} --adapters sft", "reference is the model without this adapter"),
         (f"{PEFT} --sync_ref_model true", "moves the reference; has no equivalent"),
         (f"{DPO} --simpo_gamma 1", "another method reads it"),
-        (DPO.replace("dpo", "rm"), "a column margin: is read there where rows have it"),
+        (DPO.replace("dpo", "rm"), "reads it where rows have it"),
         (f"{FACTORY.replace('dpo', 'kto')} --pref_ftx 0.5", "weight of an SFT term; has no equivalent"),
         (f"{GKD} --sft_alpha 0.1", "nearest is teacher.rows_share"),
         (f"{GKD} --external_plugins own.py", "teacher.prompt asks a teacher otherwise"),
@@ -213,7 +213,7 @@ def test_pairs_of_llama_factory():
 def test_held_out_rows_of_a_distillation_need_rewards():
     draft = drafted(f"{GKD} --val_dataset held.jsonl --eval_steps 10")
     assert "data.eval" not in draft.values and "train.eval_every" not in draft.values
-    assert "scored by rewards here" in told(draft)
+    assert "in tiercel rewards score what is held out" in told(draft)
 
 
 @pytest.mark.parametrize(

@@ -106,11 +106,11 @@ def test_a_reward_of_a_plugin_is_looked_up_without_running_it(tmp_path, monkeypa
     assert draft.values["rewards"] == [
         {"call": "plugin.py:CountORM"}, {"call": "plugin.py:score"}, {"call": "plugin.py:other"},
     ]  # fmt: skip
-    there = "CountORM, score, external_count, again"
-    assert f"plugin.py has no such name; it has {there}; write rewards.N.call" in told(draft)
-    assert f"rewards.2.call: plugin.py has no function other; its functions are: {there}" in draft.left
+    names = "CountORM, score, external_count, again"
+    assert f"plugin.py has no such name; it has {names}; write rewards.N.call" in told(draft)
+    assert f"rewards.2.call: plugin.py has no function other; its functions are: {names}" in draft.left
     absent = drafted(line.replace("plugin.py", "more.py"))
-    assert "more.py is not here; write rewards.N.call" in told(absent)
+    assert "more.py is not on this machine; write rewards.N.call" in told(absent)
     assert not [left for left in absent.left if left.startswith("rewards")]  # the check of paths reports it
     (tmp_path / "plugin.py").write_text("not python at all (")
     assert registered(tmp_path / "plugin.py") == {}

@@ -12,7 +12,7 @@ from tests.convert.helpers import GRPO, REC, SFT, TRL, drafted, told, values_of
         ("org/rows", "hf:org/rows", "an id of ModelScope"),
         ("org/rows:human#20", "hf:org/rows/human#20", "an id of ModelScope"),
         ("HF::org/rows#20", "hf:org/rows#20", ""),
-        ("data/rows.csv", "data/rows.csv", "is no file of rows here"),
+        ("data/rows.csv", "data/rows.csv", "is no file of rows that tiercel reads"),
         ("/abs/rows.json", "/abs/rows.json", ""),
     ],
 )
@@ -43,7 +43,7 @@ def test_files_whose_rows_are_unknown_are_told():
     assert "equal parts until data.mix.N.weight is set" in told(draft)
     draft = drafted("swift sft --model m --dataset a.jsonl b.jsonl --interleave_prob 0.8 0.2")
     assert draft.values["data.mix"] == [{"path": "b.jsonl", "weight": 0.25}]
-    assert "an epoch there ends with the first file" in told(draft)
+    assert "ms-swift ends an epoch with the first exhausted file" in told(draft)
 
 
 def test_files_and_folders_of_vlm_r1_with_colons_between():
@@ -69,7 +69,7 @@ def test_a_list_of_files_of_vlm_r1_is_read_where_it_is_there(tmp_path, monkeypat
     assert values["data.train"] == "a.json" and values["data.image_root"] == "pictures"
     assert values["data.mix"] == [{"path": "b.json", "weight": 1.0}]
     (tmp_path / "rec.yaml").unlink()
-    assert "the list of files is not here" in told(drafted(line))
+    assert "the list of files is not on this machine" in told(drafted(line))
 
 
 @pytest.mark.parametrize(
@@ -136,9 +136,9 @@ def test_the_question_of_vlm_r1_asks_for_the_tags_that_its_rewards_need(line, ha
 
 
 def test_what_happens_to_long_rows_is_told():
-    assert "a longer row is cut there" in told(drafted(f"{GRPO} --max_length 100"))
-    assert "a longer row is left out, as here" in told(drafted(f"{SFT} --max_length 100"))
-    assert "there is no limit there" in told(drafted(TRL))
+    assert "ms-swift cuts a longer row" in told(drafted(f"{GRPO} --max_length 100"))
+    assert "a longer row is left out, as in tiercel" in told(drafted(f"{SFT} --max_length 100"))
+    assert "TRL has no limit" in told(drafted(TRL))
 
 
 @pytest.mark.parametrize(

@@ -106,14 +106,15 @@ def test_a_largest_weight_of_cispo_that_is_not_above_1(flags, value, is_told):
 
 
 def test_a_penalty_weighted_by_the_ratio_of_completions_is_told():
-    assert "the completion's ratio there" in told(drafted(f"{LORA} --beta 0.1 --importance_sampling_level sequence"))
+    draft = drafted(f"{LORA} --beta 0.1 --importance_sampling_level sequence")
+    assert "TRL weights the KL estimate by the completion's ratio" in told(draft)
 
 
 def test_what_differs_in_sampling_is_told():
     assert "ratio is not defined for tokens that a cut removes" in told(
         drafted(f"{GRPO} --num_iterations 2 --top_p 0.9")
     )
-    assert "takes the correction there; here the loss does" in told(drafted(f"{LORA} --use_vllm --loss_type vespo"))
+    assert "TRL puts the correction into its ratio; tiercel" in told(drafted(f"{LORA} --use_vllm --loss_type vespo"))
     assert "so no correction is taken" in told(drafted(f"{LORA} --use_vllm --top_k 5"))
     assert "start a plain vLLM" in told(drafted(f"{GRPO} --use_vllm true --vllm_mode server"))
 

@@ -63,7 +63,7 @@ def test_a_long_prompt_and_completion_fit_a_pack():
     [
         ("--split_dataset_ratio 0.01 --eval_steps 50", 50, ""),
         ("--split_dataset_ratio 0.01 --save_steps 70", 70, ""),
-        ("--split_dataset_ratio 0.01 --eval_strategy no", None, "held out are evaluated at the start"),
+        ("--split_dataset_ratio 0.01 --eval_strategy no", None, "tiercel evaluates held-out rows at the start"),
         ("--eval_steps 50", None, "no rows are held out"),
         ("--eval_strategy no", None, "no rows are held out"),
         ("--split_dataset_ratio 0.01 --eval_strategy epoch", None, "train.eval_every is a number of steps"),
@@ -97,8 +97,8 @@ def test_a_variable_that_a_launchers_flag_hides_is_not_named_with_it():
 @pytest.mark.parametrize(
     ("each", "group", "text"),
     [
-        (1, 8, "1 completion cannot be divided into groups of 8; a step here has 1 prompt"),
-        (17, 8, "17 completions cannot be divided into groups of 8; a step here has 2 prompts"),
+        (1, 8, "1 completion cannot be divided into groups of 8; a step of tiercel has 1 prompt"),
+        (17, 8, "17 completions cannot be divided into groups of 8; a step of tiercel has 2 prompts"),
     ],
 )
 def test_one_is_not_written_as_many(each, group, text):

@@ -36,7 +36,7 @@ def test_parts_of_ms_swift(flags, targets, freeze):
 
 def test_two_of_three_parts_are_told():
     draft = drafted(f"{SFT} --freeze_vit false")
-    assert draft.values["lora.targets"] == "all" and "only vision and language there" in told(draft)
+    assert draft.values["lora.targets"] == "all" and "only vision and language in ms-swift" in told(draft)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_full_fine_tuning_with_a_penalty_keeps_its_start_under_fsdp2():
     draft = drafted(f"NPROC_PER_NODE=4 {GRPO} --tuner_type full --deepspeed zero3 --beta 0.04 --use_vllm true")
     values = draft.values
     assert values["model.reference"] == "device" and values["train.strategy"] == "fsdp2"
-    assert values["rollout.engine"] == "vllm" and "here local" not in told(draft)
+    assert values["rollout.engine"] == "vllm" and "the local engine samples" not in told(draft)
     assert "train.deepspeed.stage" not in values
 
 
@@ -137,7 +137,7 @@ ALL = "--freeze_vit false --freeze_aligner false"
 )
 def test_vllm_samples_from_what_is_trained(line, engine):
     draft = drafted(line)
-    assert draft.values["rollout.engine"] == engine and "here local" not in told(draft)
+    assert draft.values["rollout.engine"] == engine and "the local engine samples" not in told(draft)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_vllm_samples_from_what_is_trained(line, engine):
 )
 def test_local_samples_where_vllm_could_not(line, reason):
     draft = drafted(f"{line} --vllm_gpu_memory_utilization 0.4")
-    assert draft.values["rollout.engine"] == "local" and reason in told(draft) and "here local" in told(draft)
+    assert draft.values["rollout.engine"] == "local" and reason in told(draft) and "local engine" in told(draft)
     assert not [key for key in draft.values if key.startswith("rollout.vllm")]
 
 
@@ -301,4 +301,4 @@ def test_an_adapter_to_go_on_from_is_described_by_its_own_config(tmp_path, targe
 
 
 def test_an_adapter_that_is_elsewhere_is_to_be_described():
-    assert "sft/adapter_config.json is not here; write lora.rank" in told(drafted(f"{GRPO} --adapters sft"))
+    assert "sft/adapter_config.json is not on this machine; write its" in told(drafted(f"{GRPO} --adapters sft"))

@@ -133,7 +133,7 @@ def test_lines_of_one_error_are_each_translated():
         "output: r/x was made with a different recipe; go on with the old values, or name another directory and start "
         "from its weights (lora.init: r/x; without lora, model.path: what `tiercel export r/x --merge` writes)"
     )
-    assert translated(f"{said}\n  optim.lr: 0.1 there, 0.2 now\n  lora.rank: 2 there, 4 now", "zh") == (
+    assert translated(f"{said}\n  optim.lr: was 0.1, is 0.2 now\n  lora.rank: was 2, is 4 now", "zh") == (
         "output: r/x 是用另一个配方生成的；用原来的值继续，或换一个目录、从它的权重开始（lora.init: r/x；"
         "没有 lora 时，model.path 写 `tiercel export r/x --merge` 导出的目录）\n"
         "  optim.lr: 原来是 0.1，现在是 0.2\n  lora.rank: 原来是 2，现在是 4"

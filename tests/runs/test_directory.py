@@ -168,9 +168,9 @@ def test_a_differing_recipe_names_every_key(tmp_path):
     with pytest.raises(RunError) as error:
         make(other)
     text = str(error.value)
-    assert "optim.lr: 1e-05 there, 2e-05 now" in text
-    assert "train.seed: 0 there, 1 now" in text
-    assert "rewards.1.name: 'format' there, None now" in text
+    assert "optim.lr: was 1e-05, is 2e-05 now" in text
+    assert "train.seed: was 0, is 1 now" in text
+    assert "rewards.1.name: was 'format', is None now" in text
     assert "optim.betas" not in text and "train.steps" not in text
     assert "lr: 1.0e-05" in (tmp_path / "config.yaml").read_text()  # the run's own recipe is not changed
 
@@ -183,7 +183,7 @@ def test_secrets_of_a_recipe_are_not_kept_and_it_opens_the_run_again(tmp_path, m
     assert load_run_recipe(tmp_path / "run").data.system == "[redacted MY_SECRET], http://redacted@host"
     make(recipe)
     other = Data(train="rows.jsonl", system="a phrase of words")
-    with pytest.raises(RunError, match=r"data\.system: '\[redacted MY_SECRET\], http://redacted@host' there") as error:
+    with pytest.raises(RunError, match=r"data\.system: was '\[redacted MY_SECRET\], http://redacted@host'") as error:
         make(grpo_recipe(tmp_path / "run", data=other))
     assert "a phrase of words" not in str(error.value)
     with pytest.raises(RunError, match=r"config\.yaml: data\.system held a secret and was written without it"):
@@ -254,7 +254,7 @@ def test_groups_of_later_steps_are_finished_steps_even_where_the_metrics_are_los
 
 def test_an_adapter_cannot_become_full_fine_tuning(tmp_path):
     make_a_step(grpo_recipe(tmp_path))
-    with pytest.raises(RunError, match=r"lora\.rank: 8 there"):
+    with pytest.raises(RunError, match=r"lora\.rank: was 8"):
         make(grpo_recipe(tmp_path, lora=None))
 
 

@@ -40,8 +40,8 @@ def test_a_remedy_for_memory_is_told_with_what_it_changes(tmp_path):
     make_a_step(grpo_recipe(tmp_path))
     learner = Learner(max_tokens_per_microbatch=8192, gradient_checkpointing="full")
     assert lines_of(grpo_recipe(tmp_path, learner=learner)) == (
-        "the recipe has changed: learner.gradient_checkpointing: False there, 'full' now",
-        "the recipe has changed: learner.max_tokens_per_microbatch: 16384 there, 8192 now",
+        "the recipe has changed: learner.gradient_checkpointing: was False, is 'full' now",
+        "the recipe has changed: learner.max_tokens_per_microbatch: was 16384, is 8192 now",
         "from here on, sums are computed in another order; results differ only by rounding",
     )
     assert lines_of(grpo_recipe(tmp_path, learner=learner)) == ()
@@ -51,8 +51,8 @@ def test_what_keeps_every_byte_is_told_without_a_word_on_rounding(tmp_path):
     make_a_step(sft_recipe(tmp_path))
     model = Model(path="m", vision_cache_bytes=10)
     assert lines_of(sft_recipe(tmp_path, model=model, data=Data(train="rows.jsonl", workers=0))) == (
-        "the recipe has changed: data.workers: 2 there, 0 now",
-        "the recipe has changed: model.vision_cache_bytes: 0 there, 10 now",
+        "the recipe has changed: data.workers: was 2, is 0 now",
+        "the recipe has changed: model.vision_cache_bytes: was 0, is 10 now",
     )
 
 
@@ -103,7 +103,7 @@ def test_a_revision_may_be_written_where_none_was_and_no_other(tmp_path):
     make_a_step(sft_recipe(tmp_path, model=Model(path="lab/model")))
     pinned, other = (Model(path="lab/model", revision=letter * 40) for letter in "ab")
     assert lines_of(sft_recipe(tmp_path, model=pinned)) == (
-        f"the recipe has changed: model.revision: None there, {'a' * 40!r} now",
+        f"the recipe has changed: model.revision: was None, is {'a' * 40!r} now",
     )
     for model in (other, Model(path="lab/model")):
         with pytest.raises(RunError, match=r"model\.revision"):

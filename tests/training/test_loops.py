@@ -118,7 +118,7 @@ def test_held_out_rows_are_scored_and_never_trained_on(tiny_checkpoints, tmp_pat
     assert ids_of(run, "evaluations") == heldout
     assert [row["eval/count"] for row in read_metrics(run)] == [3, 3, 3, 3]
     other = recipe.model_copy(update={"data": recipe.data.model_copy(update={"eval": HeldOut(count=3)})})
-    with pytest.raises(RunError, match=r"a different recipe(.*\n)*.*data\.eval\.count: None there, 3 now"):
+    with pytest.raises(RunError, match=r"a different recipe(.*\n)*.*data\.eval\.count: was None, is 3 now"):
         run_grpo(other)
 
 
@@ -316,7 +316,7 @@ def test_another_recipe_in_the_same_directory_is_refused(tiny_checkpoints, tmp_p
     rows = write_rows(tmp_path)
     recipe = sft_recipe(tiny_checkpoints["qwen2_vl"], rows, tmp_path / "run", data={"eval": None})
     run_offline(recipe)
-    with pytest.raises(RunError, match=r"optim\.lr: 0\.01 there, 0\.02 now"):
+    with pytest.raises(RunError, match=r"optim\.lr: was 0\.01, is 0\.02 now"):
         run_offline(
             sft_recipe(tiny_checkpoints["qwen2_vl"], rows, tmp_path / "run", data={"eval": None}, optim={"lr": 0.02})
         )

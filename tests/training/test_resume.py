@@ -120,7 +120,7 @@ def test_a_run_goes_on_with_other_microbatches_and_workers_and_ends_as_it_would_
     run_grpo(grpo_recipe(checkpoint, rows, changed, **base, train={"steps": 2}))
     data = {"eval": None, "workers": 1, "image_root": str(rows.parent)}
     run_grpo(grpo_recipe(checkpoint, rows, changed, data=data, learner=small))
-    assert "max_tokens_per_microbatch: 900 there, 220 now" in (changed / "log.txt").read_text()
+    assert "max_tokens_per_microbatch: was 900, is 220 now" in (changed / "log.txt").read_text()
     weights = [load_file(run / "checkpoints/step-000003/adapter/adapter_model.safetensors") for run in (whole, changed)]
     for name, tensor in weights[0].items():
         torch.testing.assert_close(weights[1][name], tensor, rtol=1e-3, atol=1e-5)

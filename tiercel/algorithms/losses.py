@@ -115,8 +115,8 @@ LOSSES: dict[str, Loss] = {
         surrogate="clipped",
         normalise="token",
         source="TRL's and ms-swift's `bnpo`",
-        use="there it takes the mean over each device's microbatch; here the batch is the minibatch over all ranks, so "
-        "it equals `dapo`",
+        use="TRL and ms-swift take the mean over each device's microbatch; tiercel's batch is the minibatch over all "
+        "ranks, so it equals `dapo`",
     ),
     "dr_grpo": Loss(
         ratio="token",
@@ -173,7 +173,8 @@ LOSSES: dict[str, Loss] = {
         surrogate="clipped",
         normalise="sum",
         source="LUSPO: Liu et al. 2026",
-        use="as `gspo`, whose mean over tokens makes long completions count less by token; bounds as narrow as there",
+        use="as `gspo`, whose mean over tokens makes long completions count less by token; bounds as narrow as "
+        "those of `gspo`",
     ),
 }
 

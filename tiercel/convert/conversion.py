@@ -53,13 +53,14 @@ def refusals(launch: Launch) -> list[str]:
 
 
 def set_image_root(launch: Launch, draft: RecipeDraft) -> None:
-    """Set the directory in which relative paths of images start there, where it is not that of the rows. For ms-swift
-    it is the working directory, and then ROOT_IMAGE_DIR."""
+    """Set the directory in which relative paths of images start, where it is not that of the rows. In ms-swift it is
+    the working directory, and then ROOT_IMAGE_DIR."""
     if launch.framework != "ms-swift":
         return
     if root := launch.environment.get("ROOT_IMAGE_DIR"):
         draft.set("data.image_root", root, "ROOT_IMAGE_DIR")
-        draft.note("the working directory comes first there; here data.image_root alone is searched", "ROOT_IMAGE_DIR")
+        text = "ms-swift searches the working directory first; tiercel searches data.image_root alone"
+        draft.note(text, "ROOT_IMAGE_DIR")
     elif any(realpath(dirname(path)) != os.getcwd() for path in _files(draft)):
         draft.set("data.image_root", ".", remark="ms-swift starts relative paths of images in the working directory")
 
@@ -128,8 +129,8 @@ def _processes(launch: Launch, draft: RecipeDraft) -> None:
     draft.note(text, *unknown)
     if launch.counts_gpus and not launch.process_labels and "CUDA_VISIBLE_DEVICES" not in launch.environment:
         seen = len(list(_DEVICES.glob("nvidia[0-9]*")))
-        here = f"this machine has {counted(seen, 'GPU')}" if seen else "this machine has no GPU"
-        text = f"starts a process for each GPU that it sees, and {here}; optim.prompts_per_step is that of 1 process"
+        gpus = f"this machine has {counted(seen, 'GPU')}" if seen else "this machine has no GPU"
+        text = f"starts a process for each GPU that it sees, and {gpus}; optim.prompts_per_step is that of 1 process"
         text = f"{text}: multiply it by {seen}" if seen > 1 else f"{text}, for N GPUs write N times as much"
         draft.note(text, subject="llamafactory-cli", is_change=seen > 1)
     found = counted(launch.processes, "process", "processes")
@@ -144,9 +145,10 @@ def _words(launch: Launch, draft: RecipeDraft) -> None:
     """Add notes on words that belong to no flag, and on flags that are given twice."""
     if named := METHOD_FLAGS.get(launch.framework):
         draft.note(f"tiercel {launch.kind} is the method", named[0], is_change=False)
-    is_there = launch.file(launch.text("config") or "") is not None
+    is_found = launch.file(launch.text("config") or "") is not None
     read = "its flags were read, before those of the command"
-    draft.note(read if is_there else "the file is not here; its flags are lost", "config", is_change=not is_there)
+    lost = "the file is not on this machine; its flags are lost"
+    draft.note(read if is_found else lost, "config", is_change=not is_found)
     for earlier in launch.earlier:
         name = earlier.partition(" ")[0]
         shown = name if draft.is_secret(name) else redact(earlier)

@@ -153,7 +153,7 @@ class RecipeDraft:
             return f"is not known; {self._nearest(name)}", True
         if "launcher" in label:
             return "is not a known flag", True
-        return "tiercel does not read it; export it where yours does", False
+        return "tiercel does not read it; export it if your own code reads it", False
 
     def _nearest(self, name: str) -> str:
         """Return a hint at the nearest of the peer's flags, or else of the keys."""
@@ -210,7 +210,7 @@ def _set_by_row(draft: RecipeDraft, row: TableRow, label: str, words: tuple[str,
     value = _value(key, label, words or ("true",))
     if value is None:
         if row.default:
-            draft.note(f"its default there; {key} keeps its own", name, is_change=False)
+            draft.note(f"{draft.launch.framework}'s default; {key} keeps its own", name, is_change=False)
         return
     word: Any = value
     if isinstance(value, str):

@@ -56,7 +56,7 @@ def _sleep(launch: Launch, draft: RecipeDraft) -> None:
     refused = [each.key for each in problems_of_tree(draft.tree, launch.kind)]
     if "rollout.vllm.sleep_level" in refused:
         draft.set("rollout.vllm.sleep_level", 1, "sleep_level", remark="see above")
-        text = "level 2 drops weights, which are trained whole; here 1, which moves them to the host"
+        text = "level 2 drops weights, which are trained whole; tiercel takes 1, which moves them to the host"
         draft.note(text, "sleep_level")
 
 
@@ -67,12 +67,12 @@ def _engine(launch: Launch, draft: RecipeDraft) -> None:
         return
     if (reason := _obstacle(launch, draft, engine)) is None:
         if engine.is_served:
-            draft.note("start a plain vLLM in place of their server: tiercel serve RECIPE", "vllm_mode")
+            draft.note(f"start a plain vLLM in place of {launch.framework}'s server: tiercel serve RECIPE", "vllm_mode")
         return
     draft.drop(*[key for key in draft.values if key.startswith(_ENGINE_KEYS)])
     draft.set("rollout.engine", "local", "use_vllm", remark="see above")
     subject = "" if {*_ENGINE_FLAGS} & {*launch.flags} else "rollout.engine: local"
-    draft.note(f"{reason}; here local samples", *_ENGINE_FLAGS, subject=subject)
+    draft.note(f"{reason}; the local engine samples", *_ENGINE_FLAGS, subject=subject)
 
 
 def _obstacle(launch: Launch, draft: RecipeDraft, engine: EngineKind) -> str | None:
@@ -100,7 +100,7 @@ def _reference(launch: Launch, draft: RecipeDraft) -> None:
     if _trains_whole(draft) and "algorithm.kl.sync_every" in draft.values:
         draft.drop("algorithm.kl.sync_every", "algorithm.kl.sync_mix")
         flags = ("sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha")
-        draft.note("tiercel moves the reference only for adapters; here it stays as it was at the start", *flags)
+        draft.note("tiercel moves the reference only for adapters; with whole weights it stays as at the start", *flags)
 
 
 def _sharding(launch: Launch, draft: RecipeDraft) -> None:
@@ -109,7 +109,7 @@ def _sharding(launch: Launch, draft: RecipeDraft) -> None:
     if "model.quantize" in draft.values and draft.values.get("train.strategy") == "fsdp2":
         labels = draft.origins["train.strategy"].labels
         draft.set("train.strategy", "ddp", *labels, remark="see above")
-        draft.note("here ddp: fsdp2 cannot shard quantised weights, so each rank holds all of them", *labels)
+        draft.note("tiercel takes ddp: fsdp2 cannot shard quantised weights, so each rank holds all of them", *labels)
     keeps = needs_reference(draft) and (_trains_whole(draft) or "algorithm.kl.sync_every" in draft.values)
     kind = STRATEGY_KINDS.get(draft.values.get("train.strategy", "auto"))
     if kind is None or not kind.divides_adapters or not (keeps or _trains_vision(draft)):
@@ -118,7 +118,7 @@ def _sharding(launch: Launch, draft: RecipeDraft) -> None:
     draft.drop(*[key for key in draft.values if key.startswith("train.deepspeed.")])
     draft.set("train.strategy", "fsdp2", *labels, remark="see above")
     draft.note(
-        "here fsdp2, which shards the model as ZeRO-3 does, without offloading: with ZeRO tiercel trains no vision "
+        "tiercel takes fsdp2, which shards the model as ZeRO-3 does, without offloading: with ZeRO it trains no vision "
         "part, and keeps no copy of the start as the reference",
         *labels,
     )
@@ -133,6 +133,5 @@ def _sampling(launch: Launch, draft: RecipeDraft) -> None:
         if draft.values.get(key, whole) not in (whole, 0):
             draft.set(key, whole, flag, remark="whole, for several updates of a rollout")
             text = f"with {updates} updates of a rollout the ratio is not defined for tokens that a cut removes"
-            draft.note(
-                f"{text}; {key} is {whole} here", flag, subject="" if flag in launch.flags else f"{key}: {whole}"
-            )
+            subject = "" if flag in launch.flags else f"{key}: {whole}"
+            draft.note(f"{text}; the recipe has {key}: {whole}", flag, subject=subject)

@@ -16,12 +16,12 @@ _DIVERGENCES = {"reverse_kl": "reverse_kl", "forward_kl": "forward_kl", "js_dive
 LOSS_FLAGS = ("loss_type", "loss_weights", "pref_loss", "pref_bco_weight")
 _SFT_FLAGS = ("rpo_alpha", "cpo_alpha", "pref_ftx")
 _DIFFERS = {
-    ("TRL", "bco_pair"): "has no shift there; here that of BCO, the mean reward so far",
-    ("TRL", "mpo"): "bco_pair has no shift there; here that of BCO, the mean reward so far",
-    ("TRL", "orpo"): "the SFT term learns prompts too there; here the chosen answers",
-    ("LLaMA-Factory", "orpo"): "the SFT term weighs answers alike there, here tokens",
+    ("TRL", "bco_pair"): "TRL has no shift; tiercel has that of BCO, the mean reward so far",
+    ("TRL", "mpo"): "TRL's bco_pair has no shift; tiercel's has that of BCO, the mean reward so far",
+    ("TRL", "orpo"): "TRL's SFT term learns prompts too; tiercel's learns the chosen answers only",
+    ("LLaMA-Factory", "orpo"): "LLaMA-Factory's SFT term weighs answers alike; tiercel's weighs tokens alike",
 }
-# A key and the value of its default, which make a section that has to be there.
+# A key and the value of its default, which make a section that a recipe must have.
 _SECTIONS = {"kto": ("kto.beta", 0.1), "reward": ("ranking.margin", 0.0)}
 
 
@@ -34,9 +34,10 @@ def set_preferences(launch: Launch, draft: RecipeDraft) -> None:
     elif launch.kind == "distill":
         _teacher(launch, draft)
     elif launch.kind in _SECTIONS and (key := _SECTIONS[launch.kind])[0] not in draft.values:
-        draft.set(*key, remark="the default there too")
+        draft.set(*key, remark=f"{launch.framework}'s default too")
     if launch.kind == "reward" and launch.framework != "LLaMA-Factory":
-        draft.note("is read there where rows have it; here ranking.margin_column names it", subject="a column margin")
+        text = f"{launch.framework} reads it where rows have it; in tiercel ranking.margin_column names it"
+        draft.note(text, subject="a column margin")
     _reference(launch, draft)
 
 
@@ -93,12 +94,12 @@ def _pairs(launch: Launch, draft: RecipeDraft) -> None:
     draft.put("dpo.loss", loss, *LOSS_FLAGS)
     if sft != float(loss in WITH_SFT) or {*_SFT_FLAGS} & {*launch.flags}:
         is_mean = launch.framework == "LLaMA-Factory"
-        remark = "of the mean over tokens; there of the mean over answers" if is_mean else ""
+        remark = "tiercel weighs the mean over tokens, LLaMA-Factory that over answers" if is_mean else ""
         draft.put("dpo.sft_coef", round(sft, 6), *_SFT_FLAGS, *LOSS_FLAGS, remark=remark)
     if "sigmoid_norm" in terms:
         draft.set("dpo.length_normalised", True, "loss_type", remark="sigmoid_norm")
     if loss == "mpo" and abs(terms["bco_pair"] / terms["sigmoid"] - 0.25) > 1e-6:
-        text = "has 0.8 sigmoid and 0.2 bco_pair here; dpo.sft_coef is relative to them"
+        text = "tiercel's mpo is 0.8 sigmoid and 0.2 bco_pair; dpo.sft_coef is relative to them"
         draft.note(text, *LOSS_FLAGS, subject="mpo")
     if (launch.framework, loss) in _DIFFERS:
         draft.note(_DIFFERS[launch.framework, loss], subject=f"dpo.loss: {loss}")
@@ -122,7 +123,8 @@ def _tokens(launch: Launch, draft: RecipeDraft) -> None:
         draft.set("sft.loss", "dft", "loss_type")
     if draft.values.get("sft.loss") == "dft" and "sft.label_smoothing" in draft.values:
         draft.drop("sft.label_smoothing")
-        draft.note("dft does not read it there either", "label_smoothing_factor", is_change=False)
+        text = f"{launch.framework}'s dft does not read it either"
+        draft.note(text, "label_smoothing_factor", is_change=False)
     for key in ("sft.neftune_alpha", "sft.label_smoothing"):
         if draft.values.get(key) == 0:
             draft.drop(key)
@@ -148,7 +150,8 @@ def _divergence(launch: Launch, draft: RecipeDraft, loss: str) -> None:
         return
     draft.set("dpo.divergence", name, *flags)
     if name == "alpha" and coef not in (None, 0.5):
-        draft.set("dpo.divergence_alpha", round(1 - coef, 12), flags[1], remark="1 - the coefficient there")
+        remark = f"1 - {launch.framework}'s coefficient"
+        draft.set("dpo.divergence_alpha", round(1 - coef, 12), flags[1], remark=remark)
 
 
 def _teacher(launch: Launch, draft: RecipeDraft) -> None:
@@ -157,11 +160,12 @@ def _teacher(launch: Launch, draft: RecipeDraft) -> None:
     draft.set("teacher.divergence", end or "jsd", "beta", remark="the divergence of GKD")
     if end is None:
         draft.set("teacher.mix", mix, "beta")
-    share, remark = round(1 - (launch.real("lmbda") or 0.0), 12), "the student samples every completion there"
+    share = round(1 - (launch.real("lmbda") or 0.0), 12)
+    remark = f"in {launch.framework} the student samples every completion"
     if launch.method == "gkd":
-        remark = "1 - lmbda; a draw for each prompt, there for each batch"
+        remark = f"1 - lmbda; tiercel draws for each prompt, {launch.framework} for each batch"
     draft.set("teacher.rows_share", share, "lmbda", remark=remark)
-    draft.set("algorithm.normalise", "token", remark="a mean over tokens there")
+    draft.set("algorithm.normalise", "token", remark=f"{launch.framework} takes the mean over tokens")
 
 
 def _reference(launch: Launch, draft: RecipeDraft) -> None:
@@ -169,5 +173,5 @@ def _reference(launch: Launch, draft: RecipeDraft) -> None:
     if launch.words("ref_adapters") and launch.words("ref_adapters") == launch.words("adapters"):
         draft.note("lora.init is the KL reference as well", "ref_adapters", is_change=False)
     elif "lora.init" in draft.values and not launch.words("ref_adapters") and compares(draft):
-        text = "the reference there is the model without this adapter; here lora.init is the reference as well"
+        text = f"{launch.framework}'s reference is the model without this adapter; tiercel's is lora.init as well"
         draft.note(text, "adapters", "adapter_name_or_path", "resume_from_checkpoint")

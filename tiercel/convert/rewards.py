@@ -112,7 +112,7 @@ def _of_flags(launch: Launch, draft: RecipeDraft, name: str) -> dict[str, Any] |
         draft.note(f"ends at {longest} tokens", "cosine_max_len", is_change=False, subject=subject)
         return {"name": name, "max_tokens": longest}
     if name == "length":
-        draft.note("falls from max_tokens on here: docs/rewards.md", subject=subject)
+        draft.note("tiercel's reward falls from max_tokens on: docs/rewards.md", subject=subject)
         return {"name": name, "max_tokens": longest}
     if name != "soft_overlong":
         return None
@@ -128,19 +128,19 @@ def _own(launch: Launch, draft: RecipeDraft, name: str, number: int) -> dict[str
         module, _, function = name.rpartition(".")
         return {"call": f"{module}:{function}"}
     plugins = launch.words("external_plugins")
-    here = {plugin: registered(file) for plugin in plugins if (file := launch.file(plugin)) is not None}
-    for plugin, known in here.items():
+    known_names = {plugin: registered(file) for plugin in plugins if (file := launch.file(plugin)) is not None}
+    for plugin, known in known_names.items():
         if found := known.get(name):
             draft.note(f"{name} is {found} of {plugin}", "external_plugins", is_change=False)
             return {"call": f"{plugin}:{found}"}
-    place = next(iter((*here, *plugins)), "mine.py")
+    place = next(iter((*known_names, *plugins)), "mine.py")
     asked = "name its file"
-    if here:
-        there = ", ".join(each for each in here[place] if not each.startswith("_")) or "none"
-        draft.left.append(f"rewards.{number}.call: {place} has no function {name}; its functions are: {there}")
-        asked = f"{place} has no such name; it has {there}"
+    if known_names:
+        listed = ", ".join(each for each in known_names[place] if not each.startswith("_")) or "none"
+        draft.left.append(f"rewards.{number}.call: {place} has no function {name}; its functions are: {listed}")
+        asked = f"{place} has no such name; it has {listed}"
     elif plugins:
-        asked = f"{place} is not here"
+        asked = f"{place} is not on this machine"
     text = f"{asked}; write rewards.N.call: FILE.py:CLASS or FILE.py:FUNCTION"
     draft.note(text, "external_plugins", subject=f"--reward_funcs {name}")
     return {"call": f"{place}:{name}"}

@@ -12,7 +12,7 @@ from tiercel.convert.manual_steps import rows_of_modelscope
 from tiercel.message_text import counted
 
 _FILES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet", ".arrow", ".yaml")
-_NO_ROWS = "is no file of rows here; write .jsonl, .json or .parquet"
+_NO_ROWS = "is no file of rows that tiercel reads; write .jsonl, .json or .parquet"
 _READ = (".json", ".jsonl", ".parquet")
 # What columns and tags of LLaMA-Factory's data sets are called, as data.format reads them.
 _COLUMNS = re.compile(
@@ -41,7 +41,7 @@ def set_rows(launch: Launch, draft: RecipeDraft) -> None:
     if launch.kind == "distill" and "data.eval" in draft.values:
         labels = draft.origins["data.eval"].labels
         draft.drop("data.eval")
-        draft.note("what is held out is scored by rewards here: write both, data.eval and rewards", *labels)
+        draft.note("in tiercel rewards score what is held out: write both, data.eval and rewards", *labels)
     for step in (_columns, _intervals, _system, _thinking, _limits, _turns):
         step(launch, draft)
 
@@ -55,7 +55,7 @@ def _joined(launch: Launch, draft: RecipeDraft) -> None:
     if len(shares) == len(sources) > 1 and min(shares) > 0:
         weights = [round(share / shares[0], 12) for share in shares]
         _mix(draft, sources, weights, "dataset", flag)
-        note = "an epoch there ends with the first file that is exhausted; here it has the rows of all files together"
+        note = f"{launch.framework} ends an epoch with the first exhausted file; tiercel's has the rows of all files"
         draft.note(note, flag)
     else:
         end_to_end(draft, sources, "dataset", "max_samples", "dataset_dir")
@@ -95,7 +95,7 @@ def _described(launch: Launch, draft: RecipeDraft, name: str, flag: str) -> str:
         return _limited(f"hf:{name}", limit)
     entry = (mapping_in(launch.file(f"{folder}/dataset_info.json"), json.loads) or {}).get(name)
     if not isinstance(entry, dict):
-        text = f"{folder}/dataset_info.json is not here, or has no such entry; write the file that it names"
+        text = f"{folder}/dataset_info.json is not on this machine, or has no such entry; write the file that it names"
         draft.note(text, flag, "dataset_dir", subject=subject)
         _tell_limit(draft, name)
         return _limited(name, limit)
@@ -129,9 +129,9 @@ def _limited(source: str, rows: int | None) -> str:
 
 
 def _tell_limit(draft: RecipeDraft, name: str) -> None:
-    """Tell that a limit of rows is an exact number here, where it cannot be compared with their number."""
-    text = f"at most so many there, exactly so many here; where {name} has fewer, take away the # and the number"
-    draft.note(text, "max_samples")
+    """Tell that a limit of rows is an exact number in tiercel, where it cannot be compared with their number."""
+    text = f"{draft.launch.framework} takes at most so many rows, tiercel exactly so many"
+    draft.note(f"{text}; where {name} has fewer, take away the # and the number", "max_samples")
 
 
 def _swift_source(launch: Launch, draft: RecipeDraft, word: str, flag: str) -> str:
@@ -148,7 +148,7 @@ def _swift_source(launch: Launch, draft: RecipeDraft, word: str, flag: str) -> s
     name, _, subset = text.partition(":")
     parts = [f"one subset a source: {subset} are several"] if "/" in subset else []
     if hub.upper() != "HF" and not launch.is_true("use_hf"):
-        parts.append("an id of ModelScope, where hf: asks Hugging Face's hub: see that the same rows are there")
+        parts.append("an id of ModelScope, where hf: asks Hugging Face's hub: see that it has the same rows")
         rows_of_modelscope(draft, name, f"--{flag} {word}")
     if parts:
         draft.note(f"{'; '.join(parts)}; or save the rows to a file", flag, subject=f"--{flag} {word}")
@@ -205,7 +205,8 @@ def _listed(draft: RecipeDraft, name: str) -> None:
             draft.note("its sampling_strategy is not taken over; write path#N in data.train", "dataset_name")
     elif name.endswith(".yaml"):
         draft.set("data.train", name, "dataset_name")
-        draft.note("the list of files is not here; write the files into data.train and data.mix", "dataset_name")
+        text = "the list of files is not on this machine; write the files into data.train and data.mix"
+        draft.note(text, "dataset_name")
     else:
         draft.set("data.train", f"hf:{name}", "dataset_name")
 
@@ -274,7 +275,7 @@ def _held_out(launch: Launch, draft: RecipeDraft) -> None:
         elif share:
             draft.set("data.eval", {"fraction": share}, name)
         elif share == 0:
-            draft.note("no rows are held out, as here", name, is_change=False)
+            draft.note("no rows are held out, which is tiercel's default as well", name, is_change=False)
     asked = (launch.text("eval_strategy", "evaluation_strategy") or "no").lower()
     if launch.framework == "TRL" and asked != "no" and launch.text("dataset_name"):
         split = launch.text("dataset_test_split") or "test"
@@ -298,10 +299,10 @@ def _intervals(launch: Launch, draft: RecipeDraft) -> None:
         draft.note("train.eval_every is a number of steps", *labels)
     elif asked != "no" and (launch.framework == "ms-swift" or asked == "steps"):
         every = launch.real("eval_steps") or launch.real("save_steps") or 500
-        remark = "" if "eval_steps" in launch.flags else "as --save_steps, the default there"
+        remark = "" if "eval_steps" in launch.flags else "as --save_steps"
         draft.set("train.eval_every", max(1, round(every / draft.updates_per_step)), *labels, remark=remark)
     else:
-        draft.note("rows that are held out are evaluated at the start and the end here", *labels)
+        draft.note("tiercel evaluates held-out rows at the start and the end", *labels)
 
 
 def _system(launch: Launch, draft: RecipeDraft) -> None:
@@ -311,7 +312,7 @@ def _system(launch: Launch, draft: RecipeDraft) -> None:
     if file is not None:
         draft.set("data.system", file.read_text(encoding="utf-8").strip(), "system", remark="its text")
     elif re.fullmatch(r"\S+\.(txt|md|json|jinja)", text):
-        draft.note("the file is not here; put its text into data.system", "system")
+        draft.note("the file is not on this machine; put its text into data.system", "system")
     else:
         draft.set("data.system", text, "system")
 
@@ -333,12 +334,14 @@ def _limits(launch: Launch, draft: RecipeDraft) -> None:
         draft.put("data.max_prompt_tokens", limit, flag)
         cuts = launch.text("truncation_strategy") or ("left" if launch.kind == "grpo" else "delete")
         is_cut = launch.framework in ("TRL", "LLaMA-Factory") or cuts != "delete"
-        text = "a longer row is cut there; here it is rejected whole" if is_cut else "a longer row is left out, as here"
+        text = "a longer row is left out, as in tiercel"
+        if is_cut:
+            text = f"{launch.framework} cuts a longer row; tiercel rejects it whole"
         draft.note(text, flag, "truncation_strategy", is_change=is_cut)
         if flag not in launch.flags:
             draft.note(text, subject=f"more than {limit} tokens", is_change=is_cut)
     elif "data.max_prompt_tokens" not in draft.values:
-        text = "there is no limit there; data.max_prompt_tokens is 4096 here, and a longer row is rejected"
+        text = f"{launch.framework} has no limit; tiercel rejects rows of more than 4096: data.max_prompt_tokens"
         draft.note(text, subject="length of prompts")
 
 
@@ -353,7 +356,7 @@ def _turns(launch: Launch, draft: RecipeDraft) -> None:
     if launch.framework == "TRL" and launch.kind == "sft":
         names = ("assistant_only_loss", "completion_only_loss")
         asked = any(map(launch.is_true, names))
-        text = "assistant turns are learnt, as here"
-        text = text if asked else "theirs learns whole conversations; here their assistant turns"
+        text = "assistant turns are learnt, as in tiercel"
+        text = text if asked else "TRL learns whole conversations, tiercel their assistant turns"
         subject = "" if {*names} & {*launch.flags} else "which tokens are learnt"
         draft.note(text, *names, subject=subject, is_change=not asked)

@@ -58,8 +58,9 @@ def _correction(launch: Launch, draft: RecipeDraft) -> None:
     mode, cap = launch.text(names[0]), next(filter(None, caps), None)
     if not is_on or mode is None:
         if launch.is_true("async_generate"):
-            draft.set(f"{key}.level", "token", "async_generate", remark="completions of an older policy need it here")
-            text = "learns from older completions without a correction there; here algorithm.correction is on"
+            remark = "tiercel corrects completions of an older policy"
+            draft.set(f"{key}.level", "token", "async_generate", remark=remark)
+            text = f"{launch.framework} learns from older completions without a correction; tiercel corrects them"
             draft.note(text, "async_generate")
         return
     names = ["vllm_importance_sampling_correction", *names]
@@ -72,7 +73,7 @@ def _correction(launch: Launch, draft: RecipeDraft) -> None:
     if form == "mask" or floor:
         own = ["vllm_importance_sampling_clip_min"] if floor else names
         values["floor"] = floor or 0.0
-        draft.set(f"{key}.floor", floor or 0.0, *own, remark="" if floor else "none there")
+        draft.set(f"{key}.floor", floor or 0.0, *own, remark="" if floor else f"{launch.framework} sets none")
     if draft.values.get("rollout.top_k") or draft.values.get("rollout.top_p", 1) < 1:
         draft.drop(*(f"{key}.{part}" for part in values))
         draft.note("top_p and top_k cut the engine's probabilities, so no correction is taken", *names, subject=key)
@@ -109,7 +110,8 @@ def _of_sequences(draft: RecipeDraft, loss: str, level: str, labels: tuple[str, 
     if loss == "luspo" and ratio is not None:
         draft.set("algorithm.ratio", ratio, *labels, remark="luspo's own is sequence")
     if loss == "vespo" and "algorithm.correction.level" in draft.values:
-        draft.note("its ratio takes the correction there; here the loss does", subject="algorithm.loss: vespo")
+        text = f"{draft.launch.framework} puts the correction into its ratio; tiercel puts it into the loss"
+        draft.note(text, subject="algorithm.loss: vespo")
 
 
 def _clips(launch: Launch, draft: RecipeDraft) -> None:
@@ -118,7 +120,8 @@ def _clips(launch: Launch, draft: RecipeDraft) -> None:
         return
     low, high = launch.real("epsilon"), launch.real("epsilon_high")
     if loss == "cispo":
-        draft.set("algorithm.clip_low", None, "epsilon", remark="cispo has no lower bound there")
+        remark = f"{launch.framework}'s cispo has no lower bound"
+        draft.set("algorithm.clip_low", None, "epsilon", remark=remark)
         _largest_weight(draft, low if high is None else high)
         return
     for key, value, flag in (("low", low, "epsilon"), ("high", low, "epsilon"), ("high", high, "epsilon_high")):
@@ -130,12 +133,13 @@ def _largest_weight(draft: RecipeDraft, bound: float | None) -> None:
     """Set cispo's largest weight, which the peers give directly and tiercel gives as its distance from 1."""
     if not bound:
         return
-    labels, remark = ("epsilon", "epsilon_high"), "the largest weight itself there"
+    framework, labels = draft.launch.framework, ("epsilon", "epsilon_high")
+    remark = f"{framework} gives the largest weight itself"
     draft.set("algorithm.clip_high", max(round(bound - 1, 12), _LEAST_DISTANCE), *labels, remark=remark)
     if bound < 1:
         text = (
-            f"a largest weight of {bound:g} there, 1 here, the least that algorithm.clip_high gives: AdamW does not "
-            "see a common factor of the loss, but optim.max_grad_norm does"
+            f"the largest weight is {bound:g} in {framework}, 1 in tiercel, the least of algorithm.clip_high: AdamW "
+            "does not see a common factor of the loss, but optim.max_grad_norm does"
         )
         draft.note(text, *labels, subject=f"cispo's bound {bound:g}")
 
@@ -152,7 +156,7 @@ def _advantage(launch: Launch, draft: RecipeDraft) -> None:
     word = {"true": "group", "false": "none"}.get((scale or "").lower(), scale)
     if advantage in ("reinforce_pp_baseline", "gdpo"):
         if word not in (None, "gdpo", "batch") and "scale_rewards" in launch.flags:
-            draft.note(f"{advantage} has its own scale here, that of the step", "scale_rewards")
+            draft.note(f"tiercel's {advantage} has its own scale, that of the step", "scale_rewards")
     elif word is not None:
         draft.carry("algorithm.scale", word, "scale_rewards")
 
@@ -182,20 +186,22 @@ def _penalty(launch: Launch, draft: RecipeDraft) -> None:
 
 
 def _weighted_penalty(launch: Launch, draft: RecipeDraft) -> None:
-    """Set a penalty in the loss that TRL multiplies by the ratio; here it is multiplied by the token's ratio."""
+    """Set a penalty in the loss that TRL multiplies by the ratio; tiercel multiplies it by the token's ratio."""
     name = "use_bias_correction_kl"
     if (launch.text("importance_sampling_level") or "token") == "token":
         draft.put("algorithm.kl.by_ratio", True, name)
     else:
-        text = "weights the KL estimate by the completion's ratio there; here no ratio weights it"
+        text = "TRL weights the KL estimate by the completion's ratio; tiercel weights it by no ratio"
         draft.note(text, name, subject="" if name in launch.flags else "the KL estimate")
 
 
 def _switches(launch: Launch, draft: RecipeDraft) -> None:
     if launch.framework == "TRL" and draft.values.get("algorithm.entropy_coef"):
-        draft.set("algorithm.entropy_mean", "token", "entropy_coef", remark="the mean there, whatever the loss")
+        remark = "TRL takes the mean over tokens, whatever the loss is"
+        draft.set("algorithm.entropy_mean", "token", "entropy_coef", remark=remark)
     if launch.framework == "TRL" and draft.values.get("algorithm.top_entropy", 1) < 1:
-        draft.set("algorithm.top_entropy_of", "all", "top_entropy_quantile", remark="of all tokens there")
+        remark = "TRL takes this share of all tokens"
+        draft.set("algorithm.top_entropy_of", "all", "top_entropy_quantile", remark=remark)
     if launch.is_true("dynamic_sample"):
         tries = launch.number("max_resample_times") or 3
         draft.set("rollout.resample_tries", tries, "max_resample_times", "dynamic_sample")
@@ -218,6 +224,6 @@ def _rloo(launch: Launch, draft: RecipeDraft) -> None:
     probability."""
     is_normalised = launch.is_true("normalize_advantages")
     advantage = "reinforce_pp_baseline" if is_normalised else "rloo"
-    draft.set("algorithm.advantage", advantage, "normalize_advantages", remark="what its RLOO trainer does")
+    draft.set("algorithm.advantage", advantage, "normalize_advantages", remark="as TRL's RLOO trainer does")
     for name, value in (("loss", "grpo"), ("ratio", "product"), ("normalise", "sequence")):
-        draft.set(f"algorithm.{name}", value, remark="what its RLOO trainer does")
+        draft.set(f"algorithm.{name}", value, remark="as TRL's RLOO trainer does")

@@ -26,7 +26,7 @@ def set_sizes(launch: Launch, draft: RecipeDraft) -> None:
     labels = (*_BATCH, *launch.process_labels)
     if launch.kind != "grpo":
         draft.set("optim.prompts_per_step", update, *labels, remark=origin)
-        draft.set("rollout.group_size", 1, remark="a prompt has one answer there")
+        draft.set("rollout.group_size", 1, remark=f"{launch.framework} has one answer for a prompt")
         return
     group = launch.number("num_generations") or 8
     rollout = launch.number("generation_batch_size")
@@ -39,16 +39,17 @@ def set_sizes(launch: Launch, draft: RecipeDraft) -> None:
     sampled = counted(size, "completion")
     draft.set("optim.prompts_per_step", prompts, *labels, remark=f"{sampled} a rollout / {group} a group; {origin}")
     if size % group:
-        text = f"{sampled} cannot be divided into groups of {group}; a step here has {counted(prompts, 'prompt')}"
+        text = f"{sampled} cannot be divided into groups of {group}; a step of tiercel has {counted(prompts, 'prompt')}"
         draft.note(text, *labels)
     if launch.method == "grpo" and rollout > update:
         minibatches = math.gcd(max(1, rollout // update), prompts)
         draft.set("optim.minibatches", minibatches, *labels, remark=f"{sampled} / {update} an update")
         if minibatches * update != rollout:
-            text = f"an update of {counted(update, 'completion')} holds part of a group; here it holds whole groups"
+            text = f"an update of {counted(update, 'completion')} holds part of a group; tiercel's holds whole groups"
             draft.note(text, *labels)
     elif rollout > update:
-        draft.note("rollouts of several updates have another ratio there; one update is taken here", *labels)
+        text = f"{launch.framework} has another ratio for several updates of a rollout; tiercel takes one update"
+        draft.note(text, *labels)
 
 
 def set_lengths(launch: Launch, draft: RecipeDraft) -> None:
@@ -56,26 +57,27 @@ def set_lengths(launch: Launch, draft: RecipeDraft) -> None:
     updates = draft.updates_per_step
     steps = launch.real("max_steps") or -1
     if steps > 0:
-        draft.set("train.steps", _steps(steps, updates), "max_steps", "num_train_epochs", remark=_per(updates))
+        draft.set("train.steps", _steps(steps, updates), "max_steps", "num_train_epochs", remark=_per(launch, updates))
     else:
         epochs = launch.real("num_train_epochs") or 1.0
         draft.put("train.epochs", int(epochs) if epochs == int(epochs) else epochs, "num_train_epochs")
     set_warmup(launch, draft, updates)
     _interval(launch, draft, "train.log_every", "logging_steps")
     if (launch.text("save_strategy") or "steps").lower() == "steps":
-        _interval(launch, draft, "train.save_every", "save_steps", "save_strategy", remark=_per(updates))
+        _interval(launch, draft, "train.save_every", "save_steps", "save_strategy", remark=_per(launch, updates))
     else:
         draft.note("train.save_every is a number of steps, and the last step is always saved", "save_strategy")
     if "train.keep" not in draft.values:
-        draft.note("all checkpoints are kept there, here the newest 3: train.keep", subject="no --save_total_limit")
+        text = f"{launch.framework} keeps all checkpoints, tiercel the newest 3: train.keep"
+        draft.note(text, subject="no --save_total_limit")
 
 
 def _steps(updates: float, per_step: int) -> int:
     return max(1, round(updates / per_step))
 
 
-def _per(updates: int) -> str:
-    return f"a step here is {updates} updates there" if updates > 1 else ""
+def _per(launch: Launch, updates: int) -> str:
+    return f"a step of tiercel is {updates} updates of {launch.framework}" if updates > 1 else ""
 
 
 def _interval(launch: Launch, draft: RecipeDraft, key: str, flag: str, *others: str, remark: str = "") -> None:
@@ -84,7 +86,7 @@ def _interval(launch: Launch, draft: RecipeDraft, key: str, flag: str, *others: 
         remark = launch.default_remark(flag) or remark
         draft.set(key, _steps(every, draft.updates_per_step), flag, *others, remark=remark)
         if 0 < every < 1:
-            draft.note("a share of the run there; write a number of steps", flag)
+            draft.note(f"is a share of the run in {launch.framework}; write a number of steps", flag)
 
 
 def set_warmup(
@@ -95,7 +97,7 @@ def set_warmup(
     given = launch.real(steps_flag) or 0.0
     ratio = given if 0 < given < 1 else launch.real(share_flag) or 0.0
     if given >= 1:
-        draft.set("optim.warmup_steps", _steps(given, updates), *flags, remark=_per(updates))
+        draft.set("optim.warmup_steps", _steps(given, updates), *flags, remark=_per(launch, updates))
     elif ratio > 0 and steps is not None:
         draft.set("optim.warmup_steps", math.ceil(ratio * steps), *flags, remark=f"of {steps} steps")
     elif ratio > 0:

@@ -91,8 +91,8 @@ def environment_row(name: str) -> TableRow | None:
 @cache
 def words_of(flag: str) -> Mapping[str, str]:
     """Return the words of keys by those that a flag takes, where the table of words has the flag."""
-    lines = [(there, word) for name, there, word in table_rows(PEERS, "words.txt") if name == flag]
-    return {name: word for there, word in lines for name in there.split(", ")}
+    lines = [(given, word) for name, given, word in table_rows(PEERS, "words.txt") if name == flag]
+    return {name: word for given, word in lines for name in given.split(", ")}
 
 
 @cache

@@ -53,7 +53,7 @@ def _model(launch: Launch, draft: RecipeDraft) -> None:
     if (revision := launch.text("model_revision")) not in (None, "main") and launch.framework != "ms-swift":
         draft.set("model.revision", revision, "model_revision")
     elif launch.framework != "ms-swift":
-        draft.note("the hub's newest, as here", "model_revision", is_change=False)
+        draft.note("the hub's newest, as in tiercel", "model_revision", is_change=False)
     if launch.framework == "VLM-R1" and "qwen" not in draft.model_name:
         for flag in ("max_pixels", "min_pixels"):
             draft.drop(f"model.{flag}")
@@ -98,13 +98,15 @@ def _adapters(launch: Launch, draft: RecipeDraft) -> None:
         draft.set(key, value, name, *_TUNER_LABELS, remark=launch.default_remark(name))
     dropout = 0.0 if tuner == "lora_llm" else launch.real("lora_dropout") or 0.0
     if tuner == "lora_llm":
-        draft.note("lora_llm has no dropout there", "lora_dropout", is_change=False)
+        draft.note("lora_llm has no dropout in ms-swift", "lora_dropout", is_change=False)
     if launch.is_true("disable_dropout"):
         dropout = 0.0
-        draft.note("is off there in this method, as here", "lora_dropout", "disable_dropout", is_change=False)
+        text = f"is off in this method, in {launch.framework} as in tiercel"
+        draft.note(text, "lora_dropout", "disable_dropout", is_change=False)
     if dropout and launch.kind != "sft":
-        draft.set("lora.dropout", 0.0, "lora_dropout", remark=f"{dropout:g} there; see above")
-        text = f"{dropout:g} there, 0 here: answers share a prompt; to have it, write learner.form: repeated too"
+        draft.set("lora.dropout", 0.0, "lora_dropout", remark=f"{dropout:g} in {launch.framework}; see above")
+        text = f"{dropout:g} in {launch.framework}, 0 in tiercel: answers share a prompt"
+        text = f"{text}; to have it, write learner.form: repeated too"
         draft.note(text, "lora_dropout", subject=f"--lora_dropout {dropout:g}")
     elif dropout or "lora_dropout" in launch.flags:
         draft.put("lora.dropout", dropout, "lora_dropout")
@@ -118,7 +120,7 @@ def _as_given(launch: Launch, draft: RecipeDraft, adapter: str) -> None:
     given = mapping_in(launch.file(f"{adapter}/adapter_config.json"), json.loads)
     if given is None:
         keys = "lora.rank, alpha, kind and targets"
-        draft.note(f"{adapter}/adapter_config.json is not here; write {keys} as there", subject="lora.init")
+        draft.note(f"{adapter}/adapter_config.json is not on this machine; write its {keys}", subject="lora.init")
         return
     kind = "dora" if given.get("use_dora") else "rslora" if given.get("use_rslora") else "lora"
     targets = given.get("target_modules")
@@ -142,7 +144,8 @@ def _targets(launch: Launch, draft: RecipeDraft, tuner: str) -> None:
     elif launch.framework == "VLM-R1":
         draft.set("lora.targets", "language", "lora_target_modules", remark="linear layers outside the vision tower")
         outside = ", and the projector of InternVL" if "internvl" in draft.model_name else ""
-        draft.note(f"its adapters are on lm_head{outside} too; here on the decoder's layers", subject="lora.targets")
+        text = f"VLM-R1 has adapters on lm_head{outside} too, tiercel on the decoder's layers"
+        draft.note(text, subject="lora.targets")
     elif regex := launch.text("target_regex"):
         draft.set("lora.targets", regex, *flags)
     elif {"all-linear", "all"} & set(modules) and launch.framework in _FREEZERS:
@@ -153,10 +156,11 @@ def _targets(launch: Launch, draft: RecipeDraft, tuner: str) -> None:
         words = "|".join(re.escape(word) for word in modules)
         draft.set("lora.targets", rf"(.*\.)?({words})", *flags, remark="as names end")
         if launch.framework == "LLaMA-Factory":
-            draft.note("layers of frozen parts are left out there; here all that the pattern matches", "lora_target")
+            text = "LLaMA-Factory leaves out layers of frozen parts; tiercel takes all that the pattern matches"
+            draft.note(text, "lora_target")
     else:
         draft.set("lora.targets", "language", remark="no layers are given")
-        draft.note("there PEFT chooses them by the model type", subject="no --lora_target_modules")
+        draft.note(f"in {launch.framework} PEFT chooses them by the model type", subject="no --lora_target_modules")
 
 
 def _all_linear(launch: Launch, draft: RecipeDraft, flags: tuple[str, ...]) -> None:
@@ -166,7 +170,8 @@ def _all_linear(launch: Launch, draft: RecipeDraft, flags: tuple[str, ...]) -> N
     remark = "" if is_said else f"{launch.framework}'s default, all linear layers"
     draft.set("lora.targets", adapted[0] if len(adapted) == 1 else "all", *flags, remark=remark)
     if len(adapted) not in (1, 3):
-        text = f"only {' and '.join(adapted)} there; lora.targets takes one part, all, or a regular expression"
+        text = f"only {' and '.join(adapted)} in {launch.framework}"
+        text = f"{text}; lora.targets takes one part, all, or a regular expression"
         draft.note(text, *flags, subject="lora.targets: all")
 
 
@@ -211,7 +216,7 @@ def _rates(launch: Launch, draft: RecipeDraft) -> None:
             draft.carry("optim.name", kind, name)
             continue
         is_same = given.startswith("adamw")
-        text = "AdamW, as here" if is_same else "AdamW is the optimiser here: the section optim"
+        text = "AdamW, as in tiercel" if is_same else "tiercel takes AdamW: the section optim"
         draft.note(text, name, is_change=not is_same)
 
 
@@ -238,11 +243,11 @@ def _sharding(launch: Launch, draft: RecipeDraft) -> None:
     if found and found["train.strategy"] == "ddp":
         remark = "stage 0 divides nothing"
         if launch.processes == 1:
-            draft.note("divides nothing, as a single process here", *labels, is_change=False)
+            draft.note("divides nothing, as tiercel with a single process", *labels, is_change=False)
             return
     for key, value in (found or {}).items():
         if key == STAGE and value == 1:
-            value, remark = 2, "stage 1 divides the optimiser's state only; stages 2 and 3 are here"
+            value, remark = 2, "stage 1 divides the optimiser's state only; tiercel has stages 2 and 3"
         draft.set(key, value, *labels, remark=remark)
 
 
@@ -259,7 +264,8 @@ def _asked(launch: Launch, draft: RecipeDraft) -> tuple[Sharding | None, str]:
     if named := launch.launcher.get("config_file") or launch.launcher.get("accelerate_config"):
         label = "launcher --config_file" if "config_file" in launch.launcher else "launcher --accelerate_config"
         found = sharding_by_name(PurePath(named[0]).name)
-        text = "the file is not here: sharding is taken from its name" if found else "the file is not here"
+        text = "the file is not on this machine"
+        text = f"{text}: sharding is taken from its name" if found else text
         draft.note(f"{text}; how many processes it starts is unknown: optim.prompts_per_step is that of 1", label)
         return found, "by the file's name"
     return None, ""
@@ -281,9 +287,10 @@ def _deepspeed(launch: Launch, draft: RecipeDraft, value: str) -> tuple[Sharding
         return found, f"read from {PurePath(value).name}"
     found = sharding_by_name(PurePath(value).name)
     if value.endswith(".json") and found is not None:
-        draft.note("the file is not here: its stage is taken from its name; see train.deepspeed.config", "deepspeed")
+        text = "the file is not on this machine: its stage is taken from its name; see train.deepspeed.config"
+        draft.note(text, "deepspeed")
     elif found is None:
-        draft.note("the file is not here; write train.strategy: deepspeed with stage 2 or 3", "deepspeed")
+        draft.note("the file is not on this machine; write train.strategy: deepspeed with stage 2 or 3", "deepspeed")
     return found, ""
 
 

@@ -60,7 +60,7 @@ def changes(before: Recipe, now: Recipe) -> dict[str, str]:
     equal."""
     old, new = redact_values(flatten(before)), redact_values(flatten(now))  # config.yaml was written without secrets
     return {
-        key: f"{key}: {old.get(key)!r} there, {new.get(key)!r} now"
+        key: f"{key}: was {old.get(key)!r}, is {new.get(key)!r} now"
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key) and not _is_one_place(key, old, new)
     }

@@ -128,7 +128,7 @@ TRL_DIFFERENCES = (
         "mean of the entropy bonus",
         "that of the loss",
         "over tokens, whatever the loss",
-        "`entropy_mean: token` is TRL's; with `top_entropy` TRL's is of the chosen tokens, here of all",
+        "`entropy_mean: token` is TRL's; with `top_entropy` TRL's is of the chosen tokens, tiercel's of all",
     ),
     (
         "tokens that `top_entropy` is a share of",
@@ -171,7 +171,7 @@ TRL_DIFFERENCES = (
         "`sft.label_smoothing`",
         "the mean is over the words that can be written",
         "placeholders of pictures count too",
-        "they never have a probability here",
+        "they never have a probability in tiercel",
     ),
     (
         "`sft.neftune_alpha`",
@@ -392,7 +392,7 @@ def around_table(say: Say = str) -> str:
 
 def differences_table(say: Say = str) -> str:
     """Return a table of the differences from TRL, with the reasons."""
-    return _table((say("what"), say("here"), "TRL", say("why")), (tuple(map(say, row)) for row in TRL_DIFFERENCES))
+    return _table((say("what"), "tiercel", "TRL", say("why")), (tuple(map(say, row)) for row in TRL_DIFFERENCES))
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

@@ -182,7 +182,7 @@ class AnyImageText(Family):
         )
         sizes = ", ".join(f"{picture.width} x {picture.height}" for picture in shown) or "no picture"
         if ours != (whole := theirs["input_ids"][0].tolist()):
-            raise ModelError(f"the ids with {sizes} differ: {len(ours)} here, {len(whole)} from its whole processor")
+            raise ModelError(f"the ids with {sizes} differ: tiercel has {len(ours)}, its whole processor {len(whole)}")
         if len(shown) == 1:
             alone = self.inputs_of(self.processor.image_token, shown)
             if odd := [n for n in theirs if n not in TEXT_INPUTS and not torch.equal(theirs[n], alone[n])]:
