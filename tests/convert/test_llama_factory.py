@@ -157,3 +157,6 @@ def test_shares_and_held_out_rows(home):
     assert draft.values["data.eval"] == "hf:org/rows/v2:test" and "data.eval is one file" in told(draft)
     assert values_of(f"{line} --val_size 20")["data.eval"] == {"count": 20}
     assert values_of(f"{line} --val_size 0.1 --eval_strategy steps --eval_steps 5")["train.eval_every"] == 5
+    without = f"{line} --val_size 0.1 --eval_strategy steps --save_steps 70"
+    assert values_of(f"{without} --logging_steps 7")["train.eval_every"] == 7  # as transformers does
+    assert values_of(without)["train.eval_every"] == 500

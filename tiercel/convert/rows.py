@@ -298,8 +298,9 @@ def _intervals(launch: Launch, draft: RecipeDraft) -> None:
     elif asked == "epoch":
         draft.note("train.eval_every is a number of steps", *labels)
     elif asked != "no" and (launch.framework == "ms-swift" or asked == "steps"):
-        every = launch.real("eval_steps") or launch.real("save_steps") or 500
-        remark = "" if "eval_steps" in launch.flags else "as --save_steps"
+        usual = "save_steps" if launch.framework == "ms-swift" else "logging_steps"  # which transformers takes
+        every = launch.real("eval_steps") or launch.real(usual) or 500
+        remark = "" if "eval_steps" in launch.flags else f"as --{usual}"
         draft.set("train.eval_every", max(1, round(every / draft.updates_per_step)), *labels, remark=remark)
     else:
         draft.note("tiercel evaluates held-out rows at the start and the end", *labels)
