@@ -97,6 +97,7 @@ def test_a_step_has_no_more_rows_than_the_epochs_leave(tmp_path, train, rows):
         rows_by_image_count={},
         prompt_token_percentiles={},
         notes={},
+        left_out={},
     )
     assert rows in next(iter(token_table(recipe, report, 11).columns[1].cells))
 

@@ -507,14 +507,3 @@ def test_rows_that_share_ids_are_read_by_their_lines(tmp_path):
     table = read(file, ids="line")
     assert [row.id for row in table.rows] == [f"llava:{line}" for line in range(1, 7)] and not table.rejected
     assert [row.columns["id"] for row in table.rows] == ["00", "00", "01", "01", "02", "02"]
-
-
-def test_columns_that_are_left_out_are_told_once(tmp_path):
-    import pyarrow
-    import pyarrow.parquet
-
-    rows = [{"messages": [{"role": "user", "content": "?"}], "mask": b"x" * number} for number in range(3)]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    table = read(tmp_path / "rows.parquet")
-    (note,) = table.notes
-    assert len(table.rows) == 3 and "column mask of 3 rows" in note and "bytes" in note

@@ -133,3 +133,16 @@ def test_processes_that_share_the_rows_find_what_one_finds(tmp_path):
 )
 def test_percentiles_by_nearest_rank(values, expected):
     assert percentiles({value: 1 for value in values}) == expected
+
+
+def test_columns_that_rows_leave_out_are_counted_while_they_are_scanned(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    turns = [{"role": "user", "content": "?"}]
+    rows = [{"messages": turns, "mask": b"x", "kind": "a"} for _ in range(300)]
+    rows += [{"messages": turns, "mask": None, "kind": "b"} for _ in range(10)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    config = Data(train="rows.parquet")
+    table = read_rows(tmp_path / "rows.parquet", config, "grpo")
+    assert Scan(plan_prompt=area, config=config)(table).left_out == {("mask", "bytes"): 300}

@@ -180,7 +180,12 @@ def _scanned(check: RowCheck, table: RowTable, console: Console, *, is_train: bo
     console.print(f"{file}: {counted(table.total, 'row')} in {table.format} format, {len(rejected):,} rejected")
     if recipe.data.ids == "line":
         console.print("  ids of rows: file and line, as data.ids says")
-    for note in (*table.notes, *odd_lines(recipe.data, table)):
+    left_out = (
+        f"column {name} of {counted(count, 'row')} is left out, because it has values of type {kind}, which JSON does "
+        "not have"
+        for (name, kind), count in report.left_out.items()
+    )
+    for note in (*left_out, *table.notes, *odd_lines(recipe.data, table)):
         console.print(f"  {note}", markup=False)
     for reason, count in report.notes.items():
         console.print(f"  note on {counted(count, 'row')}: {reason}", markup=False)

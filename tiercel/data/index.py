@@ -67,7 +67,6 @@ class FileStore(RowStore):
 
     def __init__(self, source: IndexSource, folder: Path, head: Mapping[str, Any]):
         self.file, self.cache = source.reading.file, folder.parent
-        self.left_out = {(name, kind): count for name, kind, count in head["left_out"]}
         self.key = sha256(json.dumps([source.key, head["of"], head["version"]]).encode()).hexdigest()
         self._source, self.folder, self._head = source, folder, head
         self._columns = {name: _mapped(folder / f"{name}.bin", dtype, head["rows"]) for name, dtype in _ALL.items()}
@@ -228,7 +227,6 @@ class _Part:
     ids: bytes
     rejected: list[dict[str, Any]]
     without: Counter[str]
-    left_out: Counter[tuple[str, str]]
 
 
 def _make(source: IndexSource, folder: Path, beat: Callable[[], None]) -> None:
@@ -255,7 +253,6 @@ def _written(source: IndexSource, new: Path, beat: Callable[[], None]) -> dict[s
     """Write columns, ids and rejected rows; return what index.json says of them."""
     rejected: list[dict[str, Any]] = []
     without: Counter[str] = Counter()
-    left_out: Counter[tuple[str, str]] = Counter()
     parts = list(source.parts(beat))
     id_bytes, rows, spoken = 0, 0, time.monotonic()
     columns = {name: open(new / f"{name}.bin", "wb") for name in _ALL}  # noqa: SIM115
@@ -268,7 +265,6 @@ def _written(source: IndexSource, new: Path, beat: Callable[[], None]) -> dict[s
             ids.write(part.ids)
             rejected += part.rejected
             without.update(part.without)
-            left_out.update(part.left_out)
             id_bytes, rows = id_bytes + len(part.ids), rows + len(part.columns["line"])
             if time.monotonic() - spoken > _SAY_SECONDS:
                 spoken = time.monotonic()
@@ -283,7 +279,6 @@ def _written(source: IndexSource, new: Path, beat: Callable[[], None]) -> dict[s
         "rows": rows - len(repeats),
         "id_bytes": id_bytes,
         "without": list(without.items()),
-        "left_out": [[*column, count] for column, count in left_out.items()],
     }
 
 
@@ -317,7 +312,6 @@ def _part(source: IndexSource, part: Any) -> _Part:
     ids = bytearray()
     rejected: list[dict[str, Any]] = []
     without: Counter[str] = Counter()
-    left_out: Counter[tuple[str, str]] = Counter()
     for offset, length, record in source.records(part):
         if source.column_names and record.problem is None:
             without.update(lacking(record, source.column_names))
@@ -328,12 +322,10 @@ def _part(source: IndexSource, part: Any) -> _Part:
                 continue
             id = row.id.encode()
             values.append((*facts_of(row), offset, length, number, len(ids), len(id)))
-            if row.left_out:
-                left_out.update(row.left_out)
             ids += id
     table = np.array(values, np.uint64).reshape(-1, len(_ALL))
     columns = {name: table[:, place].astype(dtype) for place, (name, dtype) in enumerate(_ALL.items())}
-    return _Part(columns=columns, ids=bytes(ids), rejected=rejected, without=without, left_out=left_out)
+    return _Part(columns=columns, ids=bytes(ids), rejected=rejected, without=without)
 
 
 def _plain(row: RejectedRow) -> dict[str, Any]:

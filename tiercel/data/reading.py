@@ -60,22 +60,9 @@ class RowTable:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return what a person should know about how the rows were read: which columns were left out, which columns
-        only some rows have, and which have class labels."""
-        view = view_of(self.rows)
-        counts: Counter[tuple[str, str]] = Counter()
-        if view.is_whole and all(store.left_out is not None for store in view.stores):
-            for store in view.stores:
-                counts.update(store.left_out or {})
-        else:
-            counts.update(left for row in view for left in row.left_out)
-        left_out = (
-            f"column {name} of {counted(count, 'row')} is left out, because it has values of type {kind}, which JSON "
-            "does not have"
-            for (name, kind), count in counts.items()
-        )
+        """Return what a person should know about how the rows were read: which columns only some rows have, and which
+        have class labels."""
         return (
-            *left_out,
             *(f"data.columns: rows without {name}: {count:,}" for name, count in self.without),
             *(f"column {name}: class labels are read as their names, not as numbers" for name in self.labelled),
         )

@@ -46,6 +46,7 @@ class ScanReport:
     prompt_token_percentiles: Mapping[int, int]  # of accepted rows: PERCENTILES by nearest rank; may be empty
     longest_row: str | None  # id of the accepted row with the most prompt tokens
     notes: Mapping[str, int]  # what is odd about rows, and about how many sides of them
+    left_out: Mapping[tuple[str, str], int]  # columns and the types of their values, and how many rows leave each out
 
 
 @dataclass(kw_only=True, slots=True)
@@ -56,6 +57,7 @@ class _Found:
     rows_by_image_count: Counter[int] = field(default_factory=Counter)
     rows_by_length: Counter[int] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[tuple[str, str]] = field(default_factory=Counter)
     longest: tuple[int, str | None] = (-1, None)
 
     def add(self, later: "_Found") -> None:
@@ -64,6 +66,7 @@ class _Found:
         self.rows_by_image_count.update(later.rows_by_image_count)
         self.rows_by_length.update(later.rows_by_length)
         self.notes.update(later.notes)
+        self.left_out.update(later.left_out)
         if later.longest[0] > self.longest[0]:
             self.longest = later.longest
 
@@ -97,12 +100,14 @@ class Scan:
             prompt_token_percentiles=percentiles(found.rows_by_length),
             longest_row=found.longest[1],
             notes=found.notes,
+            left_out=found.left_out,
         )
 
     def _block(self, rows: RowView, known: dict[_Place, Size | ImageProblem], block: range) -> _Found:
         looked = [rows.look(number) for number in block]
         found = _Found(rejected=[row for row in looked if isinstance(row, RejectedRow)])
         usable = [row for row in looked if isinstance(row, Row)]
+        found.left_out.update(left for row in usable for left in row.left_out)
         with ThreadPoolExecutor(_THREADS) as threads:
             sizes = _sizes(usable, known, partial(_size, self.measure, self.config.max_image_pixels), threads)
         if len(known) > _MOST_KNOWN:

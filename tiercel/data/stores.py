@@ -7,7 +7,7 @@ know of every row before its turn stands in columns of numbers (COLUMNS), so tha
 import hashlib
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, compress
 from pathlib import Path
 from typing import Any, overload
@@ -72,7 +72,6 @@ class RowStore(ABC):
     file: str
     key: str | None = None  # names the rows and how they were read, if they are kept beyond this process
     cache: Path | None = None  # the folder of what is kept
-    left_out: Mapping[tuple[str, str], int] | None = None  # how many rows leave a column out, if it is known
 
     @abstractmethod
     def __len__(self) -> int: ...
