@@ -1,7 +1,8 @@
 """How exact trajectories are: completions of three turns, with pictures in the prompt and between the turns.
 
 Every form of the learner in float32, and transformers' own forward pass, are compared with transformers' forward pass
-of each whole sequence in float64, with the limits of benchmarks/exact.py.
+of each whole sequence in float64. The rule of delta nets rounds in float32, so if transformers' own gradient errs by
+more than the limit, that of a form may err by a tenth more than it.
 
     make bench-exact
     python -m benchmarks.trajectories --families qwen2_5_vl --seeds 2
@@ -19,13 +20,14 @@ from tempfile import TemporaryDirectory
 
 from transformers.utils import logging
 
-from benchmarks.exact import FLOAT32_LOGPROB_LIMIT, float32_problem
+from benchmarks.exact import FLOAT32_GRADIENT_LIMIT, FLOAT32_LOGPROB_LIMIT
 from benchmarks.float64 import in_float64
 from benchmarks.tables import RESULTS, markdown_table, versions, write_results
 from tests.packing.test_trajectories import PLAIN, Difference, differences
 from tests.tiny_models import FAMILY_NAMES, save_tiny_checkpoint, tiny_policy
 
 PER_SEED = 6  # trajectories
+BESIDE_PLAIN = 1.1  # times the error of transformers' own gradient, if that is larger
 
 
 def main() -> int:
@@ -52,20 +54,14 @@ def main() -> int:
     plain = {name: {form: asdict(each) for form, each in forms.items()} for name, forms in worst.items()}
     write_results(arguments.output, {"versions": versions(), "trajectories": PER_SEED * arguments.seeds, **plain}, text)
     wrong = [
-        f"{name}, {form}: {problem}"
-        for name, forms in found.items()
+        f"{name}, {form}: {each}"
+        for name, forms in worst.items()
         for form, each in forms.items()
-        if (problem := _problem(each, forms[PLAIN])) is not None
+        if each.logprob > FLOAT32_LOGPROB_LIMIT
+        or each.gradient > max(FLOAT32_GRADIENT_LIMIT, BESIDE_PLAIN * forms[PLAIN].gradient)
     ]
     print("\n".join(wrong or ["all within the limits"]))
     return int(bool(wrong))
-
-
-def _problem(found: Sequence[Difference], own: Sequence[Difference]) -> str | None:
-    """Return which limit a form exceeds, beside transformers' own pass on the same checkpoints."""
-    if not all(each.logprob <= FLOAT32_LOGPROB_LIMIT for each in found):
-        return f"logprob error in float32 is {largest(found).logprob:.2e}, above {FLOAT32_LOGPROB_LIMIT:g}"
-    return float32_problem([each.gradient for each in found], [each.gradient for each in own])
 
 
 def largest(found: Sequence[Difference]) -> Difference:

@@ -53,7 +53,7 @@ def refusals(launch: Launch) -> list[str]:
 
 
 def set_image_root(launch: Launch, draft: RecipeDraft) -> None:
-    """Set the directory in which relative paths of images start, where it is not that of the rows. In ms-swift it is
+    """Set the directory in which relative paths of images start, if it is not that of the rows. In ms-swift it is
     the working directory, and then ROOT_IMAGE_DIR."""
     if launch.framework != "ms-swift":
         return

@@ -129,7 +129,7 @@ def _limited(source: str, rows: int | None) -> str:
 
 
 def _tell_limit(draft: RecipeDraft, name: str) -> None:
-    """Tell that a limit of rows is an exact number in tiercel, where it cannot be compared with their number."""
+    """Note that tiercel takes an exact number of rows, when the file cannot be read to compare it with the limit."""
     text = f"{draft.launch.framework} takes at most so many rows, tiercel exactly so many"
     draft.note(f"{text}; where {name} has fewer, take away the # and the number", "max_samples")
 
