@@ -152,6 +152,7 @@ def fake(monkeypatch) -> Iterator[Callable[..., str]]:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
+                asked.append(self.path)  # before the answer, which ends the test's wait
                 is_schema = self.path == "/schema"
                 action = {"type": "object", "properties": {"x": {"type": "integer"}}}
                 written = json.dumps({"action": action} if is_schema else body).encode()
@@ -161,7 +162,6 @@ def fake(monkeypatch) -> Iterator[Callable[..., str]]:
                 self.end_headers()
                 self.wfile.write(written)
                 self.close_connection = True
-                asked.append(self.path)
 
             def log_message(self, *_: Any) -> None: ...
 
