@@ -210,6 +210,16 @@ def test_pairs_of_llama_factory():
                           "optim.prompts_per_step": 16, "data.eval": {"fraction": 0.1}})  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("flags", "share", "mixes"),
+    [("", 0.0, False), (" --lmbda 1", 0.0, False), (" --lmbda 0.75", 0.25, True)],
+)
+def test_the_remark_says_who_samples(flags, share, mixes):
+    draft = drafted(f"{TRL.replace('grpo', 'distillation')} --teacher_model_name_or_path org/t{flags}")
+    assert draft.values["teacher.rows_share"] == share
+    assert ("draws for each prompt" in draft.origins["teacher.rows_share"].remark) == mixes
+
+
 def test_held_out_rows_of_a_distillation_need_rewards():
     draft = drafted(f"{GKD} --val_dataset held.jsonl --eval_steps 10")
     assert "data.eval" not in draft.values and "train.eval_every" not in draft.values

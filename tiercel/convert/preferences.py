@@ -161,9 +161,9 @@ def _teacher(launch: Launch, draft: RecipeDraft) -> None:
     if end is None:
         draft.set("teacher.mix", mix, "beta")
     share = round(1 - (launch.real("lmbda") or 0.0), 12)
-    remark = f"in {launch.framework} the student samples every completion"
-    if launch.method == "gkd":
-        remark = f"1 - lmbda; tiercel draws for each prompt, {launch.framework} for each batch"
+    remark = f"1 - lmbda; tiercel draws for each prompt, {launch.framework} for each batch"
+    if share == 0:
+        remark = f"in {launch.framework} too, the student samples every completion"
     draft.set("teacher.rows_share", share, "lmbda", remark=remark)
     draft.set("algorithm.normalise", "token", remark=f"{launch.framework} takes the mean over tokens")
 
