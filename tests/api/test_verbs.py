@@ -1,6 +1,7 @@
 """Whole runs from Python: the same run as the command's, followed, stopped and resumed."""
 
 import base64
+import io
 import json
 import os
 import signal
@@ -97,6 +98,24 @@ def test_a_picture_that_is_not_there_is_named_where_it_was_looked_for(tmp_path, 
 
     assert names() == [str(tmp_path / "lost.png"), str(tmp_path / "there.png"), coded]
     assert names(image_root="pictures")[0] == "lost.png"
+
+
+def test_bytes_of_a_file_and_arrays_are_pictures(tmp_path):
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 6)).save(buffer, "JPEG")
+    jpeg, shown = buffer.getvalue(), [{"type": "image", "image": np.zeros((6, 8, 4), np.uint8)}]
+    columns = {"images": [jpeg, np.zeros((6, 8, 3), np.uint8)], "image": np.zeros((6, 8), np.uint8)}
+    row = {"messages": [{"role": "user", "content": shown}], **columns, "mask": np.zeros((1, 2), np.uint8)}
+    written = write_rows([row], tmp_path / "run")
+    (found,) = map(json.loads, Path(written.file).read_text(encoding="utf-8").splitlines())
+    files = [*found["images"], found["image"], found["messages"][0]["content"][0]["image"]]
+    assert [Image.open(file).size for file in files] == [(8, 6)] * 4 and Path(files[0]).read_bytes() == columns[
+        "images"
+    ][0]
+    assert found["mask"] == [[0, 0]]
+    with pytest.raises(DataError) as problem:
+        write_rows([{"image": np.zeros((3, 6, 8), np.uint8)}], tmp_path / "run")
+    assert all(named in str(problem.value) for named in ("row 1 ", "3 x 6 x 8"))
 
 
 def test_pictures_in_parts_of_turns_become_files_and_paths_absolute(tmp_path, monkeypatch):

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from tiercel.api.functions import named_function, written_function
 from tiercel.data.class_labels import class_labels, with_names
 from tiercel.data.media.file_names import ADDRESS_KEYS, visual_of
@@ -21,7 +23,8 @@ from tiercel.runs.files import file_sha256, write_atomically
 from tiercel.runs.fresh_start import GIVEN, require_own
 from tiercel.writing import writing
 
-MEDIA = ("image", "images", "video", "videos")  # columns whose texts are files
+PICTURES = ("image", "images")  # columns of pictures
+MEDIA = (*PICTURES, "video", "videos")  # columns whose texts are files
 MOST_FOLDERS = 8  # of media that a recipe lists one by one
 
 
@@ -145,11 +148,9 @@ class _RowWriter:
 
     def _plain(self, value: Any, column: str) -> Any:
         """Return a value that JSON can represent. Pictures become files, and paths of media become absolute."""
-        if hasattr(value, "tobytes") and hasattr(value, "save"):  # a Pillow image
-            return self._named(_saved(_png(value), self.folder))
+        if (picture := _encoded(value, column)) is not None:
+            return self._named(_saved(picture, self.folder))
         if isinstance(value, Mapping):
-            if isinstance(data := value.get("bytes"), bytes):  # a picture that `datasets` has not decoded
-                return self._named(_saved(data, self.folder))
             kind, addresses = visual_of(value)
             return {name: self._plain(each, kind if name in addresses else column) for name, each in value.items()}
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -165,7 +166,27 @@ class _RowWriter:
         return str(path.absolute())
 
 
-def _png(image: Any) -> bytes:
+def _encoded(value: Any, column: str) -> bytes | None:
+    """Return the file of a picture: of a Pillow image, of one that `datasets` has not decoded, and of the bytes of a
+    file and an array (height, width[, colours]) of uint8 in a column of pictures. None for anything else."""
+    if hasattr(value, "tobytes") and hasattr(value, "save"):
+        return _png(value)
+    if isinstance(value, Mapping):
+        value, column = value.get("bytes"), PICTURES[0]
+    if column in PICTURES and str(getattr(value, "dtype", "")) == "uint8" and value.ndim in (2, 3):
+        return _png(_of_array(value))
+    return value if column in PICTURES and isinstance(value, bytes) else None
+
+
+def _of_array(array: Any) -> Image.Image:
+    try:
+        return Image.fromarray(array)
+    except TypeError as error:
+        shape = " x ".join(map(str, array.shape))
+        raise ValueError(f"an array of {shape} is not a picture; it must be height x width x 3") from error
+
+
+def _png(image: Image.Image) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "PNG", compress_level=1)
     return buffer.getvalue()
