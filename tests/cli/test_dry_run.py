@@ -50,6 +50,7 @@ def test_rows_and_completions_on_which_a_function_fails_are_told(
         ("reward mine.py:f, row r1: TypeError: no", "TypeError: no"),
         ("reward mine.py:f, row r1: Traceback:\n  File\nKeyError: 'r'", "KeyError: 'r'"),
         ("it took too long", "it took too long"),
+        ("reward mine.py:f, row r1: Traceback:\n  File\nValueError: found r1: 3", "ValueError: found r1: 3"),
     ],
 )
 def test_a_failure_is_told_without_the_row_that_the_line_has(failure, told):
