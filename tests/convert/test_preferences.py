@@ -67,7 +67,7 @@ def test_the_loss_of_a_pair_and_its_sft_term(line, loss, sft):
         (f"{GRPO} --adapters sft", "reference is the model without this adapter"),
         (f"{PEFT} --sync_ref_model true", "moves the reference; has no equivalent"),
         (f"{DPO} --simpo_gamma 1", "another method reads it"),
-        (DPO.replace("dpo", "rm"), "reads it where rows have it"),
+        (DPO.replace("dpo", "rm"), "reads it if rows have it"),
         (f"{FACTORY.replace('dpo', 'kto')} --pref_ftx 0.5", "weight of an SFT term; has no equivalent"),
         (f"{GKD} --sft_alpha 0.1", "nearest is teacher.rows_share"),
         (f"{GKD} --external_plugins own.py", "teacher.prompt asks a teacher otherwise"),

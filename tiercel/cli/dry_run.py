@@ -34,7 +34,7 @@ def dry_run(
 ) -> None:
     """Ask the environment and every reward about the first row, and about the first row of each environment if there
     are several; without an environment, also functions of the user's about more rows and completions. Raises
-    TrainingError where one fails, as it would in training."""
+    TrainingError if one fails, as it would in training."""
     with Scorer(recipe.rewards, recipe.reliability, family.coordinate_space) as scorer:
         silent = _try_own(recipe, family, rows, console) if dialogues is None else {}
         first, *of_others = _firsts(family, rows)

@@ -97,7 +97,7 @@ def _loss(launch: Launch, draft: RecipeDraft) -> None:
 
 
 def _clips(launch: Launch, draft: RecipeDraft) -> None:
-    """Set bounds of the ratio. verl's clip_ratio counts where one of its two others is null."""
+    """Set bounds of the ratio. verl's clip_ratio counts if one of its two others is null."""
     loss = draft.values.get("algorithm.loss", "grpo")
     if loss == "sapo":
         return
@@ -194,7 +194,7 @@ def _resampling(launch: Launch, draft: RecipeDraft) -> None:
     most = int(launch.real(tries) or -1)
     draft.put("rollout.resample_tries", most if most > 0 else 20, tries, switch)
     others = ("algorithm.filter_groups.metric", "algorithm.filter_key", "algorithm.filter_low", "algorithm.filter_high")
-    text = "tiercel samples a group again where all its rewards are equal"
+    text = "tiercel samples a group again if all its rewards are equal"
     draft.note(f"{launch.framework} looks at one reward's mean; {text}", switch, *others)
 
 

@@ -36,7 +36,7 @@ def set_preferences(launch: Launch, draft: RecipeDraft) -> None:
     elif launch.kind in _SECTIONS and (key := _SECTIONS[launch.kind])[0] not in draft.values:
         draft.set(*key, remark=f"{launch.framework}'s default too")
     if launch.kind == "reward" and launch.framework != "LLaMA-Factory":
-        text = f"{launch.framework} reads it where rows have it; in tiercel ranking.margin_column names it"
+        text = f"{launch.framework} reads it if rows have it; in tiercel ranking.margin_column names it"
         draft.note(text, subject="a column margin")
     _reference(launch, draft)
 

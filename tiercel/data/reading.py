@@ -246,7 +246,7 @@ def _joined(tables: Sequence[RowTable], name: str) -> RowTable:
     for number, first in repeated.items():
         row, other = rows[number], rows[first]
         reason = f"{shortened(row.id)!r} is already the id of line {other.line} of {other.file}"
-        reason += "; where rows share ids, write data.ids: line"
+        reason += "; if rows share ids, write data.ids: line"
         rejected.append(RejectedRow(id=row.id, file=row.file, line=row.line, field="id", reason=reason))
     if repeated:
         rows = rows.subset(np.delete(np.arange(len(rows)), list(repeated)))

@@ -117,7 +117,7 @@ def extra_verdicts() -> Iterator[Verdict]:
 
 
 def extra_verdict(extra: str, purpose: str) -> Verdict:
-    """Judge an extra: `absent` where a package is not installed, `warning` where one has another version than tiercel
+    """Judge an extra: `absent` if a package is not installed, `warning` if one has another version than tiercel
     asks for."""
     status: Status = "ok"
     found = []
@@ -146,7 +146,7 @@ def blame_packages(error: Exception) -> None:
 
 
 def imported(module: str) -> Any:
-    """Import a module that loads torch. Raises EnvironmentProblem where packages that do not fit together prevent
+    """Import a module that loads torch. Raises EnvironmentProblem if packages that do not fit together prevent
     it."""
     try:
         return import_module(module)

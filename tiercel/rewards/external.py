@@ -84,7 +84,7 @@ class RewardModel(Source):
 
     adapter: str | None = None
     """Directory of an adapter that `tiercel reward` trained on it, such as RUN/checkpoints/step-000100/adapter; null
-    where the checkpoint itself is a reward model."""
+    if the checkpoint itself is a reward model."""
     min_pixels: PositiveInt | None = None
     """As model.min_pixels, for a reward model of `tiercel reward`; write what its recipe had."""
     max_pixels: PositiveInt | None = None

@@ -98,7 +98,7 @@ def _nothing_fits(recipe: Recipe, plan: MemoryPlan) -> str:
         least = min(option.memory.peak for option in plan.options) / 1e9
         return (
             f"{BUDGET}: auto, but by the plan not even one prompt with one completion ({plan.tokens:,} tokens, "
-            f"{least:.1f} GB) fits into {room}{change}; a number is tried without a plan where train.strategy is named"
+            f"{least:.1f} GB) fits into {room}{change}; if you name train.strategy, a number is tried without a plan"
         )
     if auto := max(option.auto_tokens for option in plan.options):
         change += f"; {BUDGET}: auto would take {auto:,}"

@@ -8,7 +8,7 @@ sharegpt  conversations, chosen, rejected; kto_tag
 alpaca    instruction, chosen, rejected; kto_tag
 rlhf_v    question, chosen, rejected, also as JSON in `text`
 
-In each, rejected_images and rejected_videos name the pictures and videos of the rejected side where they are others.
+In each, rejected_images and rejected_videos name the pictures and videos of the rejected side if they are others.
 """
 
 import json

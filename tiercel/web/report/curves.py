@@ -125,7 +125,7 @@ class Times:
 
 
 def times_of(run: RecordedRun) -> Times | None:
-    """Return the newest and the slowest steps; None where none is timed."""
+    """Return the newest and the slowest steps; None if none is timed."""
     taken = run.series("time/step")
     if not taken:
         return None

@@ -18,7 +18,7 @@ _EVENLY = "Rows of each kind are spread evenly over the file, not picked by hand
 _OF_ROWS = f"The same rows, answered greedily at the first and the last evaluation. {_EVENLY}"
 _OF_PAIRS = (
     "The same pairs at the first and the last evaluation. The value of an answer is its implicit reward, or what the "
-    "reward model says of it. A pair is right where the chosen answer has the higher one, and wrong where both are "
+    "reward model says of it. A pair is right if the chosen answer has the higher one, and wrong if both are "
     f"equal. {_EVENLY}"
 )
 

@@ -92,7 +92,7 @@ def details_part(run: RecordedRun, most: int) -> Markup:
 
 
 def facts(run: RecordedRun) -> Iterator[tuple[str, str]]:
-    """Yield the most important keys of the recipe; an empty text where it has none."""
+    """Yield the most important keys of the recipe; an empty text if it has none."""
 
     def of(*keys: str) -> str:
         value = run.setting(*keys)
