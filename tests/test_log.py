@@ -68,7 +68,7 @@ def test_what_is_called_between_two_steps_is_not_the_runs():
     command: list[str] = []
     handler = LineHandler(run.append)
     with shown_by(handler):
-        with handler.away(), printed(command.append):
+        with handler.without_this_thread(), printed(command.append):
             logger.info("of the user's own call")
         logger.info("of the run")
     assert (run, command) == (["of the run"], ["of the user's own call"])

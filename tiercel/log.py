@@ -31,7 +31,7 @@ class LineHandler(logging.Handler):
         (self._show if record.levelno >= logging.INFO else self._note)(record.getMessage())
 
     @contextmanager
-    def away(self) -> Iterator[None]:
+    def without_this_thread(self) -> Iterator[None]:
         """Leave out what this thread logs inside, such as the user's own calls between two steps of a run."""
         thread = threading.get_ident()
         self._away.add(thread)

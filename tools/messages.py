@@ -84,7 +84,7 @@ MODULES = (
 # Only the errors of these are collected: their other texts are for files, pages and the log.
 ERRORS_OF = ("algorithms", "api", "cli", "convert", "demo", "distributed", "http_json.py", "models", "packing",
              "planning", "rewards/runtime", "rollout", "runs", "sandbox", "inference_and_export", "training",
-             "web/report", "web/view/beside.py", "web/view/runs.py", "web/view/serving.py")  # fmt: skip
+             "web/report", "web/view/page_process.py", "web/view/runs.py", "web/view/serving.py")  # fmt: skip
 TABLES = tuple(PACKAGE / name for name in ("doctor/advice.json", "doctor/pairs.json", "reliability/card_faults.json"))
 WORD = re.compile(r"[A-Za-z]{2,}")
 KEPT = Path(__file__).with_name("kept_messages.json")  # commands, keys, patterns: the same in every language

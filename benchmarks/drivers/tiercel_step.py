@@ -31,9 +31,9 @@ from tiercel.config.schema import Data, GrpoRecipe, Learner, Lora, Model, Optim,
 from tiercel.data.encoding import prompt_encoder
 from tiercel.packing.batch import advantage_groups
 from tiercel.rewards.shape import Format
-from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import sampling_params
+from tiercel.rollout.token_sampling import sampling_seed
 from tiercel.training.grpo.advantages import step_advantages
 from tiercel.training.grpo.minibatch_updates import learn
 from tiercel.training.schedule import seed_step

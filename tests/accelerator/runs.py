@@ -52,7 +52,7 @@ def rows(tmp_path) -> Path:
 @pytest.fixture
 def waits_of_updates(monkeypatch) -> list[tuple[int, dict[str, int]]]:
     """The microbatches of each update, and its waits."""
-    found, update = [], minibatch_updates.policy_update
+    found, update = [], minibatch_updates.update_on_minibatch
 
     def counted(trainer, minibatch, *rest):
         with WAITS.counted() as places:
@@ -60,7 +60,7 @@ def waits_of_updates(monkeypatch) -> list[tuple[int, dict[str, int]]]:
         found.append((sum(len(unit.batches) for unit in minibatch.units), dict(places)))
         return made
 
-    monkeypatch.setattr(minibatch_updates, "policy_update", counted)
+    monkeypatch.setattr(minibatch_updates, "update_on_minibatch", counted)
     return found
 
 

@@ -12,7 +12,7 @@ from tests.training.test_loops import grpo_recipe, run_grpo, run_offline, sft_re
 from tests.training.test_resume import write_recipe
 from tiercel.cli.main import main
 from tiercel.errors import EXIT_DONE, EXIT_USER
-from tiercel.runs.kept_groups import KeptFile
+from tiercel.runs.evaluation_groups import KeptFile
 from tiercel.runs.records import groups_path
 from tiercel.training import evaluation
 
@@ -60,15 +60,15 @@ def test_an_evaluation_that_was_ended_goes_on_after_what_is_written(tiny_checkpo
 KILLED = """
 import os, signal, sys
 from tiercel.cli.main import main
-from tiercel.runs import kept_groups
+from tiercel.runs import evaluation_groups
 from tiercel.training import evaluation
 
-def killed(file, text, write=kept_groups.write_atomically):
+def killed(file, text, write=evaluation_groups.write_atomically):
     if '"batches": 2' in text:
         os.kill(os.getpid(), signal.SIGKILL)
     write(file, text)
 
-evaluation.ROWS_AT_ONCE, kept_groups.write_atomically = 4, killed
+evaluation.ROWS_AT_ONCE, evaluation_groups.write_atomically = 4, killed
 main(sys.argv[1:])
 """
 

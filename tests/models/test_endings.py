@@ -14,8 +14,8 @@ from tiercel.models.chat import encode_answer, turn_end_line
 from tiercel.models.families.base import Family
 from tiercel.models.prompts import conversation_length, encode_prompt, prompt_length
 from tiercel.models.weights.loading import load_family
-from tiercel.rollout.drawing import TokenDraw
 from tiercel.rollout.sampler import SamplingParams
+from tiercel.rollout.token_sampling import TokenDraw
 from tiercel.rollout.vllm.requests import sampling_fields
 from tiercel.types import Message
 

@@ -14,10 +14,10 @@ from tiercel.config.schema import Rollout
 from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
 from tiercel.rollout.branching import sample_branches
-from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.pending import PendingGroup, load_pending, save_pending
 from tiercel.rollout.sampler import greedy_params
+from tiercel.rollout.token_sampling import sampling_seed
 from tiercel.types import Completion, Group
 
 SEEDS = [100, 200, 300]

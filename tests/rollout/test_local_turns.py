@@ -255,7 +255,7 @@ def test_rows_come_back_at_a_multiple_of_16_after_16_drawn_tokens(policy):
 
     with pytest.MonkeyPatch.context() as patch, step_sizes() as sizes:
         patch.setattr(engine, "sample_turns", watched)
-        patch.setattr("tiercel.rollout.drawing.TokenDraw.__call__", ends_of_the_first)
+        patch.setattr("tiercel.rollout.token_sampling.TokenDraw.__call__", ends_of_the_first)
         sampler_of(policy).sample(tiny_prompts(policy.family)[:1], params, SEEDS[:1], dialogues)
     # it leaves at the 1st sampled token and is back for the 33rd; it leaves again and would be back for the 65th
     assert draws == [(100, 1, 0), (100, 1, 32), (101, 50, 49), (100, 1, 49)]

@@ -76,7 +76,7 @@ SAFE = {
     ("runs/files.py", "path.open('rb')"): "read in blocks, after is_file",
     ("runs/progress.py", "self._log.open('a')"): "/dev/null",
     ("trackers/tensorboard.py", "(place.directory / name).open('xb')"): "writes a new file",
-    ("training/kept_batches.py", "safe_open(file, 'pt')"): "after require_regular",
+    ("training/nonfinite_batches.py", "safe_open(file, 'pt')"): "after require_regular",
     ("training/offline/precomputed.py", "safe_open(file, 'pt')"): "after require_regular",
     ("data/picture_files.py", "file.open('rb')"): "a picture of a row",
 }

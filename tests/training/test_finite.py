@@ -18,9 +18,9 @@ from tiercel.cli.main import main
 from tiercel.errors import NonFiniteError, TrainingError
 from tiercel.runs.directory import read_metrics
 from tiercel.training.finite import kept_of_step, require_finite_weights
-from tiercel.training.grpo.policy_loss import policy_update
+from tiercel.training.grpo.policy_update import update_on_minibatch
 from tiercel.training.grpo.precomputed_values import precompute_values
-from tiercel.training.kept_batches import read_kept
+from tiercel.training.nonfinite_batches import read_kept
 from tiercel.training.replay import kept_directory
 
 FAMILY = "qwen2_5_vl"
@@ -65,7 +65,7 @@ def test_a_loss_that_is_not_finite_is_not_blamed_on_the_engine(tiny_checkpoints,
     def is_far(*given):
         raise TrainingError("the engine")
 
-    monkeypatch.setattr("tiercel.training.grpo.policy_loss.require_near", is_far)
+    monkeypatch.setattr("tiercel.training.grpo.policy_update.require_near", is_far)
     recipe = recipe_of(tiny_checkpoints[FAMILY], rows)
     with planning([Fault(site="loss", kind="inf", step=0)]), pytest.raises(NonFiniteError, match="loss"):
         run_grpo(recipe)
@@ -224,9 +224,9 @@ def test_a_kept_microbatch_is_what_was_computed(tiny_checkpoints, rows, monkeypa
 
     def update(trainer, minibatch, known, recipe):
         units.extend(minibatch.units)
-        return policy_update(trainer, minibatch, known, recipe)
+        return update_on_minibatch(trainer, minibatch, known, recipe)
 
-    monkeypatch.setattr("tiercel.training.grpo.minibatch_updates.policy_update", update)
+    monkeypatch.setattr("tiercel.training.grpo.minibatch_updates.update_on_minibatch", update)
     with planning([Fault(site="loss", kind="nan", step=0)]), pytest.raises(NonFiniteError):
         run_grpo(recipe)
     (kept,) = read_kept(Path(recipe.output) / "nonfinite/step-000000", torch.device("cpu"))

@@ -143,18 +143,18 @@ def test_the_start_says_the_same_as_itself(write):
 @pytest.mark.parametrize("teacher", ({"rows_share": 0.5, "divergence": "jsd"}, {"top_k": 5, "prompt": "{prompt} So?"}))
 def test_a_run_that_was_ended_goes_on_to_the_same_bytes(write, monkeypatch, teacher):
     whole = run_grpo(write("whole", teacher, data={"eval": None}))
-    honest, calls = minibatch_updates.policy_update, iter(range(100))
+    honest, calls = minibatch_updates.update_on_minibatch, iter(range(100))
 
     def failing(*inputs):
         if next(calls) == 2:
             raise KeyboardInterrupt
         return honest(*inputs)
 
-    monkeypatch.setattr(minibatch_updates, "policy_update", failing)
+    monkeypatch.setattr(minibatch_updates, "update_on_minibatch", failing)
     recipe = write("ended", teacher, data={"eval": None})
     with pytest.raises(KeyboardInterrupt):
         run_grpo(recipe)
-    monkeypatch.setattr(minibatch_updates, "policy_update", honest)
+    monkeypatch.setattr(minibatch_updates, "update_on_minibatch", honest)
     ended = run_grpo(recipe)
     assert bytes_of(ended) == bytes_of(whole) and without_times(ended) == without_times(whole)
 
@@ -298,16 +298,16 @@ def test_a_token_reward_goes_beside_the_rewards_of_grpo(rows, tiny_checkpoints, 
 
 
 def test_a_replayed_update_has_the_teachers_term(write, monkeypatch, capsys):
-    honest = minibatch_updates.policy_update
+    honest = minibatch_updates.update_on_minibatch
 
     def spoilt(*inputs):
         raise NonFiniteError("the loss is not finite", [[]])
 
     recipe = write("run", {"prompt": "{prompt} So?"}, data={"eval": None})
-    monkeypatch.setattr(minibatch_updates, "policy_update", spoilt)
+    monkeypatch.setattr(minibatch_updates, "update_on_minibatch", spoilt)
     with pytest.raises(TrainingError):
         run_grpo(recipe)
-    monkeypatch.setattr(minibatch_updates, "policy_update", honest)
+    monkeypatch.setattr(minibatch_updates, "update_on_minibatch", honest)
     (kept,) = (tmp for tmp in (Path(recipe.output) / "nonfinite").iterdir())
     findings = replay(recipe, Path(recipe.output), kept)
     assert findings and all(finding.loss > 0 for finding in findings)  # without a teacher all would be 0

@@ -8,7 +8,7 @@ from tiercel.algorithms.advantages import ADVANTAGES, advantage_of, advantages
 from tiercel.algorithms.correction import importance_weights
 from tiercel.algorithms.kl import KL_ESTIMATORS, KlTerm
 from tiercel.algorithms.losses import LOSSES
-from tiercel.algorithms.total_loss import policy_loss
+from tiercel.algorithms.policy_loss import policy_loss
 from tiercel.algorithms.types import LossInput, LossOutput, Options, RewardTable, TokenTerms, Totals
 
 __all__ = [

@@ -6,8 +6,8 @@ import torch
 
 from tiercel.algorithms.advantages import advantages
 from tiercel.algorithms.custom import ADVANTAGE_KEY, LOSS_KEY
+from tiercel.algorithms.policy_loss import policy_loss
 from tiercel.algorithms.section import Algorithm, own_calls
-from tiercel.algorithms.total_loss import policy_loss
 from tiercel.algorithms.types import LossInput, Options, RewardTable, Totals
 
 

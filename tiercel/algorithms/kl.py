@@ -1,7 +1,7 @@
 """Estimators of KL(policy || reference) at sampled tokens (Schulman 2020, "Approximating KL divergence"), and the
 penalty that a recipe builds from one. Shapes: see types.py.
 
-The penalty is added to the loss in total_loss.py, and to the reward in training/grpo/advantages.py.
+The penalty is added to the loss in policy_loss.py, and to the reward in training/grpo/advantages.py.
 
 p and q are the policy's and the reference's logprob of a token that the policy sampled.
 """

@@ -1,5 +1,5 @@
 """Losses by name. Each is a ratio, a surrogate of it and a normaliser, and a recipe can also name each of the
-three. total_loss.py adds the KL and entropy terms."""
+three. policy_loss.py adds the KL and entropy terms."""
 
 from __future__ import annotations
 

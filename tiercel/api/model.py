@@ -17,7 +17,7 @@ from tiercel.inference_and_export.generate import Generator, as_message, in_word
 from tiercel.inference_and_export.scores import HeldoutScore, ModelToScore, score
 from tiercel.inference_and_export.weights import CheckpointChoice, trained_weights, with_weights
 from tiercel.models.policy import load_for_inference, load_start
-from tiercel.runs.kept_groups import KeptList
+from tiercel.runs.evaluation_groups import KeptList
 from tiercel.runs.recipe import is_run
 from tiercel.types import Completion, ImageSource, Message
 

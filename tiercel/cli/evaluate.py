@@ -10,8 +10,8 @@ from tiercel.inference_and_export.scores import ModelToScore, score
 from tiercel.inference_and_export.weights import Trained, trained_weights
 from tiercel.models.policy import load_for_inference, load_start
 from tiercel.reliability.heartbeat import Heartbeat
+from tiercel.runs.evaluation_groups import Kept, KeptFile
 from tiercel.runs.identity import digest_of, identity
-from tiercel.runs.kept_groups import Kept, KeptFile
 from tiercel.training.run import launched_ranks
 
 

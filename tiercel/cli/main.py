@@ -29,7 +29,7 @@ from tiercel.reliability.redaction import redact, redact_tracebacks
 from tiercel.runs.progress import waiting
 from tiercel.secret_names import harmless_words
 from tiercel.training.process_guard import process_guard
-from tiercel.web.view.beside import page_beside
+from tiercel.web.view.page_process import page_beside
 
 SECONDS_TO_SPEAK = 2.0  # lets the rank at fault report first: once this rank has ended, the launcher ends the others
 

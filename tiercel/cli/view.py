@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 
-from tiercel.web.view.beside import require_packages
+from tiercel.web.view.page_process import require_packages
 
 
 def run(recipe: None, arguments: Namespace) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from tiercel.config.data import Data, FormatName, HeldOut
 from tiercel.config.row_sources import RowSource, names_in
-from tiercel.data.beginning import begun, known_format
+from tiercel.data.format_detection import begun, known_format
 from tiercel.data.formats.registry import FORMATS, rows_of
 from tiercel.data.hub import places_of_files
 from tiercel.data.index import IndexedRows, cache_folder, indexed, remembered

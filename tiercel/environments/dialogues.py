@@ -24,7 +24,7 @@ from tiercel.models.families.base import Family
 from tiercel.reward_types import PolicyTurn, RewardValue, SampleImage, ToolCall
 from tiercel.rewards.runtime.user import checked_reply, without_secrets_of
 from tiercel.rollout.dialogue import Dialogue, Limits, TrajectoryEnd, TurnReply
-from tiercel.rollout.drawing import sampling_seed
+from tiercel.rollout.token_sampling import sampling_seed
 from tiercel.sandbox.process import FOREIGN_REPLY
 from tiercel.types import EncodedImage, EncodedPrompt, ImageSource, Message, VideoSource
 

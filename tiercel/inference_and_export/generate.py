@@ -14,9 +14,9 @@ from tiercel.models.policy import Policy, load_for_inference
 from tiercel.models.prompts import encode_prompt
 from tiercel.models.vision_cache import VisionStore
 from tiercel.packing.forward_equivalence_check import prove_where_needed
-from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import greedy_params, sampling_params
+from tiercel.rollout.token_sampling import sampling_seed
 from tiercel.training.grpo.completion_sampling import CompletionSampler, open_dialogues
 from tiercel.types import Completion, ImageRoots, ImageSource, Message, Row
 

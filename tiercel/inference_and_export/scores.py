@@ -16,7 +16,7 @@ from tiercel.models.vision_cache import VisionStore
 from tiercel.packing.forward_equivalence_check import prove_where_needed
 from tiercel.rewards.runtime.scorer import Scorer
 from tiercel.rollout.local.engine import LocalSampler
-from tiercel.runs.kept_groups import Kept
+from tiercel.runs.evaluation_groups import Kept
 from tiercel.runs.records import GroupRecord
 from tiercel.training.evaluation import Evaluator, heldout_rows
 from tiercel.training.grpo.completion_sampling import CompletionSampler, open_dialogues

@@ -84,7 +84,7 @@ class PolicyBatch(Microbatch):
 class PolicyPrefix:
     """The beginning of several microbatches, which a pass of its own computes."""
 
-    packed: PackedTokens  # without rows; its first node is what the prefix itself continues, if it does
+    packed: PackedTokens  # without rows; if this prefix continues another, that is its first node
     first: int  # the microbatches from `first` up to, but not including, `stop` continue it
     stop: int
 

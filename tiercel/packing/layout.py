@@ -79,7 +79,7 @@ class PackedTokens:
         """Return the first of the scored tokens that stand at the same place of the tree (M,), and for each scored
         token which of these it is (N,). None if this saves too few tokens to pay."""
         if len(set(self.ends_C)) == self.continuation_count and len(self.tree.levels) < 3:
-            return None  # completions after their prompts; values are not needed here, which a plan does not have
+            return None  # prompts and their completions alone; the planner has shapes here, but no values
         pairs_N = self.targets_N * self.tree.length + self.scoring_N
         distinct_M, which_N = torch.unique(pairs_N, return_inverse=True)
         if len(pairs_N) - len(distinct_M) < sharing.SHORTEST:

@@ -344,8 +344,8 @@ def _engine(
 
 
 def picture_bytes(recipe: BaseRecipe, rollout: RolloutLoad, vision: VisionBytes) -> int:
-    """Return the host's bytes of the pictures of one rank's prompts, as if these were pictures alone. Completions share
-    their prompt's."""
+    """Return an upper bound of the host's bytes for the pictures of one rank's prompts: every token of a prompt counts
+    as one of a picture. Completions add none."""
     steps = HELD_STEPS + rollout.lookahead + (AHEAD_STEPS if recipe.data.workers else 0)
     return round(vision.pixels * rollout.prompt_tokens) * rollout.prompts * steps
 

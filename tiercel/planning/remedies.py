@@ -22,8 +22,9 @@ from tiercel.planning.options import MARGIN, Option, Subject, measure, option
 MORE_RANKS = (1, 2, 4, 8, 16, 32)
 ENGINE_RANKS = (1, 2, 4, 8)
 ENGINE_SHARES = tuple(twentieths / 20 for twentieths in range(2, 20))
-CHANGE_COST = 0.05  # of a step's seconds, for each key to write
-KEY_COSTS = {"rollout.engine": 6}  # in keys: it needs another package, and its logprobs come from another program
+CHANGE_COST = 0.05  # a proposal's penalty for each changed key, as a share of a step's seconds
+# This key counts as six: it needs another package, and its logprobs come from another program.
+KEY_COSTS = {"rollout.engine": 6}
 
 STRATEGY = "train.strategy"
 TOKENS = "learner.max_tokens_per_microbatch"

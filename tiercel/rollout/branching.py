@@ -15,8 +15,8 @@ import torch
 
 from tiercel.reward_types import PolicyTurn
 from tiercel.rollout.dialogue import Dialogue, Dialogues, Limits, TrajectoryEnd, TurnReply
-from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.sampler import Sampler, SamplingParams
+from tiercel.rollout.token_sampling import sampling_seed
 from tiercel.rollout.trajectory import TrajectoryBuilder, begun_trajectories, written_text
 from tiercel.types import Completion, EncodedPrompt, Group, Observation
 

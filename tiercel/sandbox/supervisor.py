@@ -1,11 +1,12 @@
-"""Supervise a worker, in a process between the trainer and the worker: it does not run the user's code, so it outlives
-what that code does.
+"""Supervise a worker, in a process between the trainer and the worker that runs no user code, so that user code cannot
+crash it.
 
 As the subreaper (Linux) of everything that the worker starts, it inherits every process that left the worker's session
 or lost its parent, so that none can hide. The worker itself could not do this, because it may end first. If the user's
 code kills the supervisor, the trainer ends what is left, which it recognises by a mark that `env -i` does not remove
 (`marked`); if the user's code stops it, the trainer's signal, or the trainer's death, wakes it. Systems other than
-Linux have neither: there, a process in its own session is left. Started by process.py; imports no torch.
+Linux have neither, so a process that began a session of its own is not killed there. Started by
+process.py; imports no torch.
 
 The memory of all these processes is added up. RLIMIT_AS and RLIMIT_DATA apply to each process by itself, and count what
 was reserved but never touched: the address space of CUDA, the stacks of idle threads.

@@ -21,7 +21,7 @@ from tiercel.models.families.base import Family
 from tiercel.models.vision_cache import VisionStore
 from tiercel.rewards.runtime.scorer import Scorer
 from tiercel.rollout.sampler import greedy_params
-from tiercel.runs.kept_groups import Kept
+from tiercel.runs.evaluation_groups import Kept
 from tiercel.runs.progress import counting, waiting
 from tiercel.runs.recording import gathered_groups, group_record
 from tiercel.runs.records import GroupRecord

@@ -1,4 +1,4 @@
-"""What somebody who follows a run from Python gets of each step, and may ask for."""
+"""The step as the Python API hands it out: metrics and rollouts, `stop()` and `set_lr()`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from tiercel.web.report.reading import group_file
 
 @dataclass(slots=True)
 class StepControl:
-    """What was asked for from outside the loop, for the steps that follow."""
+    """What the caller of the Python API asks of the steps that follow."""
 
     is_stopped: bool = False
     lr: float | None = None  # None: by the recipe's schedule

@@ -47,8 +47,8 @@ NO_TOTALS = Totals(tokens=0, completions=0, groups=0)  # for passes without a lo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passes:
-    """A policy and how tokens go through it. All ranks call `units` and `example_units` together, and unless passes
-    are private they make the same number of passes."""
+    """A policy and how tokens go through it. All ranks call `units` and `example_units` together. Passes are private if
+    a forward pass has no collectives; otherwise all ranks must make the same number of passes."""
 
     policy: Policy
     learner: PackedPolicy  # in a trainer, wrapped by the strategy
@@ -108,8 +108,8 @@ class Passes:
         return units + [self.empty_examples()] * self._missing(len(units))
 
     def with_partners(self, items: Sequence[T], packed: Callable[[T], Sequence[PackItem]]) -> list[T]:
-        """Return the items of all ranks that compute passes together, in their order. A frozen tower's features of
-        their pictures come along, so that each picture is computed once."""
+        """Return the items of all ranks that compute passes together (context parallelism), in their order. The ranks
+        also send each other a frozen tower's features of the pictures, so that each picture is computed once."""
         if self.context is None:
             return list(items)
         images = tuple(image for item in items for each in packed(item) for image in each.images)

@@ -21,8 +21,8 @@ from tiercel.regular_files import read_json
 from tiercel.runs.checkpoints import newest_valid
 from tiercel.runs.directory import RunDirectory
 from tiercel.training.finite import REPORT, gradient_size, kept_of_step, spoilt_weight
-from tiercel.training.grpo.policy_loss import policy_microbatch_losses
-from tiercel.training.kept_batches import KeptPlan, read_kept
+from tiercel.training.grpo.policy_update import policy_microbatch_losses
+from tiercel.training.nonfinite_batches import KeptPlan, read_kept
 from tiercel.training.offline.example_loss import example_microbatch_losses
 from tiercel.training.offline.objectives import objective_of
 from tiercel.training.optimizer_step import MicrobatchLoss

@@ -85,7 +85,7 @@ class Session:
     stop: StopRequest
     diagnosis: Diagnosis
     trackers: Trackers  # none but on the first rank
-    control: StepControl = field(default_factory=StepControl)  # of somebody who follows the steps
+    control: StepControl = field(default_factory=StepControl)  # what the caller of the Python API asks for
     unsaved: Unsaved = field(default_factory=Unsaved)
 
     @property
@@ -104,7 +104,7 @@ class Session:
 
     @property
     def kept_state(self) -> Mapping[str, float]:
-        """What the newest checkpoint kept of `save_step`'s state; empty in a new run."""
+        """Return the `state` that `keep` was given for the step of the newest checkpoint; empty in a new run."""
         return self.found.state.get(OBJECTIVE, {}) if self.found else {}
 
     @property
@@ -123,7 +123,7 @@ class Session:
         """Return whether the held-out rows are scored at the end of a step."""
         return self._is_due(step, self.recipe.train.eval_every)
 
-    def open_with(self, row: Mapping[str, float]) -> None:
+    def record_first_evaluation(self, row: Mapping[str, float]) -> None:
         """Record the evaluation of a new run before its first step. Raises RecipeError if it lacks the metric of
         train.keep_best."""
         if row:
@@ -152,7 +152,7 @@ class Session:
         self.unsaved.newest = LearntStep(step=step, pending=pending, state=dict(state))
 
     def record_step(self, step: Step) -> None:
-        """Record the step's row and tell it."""
+        """Write the step's metrics, send them to the trackers, log warnings and show progress."""
         step.metrics = self._whole_row(step)
         step.is_best = self.is_evaluated_after(step) and self.checkpoints.is_best(step.updates_done, step.metrics)
         self._record(step.metrics)
@@ -161,7 +161,7 @@ class Session:
         self.progress.step(step.metrics)
 
     def finished(self, step: Step) -> FinishedStep:
-        """Return what somebody who follows the steps gets of a recorded one."""
+        """Return a recorded step as the Python API hands it out."""
         return FinishedStep(number=step.updates_done, metrics=step.metrics, run=self.run.path, control=self.control)
 
     def save_step(self, step: Step, trainer: Trainer) -> None:
@@ -173,10 +173,10 @@ class Session:
             raise Terminated(f"stopped after step {step.updates_done}, saved; the same command goes on from there")
 
     @contextmanager
-    def saved_before_it_fails(self, trainer: Trainer) -> Iterator[None]:
+    def saved_on_error(self, trainer: Trainer) -> Iterator[None]:
         """Save the newest step if the block fails between updates, on all ranks, such as by rows that are found to be
         unusable or a reward that raises. Steps that did not end, and numbers that are not finite, are not saved. Raises
-        Terminated if whoever follows the steps of the only rank leaves them."""
+        Terminated if the caller breaks out of the iterator over the steps, on a single rank."""
         try:
             yield
         except GeneratorExit as left:

@@ -42,8 +42,8 @@ class Step:
 
     @contextmanager
     def phase(self, name: str, row_ids: Sequence[str] | None = None, *, timed_as: str | None = None) -> Iterator[None]:
-        """Time a phase of the step as `time/NAME`, or with those of another name; a profile shows it under its own. It
-        is about all of the step's rows unless `row_ids` names others."""
+        """Add the seconds of a phase to `time/NAME`, or to the metric of the name `timed_as`; a profile shows the phase
+        as NAME. `row_ids` are the rows that are named if the phase stalls, by default all of the step."""
         self._heartbeat.begin(name, self.number, self.row_ids if row_ids is None else row_ids)
         started = time.perf_counter()
         with record_function(name):

@@ -14,7 +14,7 @@ import pytest
 from tests.web.report.fake_runs import make_grounding, make_sft
 from tests.web.view.serving import free_port, served
 from tiercel.errors import EnvironmentProblem, RunError
-from tiercel.web.view import beside
+from tiercel.web.view import page_process
 from tiercel.web.view.runs import Runs
 
 
@@ -188,7 +188,7 @@ def test_beside_a_run_it_waits_for_it_and_ends_with_its_process(tmp_path):
 
 def test_the_page_beside_a_run_is_started_and_ended_with_it(tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    with beside.page_beside(tmp_path / "run"):
+    with page_process.page_beside(tmp_path / "run"):
         address = ""
         until = time.monotonic() + 20
         while not address.endswith("\n"):
@@ -218,6 +218,6 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path):
 
 
 def test_without_the_extra_the_remedy_is_told(monkeypatch):
-    monkeypatch.setattr(beside, "find_spec", lambda name: None)
+    monkeypatch.setattr(page_process, "find_spec", lambda name: None)
     with pytest.raises(EnvironmentProblem, match=r"needs starlette and uvicorn: pip install 'tiercel\[view\]'"):
-        beside.require_packages()
+        page_process.require_packages()

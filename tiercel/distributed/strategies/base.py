@@ -34,7 +34,7 @@ class Strategy(Protocol):
         """Drop all gradients."""
 
     def leave_out(self) -> None:
-        """Drop the gradients of an update that are not finite."""
+        """Drop all gradients of an update that is left out because some are not finite."""
 
     def backward(self, loss: Tensor, *, is_last: bool) -> None:
         """Add the gradient of this rank's share of the loss. The sum of all shares is the loss of the minibatch.

@@ -20,12 +20,12 @@ from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
 from tiercel.packing.compiling import default_backend
 from tiercel.rollout.dialogue import Dialogues
-from tiercel.rollout.drawing import TokenDraw
 from tiercel.rollout.local.cuda_graphs import CapturedStep, FixedDecoder
 from tiercel.rollout.local.decoding import Decoder, RepeatedDecoder, SharedDecoder
 from tiercel.rollout.local.decoding_weights import NarrowLinears, PrepackedLinears
 from tiercel.rollout.local.turns import TurnSettings, sample_turns
 from tiercel.rollout.sampler import SamplingParams
+from tiercel.rollout.token_sampling import TokenDraw
 from tiercel.rollout.trajectory import begun_trajectories, completes_a_stop, stop_reach, written_text
 from tiercel.types import Completion, EncodedPrompt, Group
 

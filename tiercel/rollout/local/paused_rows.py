@@ -1,7 +1,7 @@
 """Rows that leave a batch between two turns, and come back with what they observed. Shape suffixes: docs/shapes.md.
 
-The own tokens of all rows of a batch end at the same place in memory, so that every row writes its next token there.
-Rows with fewer tokens leave the first places unused.
+The generated tokens of all rows are right-aligned in the cache, so that every row appends its next token at the same
+place. Shorter rows leave the first places unused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ class ResumedTokens:
 
 
 class RowMemory:
-    """What the layers make of the own tokens of rows. Subclasses have the memory, and compute with it."""
+    """The cache of the rows' generated tokens: keys, values and states. Subclasses allocate it and attend to it."""
 
     prompt_lengths: Sequence[int]  # of all prompts of the prefill
     prompt_of: list[int]  # the prompt of each row

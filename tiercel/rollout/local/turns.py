@@ -16,10 +16,10 @@ from torch import Tensor
 from tiercel.devices import moved
 from tiercel.models.families.base import Family
 from tiercel.rollout.dialogue import TurnReply
-from tiercel.rollout.drawing import TokenDraw
 from tiercel.rollout.local.decoding import Decoder, RowDecoder
 from tiercel.rollout.local.paused_rows import ResumedTokens, RowState
 from tiercel.rollout.sampler import SamplingParams
+from tiercel.rollout.token_sampling import TokenDraw
 from tiercel.rollout.trajectory import TrajectoryBuilder, completes_a_stop
 
 JOIN_EVERY = 16  # drawn tokens

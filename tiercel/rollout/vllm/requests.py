@@ -23,8 +23,8 @@ from tiercel.models.families.base import Family
 from tiercel.models.families.image_transforms import picture_image
 from tiercel.models.layers.delta_net import BRANCHING_MODELS
 from tiercel.rollout.dialogue import TurnReply
-from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.sampler import SamplingParams
+from tiercel.rollout.token_sampling import sampling_seed
 from tiercel.rollout.trajectory import TrajectoryBuilder
 from tiercel.types import Completion, EncodedImage, EncodedPrompt
 

@@ -32,15 +32,15 @@ def has_forked(completion: Completion) -> bool:
 
 
 def tell_of_unreached(scored: Sequence[ScoredGroup], branch_at: str | None, step: int) -> None:
-    """Say how many completions of a step stand for several, because a part did not end as a fork needs it: on the
-    terminal if none forked, else in log.txt."""
+    """Log how many completions could not fork, because a part ended before the place of its fork: a warning if none
+    forked, otherwise only in log.txt."""
     forked = [has_forked(each.completion) for group in scored for each in group.completions if each.completion.forks]
     if missing := forked.count(False):
         place = "first turn ended the trajectory" if branch_at is None else f"first part has no {branch_at!r}"
         logger.log(
             logging.DEBUG if any(forked) else logging.WARNING,
-            f"step {step + 1}: {missing} of {len(forked)} completions did not fork, for their {place}; each such part "
-            "stands for all of its continuations",
+            f"step {step + 1}: {missing} of {len(forked)} completions did not fork, because their {place}; each such "
+            "part stands for all of its continuations",
         )
 
 

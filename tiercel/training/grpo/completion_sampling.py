@@ -56,9 +56,9 @@ class CompletionSampler:
 
 @contextmanager
 def open_dialogues(recipe: Recipe, family: Family) -> Iterator[EnvironmentDialogues | None]:
-    """Give the family the recipe's tools before prompts are encoded, and make what answers the policy; None if the
-    recipe names nothing. Raises RecipeError if the user's code cannot be used, and ModelError if the chat template
-    cannot go on after a turn."""
+    """Give the family the recipe's tools before prompts are encoded, and open the tools and environments that answer
+    the policy; yield None if the recipe has neither. Raises RecipeError if the user's code cannot be used, and
+    ModelError if the chat template cannot go on after a turn."""
     if not isinstance(recipe, GrpoRecipe) or not recipe.rollout.has_turns:
         yield None
         return

@@ -23,8 +23,8 @@ from tiercel.log import logger
 from tiercel.models.chat import second_turn
 from tiercel.models.policy import base_name
 from tiercel.packing.batch import advantage_group, in_row_order
-from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.sampler import GatedSampler, SamplingParams, sampling_params
+from tiercel.rollout.token_sampling import sampling_seed
 from tiercel.training.grpo.policy_sync import PROBE, PolicySync
 from tiercel.training.grpo.train_inference_mismatch import engine_name, parity_tolerance
 from tiercel.training.policy_passes import NO_TOTALS, Passes

@@ -22,7 +22,7 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
 
 
 def steps(recipe: GrpoRecipe, run: RunDirectory) -> Iterator[FinishedStep]:
-    """Do the same, and yield each step once it is recorded, before it is saved."""
+    """Run the recipe as `train` does, and yield each step after its metrics are written, before its checkpoint is."""
     with open_session(recipe, run) as session:
         if session.is_over:
             return
@@ -30,14 +30,14 @@ def steps(recipe: GrpoRecipe, run: RunDirectory) -> Iterator[FinishedStep]:
         with open_rollouts(recipe, session, trainer) as (batches, rollouts):
             rollouts.sync.update_weights(session.start)
             if session.start == 0:
-                session.open_with(evaluate_policy(session, trainer, rollouts, 0))
-            with session.saved_before_it_fails(trainer):
+                session.record_first_evaluation(evaluate_policy(session, trainer, rollouts, 0))
+            with session.saved_on_error(trainer):
                 for step in batches.steps(ahead=rollouts.steps_ahead):
                     if step.number == session.start:
                         rollouts.check_engine_logprobs(trainer, step)
                     with session.profiled(step):
                         one_step(session, trainer, rollouts, step)
-                    with session.progress.handler.away():
+                    with session.progress.handler.without_this_thread():
                         yield session.finished(step)
                     session.save_step(step, trainer)
 
@@ -46,7 +46,7 @@ def one_step(session: Session, trainer: Trainer, rollouts: Rollouts, step: Step)
     """Sample and score, compute advantages, learn, and send the new policy to the engine; evaluate if that is due."""
     recipe = rollouts.recipe
     sampled = sample_and_score(session, trainer, rollouts, step)
-    with step.phase("advantages"):  # with the passes of a KL penalty in the reward, and of the teacher
+    with step.phase("advantages"):  # and the forward passes that a KL penalty in the reward and a teacher need
         advantages = compute_advantages(trainer, sampled, recipe)
     with step.phase("record"):
         recorded = record_rollouts(session, trainer, sampled, advantages, step, recipe)

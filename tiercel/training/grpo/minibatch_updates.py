@@ -10,10 +10,10 @@ from tiercel.distributed.ranks import Ranks, largest_by_name
 from tiercel.packing.batch import AdvantageGroup
 from tiercel.training.finite import Kept, keep_groups
 from tiercel.training.grpo.minibatches import learnt_groups, minibatches
-from tiercel.training.grpo.policy_loss import policy_update
+from tiercel.training.grpo.policy_update import update_on_minibatch
 from tiercel.training.grpo.precomputed_values import precompute_values
 from tiercel.training.grpo.train_inference_mismatch import gap_metrics, warn_of_gap
-from tiercel.training.kept_batches import kept_units
+from tiercel.training.nonfinite_batches import kept_units
 from tiercel.training.optimizer_step import TokensSeen, Update, sharing_metrics
 from tiercel.training.session import Session
 from tiercel.training.step import Step
@@ -86,7 +86,7 @@ def learn(
     every = [(each, precompute_values(trainer, each.units, recipe)) for each in minibatches(trainer, groups, recipe)]
     updates = [
         attempt(
-            partial(policy_update, trainer, minibatch, precomputed, recipe),
+            partial(update_on_minibatch, trainer, minibatch, precomputed, recipe),
             partial(kept_units, minibatch.units, precomputed),
         )
         for _ in range(recipe.optim.rollout_epochs)

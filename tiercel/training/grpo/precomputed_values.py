@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tiercel.algorithms import completions
-from tiercel.algorithms.total_loss import entropy_threshold
+from tiercel.algorithms.policy_loss import entropy_threshold
 from tiercel.config.conflicts.algorithm import updates_per_rollout
 from tiercel.config.schema import GrpoRecipe
 from tiercel.devices import moved

@@ -15,9 +15,9 @@ from tiercel.distributed.ranks import Ranks
 from tiercel.environments.dialogues import EnvironmentDialogues
 from tiercel.rewards.runtime.metrics import FailureStats, count_failures
 from tiercel.rewards.runtime.scorer import Scorer
-from tiercel.rollout.drawing import sampling_seed
 from tiercel.rollout.pending import PendingGroup
 from tiercel.rollout.sampler import Sampler, sampling_params
+from tiercel.rollout.token_sampling import sampling_seed
 from tiercel.rollout.vllm.server import ServerSampler
 from tiercel.runs.directory import RunDirectory
 from tiercel.runs.progress import entered
@@ -154,7 +154,8 @@ class Rollouts:
         return self.ranks.together(partial(self._draw, prompts, range(count)))
 
     def _draw(self, prompts: Sequence[EncodedPrompt], numbers: range) -> tuple[Group, ...]:
-        """Draw completions with these numbers in their group, or all that begin with these first parts."""
+        """Sample the completions with these indices in each group. With branches these are the indices of first parts,
+        and all completions that continue them are sampled."""
         seeds = [seed + numbers.start for seed in self._seeds(prompts)]
         params = self._params.with_first_parts(len(numbers))
         return self.completion_sampler.sample(prompts, params, seeds, first=numbers.start)

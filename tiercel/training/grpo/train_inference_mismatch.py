@@ -1,6 +1,7 @@
-"""Detection of an engine that goes wrong after the gate, so that what it sampled is not learnt from.
+"""Detection, during training, of an engine whose logprobs no longer are the learner's: the run ends before the update.
 
-The gate (engine_logprob_check.py) compares some two hundred tokens with rollout.parity_tolerance before the first step.
+The check before the first step (the gate, engine_logprob_check.py) compares some two hundred tokens with
+rollout.parity_tolerance.
 After that, the policy pass compares every token that it learns from, before the optimiser step and without a pass of
 its own. Over so many tokens the largest gap is not a useful measure: in bfloat16 a healthy run has one of 0.25 or more
 in most steps. So tokens are counted: those whose gap is far beyond what the gate expects (FAR), and those beyond all

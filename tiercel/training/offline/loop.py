@@ -11,8 +11,8 @@ from tiercel.models.layers.experts import METRICS
 from tiercel.packing.examples import all_items
 from tiercel.runs.directory import RunDirectory
 from tiercel.training.finished_step import FinishedStep
-from tiercel.training.kept_batches import kept_plan
 from tiercel.training.metrics import memory_metrics, utilisation_metrics
+from tiercel.training.nonfinite_batches import kept_plan
 from tiercel.training.offline.example_loss import example_update
 from tiercel.training.offline.heldout_loss import heldout_loss
 from tiercel.training.offline.objectives import Objective, objective_of
@@ -48,14 +48,14 @@ def steps(recipe: OfflineRecipe, run: RunDirectory) -> Iterator[FinishedStep]:
             order=session.table.order(recipe.train.seed, recipe.data),
         )
         if session.start == 0 and (row := loop.evaluated(0)):
-            session.open_with(row)
+            session.record_first_evaluation(row)
             session.progress.step({"step": 0, **row})
         encode = ExampleEncoder(recipe=recipe, family=trainer.family, rows=session.table.rows, order=loop.order)
-        with StepBatches(session, encode) as rows, session.saved_before_it_fails(trainer):
+        with StepBatches(session, encode) as rows, session.saved_on_error(trainer):
             for step in rows.steps():
                 with session.profiled(step):
                     one_step(loop, step)
-                with session.progress.handler.away():
+                with session.progress.handler.without_this_thread():
                     yield session.finished(step)
                 session.save_step(step, trainer)
 

@@ -51,7 +51,7 @@ class Found:
     """A part of the groups that are wanted."""
 
     positions: tuple[int, ...]  # in the columns
-    total: int  # that the numbers admit, before the text
+    total: int  # that match all filters but the search in texts
     looked_at: int  # of them, from the first on
     cursor: tuple[int, int] | None  # step and place of the last that was looked at
 
@@ -61,7 +61,7 @@ class Found:
 
 
 def positions(columns: Columns, wanted: GroupFilter) -> np.ndarray:
-    """Return the groups that the numbers admit, in the wanted order; no text is read."""
+    """Return the groups that match all filters but the search in texts, in the wanted order."""
     admitted = np.ones(len(columns), dtype=bool)
     if wanted.row:
         admitted &= columns.ids == columns.codes.get(wanted.row, -1)

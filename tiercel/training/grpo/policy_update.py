@@ -25,7 +25,7 @@ from tiercel.training.optimizer_step import MicrobatchLoss, TokensSeen, Update, 
 from tiercel.training.trainer import Trainer
 
 
-def policy_update(
+def update_on_minibatch(
     trainer: Trainer, minibatch: Minibatch, precomputed: Sequence[Sequence[PrecomputedValues]], recipe: GrpoRecipe
 ) -> Update:
     """Make one update with a policy-gradient loss. `precomputed` is per unit and microbatch. Raises NonFiniteError, and

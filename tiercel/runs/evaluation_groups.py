@@ -1,4 +1,4 @@
-"""The completions of held-out rows as they come. In a file, an evaluation that was ended goes on after them."""
+"""The scored groups of an evaluation. With a file, an interrupted evaluation resumes after the last batch written."""
 
 import json
 import os
@@ -41,8 +41,8 @@ class KeptList(Kept):
 
 
 class KeptFile(Kept):
-    """Writes groups to FILE.NUMBER.part, and to FILE.NUMBER.state how far that is, until `finish`. What an evaluation
-    of another `key`, or of other rows, has left is not used."""
+    """Writes groups to FILE.NUMBER.part and the progress to FILE.NUMBER.state, until `finish`. Files that an evaluation
+    with another `key` or of other rows has left are written again."""
 
     def __init__(self, file: Path, number: int, key: object):
         self._file, self._key = file, key

@@ -9,8 +9,8 @@ import torch
 from tests.rollout.test_local import PARAMS
 from tiercel.config.schema import Model
 from tiercel.models.weights.loading import load_family
-from tiercel.rollout import drawing
-from tiercel.rollout.drawing import TokenDraw, filtered, race, sampling_seed
+from tiercel.rollout import token_sampling
+from tiercel.rollout.token_sampling import TokenDraw, filtered, race, sampling_seed
 
 VOCABULARY = 400
 MASK, WORD = (1 << 64) - 1, (1 << 32) - 1
@@ -18,7 +18,7 @@ MASK, WORD = (1 << 64) - 1, (1 << 32) - 1
 
 def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocabulary: int) -> torch.Tensor:
     """Standard Gumbel noise, fp32 (rows, vocabulary): minus the logarithm of the race's noise."""
-    return drawing._Noise(seeds, positions, vocabulary).of(slice(0, vocabulary)).log_().neg_()
+    return token_sampling._Noise(seeds, positions, vocabulary).of(slice(0, vocabulary)).log_().neg_()
 
 
 def splitmix(value: int) -> int:
@@ -78,12 +78,12 @@ def test_noise_is_always_finite():
 
 
 def test_no_two_tokens_share_a_key():
-    assert len(drawing._token_keys(152_064, torch.device("cpu")).unique()) == 152_064
+    assert len(token_sampling._token_keys(152_064, torch.device("cpu")).unique()) == 152_064
 
 
 @pytest.mark.parametrize("elements", (1, 7, 40, 2**16))
 def test_a_race_by_blocks_is_the_argmax_of_logits_plus_gumbel_noise(monkeypatch, elements):
-    monkeypatch.setattr(drawing, "ELEMENTS_IN_CACHE", elements)
+    monkeypatch.setattr(token_sampling, "ELEMENTS_IN_CACHE", elements)
     seeds, positions = torch.tensor([3, 4, 5, 99]), torch.tensor([0, 1, 2, 3])
     logits = torch.randn(4, 53, generator=torch.Generator().manual_seed(0))
     logits[:, [0, 50]] = -torch.inf
