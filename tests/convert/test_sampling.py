@@ -111,9 +111,7 @@ def test_a_penalty_weighted_by_the_ratio_of_completions_is_told():
 
 
 def test_what_differs_in_sampling_is_told():
-    assert "updates of a rollout their ratio is not defined" in told(
-        drafted(f"{GRPO} --num_iterations 2 --top_p 0.9")
-    )
+    assert "updates of a rollout their ratio is not defined" in told(drafted(f"{GRPO} --num_iterations 2 --top_p 0.9"))
     assert "TRL puts the correction into its ratio; tiercel" in told(drafted(f"{LORA} --use_vllm --loss_type vespo"))
     assert "so no correction is taken" in told(drafted(f"{LORA} --use_vllm --top_k 5"))
     assert "start a plain vLLM" in told(drafted(f"{GRPO} --use_vllm true --vllm_mode server"))

@@ -132,6 +132,6 @@ def _sampling(launch: Launch, draft: RecipeDraft) -> None:
     for key, flag, whole in (("rollout.top_p", "top_p", 1.0), ("rollout.top_k", "top_k", 0)):
         if draft.values.get(key, whole) not in (whole, 0):
             draft.set(key, whole, flag, remark="whole, for several updates of a rollout")
-            text = f"{flag} gives tokens probability 0, so with {updates} updates of a rollout their ratio is not defined"
+            text = f"{flag} gives tokens probability 0: with {updates} updates of a rollout their ratio is not defined"
             subject = "" if flag in launch.flags else f"{key}: {whole}"
             draft.note(f"{text}; the recipe has {key}: {whole}", flag, subject=subject)
