@@ -1,11 +1,12 @@
-"""Tell what is odd about rows that can be used: pictures in columns that no format reads, a system turn that takes the
-place of data.system, files that are missing by their names, boxes that may be in other coordinates."""
+"""Tell what is odd about rows that can be used: pictures and choices in columns that no format reads, a system turn
+that takes the place of data.system, files that are missing by their names, boxes that may be in other coordinates."""
 
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,14 +23,18 @@ _LOOKED_AT = 32  # rows of a file, and files; to read all would take minutes
 _PART = re.compile(r"(.*)-\d{3,}-of-(\d{3,})(?:-[0-9a-f]+)?\.\w[\w.]*")
 _TWO_CHARACTERS = re.compile(r"\\n(?![a-z])")  # as in a YAML text in single quotes; not LaTeX's \neq
 _OF_PICTURES = re.compile(r"image|img|pic|photo", re.IGNORECASE)
+_CHOICES = re.compile(r"(?:answer_?)?(?:options?|choices?|candidates?)(?:_?(?:list|texts?))?", re.IGNORECASE)
+_CHOICE = re.compile(r"(?:(?:option|choice)[_ ]?)?[A-D]|(?:option|choice)[_ ]?[a-d1-4]")  # a column for each choice
+_NUMBERED = re.compile(r"(?:images?|img|pic(?:ture)?|photo)[_ -]?\d+", re.IGNORECASE)
+_WORD = re.compile(r"\w+")
 _MOST = {"thousandths": 1000.0, "unit": 1.0}  # the largest coordinate of a family's space
 
 
 def odd_lines(data: Data, table: RowTable) -> list[str]:
-    """Return a line for each file whose rows have no picture although one of their columns names pictures or videos,
-    for each data set that is not complete, for data.system if rows have a system turn, which takes its place, and for
-    texts of the recipe that seem to mean something else. Only the first rows are looked at, those of each file for
-    pictures."""
+    """Return a line for each file whose rows have no picture although one of their columns names pictures or videos, for
+    further pictures and choices that the model will not see, for each data set that is not complete, for data.system
+    if rows have a system turn, which takes its place, and for texts of the recipe that seem to mean something else.
+    Only the first rows are looked at, those of each file for its columns."""
     rows = view_of(table.rows)
     names, files, lines = rows.file_names, rows.files, []
     pictures = np.bincount(files, weights=rows.column("images") + rows.column("videos"), minlength=len(names))
@@ -45,6 +50,9 @@ def odd_lines(data: Data, table: RowTable) -> list[str]:
                 f"no row of {names[number]} has a video, but the column {column} seems to name one, which the model "
                 f"will not see: set data.columns: {{videos: {column}}}"
             )
+    for number in np.unique(files)[:_LOOKED_AT].tolist():
+        first = _first(rows, np.flatnonzero(files == number))
+        lines += [f"{names[number]}: {line}" for line in (*_further_pictures(first), *_unseen_choices(first))]
     lines += _missing_parts(names)
     for key, text in (("system", data.system or ""), ("prompt", data.prompt or "")):
         if os.path.isfile(text):
@@ -56,6 +64,61 @@ def odd_lines(data: Data, table: RowTable) -> list[str]:
         if own := sum(row.messages[0].role == "system" for row in first):
             lines.append(f"data.system is not used for {own} of the first {len(first)} rows, which have a system turn")
     return lines
+
+
+def _further_pictures(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a line if rows have one picture in a column that is read, and others in columns such as image_2."""
+    seen = [row for row in rows if row.images]
+    names = dict.fromkeys(name for row in seen for name in row.columns if _NUMBERED.fullmatch(name))
+    further = [name for name in names if any(names_files(row.columns.get(name), "image") for row in seen)]
+    if further:
+        yield (
+            f"the columns {', '.join(further)} seem to name further pictures, which the model will not see; list all "
+            "pictures of a row in one column, `images`"
+        )
+
+
+def _unseen_choices(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a line if the answers to choose from stand in columns of their own and not in the questions, and one if
+    right answers are the numbers of choices."""
+    offered = [(row, choices) for row in rows if (choices := _choices(row.columns))]
+    hidden = [(row, choices) for row, choices in offered if not _words(list(choices.values())) <= _asked(row)]
+    if 2 * len(hidden) < len(offered) or not hidden:
+        return
+    names = list(hidden[0][1])
+    shown = "".join(rf"\n{{{name}}}" for name in names)
+    yield (
+        f"the answers to choose from stand in {', '.join(names)} and not in the questions, so the model will not see "
+        f'them: write them into the questions, for example by data.prompt: "{{prompt}}{shown}"'
+    )
+    counts = [(row.answer, len(next(iter(choices.values())))) for row, choices in hidden if len(choices) == 1]
+    if counts and all(type(answer) is int and 0 <= answer <= count for answer, count in counts):
+        yield (
+            f"right answers are numbers, such as {counts[0][0]}, beside {names[0]}: the number is learnt and compared, "
+            "not the choice that it may stand for; write the letter or the text of the choice as the answer"
+        )
+
+
+def _choices(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns with several answers to choose from: one with all of them, or one for each."""
+    for name, value in columns.items():
+        several = len(value) > 1 if isinstance(value, list | dict) else isinstance(value, str) and "," in value
+        if several and _CHOICES.fullmatch(name):
+            return {name: value}
+    each = {name: value for name, value in columns.items() if _CHOICE.fullmatch(name) and value not in (None, "")}
+    return each if len(each) > 1 else {}
+
+
+def _words(value: Any) -> set[str]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        return set().union(*map(_words, value))
+    return set(_WORD.findall(str(value).lower()))
+
+
+def _asked(row: Row) -> set[str]:
+    return set().union(*(_words(message.content) for message in row.messages if message.role != "assistant"))
 
 
 def _missing_parts(names: Sequence[str]) -> list[str]:
