@@ -16,7 +16,7 @@ from tiercel.data.reading import RowTable
 from tiercel.data.rows import given_size
 from tiercel.data.stores import RowView, view_of
 from tiercel.models.families.base import Family
-from tiercel.rewards.answers import parse_boxes
+from tiercel.rewards.answers import parse_boxes, parse_point
 from tiercel.types import ImagePlan, Row
 
 _LOOKED_AT = 32  # rows of a file, and files; to read all would take minutes
@@ -26,15 +26,16 @@ _OF_PICTURES = re.compile(r"image|img|pic|photo", re.IGNORECASE)
 _CHOICES = re.compile(r"(?:answer_?)?(?:options?|choices?|candidates?)(?:_?(?:list|texts?))?", re.IGNORECASE)
 _CHOICE = re.compile(r"(?:(?:option|choice)[_ ]?)?[A-D]|(?:option|choice)[_ ]?[a-d1-4]")  # a column for each choice
 _NUMBERED = re.compile(r"(?:images?|img|pic(?:ture)?|photo)[_ -]?\d+", re.IGNORECASE)
+_POINTED = re.compile(r"point|click|tap|coordinate|position|box_start|start_box", re.IGNORECASE)
 _WORD = re.compile(r"\w+")
 _MOST = {"thousandths": 1000.0, "unit": 1.0}  # the largest coordinate of a family's space
 
 
 def odd_lines(data: Data, table: RowTable) -> list[str]:
-    """Return a line for each file whose rows have no picture although one of their columns names pictures or videos, for
-    further pictures and choices that the model will not see, for each data set that is not complete, for data.system
-    if rows have a system turn, which takes its place, and for texts of the recipe that seem to mean something else.
-    Only the first rows are looked at, those of each file for its columns."""
+    """Return a line for each file whose rows have no picture although one of their columns names pictures or videos,
+    for further pictures and choices that the model will not see, for each data set that is not complete, for
+    data.system if rows have a system turn, which takes its place, and for texts of the recipe that seem to mean
+    something else. Only the first rows are looked at, those of each file for its columns."""
     rows = view_of(table.rows)
     names, files, lines = rows.file_names, rows.files, []
     pictures = np.bincount(files, weights=rows.column("images") + rows.column("videos"), minlength=len(names))
@@ -158,7 +159,7 @@ def _column_of_files(rows: Sequence[Row], kind: MediaKind) -> str | None:
 
 def odd_boxes(row: Row, plans: Sequence[ImagePlan], family: Family, *, is_learnt: bool) -> Iterator[str]:
     """Yield what is odd about a row's boxes. Many data sets give the size of the picture on which they were drawn.
-    Boxes that are numbers in an answer are learnt as they are, if the answer is."""
+    Boxes that are numbers in an answer are learnt as they are, if the answer is, and so is the point of a click."""
     given = given_size(row.columns)
     has_boxes = bool(row.boxes) or (isinstance(row.answer, list | str) and bool(parse_boxes(str(row.answer))))
     if has_boxes and len(plans) == 1 and given not in (None, plans[0].original_size):
@@ -166,11 +167,23 @@ def odd_boxes(row: Row, plans: Sequence[ImagePlan], family: Family, *, is_learnt
             "the width and height beside the boxes are not those of the picture; were the boxes drawn on another size, "
             "or before the picture was turned?"
         )
-    texts = (message.content for message in row.messages if message.role == "assistant" and message.is_trained)
-    boxes = [box for text in texts for box in parse_boxes(text)] if is_learnt and plans else []
+    texts = [message.content for message in row.messages if message.role == "assistant" and message.is_trained]
+    learnt = texts if is_learnt and plans else []
+    boxes = [box for text in learnt for box in parse_boxes(text)]
+    points = [point for text in learnt if _POINTED.search(text) and (point := parse_point(text)) is not None]
     space, is_resized = family.coordinate_space, any(plan.original_size != plan.processed_size for plan in plans)
-    if boxes and space and (max(map(max, boxes)) > _MOST.get(space, math.inf) or (space not in _MOST and is_resized)):
+
+    def may_be_wrong(places: Sequence[Sequence[float]]) -> bool:
+        outside = max(map(max, places), default=0) > _MOST.get(space or "", math.inf)
+        return bool(places) and space is not None and (outside or (space not in _MOST and is_resized))
+
+    if may_be_wrong(boxes):
         yield (
             f"answers with boxes as numbers are learnt as they are, but {family.name} writes {space}; if they are "
             "pixels of the files, write <bbox> for each, and list them in `boxes`"
+        )
+    elif may_be_wrong(points):
+        yield (
+            f"answers with points as numbers are learnt as they are, but {family.name} writes {space}; if they are "
+            "pixels of the files, write <bbox> for each, and list the points [x, y] in `boxes`"
         )
