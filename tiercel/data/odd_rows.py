@@ -20,6 +20,7 @@ from tiercel.rewards.answers import parse_boxes, parse_point
 from tiercel.types import ImagePlan, Row
 
 _LOOKED_AT = 32  # rows of a file, and files; to read all would take minutes
+_MOST_FILES = 8  # whose columns are looked at, though they have pictures, which may be within the rows
 _PART = re.compile(r"(.*)-\d{3,}-of-(\d{3,})(?:-[0-9a-f]+)?\.\w[\w.]*")
 _TWO_CHARACTERS = re.compile(r"\\n(?![a-z])")  # as in a YAML text in single quotes; not LaTeX's \neq
 _OF_PICTURES = re.compile(r"image|img|pic|photo", re.IGNORECASE)
@@ -51,7 +52,7 @@ def odd_lines(data: Data, table: RowTable) -> list[str]:
                 f"no row of {names[number]} has a video, but the column {column} seems to name one, which the model "
                 f"will not see: set data.columns: {{videos: {column}}}"
             )
-    for number in np.unique(files)[:_LOOKED_AT].tolist():
+    for number in np.unique(files)[:_MOST_FILES].tolist():
         first = _first(rows, np.flatnonzero(files == number))
         lines += [f"{names[number]}: {line}" for line in (*_further_pictures(first), *_unseen_choices(first))]
     lines += _missing_parts(names)
