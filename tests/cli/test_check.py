@@ -1,6 +1,7 @@
 """What `tiercel check` says about rows that it does not reject."""
 
 import json
+import re
 
 import pytest
 
@@ -23,6 +24,12 @@ from tiercel.errors import EXIT_DONE
         ("qwen2_5_vl", "<bbox>", (57, 60), False),
         ("qwen3_vl", "[10, 20, 30, 40]", (57, 60), False),
         ("qwen3_vl", "[10, 20, 30, 1040]", (57, 60), True),
+        ("qwen2_5_vl", '{"point_2d": [10, 20]}', (57, 60), True),
+        ("qwen2_5_vl", "pyautogui.click(x=10, y=20)", (57, 60), True),
+        ("qwen2_5_vl", "<|box_start|>(10,20)<|box_end|>", (57, 60), True),
+        ("qwen2_5_vl", "The set is (10, 20).", (57, 60), False),
+        ("qwen3_vl", '{"action": "click", "coordinate": [10, 1020]}', (57, 60), True),
+        ("qwen3_vl", '{"action": "click", "coordinate": [10, 20]}', (57, 60), False),
     ],
 )
 def test_boxes_as_numbers_in_an_answer_are_told(tiny_checkpoints, tmp_path, capsys, family, answer, size, is_told):
@@ -34,7 +41,8 @@ def test_boxes_as_numbers_in_an_answer_are_told(tiny_checkpoints, tmp_path, caps
     recipe = sft_recipe(tiny_checkpoints[family], tmp_path / "rows.jsonl", tmp_path / "run")
     (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(recipe))
     assert main(["check", str(tmp_path / "recipe.yaml")]) == EXIT_DONE
-    assert ("note on 1 row: answers with boxes as numbers are learnt" in capsys.readouterr().out) == is_told
+    told = re.search("note on 1 row: answers with (boxes|points) as numbers are learnt", capsys.readouterr().out)
+    assert (told is not None) == is_told
 
 
 @pytest.mark.parametrize(

@@ -55,3 +55,13 @@ def test_rows_and_completions_on_which_a_function_fails_are_told(
 )
 def test_a_failure_is_told_without_the_row_that_the_line_has(failure, told):
     assert _reason(failure, "r1") == told
+
+
+def test_a_function_that_returns_one_value_for_a_batch_is_told(tiny_checkpoints, tmp_path: Path, capsys):
+    path = write_rows(tmp_path)
+    (tmp_path / "mine.py").write_text("def right(completions, **kwargs):\n    return [1.0]\n")
+    rewards = [{"call": f"{tmp_path}/mine.py:right"}]
+    recipe = grpo_recipe(tiny_checkpoints["qwen2_5_vl"], path, tmp_path / "run", rewards=rewards)
+    (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(recipe))
+    assert main(["check", str(tmp_path / "recipe.yaml")]) == EXIT_TRAINING
+    assert "returned 1 value for 2 samples" in capsys.readouterr().out

@@ -66,8 +66,24 @@ def test_size_and_picture_of_each_format(tmp_path, format):
 
 
 @pytest.mark.parametrize("format", ["GIF", "BMP", "TIFF"])
-def test_other_formats_are_refused(format):
-    assert "not a PNG, JPEG or WEBP" in problem(embedded(noise(), format))
+def test_other_formats_are_refused(tmp_path, format):
+    assert f"is a {format} image; convert it to PNG, JPEG or WEBP" in problem(embedded(noise(), format))
+    noise().save(tmp_path / "a.jpg", format)
+    with pytest.raises(DataError, match=rf"a\.jpg: is a {format} image"):
+        open_header(ImageSource(path="a.jpg"), ImageRoots(base=str(tmp_path)), 10**6)
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"\0\0\0\x18ftypheic" + bytes(20), "is a HEIC image"),
+        (b"\0\0\0\x18ftypavif" + bytes(20), "AVIF image"),
+        (b"\0\0\0\x18ftypisom" + bytes(20), "is not a PNG, JPEG or WEBP image"),
+        (b"GIF", "is not a PNG, JPEG or WEBP image"),
+    ],
+)
+def test_other_formats_are_told_by_their_first_bytes(data, told):
+    assert told in problem(ImageSource(data=data))
 
 
 # Colours

@@ -62,6 +62,47 @@ def test_marks_without_files_name_the_column_that_has_them(tmp_path, kind, colum
         lines(tmp_path, [{**rows[0], column: "none"}])
 
 
+PICTURED = {"question": "Which colour?", "answer": "A", "image": "a.png"}
+
+
+@pytest.mark.parametrize("name", ["image_2", "image2", "Image 3", "img-1", "picture_2"])
+def test_further_pictures_beside_those_that_are_read_are_told(tmp_path, name):
+    (told,) = lines(tmp_path, [PICTURED, {**PICTURED, name: "b.png"}])
+    assert f"the columns {name} seem to name further pictures" in told
+    assert lines(tmp_path, [{**PICTURED, "images": ["a.png", "b.png"], "image": None, name: "none"}]) == []
+    assert lines(tmp_path, [{**PICTURED, "file_name": "a.png", "image_id": 2}]) == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "prompt"),
+    [
+        ({"options": ["A. red", "B. blue"]}, r"{prompt}\n{options}"),
+        ({"choices": {"A": "red", "B": "blue"}}, r"{prompt}\n{choices}"),
+        ({"options": "['red', 'blue']"}, r"{prompt}\n{options}"),
+        ({"answer_choices": ["red", "blue"]}, r"{prompt}\n{answer_choices}"),
+        ({"A": "red", "B": "blue", "C": None}, r"{prompt}\n{A}\n{B}"),
+        ({"option_a": "red", "option_b": "blue"}, r"{prompt}\n{option_a}\n{option_b}"),
+    ],
+)
+def test_choices_that_the_questions_do_not_have_are_told(tmp_path, columns, prompt):
+    row = {**PICTURED, **columns}
+    (told,) = lines(tmp_path, [row] * 2)
+    assert "so the model will not see them" in told and told.endswith(f'data.prompt: "{prompt}"')
+    assert lines(tmp_path, [{**row, "question": "Which colour, A (red) or (B) Blue?"}] * 2) == []
+    assert lines(tmp_path, [row] * 2, prompt=prompt.replace(r"\n", "\n")) == []
+
+
+@pytest.mark.parametrize(("name", "value"), [("options", ["red"]), ("choice", "B"), ("direct_answers", ["a", "b"])])
+def test_other_columns_are_not_taken_for_choices(tmp_path, name, value):
+    assert lines(tmp_path, [{**PICTURED, name: value}]) == []
+
+
+def test_right_answers_that_are_numbers_of_choices_are_told(tmp_path):
+    choices, number = lines(tmp_path, [{**PICTURED, "choices": ["red", "blue"], "answer": 1}] * 2)
+    assert "will not see them" in choices and "such as 1, beside choices" in number
+    assert len(lines(tmp_path, [{**PICTURED, "choices": ["1750", "1815"], "answer": 1750}])) == 1
+
+
 def test_each_file_is_looked_at(tmp_path):
     (told,) = lines(tmp_path, [{**ASKED, "image": "a.png"}], [{**ASKED, "image_path": "a.png"}])
     assert str(tmp_path / "1.jsonl") in told

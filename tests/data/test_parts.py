@@ -113,3 +113,25 @@ def test_pairs_whose_sides_have_other_pictures():
 def test_a_record_without_such_parts_is_left_alone():
     record = {"messages": asked({"type": "image"}, TEXT), "images": ["a.png"]}
     assert with_visuals_of_parts(record) is record
+
+
+def test_parts_that_say_again_which_picture_they_are():
+    """As the rows of llava-instruct-mix-vsft, in which all parts have the same keys."""
+    pictures = [{"type": "image", "index": number, "text": None} for number in (0, 1)]
+    text = {**TEXT, "index": None}
+    columns = {"images": ["a.png", "b.png"]}
+    row = accepted({"messages": [*asked(text, *pictures), ASSISTANT], **columns})
+    assert contents(row) == ["What is it?<image><image>", "There."]
+    later = [*asked(pictures[0], text), ASSISTANT, *asked(pictures[1], text), ASSISTANT]
+    assert contents(accepted({"messages": later, **columns}))[::2] == ["<image>What is it?"] * 2
+    sides = {"chosen": later[:2], "rejected": [*later[:1], {**ASSISTANT, "content": "Here."}], "images": ["a.png"]}
+    row = accepted({"prompt": later[:1], **sides}, format="trl", purpose="pairs")
+    assert [each.images for each in row.sides] == [(ImageSource(path="a.png"),)] * 2
+
+
+@pytest.mark.parametrize(("numbers", "place"), [((1, 0), 0), ((0, 0), 1), ((0, 2), 1), (("0", 1), 0)])
+def test_pictures_that_are_numbered_in_another_order_are_refused(numbers, place):
+    parts = [{"type": "image", "index": number} for number in numbers]
+    row = refused({"messages": [*asked(*parts, TEXT), ASSISTANT], "images": ["a.png", "b.png"]})
+    assert row.field == f"messages[0].content[{place}]"
+    assert f"has index {numbers[place]!r}, but is picture {place} of the row" in row.reason

@@ -433,6 +433,14 @@ def test_the_fix_report_has_every_rejected_row_as_it_was_read(tmp_path):
     assert found[0]["row"] == "nonsense" and found[1]["row"]["id"] == "c"
 
 
+@pytest.mark.parametrize("rows", [[{"question": "?"}], {"rows": []}])
+def test_json_of_several_lines_that_is_named_jsonl_is_told(tmp_path, rows):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(rows, indent=2))
+    with pytest.raises(DataError, match=r"line 1: begins JSON of several lines, .* name it \.json"):
+        read(file)
+
+
 def test_a_line_that_is_no_json_is_told_by_its_place_in_the_line_and_kept(tmp_path):
     file = tmp_path / "rows.jsonl"
     cut, wrong = '{"id": "一", "messages": [{"role": "user"', line("b").replace(": ", ": ,", 1)

@@ -212,6 +212,9 @@ def test_weights_of_the_model_itself_beside_an_adapter_are_refused(tiny_checkpoi
     [
         (lambda each: each * float("nan"), " and 13 more hold NaN or infinity"),
         (lambda each: each.abs() / 0, " and 13 more hold NaN or infinity"),
+        (lambda each: each[:0], " and 13 more have no numbers, as when DeepSpeed's ZeRO-3 saves an adapter"),
+        (lambda each: torch.empty(0), " and 13 more have no numbers"),
+        (torch.zeros_like, "all its matrices are 0, so it changes nothing and could not learn"),
         (lambda each: each.to(torch.int8), "is stored as int8, which means nothing without a scale"),
         (lambda each: each.to(torch.float8_e4m3fn), "is stored as float8_e4m3fn, which means nothing"),
     ],

@@ -127,14 +127,27 @@ def test_an_end_token_in_a_turns_text_does_not_end_it(family):
     assert pieces(family, conversation) == [(True, "1<|endoftext|>2<|im_end|>")]
 
 
-@pytest.mark.parametrize("mark", ("<img>a.png</img>", "<image 1>", "<image1>", "<|image_1|>", "<image_00>"))
+FOREIGN_MARKS = (
+    *("<img>a.png</img>", "<image 1>", "<image1>", "<|image_1|>", "<image_00>", "<img></img>", "<Image>", "<IMAGE>"),
+    *("(image)[image-1.png]", "<IMG_CONTEXT>", "<start_of_image>", "<|media_placeholder|>", "<image_token>"),
+)
+
+
+@pytest.mark.parametrize("mark", FOREIGN_MARKS)
 def test_a_mark_of_another_framework_is_not_read_as_text(family, mark):
     with pytest.raises(DataError, match=f"contains {re.escape(mark)}, a mark of a picture in another framework"):
         prompt_length(family, row_of(("user", f"{mark} What is it?")), (), None)
     answered = row_of(("user", "Write markup."), ("assistant", f"Here: {mark}"))
     assert conversation_length(family, answered, (), None) > 0
-    for plain in ("<img src='a.png'>", "<imagery>", "image 1", "an <image/> tag"):
+    for plain in ("<img src='a.png'>", "<imagery>", "image 1", "an <image/> tag", "(image)", "[image]"):
         assert prompt_length(family, row_of(("user", plain)), (), None) > 0
+
+
+def test_a_familys_own_token_of_a_picture_is_not_called_another_frameworks(families, family):
+    with pytest.raises(DataError, match="the rendered text has 1 places for 0 images"):
+        prompt_length(family, row_of(("user", "<|image_pad|> What is it?")), (), None)
+    with pytest.raises(DataError, match=r"contains <\|image_pad\|>, a mark of a picture in another framework"):
+        prompt_length(families["internvl"], row_of(("user", "<|image_pad|> What is it?")), (), None)
 
 
 def test_no_assistant_turn_is_refused(family):

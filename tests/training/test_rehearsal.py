@@ -172,10 +172,19 @@ def test_a_config_of_equal_shapes_that_cannot_be_computed_is_refused(tiny_checkp
 @pytest.mark.parametrize(("named", "is_told"), (("org/Other-3B", True), ("/data/qwen2_5_vl", False), (None, False)))
 def test_another_base_model_of_an_adapter_is_told(tiny_checkpoints, tmp_path, named, is_told):
     lora = Lora(rank=4, alpha=8, targets=QKVO, init=str(tmp_path))
-    save_adapter(tiny_policy(tiny_checkpoints["qwen2_5_vl"], lora.model_copy(update={"init": None})), tmp_path)
+    trained = tiny_policy(tiny_checkpoints["qwen2_5_vl"], lora.model_copy(update={"init": None}), noise=0.1)
+    save_adapter(trained, tmp_path)
     with_config(tmp_path, base_model_name_or_path=named)
     lines = rehearsed(tiny_recipe(tiny_checkpoints["qwen2_5_vl"], lora=lora))
     assert len(lines) == is_told and all(f"says that it was made for {named}; this model is " in line for line in lines)
+
+
+def test_an_adapter_that_changes_nothing_is_told(tiny_checkpoints, tmp_path):
+    lora = Lora(rank=4, alpha=8, targets=QKVO, init=str(tmp_path))
+    save_adapter(tiny_policy(tiny_checkpoints["qwen2_5_vl"], lora.model_copy(update={"init": None})), tmp_path)
+    with_config(tmp_path, base_model_name_or_path=None)
+    (line,) = rehearsed(tiny_recipe(tiny_checkpoints["qwen2_5_vl"], lora=lora))
+    assert line.startswith(f"every B matrix of {tmp_path} is 0, so this adapter changes nothing")
 
 
 def test_weights_of_parts_that_the_architecture_lacks_are_told(tiny_checkpoints, tmp_path):

@@ -108,7 +108,9 @@ def _try_own(recipe: GrpoRecipe, family: Family, rows: Sequence[Row], console: C
             if time.monotonic() > end:  # slow, or hanging
                 break
             text = (made_up(prompt.opened), *OTHERS)[place]
-            group = Group(prompt=prompt, completions=(_completion(family, text),), policy_version=0)
+            # In a run a batch has several completions, and a function may return too few values for them.
+            completions = (_completion(family, text),) * (1 if place else 2)
+            group = Group(prompt=prompt, completions=completions, policy_version=0)
             values = scorer.score([group])[0].completions[0].rewards.values()
             for name, value in zip(own, values, strict=True):
                 found[name].append((prompt.row.id, text, value))
@@ -141,7 +143,7 @@ def _reason(failure: str, row: str) -> str:
     message has itself."""
     lines = failure.splitlines()
     found = next((line for line in lines[1:] if not line.startswith(" ")), lines[0])
-    return found.partition(f"row {row}: ")[2] or found
+    return found.partition(" ".join(("row", f"{row}: ")))[2] or found
 
 
 def made_up(opened: str) -> str:

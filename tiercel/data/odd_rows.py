@@ -1,11 +1,12 @@
-"""Tell what is odd about rows that can be used: pictures in columns that no format reads, a system turn that takes the
-place of data.system, files that are missing by their names, boxes that may be in other coordinates."""
+"""Tell what is odd about rows that can be used: pictures and choices in columns that no format reads, a system turn
+that takes the place of data.system, files that are missing by their names, boxes that may be in other coordinates."""
 
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,21 +16,27 @@ from tiercel.data.reading import RowTable
 from tiercel.data.rows import given_size
 from tiercel.data.stores import RowView, view_of
 from tiercel.models.families.base import Family
-from tiercel.rewards.answers import parse_boxes
+from tiercel.rewards.answers import parse_boxes, parse_point
 from tiercel.types import ImagePlan, Row
 
 _LOOKED_AT = 32  # rows of a file, and files; to read all would take minutes
+_MOST_FILES = 8  # whose columns are looked at, though they have pictures, which may be within the rows
 _PART = re.compile(r"(.*)-\d{3,}-of-(\d{3,})(?:-[0-9a-f]+)?\.\w[\w.]*")
 _TWO_CHARACTERS = re.compile(r"\\n(?![a-z])")  # as in a YAML text in single quotes; not LaTeX's \neq
 _OF_PICTURES = re.compile(r"image|img|pic|photo", re.IGNORECASE)
+_CHOICES = re.compile(r"(?:answer_?)?(?:options?|choices?|candidates?)(?:_?(?:list|texts?))?", re.IGNORECASE)
+_CHOICE = re.compile(r"(?:(?:option|choice)[_ ]?)?[A-D]|(?:option|choice)[_ ]?[a-d1-4]")  # a column for each choice
+_NUMBERED = re.compile(r"(?:images?|img|pic(?:ture)?|photo)[_ -]?\d+", re.IGNORECASE)
+_POINTED = re.compile(r"point|click|tap|coordinate|position|box_start|start_box", re.IGNORECASE)
+_WORD = re.compile(r"\w+")
 _MOST = {"thousandths": 1000.0, "unit": 1.0}  # the largest coordinate of a family's space
 
 
 def odd_lines(data: Data, table: RowTable) -> list[str]:
     """Return a line for each file whose rows have no picture although one of their columns names pictures or videos,
-    for each data set that is not complete, for data.system if rows have a system turn, which takes its place, and for
-    texts of the recipe that seem to mean something else. Only the first rows are looked at, those of each file for
-    pictures."""
+    for further pictures and choices that the model will not see, for each data set that is not complete, for
+    data.system if rows have a system turn, which takes its place, and for texts of the recipe that seem to mean
+    something else. Only the first rows are looked at, those of each file for its columns."""
     rows = view_of(table.rows)
     names, files, lines = rows.file_names, rows.files, []
     pictures = np.bincount(files, weights=rows.column("images") + rows.column("videos"), minlength=len(names))
@@ -45,6 +52,9 @@ def odd_lines(data: Data, table: RowTable) -> list[str]:
                 f"no row of {names[number]} has a video, but the column {column} seems to name one, which the model "
                 f"will not see: set data.columns: {{videos: {column}}}"
             )
+    for number in np.unique(files)[:_MOST_FILES].tolist():
+        first = _first(rows, np.flatnonzero(files == number))
+        lines += [f"{names[number]}: {line}" for line in (*_further_pictures(first), *_unseen_choices(first))]
     lines += _missing_parts(names)
     for key, text in (("system", data.system or ""), ("prompt", data.prompt or "")):
         if os.path.isfile(text):
@@ -56,6 +66,61 @@ def odd_lines(data: Data, table: RowTable) -> list[str]:
         if own := sum(row.messages[0].role == "system" for row in first):
             lines.append(f"data.system is not used for {own} of the first {len(first)} rows, which have a system turn")
     return lines
+
+
+def _further_pictures(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a line if rows have one picture in a column that is read, and others in columns such as image_2."""
+    seen = [row for row in rows if row.images]
+    names = dict.fromkeys(name for row in seen for name in row.columns if _NUMBERED.fullmatch(name))
+    further = [name for name in names if any(names_files(row.columns.get(name), "image") for row in seen)]
+    if further:
+        yield (
+            f"the columns {', '.join(further)} seem to name further pictures, which the model will not see; list all "
+            "pictures of a row in one column, `images`"
+        )
+
+
+def _unseen_choices(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a line if the answers to choose from stand in columns of their own and not in the questions, and one if
+    right answers are the numbers of choices."""
+    offered = [(row, choices) for row in rows if (choices := _choices(row.columns))]
+    hidden = [(row, choices) for row, choices in offered if not _words(list(choices.values())) <= _asked(row)]
+    if 2 * len(hidden) < len(offered) or not hidden:
+        return
+    names = list(hidden[0][1])
+    shown = "".join(rf"\n{{{name}}}" for name in names)
+    yield (
+        f"the answers to choose from stand in {', '.join(names)} and not in the questions, so the model will not see "
+        f'them: write them into the questions, for example by data.prompt: "{{prompt}}{shown}"'
+    )
+    counts = [(row.answer, len(next(iter(choices.values())))) for row, choices in hidden if len(choices) == 1]
+    if counts and all(type(answer) is int and 0 <= answer <= count for answer, count in counts):
+        yield (
+            f"right answers are numbers, such as {counts[0][0]}, beside {names[0]}: the number is learnt and compared, "
+            "not the choice that it may stand for; write the letter or the text of the choice as the answer"
+        )
+
+
+def _choices(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns with several answers to choose from: one with all of them, or one for each."""
+    for name, value in columns.items():
+        several = len(value) > 1 if isinstance(value, list | dict) else isinstance(value, str) and "," in value
+        if several and _CHOICES.fullmatch(name):
+            return {name: value}
+    each = {name: value for name, value in columns.items() if _CHOICE.fullmatch(name) and value not in (None, "")}
+    return each if len(each) > 1 else {}
+
+
+def _words(value: Any) -> set[str]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        return set().union(*map(_words, value))
+    return set(_WORD.findall(str(value).lower()))
+
+
+def _asked(row: Row) -> set[str]:
+    return set().union(*(_words(message.content) for message in row.messages if message.role != "assistant"))
 
 
 def _missing_parts(names: Sequence[str]) -> list[str]:
@@ -95,7 +160,7 @@ def _column_of_files(rows: Sequence[Row], kind: MediaKind) -> str | None:
 
 def odd_boxes(row: Row, plans: Sequence[ImagePlan], family: Family, *, is_learnt: bool) -> Iterator[str]:
     """Yield what is odd about a row's boxes. Many data sets give the size of the picture on which they were drawn.
-    Boxes that are numbers in an answer are learnt as they are, if the answer is."""
+    Boxes that are numbers in an answer are learnt as they are, if the answer is, and so is the point of a click."""
     given = given_size(row.columns)
     has_boxes = bool(row.boxes) or (isinstance(row.answer, list | str) and bool(parse_boxes(str(row.answer))))
     if has_boxes and len(plans) == 1 and given not in (None, plans[0].original_size):
@@ -103,11 +168,23 @@ def odd_boxes(row: Row, plans: Sequence[ImagePlan], family: Family, *, is_learnt
             "the width and height beside the boxes are not those of the picture; were the boxes drawn on another size, "
             "or before the picture was turned?"
         )
-    texts = (message.content for message in row.messages if message.role == "assistant" and message.is_trained)
-    boxes = [box for text in texts for box in parse_boxes(text)] if is_learnt and plans else []
+    texts = [message.content for message in row.messages if message.role == "assistant" and message.is_trained]
+    learnt = texts if is_learnt and plans else []
+    boxes = [box for text in learnt for box in parse_boxes(text)]
+    points = [point for text in learnt if _POINTED.search(text) and (point := parse_point(text)) is not None]
     space, is_resized = family.coordinate_space, any(plan.original_size != plan.processed_size for plan in plans)
-    if boxes and space and (max(map(max, boxes)) > _MOST.get(space, math.inf) or (space not in _MOST and is_resized)):
+
+    def may_be_wrong(places: Sequence[Sequence[float]]) -> bool:
+        outside = max(map(max, places), default=0) > _MOST.get(space or "", math.inf)
+        return bool(places) and space is not None and (outside or (space not in _MOST and is_resized))
+
+    if may_be_wrong(boxes):
         yield (
             f"answers with boxes as numbers are learnt as they are, but {family.name} writes {space}; if they are "
             "pixels of the files, write <bbox> for each, and list them in `boxes`"
+        )
+    elif may_be_wrong(points):
+        yield (
+            f"answers with points as numbers are learnt as they are, but {family.name} writes {space}; if they are "
+            "pixels of the files, write <bbox> for each, and list the points [x, y] in `boxes`"
         )

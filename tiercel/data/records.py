@@ -80,6 +80,8 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite
 def _row_problem(error: Exception) -> str:
     if not isinstance(error, json.JSONDecodeError):
         return json_problem(error)
+    if error.doc.strip() in ("[", "{", "[{"):
+        return "begins JSON of several lines, but a row must be a line of its own; if the file is a list, name it .json"
     end = len(error.doc.rstrip())
     said, place = error.msg.removesuffix(" at"), f"character {min(error.pos, end) + 1} of the line"
     if error.pos >= end or said.startswith("Unterminated"):

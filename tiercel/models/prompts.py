@@ -16,9 +16,12 @@ from tiercel.models.families.base import Family
 from tiercel.types import VISUAL_MARK, EncodedConversation, EncodedImage, EncodedPrompt, ImagePlan, Message, Row
 
 PRINTED_PART = repr({"type": "text"})[:-1]  # how Python prints a part of a turn
-# Marks of a picture in rows of other frameworks: <img>FILE</img> of Qwen-VL, <image 1> of MMMU, <|image_1|> of Phi-3.
+# Marks of a picture in rows of other frameworks: <img>FILE</img> of Qwen-VL, <image 1> of MMMU, <|image_1|> of Phi-3,
+# (image)[image-1.png] of M3Exam; and the tokens of InternVL, Gemma, Kimi-VL and others, which only some models have.
 FOREIGN_MARK = re.compile(
-    r"<img>[^<>\n]+</img>|<\|?image[ _-]?\d+\|?>|<image>\./</image>|<ImageHere>|<image_placeholder>|<\|image\|>"
+    r"<img>[^<>\n]*</img>|<\|?image[ _-]?\d+\|?>|<image>\./</image>|<ImageHere>|<image_placeholder>|<\|image\|>"
+    r"|<I(?:MAGE|mage)>|\(image\) ?\[image[^\]\n]{1,20}\]|<image_(?:token|here|soft_token)>|<start_of_image>"
+    r"|<IMG_CONTEXT>|<\|media_(?:pad|placeholder)\|>|<__media__>|<\|image_pad\|>"
 )
 NOTHING = r"(?!)"  # an expression that no text matches
 THOUGHT = re.compile(r"\s*<think>(.*?)</think>\n*", re.DOTALL)
@@ -84,9 +87,12 @@ def _require_no_end(family: Family, messages: Sequence[Message]) -> None:
 def _require_own_marks(family: Family, messages: Sequence[Message]) -> None:
     """Raise DataError for another framework's mark of a picture, which the model would read as text."""
     for message in messages if family.image_marker is not None else ():
-        if message.role != "assistant" and (found := FOREIGN_MARK.search(message.content)) is not None:
+        if message.role == "assistant":
+            continue
+        marks = (found.group() for found in FOREIGN_MARK.finditer(message.content))
+        if mark := next((mark for mark in marks if mark not in (family.image_marker or "")), None):
             raise DataError(
-                f"the {message.role} turn contains {brief(found.group(), 60)}, a mark of a picture in another "
+                f"the {message.role} turn contains {brief(mark, 60)}, a mark of a picture in another "
                 "framework, which the model would read as text; write <image> there, and list the picture in `images`",
                 field="messages",
             )

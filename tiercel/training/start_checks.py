@@ -19,6 +19,7 @@ from tiercel.models.families.image_transforms import random_picture
 from tiercel.models.layers.experts import mixtures
 from tiercel.models.layers.quantized import loading_options, require_package, stored_quantization
 from tiercel.models.policy import load_for_inference, make_trainable, weights_dtype
+from tiercel.models.weights.adapters import has_no_effect
 from tiercel.models.weights.loading import ADAPTER_CONFIG, load_weights, named_few, read_config, read_json
 from tiercel.packing.pass_options import chosen_form
 from tiercel.training.distillation.served_teacher import recipe_of_teacher
@@ -91,9 +92,18 @@ def rehearse(recipe: BaseRecipe, family: Family) -> list[str]:
 
 
 def _told_of_adapter(recipe: BaseRecipe, family: Family) -> list[str]:
-    """Report an adapter that names another base model than the recipe does."""
+    """Report an adapter that has no effect yet, and one that names another base model than the recipe does."""
     if recipe.lora is None or recipe.lora.init is None:
         return []
+    untrained = (
+        f"every B matrix of {recipe.lora.init} is 0, so this adapter changes nothing: it was saved before its first "
+        "update, or its training did not reach it"
+    )
+    return [*([untrained] if has_no_effect(Path(recipe.lora.init)) else []), *_told_of_origin(recipe, family)]
+
+
+def _told_of_origin(recipe: BaseRecipe, family: Family) -> list[str]:
+    assert recipe.lora is not None and recipe.lora.init is not None
     made_for = read_json(Path(recipe.lora.init) / ADAPTER_CONFIG).get("base_model_name_or_path")
     here = {Path(each).name for each in (recipe.model.path, family.checkpoint.path)}
     if not isinstance(made_for, str) or not made_for or Path(made_for).name in here:

@@ -4,6 +4,8 @@
 {"type": "video", "video": "a.mp4", "fps": 2}    or `url` or `path` in place of `video`, or a list of frames
 {"type": "image_url", "image_url": {"url": "a.png"}}
 {"type": "input_image", "image_url": "a.png"}
+
+{"type": "image", "index": 0} has no address: it says again which of the row's pictures it is.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +38,8 @@ def with_visuals_of_parts(record: Mapping[str, Any]) -> Mapping[str, Any]:
     if not any(_may_have_parts(turn) for value in turns.values() for turn in value):
         return record  # as a rule, and a tenth of the time that a row takes
     found = {key: brought for key, value in turns.items() if (brought := list(_visuals(value, key)))}
-    if not found:
+    is_numbered = _require_in_order(turns)
+    if not found and not is_numbered:
         return record
     every: list[tuple[str, Any]] = []
     for key in _IN_ORDER:
@@ -54,6 +57,25 @@ def with_visuals_of_parts(record: Mapping[str, Any]) -> Mapping[str, Any]:
             )
         changed |= {"rejected_images": [], "rejected_videos": [], **_columns(record, brought, "rejected_")}
     return changed
+
+
+def _require_in_order(turns: Mapping[str, list[Any]]) -> bool:
+    """Return whether parts say which picture of the row they are. Raises DataError if one says another number than its
+    place, which alone counts."""
+    is_numbered, number = False, 0
+    for field, value in turns.items():
+        number = 0 if _is_conversation(value) else number
+        for place, part in _parts(value, field):
+            if visual_of(part)[0] != "image":
+                continue
+            if given(part, "index") and part["index"] != number:
+                raise DataError(
+                    f"has index {part['index']!r}, but is picture {number} of the row (counted from 0), and pictures "
+                    "are taken in their order; put `images` in the order of the parts",
+                    field=place,
+                )
+            is_numbered, number = is_numbered or given(part, "index"), number + 1
+    return is_numbered
 
 
 def _may_have_parts(turn: Any) -> bool:
@@ -128,6 +150,8 @@ def _bare(turn: Any) -> Any:
 def _bare_part(part: Any) -> Any:
     shown, keys = visual_of(part) if isinstance(part, Mapping) else ("", ())
     brought = [part[key] for key in keys if given(part, key)]
+    if shown == "image":
+        part = {key: value for key, value in part.items() if key != "index"}
     if not brought:
         return part
     read = ("type", *keys, *(["fps"] if shown == "video" and not isinstance(brought[0], Mapping) else []))

@@ -10,7 +10,7 @@ import stat
 import struct
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from io import BufferedReader, BytesIO
 from pathlib import Path
@@ -43,6 +43,9 @@ _UNREADABLE = (
     struct.error,
     zlib.error,
 )
+
+_OTHER_KINDS = {b"GIF8": "GIF", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF", b"\0\0\0\x0cjP  ": "JPEG2000"}
+_OF_BRANDS = {b"avif": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIC"}
 
 LONGEST_NAME = 255  # bytes; the system's limit for one name in a path
 _LONGEST_SHOWN = 200  # characters shown in a message, of a text that is too long to be a path
@@ -220,9 +223,21 @@ def _opened(source: ImageSource, roots: ImageRoots, max_pixels: int) -> Iterator
     except ImageProblem:
         raise
     except UnidentifiedImageError as error:
+        if (kind := _other_kind(source, roots)) is not None:
+            raise ImageProblem(name, f"is a {kind} image; convert it to PNG, JPEG or WEBP") from error
         raise ImageProblem(name, "is not a PNG, JPEG or WEBP image, or its header is broken") from error
     except _UNREADABLE as error:
         raise ImageProblem(name, f"cannot be read: {str(error) or type(error).__name__}") from error
+
+
+def _other_kind(source: ImageSource, roots: ImageRoots) -> str | None:
+    """Return what kind of picture a source is by its first bytes, whatever it is called, if it is a usual one that is
+    not read here."""
+    beginning = b""
+    with suppress(*_UNREADABLE), _stream(source, roots) as stream:
+        beginning = stream.read(12)
+    known = (kind for start, kind in _OTHER_KINDS.items() if beginning.startswith(start))
+    return next(known, _OF_BRANDS.get(beginning[8:]) if beginning[4:8] == b"ftyp" else None)
 
 
 class _Stream(BufferedReader):

@@ -54,6 +54,7 @@ def read_adapter(model: HuggingFaceModel, directory: Path, dropout: float = 0.0)
     with memory_to_load(directory, "take an adapter of a lower rank, or a machine with more memory"):
         tensors = _of_one_adapter(read_tensors(directory / WEIGHTS), directory)
         require_finite(tensors, directory / WEIGHTS)
+        _require_saved_whole(tensors, directory)
         _require_adapter_alone(tensors, directory)
         names = _Names(model)
         written = {names.in_model(name): name for name in tensors}
@@ -110,6 +111,26 @@ def _of_one_adapter(tensors: Mapping[str, Tensor], directory: Path) -> dict[str,
             "PEFT's save_pretrained(FOLDER, selected_adapters=[NAME])"
         )
     return {_NAME.sub("", name): each for name, each in tensors.items()}
+
+
+def _require_saved_whole(tensors: Mapping[str, Tensor], directory: Path) -> None:
+    """Raise ModelError for weights without numbers, and for matrices that are all 0: neither side could ever learn."""
+    if empty := sorted(name for name, each in tensors.items() if not each.numel()):
+        raise ModelError(
+            f"{directory / WEIGHTS}: {named_few(empty)} have no numbers, as when DeepSpeed's ZeRO-3 saves an adapter "
+            "whose parts it has not gathered; save it again with stage3_gather_16bit_weights_on_model_save: true"
+        )
+    if tensors and not any(bool(each.any()) for name, each in tensors.items() if ".lora_" in name):
+        raise ModelError(
+            f"{directory / WEIGHTS}: all its matrices are 0, so it changes nothing and could not learn; it was saved "
+            "wrongly, or already merged into its model"
+        )
+
+
+def has_no_effect(directory: Path) -> bool:
+    """Return whether every B matrix of an adapter is 0, as before its first update."""
+    second = [each for name, each in read_tensors(directory / WEIGHTS).items() if ".lora_B" in name]
+    return bool(second) and not any(bool(each.any()) for each in second)
 
 
 def _require_adapter_alone(tensors: Iterable[str], directory: Path) -> None:
