@@ -143,7 +143,7 @@ def _reason(failure: str, row: str) -> str:
     message has itself."""
     lines = failure.splitlines()
     found = next((line for line in lines[1:] if not line.startswith(" ")), lines[0])
-    return found.partition(" ".join(("row", f"{row}: ")))[2] or found
+    return found.partition(f"row {row}: ")[2] or found
 
 
 def made_up(opened: str) -> str:

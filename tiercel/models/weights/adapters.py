@@ -120,7 +120,8 @@ def _require_saved_whole(tensors: Mapping[str, Tensor], directory: Path) -> None
             f"{directory / WEIGHTS}: {named_few(empty)} have no numbers, as when DeepSpeed's ZeRO-3 saves an adapter "
             "whose parts it has not gathered; save it again with stage3_gather_16bit_weights_on_model_save: true"
         )
-    if tensors and not any(bool(each.any()) for name, each in tensors.items() if ".lora_" in name):
+    matrices = [each for name, each in tensors.items() if ".lora_" in name]
+    if matrices and not any(bool(each.any()) for each in matrices):
         raise ModelError(
             f"{directory / WEIGHTS}: all its matrices are 0, so it changes nothing and could not learn; it was saved "
             "wrongly, or already merged into its model"
