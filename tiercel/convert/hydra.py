@@ -307,7 +307,9 @@ def _function(launch: Launch, draft: RecipeDraft) -> dict[str, Any]:
     if path := launch.text(name):
         function = (launch.text("custom_reward_function.name") or "compute_score") if is_verl else "main"
         call = path if ":" in path and not is_verl else f"{path}:{function}"
-        draft.note("tiercel calls it with other arguments: docs/rewards.md", name, subject=call)
+        key = "score" if is_verl else "overall"
+        text = f"tiercel calls it as {launch.framework} does; of a dict that it returns, only `{key}` is used"
+        draft.note(text, name, subject=call)
         return {"call": call}
     text = "name the rewards: rewards: [{name: math}]"
     if is_verl:

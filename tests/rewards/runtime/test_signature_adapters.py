@@ -1,6 +1,7 @@
-"""Rewards as TRL, VLM-R1 and ms-swift write them, each in its own file and in a real process."""
+"""Rewards as TRL, VLM-R1, ms-swift, verl and EasyR1 write them, each in its own file and in a real process."""
 
 import importlib.util
+from dataclasses import replace
 
 import pytest
 
@@ -300,11 +301,45 @@ def test_a_function_of_other_parameters_is_told_what_there_is():
     with pytest.raises(NoReward, match=r"^takes text, truth; a reward takes `completion`, .*answer, .* row's columns"):
         as_reward(wrong)
 
-    def of_verl(data_source, solution_str, ground_truth, extra_info=None):
-        return 1.0
 
-    with pytest.raises(NoReward, match=r"^takes data_source, solution_str, ground_truth; a reward takes"):
-        as_reward(of_verl)
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("def score(data_source, solution_str, ground_truth, extra_info=None): return found(solution_str)", 0.5),
+        ("async def score(solution_str, ground_truth, **more): return {'acc': 0, 'score': found(solution_str)}", 0.5),
+        ("def score(solution_strs, ground_truths): return [{'score': found(each)} for each in solution_strs]", 0.5),
+        ("def score(data_sources, solution_strs, ground_truths, extra_infos): return [0.25] * len(data_sources)", 0.25),
+        (
+            "def score(reward_inputs, share=1): return [{'format': 1, 'overall': of(each)} for each in reward_inputs]",
+            0.5,
+        ),
+        ("def score(reward_input): return {'overall': of(reward_input), 'format': 1.0}", 0.5),
+    ],
+)
+def test_rewards_of_verl_and_easyr1_are_called_as_there(reward_file, source, expected):
+    shared = """
+def found(text):
+    return 0.5 if text == "a cup" else 0.0
+
+def of(given):
+    assert set(given) == {"response", "response_length", "ground_truth"} and given["response_length"] == 2
+    return found(given["response"]) if given["ground_truth"] == "cup" else 0.0
+
+"""
+    given = sample("a cup", "cup", token_count=2, columns={"data_source": "geo"})
+    assert numbers(score(reward_file(shared + source + "\n"), given, given)) == [expected] * 2
+
+
+def test_a_function_of_verl_gets_its_columns_and_no_answer_that_a_row_lacks():
+    def of_verl(data_source, solution_str, ground_truth, extra_info=None):
+        given = (data_source, solution_str, ground_truth, extra_info)
+        return {"score": float(given == ("geo", "a cup", "5", {"n": 1}))}
+
+    row = {"data_source": "geo", "extra_info": {"n": 1}, "reward_model": {"ground_truth": "5"}}
+    given = sample("a cup", "5", columns=row)
+    assert as_reward(of_verl)(given) == 1.0
+    with pytest.raises(TypeError, match="it takes ground_truth, which the rows here do not have"):
+        as_reward(of_verl)(replace(given, answer=None))
 
 
 def test_tiercels_own_forms_are_left_as_they_are():

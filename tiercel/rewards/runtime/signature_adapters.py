@@ -5,7 +5,11 @@
   a list with an entry for every completion; VLM-R1's rewards have this form, too;
 - by name: a function with a parameter `completion`, called for each completion with the values that it has parameters
   for, such as f(completion, answer): the names of a Sample, and the columns of the row;
-- ms-swift's: a class, or an object of one, whose `__call__` has that parameter.
+- ms-swift's: a class, or an object of one, whose `__call__` has that parameter;
+- verl's: a function with a parameter `solution_str`, or `solution_strs` for a batch;
+- EasyR1's: a function with a parameter `reward_input`, a dict, or `reward_inputs`, a list of them.
+
+verl's and EasyR1's may return a dict, of which one entry is the reward.
 
 Loaded in the process of a reward; imports nothing heavy.
 """
@@ -14,12 +18,14 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from types import CodeType, ModuleType
 from typing import Any
 
 from tiercel.reward_types import Sample, SampleImage
 
 SAMPLE_NAMES = ("id", "prompt", "completion", "answer", "token_count", "is_truncated", "messages", "coordinate_space")
+REWARD_KEYS = ("overall", "score", "reward")  # of a dict that a function of EasyR1 or verl returns
 STOOD_IN = ("ORM", "AsyncORM", "orms")  # names in swift.plugin and swift.rewards
 
 
@@ -36,8 +42,14 @@ def as_reward(found: Any) -> Callable[..., Any]:
     if getattr(found, "batched", False):
         return found
     is_of_class = inspect.isfunction(getattr(type(found), "__call__", None))  # noqa: B004
-    if _takes(found, "completion"):
+    if _takes(found, "completion") or _takes(found, "solution_str"):
         return _by_name(found)
+    if _takes(found, "solution_strs"):
+        return _batched(lambda samples: _call(found, _lists_of_verl(samples)))
+    if _takes(found, "reward_inputs"):
+        return _batched(lambda samples: found([_reward_input(sample) for sample in samples]))
+    if _takes(found, "reward_input"):
+        return lambda sample: _reward_in(found(_reward_input(sample)))
     if not _takes(found, "completions"):
         _require_one_parameter(found)
         return found.__call__ if is_of_class else found  # the method tells whether it is async
@@ -81,18 +93,58 @@ def _takes(found: Callable[..., Any], name: str) -> bool:
 
 def _by_name(found: Callable[..., Any]) -> Callable[[Sample], Any]:
     """Wrap a function that takes parts of a sample by name as a function of samples."""
+    is_of_verl = _takes(found, "solution_str")
 
-    def score(sample: Sample) -> Any:
+    def call(sample: Sample) -> Any:
         own = {name: getattr(sample, name) for name in SAMPLE_NAMES} | {"images": Pictures(sample.images)}
         values = {**sample.columns, **own, "answer": sample.columns.get("answer", sample.answer)}
         if values["answer"] is None:
             del values["answer"]  # a function that requires it fails; it might compare with None
-        return _call(found, values)
+        return _call(found, values | (_names_of_verl(sample) if is_of_verl else {}))
+
+    def score(sample: Sample) -> Any:
+        return _reward_in(call(sample)) if is_of_verl else call(sample)
 
     async def score_async(sample: Sample) -> Any:
-        return await score(sample)
+        found = await call(sample)
+        return _reward_in(found) if is_of_verl else found
 
     return score_async if any(map(inspect.iscoroutinefunction, (found, type(found).__call__))) else score
+
+
+def _names_of_verl(sample: Sample) -> dict[str, Any]:
+    """Return what verl calls a function with, as far as the row has it; the column `extra_info` may be missing."""
+    named = {"solution_str": sample.completion, "extra_info": sample.columns.get("extra_info")}
+    given = {"data_source": sample.columns.get("data_source"), "ground_truth": sample.answer}
+    return named | {name: value for name, value in given.items() if value is not None}
+
+
+def _lists_of_verl(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+    every = [_names_of_verl(sample) for sample in samples]
+    return {f"{name}s": [each.get(name) for each in every] for name in dict.fromkeys(chain(*every))}
+
+
+def _reward_input(sample: Sample) -> dict[str, Any]:
+    """Return what EasyR1 passes for a completion."""
+    return {"response": sample.completion, "response_length": sample.token_count, "ground_truth": sample.answer}
+
+
+def _batched(call: Callable[[Sequence[Sample]], Any]) -> Callable[[Sequence[Sample]], Any]:
+    """Wrap a function of samples whose values may be dicts."""
+
+    def score(samples: Sequence[Sample]) -> Any:
+        values = call(samples)
+        return [_reward_in(value) for value in values] if isinstance(values, list | tuple) else values
+
+    score.batched = True  # type: ignore[attr-defined]
+    return score
+
+
+def _reward_in(value: Any) -> Any:
+    """Return the reward in a dict: EasyR1's `overall`, verl's `score` or, before, `reward`. Its other entries are
+    metrics there, and not kept."""
+    names = [name for name in REWARD_KEYS if isinstance(value, Mapping) and name in value]
+    return value[names[0]] if names else value
 
 
 def _parameters(found: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
