@@ -39,6 +39,17 @@ def test_a_reward_that_applies_to_few_rows_is_told_with_the_rows_without_any(tmp
     assert "applies to 2 of 4" in exact and "applies to 1 of 4" in ocr and "2 of 4" in without
 
 
+@pytest.mark.parametrize(
+    "text", ["2 + 5 = 7. #### 7", r"So it is $\boxed{7}$.", "<think>2 + 5</think> 7", "<answer>7</answer>"]
+)
+def test_right_answers_with_their_solutions_are_told_if_whole_texts_are_compared(tmp_path, text):
+    rows = rows_of(tmp_path, {"answer": "7"}, {"answer": text}, {"answer": 7})
+    for name in ("exact", "normalised", "ocr"):
+        (line,) = run_coverage([reward(name=name)], rows)
+        assert line.startswith(f"rewards.0 ({name}): 1 of the first 3 right answers")
+    assert run_coverage([reward(name="math")], rows) == []
+
+
 def test_processes_share_many_rows_and_read_none_that_no_reward_depends_on(tmp_path, monkeypatch):
     records = [{"answer": "7" if number % 3 else None, "kind": "ab"[number % 2]} for number in range(3000)]
     rows = rows_of(tmp_path, *records).train.rows

@@ -1,8 +1,9 @@
 """Count the rows that each reward of a recipe applies to. A reward that applies to none would have no effect at all."""
 
 import json
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 
 from tiercel.data.index import remembered
@@ -13,11 +14,14 @@ from tiercel.errors import DataError
 from tiercel.message_text import brief
 from tiercel.reward_types import column
 from tiercel.rewards.base import ANSWER, RewardEntry, TruthReward, column_text, is_meant
+from tiercel.rewards.text import ALL_TEXT
 from tiercel.types import Row
 
 _ROWS_AT_ONCE = 1024
+_LOOKED_AT = 32  # rows
 _MOST_NAMED = 12  # the most columns or values in a message
 _ANSWERS = ("solution", "label", "ground_truth", "answers", "target")  # usual names of the column with the right answer
+_WORKED_OUT = re.compile(r"####|\\boxed\s*\{|</?(?:answer|think)>")  # marks of an answer inside a longer text
 
 
 def rows_with_rewards(rewards: Sequence[RewardEntry], rows: Sequence[Row]) -> tuple[list[int], int]:
@@ -70,6 +74,7 @@ def reward_coverage(rewards: Sequence[RewardEntry], rows: Sequence[Row], file: s
             faults.append(f"{name}: applies to none of the {len(rows):,} rows of {file}: {_reason(reward, rows)}")
         elif count < len(rows):
             lines.append(f"{name}: applies to {count:,} of {len(rows):,} rows of {file}")
+        lines += [f"{name}: {line}" for line in _worked_out(reward, rows)]
     if faults:
         raise DataError("\n".join(faults), field="rewards")
     if rewards and (without := len(rows) - any_applies):
@@ -77,6 +82,20 @@ def reward_coverage(rewards: Sequence[RewardEntry], rows: Sequence[Row], file: s
             f"no reward applies to {without:,} of {len(rows):,} rows of {file}, so nothing is learnt from them"
         )
     return lines
+
+
+def _worked_out(reward: RewardEntry, rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a line if a reward that compares whole texts has right answers with their solutions, as those of GSM8K."""
+    if not isinstance(reward, TruthReward) or reward.reads != ALL_TEXT:
+        return
+    truths = [reward.truth_of(row.answer, row.columns) for row in rows[:_LOOKED_AT] if is_meant(reward, row.columns)]
+    found = [text for text in truths if isinstance(text, str) and _WORKED_OUT.search(text)]
+    if found:
+        yield (
+            f"{len(found)} of the first {len(truths)} right answers have more in them than the answer, such as "
+            f"{brief(found[0], 60)!r}, and are compared whole; write the answer alone, or take the reward math, which "
+            "reads what stands in \\boxed{} or after ####"
+        )
 
 
 def _reason(reward: RewardEntry, rows: Sequence[Row]) -> str:
