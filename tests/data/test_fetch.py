@@ -163,7 +163,7 @@ def test_a_picture_is_downloaded_with_the_ending_of_its_header(server, web):
     [
         ("gone", "404", 1),
         ("page", "text/html", 1),
-        ("odd", "not a PNG", 1),
+        ("odd", "is a GIF image", 1),
         ("zipped", "compressed", 1),
         ("large", "4,000 bytes", 1),
         ("wide", "100 x 100", 1),
