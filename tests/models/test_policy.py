@@ -21,7 +21,7 @@ from tiercel.models.vision_cache import VisionStore
 from tiercel.models.weights.loading import load_family, load_weights
 from tiercel.models.weights.saving import save_adapter, save_trained
 from tiercel.models.weights.targets import adapter_targets
-from tiercel.packing.batch import Microbatches
+from tiercel.packing.batch import MicrobatchUnit
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import PackedTokens, PackItem, pack
 from tiercel.rewards.text import Exact
@@ -228,7 +228,7 @@ def test_the_reference_of_a_fresh_adapter_is_the_base(tiny_checkpoints, name, ta
 def test_reference_logprobs_are_the_bases_after_the_sampler_has_filled_the_store(tiny_checkpoints, targets):
     policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], Lora(rank=4, alpha=8, targets=targets), noise=0.1)
     packed = packed_case(policy)
-    unit = Microbatches(batches=(SimpleNamespace(packed=packed, prompt_ids=()),))
+    unit = MicrobatchUnit(batches=(SimpleNamespace(packed=packed, prompt_ids=()),))
     store = VisionStore(policy, 0)
     store.features(packed.images)
     learner = PackedPolicy(policy, "dense", False)

@@ -7,7 +7,7 @@ import torch
 
 from tests.tiny_models import make_row
 from tiercel.models.prompts import completion_positions
-from tiercel.packing.batch import AdvantageGroup, Microbatches, advantage_groups, units_of
+from tiercel.packing.batch import AdvantageGroup, MicrobatchUnit, advantage_groups, units_of
 from tiercel.packing.layout import Continuation, PackItem, pack
 from tiercel.packing.sharing import PictureFamily
 from tiercel.types import Completion, EncodedImage, EncodedPrompt, Group, ImagePlan, ScoredCompletion, ScoredGroup
@@ -63,7 +63,7 @@ def units_of_items(
     budget: int,
     family: PictureFamily | None = None,
     may_run_prefix: bool = False,
-) -> list[Microbatches]:
+) -> list[MicrobatchUnit]:
     """Microbatches of items that stay together; each has the numbers of its entries."""
     every = [each for of_entry in entries for each in of_entry]
     numbers = iter(range(sum(len(each.continuations) for each in every)))

@@ -239,13 +239,14 @@ def test_a_kept_microbatch_is_what_was_computed(tiny_checkpoints, rows, monkeypa
         torch.equal(batch.sampler_logprobs_N, wanted.sampler_logprobs_N) and not batch.sampler_logprobs_N.isnan().any()
     )
     (file,) = (Path(recipe.output) / "nonfinite/step-000000").glob("*.safetensors")
-    with safe_open(file, "pt") as opened:  # an older version wrote another name of the class
+    with safe_open(file, "pt") as opened:  # older versions wrote other names of the class
         metadata, tensors = opened.metadata(), {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     (header,) = metadata
-    assert '"Microbatches"' in metadata[header]
-    save_file(tensors, file, {header: metadata[header].replace('"Microbatches"', '"PolicyUnit"')})
-    (older,) = read_kept(file.parent, torch.device("cpu"))
-    assert older.unit.batches[0].packed.tree == wanted.packed.tree
+    assert '"MicrobatchUnit"' in metadata[header]
+    for name in ("PolicyUnit", "Microbatches"):
+        save_file(tensors, file, {header: metadata[header].replace('"MicrobatchUnit"', f'"{name}"')})
+        (older,) = read_kept(file.parent, torch.device("cpu"))
+        assert older.unit.batches[0].packed.tree == wanted.packed.tree
     assert [each.sha256 for each in batch.packed.images] == [each.sha256 for each in wanted.packed.images]
     assert all(
         torch.equal(a.views[0], b.views[0]) for a, b in zip(batch.packed.images, wanted.packed.images, strict=True)

@@ -14,7 +14,7 @@ from tiercel.data.encoding import ExampleEncoder, with_answer_of
 from tiercel.data.order import file_order
 from tiercel.data.reading import read_training_rows
 from tiercel.packing import sharing
-from tiercel.packing.batch import Microbatches
+from tiercel.packing.batch import MicrobatchUnit
 from tiercel.packing.examples import ExamplePass
 from tiercel.training.offline.example_loss import example_update
 from tiercel.training.offline.objectives import answer_sums, objective_of, reference_sums
@@ -61,7 +61,7 @@ def example_passes(trainer, made):
 
 def logprobs_of(trainer, packed, *, of_reference=False):
     (scores,) = trainer.scores(
-        Microbatches(batches=(ExamplePass(packed=packed, prompt_ids=(), examples=()),)), of_reference=of_reference
+        MicrobatchUnit(batches=(ExamplePass(packed=packed, prompt_ids=(), examples=()),)), of_reference=of_reference
     )
     return scores.logprobs_N
 

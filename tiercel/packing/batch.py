@@ -90,7 +90,7 @@ class PolicyPrefix:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Microbatches(Generic[Batch]):
+class MicrobatchUnit(Generic[Batch]):
     """Microbatches that run together: a single one, or the parts of a tree that is too large for one."""
 
     batches: tuple[Batch, ...]
@@ -200,7 +200,7 @@ def policy_units(
     budget: int,
     may_run_prefix: bool,
     family: PictureFamily | None = None,
-) -> list[Microbatches[PolicyBatch]]:
+) -> list[MicrobatchUnit[PolicyBatch]]:
     """Build the microbatches of groups, as `units_of` does. Completions of a group share its prompt; with `family`,
     groups that begin alike share that beginning."""
     if not groups:
@@ -218,7 +218,7 @@ def units_of(
     budget: int,
     may_run_prefix: bool,
     batch_of: Callable[[PackedTokens, tuple[int, ...]], Batch],
-) -> list[Microbatches[Batch]]:
+) -> list[MicrobatchUnit[Batch]]:
     """Cut a pack into microbatches of at most `budget` tokens. An entry is a row's id and those of its continuations
     that stay together. `batch_of` makes a microbatch from the pack of some entries and their numbers. A tree that does
     not fit is cut at its nodes; if `may_run_prefix`, its parts share passes over their prefixes, and otherwise each
@@ -237,7 +237,7 @@ def units_of(
                 field="messages",
             )
 
-    def unit(cuts: Cuts) -> Microbatches[Batch]:
+    def unit(cuts: Cuts) -> MicrobatchUnit[Batch]:
         prefixes, batches = [], []
         for cut in cuts.prefixes:
             packed = whole.prefix(cut.node, below=whole.tree.nodes[cut.node].parent)
@@ -245,12 +245,12 @@ def units_of(
         for each in cuts.bins:
             numbers = [number for entry in each.entries for number in entries[entry][1]]
             batches.append(batch_of(whole.only(numbers, each.below), each.entries))
-        return Microbatches(batches=tuple(batches), prefixes=tuple(prefixes))
+        return MicrobatchUnit(batches=tuple(batches), prefixes=tuple(prefixes))
 
     return list(map(unit, bins_in_order(sizes, budget) if form == "repeated" else cutter.cuts()))
 
 
-def in_row_order(units: Sequence[Microbatches[PolicyBatch]], values: Sequence[T]) -> list[T]:
+def in_row_order(units: Sequence[MicrobatchUnit[PolicyBatch]], values: Sequence[T]) -> list[T]:
     """Bring values of all completions of the units into the order of the groups. Those of empty units come last, and
     are left out."""
     rows = [row for unit in units for batch in unit.batches for row in batch.rows]
@@ -275,7 +275,7 @@ def prompt_of_no_row(token_ids_P: Tensor, positions_DP: Tensor) -> EncodedPrompt
     return EncodedPrompt(row=row, index=-1, text="", token_ids_P=token_ids_P, positions_DP=positions_DP, images=())
 
 
-def empty_unit(item: PackItem, totals: Totals) -> Microbatches[PolicyBatch]:
+def empty_unit(item: PackItem, totals: Totals) -> MicrobatchUnit[PolicyBatch]:
     """Build a unit from the result of `empty_item`."""
     batch = PolicyBatch(
         packed=pack([item]),
@@ -286,7 +286,7 @@ def empty_unit(item: PackItem, totals: Totals) -> Microbatches[PolicyBatch]:
         prompt_ids=(),
         names_C=(),
     )
-    return Microbatches(batches=(batch,))
+    return MicrobatchUnit(batches=(batch,))
 
 
 def _policy_batch(

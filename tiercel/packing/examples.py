@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from tiercel.packing.batch import Microbatch, Microbatches, units_of
+from tiercel.packing.batch import Microbatch, MicrobatchUnit, units_of
 from tiercel.packing.layout import Continuation, PackedTokens, PackItem, pack
 from tiercel.packing.sharing import PictureFamily, located
 from tiercel.types import EncodedConversation, EncodedImage, Example
@@ -37,7 +37,7 @@ class ExamplePass(Microbatch):
 
 def example_units(
     made: Sequence[ExampleGroup], form: str, budget: int, may_run_prefix: bool, family: PictureFamily | None
-) -> list[Microbatches[ExamplePass]]:
+) -> list[MicrobatchUnit[ExamplePass]]:
     """Build the microbatches of bundles, as `units_of` does. With `family`, rows that begin alike share that
     beginning."""
     if not made:

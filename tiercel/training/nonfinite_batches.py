@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tiercel.algorithms import Totals
 from tiercel.errors import RunError
-from tiercel.packing.batch import CompletionName, Microbatches, PolicyBatch, PolicyPrefix
+from tiercel.packing.batch import CompletionName, MicrobatchUnit, PolicyBatch, PolicyPrefix
 from tiercel.packing.divergence import TeacherTokens
 from tiercel.packing.layout import PackedTokens
 from tiercel.packing.tree import Node, PrefixTree
@@ -35,7 +35,7 @@ HEADER = "kept"
 class KeptUnit:
     """Microbatches that run together, with what was known of each before the update."""
 
-    unit: Microbatches
+    unit: MicrobatchUnit
     known: tuple[PrecomputedValues, ...]
 
     def of_rows(self) -> Iterator[tuple[str, "KeptUnit"]]:
@@ -69,7 +69,7 @@ class KeptPlan:
 
 _KINDS: tuple[type, ...] = (
     KeptUnit,
-    Microbatches,
+    MicrobatchUnit,
     PolicyPrefix,
     PolicyBatch,
     PrecomputedValues,
@@ -79,11 +79,12 @@ _KINDS: tuple[type, ...] = (
     KeptPlan,
 )
 _KINDS += (PackedTokens, PrefixTree, Node, EncodedImage, ImagePlan)
-CLASSES = {kind.__name__: kind for kind in _KINDS} | {"PolicyUnit": Microbatches}  # the name in older files
+_OLD_NAMES = ("PolicyUnit", "Microbatches")  # of MicrobatchUnit in files of older versions
+CLASSES = {kind.__name__: kind for kind in _KINDS} | dict.fromkeys(_OLD_NAMES, MicrobatchUnit)
 
 
 def kept_units(
-    units: Sequence[Microbatches], known: Sequence[Sequence[PrecomputedValues]], places: Sequence[int] | None
+    units: Sequence[MicrobatchUnit], known: Sequence[Sequence[PrecomputedValues]], places: Sequence[int] | None
 ) -> bytes:
     """Serialise the units that have one of these microbatches, numbered over all units; b"" if none has."""
     kept, start = [], 0
@@ -155,7 +156,7 @@ def _one_row(kept: KeptUnit, row: tuple[str, int]) -> KeptUnit:
         first, stop = (sum(number < end for number in parts) for end in (each.first, each.stop))
         if first < stop:
             prefixes.append(replace(each, first=first, stop=stop))
-    unit = Microbatches(batches=tuple(batch for batch, _ in parts.values()), prefixes=tuple(prefixes))
+    unit = MicrobatchUnit(batches=tuple(batch for batch, _ in parts.values()), prefixes=tuple(prefixes))
     return KeptUnit(unit=unit, known=tuple(known for _, known in parts.values()))
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tiercel.errors import TrainingError
-from tiercel.packing.batch import CompletionName, Microbatches
+from tiercel.packing.batch import CompletionName, MicrobatchUnit
 from tiercel.training.finite import TracedPart, UpdateTrace, gradient_size, non_finite
 from tiercel.training.trainer import Trainer
 
@@ -74,7 +74,7 @@ class MicrobatchLoss:
     seen: TokensSeen | None = None
 
 
-def pass_counts(trainer: Trainer, like: Tensor, unit: Microbatches[Any], number: int) -> dict[str, Tensor]:
+def pass_counts(trainer: Trainer, like: Tensor, unit: MicrobatchUnit[Any], number: int) -> dict[str, Tensor]:
     """Count the tokens that a microbatch's pass computes, and those that rows by themselves would take; 0 for a pass
     without rows. The experts' load is weighted by the scored tokens, because metrics are means over tokens."""
     batch = unit.batches[number]

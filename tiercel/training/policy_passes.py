@@ -26,7 +26,7 @@ from tiercel.packing.attention.flex import flex_obstacle
 from tiercel.packing.attention.prefix import OpenPrefixes, PrefixPass
 from tiercel.packing.batch import (
     AdvantageGroup,
-    Microbatches,
+    MicrobatchUnit,
     PolicyBatch,
     TokenCounter,
     empty_item,
@@ -93,14 +93,14 @@ class Passes:
         """Return what bounds a microbatch, as the builders of units take it."""
         return self.learner.form, self.max_tokens, self.passes_are_private, self.sharing_family
 
-    def units(self, groups: Sequence[AdvantageGroup], totals: Totals) -> list[Microbatches[PolicyBatch]]:
+    def units(self, groups: Sequence[AdvantageGroup], totals: Totals) -> list[MicrobatchUnit[PolicyBatch]]:
         """Pack groups into units of microbatches, in order, followed by empty units so that all ranks have the same
         number. `totals` is of the minibatch over all ranks. Raises DataError for a completion that does not fit into
         any microbatch."""
         units = self.ranks.together(lambda: policy_units(groups, totals, *self._limits))
         return units + [empty_unit(self._empty_item(), totals)] * self._missing(len(units))
 
-    def example_units(self, made: Sequence[ExampleGroup]) -> list[Microbatches[ExamplePass]]:
+    def example_units(self, made: Sequence[ExampleGroup]) -> list[MicrobatchUnit[ExamplePass]]:
         """Pack bundles into units, together with the bundles of the ranks that compute the same passes. Empty units
         follow, as in `units`."""
         made = self.with_partners(made, lambda bundle: bundle.items)
@@ -120,15 +120,15 @@ class Passes:
             self.vision.adopt(features)
         return [item for of_rank, _ in every for item in of_rank]
 
-    def empty_examples(self) -> Microbatches[ExamplePass]:
+    def empty_examples(self) -> MicrobatchUnit[ExamplePass]:
         """Make a unit without a scored token."""
-        return Microbatches(batches=(ExamplePass(packed=pack([self._empty_item()]), prompt_ids=(), examples=()),))
+        return MicrobatchUnit(batches=(ExamplePass(packed=pack([self._empty_item()]), prompt_ids=(), examples=()),))
 
     def as_reference(self) -> AbstractContextManager[None]:
         """Make the policy compute as the reference does. Weights that are trained whole stay as they are."""
         return self.policy.as_reference()
 
-    def scores(self, unit: Microbatches[Any], *, of_reference: bool = False) -> list[TokenScores]:
+    def scores(self, unit: MicrobatchUnit[Any], *, of_reference: bool = False) -> list[TokenScores]:
         """Compute logprobs and entropies (N,) of each microbatch of a unit, without gradient. Set `of_reference` inside
         `as_reference`."""
         with torch.no_grad():
@@ -137,14 +137,14 @@ class Passes:
                 for packed, features_KH, prefix in self.inputs(unit, of_reference=of_reference)
             ]
 
-    def states(self, unit: Microbatches[Any]) -> list[Tensor]:
+    def states(self, unit: MicrobatchUnit[Any]) -> list[Tensor]:
         """Compute the states (N, H) that predict the scored tokens of each microbatch of a unit, without gradient. Only
         possible if passes are private."""
         with torch.no_grad():
             return [self.learner.scoring_states(*inputs) for inputs in self.inputs(unit)]
 
     def inputs(
-        self, unit: Microbatches[Any], *, with_gradient: bool = False, of_reference: bool = False
+        self, unit: MicrobatchUnit[Any], *, with_gradient: bool = False, of_reference: bool = False
     ) -> Iterator[tuple[PackedTokens, Tensor | None, PrefixPass | None]]:
         """Yield the inputs of each microbatch's pass. Compute its gradient before asking for the next; after the last,
         the gradients of open prefixes go back through them."""

@@ -26,7 +26,7 @@ from tiercel.models.reference import restore_reference, sync_reference
 from tiercel.models.vision_cache import VisionStore
 from tiercel.models.weights.memory_errors import weight_bytes
 from tiercel.models.weights.saving import restore_adapter
-from tiercel.packing.batch import AdvantageGroup, Microbatches
+from tiercel.packing.batch import AdvantageGroup, MicrobatchUnit
 from tiercel.packing.compiling import require_compilable
 from tiercel.packing.forward_equivalence_check import prove_where_needed
 from tiercel.runs.checkpoints import FoundCheckpoint
@@ -50,7 +50,7 @@ class Trainer(Passes):
         """Make the policy compute with all weights of the reference."""
         return self.strategy.as_reference()
 
-    def reference_logprobs(self, units: Sequence[Microbatches]) -> list[list[Tensor]]:
+    def reference_logprobs(self, units: Sequence[MicrobatchUnit]) -> list[list[Tensor]]:
         """Compute the reference's logprobs (N,) for each microbatch of each unit, through the policy's own path."""
         with self.as_reference():
             return [[scores.logprobs_N for scores in self.scores(unit, of_reference=True)] for unit in units]

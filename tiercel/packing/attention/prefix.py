@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tiercel.models.layers.attention import AttentionForm, Layer
 from tiercel.models.layers.delta_net import DeltaScan, DeltaState, DeltaTokens
-from tiercel.packing.batch import Microbatches
+from tiercel.packing.batch import MicrobatchUnit
 from tiercel.packing.layout import PackedTokens
 from tiercel.packing.recurrence import PackedForm
 from tiercel.types import EncodedImage
@@ -127,7 +127,7 @@ class OpenPrefixes:
     `features` computes the vision features (K, H) of pictures."""
 
     def __init__(
-        self, unit: Microbatches, learner: RunsPrefixes, features: Callable[[tuple[EncodedImage, ...]], Tensor | None]
+        self, unit: MicrobatchUnit, learner: RunsPrefixes, features: Callable[[tuple[EncodedImage, ...]], Tensor | None]
     ):
         self.unit = unit
         self.learner = learner

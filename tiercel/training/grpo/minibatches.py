@@ -8,7 +8,7 @@ from typing import TypeVar
 from tiercel.algorithms import Totals
 from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import Ranks
-from tiercel.packing.batch import AdvantageGroup, Microbatches, totals_of, without_zero_groups
+from tiercel.packing.batch import AdvantageGroup, MicrobatchUnit, totals_of, without_zero_groups
 from tiercel.packing.layout import PackItem
 from tiercel.training.grpo.group_sharding import split_across_ranks
 from tiercel.training.policy_passes import NO_TOTALS
@@ -23,7 +23,7 @@ class Minibatch:
     """The groups of one update."""
 
     totals: Totals  # over all ranks
-    units: Sequence[Microbatches]  # that this rank computes
+    units: Sequence[MicrobatchUnit]  # that this rank computes
 
 
 def minibatches(trainer: Trainer, groups: Sequence[AdvantageGroup], recipe: GrpoRecipe) -> list[Minibatch]:

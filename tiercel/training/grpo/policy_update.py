@@ -14,7 +14,7 @@ from tiercel.algorithms import LossInput, importance_weights, policy_loss
 from tiercel.algorithms.correction import drift_sums, is_near_policy
 from tiercel.config.schema import GrpoRecipe
 from tiercel.devices import moved
-from tiercel.packing.batch import Microbatches, PolicyBatch
+from tiercel.packing.batch import MicrobatchUnit, PolicyBatch
 from tiercel.packing.logprobs import TokenScores
 from tiercel.packing.pass_options import PassOptions
 from tiercel.training.finite import faulty_rows, without_graph
@@ -40,7 +40,7 @@ def update_on_minibatch(
 
 
 def policy_microbatch_losses(
-    trainer: Trainer, unit: Microbatches[PolicyBatch], precomputed: Sequence[PrecomputedValues], recipe: GrpoRecipe
+    trainer: Trainer, unit: MicrobatchUnit[PolicyBatch], precomputed: Sequence[PrecomputedValues], recipe: GrpoRecipe
 ) -> Iterator[MicrobatchLoss]:
     """Yield what each microbatch of a unit adds to the loss. Compute its gradient before asking for the next."""
     rewards_entropy = recipe.algorithm.entropy_coef > 0

@@ -15,7 +15,7 @@ from tiercel.config.conflicts.algorithm import updates_per_rollout
 from tiercel.config.schema import GrpoRecipe
 from tiercel.devices import moved
 from tiercel.distributed.ranks import Ranks
-from tiercel.packing.batch import AdvantageGroup, Microbatches, PolicyBatch, advantage_groups, in_row_order
+from tiercel.packing.batch import AdvantageGroup, MicrobatchUnit, PolicyBatch, advantage_groups, in_row_order
 from tiercel.training.policy_passes import NO_TOTALS
 from tiercel.training.trainer import Trainer
 from tiercel.types import ScoredGroup
@@ -31,7 +31,7 @@ class PrecomputedValues:
 
 
 def precompute_values(
-    trainer: Trainer, units: Sequence[Microbatches], recipe: GrpoRecipe
+    trainer: Trainer, units: Sequence[MicrobatchUnit], recipe: GrpoRecipe
 ) -> list[list[PrecomputedValues]]:
     """Compute, per unit and microbatch, only what the recipe needs. The policy's own pass gives old logprobs if a
     rollout serves several updates and the penalty in the reward has not computed them, and entropies if only the
@@ -62,7 +62,12 @@ def precompute_values(
 
 
 def _threshold(
-    ranks: Ranks, units: Sequence[Microbatches], entropies: Sequence[Sequence[Tensor]], share: float, *, is_of_all: bool
+    ranks: Ranks,
+    units: Sequence[MicrobatchUnit],
+    entropies: Sequence[Sequence[Tensor]],
+    share: float,
+    *,
+    is_of_all: bool,
 ) -> float:
     """Return the entropy above which tokens are learnt from, over the completions of all ranks that have an advantage,
     so that it does not depend on which groups without one went through the learner; or over all completions, which then

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 
-from tiercel.packing.batch import Microbatches
+from tiercel.packing.batch import MicrobatchUnit
 from tiercel.packing.examples import ExamplePass
 from tiercel.training.finite import faulty_examples
 from tiercel.training.offline.objectives import Objective, UpdateInputs
@@ -20,7 +20,7 @@ def example_update(trainer: Trainer, objective: Objective, plan: UpdateInputs) -
 
 
 def example_microbatch_losses(
-    trainer: Trainer, objective: Objective, unit: Microbatches[ExamplePass], plan: UpdateInputs
+    trainer: Trainer, objective: Objective, unit: MicrobatchUnit[ExamplePass], plan: UpdateInputs
 ) -> Iterator[MicrobatchLoss]:
     """Yield what each microbatch of a unit adds to the loss. Compute its gradient before asking for the next."""
     inputs = trainer.inputs(unit, with_gradient=True)
