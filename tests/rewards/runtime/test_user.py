@@ -356,6 +356,7 @@ def test_a_bound_function_and_one_that_is_awaited(reward_file):
         ("def score(completions, **names): return 'no'", "not a str"),
         ("def score(completions, **names): return [[1.0]] * len(completions)", "[1.0], a list"),
         ("def score(reward_inputs): return [{'accuracy': 1.0} for _ in reward_inputs]", "{'accuracy': 1.0}, a dict"),
+        ("def score(reward_inputs, longest): return [1.0] * len(reward_inputs)", "it takes longest, which the rows"),
     ],
 )
 def test_functions_of_other_frameworks_fail_with_what_they_answered(reward_file, source, reason):

@@ -47,9 +47,9 @@ def as_reward(found: Any) -> Callable[..., Any]:
     if _takes(found, "solution_strs"):
         return _batched(lambda samples: _call(found, _lists_of_verl(samples)))
     if _takes(found, "reward_inputs"):
-        return _batched(lambda samples: found([_reward_input(sample) for sample in samples]))
+        return _batched(lambda samples: _call(found, {"reward_inputs": list(map(_reward_input, samples))}))
     if _takes(found, "reward_input"):
-        return lambda sample: _reward_in(found(_reward_input(sample)))
+        return lambda sample: _reward_in(_call(found, {"reward_input": _reward_input(sample)}))
     if not _takes(found, "completions"):
         _require_one_parameter(found)
         return found.__call__ if is_of_class else found  # the method tells whether it is async
