@@ -52,7 +52,7 @@ def odd_lines(data: Data, table: RowTable) -> list[str]:
                 f"no row of {names[number]} has a video, but the column {column} seems to name one, which the model "
                 f"will not see: set data.columns: {{videos: {column}}}"
             )
-    for number in np.unique(files)[:_MOST_FILES].tolist():
+    for number in np.flatnonzero(np.bincount(files))[:_MOST_FILES].tolist():
         first = _first(rows, np.flatnonzero(files == number))
         lines += [f"{names[number]}: {line}" for line in (*_further_pictures(first), *_unseen_choices(first))]
     lines += _missing_parts(names)

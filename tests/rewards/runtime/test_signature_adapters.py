@@ -306,14 +306,17 @@ def test_a_function_of_other_parameters_is_told_what_there_is():
     ("source", "expected"),
     [
         ("def score(data_source, solution_str, ground_truth, extra_info=None): return found(solution_str)", 0.5),
-        ("async def score(solution_str, ground_truth, **more): return {'acc': 0, 'score': found(solution_str)}", 0.5),
+        (
+            "async def score(solution_str, ground_truth, **more): return {'overall': 9, 'score': found(solution_str)}",
+            0.5,
+        ),
         ("def score(solution_strs, ground_truths): return [{'score': found(each)} for each in solution_strs]", 0.5),
         ("def score(data_sources, solution_strs, ground_truths, extra_infos): return [0.25] * len(data_sources)", 0.25),
         (
             "def score(reward_inputs, share=1): return [{'format': 1, 'overall': of(each)} for each in reward_inputs]",
             0.5,
         ),
-        ("def score(reward_input): return {'overall': of(reward_input), 'format': 1.0}", 0.5),
+        ("def score(reward_input): return {'score': 9, 'overall': of(reward_input), 'format': 1.0}", 0.5),
     ],
 )
 def test_rewards_of_verl_and_easyr1_are_called_as_there(reward_file, source, expected):

@@ -25,7 +25,7 @@ from typing import Any
 from tiercel.reward_types import Sample, SampleImage
 
 SAMPLE_NAMES = ("id", "prompt", "completion", "answer", "token_count", "is_truncated", "messages", "coordinate_space")
-REWARD_KEYS = ("overall", "score", "reward")  # of a dict that a function of EasyR1 or verl returns
+KEYS_OF_VERL, KEYS_OF_EASYR1 = ("score", "reward"), ("overall",)  # the reward in a dict that a function returns
 STOOD_IN = ("ORM", "AsyncORM", "orms")  # names in swift.plugin and swift.rewards
 
 
@@ -45,11 +45,12 @@ def as_reward(found: Any) -> Callable[..., Any]:
     if _takes(found, "completion") or _takes(found, "solution_str"):
         return _by_name(found)
     if _takes(found, "solution_strs"):
-        return _batched(lambda samples: _call(found, _lists_of_verl(samples)))
+        return _batched(lambda samples: _call(found, _lists_of_verl(samples)), KEYS_OF_VERL)
     if _takes(found, "reward_inputs"):
-        return _batched(lambda samples: _call(found, {"reward_inputs": list(map(_reward_input, samples))}))
+        inputs = "reward_inputs"
+        return _batched(lambda samples: _call(found, {inputs: list(map(_reward_input, samples))}), KEYS_OF_EASYR1)
     if _takes(found, "reward_input"):
-        return lambda sample: _reward_in(_call(found, {"reward_input": _reward_input(sample)}))
+        return lambda sample: _reward_in(_call(found, {"reward_input": _reward_input(sample)}), KEYS_OF_EASYR1)
     if not _takes(found, "completions"):
         _require_one_parameter(found)
         return found.__call__ if is_of_class else found  # the method tells whether it is async
@@ -103,11 +104,11 @@ def _by_name(found: Callable[..., Any]) -> Callable[[Sample], Any]:
         return _call(found, values | (_names_of_verl(sample) if is_of_verl else {}))
 
     def score(sample: Sample) -> Any:
-        return _reward_in(call(sample)) if is_of_verl else call(sample)
+        return _reward_in(call(sample), KEYS_OF_VERL) if is_of_verl else call(sample)
 
     async def score_async(sample: Sample) -> Any:
         found = await call(sample)
-        return _reward_in(found) if is_of_verl else found
+        return _reward_in(found, KEYS_OF_VERL) if is_of_verl else found
 
     return score_async if any(map(inspect.iscoroutinefunction, (found, type(found).__call__))) else score
 
@@ -129,21 +130,21 @@ def _reward_input(sample: Sample) -> dict[str, Any]:
     return {"response": sample.completion, "response_length": sample.token_count, "ground_truth": sample.answer}
 
 
-def _batched(call: Callable[[Sequence[Sample]], Any]) -> Callable[[Sequence[Sample]], Any]:
+def _batched(call: Callable[[Sequence[Sample]], Any], keys: Sequence[str]) -> Callable[[Sequence[Sample]], Any]:
     """Wrap a function of samples whose values may be dicts."""
 
     def score(samples: Sequence[Sample]) -> Any:
         values = call(samples)
-        return [_reward_in(value) for value in values] if isinstance(values, list | tuple) else values
+        return [_reward_in(value, keys) for value in values] if isinstance(values, list | tuple) else values
 
     score.batched = True  # type: ignore[attr-defined]
     return score
 
 
-def _reward_in(value: Any) -> Any:
-    """Return the reward in a dict: EasyR1's `overall`, verl's `score` or, before, `reward`. Its other entries are
-    metrics there, and not kept."""
-    names = [name for name in REWARD_KEYS if isinstance(value, Mapping) and name in value]
+def _reward_in(value: Any, keys: Sequence[str]) -> Any:
+    """Return the reward in a dict, under the first of these keys that it has. Its other entries are metrics in EasyR1
+    and verl, and are not kept."""
+    names = [name for name in keys if isinstance(value, Mapping) and name in value]
     return value[names[0]] if names else value
 
 
