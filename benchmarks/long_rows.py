@@ -141,14 +141,14 @@ def measure_rank(recipe: GrpoRecipe, ranks: Ranks, gradient_file: Path) -> dict[
         before, started = memory("VmRSS"), time.perf_counter()
         learn(trainer, groups, recipe)
         seconds, grown = time.perf_counter() - started, memory("VmHWM") - before
-    every = ranks.gather(grown)
+    every = ranks.all_gather(grown)
     if ranks.is_first:
         save_file(kept[-1], gradient_file)
     return {
         "tokens": groups[0].item.shared_length if groups else 0,
         "bytes": max(every),
         "bytes_of_ranks": every,
-        "seconds": ranks.largest(round(1000 * seconds)) / 1000,
+        "seconds": ranks.all_reduce_max(round(1000 * seconds)) / 1000,
     }
 
 

@@ -20,13 +20,13 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from tests.web.report.fake_runs import written_entry
 from tiercel.config.schema import GrpoRecipe
 from tiercel.data.encoding import prompt_encoder
 from tiercel.data.loader import StepLoader, StepOrder
 from tiercel.data.reading import read_run_rows
 from tiercel.models.weights.loading import family_of
 from tiercel.runs.files import json_line
-from tiercel.runs.index import written_entry
 from tiercel.runs.pictures import write_picture
 from tiercel.runs.records import CompletionRecord, GroupRecord, GroupTokens, ImageRecord, TokenRecord
 from tiercel.runs.step_files import pack_step
@@ -104,7 +104,7 @@ def _completion(part: list[str], made: random.Random) -> CompletionRecord:
 
 def _tokens(part: list[str], made: random.Random) -> TokenRecord:
     numbers = [
-        [round(value, 4) for value in (-made.expovariate(2), made.expovariate(2), made.gauss(0, 0.01))] for _ in part
+        [round(value, 3) for value in (-made.expovariate(2), made.expovariate(2), made.gauss(0, 0.01))] for _ in part
     ]
     logprobs, entropies, gaps = map(tuple, zip(*numbers, strict=True))
     return TokenRecord(texts=tuple(part), logprobs=logprobs, entropies=entropies, gaps=gaps)

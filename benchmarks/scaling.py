@@ -159,8 +159,7 @@ def foretold(sizes: Iterable[str]) -> list[dict[str, Any]]:
         first: tuple[int, float] | None = None
         for ranks in GPUS:
             gpus = Machine(ranks=ranks, memory_bytes=GPU_MEMORY, device=DEVICES["h100"])
-            tokens = recipe.learner.max_tokens_per_microbatch
-            options = [option(subject, bytes_of_passes, gpus, name, tokens) for name in admitted(recipe, ranks)]
+            options = [option(subject, bytes_of_passes, gpus, name) for name in admitted(recipe, ranks)]
             chosen = next(each for each in options if each.fits)
             total = sum(chosen.seconds.values())
             first = first or (ranks, total)

@@ -87,7 +87,7 @@ def rank_main(checkpoint: Path, strategy: str, variant: str, out: Path) -> None:
             "peak_bytes": after["peak"],
             "seconds": seconds,
         }
-        for rank, each in enumerate(ranks.gather(found)):
+        for rank, each in enumerate(ranks.all_gather(found)):
             if ranks.is_first:
                 (out / f"{rank}.json").write_text(json.dumps(each), encoding="utf-8")
 

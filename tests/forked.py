@@ -25,6 +25,14 @@ from typing import Any, BinaryIO
 LARGEST_REQUEST = 1 << 20  # bytes
 
 
+def _line(pipe: int) -> bytes:
+    """Read up to the end of a line, and no further."""
+    found = b""
+    while not found.endswith(b"\n") and (byte := os.read(pipe, 1)):
+        found += byte
+    return found
+
+
 class Command:
     """A command that was started: what tests use of subprocess.Popen."""
 
@@ -32,7 +40,7 @@ class Command:
         self.args = words
         self.returncode: int | None = None
         self._answers = answers  # a pipe from its keeper: the pid, and the exit code once it has ended
-        self.pid = int(os.read(answers, 32))
+        self.pid = int(_line(answers))  # the exit code may be behind it already
         os.set_blocking(answers, False)
 
     def poll(self) -> int | None:

@@ -6,8 +6,18 @@ import asyncio
 import httpx
 import pytest
 
-from tiercel.http_json import NoAnswer, ask
+from tiercel.http_json import NoAnswer, ask, run_requests
 from tiercel.rollout.vllm.server import together
+
+
+def test_requests_run_in_a_notebook_too():
+    async def answer():
+        return await asyncio.sleep(0, 7)
+
+    async def cell():  # as ipykernel runs a cell
+        return run_requests(answer())
+
+    assert run_requests(answer()) == asyncio.run(cell()) == 7
 
 
 def test_a_cancellation_that_comes_together_with_the_answer_is_not_lost():

@@ -1,6 +1,7 @@
 """Imports run one way, and modules that must start at once load nothing heavy."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -126,6 +127,21 @@ def test_a_class_name_has_one_meaning():
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(module_name(file))
     assert {name: found for name, found in homes.items() if len(found) > 1} == {}
+
+
+NEWER_PATTERN = re.compile(r"[+*?}]\+|\(\?>")  # a possessive quantifier, an atomic group
+ESCAPES_AND_SETS = re.compile(r"\\.|\[\^?\]?[^]]*\]")
+
+
+def test_patterns_are_those_of_python_3_10():
+    found = []
+    for file in module_files():
+        calls = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+        for call in (call for call in calls if ast.unparse(call.func).startswith("re.")):
+            texts = [node.value for node in ast.walk(call) if isinstance(node, ast.Constant)]
+            texts = [text.decode() if isinstance(text, bytes) else str(text) for text in texts]
+            found += [text for text in texts if NEWER_PATTERN.search(ESCAPES_AND_SETS.sub("x", text))]
+    assert found == []
 
 
 def test_the_report_knows_run_directories_and_the_parser_only():

@@ -73,7 +73,7 @@ def test_a_line_without_end_is_not_read(tmp_path):
     with pytest.raises(OddFile, match="has a line of more than"):
         list(lines_from_end(file))
     with pytest.raises(
-        RunError, match=r"has a line of more than 134,217,728 bytes; the run did not write it this way; restore"
+        RunError, match=r"has a line of more than 134,217,728 bytes; this is not what the run wrote; restore"
     ):
         has_no_step(begun(tmp_path))
 
@@ -100,7 +100,7 @@ def test_metrics_that_are_no_file_are_named_and_the_run_is_not_taken_for_one_wit
     for read in (read_metrics, has_no_step):
         with pytest.raises(
             RunError,
-            match=r"metrics.jsonl: cannot be read: is not a regular file; the run did not write it this way; restore",
+            match=r"metrics.jsonl: cannot be read: is not a regular file; this is not what the run wrote; restore",
         ):
             read(tmp_path)
 

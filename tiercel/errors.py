@@ -9,6 +9,7 @@ EXIT_STALL = 4
 EXIT_TAKEN = 5
 EXIT_TERMINATED = 75
 EXIT_INTERRUPTED = 130  # as of a shell
+EXIT_UNREAD = 141  # as of a shell: what read the output has ended
 
 
 class TiercelError(ValueError):

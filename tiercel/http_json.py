@@ -9,7 +9,11 @@ import asyncio
 import os
 import re
 import reprlib
+import ssl
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 import httpx
@@ -17,11 +21,22 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tiercel.reliability.redaction import redact, redact_values
 
+T = TypeVar("T")
 CONNECT_SECONDS = 10.0
 LONGEST_SHOWN = 300  # characters of an answer in a message
 _SEARCHED = 1 << 16  # bytes searched for secrets, because the shown part must not end inside one
 _CHARSET = re.compile(r"charset\*?\s*=\s*[\"']?([^\s;\"']+)", re.IGNORECASE)
 _UTF_8 = ("utf-8", "utf8", "us-ascii", "ascii")
+
+
+def run_requests(requests: Coroutine[Any, Any, T]) -> T:
+    """Run requests to their end, in a thread of their own if an event loop runs in this one, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(requests)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, requests).result()
 
 
 class NoAnswer(Exception):
@@ -76,11 +91,19 @@ def key_of(variable: str) -> str | None:
     return key or None
 
 
+@cache
+def _certificates() -> ssl.SSLContext:
+    """Return the certificates that are trusted. Reading them takes as long as several requests."""
+    return httpx.create_ssl_context(trust_env=False)
+
+
 def new_client(**options: Any) -> httpx.AsyncClient:
     """Return a client for `ask`, which itself limits the seconds of an answer. The environment's proxies are ignored,
     because the server is on this machine or in its network."""
     timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
-    return httpx.AsyncClient(timeout=timeout, trust_env=False, follow_redirects=False, **options)
+    return httpx.AsyncClient(
+        verify=_certificates(), timeout=timeout, trust_env=False, follow_redirects=False, **options
+    )
 
 
 async def ask(client: httpx.AsyncClient, request: httpx.Request, *, seconds: float, most_bytes: int) -> HttpReply:

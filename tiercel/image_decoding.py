@@ -1,5 +1,7 @@
 """Decoding of pictures to plain RGB. Imports no torch, so that a reward's process opens pictures as training does."""
 
+import io
+
 import numpy as np
 from PIL import Image
 
@@ -14,6 +16,7 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_PNG_MODES = frozenset({"1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA"})
 SIDEWAYS = frozenset({5, 6, 7, 8})
 _WHITE = (255, 255, 255, 255)
 _STRIP_PIXELS = 1 << 22
@@ -45,6 +48,19 @@ def upright_rgb(image: Image.Image) -> Image.Image:
     image.load()
     picture = _to_rgb(image)
     return picture if transposition is None else picture.transpose(transposition)
+
+
+def png_file(image: Image.Image) -> bytes:
+    """Encode a picture as a PNG file, upright; in 8-bit RGB if PNG does not have its mode. Raises ValueError if its
+    pixels cannot be read."""
+    buffer = io.BytesIO()
+    try:
+        if orientation(image) in _UPRIGHT or image.mode not in _PNG_MODES:
+            image = upright_rgb(image)
+        image.save(buffer, "PNG", compress_level=1)
+    except OSError as error:
+        raise ValueError(f"a picture cannot be read: {error}") from error
+    return buffer.getvalue()
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -15,8 +15,8 @@ _SECRET_NAMES = re.compile("|".join(map(fnmatch.translate, SECRET_VARIABLES)))
 _SIGNING = ("SIGNATURE", "CREDENTIAL", "SIG")
 _USER = re.compile(rf"{CREDENTIALS.pattern}@")
 _SETTINGS = (
-    re.compile(r"""(?<![\w.-])(?P<name>[\w.-]++)["']?\s*+[=:]\s*+(?P<first>\S)"""),
-    re.compile(r"(?<!\S)-(?P<name>[\w.-]++)\s++(?P<first>\S)"),
+    re.compile(r"""(?<![\w.-])(?P<name>[\w.-]+)["']?\s*[=:]\s*(?P<first>\S)"""),
+    re.compile(r"(?<!\S)-(?P<name>[\w.-]+)\s+(?P<first>\S)"),
 )
 _FLAG = re.compile(r"--?(?P<name>[\w.-]+)")
 

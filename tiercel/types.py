@@ -276,6 +276,7 @@ class Group:
     prompt: EncodedPrompt
     completions: tuple[Completion, ...]
     policy_version: int
+    is_of_row: bool = False  # the completions are the row's own answer, not the policy's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

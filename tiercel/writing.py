@@ -11,11 +11,11 @@ from safetensors import SafetensorError
 from tiercel.errors import RunError
 from tiercel.regular_files import OddFile
 
-ELSEWHERE = "name another place, or free some space there and make it writable"
+ELSEWHERE = "name another place, or free some space there or make it writable"
 _UMASK = os.umask(0o077)  # it can be read only by setting it
 os.umask(_UMASK)
-NOT_OURS = "the run did not write it this way; restore its own file, or move this one away"
-GO_ON = "free some space there and make it writable; then run the same command again, which goes on"
+NOT_OURS = "this is not what the run wrote; restore the original file or move this one away"
+GO_ON = "free some space there or make it writable; then run the same command again to resume"
 
 
 @contextmanager

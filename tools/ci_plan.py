@@ -61,7 +61,7 @@ FORCED = {
     "tiercel/rewards/runtime/": ("test-catalogue",),
     "tiercel/sandbox/": ("test-catalogue",),
     "tiercel/training/": ("test-catalogue",),
-    "tiercel/training/strategy": ("test-scale",),
+    "tiercel/training/strategy_choice.py": ("test-scale",),
     "examples/": ("test-wheel",),
     "notebooks/": ("test-wheel",),
     "tiercel/api/": ("test-wheel",),

@@ -74,7 +74,7 @@ MODULES = (
     "sandbox/supervisor.py",
     "rewards/runtime/user.py",
     "rewards/runtime/worker.py",
-    "training/finite.py",
+    "training/nonfinite_guard.py",
     "training/replay.py",
     "training/run.py",
     "training/run_content.py",

@@ -82,8 +82,8 @@ FAULTS = (
         "training",
         "the normaliser counts one group of the minibatch",
         "tiercel/training/grpo/minibatches.py",
-        "ranks.gather(totals_of(groups))",
-        "ranks.gather(totals_of(groups[:1]))",
+        "ranks.all_gather(totals_of(groups))",
+        "ranks.all_gather(totals_of(groups[:1]))",
         "tests/training/test_step.py tests/training/test_once.py tests/training/test_experts.py tests/training",
     ),
     Fault(
@@ -123,8 +123,8 @@ FAULTS = (
         "convert",
         "gradient accumulation does not count in the size of a step",
         "tiercel/convert/sizes.py",
-        "update = each * processes * accumulated",
-        "update = each * processes",
+        "update = each * max(1, processes // shared) * accumulated",
+        "update = each * max(1, processes // shared)",
         "tests/convert",
     ),
     Fault(

@@ -4,9 +4,19 @@ import json
 import random
 from pathlib import Path
 
-from tests.web.report.fake_runs import CONFIG, Scene, completion, group, grpo_metrics, guess, new_run, write_lines
+from tests.web.report.fake_runs import (
+    CONFIG,
+    Scene,
+    completion,
+    group,
+    grpo_metrics,
+    guess,
+    new_run,
+    write_lines,
+    written_entry,
+)
 from tiercel.runs.files import json_line
-from tiercel.runs.index import append_entry, written_entry
+from tiercel.runs.index import append_entry
 from tiercel.runs.records import groups_path
 
 GROUPS, COMPLETIONS, ROWS = 8, 8, 2000

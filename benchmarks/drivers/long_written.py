@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.web.report.fake_runs import Scene, completion, group, grpo_metrics, guess, new_run
+from tests.web.report.fake_runs import Scene, completion, group, grpo_metrics, guess, new_run, written_entry
 from tiercel.runs.checkpoints import save_checkpoint
-from tiercel.runs.index import written_entry
 from tiercel.runs.records import groups_path
 
 GROUPS, COMPLETIONS, TEMPLATES, ROWS = 4, 8, 48, 96

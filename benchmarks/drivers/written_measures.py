@@ -24,7 +24,7 @@ def resume(run: Path) -> dict[str, Any]:
     """Open a run that has nothing to cut, as the same command does: lock it, find the checkpoint, read the metrics."""
     from tiercel.reliability.diagnosis import Diagnosis
     from tiercel.runs import directory
-    from tiercel.runs.directory import open_run, resume_point
+    from tiercel.runs.directory import open_run, roll_back_to_checkpoint
     from tiercel.runs.recipe import load_run_recipe
 
     recipe = load_run_recipe(run)
@@ -32,7 +32,7 @@ def resume(run: Path) -> dict[str, Any]:
 
     def again() -> None:
         with open_run(recipe) as opened:
-            assert resume_point(opened) is not None
+            assert roll_back_to_checkpoint(opened) is not None
             kept = _rows(directory, run)
             Diagnosis(kept)
             assert kept[-1]["step"] > 0

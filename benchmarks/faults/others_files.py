@@ -17,7 +17,7 @@ from tiercel.config.schema import Optim
 from tiercel.errors import TiercelError
 from tiercel.regular_files import FOLDERS
 from tiercel.runs.checkpoints import prune, save_checkpoint
-from tiercel.runs.directory import RunDirectory, open_run, resume_point
+from tiercel.runs.directory import RunDirectory, open_run, roll_back_to_checkpoint
 from tiercel.runs.files import write_atomically
 from tiercel.runs.index import append_entry
 from tiercel.runs.publishing import WEIGHTS, Publisher
@@ -109,7 +109,7 @@ def _weights(directory: Path) -> None:
 
 def _goes_on(run: Path) -> None:
     with open_run(grpo_recipe(run)) as opened:
-        resume_point(opened)
+        roll_back_to_checkpoint(opened)
         _step(opened, 3)
         keep_in_journal(run, 0, 3, [])
         publisher = Publisher(run, run / "policies")

@@ -51,7 +51,7 @@ def _terminated(
     plan = json.dumps([{"step": 2, "site": phase, "rank": 0, "kind": "term"}])
     ended = run(kind, recipe, *launcher, plan=plan)
     seconds = ended.seconds_from_fault or 0.0
-    problem = ended.problem(EXIT_TERMINATED, "the same command goes on from there", within=GRACE_SECONDS)
+    problem = ended.problem(EXIT_TERMINATED, "run the same command again to resume", within=GRACE_SECONDS)
     if problem is not None:
         return seconds, problem
     found = newest_valid(runs.work / name / "checkpoints", lambda text: None)

@@ -24,7 +24,7 @@ from tiercel.rollout.local.engine import LocalSampler
 from tiercel.runs.directory import read_metrics
 from tiercel.training import trainer as build
 from tiercel.training.grpo import minibatch_updates
-from tiercel.training.policy_passes import Passes
+from tiercel.training.policy_passes import PolicyPasses
 
 DEVICE, LIBRARY = register()
 PLAIN = {"data": {"workers": 0, "eval": None, "max_prompt_tokens": 144}, "train": {"steps": 1}}
@@ -67,7 +67,7 @@ def waits_of_updates(monkeypatch) -> list[tuple[int, dict[str, int]]]:
 @pytest.fixture
 def rows_apart(monkeypatch):
     """Rows share nothing, so that a step of few small rows has several microbatches."""
-    monkeypatch.setattr(Passes, "sharing_family", None)
+    monkeypatch.setattr(PolicyPasses, "sharing_family", None)
 
 
 def recipe_of(checkpoint: Path, rows: Path, output: str = "run", **changes) -> GrpoRecipe:

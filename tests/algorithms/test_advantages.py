@@ -97,6 +97,11 @@ def test_each_reward_is_normalised_by_itself():
     torch.testing.assert_close(advantages(given, "gdpo", Options()), sums / (sums.std() + 1e-4))
 
 
+def test_a_group_of_equal_rewards_has_exact_zeros_beside_another():
+    for rewards in ([1.0, 0.0, 0.0], [1.0] + [0.0] * 6, [0.1, 0.2, 0.7]):  # whose mean is rounded
+        assert found("gdpo", rewards, [1.0] * 5)[len(rewards) :].tolist() == [0.0] * 5
+
+
 def test_a_reward_that_does_not_apply_adds_nothing():
     # the second reward applies to the first two completions of three, the third applies to one: no deviation
     given = table([0.0, 1.0, 2.0], rewards=[[0.0, 5.0, NAN], [1.0, 7.0, 3.0], [2.0, NAN, NAN]], weights=[1.0, 1.0, 1.0])

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from tiercel.algorithms import KlTerm
-from tiercel.algorithms.kl import Kl, k1, k2, k3
+from tiercel.algorithms.kl import Kl, k1, k2, k3, penalty_of
 
 
 def test_by_hand():
@@ -61,13 +60,13 @@ def test_the_gradient_of_k2_averages_to_that_of_the_divergence():
 
 
 def test_a_coefficient_of_zero_makes_no_term():
-    assert KlTerm.of(Kl()) is None
-    assert KlTerm.of(Kl(coef=0.0, place="reward", estimator="k1")) is None
+    assert penalty_of(Kl()) is None
+    assert penalty_of(Kl(coef=0.0, place="reward", estimator="k1")) is None
 
 
 @pytest.mark.parametrize(("place", "in_loss"), [("loss", True), ("reward", False)])
 def test_a_term_is_in_the_loss_or_in_the_reward(place, in_loss):
-    term = KlTerm.of(Kl(coef=0.04, place=place))
+    term = penalty_of(Kl(coef=0.04, place=place))
     assert term is not None and term.coef == 0.04
     assert term.in_loss is in_loss and term.in_reward is not in_loss
 
@@ -76,9 +75,9 @@ def test_a_term_estimates_by_its_estimator_with_gradient_and_without_its_coeffic
     policy = torch.tensor([0.5, 0.25]).log().requires_grad_()
     reference = torch.tensor([0.25, 0.5]).log()
     for name, expected in (("k1", math.log(2)), ("k2", math.log(2) ** 2 / 2), ("k3", math.log(2) - 0.5)):
-        term = KlTerm(coef=0.5, place="loss", estimator=name)
+        term = Kl(coef=0.5, place="loss", estimator=name)
         assert term.estimate(policy, reference)[0].item() == pytest.approx(expected)
-    KlTerm(coef=0.5, place="loss", estimator="k3").estimate(policy, reference).sum().backward()
+    Kl(coef=0.5, place="loss", estimator="k3").estimate(policy, reference).sum().backward()
     torch.testing.assert_close(policy.grad, torch.tensor([0.5, -1.0]))
 
 
@@ -87,7 +86,7 @@ def test_times_the_ratio_the_gradient_of_k3_averages_to_that_of_the_divergence_o
     old = torch.tensor([0.5, 0.3, 0.2])
     policy = logits.log_softmax(0)
     (true,) = torch.autograd.grad((policy.exp() * (policy - reference.log())).sum(), logits, retain_graph=True)
-    by_ratio, plain = (KlTerm.of(Kl(coef=0.1, by_ratio=given)) for given in (True, False))
+    by_ratio, plain = (Kl(coef=0.1, by_ratio=given) for given in (True, False))
     (found,) = torch.autograd.grad(
         (old * by_ratio.term(policy, reference.log(), old.log())).sum(), logits, retain_graph=True
     )
@@ -99,13 +98,13 @@ def test_the_ratio_of_the_penalty_by_hand():
     # policy 1/2, reference 1/4, old 1/4: ratio 2 times ln 2 - 1/2; gradient 2 (ln 2 - 1/2) + 2 (1 - 1/2)
     policy = torch.tensor([0.5], dtype=torch.float64).log().requires_grad_()
     quarter = torch.tensor([0.25], dtype=torch.float64).log()
-    term = KlTerm.of(Kl(coef=0.1, by_ratio=True)).term(policy, quarter, quarter)
+    term = Kl(coef=0.1, by_ratio=True).term(policy, quarter, quarter)
     term.sum().backward()
     assert float(term.detach()) == pytest.approx(2 * math.log(2) - 1)
     assert float(policy.grad) == pytest.approx(2 * math.log(2))
 
 
 def test_a_moving_reference_follows_after_every_so_many_steps():
-    moving, staying = KlTerm.of(Kl(coef=0.1, sync_every=3, sync_mix=0.5)), KlTerm.of(Kl(coef=0.1))
+    moving, staying = Kl(coef=0.1, sync_every=3, sync_mix=0.5), Kl(coef=0.1)
     assert [step for step in range(1, 8) if moving.moves_reference_after(step)] == [3, 6] and moving.sync_mix == 0.5
     assert not any(staying.moves_reference_after(step) for step in range(1, 8))

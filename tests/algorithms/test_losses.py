@@ -275,6 +275,10 @@ def test_the_product_of_ratios_is_that_of_rloo():
     torch.testing.assert_close(gradient, torch.tensor([-0.605, -0.605, 0.5], dtype=torch.float64))
     clipped, flat = run([1.2, 1.2], [1.0], [0, 0], ratio="product")
     assert float(clipped.loss) == pytest.approx(-1.3) and flat.tolist() == [0.0, 0.0]
+    huge = [math.exp(500)] * 2  # their product is infinite
+    for ratio in ("product", "product_at_token"):
+        _, flat = run(huge, [1.0], [0, 0], ratio=ratio)
+        assert flat.tolist() == [0.0, 0.0]
     by_token, own = run([1.1, 1.1], [1.0], [0, 0], ratio="product_at_token")
     assert float(by_token.loss) == pytest.approx(-1.21)
     torch.testing.assert_close(own, torch.tensor([-0.605, -0.605], dtype=torch.float64))

@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections import Counter
+from enum import IntEnum
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -37,6 +39,12 @@ def countdown(number):
 
 def asks(completion):
     return CONNECTION
+
+def round(number):
+    return int(number + 0.5)
+
+def rounded(completion):
+    return round(len(completion) / 2)
 
 def around(limit):
     def inner(completion):
@@ -82,8 +90,22 @@ def test_what_cannot_stand_alone_is_named(session, name, part):
     assert source is None and part in reason
 
 
+@pytest.mark.parametrize("value", (float("inf"), Counter("aab"), IntEnum("Colour", "RED").RED, [float("nan")]))
+def test_a_constant_that_repr_does_not_write_as_python_is_named(session, value):
+    session["LIMIT"] = value
+    source, reason = written_function(session["right"])
+    assert source is None and "LIMIT" in reason
+
+
 def module_function(completion):
     return 1.0
+
+
+def test_a_helper_that_is_named_like_a_builtin_comes_too(session):
+    source, _ = written_function(session["rounded"])
+    alone: dict = {"__name__": "a_file"}
+    exec(source, alone)
+    assert alone["rounded"]("a") == session["rounded"]("a") == 1  # Python's own round(0.5) is 0
 
 
 def test_a_function_of_a_module_is_named_there():

@@ -4,27 +4,36 @@ import base64
 import io
 import json
 import os
+import re
+import shutil
 import signal
+import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import tiercel as tc
 from tests.api.right_answers import right
+from tests.forked import commands
 from tests.training.test_offline import bytes_of, without_times
 from tiercel.api.given import MOST_FOLDERS, is_rows, write_rows
+from tiercel.api.running import _handed_on
 from tiercel.cli.main import main
 from tiercel.config.data import Data
+from tiercel.config.schema import Model, SftRecipe, Train
 from tiercel.data.media.images import decode
 from tiercel.data.reading import read_rows
-from tiercel.errors import DataError, RecipeError, RunError
+from tiercel.errors import DataError, ModelError, RecipeError, RunError
 from tiercel.runs.ending import ending_of
+from tiercel.training import session
 from tiercel.training.finished_step import FinishedStep
 
 KEYS = {
@@ -82,6 +91,12 @@ def test_rows_in_memory_may_name_pictures_anywhere(keys, rows, tmp_path, monkeyp
     run = tc.grpo(**{**keys, "data": {**keys["data"], **more}}, steps=1, output="runs/a")
     assert run.steps == 1
     assert len(tc.evaluate(run, rows[:3]).groups) == 3
+    with pytest.raises(ModelError):
+        tc.load(run, adapter=tmp_path / "no adapter")
+    with pytest.raises(RecipeError):
+        tc.load(run.recipe.model.path, best=True)
+    with pytest.raises(RecipeError):
+        tc.load(run, adapter=tmp_path / "no adapter", best=True)
 
 
 def test_a_picture_that_is_not_there_is_named_where_it_was_looked_for(tmp_path, monkeypatch):
@@ -198,10 +213,43 @@ def test_a_method_of_an_object_scores_in_this_process(keys, tmp_path, capsys):
     live = Live()
     run = tc.grpo(**{**keys, "rewards": live.score}, steps=2, output=tmp_path / "run")
     assert live.calls == 2 * 2 * 3 and "reward/score/mean" in run.metrics[-1]
-    code = "from tiercel.cli.main import main; import sys; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, "grpo", str(run.path / "config.yaml"), "train.steps=3"]
-    refused = subprocess.run(command, capture_output=True, text=True)
+    refused = commands().run(["grpo", str(run.path / "config.yaml"), "train.steps=3"], timeout=120)
     assert refused.returncode == 2 and "score was a function of a Python session" in refused.stderr
+
+
+def test_several_functions_are_rewards_each_of_its_own_run(keys, tmp_path):
+    def in_order(*numbers):
+        return [lambda completion, number=number: number for number in numbers]
+
+    first = tc.grpo(**{**keys, "rewards": in_order(1.0, 0.5)}, steps=1, output=tmp_path / "first")
+    tc.grpo(**{**keys, "rewards": in_order(7.0, 9.0)}, steps=1, output=tmp_path / "second")
+    first.resume(steps=2)
+    for row in first.metrics:
+        assert [value for name, value in row.items() if re.fullmatch(r"reward/function\w*/mean", name)] == [1.0, 0.5]
+    with pytest.raises(RecipeError):
+        tc.grpo(**{**keys, "rewards": [first.resume] * 2}, steps=1, output=tmp_path / "twice")
+
+
+def test_a_copied_run_is_resumed_where_it_is(keys, tmp_path):
+    run = tc.grpo(**keys, steps=1, output=tmp_path / "run")
+    copied = tc.Run(shutil.copytree(run.path, tmp_path / "copied"))
+    assert copied.resume(steps=2).metrics[-1]["step"] == 2 and run.metrics[-1]["step"] == 1
+
+
+def test_pillow_images_are_upright_and_in_modes_of_png(tmp_path):
+    turned, exif = Image.new("RGB", (8, 6), "red"), Image.Exif()
+    exif[0x0112] = 6
+    turned.save(tmp_path / "turned.jpg", exif=exif)
+    pictures = [Image.open(tmp_path / "turned.jpg"), Image.new("CMYK", (8, 6)), Image.new("I;16", (8, 6))]
+    written = write_rows([{"images": pictures}], tmp_path / "run")
+    (found,) = map(json.loads, Path(written.file).read_text(encoding="utf-8").splitlines())
+    headers = [Path(image).read_bytes()[16:26] for image in found["images"]]
+    rgb, grey = 2, 0  # PNG's IHDR: width, height, bits, colour; Pillow before 11.3 opens 16 bits as mode I
+    assert [struct.unpack(">IIBB", header) for header in headers] == [(6, 8, 8, rgb), (8, 6, 8, rgb), (8, 6, 16, grey)]
+    Image.effect_noise((64, 64), 50).save(tmp_path / "cut.png")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:-900])
+    with pytest.raises(DataError, match=r"row 1 .*a picture cannot be read"):
+        write_rows([{"images": [Image.open(tmp_path / "cut.png")]}], tmp_path / "run")
 
 
 def test_models_and_scores(keys, rows, tmp_path):
@@ -340,20 +388,25 @@ def test_equal_rows_are_one_file_and_others_another(keys, rows, tmp_path):
         tc.grpo(**keys, steps=1, output=tmp_path / "run")
 
 
-NOTEBOOK = """
-import sys
-import tiercel as tc
-from tests.api.right_answers import right
-sys.ps1 = ">>> "  # as at a prompt
-def slow(completion):
-    import time
-    time.sleep(0.05)
-    return float(len(completion) % 3)
-run = tc.grpo({recipe!r}, rewards=[slow], steps=1000, output={output!r})
-print("steps", run.steps, flush=True)
-run = run.resume(steps=run.steps + 1)
-print("then", run.steps, flush=True)
-"""
+def test_a_signal_for_a_script_reaches_the_ranks_that_it_started():
+    before = signal.getsignal(signal.SIGTERM)
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as ranks, _handed_on(ranks):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert ranks.wait(60) == -signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_run_without_threads_gets_those_that_the_process_had(monkeypatch):
+    monkeypatch.setattr(session, "_OWN_THREADS", {})
+    recipe = SftRecipe(model=Model(path="m"), data=Data(train="-"), train=Train(steps=1, threads=2), output="-")
+    before = torch.get_num_threads()
+    try:
+        session.set_up_numerics(recipe)
+        assert torch.get_num_threads() == 2
+        session.set_up_numerics(recipe.with_values({"train.threads": None}))
+        assert torch.get_num_threads() == before
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_ctrl_c_at_a_prompt_keeps_the_run(keys, tmp_path):
@@ -362,14 +415,14 @@ def test_ctrl_c_at_a_prompt_keeps_the_run(keys, tmp_path):
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = tmp_path / "recipe.yaml"
     tc.Recipe().changed(**{**keys, "data": data, "rewards": ["format"]}).to_file(recipe)
-    script = tmp_path / "cell.py"
-    script.write_text(NOTEBOOK.format(recipe=str(recipe), output=str(tmp_path / "run")))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment) as process:
-        metrics = tmp_path / "run/metrics.jsonl"
-        while process.poll() is None and not (metrics.is_file() and metrics.stat().st_size):
-            pass
-        process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=120)
-    done = int(out.split()[1])
-    assert process.returncode == 0 and 0 < done < 1000 and out.split()[3] == str(done + 1)
+    said, output = tmp_path / "said", tmp_path / "run"
+    with said.open("wb") as out, (tmp_path / "errors").open("wb") as err:
+        process = commands().start([str(recipe), str(output)], out, err, module="tests.api.prompt_cell")
+    metrics = output / "metrics.jsonl"
+    while process.poll() is None and not (metrics.is_file() and metrics.stat().st_size):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    code, words = process.wait(120), said.read_text().split()
+    assert code == 0, (tmp_path / "errors").read_text()
+    done = int(words[1])
+    assert 0 < done < 1000 and words[3] == str(done + 1)

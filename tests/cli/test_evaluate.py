@@ -2,17 +2,16 @@
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.forked import commands
 from tests.training.test_loops import grpo_recipe, run_grpo, run_offline, sft_recipe, write_rows
 from tests.training.test_resume import write_recipe
 from tiercel.cli.main import main
 from tiercel.errors import EXIT_DONE, EXIT_USER
-from tiercel.runs.evaluation_groups import KeptFile
+from tiercel.runs.evaluation_groups import EvaluationsFile
 from tiercel.runs.records import groups_path
 from tiercel.training import evaluation
 
@@ -37,7 +36,7 @@ def test_an_evaluation_that_was_ended_goes_on_after_what_is_written(tiny_checkpo
     whole, output, part = (tmp_path / name for name in ("whole.jsonl", "scored.jsonl", "scored.jsonl.0.part"))
     assert main([*words, str(whole)]) == EXIT_DONE
     score = capsys.readouterr().out.splitlines()[-1]
-    add, batches = KeptFile.add, []
+    add, batches = EvaluationsFile.add, []
 
     def ended(self, groups, number, rejected):
         batches.append(number)
@@ -45,7 +44,7 @@ def test_an_evaluation_that_was_ended_goes_on_after_what_is_written(tiny_checkpo
             raise KeyboardInterrupt
         add(self, groups, number, rejected)
 
-    monkeypatch.setattr(KeptFile, "add", ended)
+    monkeypatch.setattr(EvaluationsFile, "add", ended)
     with pytest.raises(KeyboardInterrupt):
         main([*words, str(output)])
     assert len(part.read_text().splitlines()) == 8 and not output.exists()
@@ -57,29 +56,14 @@ def test_an_evaluation_that_was_ended_goes_on_after_what_is_written(tiny_checkpo
     assert sorted(tmp_path.glob("scored.jsonl.*")) == []
 
 
-KILLED = """
-import os, signal, sys
-from tiercel.cli.main import main
-from tiercel.runs import evaluation_groups
-from tiercel.training import evaluation
-
-def killed(file, text, write=evaluation_groups.write_atomically):
-    if '"batches": 2' in text:
-        os.kill(os.getpid(), signal.SIGKILL)
-    write(file, text)
-
-evaluation.ROWS_AT_ONCE, evaluation_groups.write_atomically = 4, killed
-main(sys.argv[1:])
-"""
-
-
 def test_an_evaluation_that_was_killed_goes_on_to_the_same_bytes(tiny_checkpoints, tmp_path, monkeypatch):
     monkeypatch.setattr(evaluation, "ROWS_AT_ONCE", 4)  # of 12 rows
     recipe = grpo_recipe(tiny_checkpoints["qwen2_5_vl"], write_rows(tmp_path), tmp_path / "run", data={"workers": 0})
     words = ["eval", str(write_recipe(tmp_path / "grpo.yaml", recipe)), "--output"]
     whole, output, part = (tmp_path / name for name in ("whole.jsonl", "scored.jsonl", "scored.jsonl.0.part"))
-    ended = subprocess.run([sys.executable, "-c", KILLED, *words, str(output)], cwd=ROOT)
-    assert ended.returncode == -signal.SIGKILL and not output.exists()
+    with (tmp_path / "log").open("wb") as log:
+        ended = commands().start([*words, str(output)], log, module="tests.cli.killed_evaluation")
+    assert ended.wait(120) == -signal.SIGKILL and not output.exists(), (tmp_path / "log").read_text()
     assert len(part.read_text().splitlines()) == 8  # a batch more than the state says
     sampled, batches = [], evaluation.Evaluator.batches
 
@@ -96,9 +80,9 @@ def test_an_evaluation_that_was_killed_goes_on_to_the_same_bytes(tiny_checkpoint
 
 def test_another_evaluation_begins_again(tmp_path):
     def begun(key, rows):
-        return KeptFile(tmp_path / "scored.jsonl", 0, key).begin(lambda: rows)
+        return EvaluationsFile(tmp_path / "scored.jsonl", 0, key).begin(lambda: rows)
 
-    kept = KeptFile(tmp_path / "scored.jsonl", 0, "a")
+    kept = EvaluationsFile(tmp_path / "scored.jsonl", 0, "a")
     assert kept.begin(lambda: ["row"]) == (0, 0)
     kept.add([], batches=3, rejected=2)
     assert begun("a", ["row"]) == (3, 2)

@@ -11,7 +11,9 @@ from tests.tiny_models import tiny_policy
 from tests.training.test_loops import run_offline, sft_recipe, write_rows
 from tiercel.cli.main import main
 from tiercel.config.schema import RewardRecipe
+from tiercel.errors import RunError
 from tiercel.inference_and_export.export import export
+from tiercel.inference_and_export.weights import CheckpointChoice
 from tiercel.models.policy import WHOLE_FILE
 from tiercel.runs.checkpoints import save_checkpoint
 
@@ -36,6 +38,13 @@ def test_the_value_head_of_a_merged_bfloat16_model_is_not_rounded(tiny_checkpoin
     trained, head = (load_file(place / WHOLE_FILE)["value_head.weight"] for place in (written / "adapter", merged))
     assert torch.equal(head, trained) and not torch.equal(trained.bfloat16().float(), trained)
     assert {tensor.dtype for tensor in load_file(merged / "model.safetensors").values()} == {torch.bfloat16}
+    (tmp_path / "empty").mkdir()
+    assert (export(recipe, tmp_path, tmp_path / "empty", merge=True) / "config.json").is_file()
+    before = set(tmp_path.iterdir())
+    for choice in (CheckpointChoice(step=1), CheckpointChoice(step=99)):
+        with pytest.raises(RunError):  # an adapter alone would not be the policy; there is no such checkpoint
+            export(recipe, tmp_path, tmp_path / "adapter", merge=False, choice=choice)
+    assert set(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize("kind", ("nf4", "int8"))

@@ -180,6 +180,12 @@ def test_the_command_asks_from_five_to_seven_questions():
     )
 
 
+def test_a_folder_that_is_missing_is_named_before_anything_is_asked(rows, tmp_path, capsys):
+    file = tmp_path / "recipes" / "mine.yaml"
+    assert main(["init", "--data", str(rows), "--file", str(file)]) == 2
+    assert f"{file.parent} is not a directory" in capsys.readouterr().err
+
+
 def test_a_recipe_that_is_there_stays(rows, capsys):
     Path("recipe.yaml").write_text("mine")
     assert main(["init", "--data", str(rows)]) == 2

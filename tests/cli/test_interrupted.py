@@ -1,12 +1,14 @@
-"""Ctrl-C before a run has begun."""
+"""Ctrl-C before a run has begun, and output that nobody reads."""
 
+import os
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from tiercel.errors import EXIT_INTERRUPTED
+from tests.web.report.fake_runs import make_grounding
+from tiercel.errors import EXIT_INTERRUPTED, EXIT_UNREAD
 
 # Each import of the module, and of those below it, sends the signal, as often as it is asked for. A parent that watched
 # the imports from outside could be late: then the signal comes when Python itself is being taken down.
@@ -39,3 +41,19 @@ def test_ctrl_c_while_modules_are_imported_ends_the_command_in_one_line(module, 
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert (ended.returncode, ended.stderr) == (EXIT_INTERRUPTED, "tiercel: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [((), ("rollouts", "run")), (("-u",), ("rollouts", "run")), ((), ("rollouts", "--help"))]
+)
+def test_output_that_nobody_reads_ends_a_command_without_a_word(tmp_path, options, words):
+    make_grounding(tmp_path / "run", steps=2, rows=4)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as closed:
+        command = (sys.executable, *options, "-m", "tiercel", *words)
+        ended = subprocess.run(
+            command, cwd=tmp_path, env=environment, stdout=closed, stderr=subprocess.PIPE, timeout=600
+        )
+    assert ended.returncode == EXIT_UNREAD and b"Error" not in ended.stderr

@@ -97,6 +97,8 @@ def test_boxes_with_data_coordinates(place, capsys):
         pytest.skip("a text-only model has no coordinates")
     words = [str(place / "grpo.yaml"), "rewards=[{name: iou}]", "data.coordinates=thousandths"]
     assert main(["eval", *words]) == 0
+    said = capsys.readouterr()
+    assert "a reward failed on 12 of 12 rows" in said.out + said.err  # their answers are points, not boxes
 
 
 def test_a_row_with_a_picture_is_named_by_a_text_only_model(tmp_path, capsys):

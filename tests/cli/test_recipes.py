@@ -2,15 +2,16 @@
 
 import ast
 import re
-import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.cli.commands import leaves, positionals, required_options
+from tests.forked import Nursery
 from tests.test_imports import HEAVY
 from tiercel.cli.arguments import build_parser
 from tiercel.cli.main import COMMANDS, main
@@ -59,24 +60,46 @@ def test_every_command_has_a_module_that_runs_it():
         assert [argument.arg for argument in run.args.args] == expected
 
 
+@pytest.fixture(scope="module")
+def started() -> Iterator[Nursery]:
+    """What commands are forked from: it has imported what reads a recipe."""
+    made = Nursery(["tiercel.cli.main", "tiercel.config"], {})
+    yield made
+    made.close()
+
+
 @pytest.mark.parametrize("case", cases(), ids=" ".join)
-def test_a_wrong_recipe_is_answered_before_torch_is_imported(case, tmp_path):
-    (tmp_path / "wrong.yaml").write_text(WRONG)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_text(f"# tiercel grpo\n{WRONG}")
-    places = {"FILE": str(tmp_path / "wrong.yaml"), "RUN": str(tmp_path / "run")}
-    words = [places.get(word, word) for word in case]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "tiercel", *words], capture_output=True, text=True, check=False
-    )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    print(f"{' '.join(case)}: {after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime:.2f} s of processor")
-    imported = set(IMPORTED.findall(done.stderr))
+def test_a_wrong_recipe_is_answered_before_torch_is_imported(case, tmp_path, started):
+    words = on_a_wrong_recipe(case, tmp_path)
+    with (tmp_path / "said").open("wb") as out, (tmp_path / "errors").open("wb") as err:
+        command = started.start(words, out, err, module="tests.cli.told_imports")
+    code, said = command.wait(60), (tmp_path / "errors").read_text()
+    imported = set(said.rpartition("imported:")[2].split())
     assert "tiercel" in imported and not imported & (HEAVY - {"PIL"})
     if case[0] not in SHOWN_AS_IT_IS:
-        assert done.returncode == 2, done.stderr
-        assert "learning_rate: unknown key (its value is 1); use optim.lr" in done.stderr
+        assert_refused(code, said)
+
+
+def test_a_command_of_its_own_interpreter_answers_before_torch_is_imported(tmp_path):
+    command = [sys.executable, "-X", "importtime", "-m", "tiercel", *on_a_wrong_recipe(("check", "FILE"), tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    imported = set(IMPORTED.findall(done.stderr))
+    assert "tiercel" in imported and not imported & (HEAVY - {"PIL"})
+    assert_refused(done.returncode, done.stderr)
+
+
+def on_a_wrong_recipe(case: tuple[str, ...], folder: Path) -> list[str]:
+    """Write a wrong recipe and a run that has it, and return the words of a command on them."""
+    (folder / "wrong.yaml").write_text(WRONG)
+    (folder / "run").mkdir()
+    (folder / "run" / "config.yaml").write_text(f"# tiercel grpo\n{WRONG}")
+    places = {"FILE": str(folder / "wrong.yaml"), "RUN": str(folder / "run")}
+    return [places.get(word, word) for word in case]
+
+
+def assert_refused(code: int, said: str) -> None:
+    assert code == 2, said
+    assert "learning_rate: unknown key (its value is 1); use optim.lr" in said
 
 
 def test_a_wrong_recipe_of_a_run_is_refused_before_ranks_are_started(tmp_path, capsys):

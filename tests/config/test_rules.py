@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tiercel.config import load_recipe
+from tiercel.config.conflicts.rewards import unlearnt_rewards
 from tiercel.errors import RecipeError
 from tiercel.rewards.registry import BY_NAME, OPTIONS, takers
 
@@ -76,3 +77,20 @@ def test_a_key_that_several_rewards_take_is_of_one_type_in_all():
     for option in OPTIONS:
         fields = [BY_NAME[name].model_fields[option] for name in takers(option)]
         assert all((each.annotation, each.metadata) == (fields[0].annotation, fields[0].metadata) for each in fields)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "unlearnt"),
+    (
+        ("[{name: exact}, {name: format, weight: 0.2}]", ["format"]),
+        ("[{name: format}, {name: exact}]", ["format"]),
+        ("[{name: exact}, {name: format, weight: 0}]", []),
+        ("[{name: exact}, {name: iou}]", ["iou"]),
+        ("[{name: exact, where: {column: kind, equals: [a]}}, {name: iou}, {name: number}]", ["number"]),
+    ),
+)
+def test_rewards_that_pass_at_k_does_not_learn_from_are_named(workplace: Path, rewards, unlearnt):
+    words = [f"rewards={rewards}", "algorithm={advantage: pass_k, pass_k: 2}"]
+    told = unlearnt_rewards(load_recipe("grpo", "grpo.yaml", words))
+    assert [line.partition("; reward ")[2].partition(" is ")[0] for line in told] == unlearnt
+    assert unlearnt_rewards(load_recipe("grpo", "grpo.yaml", words[:1])) == []

@@ -109,6 +109,9 @@ def test_what_verls_keys_become(line, expected):
         (f"{EASY} algorithm.disable_kl=True", {"algorithm.kl.coef": None, "model.reference": None}),
         (f"{EASY} algorithm.use_kl_loss=false algorithm.kl_penalty=kl algorithm.kl_coef=1e-3",
          {"algorithm.kl.coef": 1e-3, "algorithm.kl.place": "reward", "algorithm.kl.estimator": "k1"}),
+        (f"{EASY} algorithm.use_kl_loss=false algorithm.kl_penalty=low_var_kl",
+         {"algorithm.kl.coef": 0.01, "algorithm.kl.place": "reward", "algorithm.kl.estimator": "k3"}),
+        (f"{EASY} algorithm.use_kl_loss=false algorithm.kl_penalty=abs", {"algorithm.kl.estimator": "k1"}),
         (f"{EASY} worker.actor.loss_type=cispo worker.actor.clip_ratio_low=0 worker.actor.clip_ratio_high=4",
          {"algorithm.loss": "cispo", "algorithm.clip_low": 1e-6, "algorithm.clip_high": 4.0, "algorithm.delta": None}),
         (f"{EASY} worker.actor.loss_type=gspo_token worker.actor.loss_avg_mode=seq",
@@ -149,6 +152,11 @@ def test_every_key_is_spoken_of(home, line):
 def test_a_key_that_is_not_known_says_what_comes_nearest():
     notes = told(drafted(f"{VERL} actor_rollout_ref.rollout.temprature=0.5 some.thing=1"))
     assert "actor_rollout_ref.rollout.temprature=0.5: " in notes and "some.thing=1: is not known" in notes
+
+
+def test_an_estimator_that_the_reward_does_not_have(home):
+    notes = told(drafted(f"{EASY} algorithm.use_kl_loss=false algorithm.kl_penalty=abs"))
+    assert "algorithm.kl_penalty=abs: tiercel's reward has no estimator abs; k1 averages to the divergence" in notes
 
 
 def test_the_settings_file_itself(home):

@@ -8,7 +8,7 @@ from tests.convert.helpers import TRL, drafted, told
 from tiercel.config.row_sources import row_source
 from tiercel.config.schema import Data
 from tiercel.data.media.images import resolve
-from tiercel.data.reading import image_roots
+from tiercel.data.row_files import image_roots_of
 
 LINE = "swift sft --model ./m --dataset data/rows.jsonl"
 
@@ -39,7 +39,7 @@ def opened(line: str, path: str) -> bytes:
     """The file that the recipe's rows find by a path."""
     values = drafted(line).values
     config = Data(train="data/rows.jsonl", image_root=values.get("data.image_root"))
-    return resolve(path, image_roots(row_source("data/rows.jsonl"), config)).read_bytes()
+    return resolve(path, image_roots_of(row_source("data/rows.jsonl"), config)).read_bytes()
 
 
 def test_relative_paths_start_in_the_working_directory():

@@ -77,7 +77,7 @@ def test_the_file_itself(home):
     assert {problem.partition(":")[0] for problem in problems} <= {"data.train", "data.mix.0.path"} | told_packages
 
 
-@pytest.mark.parametrize(("gpus", "is_change", "named"), [(0, False, "no GPU"), (1, False, "1 GPU"), (4, True, "by 4")])
+@pytest.mark.parametrize(("gpus", "is_change", "named"), [(0, True, "no GPU"), (1, False, "1 GPU"), (4, True, "by 4")])
 def test_processes_are_a_matter_of_the_machine(home, monkeypatch, gpus, is_change, named):
     devices = home / "dev"
     devices.mkdir()

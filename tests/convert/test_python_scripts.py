@@ -38,7 +38,122 @@ def test_keyword_arguments_become_a_recipe(tmp_path):
     }  # fmt: skip
     assert {key: draft.values.get(key) for key in expected} == expected
     notes = told(draft)
+    assert "starts a process for each GPU" not in notes  # how the script is started is not known
     assert "--odd 1: is not known" in notes and "--run_name" in notes and "--max_steps" in notes
+
+
+def test_layers_by_a_pattern_stay_as_they_are(tmp_path):
+    text = SCRIPT.replace('["q_proj", "v_proj"]', r'r"model\.language_model\..*\.(q_proj|v_proj)"')
+    values = drafted(text, written(tmp_path, text)).values
+    assert values["lora.targets"] == r"model\.language_model\..*\.(q_proj|v_proj)"
+
+
+LOADED = """
+train_ds = load_dataset("org/many", "boxes")["train"]
+eval_ds = load_dataset("org/other", split="test")
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "trained", "train", "spoken"),
+    [
+        (LOADED, "train_ds", "hf:org/many/boxes:train", 'load_dataset("org/other", split="test")'),
+        (LOADED, "eval_ds", "hf:org/other:test", 'load_dataset("org/many", "boxes")'),
+        (LOADED, "train_ds.map(f).filter(g)", "hf:org/many/boxes:train", "--load_dataset"),
+        # what is evaluated is not trained on, even where the training rows are not found
+        ('eval_ds = load_dataset("org/other")\nrows = load_dataset("org/a")', "unknown", "hf:org/a:train",
+         'load_dataset("org/other")'),
+        ('eval_ds = load_dataset("org/other")\nbuilt = Dataset.from_list([])', "built", None, "--load_dataset"),
+        ('both = load_dataset("org/a")\neval_ds = both["test"]', 'both["train"]', "hf:org/a:train", ""),
+        ('both = load_dataset("org/a", split="train[:9]").train_test_split(0.1)\nx, y = both["train"], both["test"]',
+         "x", "hf:org/a:train[:9]", ""),
+        ('def read():\n    rows = load_dataset("org/a", split="b")\n    return rows', "read()", "hf:org/a:b", ""),
+        ('rows: object = load_dataset("json", data_files="t.jsonl", split="train")', "rows", "t.jsonl", ""),
+        ('rows = load_dataset("parquet", None, None, ["t.parquet"], split="train")', "rows", "t.parquet", ""),
+        ('rows = load_dataset("json", data_files="t.jsonl", split="train[:5%]")', "rows", "t.jsonl",
+         "--dataset_train_split train[:5%]: t.jsonl has no splits"),
+        ('rows = load_dataset("json", data_files={"train": "t.jsonl"})', "rows", None, "--data_files"),
+        ('rows = load_dataset("json", data_files=named)', "rows", None, "--data_files named: "),
+        ('rows = load_dataset("org/a", data_dir="part", split="train")', "rows", "hf:org/a:train", "--data_dir"),
+        ('rows = load_dataset("org/a")[part]', "rows", "hf:org/a:$part", "--dataset_train_split $part"),
+    ],
+)  # fmt: skip
+def test_rows_are_those_that_the_trainer_trains_on(tmp_path, rows, trained, train, spoken):
+    text = f"{rows}\nSFTTrainer(model='org/m', args=SFTConfig(), train_dataset={trained}, eval_dataset=eval_ds)"
+    draft = drafted(text, written(tmp_path, text))
+    assert draft.values.get("data.train") == train
+    assert spoken in told(draft) and ("--load_dataset" in told(draft)) == ("load_dataset" in spoken)
+
+
+CHANGED = """
+processor = AutoProcessor.from_pretrained("org/m", max_pixels=512 * side * 28, padding_side="left")
+side = 28
+rows = load_dataset("org/rows", split="train")
+rows = rows.train_test_split(test_size=0.2, seed=42)
+train, test = rows["train"], rows["test"]
+train = train.map(make_conversation).filter(lambda row: row["image"].size[0] < 512).map(further).shuffle(seed=3)
+random.shuffle(names)
+lengths = list(map(len, names))
+SFTTrainer("org/m", args=SFTConfig(eval_strategy="steps"), train_dataset=train.select(range(9)), eval_dataset=test,
+           formatting_func=written, data_collator=Collator(processor))
+"""
+
+
+def test_what_a_script_does_to_its_rows_is_told(tmp_path):
+    draft = drafted(CHANGED, written(tmp_path, CHANGED))
+    expected = {"data.train": "hf:org/rows:train", "data.eval": {"fraction": 0.2}, "model.max_pixels": 401408}
+    assert {key: draft.values.get(key) for key in expected} == expected
+    changes = {note.subject for note in draft.notes if note.is_change}
+    assert changes >= {
+        "--dataset.map make_conversation further",
+        """--dataset.filter 'lambda row: row["image"].size[0] < 512'""",
+        "--dataset.shuffle 3",
+        "--dataset.select range(9)",
+        "--formatting_func written",
+        "--data_collator Collator(processor)",
+    }
+    assert "names" not in told(draft) and "--eval_dataset" not in told(draft)
+
+
+@pytest.mark.parametrize(
+    ("rows", "held", "spoken"),
+    [
+        ("rows.train_test_split(0.1)", {"fraction": 0.1}, ""),
+        ("rows.train_test_split(test_size=100)", {"count": 100}, ""),
+        ("rows.train_test_split(train_size=0.9)", {"fraction": 0.1}, ""),
+        ("rows.train_test_split()", {"fraction": 0.25}, ""),  # datasets' default
+        ("rows.train_test_split(test_size=n)", None, "--dataset.train_test_split test_size=n: "),
+        ("rows.train_test_split(train_size=500)", None, "--dataset.train_test_split train_size=500: "),
+        ("SFTTrainer(eval_dataset=rows)", None, "--eval_dataset rows: rows that a Python script evaluates"),
+        ("both = load_dataset('a/b')\nSFTTrainer(train_dataset=both['train'], eval_dataset=both['val'])",
+         "hf:a/b:val", ""),
+        ("pass", None, ""),  # no split is invented
+    ],
+)  # fmt: skip
+def test_rows_that_a_script_holds_out(tmp_path, rows, held, spoken):
+    text = f"SFTConfig(eval_strategy='steps')\n{rows}"
+    text = text if "load_dataset" in text else f"rows = load_dataset('org/rows')\n{text}"
+    draft = drafted(text, written(tmp_path, text))
+    assert draft.values.get("data.eval") == held and spoken in told(draft)
+
+
+def test_four_bits_are_of_the_kind_that_transformers_takes(tmp_path):
+    text = "BitsAndBytesConfig(load_in_4bit=True)\nSFTTrainer('org/m', args=SFTConfig())"
+    draft = drafted(text, written(tmp_path, text))
+    assert "model.quantize" not in draft.values and draft.values["model.path"] == "org/m"
+    assert "--bnb_4bit_quant_type fp4: has no equivalent: model.quantize is nf4 or int8" in told(draft)
+
+
+@pytest.mark.parametrize("name", ["'imdb'", "given.dataset_name"])
+def test_only_a_file_has_no_splits(tmp_path, name):
+    text = f"SFTTrainer('org/m', args=SFTConfig(), train_dataset=load_dataset({name}, split='part'))"
+    assert "has no splits" not in told(drafted(text, written(tmp_path, text)))
+
+
+def test_names_that_stand_for_each_other_are_looked_up_once():
+    lines = [f"a{number} = f(a{number + 1}, a{number + 1}, a{number})" for number in range(60)]
+    text = "\n".join(["SFTTrainer(train_dataset=a0, args=SFTConfig())", *lines])
+    assert words_of_script(text) == ("trl", "sft")
 
 
 @pytest.mark.parametrize(
@@ -51,6 +166,18 @@ def test_keyword_arguments_become_a_recipe(tmp_path):
         ("SFTConfig(seed=n * 2, **more)", ("trl", "sft", "--seed", "$n * 2", "--arguments_of_a_mapping", "more")),
         ("SFTConfig()\nLoraConfig()", ("trl", "sft", "--use_peft", "--lora_r", "8", "--lora_alpha", "8",
                                        "--lora_dropout", "0.0")),
+        ('model_id = "org/m"\nQwen2_5_VLForConditionalGeneration.from_pretrained(model_id)\nSFTConfig()',
+         ("trl", "sft", "--model_name_or_path", "org/m")),
+        ('transformers.LlavaForCausalLM.from_pretrained("org/m")\nSFTConfig()',
+         ("trl", "sft", "--model_name_or_path", "org/m")),
+        ('AutoProcessor.from_pretrained("org/p")\nSFTTrainer("org/m", args=SFTConfig())',
+         ("trl", "sft", "--model_name_or_path", "org/m")),
+        ("SFTTrainer(model, args=SFTConfig())", ("trl", "sft")),
+        ("SFTConfig()\nBitsAndBytesConfig(load_in_4bit=True)",
+         ("trl", "sft", "--load_in_4bit", "true", "--bnb_4bit_quant_type", "fp4")),
+        ('SFTConfig()\nBitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")',
+         ("trl", "sft", "--load_in_4bit", "true", "--bnb_4bit_quant_type", "nf4")),
+        ("SFTConfig()\nBitsAndBytesConfig(load_in_8bit=True)", ("trl", "sft", "--load_in_8bit", "true")),
         ("print('no config')", None),
         ("not python at all (", None),
     ],

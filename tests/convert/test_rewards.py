@@ -33,6 +33,13 @@ def test_rewards_by_name(flags, rewards):
     assert values_of(GRPO.replace("format", flags))["rewards"] == rewards
 
 
+def test_trls_reward_model_takes_the_first_weight():
+    flags = "--reward_model_name_or_path org/rm --reward_funcs accuracy_reward think_format_reward"
+    rewards = values_of(f"{TRL} {flags} --reward_weights 0.2 1.0 0.5")["rewards"]
+    weights = {reward["name"]: reward["weight"] for reward in rewards}
+    assert weights == {"model": 0.2, "math": 1.0, "format": 0.5}
+
+
 def matches(line: str, completion: str) -> bool:
     entry = next(reward for reward in values_of(line)["rewards"] if reward.get("name") == "format")
     return re.fullmatch(entry["pattern"], completion, re.DOTALL) is not None

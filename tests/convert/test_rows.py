@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.convert.helpers import GRPO, REC, SFT, TRL, drafted, told, values_of
+from tests.convert.helpers import DPO, GRPO, REC, SFT, TRL, drafted, told, values_of
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,30 @@ def test_a_data_set_of_ms_swift(word, train, spoken):
     draft = drafted(f"swift sft --model org/m --dataset '{word}'")
     assert draft.values["data.train"] == train
     assert spoken in told(draft) and ("ModelScope" in told(draft)) == ("ModelScope" in spoken)
+
+
+GKD = "swift rlhf --rlhf_type gkd --model org/m --teacher_model org/t --dataset r.jsonl"
+BEFORE, WHILE = "--dataset_shuffle false", "--train_dataloader_shuffle false"
+
+
+@pytest.mark.parametrize(
+    ("line", "shuffle"),
+    [
+        (f"{SFT} {BEFORE}", True), (f"{SFT} {WHILE}", True), (f"{SFT} {BEFORE} {WHILE}", False), (SFT, None),
+        (f"{SFT} {BEFORE} --train_dataloader_shuffle true", True), (f"{DPO} {BEFORE}", True),
+        (f"{GRPO} {BEFORE}", False), (f"{GRPO} {WHILE}", None), (f"{GKD} {BEFORE} {WHILE}", None),
+    ],
+)  # fmt: skip
+def test_ms_swift_shuffles_twice(line, shuffle):
+    draft = drafted(line)
+    assert draft.values.get("data.shuffle") is shuffle
+    if shuffle and "false" in line:
+        still = "train_dataloader_shuffle" if BEFORE in line else "dataset_shuffle"
+        assert draft.origins["data.shuffle"].remark.startswith(f"ms-swift shuffles by --{still}; ")
+    given = {label for label in draft.given if "shuffle" in label}
+    spoken = {label for note in draft.notes for label in note.labels}
+    set_by = {label for origin in draft.origins.values() for label in origin.labels}
+    assert given <= spoken | set_by
 
 
 def test_several_data_sets_weigh_their_rows():

@@ -73,6 +73,10 @@ def test_only_what_is_exported_reaches_a_command():
         ("run a > out.txt 2>&1 b <in", ["a", "b"]),
         ("run --host <node_ip> --root <your-root> c", ["--host", "<node_ip>", "--root", "<your-root>", "c"]),
         ("run $'a' \"x\\\"y\" z\\ z ''", ["a", 'x"y', "z z", ""]),
+        ('declare -a A=(1 2)\nlocal B=(3)\nexport C=(4)\nrun "${A[@]}" $B $C', ["1", "2", "3", "4"]),
+        ('run --a 1 "$@" $* b', ["--a", "1", "b"]),
+        (': "${M:=small}"\n: ${M:=large}\nrun $M', ["small"]),
+        ("n=$((1<<2))\nread -r A <<< text\nrun a", ["a"]),
         ("D=$(dirname /a/b/c.sh)\nrun $D $(basename $D) $(cd $D/.. && pwd)", ["/a/b", "b", "/a"]),
     ],
 )

@@ -1,8 +1,10 @@
 """Sizes, lengths and intervals, with numbers worked by hand."""
 
+import json
+
 import pytest
 
-from tests.convert.helpers import GRPO, SFT, TRL, drafted, told, values_of
+from tests.convert.helpers import DPO, GRPO, SFT, TRL, drafted, told, values_of
 
 EACH = "--per_device_train_batch_size"
 
@@ -35,12 +37,47 @@ def test_rows_of_an_sft_step():
     assert values["optim.prompts_per_step"] == 6
 
 
+@pytest.mark.parametrize(
+    ("command", "accumulated", "prompts"),
+    [
+        (SFT, "--gradient_accumulation_steps 8", 16),  # 1 x 8 / 4 x 8
+        (DPO, "--gradient_accumulation_steps 8", 16),
+        (SFT, "", 4),  # ceil(16 / (1 x 8)) = 2 accumulated, for all 8 processes; 1 x 8 / 4 x 2
+        (GRPO, "--gradient_accumulation_steps 8", 8),  # 1 x 8 x 8 completions / 8 of a group
+    ],
+)
+def test_ranks_that_share_a_row_count_once_but_in_grpo(command, accumulated, prompts):
+    draft = drafted(f"NPROC_PER_NODE=8 {command} --sequence_parallel_size 4 {EACH} 1 {accumulated}")
+    assert draft.values.get("optim.prompts_per_step", 16) == prompts
+    told_once = "counts the ranks that share a row once"
+    assert (told_once in told(draft)) == (command != GRPO) and "8 processes in all" in told(draft)
+
+
 def test_updates_become_steps():
     flags = "--max_steps 600 --save_steps 100 --logging_steps 5 --warmup_ratio 0.1 --num_iterations 2"
     values = values_of(f"{GRPO} {flags} --per_device_train_batch_size 8 --steps_per_generation 2")
     # 16 completions in a rollout, 8 in an update, twice: 4 updates in a step
     assert values["train.steps"] == 150 and values["train.save_every"] == 25
     assert values["optim.warmup_steps"] == 15 and values["train.log_every"] == 1
+
+
+def test_lengths_are_divided_by_the_peers_own_updates():
+    # 2 x 2 x 8 = 32 completions in a rollout, 2 x 2 = 4 in an update: TRL makes 8 updates of a rollout of 4 groups,
+    # the recipe 4, since an update holds whole groups. 800 updates are 100 rollouts either way.
+    sizes = f"{EACH} 2 --num_processes 2 --steps_per_generation 8 --gradient_accumulation_steps 1 --num_generations 8"
+    flags = "--max_steps 800 --warmup_steps 80 --save_steps 160 --use_peft"
+    flags = f"{flags} --sync_ref_model true --ref_model_sync_steps 240"
+    values = values_of(f"{TRL} {sizes} {flags} --beta 0.1")
+    expected = {
+        "optim.prompts_per_step": 4, "optim.minibatches": 4, "train.steps": 100, "optim.warmup_steps": 10,
+        "train.save_every": 20, "algorithm.kl.sync_every": 30,
+    }  # fmt: skip
+    assert {key: values.get(key) for key in expected} == expected
+    twice = values_of(f"{TRL} {sizes} {flags} --num_iterations 2")
+    assert twice["train.steps"] == 50 and twice["optim.minibatches"] == 4
+    # RLOO takes one update of a rollout in the recipe, 8 in TRL
+    rloo = values_of(f"{TRL.replace('grpo', 'rloo')} {sizes} {flags}")
+    assert rloo["train.steps"] == 100 and "optim.minibatches" not in rloo
 
 
 def test_the_warm_up_is_counted_where_the_rows_are():
@@ -75,6 +112,67 @@ def test_evaluations(flags, every, spoken):
     assert spoken in told(draft)
     ratio = {"fraction": 0.01} if "0.01" in flags else None
     assert draft.values.get("data.eval") == ratio
+
+
+_SCRIPT = TRL.replace("trl grpo", "train_grpo.py")
+
+
+@pytest.mark.parametrize(
+    ("line", "processes"),
+    [
+        (f"CUDA_VISIBLE_DEVICES=0,1,2,3 accelerate launch {_SCRIPT}", 4),
+        (f"CUDA_VISIBLE_DEVICES=0,1,2 {TRL}", 3),
+        (f"CUDA_VISIBLE_DEVICES=0,1 deepspeed {_SCRIPT}", 2),
+        (f"CUDA_VISIBLE_DEVICES=0,1,2,3 accelerate launch --gpu_ids 4,5 {_SCRIPT}", 2),
+        (f"CUDA_VISIBLE_DEVICES=0,1,2,3 accelerate launch --gpu_ids all {_SCRIPT}", 4),
+        (f"CUDA_VISIBLE_DEVICES=0,1,2,3 accelerate launch --num_processes 2 {_SCRIPT}", 2),
+        (f"CUDA_VISIBLE_DEVICES=0,1,2,3 accelerate launch --cpu {_SCRIPT}", 1),
+        (f"CUDA_VISIBLE_DEVICES=0,1,2,3 deepspeed --num_gpus 8 {_SCRIPT}", 8),
+        (f"CUDA_VISIBLE_DEVICES=0,1,2,3 python {_SCRIPT}", 1),
+        (f"CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun {_SCRIPT}", 1),
+    ],
+)
+def test_a_process_for_each_gpu_that_is_seen(line, processes):
+    draft = drafted(f"{line} {EACH} 4 --gradient_accumulation_steps 4")  # 4 x 4 completions a process / 8 a group
+    assert draft.launch.processes == processes and draft.values.get("optim.prompts_per_step", 16) == 2 * processes
+    assert "starts a process for each GPU" not in told(draft)
+
+
+@pytest.mark.parametrize(
+    ("line", "starter"),
+    [(f"accelerate launch {_SCRIPT}", "accelerate launch"), (TRL, "trl"), (f"deepspeed {_SCRIPT}", "deepspeed"),
+     (f"python {_SCRIPT}", None), (f"accelerate launch --config_file a.yaml {_SCRIPT}", None)],
+)  # fmt: skip
+def test_who_starts_a_process_for_each_gpu_is_told(line, starter):
+    said = [note.subject for note in drafted(line).notes if "starts a process for each GPU that it sees" in note.text]
+    assert said == ([starter] if starter else [])
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "every"),
+    [
+        (f"{SFT} --max_steps 1000 --split_dataset_ratio 0.02 --eval_strategy steps --eval_steps 0.1",
+         "train.eval_every", 100),
+        (f"{SFT} --max_steps 200 --save_steps 0.2", "train.save_every", 40),
+        (f"{SFT} --max_steps 200 --split_dataset_ratio 0.02 --save_steps 0.2", "train.eval_every", 40),  # as save_steps
+        (f"{SFT} --max_steps 10 --logging_steps 0.15", "train.log_every", 2),  # ceil(1.5)
+        # 20000 x 0.98 / 16 = 1225 steps of an epoch, 1225 x 0.3 = 367.5
+        (f"{SFT}#20000 --num_train_epochs 1 --split_dataset_ratio 0.02 --eval_steps 0.3", "train.eval_every", 368),
+        # 4 updates in a step: 600 updates are 150 steps, and 150 x 0.1 = 15
+        (f"{GRPO} --max_steps 600 --save_steps 0.1 --num_iterations 2 {EACH} 8 --steps_per_generation 2",
+         "train.save_every", 15),
+    ],
+)  # fmt: skip
+def test_a_share_of_the_run_becomes_steps(line, key, every):
+    draft = drafted(line)
+    assert draft.values.get(key) == every and "a share of the run" not in told(draft)
+
+
+def test_a_share_of_a_run_of_unknown_length_is_told():
+    draft = drafted(f"{SFT} --split_dataset_ratio 0.02 --eval_strategy steps --eval_steps 0.1 --save_steps 0.2")
+    assert not {"train.eval_every", "train.save_every"} & {*draft.values}
+    text = "is a share of the run in ms-swift; write train.{}: this share of the run's steps"
+    assert f"0.1 {text.format('eval_every')}" in told(draft) and f"0.2 {text.format('save_every')}" in told(draft)
 
 
 def test_processes_that_only_the_machine_knows():
@@ -117,10 +215,34 @@ def test_a_file_of_accelerate_is_read(tmp_path, monkeypatch):
     assert values["train.deepspeed.offload_optimizer"] is True and "train.deepspeed.offload_parameters" not in values
 
 
+@pytest.mark.parametrize("is_there", (True, False))
+def test_a_file_of_accelerate_may_name_one_of_deepspeed(tmp_path, monkeypatch, is_there):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text("num_processes: 6\ndeepspeed_config: {deepspeed_config_file: ds_z3.json}\n")
+    if is_there:
+        config = {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}
+        (tmp_path / "ds_z3.json").write_text(json.dumps(config))
+    values = values_of(f"accelerate launch --config_file c.yaml {TRL.replace('trl grpo', 'grpo_x.py')} --use_peft")
+    assert values["train.strategy"] == "deepspeed" and values["train.deepspeed.stage"] == 3
+    assert values.get("train.deepspeed.offload_parameters", False) is is_there
+
+
 def test_trls_own_program_takes_flags_of_accelerate():
     draft = drafted(f"{TRL} --use_peft --num_processes 3 --accelerate_config zero2")
     assert draft.values["optim.prompts_per_step"] == 3 and draft.values["train.deepspeed.stage"] == 2
     assert "3 processes in all" in told(draft) and "sharding is taken from its name" in told(draft)
+
+
+@pytest.mark.parametrize(("flags", "prompts"), [("", 4), ("--num_processes 2", 2)])
+def test_trls_file_has_flags_of_accelerate_too(tmp_path, monkeypatch, flags, prompts):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf.yaml").write_text(
+        "model_name_or_path: org/m\ndataset_name: r.jsonl\nnum_processes: 4\naccelerate_config: zero3\n"
+        "num_machines: null\nuse_peft: true\nper_device_train_batch_size: 2\ngradient_accumulation_steps: 4\n"
+    )
+    draft = drafted(f"trl grpo --config conf.yaml {flags}")  # 2 x 4 completions a process / 8 a group
+    assert draft.values["optim.prompts_per_step"] == prompts and draft.values["train.deepspeed.stage"] == 3
+    assert f"{prompts} processes in all" in told(draft) and "how many processes" not in told(draft)
 
 
 def test_flags_of_a_file_come_before_those_of_the_command(tmp_path, monkeypatch):

@@ -46,6 +46,10 @@ def test_two_of_three_parts_are_told():
         ("q_proj v_proj", r"(.*\.)?(q_proj|v_proj)"),
         ("down_proj, o_proj", r"(.*\.)?(down_proj|o_proj)"),
         ("all-linear", "all"),
+        (r"'model\.language_model\..*(q_proj|v_proj)'", r"model\.language_model\..*(q_proj|v_proj)"),
+        (r"'.*layers\.(\d|1[0-5])\..*_proj, x'", r".*layers\.(\d|1[0-5])\..*_proj, x"),  # PEFT does not split it
+        ("'model.layers.[0-9].mlp.up_proj'", "model.layers.[0-9].mlp.up_proj"),
+        ("'[q_proj,v_proj]'", r"(.*\.)?(q_proj|v_proj)"),
     ],
 )
 def test_layers_of_trl(words, targets):

@@ -147,7 +147,11 @@ def test_other_parts_are_refused(part):
         ([USER, {"role": "assistant", "content": "x", "weight": 0.5}], "messages[1].weight"),
         ([USER, {"role": "assistant", "content": "x", "loss": False, "weight": 0}], "messages[1].loss"),
         ([{**USER, "loss": True}, ASSISTANT], "messages[0].loss"),
-        ([USER, {"role": "assistant", "content": "x", "tool_calls": []}], "messages[1]"),
+        ([USER, {"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[1]"),
+        ([{**USER, "reasoning": "y"}, ASSISTANT], "messages[0].reasoning"),
+        ([USER, {**ASSISTANT, "thinking": ["y"]}], "messages[1].thinking"),
+        ([USER, {**ASSISTANT, "reasoning": "y", "thinking": "z"}], "messages[1].reasoning"),
+        ([USER, {"role": "assistant", "content": "<think>y</think>x", "thinking": "y"}], "messages[1].thinking"),
     ],
 )
 def test_messages_that_are_refused(messages, field):
@@ -459,6 +463,7 @@ def test_vlm_r1_problem_and_solution():
         ("[1, NaN]", "[1, NaN]"),
         ("[1, [2]]", "[1, [2]]"),
         ("[a]", "[a]"),
+        ("[7]", "[7]"),
         ([1, 2], [1, 2]),
         (7, 7),
         (None, None),
@@ -466,6 +471,95 @@ def test_vlm_r1_problem_and_solution():
 )
 def test_clean_answer(value, answer):
     assert clean_answer(value) == answer
+
+
+@pytest.mark.parametrize(
+    ("format", "record", "is_changed"),
+    [
+        ("qa", {"question": "?", "answer": "[1, 2]"}, True),
+        ("verl", {"prompt": "?", "reward_model": {"ground_truth": "[1, 2]"}}, True),
+        ("qa", {"question": "?", "answer": "B"}, False),
+        ("swift", {"messages": [USER], "solution": "[1, 2]"}, False),  # which stays a column
+    ],
+)
+def test_a_right_answer_that_was_cleaned_is_kept_for_rewards_of_other_frameworks(format, record, is_changed):
+    row = accepted(record, format)
+    assert row.named.get("answer") == ("[1, 2]" if is_changed else None)
+    assert row.answer == ([1, 2] if format != "qa" or is_changed else "B")
+
+
+# A system column
+
+TURNS = [{"from": "human", "value": "?"}, {"from": "gpt", "value": "A cup."}]
+PART = {
+    "role": "user",
+    "content": [{"type": "image_url", "image_url": {"url": "a.png"}}, {"type": "text", "text": "?"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("format", "record"),
+    [
+        ("tiercel", {"messages": [USER, ASSISTANT]}),
+        ("swift", {"messages": [USER, ASSISTANT]}),
+        ("swift", {"query": "?", "response": "A cup."}),
+        ("openai", {"messages": [PART, ASSISTANT]}),
+        ("vlm_r1", {"conversations": TURNS}),
+        ("sharegpt", {"conversations": TURNS}),
+    ],
+)
+def test_a_system_column_is_the_first_turn(format, record):
+    row = accepted({"system": "Answer in one word.", **record}, format, "sft")
+    assert [turn.role for turn in row.messages] == ["system", "user", "assistant"]
+    assert row.messages[0].content == "Answer in one word." and "system" not in row.columns
+    for nothing in (None, ""):
+        assert accepted({"system": nothing, **record}, format, "sft").messages[0].role == "user"
+
+
+def test_conversations_of_which_only_some_have_a_system_column_are_sharegpts():
+    records = [{"conversations": TURNS}, {"conversations": TURNS, "system": "Be brief."}]
+    assert detect_format(records, "a.json") == "sharegpt"
+
+
+@pytest.mark.parametrize("format", ("vlm_r1", "sharegpt"))
+def test_conversations_may_have_roles_and_contents(format):
+    turns = [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "A cup."}]
+    row = accepted({"image": "a.jpg", "conversations": turns}, format, "sft")
+    assert contents(row) == ["<image>?", "A cup."] and row.answer == "A cup."
+
+
+# What tables write if a row has nothing
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        {"image": ""},
+        {"images": []},
+        {"image": {"bytes": None, "path": None}},
+        {"image": "", "images": [], "video": None},
+    ],
+)
+def test_an_empty_column_of_pictures_is_none(nothing):
+    assert accepted({"messages": [USER], **nothing}).images == ()
+    marked = {"role": "user", "content": "<image>?"}
+    assert refused({"messages": [marked], **nothing}).field  # the mark has no picture
+
+
+def test_one_of_two_columns_of_pictures_may_be_empty():
+    assert accepted({"messages": [USER], "image": "a.png", "images": []}).images == (ImageSource(path="a.png"),)
+
+
+def test_empty_keys_of_turns_and_parts_say_nothing():
+    text = {"type": "text", "text": "What?", "image": "", "url": None}
+    turns = [{"role": "user", "content": [{"type": "image", "text": ""}, text], "tool_calls": [], "name": ""}]
+    assert contents(accepted({"messages": turns, "images": ["a.png"]})) == ["<image>What?"]
+
+
+def test_bytes_are_a_picture():
+    row = accepted({"messages": [USER], "image": b"\x89PNG"})
+    assert row.images == (ImageSource(data=b"\x89PNG"),)
+    assert accepted({"messages": [USER], "images": [b"\x89PNG"]}).images == row.images
 
 
 # Detection
@@ -520,6 +614,15 @@ def test_unknown_and_ambiguous_rows_name_the_keys(records, words):
 
 def trained(row):
     return [message.is_trained for message in row.messages if message.role == "assistant"]
+
+
+@pytest.mark.parametrize("key", ("reasoning_content", "reasoning", "thinking"))
+def test_a_thought_beside_the_text_of_a_turn_is_read_as_its_beginning(key):
+    turns = [{**USER, key: None}, {"role": "assistant", "content": "A cup.", key: "\nIt has a handle.\n"}]
+    row = accepted({"messages": turns}, purpose="sft")
+    assert row.messages[1].content == "<think>\nIt has a handle.\n</think>\n\nA cup."
+    turns[1][key] = ""
+    assert accepted({"messages": turns}, purpose="sft").messages[1].content == "A cup."
 
 
 def test_a_turn_may_be_left_out_of_the_loss():

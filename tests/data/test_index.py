@@ -4,10 +4,12 @@ it does not fit."""
 import copy
 import json
 import os
+import pwd
 import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from PIL import Image
 from tiercel.cli.main import main
 from tiercel.config.data import Data, HeldOut
 from tiercel.data import format_detection, reading
-from tiercel.data.index import FileStore, version
+from tiercel.data.index import FileStore, cache_folder, version
 from tiercel.data.reading import read_rows, read_run_rows
 from tiercel.data.stores import UnusableRow
 from tiercel.errors import DataError
@@ -152,9 +154,11 @@ def test_a_picture_that_came_back_makes_its_row_usable_again(place, monkeypatch)
     Image.new("RGB", (16, 16)).save(place / "d.png")
     monkeypatch.setattr(reading, "MOST_HELD_BYTES", 0)
     data = config(place, place / "rows.jsonl", boxes="unit", prompt=None)
-    assert [row.id for row in read_rows(data.train, data, "grpo").rows] == ["d"]
+    before = read_rows(data.train, data, "grpo")
+    assert [row.id for row in before.rows] == ["d"] and before.identity()
     Image.new("RGB", (16, 16)).save(place / "c.png")
     table = read_rows(data.train, data, "grpo")
+    assert table.identity()["sha256"] != before.identity()["sha256"]
     assert [row.id for row in table.rows] == ["c", "d"]
     (place / "d.png").unlink()
     with pytest.raises(UnusableRow):
@@ -176,6 +180,16 @@ def test_a_cache_that_cannot_be_written_is_told_and_the_rows_are_held_in_memory(
     (place / "cache").write_text("a file")
     assert len(read(place, monkeypatch).rows) == 3
     assert len(caplog.messages) == 1 and "data.cache" in caplog.text
+
+
+def test_a_user_without_a_home_has_indexes_beside_temporary_files(monkeypatch):
+    def nobody(number):
+        raise KeyError(number)
+
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    assert cache_folder(None) == Path(tempfile.gettempdir()) / f"tiercel-{os.getuid()}" / "tiercel" / "rows"
 
 
 CHILD = """

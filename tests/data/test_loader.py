@@ -4,13 +4,12 @@ import multiprocessing
 import os
 import resource
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 import torch
 
+from tests.forked import commands
 from tiercel.data.loader import StepLoader, StepOrder
 from tiercel.data.media.images import ImageProblem
 from tiercel.data.order import RowOrder
@@ -220,26 +219,12 @@ def test_closing_ends_workers_that_are_busy():
     assert list(loader) == []
 
 
-SCRIPT = """
-import os, signal, sys, time
-sys.path[:0] = [{tests!r}]
-from test_loader import ORDER, ROWS, StepLoader, torch
-def large(row, index):
-    return torch.zeros(10_000_000, dtype=torch.uint8)
-loader = StepLoader(ROWS, large, ORDER, start=0, stop=7, workers=2)
-next(loader)
-print(*(process.pid for process, _ in loader._workers), flush=True)
-{end}
-"""
-
-
-@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "raise SystemExit"])
-def test_workers_do_not_outlive_a_process_that_never_closed_them(end):
-    script = SCRIPT.format(tests=os.path.dirname(__file__), end=end)
-    ended = subprocess.run(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=60, stderr=subprocess.DEVNULL
-    )
-    pids = [int(pid) for pid in ended.stdout.split()]
+@pytest.mark.parametrize("end", ["SIGKILL", "SystemExit"])
+def test_workers_do_not_outlive_a_process_that_never_closed_them(end, tmp_path):
+    with (tmp_path / "said").open("wb") as out, (tmp_path / "errors").open("wb") as err:
+        process = commands().start([end], out, err, module="tests.data.unclosed_loader")
+    assert process.wait(60) == (-signal.SIGKILL if end == "SIGKILL" else 0), (tmp_path / "errors").read_text()
+    pids = [int(pid) for pid in (tmp_path / "said").read_text().split()]
     assert len(pids) == 2
     deadline = time.monotonic() + 10
     while any(is_running(pid) for pid in pids):

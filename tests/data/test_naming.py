@@ -66,6 +66,15 @@ def test_rows_without_a_named_column_are_told(tmp_path):
     assert [len(row.images) for row in table.rows] == [1, 0, 0]
 
 
+def test_a_column_of_pictures_may_come_after_the_first_rows(tmp_path):
+    texts = [{"q": f"{number}?"} for number in range(70)]
+    file = write(tmp_path / "a.jsonl", *texts, {"q": "x", "i": "a.png"})
+    columns = {"prompt": "q", "images": "i"}
+    assert [len(row.images) for row in read(file, columns)] == [0] * 70 + [1]
+    with pytest.raises(DataError, match=r"data\.columns\.images is i, but no row has this column"):
+        read(write(tmp_path / "b.jsonl", *texts), columns)
+
+
 def test_a_column_named_for_two_is_refused(tmp_path):
     file = write(tmp_path / "a.jsonl", {"q": "x", "i": "a.png"})
     with pytest.raises(DataError, match=r"data\.columns\.question and data\.columns\.answer both name the column q"):

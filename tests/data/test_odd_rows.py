@@ -13,11 +13,11 @@ from tiercel.errors import DataError
 ASKED = {"question": "What is it?", "answer": "a cup"}
 
 
-def lines(tmp_path, *files, **data):
+def lines(tmp_path, *files, purpose="grpo", **data):
     for number, rows in enumerate(files):
         (tmp_path / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = Data(train=str(tmp_path / "*.jsonl"), **data)
-    return odd_lines(config, read_rows(config.train, config, "grpo"))
+    return odd_lines(config, read_rows(config.train, config, purpose), is_learnt=purpose == "sft")
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,34 @@ def test_each_file_is_looked_at(tmp_path):
     assert str(tmp_path / "1.jsonl") in told
 
 
+def conversation(answer, **columns):
+    turns = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": answer}]
+    return {"messages": turns, **columns}
+
+
+@pytest.mark.parametrize("column", ("reasoning", "Rationale", "chain_of_thought"))
+def test_thoughts_in_a_column_of_rows_with_answers_to_learn_are_told(tmp_path, column):
+    rows = [conversation("A cup."), conversation("A cup.", **{column: "It has a handle."})]
+    (told,) = lines(tmp_path, rows, purpose="sft")
+    assert f"the column {column} seems to have thoughts" in told
+    thought = "<think>It has a handle.</think>A cup."
+    assert lines(tmp_path, [conversation(thought, **{column: "It has a handle. "})], purpose="sft") == []
+    assert lines(tmp_path, [conversation("A cup.", **{column: 3})], purpose="sft") == []
+    assert lines(tmp_path, rows) == []  # GRPO learns from its own answers
+
+
+def test_a_system_column_that_a_format_does_not_read_is_told(tmp_path):
+    (told,) = lines(tmp_path, [{"prompt": "?", "completion": "A cup.", "system_prompt": "Be brief."}])
+    assert "the column system_prompt has texts, which the model will not see" in told
+    assert lines(tmp_path, [{"messages": [{"role": "user", "content": "?"}], "system": "Be brief."}]) == []
+
+
+def test_answers_that_end_a_thought_without_its_beginning_are_told(tmp_path):
+    rows = [conversation("A handle.</think>A cup."), conversation("<think>A handle.</think>A cup.")]
+    (told,) = lines(tmp_path, rows, purpose="sft")
+    assert "1 of the first 2 answers end a thought with </think>" in told
+
+
 def test_a_system_turn_of_the_recipe_that_rows_replace_is_told(tmp_path):
     own = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}]}
     rows = [own, {"messages": own["messages"][1:]}]
@@ -123,7 +151,7 @@ def test_a_data_set_of_which_files_are_missing_is_told(tmp_path):
         (tmp_path / f"train-0000{number}-of-00003.jsonl").write_text(row)
     (tmp_path / "eval-00000-of-00001.jsonl").write_text(row)
     config = Data(train=str(tmp_path / "*-of-*.jsonl"))
-    (told,) = odd_lines(config, read_rows(config.train, config, "grpo"))
+    (told,) = odd_lines(config, read_rows(config.train, config, "grpo"), is_learnt=False)
     assert told.startswith(f"{tmp_path}/train: only 2 of its 3 files are here")
 
 

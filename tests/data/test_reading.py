@@ -14,7 +14,6 @@ from tiercel.config.schema import Data
 from tiercel.data import readers
 from tiercel.data.media.images import decode
 from tiercel.data.reading import (
-    image_roots,
     read_rows,
     read_run_rows,
     read_training_rows,
@@ -22,6 +21,7 @@ from tiercel.data.reading import (
     write_bad_rows,
     write_fix_report,
 )
+from tiercel.data.row_files import image_roots_of
 from tiercel.errors import DataError, EnvironmentProblem, RunError
 from tiercel.types import ImageRoots, RejectedRow
 
@@ -72,6 +72,19 @@ def test_a_pattern_names_several_files(tmp_path):
     assert [row.id for row in read(str(odd)).rows] == ["odd"]  # a file of that very name
 
 
+@pytest.mark.parametrize("ids", ("own", "line"))
+def test_files_of_one_name_in_several_folders_have_ids_of_their_own(tmp_path, ids):
+    for place in ("one", "two", "deep/two"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "train.jsonl").write_text(f"{line()}\n{line()}")
+    files = [str(tmp_path / place / "train.jsonl") for place in ("one", "two", "deep/two")]
+    table = read(files, ids=ids)
+    names = ("train", "two/train", "deep/two/train")
+    assert [row.id for row in table.rows] == [f"{name}:{place}" for name in names for place in (1, 2)]
+    assert table.rejected == ()
+    assert [row.id for row in read(files[1], ids=ids).rows] == ["train:1", "train:2"]  # as in runs of before
+
+
 def test_a_list_names_several_sources_in_its_order(tmp_path):
     for name, ids in (("a", "cd"), ("b-1", "xyz"), ("b-0", "uvw")):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(line, ids)))
@@ -110,9 +123,9 @@ def test_compressed_rows(tmp_path, name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ("rows.jsonl.gz", "rows.jsonl.zst"))
-@pytest.mark.parametrize("rows", ((line() + "\n").encode() * 2**17, line().encode() + b"\n" + b"x" * 2**23))
+@pytest.mark.parametrize("rows", ((line() + "\n").encode() * 2**15, line().encode() + b"\n" + b"x" * 2**23))
 def test_compressed_rows_that_expand_beyond_measure(tmp_path, name, rows, monkeypatch):
-    monkeypatch.setattr(readers, "_LEAST_LIMIT", 2**16)
+    monkeypatch.setattr(readers, "_LEAST_LIMIT", 2**15)
     file = tmp_path / name
     compressed(file, rows)
     with pytest.raises(DataError, match="expands to more than"):
@@ -190,8 +203,8 @@ def test_missing_file_and_missing_image_root(tmp_path):
         read(tmp_path / "rows.jsonl")
     source = RowSource(path=str(tmp_path / "rows.jsonl"))
     with pytest.raises(DataError, match=r"data\.image_root"):
-        image_roots(source, config(image_root=str(tmp_path / "none")))
-    assert image_roots(source, config()) == ImageRoots(base=str(tmp_path))
+        image_roots_of(source, config(image_root=str(tmp_path / "none")))
+    assert image_roots_of(source, config()) == ImageRoots(base=str(tmp_path))
 
 
 def test_format_can_be_set(tmp_path):

@@ -167,6 +167,23 @@ def test_a_store_that_keeps_failing_is_named_without_signatures(tmp_path):
     assert "5ecre7" not in str(raised.value)
 
 
+def test_a_copy_that_breaks_off_for_good_leaves_nothing(tmp_path, monkeypatch):
+    def broken(file):
+        yield b"a part of it"
+        raise DataError("cannot be read")
+
+    monkeypatch.setattr(remote, "_blocks", broken)
+    put("flaky://box/rows.jsonl", text_of(9))
+    with pytest.raises(DataError, match="cannot be read"):
+        rows_of(recipe(tmp_path, "flaky://box/rows.jsonl"))
+    assert not list((tmp_path / "cache").rglob("*.part"))
+
+
+def test_the_query_of_an_address_is_no_part_of_a_copys_name():
+    url = "https://h.test/a/rows.jsonl?download=true"
+    assert remote._File(url=url, path=url, store=None, size=1, state="").name == "rows.jsonl"
+
+
 def test_a_store_that_stalls_is_asked_again_and_then_named(tmp_path, monkeypatch):
     put("flaky://box/rows.jsonl", text_of(9))
     monkeypatch.setattr(remote, "STALL_SECONDS", 0.2)
@@ -204,6 +221,13 @@ def test_what_is_missing_is_named(tmp_path):
     put("memory://box/rows.jsonl", text_of(1))
     with pytest.raises(RunError, match="cannot be written"):
         rows_of(recipe(tmp_path, "memory://box/rows.jsonl"))
+
+
+def test_a_file_of_unknown_length_is_refused_with_what_to_do(tmp_path, monkeypatch):
+    put("flaky://box/rows.jsonl", text_of(1))
+    monkeypatch.setattr(Flaky, "info", lambda *_, **__: {"name": "/box/rows.jsonl", "size": None, "type": "file"})
+    with pytest.raises(DataError, match=r"does not say how long \S+/rows\.jsonl is; download it, and name your copy"):
+        rows_of(recipe(tmp_path, "flaky://box/rows.jsonl"))
 
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):

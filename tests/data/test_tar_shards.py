@@ -52,7 +52,10 @@ def test_members_of_a_stem_are_a_row(tmp_path):
     turns = {"messages": TURNS, "images": ["b.1.png", "b.0.png"]}
     members = [
         ("data", b"", {"type": tarfile.DIRTYPE}),
-        *row("data/a", id="own"),
+        ("data/a.png", picture()),
+        ("data/._a.json", b"\0\5\x16\7"),  # of macOS
+        ("data/a.json", {"messages": TURNS, "id": "own"}),
+        (".DS_Store", b"\0"),
         ("data/b.0.png", picture("blue")),
         ("data/b.txt", "é".encode()),
         ("data/b.1.png", picture()),

@@ -14,11 +14,11 @@ from tiercel.demo.real_parts import (
     VqaQuestion,
     answers_without_picture,
     drawn,
-    labels,
     require_packages,
     write_sample,
 )
 from tiercel.errors import EnvironmentProblem
+from tools.demo.make_real_start import labels
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 ASKED = (

@@ -10,7 +10,8 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.distributed.test_launch import ENVIRONMENT, command, final_hashes, launched, make_recipe, rank_process, run
-from tests.distributed.test_strategies import run_ranks
+from tests.distributed.test_strategies import nursery, run_ranks
+from tests.forked import run_ranks as run_of_ranks
 from tests.training.test_loops import write_rows
 
 pytestmark = pytest.mark.scale
@@ -73,6 +74,34 @@ def test_a_killed_rank_costs_nothing_and_one_process_goes_on(tiny_checkpoints, t
         assert set(row) <= set(right[step])  # the shorter run evaluated at its end too
         for key in COMPARED & set(row):
             assert row[key] == pytest.approx(right[step][key], rel=1e-3, abs=1e-4), (step, key)
+
+
+@pytest.mark.parametrize("loss", ("sigmoid", "aot"))
+def test_a_reference_computed_before_is_that_of_all_ranks(tiny_checkpoints, tmp_path, loss):
+    rows = write_rows(tmp_path)
+    records = [json.loads(line) for line in rows.read_text().splitlines()]
+    rows.write_text("".join(json.dumps({**record, "rejected": "not that"}) + "\n" for record in records))
+    losses = []
+    for name, ranks in (("alone", 1), ("together", 2)):
+        tree = {
+            "model": {"path": str(tiny_checkpoints["qwen2_5_vl"]), "dtype": "float32"},
+            "lora": {"rank": 4, "alpha": 8},
+            "dpo": {"loss": loss, "precompute_reference": True},
+            "data": {"train": str(rows), "workers": 0, "max_prompt_tokens": 200, "format": "tiercel"},
+            "optim": {"lr": 1e-2, "prompts_per_step": 6},
+            "train": {"steps": 2, "threads": 1, "strategy": "ddp", "context_parallel": ranks},
+            "output": str(tmp_path / name),
+        }
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(tree))
+        words = ["dpo", str(tmp_path / f"{name}.yaml")]
+        if ranks > 1:
+            run_of_ranks(nursery(), ranks, "tiercel", words, timeout=300)
+        else:
+            done = nursery().run(words, timeout=300)
+            assert done.returncode == 0, done.stderr
+        metrics = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        losses.append([row["loss"] for row in map(json.loads, metrics) if "loss" in row])
+    assert len(losses[0]) == 2 and losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
 def test_ranks_that_are_no_whole_number_of_groups_are_refused(tiny_checkpoints, tmp_path):

@@ -118,7 +118,9 @@ def test_a_signal_that_would_come_again_is_remembered_over_attempts(tmp_path):
         'File "linear.py", line 125 in forward',
     ):
         assert part in text
-    assert "threading.py" not in text and "goes on from the newest" not in text and "no further attempt is made" in text
+    assert (
+        "threading.py" not in text and "to resume from the newest" not in text and "no further attempt is made" in text
+    )
     stack_file(tmp_path, 12).write_text(FAULT.replace("Floating point exception", "Segmentation fault"))
     assert final_code(tmp_path) is None
 
@@ -135,8 +137,8 @@ def test_a_rank_that_ended_before_the_first_look_at_it_is_named(tmp_path):
     ("number", "words"),
     (
         (signal.SIGILL, ("built for a different", "tiercel doctor", "model.dtype")),
-        (signal.SIGSEGV, ("tiercel doctor", "goes on from the newest checkpoint")),
-        (signal.SIGBUS, ("/dev/shm", "goes on from the newest checkpoint")),
+        (signal.SIGSEGV, ("tiercel doctor", "to resume from the newest checkpoint")),
+        (signal.SIGBUS, ("/dev/shm", "to resume from the newest checkpoint")),
         (signal.SIGABRT, ("its message is above",)),
     ),
 )

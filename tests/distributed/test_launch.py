@@ -231,24 +231,32 @@ def test_without_restarts_a_killed_rank_ends_the_run_with_a_remedy(tiny_checkpoi
     os.kill(rank_process(process.pid, 1), signal.SIGKILL)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 3, said
-    assert "the same command goes on from the newest checkpoint" in said.lower()
+    assert "run the same command again to resume from the newest checkpoint" in said.lower()
     assert not Path(f"/proc/{other}").exists()
 
 
-def test_sigterm_to_the_launcher_saves_on_all_ranks(tiny_checkpoints, tmp_path):
+@pytest.mark.parametrize("reaches", ("the launcher", "all processes"))
+def test_sigterm_saves_on_all_ranks(tiny_checkpoints, tmp_path, reaches):
     recipe = make_recipe(tiny_checkpoints, tmp_path, "run", train={"steps": 500, "save_every": 500, "threads": 1})
     process = subprocess.Popen(
-        command(recipe, "--nproc", "2", "--max-restarts", "3"), env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+        command(recipe, "--nproc", "2", "--max-restarts", "3"),
+        env=ENVIRONMENT,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     metrics = tmp_path / "run/metrics.jsonl"
     deadline = time.monotonic() + 120
     while not (metrics.exists() and metrics.read_text()):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
+    if reaches == "all processes":  # the ranks get it once more from the launcher
+        os.kill(rank_process(process.pid, 0), signal.SIGTERM)
+        os.kill(rank_process(process.pid, 1), signal.SIGTERM)
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 75, said
-    assert "saved" in said
+    assert "saved" in said and json.loads((tmp_path / "run/end.json").read_text())["exit_code"] == 75
     assert len(list((tmp_path / "run/checkpoints").iterdir())) == 1
 
 

@@ -8,11 +8,12 @@ import time
 
 import pytest
 
-from tiercel.distributed.rank_monitor import SECONDS_TO_SPEAK, RankMonitor, is_running, started_ranks
+from tiercel.distributed import rank_monitor
+from tiercel.distributed.rank_monitor import RankMonitor, is_running, started_ranks
 from tiercel.distributed.rank_status_files import NOTES, noted_code
 from tiercel.errors import EXIT_STALL
 
-PATIENCE = SECONDS_TO_SPEAK + 20.0
+PATIENCE = rank_monitor.SECONDS_TO_SPEAK + 20.0
 
 
 @pytest.fixture
@@ -39,13 +40,14 @@ def test_a_rank_that_never_begins_is_named_with_its_process_and_ended(sleeper, t
     assert rank_exit.was_ended
 
 
-def test_a_rank_that_left_the_watch_is_left_alone(sleeper, tmp_path):
+def test_a_rank_that_left_the_watch_is_left_alone(sleeper, tmp_path, monkeypatch):
+    monkeypatch.setattr(rank_monitor, "SECONDS_TO_SPEAK", 0.2)
     with RankMonitor(tmp_path, 1, 0.3) as monitor:
         deadline = time.monotonic() + PATIENCE
-        while monitor.files.moment(0) is None and time.monotonic() < deadline:
+        while monitor.files.written_at(0) is None and time.monotonic() < deadline:
             time.sleep(0.01)
         monitor.files.leave(0)
-        time.sleep(SECONDS_TO_SPEAK + 1.0)
+        time.sleep(rank_monitor.SECONDS_TO_SPEAK + 1.0)
         assert monitor._thread.is_alive()
     assert is_running(sleeper.pid)
 

@@ -16,7 +16,7 @@ class First(Ranks):
     second: Any
     world_size: int = 2
 
-    def gather(self, value: Any, *, anywhere: bool = False) -> list[Any]:
+    def all_gather(self, value: Any, *, anywhere: bool = False) -> list[Any]:
         return [value, self.second]
 
 
@@ -27,11 +27,11 @@ def fail() -> None:
 def test_a_rank_knows_why_another_failed():
     ranks = First(second=(EXIT_TRAINING, "the loss finite"))
     with pytest.raises(ElsewhereError, match=r"^rank 1 failed: the loss finite$") as caught:
-        ranks.together(lambda: None)
+        ranks.run_on_all(lambda: None)
     assert caught.value.exit_code == EXIT_TRAINING
 
 
 def test_the_first_rank_that_failed_raises_its_own_error():
     with pytest.raises(TrainingError, match=r"^the loss finite$"):
-        First(second=(EXIT_TRAINING, "the disk is full")).together(fail)
-    assert First(second=None).together(lambda: 7) == 7
+        First(second=(EXIT_TRAINING, "the disk is full")).run_on_all(fail)
+    assert First(second=None).run_on_all(lambda: 7) == 7

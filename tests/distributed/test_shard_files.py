@@ -17,8 +17,8 @@ from tiercel.distributed.strategies.replicated import saved_tensors
 from tiercel.distributed.strategies.shard_files import SavedTensors, ShardPiece, saved_moments, write_pieces
 from tiercel.errors import ModelError, RunError, TrainingError
 from tiercel.models.weights.loading import load_weights
-from tiercel.models.weights.parts import ModelParts, parts_of
 from tiercel.models.weights.saving import save_model
+from tiercel.models.weights.sharded_model import ModelParts, parts_of
 from tiercel.training.checkpoints import ShardedSave
 
 ROWS = torch.arange(35.0).reshape(7, 5)

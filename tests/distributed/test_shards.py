@@ -23,7 +23,7 @@ from tests.training.test_loops import run_offline, sft_recipe, write_rows
 from tests.training.test_resume import write_recipe
 from tiercel.config import SftRecipe
 from tiercel.distributed.strategies.shard_files import saved_moments
-from tiercel.models.weights.parts import parts_of
+from tiercel.models.weights.sharded_model import parts_of
 from tiercel.runs.checkpoints import directory_of, problem_with
 from tiercel.runs.files import file_sha256
 

@@ -34,9 +34,9 @@ def hanging(at: str, kind: str, rank: str) -> dict[str, str]:
     (
         ("SIGFPE", "torch", ("tiercel doctor", "model.dtype: float32", "rank 1 was at", "no further attempt is made")),
         ("SIGILL", "transformers", ("built for a different processor", "tiercel doctor", "no further attempt is made")),
-        ("SIGSEGV", "torch", ("tiercel doctor", "goes on from the newest checkpoint")),
-        ("SIGBUS", "torch", ("/dev/shm", "goes on from the newest checkpoint")),
-        ("SIGKILL", "torch", ("oom_kill", "goes on from the newest checkpoint")),
+        ("SIGSEGV", "torch", ("tiercel doctor", "to resume from the newest checkpoint")),
+        ("SIGBUS", "torch", ("/dev/shm", "to resume from the newest checkpoint")),
+        ("SIGKILL", "torch", ("oom_kill", "to resume from the newest checkpoint")),
     ),
 )
 def test_a_rank_that_a_signal_ends_is_named_with_its_cause(tiny_checkpoints, tmp_path, kind, at, words):

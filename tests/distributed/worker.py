@@ -242,7 +242,7 @@ def equal_updates(options: argparse.Namespace, ranks: Ranks) -> dict[str, torch.
                     learn(trainer, trainer.with_teacher_terms(groups), recipe)
                 else:
                     objective = objective_of(recipe)
-                    plan = objective.plan(trainer, grouped_by_rank(trainer, examples))
+                    plan = objective.prepare(trainer, grouped_by_rank(trainer, examples))
                     example_update(trainer, objective, plan)
                 trainer.vision.end_step()
             found |= {f"{family_name}.{kind}.{step}": gradient for step, gradient in enumerate(kept)}
@@ -257,7 +257,7 @@ def require_turns(ranks: Ranks) -> None:
         time.sleep(0.05)
         return started, time.monotonic()
 
-    spans = ranks.gather(ranks.in_turns(act))
+    spans = ranks.all_gather(ranks.in_turns(act))
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
 
 

@@ -166,7 +166,8 @@ def fake(monkeypatch) -> Iterator[Callable[..., str]]:
             def log_message(self, *_: Any) -> None: ...
 
         servers.append(HTTPServer(("127.0.0.1", 0), Handler))
-        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        looks = {"poll_interval": 0.02}
+        threading.Thread(target=servers[-1].serve_forever, kwargs=looks, daemon=True).start()
         return url_of(f"http://127.0.0.1:{servers[-1].server_port}")
 
     asked: list[str] = []

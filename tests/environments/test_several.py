@@ -1,5 +1,6 @@
 """Several environments in one run: a column of each row names its own."""
 
+import textwrap
 from dataclasses import replace
 
 import pytest
@@ -29,9 +30,12 @@ MAP = """
     """
 
 
-@pytest.fixture
-def toolboxes(write):
-    environments = {"game": f"{write(GAME)}:Guess", "map": f"{write(MAP, 'map.py')}:Map"}
+@pytest.fixture(scope="module")
+def toolboxes(tmp_path_factory):
+    root, environments = tmp_path_factory.mktemp("several"), {}
+    for name, source, kind in (("game", GAME, "Guess"), ("map", MAP, "Map")):
+        (root / f"{name}.py").write_text(textwrap.dedent(source))
+        environments[name] = f"{root / name}.py:{kind}"
     return load_toolboxes(Rollout(environment=environments), limits())
 
 

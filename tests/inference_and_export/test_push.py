@@ -19,6 +19,7 @@ class Hub(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     refuses = False
+    is_private: bool | None = None  # of a repository that was there before
     created: list
     files: dict
 
@@ -40,12 +41,17 @@ class Hub(BaseHTTPRequestHandler):
                 entry = json.loads(line)
                 if entry["key"] == "file":
                     self.files[entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
+                if entry["key"] == "deletedFile":
+                    del self.files[entry["value"]["path"]]
             commit = f"http://{self.headers['Host']}/me/cup/commit/{'0' * 40}"
             return self._answer({"commitUrl": commit, "commitOid": "0" * 40, "success": True})
         return self._answer({})
 
     def do_GET(self) -> None:
-        self._answer({"id": "me/cup", "sha": "0" * 40, "siblings": []})
+        if "/tree/" in self.path:
+            return self._answer([{"type": "file", "path": name, "oid": "0" * 40, "size": 1} for name in self.files])
+        private = any(map(is_private, self.created)) if self.is_private is None else self.is_private
+        return self._answer({"id": "me/cup", "sha": "0" * 40, "siblings": [], "private": private})
 
     def _chunks(self):
         while size := int(self.rfile.readline(), 16):
@@ -53,7 +59,7 @@ class Hub(BaseHTTPRequestHandler):
             self.rfile.readline()
         self.rfile.readline()
 
-    def _answer(self, values: dict, code: int = 200) -> None:
+    def _answer(self, values: dict | list, code: int = 200) -> None:
         data = json.dumps(values).encode()
         self.send_response(code)
         self.send_header("Content-Length", str(len(data)))
@@ -69,7 +75,7 @@ class Hub(BaseHTTPRequestHandler):
 def hub(monkeypatch):
     kind = type("OneHub", (Hub,), {"created": [], "files": {}})
     server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("HF_TOKEN", "hf_secretofthistest")
@@ -112,6 +118,24 @@ def test_the_command_sends_it_too(hub, recipe, capsys):
     assert main(["export", str(run), "--adapter", "--push", "me/cup", "--public"]) == 0
     assert not is_private(hub.created[0]) and "me/cup" in capsys.readouterr().out
     assert main(["export", str(run), "--adapter", "--public"]) == 2
+
+
+def test_weights_of_an_earlier_upload_go(hub, recipe):
+    run = run_offline(recipe)
+    left = {"notes.md": b"", "other/model.safetensors": b"", "other/adapter_config.json": b""}
+    hub.files |= {"adapter_config.json": b"", "model.safetensors.index.json": b"", **left}
+    push(recipe, run, "me/cup", merge=True)
+    assert {"config.json", "model.safetensors", *left} <= {*hub.files}
+    assert not {"adapter_config.json", "model.safetensors.index.json"} & {*hub.files}
+
+
+@pytest.mark.parametrize("public", (True, False))
+def test_a_repository_of_before_is_as_visible_as_the_command_wants(hub, recipe, public):
+    run = run_offline(recipe)
+    hub.is_private = public
+    with pytest.raises(EnvironmentProblem, match=r"^me/cup exists and is"):
+        push(recipe, run, "me/cup", merge=False, public=public)
+    assert not hub.files
 
 
 def test_a_hub_that_refuses_is_told(hub, recipe):

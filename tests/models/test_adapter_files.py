@@ -26,6 +26,7 @@ from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import PackItem, pack
 from tiercel.rollout.local.engine import LocalSampler
 from tiercel.rollout.sampler import greedy_params
+from tiercel.types import EncodedPrompt
 
 CPU = torch.device("cpu")
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -124,10 +125,16 @@ def test_ranks_by_names_of_old_are_kept(tiny_checkpoints, tmp_path):
     assert set(scales.values()) == {(4, 2.0)}
 
 
+@pytest.fixture(scope="module")
+def saved(tiny_checkpoints, tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("adapter")
+    save_adapter(tiny_policy(tiny_checkpoints["qwen2_5_vl"], Lora(rank=4, alpha=8, targets=QKVO), noise=0.1), root)
+    return root
+
+
 @pytest.fixture
-def adapter(tiny_checkpoints, tmp_path) -> Path:
-    save_adapter(tiny_policy(tiny_checkpoints["qwen2_5_vl"], Lora(rank=4, alpha=8, targets=QKVO), noise=0.1), tmp_path)
-    return tmp_path
+def adapter(saved, tmp_path) -> Path:
+    return shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
 
 
 LAYER = "model.language_model.layers.1.self_attn."
@@ -252,7 +259,13 @@ def test_a_pickled_adapter_names_the_way_out(tiny_checkpoints, adapter):
         ({"target_modules": ["q_proj", "lm_head"]}, "adapts lm_head, which cannot be adapted here"),
         ({"target_modules": ["embed_tokens"]}, "adapts model.language_model.embed_tokens, which cannot be adapted"),
         ({"target_modules": ["wq"]}, "the adapter does not fit the model: "),
-        ({"r": 0}, "the adapter does not fit the model: "),
+        ({"r": 0}, "r is 0, but must be a number above 0, and a rank a whole one"),
+        ({"r": "4"}, "r is '4', but must be a number above 0"),
+        ({"r": None}, "r is None"),
+        ({"lora_alpha": 0}, "lora_alpha is 0, but must be a number above 0"),
+        ({"lora_alpha": float("nan")}, "lora_alpha is nan"),
+        ({"rank_pattern": {"q_proj": 2.5}}, "rank_pattern['q_proj'] is 2.5"),
+        ({"alpha_pattern": [8]}, "alpha_pattern is [8], but must be an object"),
     ],
 )
 def test_adapters_of_another_kind_are_refused(tiny_checkpoints, adapter, keys, said):
@@ -288,11 +301,12 @@ def test_every_linear_layer_takes_part_or_is_refused(tiny_checkpoints, tmp_path,
         with pytest.raises(ModelError, match=f"matches {re.escape(each)}, which cannot be adapted here"):
             adapter_targets(family, model, Lora(targets=re.escape(each)))
     policy = tiny_policy(tiny_checkpoints[name], Lora(rank=4, alpha=8, targets="all"))
-    base = scored(policy)
+    prompts = tiny_prompts(policy.family)[1:2]
+    base = scored(policy, prompts)
     for each in chosen:
         up = dict(policy.model.named_parameters())[f"{each}.lora_B.default.weight"]
         up.data.normal_(0, 0.5, generator=torch.Generator().manual_seed(3))
-        sampled, learned = scored(policy)
+        sampled, learned = scored(policy, prompts)
         assert not torch.equal(sampled, base[0]), each
         torch.testing.assert_close(sampled, learned, rtol=0, atol=2e-4)
         up.data.zero_()
@@ -311,9 +325,8 @@ def test_every_linear_layer_takes_part_or_is_refused(tiny_checkpoints, tmp_path,
     assert close(logprobs(merged, packed), expected)
 
 
-def scored(policy: Policy) -> tuple[Tensor, Tensor]:
-    """Logprobs of a greedy completion about a picture: the sampler's and the learner's."""
-    prompts = tiny_prompts(policy.family)[1:2]
+def scored(policy: Policy, prompts: list[EncodedPrompt]) -> tuple[Tensor, Tensor]:
+    """Logprobs of greedy completions: the sampler's and the learner's."""
     params = greedy_params(Rollout(max_new_tokens=3))
     groups = LocalSampler(policy, VisionStore(policy, 0)).sample(prompts, params, [1])
     found = [group.completions[0] for group in groups]

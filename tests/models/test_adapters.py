@@ -183,3 +183,5 @@ def test_a_run_that_started_by_loftq_is_merged_into_the_rounded_weights(tiny_che
     assert "merged into the nf4 weights" in capsys.readouterr().out
     alone = load_for_inference(tiny_recipe(merged), CPU, None)
     torch.testing.assert_close(logprobs(alone), logprobs(trained), rtol=0, atol=1e-4)
+    export(recipe, run, tmp_path / "adapter", merge=False)
+    assert f"belongs to {path} in nf4" in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """A saved model comes with the template that was trained, the limits of its pictures, and the checkpoint's files."""
 
 import json
+import shutil
 import stat
 from pathlib import Path
 
@@ -68,6 +69,29 @@ def test_limits_of_pictures_are_those_of_the_run(tiny_checkpoints, tmp_path, lim
     assert size == {"shortest_edge": limits.get("min_pixels", 784), "longest_edge": 6272}
     read = Qwen2VLImageProcessorPil.from_pretrained(target).size
     assert (read.shortest_edge, read.longest_edge) == (size["shortest_edge"], 6272)
+
+
+PUBLISHED = {"min_pixels": 3136, "max_pixels": 12845056}
+
+
+@pytest.mark.parametrize("size", (None, PUBLISHED), ids=("Qwen2.5-VL", "Qwen2-VL"))
+@pytest.mark.parametrize("file", ("preprocessor_config.json", "processor_config.json"))
+@pytest.mark.parametrize("limits", ({"max_pixels": 6272}, {"min_pixels": 1568, "max_pixels": 6272}))
+def test_limits_are_written_into_files_as_published(tiny_checkpoints, tmp_path, size, file, limits):
+    checkpoint = Path(shutil.copytree(tiny_checkpoints["qwen2_5_vl"], tmp_path / "published"))
+    config = json.loads((checkpoint / "preprocessor_config.json").read_text())
+    del config["size"]
+    config |= PUBLISHED | ({} if size is None else {"size": size})
+    (checkpoint / "preprocessor_config.json").unlink()
+    nested = {"image_processor": config} if file == "processor_config.json" else config
+    (checkpoint / file).write_text(json.dumps(nested))
+    target = written(checkpoint, tmp_path / "out", **limits)
+    found = json.loads((target / file).read_text())
+    found = found["image_processor"] if file == "processor_config.json" else found
+    expected = PUBLISHED | limits
+    assert found == config | expected | ({} if size is None else {"size": expected})
+    read = Qwen2VLImageProcessorPil.from_pretrained(target).size
+    assert (read.shortest_edge, read.longest_edge) == (expected["min_pixels"], expected["max_pixels"])
 
 
 def test_safetensors_that_only_their_owner_may_read_get_the_mode_of_other_files(tmp_path):

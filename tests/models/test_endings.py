@@ -6,14 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from tests.models.test_prompts import TWO_TURNS, conversation_of, pieces, row_of
+from tests.tiny_models import tiny_policy
 from tiercel.config.schema import Model
 from tiercel.errors import DataError, ModelError
 from tiercel.models.chat import encode_answer, turn_end_line
 from tiercel.models.families.base import Family
 from tiercel.models.prompts import conversation_length, encode_prompt, prompt_length
 from tiercel.models.weights.loading import load_family
+from tiercel.models.weights.saving import save_model
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.rollout.token_sampling import TokenDraw
 from tiercel.rollout.vllm.requests import sampling_fields
@@ -73,6 +76,26 @@ def test_every_engine_stops_at_the_templates_end(base):
     assert sampling_fields(family, SamplingParams(max_new_tokens=4), 0)["stop_token_ids"] == [chat, own]
     answer = encode_answer(family, [Message(role="user", content="Go on.")], ())
     assert int(answer.token_ids_L[0]) == chat
+
+
+@pytest.mark.parametrize("said", (None, "own", ["own"], "chat", ["own", "chat"], ["chat", "own", 3]))
+def test_a_saved_model_stops_where_its_run_did(base, tmp_path, said):
+    """The source has no generation config, or lists some of the two ends."""
+    policy = tiny_policy(base, None)
+    chat, own = policy.family.tokenizer.convert_tokens_to_ids(list(CHAT))
+    ids = {"chat": chat, "own": own}
+    given = [ids.get(each, each) for each in said] if isinstance(said, list) else ids.get(said)
+    if said is not None:
+        (base / "generation_config.json").write_text(json.dumps({"top_p": 0.1, "eos_token_id": given}, indent=1))
+        policy = tiny_policy(base, None)
+    save_model(policy.family, policy.model, tmp_path / "saved")
+    read = GenerationConfig.from_pretrained(tmp_path / "saved")
+    if isinstance(said, list) and "chat" in said and "own" in said:
+        written, source = ((folder / "generation_config.json").read_bytes() for folder in (tmp_path / "saved", base))
+        assert written == source
+    else:
+        assert read.eos_token_id == [chat, own]
+    assert read.top_p == (None if said is None else 0.1)
 
 
 def test_an_instruct_models_turns_end_as_before(tiny_checkpoints):

@@ -182,10 +182,11 @@ def test_shared_prefix_gradient_equals_the_repeated_one(tiny_checkpoints, name):
 @pytest.mark.parametrize("form", ("split", "dense", "repeated"))
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_gradient_checkpointing_changes_nothing(tiny_checkpoints, name, form):
+    policy = policy_of(tiny_checkpoints[name], lora_noise=0.1)
+    packed = pack(items_of(policy.family, torch.Generator().manual_seed(6)))
     gradients = []
     for checkpointing in (False, "selective", "full"):
-        policy = policy_of(tiny_checkpoints[name], lora_noise=0.1)
-        packed = pack(items_of(policy.family, torch.Generator().manual_seed(6)))
+        policy.model.zero_grad()
         features = VisionStore(policy, 0).features(packed.images)
         learner = PackedPolicy(policy, form, checkpointing).train()
         learner(packed, features, 1.0).logprobs_N.sum().backward()

@@ -155,6 +155,8 @@ def test_a_name_that_cannot_be_fetched_says_so():
     # offline, with nothing of that name cached; a hub that can be reached answers that there is no such model
     with pytest.raises((ModelError, EnvironmentProblem), match=r"model\.path: no-such-owner/no-such-model"):
         resolve(Model(path="no-such-owner/no-such-model"))
+    with pytest.raises(ModelError, match=r"model\.path: ~nobody-here/m is neither a directory nor a model"):
+        resolve(Model(path="~nobody-here/m"))
     with pytest.raises(ModelError, match=r"teacher\.path: too/many/parts is neither a directory nor a model"):
         resolve(Model(path="too/many/parts"), "teacher.path")
 
@@ -257,6 +259,21 @@ def test_pixels_of_the_recipe_take_the_place_of_the_checkpoints(checkpoint):
     assert small.plan_image((200, 200)).processed_size == (56, 56)
     large = load_family(Model(path=str(checkpoint), min_pixels=84 * 84))
     assert large.plan_image((28, 28)).processed_size == (84, 84)
+
+
+@pytest.mark.parametrize("name", ("qwen2_5_vl", "qwen3_vl"))
+def test_pixels_beyond_the_checkpoints_other_limit_are_refused(tiny_checkpoints, name):
+    """The checkpoint's limits are 784 and 12544; a small picture would be enlarged above model.max_pixels."""
+    path = str(tiny_checkpoints[name])
+    words = r"model.max_pixels: is 783, .* at least 784 pixels; set model.min_pixels too, to 783 or less"
+    with pytest.raises(ModelError, match=f"^{words}"):
+        load_family(Model(path=path, max_pixels=783))
+    words = r"model.min_pixels: is 12545, .* at most 12544 pixels; set model.max_pixels too, to 12545 or more"
+    with pytest.raises(ModelError, match=f"^{words}"):
+        load_family(Model(path=path, min_pixels=12545))
+    for limits in ({"max_pixels": 784}, {"min_pixels": 12544}, {"min_pixels": 100, "max_pixels": 783}):
+        family = load_family(Model(path=path, **limits))
+        assert family.plan_image((100, 100)).token_count >= 1
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
+from tests.generic_models import GENERIC, save_generic_checkpoint
 from tests.models.test_families import huggingface_inputs
 from tests.tiny_models import FAMILY_NAMES, noise_image, tiny_policy
 from tiercel.config.schema import Model
 from tiercel.errors import DataError, ModelError
+from tiercel.models.chat import require_joining, take_turn_end
 from tiercel.models.families.base import Family
 from tiercel.models.families.image_transforms import picture_image
 from tiercel.models.prompts import (
@@ -198,6 +202,21 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(family, tmp_path, kin
     with pytest.raises(DataError, match=r"chat template changes earlier turns.*data\.template") as error:
         conversation_of(changed, row_of(*TWO_TURNS))
     assert error.value.field == "messages"
+
+
+@pytest.mark.parametrize("thought", ("<|channel>thought\n<channel|>", "<think>\n\n</think>\n\n"))
+def test_an_empty_thought_of_the_generation_prompt_stands_before_the_last_answer(family, tmp_path, thought):
+    """As in the templates of Gemma 4 26B and 31B."""
+    turns = "{% for message in messages %}" + TURN + "{% endfor %}"
+    plain = with_template(family, tmp_path, turns + PROMPT)
+    changed = with_template(family, tmp_path, turns + PROMPT.replace("{% endif %}", thought + "{% endif %}"))
+    row = row_of(*TWO_TURNS)
+    found, without = conversation_of(changed, row), conversation_of(plain, row)
+    text = changed.tokenizer.decode(found.prompt.token_ids_P.tolist() + found.token_ids_L.tolist())
+    assert text.count(thought) == 1 and text.rindex("assistant\n" + thought) == text.rindex("assistant\n")
+    scored, expected = (each.token_ids_L[each.is_scored_L].tolist() for each in (found, without))
+    assert scored == expected
+    assert conversation_length(changed, row, (), None) == len(found.prompt.token_ids_P) + len(found.token_ids_L)
 
 
 EACH = "{% for message in messages %}", "{% endfor %}" + PROMPT
@@ -500,6 +519,59 @@ def test_one_placeholder_for_each_picture(families, name):
     assert ids.count(one) == 2 and not set(family.placeholder_ids[1:]) & set(ids)
     if one == marker:  # the template's own text, before images are filled in
         assert ids == family.tokenizer(prompt.text, add_special_tokens=False)["input_ids"]
+
+
+LLAVA = (  # as LLaVA-1.5 is published, without the list of parts
+    "{% for message in messages %}{{ message['role'].upper() + ': ' }}{{ message['content'] }}"
+    "{% if message['role'] == 'user' %} {% elif ends %}</s>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
+
+
+def sentence_pieces(kind: str) -> PreTrainedTokenizerFast:
+    """A tokenizer in which every text begins with a space: as LLaVA-1.5's, also behind special tokens, or only the
+    first."""
+    words = ("USER", "ASSISTANT", "A", "cat", "What", "now", "It", "sits")
+    vocabulary = {
+        symbol: number for number, symbol in enumerate(("\n", "\u2581", ":", ".", "?", *sorted(set("".join(words)))))
+    }
+    merges = []
+    for word in words:
+        for length in range(2, len(word) + 1):
+            merges.append((word[: length - 1], word[length - 1]))
+        merges.append(("\u2581", word))
+    for left, right in merges:
+        vocabulary.setdefault(left + right, len(vocabulary))
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=list(dict.fromkeys(merges))))
+    if kind == "every":
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.add_special_tokens([AddedToken("</s>", special=True, normalized=False)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", pad_token="</s>")
+
+
+@pytest.mark.parametrize("kind", ("every", "first"))
+@pytest.mark.parametrize("ends", (True, False))
+def test_a_turn_behind_text_gets_no_second_space(tmp_path, kind, ends):
+    family = load_family(Model(path=str(save_generic_checkpoint(GENERIC["llama"], tmp_path / "it"))))
+    family.tokenizer = tokenizer = sentence_pieces(kind)
+    template = LLAVA.replace("elif ends", "else" if ends else "elif false")
+    end = tokenizer.eos_token_id
+    family.checkpoint = replace(family.checkpoint, tokenizer=tokenizer, chat_template=template, end_token_ids=(end,))
+    take_turn_end(family)
+    turns = (("user", "What now?"), ("assistant", "A cat."))
+    more = (("user", "What?"), ("assistant", "It sits.")) if ends else ()
+    conversation = conversation_of(family, row_of(*turns, *more))
+    text = "USER: What now? ASSISTANT: A cat." + ("</s>USER: What? ASSISTANT: It sits.</s>" if ends else "</s>")
+    ids = [*conversation.prompt.token_ids_P.tolist(), *conversation.token_ids_L.tolist()]
+    assert ids == tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(ids)[conversation.prompt.token_ids_P.numel() :][:2] == [
+        "\u2581A",
+        "\u2581cat",
+    ]
+    if ends:
+        require_joining(family, "user")
 
 
 def test_a_rows_own_pixel_limits_lie_within_the_recipes(tiny_checkpoints):

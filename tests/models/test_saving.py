@@ -172,8 +172,9 @@ def test_plain_transformers_loads_a_whole_model(tiny_checkpoints, tmp_path, name
 
 def test_files_beside_the_weights_are_copied_byte_for_byte(tiny_checkpoints, tmp_path):
     source = shutil.copytree(tiny_checkpoints["qwen2_5_vl"], tmp_path / "source")
-    (source / "generation_config.json").write_text('{"eos_token_id": [3, 4], "do_sample": true, "temperature": 0.1}')
     policy = tiny_policy(source, None)
+    end = policy.family.tokenizer.eos_token_id
+    (source / "generation_config.json").write_text(f'{{"eos_token_id": [3, {end}], "do_sample": true, "top_p": 0.1}}')
     save_model(policy.family, policy.model, tmp_path / "model")
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "preprocessor_config.json"):
         assert (tmp_path / "model" / name).read_bytes() == (source / name).read_bytes()

@@ -1,5 +1,8 @@
 """Microbatches: which groups share one, what is left out, and that the token budget never changes a gradient."""
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -127,8 +130,15 @@ def test_groups_without_advantage_stay_out_and_are_counted_in_the_totals():
     equal = scored_group(prompt([7], 0), [([8], 1.0), ([9], 1.0)])
     unequal = scored_group(prompt([1, 2, 3], 1), [([5], 0.0), ([6], 1.0)])
     groups = learnable_groups([equal, unequal])
-    assert [group.item.prompt.index for group in without_zero_groups(groups)] == [1]
+    assert [group.item.prompt.index for group in without_zero_groups(groups, keeps_nan=False)] == [1]
     assert totals_of(groups) == Totals(tokens=4, completions=4, groups=2)
+
+
+@pytest.mark.parametrize("keeps_nan", (True, False))
+def test_a_group_without_advantage_whose_logprobs_are_nan_may_be_kept(keeps_nan):
+    (group,) = learnable_groups([scored_group(prompt([7], 0), [([8], 1.0), ([9], 1.0)])])
+    unknown = replace(group, sampler_logprobs=(torch.tensor([math.nan]), *group.sampler_logprobs[1:]))
+    assert without_zero_groups([unknown], keeps_nan=keeps_nan) == [unknown] * keeps_nan
 
 
 @pytest.mark.parametrize("form", ("dense", "split"))

@@ -64,7 +64,9 @@ def test_value_and_gradient_are_those_of_whole_distributions(name, is_trained, t
         (expected * weights).sum().backward()
 
         target = Target(tokens=told, distribution=partial(teacher.distribution, temperature=0.8), measure=measure)
-        found = head(hidden, torch.zeros(TOKENS, dtype=torch.int64), 0.8, asked=PassOptions(target=target)).divergence_N
+        found = head(
+            hidden, torch.zeros(TOKENS, dtype=torch.int64), 0.8, options=PassOptions(target=target)
+        ).divergence_N
         (found * weights).sum().backward()
         torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
         assert float((hidden.grad - hidden64.grad).norm() / hidden64.grad.norm()) < 1e-5
@@ -83,7 +85,7 @@ def test_no_tokens_have_no_divergence():
         torch.empty(0, STATE, requires_grad=True),
         torch.empty(0, dtype=torch.int64),
         1.0,
-        asked=PassOptions(target=target),
+        options=PassOptions(target=target),
     )
     assert scores.divergence_N is not None and scores.divergence_N.shape == (0,)
     scores.divergence_N.sum().backward()

@@ -122,7 +122,7 @@ def test_an_entropy_bonus_has_a_gradient():
     hidden, linear, targets = random_case(torch.float64)
     linear.requires_grad_(False)
     hidden.requires_grad_()
-    scores = TokenHead(linear, PLACEHOLDERS)(hidden, targets, 0.7, asked=PassOptions(entropy_gradient=True))
+    scores = TokenHead(linear, PLACEHOLDERS)(hidden, targets, 0.7, options=PassOptions(entropy_gradient=True))
     (scores.logprobs_N + 0.3 * scores.entropy_N).sum().backward()
     same = hidden.detach().clone().requires_grad_()
     logprobs, entropies = plain(same, linear.weight, targets, 0.7)
@@ -152,7 +152,7 @@ def test_smoothed_logprobs_are_those_of_a_target_that_all_words_share(monkeypatc
     hidden, linear, targets = random_case(torch.float64)
     linear.requires_grad_(is_trained)
     hidden.requires_grad_()
-    found_N = TokenHead(linear, PLACEHOLDERS, cap)(hidden, targets, 0.7, asked=PassOptions(smoothing=0.1)).logprobs_N
+    found_N = TokenHead(linear, PLACEHOLDERS, cap)(hidden, targets, 0.7, options=PassOptions(smoothing=0.1)).logprobs_N
     found_N.sum().backward()
 
     expected = hidden.detach().requires_grad_()
@@ -173,7 +173,7 @@ def test_squares_of_two_words_by_hand(monkeypatch, is_trained):
     linear = nn.Linear(1, 3, bias=False).requires_grad_(is_trained)
     linear.weight.data = torch.tensor([[0.0], [math.log(3)], [2.0]])
     head, hidden = TokenHead(linear, (2,)), torch.ones(2, 1, requires_grad=True)
-    scores = head(hidden, torch.tensor([1, 0]), 1.0, asked=PassOptions(squares=True))
+    scores = head(hidden, torch.tensor([1, 0]), 1.0, options=PassOptions(squares=True))
     assert scores.squares_N.tolist() == pytest.approx([math.log(10 / 16)] * 2) and not scores.squares_N.requires_grad
     assert head(hidden, torch.tensor([1, 0]), 1.0).squares_N is None
 
@@ -182,7 +182,7 @@ def test_two_words_smoothed_by_hand():
     """Logits 0 and ln 3: p = 1/4, 3/4; of the second word 0.8 ln 3/4 + 0.2 (ln 1/4 + ln 3/4) / 2."""
     linear = nn.Linear(1, 2, bias=False)
     linear.weight.data = torch.tensor([[0.0], [math.log(3)]])
-    scores = TokenHead(linear, ())(torch.ones(1, 1), torch.tensor([1]), 1.0, asked=PassOptions(smoothing=0.2))
+    scores = TokenHead(linear, ())(torch.ones(1, 1), torch.tensor([1]), 1.0, options=PassOptions(smoothing=0.2))
     assert scores.logprobs_N.item() == pytest.approx(0.9 * math.log(3 / 4) + 0.1 * math.log(1 / 4))
 
 
@@ -216,7 +216,8 @@ def wide_products(monkeypatch):
 
     def product(left: Tensor, right: Tensor, out_dtype: torch.dtype) -> Tensor:
         assert left.dtype == right.dtype == torch.bfloat16
-        return left.to(out_dtype) @ right.to(out_dtype)
+        with torch.autocast("cpu", enabled=False):
+            return left.to(out_dtype) @ right.to(out_dtype)
 
     def product_into(left: Tensor, right: Tensor, out_dtype: torch.dtype, *, out: Tensor) -> Tensor:
         return out.copy_(product(left, right, out_dtype))
@@ -245,6 +246,17 @@ def test_logits_in_float32_are_not_rounded_to_half_precision(wide_products, is_t
     torch.testing.assert_close(hidden.grad.double(), same_hidden.grad, rtol=0.02, atol=0.2)
     if is_trained:
         torch.testing.assert_close(linear.weight.grad.double(), same_weight.grad, rtol=0.02, atol=0.05)
+
+
+def test_logits_of_a_trained_head_are_not_rounded_under_autocast(wide_products):
+    hidden, linear, targets = random_case(torch.bfloat16)
+    linear.weight.data = (linear.weight.data * 8).float()  # as in full fine-tuning
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = TokenHead(linear, PLACEHOLDERS)(hidden.float().requires_grad_(), targets, 1.0)
+    expected, _ = plain(hidden.detach().double(), linear.weight.detach().double(), targets, 1.0)
+    torch.testing.assert_close(scores.logprobs_N.detach().double(), expected, rtol=1e-5, atol=1e-4)
+    scores.logprobs_N.sum().backward()
+    assert linear.weight.grad.dtype == torch.float32
 
 
 def test_bfloat16_is_summed_in_float32():

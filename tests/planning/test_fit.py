@@ -49,6 +49,26 @@ def test_what_is_written_fits_and_says_what_changed(tmp_path, capsys, case):
     assert main(words) == 2 and "already exists" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    (
+        (["--output", "new.yaml"], ["--output: is set, but --fit is not; add --fit SIZE"]),
+        (
+            ["--fit", "24GB", "--gpu-memory", "80GB", "--json", "--prompt-tokens", "9"],
+            [
+                "--gpu-memory: is set beside --fit",
+                "--json: is set beside --fit",
+                "--prompt-tokens: is set beside --fit",
+            ],
+        ),
+    ),
+)
+def test_flags_without_effect_are_refused(tmp_path, capsys, words, said):
+    assert main(["plan", str(tmp_path / "recipe.yaml"), *words]) == 2
+    told = capsys.readouterr().err
+    assert all(each in told for each in said)
+
+
 def test_lengths_are_the_last_to_change(tmp_path):
     """And no rule of the recipe is broken on the way."""
     directory = save_config("qwen2_5_vl", "7b", tmp_path / "model")

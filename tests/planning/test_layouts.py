@@ -72,6 +72,18 @@ def test_rows_that_do_not_fit_at_once_take_turns(tmp_path):
     assert seconds[0] > 1.5 * seconds[1]
 
 
+def test_prompts_of_the_local_engine_take_turns_above_the_tokens_of_a_batch(tmp_path):
+    """262,144 tokens are 32 prompts with 4 completions, each of 1,000 + 1,000 tokens."""
+    recipe = recipe_of(save_config("qwen2_5_vl", "7b", tmp_path), Vllm())
+    recipe = recipe.with_values({"rollout.engine": "local"})
+    sizes, seconds = study(recipe, None).sizes, []
+    for prompts in (32, 64):
+        planned = recipe.with_values({"optim.prompts_per_step": prompts})
+        rollout = step_rollout(planned, ranks=1, prompt_tokens=1000, memory_bytes=80 * 10**9)
+        seconds.append(rollout_seconds(planned, sizes, rollout, DEVICES["h100"]))
+    assert seconds[1] == pytest.approx(2 * seconds[0])
+
+
 @pytest.mark.scale
 def test_72b_with_vllm_over_eight_gpus_beside_the_learner_fits_and_neither_waits_for_the_other(tmp_path, capsys):
     path = f"model.path={save_config('qwen2_5_vl', '72b', tmp_path)}"

@@ -79,7 +79,7 @@ def module_bytes(module: torch.nn.Module) -> int:
 def real_peak(subject: Subject) -> int:
     """Bytes of the second update's passes: weights, gradients, moments and all that a pass holds."""
     recipe = subject.recipe
-    policy = subject.probed.empty_policy(subject.sizes.layers)
+    policy = subject.empty_policy(subject.sizes.layers)
     packed = packed_case(
         subject.composition, recipe.learner.max_tokens_per_microbatch, subject.family.position_dimensions
     )

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,15 @@ import pytest
 from tests.training.test_loops import grpo_recipe, write_rows
 from tiercel.cli.arguments import build_parser
 from tiercel.cli.main import main
-from tiercel.config import recipe_to_yaml
+from tiercel.config import load_recipe, recipe_to_yaml
+from tiercel.planning import plan as planning
 from tiercel.planning.devices import DEVICES
+from tiercel.planning.memory import Measured
+from tiercel.planning.options import Subject, measure, study
 from tiercel.planning.probe import Composition, LinearBytes, fitted
 
+UNREAD = {"train": {"strategy"}, "model": {"reference"}, "learner": {"compile"}, "algorithm": {"kl": {"coef"}}}
+MEASURED: dict[tuple[int, str], Measured] = {}
 NOT_COMPILED = "learner.compile=false"  # where a test is about something else, because compiling takes seconds
 
 
@@ -25,16 +32,44 @@ def recipe_without_weights(checkpoint: Path, root: Path) -> Path:
     return file
 
 
+@pytest.fixture(scope="module")
+def recipe(tiny_checkpoints, tmp_path_factory) -> Path:
+    return recipe_without_weights(tiny_checkpoints["qwen2_5_vl"], tmp_path_factory.mktemp("plan"))
+
+
 @pytest.fixture
-def recipe(tiny_checkpoints, tmp_path) -> Path:
-    return recipe_without_weights(tiny_checkpoints["qwen2_5_vl"], tmp_path)
+def measured(monkeypatch) -> Callable[[Subject], Measured]:
+    """Measure a learner once for all plans that differ in nothing that a measurement reads."""
+    monkeypatch.setattr(planning, "measure", measured_once)
+    return measured_once
 
 
+def measured_once(subject: Subject) -> Measured:
+    key = subject.prompt_tokens, subject.recipe.model_dump_json(exclude=UNREAD)
+    if key not in MEASURED:
+        MEASURED[key] = measure(subject)
+    return MEASURED[key]
+
+
+@pytest.mark.usefixtures("measured")
 def test_a_plan_that_fits_says_what_it_chose(recipe, capsys):
     assert main(["plan", str(recipe), "--gpus", "2", "--gpu-memory", "80GB"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("planned for 2 x h100 with 80GB") and "--device (b200, " in said
     assert "train.strategy: ddp, the least communication" in said and "most during rollout" in said
+
+
+def test_compiled_layers_keep_less(recipe, measured):
+    found = measured(study(load_recipe("grpo", recipe, check_paths=False), None))
+    assert found.compiled is not None
+    assert 0 < found.compiled().per_layer_token < found.learn.per_layer_token
+
+
+def test_a_measurement_does_not_read_what_plans_are_compared_by(recipe, measured):
+    given = load_recipe("grpo", recipe, check_paths=False)
+    other = {"train.strategy": "fsdp2", "model.reference": "cpu", "learner.compile": False, "algorithm.kl.coef": 0.1}
+    found, expected = measure(study(given.with_values(other), None)), measured(study(given, None))
+    assert replace(found, compiled=None) == replace(expected, compiled=None)
 
 
 @pytest.mark.parametrize("name", ("gemma3", "gemma4", "qwen3_5_moe"))
@@ -44,6 +79,7 @@ def test_layers_that_differ_are_planned(tiny_checkpoints, tmp_path, capsys, name
     assert "train.strategy: single, which fits" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("measured")
 def test_json_has_every_strategy(recipe, capsys):
     assert main(["plan", str(recipe), NOT_COMPILED, "--gpus", "2", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
@@ -62,6 +98,7 @@ def test_what_does_not_fit_ends_with_2_and_a_change(recipe, capsys):
     assert main(["plan", str(recipe), *words, "--gpu-memory", "1.7GB"]) == 0
 
 
+@pytest.mark.usefixtures("measured")
 @pytest.mark.parametrize("place", ("device", "cpu"))
 @pytest.mark.parametrize("strategy", ("ddp", "fsdp2"))
 def test_the_copy_of_the_start_is_counted_where_it_lies(recipe, capsys, place, strategy):
@@ -92,6 +129,7 @@ def test_a_microbatch_has_the_tokens_asked_for(tokens):
     assert all(1 <= len(item.continuations) <= 4 for item in items)
 
 
+@pytest.mark.usefixtures("measured")
 def test_muon_keeps_one_moment_of_the_matrices_and_plans_no_strategy_that_cuts_them(recipe, capsys):
     def options(*words: str) -> dict[str, int]:
         words = ("lora=null", "model.dtype=bfloat16", NOT_COMPILED, "--gpus", "2", "--json", *words)

@@ -33,8 +33,8 @@ def visuals(family) -> dict[str, list[EncodedImage]]:
 @pytest.mark.parametrize(("name", "size"), (("qwen2_5_vl", "3b"), ("qwen2_vl", "1.5b")))
 def test_the_towers_bytes_are_within_a_tenth_of_the_real_code(tmp_path, name, size, trains_tower):
     subject = subject_of(tmp_path, name, size, trains_tower=trains_tower)
-    planned = vision_bytes(subject.probed)
-    policy = subject.probed.empty_policy(1)
+    planned = vision_bytes(subject)
+    policy = subject.empty_policy(1)
     family = with_processor(subject.family, subject.config)
     route_tower(family.tower_of_spans(policy.model))
     make_ready(policy)

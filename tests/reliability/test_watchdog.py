@@ -16,8 +16,8 @@ import pytest
 from tiercel.errors import EXIT_STALL
 from tiercel.reliability import stall_files
 from tiercel.reliability.heartbeat import Heartbeat
-from tiercel.reliability.stall import RankSignal
-from tiercel.reliability.stall_files import SignFiles
+from tiercel.reliability.stall import RankStatus
+from tiercel.reliability.stall_files import RankStatusFiles
 from tiercel.reliability.watchdog import ANY_PHASE, Watchdog
 
 LIMIT = 0.6
@@ -36,7 +36,7 @@ class Ends:
 
 
 def watchdog(run: Path, heartbeat: Heartbeat, ends: Ends, world_size: int = 1, **limits: float) -> Watchdog:
-    files = SignFiles(run / ".signs", world_size)
+    files = RankStatusFiles(run / ".signs", world_size)
     return Watchdog(heartbeat, run, files, {ANY_PHASE: LIMIT, **limits}, end=ends)
 
 
@@ -74,7 +74,10 @@ def test_a_phase_may_have_a_longer_limit(tmp_path):
 
 
 @pytest.mark.parametrize("culprit", (0, 1))
-def test_of_two_ranks_the_one_that_the_other_waits_for_is_named(tmp_path, capsys, culprit):
+def test_of_two_ranks_the_one_that_the_other_waits_for_is_named(tmp_path, capsys, monkeypatch, culprit):
+    monkeypatch.setattr(
+        "tiercel.reliability.watchdog.LOOKS_BETWEEN_STATUSES", 30
+    )  # a thread that starts late has not left
     pulses, ends = [Heartbeat(0), Heartbeat(1)], [Ends(), Ends()]
     with ExitStack() as dogs:
         for rank in (0, 1):
@@ -113,9 +116,9 @@ def test_a_rank_that_says_nothing_any_more_is_named(tmp_path, capsys):
     assert "rank 0 waits in sum of gradients (optimizer_step.py:9)" in said
 
 
-def other_sign(rank: int, looks: int = 0) -> RankSignal:
+def other_sign(rank: int, looks: int = 0) -> RankStatus:
     """Of a rank that lives elsewhere, in its import."""
-    return RankSignal(rank=rank, phase="import", phases=0, step=0, quiet_seconds=0.0, limit_seconds=LIMIT, looks=looks)
+    return RankStatus(rank=rank, phase="import", phases=0, step=0, quiet_seconds=0.0, limit_seconds=LIMIT, looks=looks)
 
 
 def test_a_rank_that_works_names_the_next_one_once_that_is_silent(tmp_path, capsys):
@@ -136,7 +139,8 @@ def test_a_rank_that_has_not_begun_is_named_and_one_that_left_is_not(tmp_path, c
     heartbeat, ends = Heartbeat(0), Ends()
     with watchdog(tmp_path, heartbeat, ends, 2) as dog:
         dog.files.write(other_sign(1))
-        time.sleep(LIMIT / 2)
+        while not dog._has_met_next:
+            time.sleep(0.01)
         dog.files.forget(1)
         for _ in range(12):
             heartbeat.beat()
@@ -164,19 +168,19 @@ def test_the_message_has_the_figures_of_the_judgement_whoever_speaks(tmp_path, c
     judged = [replace(other_sign(0, 5), waits_in="gather (a.py:1)"), replace(other_sign(1, 9), quiet_seconds=0.7)]
     with watchdog(tmp_path, heartbeat, ends, 2) as dog:
         dog.files.write(other_sign(1))
-        assert dog.files.call_out(judged) == judged
-        assert dog.files.call_out(judged[:1]) == judged  # the first judgement is used
+        assert dog.files.announce_stall(judged) == judged
+        assert dog.files.announce_stall(judged[:1]) == judged  # the first judgement is used
         assert ends.happened.wait(20 * LIMIT)
     assert "no progress for 1 s (the limit is 0.6 s" in capsys.readouterr().err
 
 
 def test_a_lost_sign_on_a_full_disk_is_still_a_sign_of_life(tmp_path, monkeypatch):
-    files = SignFiles(tmp_path, 1)
+    files = RankStatusFiles(tmp_path, 1)
     files.write(other_sign(0))
     os.utime(tmp_path / "rank-0.json", (1.0, 1.0))
     monkeypatch.setattr(stall_files, "write_new", raising(OSError(errno.ENOSPC, "full")))
     files.write(other_sign(0, 7))
-    assert files.moment(0) > time.time() - 60.0
+    assert files.written_at(0) > time.time() - 60.0
     assert files.read()[0].looks == 0
 
 
@@ -209,9 +213,9 @@ def test_an_open_run_shows_what_its_rank_does(tmp_path, monkeypatch):
                 assert time.monotonic() < until
                 heartbeat.beat()
                 time.sleep(0.02)
-            sign = json.loads(file.read_text())
-            assert (sign["rank"], sign["step"], sign["rows"], sign["process"]) == (0, 7, ["row-1"], os.getpid())
-            assert sign["quiet_seconds"] < sign["limit_seconds"]
+            status = json.loads(file.read_text())
+            assert (status["rank"], status["step"], status["rows"], status["process"]) == (0, 7, ["row-1"], os.getpid())
+            assert status["quiet_seconds"] < status["limit_seconds"]
         assert not file.exists()
         time.sleep(LIMIT / 4)
         heartbeat.beat()

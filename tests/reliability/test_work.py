@@ -46,7 +46,7 @@ def test_importing_is_progress_and_computing_alone_is_not(monkeypatch):
     for _ in range(2):
         compute(SECONDS / 2)
         work.idle_seconds()
-    assert work.moment > began and work.progress == began
+    assert work.last_work_at > began and work.progress == began
     monkeypatch.setitem(sys.modules, "made_by_a_test", ModuleType("made_by_a_test"))
     time.sleep(SECONDS / 2)
     work.idle_seconds()

@@ -35,6 +35,7 @@ def sample(
     token_count: int = 3,
     coordinate_space: CoordinateSpace = "resized_pixels",
     opened: str = "",
+    named: dict[str, Any] | None = None,
 ) -> Sample:
     image = SampleImage(path="a.png", original_size=original_size, processed_size=processed_size)
     return Sample(
@@ -49,6 +50,7 @@ def sample(
         coordinate_space=coordinate_space,
         messages=(Turn(role="user", content="<image>Where?"),),
         opened=opened,
+        named=named or {},
     )
 
 

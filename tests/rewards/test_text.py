@@ -30,6 +30,8 @@ def test_exact_takes_one_of_several_texts():
         ("\uff11\uff12", "12"),
         ("stra\u00dfe", "STRASSE"),
         ("it's", "it s"),
+        ("a.", "A"),
+        (" % ", "%"),
     ],
 )
 def test_normalised_texts_are_equal(given, wanted):
@@ -39,6 +41,7 @@ def test_normalised_texts_are_equal(given, wanted):
 def test_normalised_texts_that_differ():
     assert value("normalised", "dogs", "dog") == 0.0
     assert value("normalised", "theatre", "atre") == 0.0  # an article is a word
+    assert value("normalised", "the", "A") == value("normalised", "", "A") == value("normalised", "+", "%") == 0.0
     assert normalised("A man, an apple, the end") == "man apple end"
 
 

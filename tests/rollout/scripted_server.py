@@ -44,6 +44,7 @@ class ScriptedServer:
         self.gives_raw_logprobs = False
         self.tamper: Callable[[Answer], Raw] | None = None
         self.tamper_models: Callable[[Answer], Raw] | None = None
+        self.hang_seconds = 3.0
         self.lock = threading.Lock()
         self.url = ""
 
@@ -156,7 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)
         elif fault == "hangs":
-            time.sleep(3.0)
+            time.sleep(scripted.hang_seconds)
             self.close_connection = True
         elif fault == "fewer":
             self._answer(200, answer | {"choices": answer["choices"][:-1]})

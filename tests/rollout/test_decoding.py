@@ -1,15 +1,20 @@
 """A prompt's keys once for its group, against transformers' own cache with the prompt repeated."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
 from torch import Tensor
 
 from benchmarks.random_trees import short_pieces_shared, tree_rows
+from tests.generic_models import TEXT_KEYS, Tiny, save_generic_checkpoint
 from tests.rollout.recorded_step import RecordedStep
 from tests.tiny_models import FAMILY_NAMES, random_ids, tiny_policy, tiny_prompts
+from tiercel.errors import EnvironmentProblem
 from tiercel.models.families.base import Family
+from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
 from tiercel.packing.tree import Node, PrefixTree
 from tiercel.rollout.local import decoding, prefill
@@ -24,10 +29,36 @@ STEPS, GROUP = 12, 3
 TAKES_NO_PADDING = {"qwen3_5", "qwen3_5_moe"}  # transformers' cache, on the right
 
 
+@pytest.fixture(scope="module")
+def policies(tiny_checkpoints) -> dict[str, Policy]:
+    """A policy of each family, which decoders only read."""
+    return {name: tiny_policy(tiny_checkpoints[name], noise=0.1) for name in FAMILY_NAMES}
+
+
+@pytest.fixture(scope="module")
+def side_by_side(policies) -> Callable[[str, int], list[Tensor]]:
+    """Logits after prompts that were run side by side, and those of three more tokens, by family and seed."""
+
+    @cache
+    def logits(name: str, seed: int) -> list[Tensor]:
+        policy = policies[name]
+        prompts = [row.prompt for row in tree_rows(policy.family, seed)]
+        padded, generator = SharedDecoder(policy, VisionStore(policy, 0)), torch.Generator().manual_seed(seed)
+        with torch.no_grad(), short_pieces_shared(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(decoding, "prompt_tree", lambda prompts, family: None)
+            found = [padded.prefill(prompts, GROUP, 4).clone()]
+            for _ in range(3):
+                ids_R = random_ids(policy.family, len(prompts) * GROUP, generator)
+                found.append(padded.step(ids_R).clone())
+        return found
+
+    return logits
+
+
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 @pytest.mark.parametrize("seed", range(3))
-def test_logits_equal_those_of_a_repeated_cache_while_rows_leave(tiny_checkpoints, name, seed):
-    policy = tiny_policy(tiny_checkpoints[name], noise=0.1)
+def test_logits_equal_those_of_a_repeated_cache_while_rows_leave(policies, name, seed):
+    policy = policies[name]
     prompts = tiny_prompts(policy.family) + tiny_prompts(policy.family)[1:2]
     generator = torch.Generator().manual_seed(seed)
     vision = VisionStore(policy, 0)
@@ -56,22 +87,20 @@ def test_logits_equal_those_of_a_repeated_cache_while_rows_leave(tiny_checkpoint
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("shortest", (1, 16, prefill.SHORTEST_LEVEL))
-def test_prompts_that_begin_alike_are_run_once(tiny_checkpoints, monkeypatch, name, seed, shortest):
+def test_prompts_that_begin_alike_are_run_once(policies, side_by_side, monkeypatch, name, seed, shortest):
     """Questions of the same pictures: logits, and what later tokens read, as if the prompts were run side by side."""
     monkeypatch.setattr(prefill, "SHORTEST_LEVEL", shortest)
-    policy = tiny_policy(tiny_checkpoints[name], noise=0.1)
-    vision = VisionStore(policy, 0)
+    policy = policies[name]
     prompts = [row.prompt for row in tree_rows(policy.family, seed)]
-    decoder, padded = SharedDecoder(policy, vision), SharedDecoder(policy, vision)
+    decoder = SharedDecoder(policy, VisionStore(policy, 0))
+    expected_BV, *later = side_by_side(name, seed)
     with torch.no_grad(), short_pieces_shared():
         tree = prompt_tree(prompts, policy.family)
-        logits_BV = decoder.prefill(prompts, GROUP, 4)
-        monkeypatch.setattr(decoding, "prompt_tree", lambda prompts, family: None)
-        torch.testing.assert_close(logits_BV, padded.prefill(prompts, GROUP, 4), rtol=0, atol=1e-4)
+        torch.testing.assert_close(decoder.prefill(prompts, GROUP, 4), expected_BV, rtol=0, atol=1e-4)
         generator = torch.Generator().manual_seed(seed)
-        for _ in range(3):
+        for expected_RV in later:
             ids_R = random_ids(policy.family, len(prompts) * GROUP, generator)
-            torch.testing.assert_close(decoder.step(ids_R), padded.step(ids_R), rtol=0, atol=1e-4)
+            torch.testing.assert_close(decoder.step(ids_R), expected_RV, rtol=0, atol=1e-4)
     length = sum(len(prompt.token_ids_P) for prompt in prompts)
     assert tree.laid.tree.length < 0.8 * length and len(tree.laid.tree.levels) >= 2
     assert (len(tree.decoded.tree.nodes) == len(tree.laid.tree.nodes)) == (shortest == 1)
@@ -103,9 +132,9 @@ def followed(family: Family, prompt: EncodedPrompt, token_ids: list[int], start:
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 @pytest.mark.parametrize("kind", ("shared", "fixed", "captured"))
-def test_rows_come_back_beside_rows_of_other_lengths(tiny_checkpoints, name, kind):
+def test_rows_come_back_beside_rows_of_other_lengths(policies, name, kind):
     """Windows of 8 tokens begin in the prompts of some rows only. With deterministic kernels, new memory has NaN."""
-    policy = tiny_policy(tiny_checkpoints[name], noise=0.1)
+    policy = policies[name]
     family, vision = policy.family, VisionStore(policy, 0)
     decoder = SharedDecoder(policy, vision)
     if kind != "shared":
@@ -186,3 +215,12 @@ def test_a_model_that_cannot_share_is_decoded_plainly(tiny_checkpoints):
     assert isinstance(build_decoder(policy, VisionStore(policy, 0)), SharedDecoder)
     policy.family.language_model(policy.model).config.layer_types = ["full_attention", "chunked_attention"]
     assert isinstance(build_decoder(policy, VisionStore(policy, 0)), RepeatedDecoder)
+
+
+def test_layers_that_keep_more_than_keys_and_values_are_refused(tmp_path):
+    keys = TEXT_KEYS | {"layer_types": ["conv", "full_attention"]}
+    tiny = Tiny(model="Lfm2ForCausalLM", config="Lfm2Config", keys=keys)
+    policy = tiny_policy(save_generic_checkpoint(tiny, tmp_path / "lfm2"))
+    words = r"the local engine cannot sample from .*lfm2: its layers have conv, and .*; set rollout.engine: vllm"
+    with pytest.raises(EnvironmentProblem, match=words):
+        build_decoder(policy, VisionStore(policy, 0))

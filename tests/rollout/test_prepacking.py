@@ -56,13 +56,14 @@ def test_layers_compute_what_they_did(tiny_checkpoints, name, byte_limit):
     layers = layers_of(policy)
     assert (set(linears.copied) == set(layers)) == (byte_limit == PLENTY)
     generator = torch.Generator().manual_seed(byte_limit)
-    for layer in layers:
-        width = (layer.base_layer if isinstance(layer, LoraLinear) else layer).in_features
-        inputs = torch.randn(7, 1, width, generator=generator)
-        expected = outputs(layer, inputs)
-        with linears.of_present_weights(), linears.in_place():
-            found = outputs(layer, inputs)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+    with linears.of_present_weights():
+        for layer in layers:
+            width = (layer.base_layer if isinstance(layer, LoraLinear) else layer).in_features
+            inputs = torch.randn(7, 1, width, generator=generator)
+            expected = outputs(layer, inputs)
+            with linears.in_place():
+                found = outputs(layer, inputs)
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)

@@ -1,10 +1,61 @@
 """What the engine in process needs from vLLM. vLLM itself is not imported."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
 import pytest
 from packaging.version import Version
 
-from tiercel.errors import EnvironmentProblem
-from tiercel.rollout.vllm.colocated import _require_reload
+from tiercel.errors import ElsewhereError, EnvironmentProblem
+from tiercel.rollout.vllm import colocated
+from tiercel.rollout.vllm.colocated import ColocatedSampler, _require_reload
+
+
+class HalfAnEngine(ColocatedSampler):
+    """One of two ranks, each a thread, that share an engine. It samples three turns, or fails after the second."""
+
+    def __init__(self, rank: int, fails: bool):
+        self.ranks, self.group, self.fails, self.turns = SimpleNamespace(rank=rank), "both", fails, 0
+
+    def _request(self, asked):
+        return asked
+
+    def _generate(self, requests):
+        return requests
+
+    def _going_on(self, builders, asked, outputs):
+        assert len(outputs) == len(asked)
+        self.turns += 1
+        if self.fails and self.turns == 2:
+            raise EnvironmentProblem("a picture has another number of tokens")
+        return builders if self.turns < 3 else []
+
+
+def test_an_error_of_one_rank_ends_all_ranks_of_its_engine(monkeypatch):
+    meeting, shared, me = threading.Barrier(2, timeout=20), [None, None], threading.local()
+
+    def gather(shares, own, group):
+        shared[me.rank] = own
+        meeting.wait()
+        shares[:] = shared
+        meeting.wait()
+
+    of_engine = SimpleNamespace(
+        all_gather_object=gather, get_rank=lambda group: me.rank, get_world_size=lambda group: 2
+    )
+    monkeypatch.setattr(colocated, "dist", of_engine)
+    monkeypatch.setattr(colocated.PromptRequest, "of_turn", lambda builder, params: builder)
+
+    def sample(rank: int):
+        me.rank = rank
+        return HalfAnEngine(rank, fails=rank == 0)._trajectories([[SimpleNamespace()]], None)
+
+    with ThreadPoolExecutor(2) as threads:
+        both = [threads.submit(sample, rank) for rank in (0, 1)]
+        first, second = (each.exception() for each in both)
+    assert type(first) is EnvironmentProblem
+    assert type(second) is ElsewhereError and second.exit_code == first.exit_code
 
 
 def test_weights_are_not_dropped_where_vllm_cannot_read_them_again():

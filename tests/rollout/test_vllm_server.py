@@ -15,9 +15,12 @@ from tests.tiny_models import tiny_prompts, tiny_recipe
 from tests.training.test_loops import grpo_recipe, write_rows
 from tiercel.cli.main import main
 from tiercel.config import recipe_to_yaml
+from tiercel.distributed.ranks import Ranks
 from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.log import printed
 from tiercel.models.weights.loading import load_family
+from tiercel.rollout.vllm import http
+from tiercel.rollout.vllm import server as vllm_server
 from tiercel.rollout.vllm.http import ServerRequirements, VllmServer
 from tiercel.rollout.vllm.routes import chat_messages
 from tiercel.rollout.vllm.server import ServerPool, ServerSampler
@@ -88,6 +91,35 @@ def test_a_prompt_is_one_request_with_its_pictures_and_all_that_sampling_depends
     assert len(pictures) == sum(len(prompt.images) for prompt in prompts)
 
 
+class FirstRank(Ranks):
+    """Keeps what the other ranks get from the first one."""
+
+    def run_on_first(self, action):
+        TOLD.append(action())
+        return TOLD[-1]
+
+
+class OtherRank(Ranks):
+    def run_on_first(self, action):
+        return TOLD.pop(0)
+
+
+TOLD: list = []
+
+
+def test_a_server_that_did_not_get_the_policy_gets_no_requests_of_any_rank(family, prompts, scripted):
+    servers = scripted(), scripted(load_refusal=(500, "busy"))
+    TOLD.clear()
+    samplers = []
+    for number, kind in enumerate((FirstRank, OtherRank)):
+        samplers.append(sampler_of(family, *servers))
+        samplers[-1].ranks = kind(rank=number, world_size=2)
+        samplers[-1].load_policy(0, Path(POLICY))
+    assert [set(each.faults()) for each in samplers] == [{servers[1].url}] * 2
+    samplers[1].sample(prompts, PARAMS, SEEDS)
+    assert len(servers[0].requests) == len(prompts) and servers[1].requests == []
+
+
 def test_before_min_new_tokens_the_engine_cannot_say_the_policys_logprob(family, prompts, scripted):
     sampler = sampler_of(family, scripted())
     sampler.load_policy(0, Path(POLICY))
@@ -97,11 +129,13 @@ def test_before_min_new_tokens_the_engine_cannot_say_the_policys_logprob(family,
 
 
 @pytest.mark.parametrize("fault", ("500", "drops", "hangs", "fewer", "nonsense", "other policy", "aborts", "restarted"))
-def test_a_fault_is_tried_again_and_nothing_is_lost_or_counted_twice(fault, family, prompts, scripted):
+def test_a_fault_is_tried_again_and_nothing_is_lost_or_counted_twice(fault, family, prompts, scripted, monkeypatch):
+    monkeypatch.setattr(http, "BACKOFF_SECONDS", (0.01,))
+    monkeypatch.setattr(vllm_server, "POLL_SECONDS", 0.005)
     whole = sampler_of(family, good := scripted())
     whole.load_policy(0, Path(POLICY))
     expected = summary(whole.sample(prompts, PARAMS, SEEDS))
-    server = scripted(faults=[fault])
+    server = scripted(faults=[fault], hang_seconds=0.5)
     said: list[str] = []
     sampler = sampler_of(family, server)
     sampler.load_policy(0, Path(POLICY))

@@ -1,8 +1,10 @@
 """Checkpoints: what makes one valid, which one is used, and what a crash leaves behind."""
 
+import errno
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -135,14 +137,29 @@ def test_files_that_the_manifest_does_not_list_do_not_matter(tmp_path, name):
     assert problem_with(directory_of(tmp_path, 10)) is None
 
 
-def test_a_file_that_the_disk_does_not_give_is_named(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["MANIFEST.json", "adapter/weights.bin", "state.json"])
+def test_a_checkpoint_that_cannot_be_read_now_is_not_passed_over(tmp_path, monkeypatch, name):
+    save(tmp_path, 10, 20)
+    stale = directory_of(tmp_path, 20) / name
+
+    def open_or_fail(given, read):
+        if Path(given) == stale:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return read(given)
+
+    for reader in ("file_sha256", "read_regular"):
+        honest = getattr(checkpoints, reader)
+        monkeypatch.setattr(checkpoints, reader, lambda file, honest=honest: open_or_fail(file, honest))
+    with pytest.raises(RunError, match=f"{name}: cannot be read now: Stale file handle"):
+        newest_valid(tmp_path, print)
+    assert [step for step, _ in list_checkpoints(tmp_path)] == [20, 10]
+
+
+def test_a_file_that_is_a_folder_is_damage(tmp_path):
     save(tmp_path, 10)
-
-    def fail(file: Path) -> str:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(checkpoints, "file_sha256", fail)
-    assert problem_with(directory_of(tmp_path, 10)) == "adapter/weights.bin cannot be read: Input/output error"
+    (directory_of(tmp_path, 10) / "state.json").unlink()
+    (directory_of(tmp_path, 10) / "state.json").mkdir()
+    assert problem_with(directory_of(tmp_path, 10)) == "state.json is missing"
 
 
 def test_all_damaged_is_none_and_each_is_named(tmp_path):
@@ -210,6 +227,30 @@ def test_prune_keeps_the_newest_and_removes_leftovers(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     prune(tmp_path, 40, keep=2)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["notes.txt", "step-000030", "step-000040"]
+
+
+def test_what_cannot_be_removed_stays_and_is_told(tmp_path, monkeypatch, caplog):
+    save(tmp_path, 10, 20, 30)
+    (tmp_path / ".step-000040.tmp").mkdir()
+    unlink = Path.unlink
+
+    def refuse(file, **how):
+        if "step-000010" in str(file):
+            raise PermissionError(13, "Permission denied")
+        unlink(file, **how)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    prune(tmp_path, 30, keep=1)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-000010", "step-000030"]
+    assert "step-000010" in caplog.text and "Permission denied" in caplog.text
+
+
+def test_a_leftover_of_another_step_makes_room_for_a_checkpoint(tmp_path, monkeypatch):
+    (tmp_path / ".step-000050.tmp").mkdir()
+    free = lambda path: SimpleNamespace(free=0 if (tmp_path / ".step-000050.tmp").exists() else 10**9)  # noqa: E731
+    monkeypatch.setattr("shutil.disk_usage", free)
+    save_checkpoint(tmp_path, 60, write_weights(), {}, expected_bytes=10**6)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-000060"]
 
 
 def test_prune_removes_only_what_a_run_wrote(tmp_path):

@@ -25,7 +25,7 @@ from tiercel.rewards.shape import Format
 from tiercel.rewards.text import Exact
 from tiercel.runs import lock, pictures
 from tiercel.runs.checkpoints import directory_of, save_checkpoint
-from tiercel.runs.directory import ANEW, RunDirectory, open_run, read_metrics, resume_point
+from tiercel.runs.directory import ANEW, RunDirectory, open_run, read_metrics, roll_back_to_checkpoint
 from tiercel.runs.identity import MAY_DIFFER
 from tiercel.runs.recipe import load_run_recipe, require_no_redaction
 from tiercel.types import RewardValue
@@ -324,8 +324,8 @@ def test_a_lock_that_is_given_back_soon_is_waited_for(tmp_path):
     with open_run(recipe):
         first = os.open(tmp_path / ".lock", os.O_RDWR)
     fcntl.flock(first, fcntl.LOCK_EX)
-    threading.Timer(0.3, os.close, (first,)).start()
     asked = time.monotonic()
+    threading.Timer(0.3, os.close, (first,)).start()
     make(recipe)
     assert time.monotonic() - asked > 0.2
 
@@ -369,7 +369,7 @@ def test_resuming_cuts_what_lies_past_the_checkpoint(run):
     fill(run, 5)
     for step in (2, 3):
         save_checkpoint(run.checkpoints, step, lambda directory: None, {"next_index": step})
-    found = resume_point(run)
+    found = roll_back_to_checkpoint(run)
     assert found is not None and (found.step, found.state["next_index"]) == (3, 3)
     assert read_metrics(run.path) == [
         {"step": 0, "eval/accuracy": 0.5},
@@ -386,7 +386,7 @@ def test_resuming_past_a_damaged_checkpoint_cuts_to_the_older_one(run):
     (directory_of(run.checkpoints, 4) / "state.json").write_text("{}")
     said: list[str] = []
     with printed(said.append):
-        found = resume_point(run)
+        found = roll_back_to_checkpoint(run)
     assert found is not None and found.step == 2
     assert [line.split("/")[-1] for line in said] == [
         "step-000004 is passed over: state.json does not have the sha256 of the manifest",
@@ -403,22 +403,22 @@ def test_a_run_of_which_no_checkpoint_can_be_used_does_not_begin_anew(run):
         (directory_of(run.checkpoints, step) / "state.json").write_text("{}")
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     with pytest.raises(RunError, match=f"mv {run.checkpoints} {run.checkpoints}.damaged") as caught:
-        resume_point(run)
+        roll_back_to_checkpoint(run)
     assert all(f"step-00000{step} is passed over: state.json" in str(caught.value) for step in (2, 4))
     assert before == {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     run.checkpoints.rename(f"{run.checkpoints}.damaged")
-    assert resume_point(run) is None
+    assert roll_back_to_checkpoint(run) is None
 
 
 def test_without_a_checkpoint_everything_is_cut(run):
     fill(run, 3)
-    assert resume_point(run) is None
+    assert roll_back_to_checkpoint(run) is None
     assert read_metrics(run.path) == []
     assert names(run.path / "rollouts") == names(run.path / "evaluations") == []
 
 
 def test_a_fresh_run_has_nothing_to_resume(run):
-    assert resume_point(run) is None
+    assert roll_back_to_checkpoint(run) is None
     assert not run.metrics_file.exists()
 
 
@@ -428,7 +428,7 @@ def test_a_last_line_that_a_crash_cut_is_left_out_and_not_continued(run):
         file.write('{"step": 4, "lo')
     assert [row["step"] for row in read_metrics(run.path)] == [0, 1, 2, 3]
     save_checkpoint(run.checkpoints, 3, lambda directory: None, {})
-    resume_point(run)
+    roll_back_to_checkpoint(run)
     run.record({"step": 4})
     assert [row["step"] for row in read_metrics(run.path)] == [0, 1, 2, 3, 4]
 

@@ -71,7 +71,7 @@ def test_a_run_is_running_until_its_process_is_killed(tmp_path):
     process.kill()
     process.wait()
     assert not is_held(tmp_path / LOCK)
-    assert ending_of(tmp_path).state == "killed" and "without a word" in ending_of(tmp_path).reason
+    assert ending_of(tmp_path).state == "killed" and "without recording a reason" in ending_of(tmp_path).reason
 
 
 def test_the_message_of_a_stall_counts_if_it_is_of_the_last_process(tmp_path):

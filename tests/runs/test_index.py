@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from tests.rewards.samples import scored, scored_group
-from tests.web.report.fake_runs import completion, group, write_lines
+from tests.web.report.fake_runs import completion, group, write_lines, written_entry
 from tiercel.config.schema import Data, GrpoRecipe, Lora, Model, Train
 from tiercel.rewards.text import Exact
 from tiercel.runs.checkpoints import save_checkpoint
-from tiercel.runs.directory import open_run, resume_point
-from tiercel.runs.index import append_entry, cut_index, file_entry, written_entry
+from tiercel.runs.directory import open_run, roll_back_to_checkpoint
+from tiercel.runs.index import append_entry, cut_index, file_entry
 from tiercel.types import RewardValue
 
 
@@ -86,7 +86,7 @@ def test_a_run_that_is_cut_and_goes_on_has_the_same_index(tmp_path):
         assert whole.count(b"\n") == 3
         assert json.loads(whole.splitlines()[0]) == file_entry(run.path, "rollouts", 1)
     with open_run(recipe) as run:
-        assert resume_point(run) is not None
+        assert roll_back_to_checkpoint(run) is not None
         assert (run.path / "index.jsonl").read_bytes() == b"".join(whole.splitlines(keepends=True)[:2])
         record(run, 3)
         assert (run.path / "index.jsonl").read_bytes() == whole

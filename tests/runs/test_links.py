@@ -12,12 +12,12 @@ from tests.runs.test_directory import grpo_recipe, make, make_a_step
 from tiercel.data.reading import write_bad_rows
 from tiercel.errors import RunError
 from tiercel.regular_files import FOLDERS, OddFile, make_directory, open_new, open_regular, open_to_append, remove
-from tiercel.reliability.stall import RankSignal
-from tiercel.reliability.stall_files import SignFiles, show_sign, write_stacks
-from tiercel.runs.directory import open_run, resume_point
+from tiercel.reliability.stall import RankStatus
+from tiercel.reliability.stall_files import RankStatusFiles, write_stacks, write_status
+from tiercel.runs.directory import open_run, roll_back_to_checkpoint
 from tiercel.runs.publishing import Publisher
-from tiercel.training.finite import keep_groups
 from tiercel.training.grpo.journal import FOLDER, keep_in_journal
+from tiercel.training.nonfinite_guard import copy_rollouts
 from tiercel.training.offline.precomputed import _write as write_reference
 from tiercel.types import RejectedRow
 from tiercel.web.report.page import write_report
@@ -42,8 +42,8 @@ def elsewhere(tmp_path) -> Path:
     return folder
 
 
-def sign() -> RankSignal:
-    return RankSignal(rank=0, phase="rollout", phases=1, step=1, quiet_seconds=0.0, limit_seconds=9.0)
+def status() -> RankStatus:
+    return RankStatus(rank=0, phase="rollout", phases=1, step=1, quiet_seconds=0.0, limit_seconds=9.0)
 
 
 TEMPORARY = ("config.yaml.tmp", "env.json.tmp", "end.json.tmp", "report.html.tmp", "metrics.jsonl.tmp")
@@ -56,7 +56,7 @@ def test_temporary_files_are_not_written_through(tmp_path, key):
         (run / name).unlink(missing_ok=True)
         (run / name).symlink_to(key)
     with open_run(grpo_recipe(run)) as opened:
-        resume_point(opened)
+        roll_back_to_checkpoint(opened)
     write_report(run)
     assert key.read_text() == KEY and KEY not in (run / "report.html").read_text()
 
@@ -86,12 +86,12 @@ def test_files_of_a_stall_are_not_written_through(tmp_path, key, elsewhere):
     for name in ("signs/rank-0.tmp", "signs/rank-0.json", "pulse/rank-0.tmp", "stall/rank-0.txt"):
         (run / name).parent.mkdir(exist_ok=True)
         (run / name).symlink_to(key)
-    SignFiles(run / "signs", 1).write(sign())
-    show_sign(run / "pulse" / "rank-0.json", sign())
+    RankStatusFiles(run / "signs", 1).write(status())
+    write_status(run / "pulse" / "rank-0.json", status())
     write_stacks(run / "stall", 0)
     assert key.read_text() == KEY and json.loads((run / "pulse" / "rank-0.json").read_text())["phase"] == "rollout"
     (run / "linked").symlink_to(elsewhere)
-    show_sign(run / "linked" / "rank-0.json", sign())
+    write_status(run / "linked" / "rank-0.json", status())
     with pytest.raises(OSError, match="is a link"):
         write_stacks(run / "linked", 0)
     assert [path.name for path in elsewhere.iterdir()] == ["thesis.txt"]
@@ -135,7 +135,7 @@ def test_the_publisher_keeps_to_its_own_names(tmp_path, elsewhere):
 def test_files_for_a_replay_and_of_the_reference_are_not_written_through(tmp_path, key):
     (tmp_path / "rollouts.jsonl").write_text("{}\n")
     (tmp_path / "groups.jsonl").symlink_to(key)
-    keep_groups(tmp_path, tmp_path / "rollouts.jsonl")
+    copy_rollouts(tmp_path, tmp_path / "rollouts.jsonl")
     (tmp_path / "reference.tmp").symlink_to(key)
     write_reference(tmp_path / "reference.safetensors", "identity", {"train": {0: torch.zeros(2)}})
     assert key.read_text() == KEY and (tmp_path / "reference.safetensors").stat().st_size > 0

@@ -143,18 +143,21 @@ def test_a_run_whose_directory_another_has_taken_ends_and_leaves_it(run, others,
 
 def test_one_that_took_the_directory_and_has_ended_is_noticed(run, others, monkeypatch):
     for has_ending in (True, False):
-        monkeypatch.setattr(lock, "BEAT_SECONDS", 60.0 if has_ending else 0.5)
+        monkeypatch.setattr(lock, "BEAT_SECONDS", 60.0 if has_ending else 5.0)
         hold = Hold(run)
         hold.take()
         removed(run)
         shutil.rmtree(run / HEARTBEATS)
         other = Other(run)
         others.append(other)
+        assert other.said == "took"
         if has_ending:
             (run / FILE).write_text("{}")
         else:
             (run / FILE).unlink()
-            time.sleep(3 * lock.BEAT_SECONDS)  # a heartbeat has seen it
+            deadline = time.monotonic() + 120
+            while hold._other is None and time.monotonic() < deadline:  # until a heartbeat has seen it
+                time.sleep(0.05)
         other.end()
         with pytest.raises(TakenError):
             hold.require()

@@ -14,16 +14,16 @@ from tiercel.runs.progress import entered, waiting
 def test_what_takes_long_is_said_once():
     said: list[str] = []
     heard = threading.Event()
-    with printed(lambda text: (said.append(text), heard.set())), waiting("loading m, 7.1 GB", moment=0.01):
+    with printed(lambda text: (said.append(text), heard.set())), waiting("loading m, 7.1 GB", show_after=0.01):
         assert heard.wait(10)
     assert said == ["loading m, 7.1 GB ..."]
 
 
 def test_nothing_is_said_after_the_end():
     said: list[str] = []
-    with printed(said.append), waiting("loading", moment=60):
+    with printed(said.append), waiting("loading", show_after=60):
         pass
-    with printed(said.append), pytest.raises(ValueError, match="broken"), waiting("loading", moment=60):
+    with printed(said.append), pytest.raises(ValueError, match="broken"), waiting("loading", show_after=60):
         raise ValueError("broken")
     assert said == [] and not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
 

@@ -1,12 +1,12 @@
 """What .ci/run chooses for a commit."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import CORE_CASES, LONG_FILES, is_of_third
+from tests.forked import commands
 from tools.ci_plan import (
     ALWAYS_WHOLE,
     DIVIDED,
@@ -89,9 +89,13 @@ def test_thirds_have_every_case_and_each_third_has_the_core():
     assert all(len(third) > len(CORE_CASES) + 10 for third in thirds)
 
 
-def test_a_suite_that_takes_a_third_leaves_the_other_cases_out():
-    command = [sys.executable, "-m", "pytest", "-m", "vllm", "--collect-only", "--third", "0", "tests/vllm"]
-    output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+def test_a_suite_that_takes_a_third_leaves_the_other_cases_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = ["-m", "vllm", "--collect-only", "--third", "0", "tests/vllm"]
+    with (tmp_path / "said").open("wb") as out:
+        command = commands().start(words, out, module="pytest")
+    code, output = command.wait(120), (tmp_path / "said").read_text()
+    assert code == 0, output
     taken = [line for line in output.splitlines() if "::" in line]
     assert taken and all(is_of_third(case, 0) for case in taken) and " deselected" in output
 

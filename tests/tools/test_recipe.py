@@ -22,7 +22,7 @@ def test_every_key_has_a_meaning():
 
 def test_the_introduction_has_every_verb_and_the_sections_that_tell_it():
     missing = [kind for kind in RECIPES if f"    tiercel {kind} " not in HEADER]
-    told = HEADER[HEADER.index("The verb of a recipe") :]
+    told = HEADER[HEADER.index("The sections of a recipe") :]
     missing += [name for kind, own in OWN_SECTIONS.items() for name in own if f"`{name}`" not in told]
     assert missing == []
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.trackers.runs import PICTURES_AT, grounding, numbers
+from tiercel.errors import EnvironmentProblem
+from tiercel.trackers import wandb_like
 
 pytest.importorskip("trackio")
 ROOT = Path(__file__).parents[2]
@@ -45,6 +47,19 @@ def tracked(database: Path) -> dict[str, tuple[dict[int, dict[str, float]], dict
         assert step not in found, step
         found[step] = values
     return runs
+
+
+def test_a_second_run_of_a_session_does_not_write_into_the_first_ones_file(monkeypatch):
+    monkeypatch.delenv("TRACKIO_DIR", raising=False)
+    monkeypatch.setattr(wandb_like, "_TRACKIO_DIRECTORIES", [])
+    for own in ("runs/a", "runs/a"):
+        wandb_like._set_trackio_directory(own)
+        assert os.environ["TRACKIO_DIR"] == "runs/a"
+    with pytest.raises(EnvironmentProblem):
+        wandb_like._set_trackio_directory("runs/b")
+    monkeypatch.setenv("TRACKIO_DIR", "mine")
+    wandb_like._set_trackio_directory("runs/b")
+    assert os.environ["TRACKIO_DIR"] == "mine"
 
 
 def test_numbers_and_pictures_are_those_of_the_run_and_a_resumed_run_has_no_step_twice(tmp_path):

@@ -66,8 +66,9 @@ def test_a_metric_that_no_reward_yields_is_named(tmp_path):
     recipe = tiny_recipe(tmp_path).model_copy(update={"train": Train(steps=2, keep_best="eval/accuracy")})
     kept = checkpoints(tmp_path, recipe)
     with pytest.raises(RecipeError, match=r"train\.keep_best: is eval/accuracy, but no reward"):
-        kept.is_best(1, {"eval/reward/mean": 0.1})
+        kept.is_best(0, {"eval/reward/mean": 0.1})
     assert kept.is_best(1, {"eval/accuracy": 0.1})
+    assert not kept.is_best(1, {"eval/count": 8})  # every reward failed, which must not end a run of hours
 
 
 def test_a_run_whose_rows_are_others_than_before_is_refused_and_keeps_what_it_has(tiny_checkpoints, tmp_path):
@@ -82,10 +83,10 @@ def test_a_run_whose_rows_are_others_than_before_is_refused_and_keeps_what_it_ha
     whole = rows.read_text()
     first, second, *others = whole.splitlines(keepends=True)
     rows.write_text("".join([second, *others]))
-    with pytest.raises(DataError, match=r"data.train: 11 rows can be used now, 12 rows when .*step-0*2 was written"):
+    with pytest.raises(DataError, match=r"data\.train: .*step-0*2 was written \(12 rows then, 11 rows now\)"):
         run_offline(recipe)
     rows.write_text("".join([second, first, *others]))
-    with pytest.raises(DataError, match=r"12 rows can be used now, 12 rows when .*or their order has changed"):
+    with pytest.raises(DataError, match=r"their order .*\(12 rows then, 12 rows now\)"):
         run_offline(recipe)
     assert (run / "metrics.jsonl").read_bytes() == metrics
     rows.write_text(whole)

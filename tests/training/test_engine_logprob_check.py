@@ -11,7 +11,7 @@ from tests.tiny_models import tiny_policy, tiny_prompts
 from tests.training.test_teacher_term import completion, passes_of
 from tests.training.test_train_inference_mismatch import recipe_with
 from tiercel.models.chat import second_turn
-from tiercel.training.grpo.engine_logprob_check import Gap, GateLimits, _noise, trainer_logprobs
+from tiercel.training.grpo.engine_logprob_check import EngineCheckLimits, Gap, _noise, trainer_logprobs
 from tiercel.types import Group
 
 TOKENS, WIDTH, WORDS, RANK = 192, 64, 1000, 8
@@ -40,14 +40,14 @@ def engines(scale: float = 1.0, temperature: float = 1.0) -> tuple[Gap, Tensor]:
 def test_logits_kept_in_bfloat16_pass_although_a_token_is_beyond_the_tolerance():
     gap, _ = engines()
     assert gap.largest > 0.25  # refused by a limit on the largest difference
-    assert GateLimits.of(recipe_with()).admit(gap)
+    assert EngineCheckLimits.of(recipe_with()).admit(gap)
 
 
 @pytest.mark.parametrize("fault", ({"scale": 0.0}, {"scale": 0.5}, {"scale": 2.0}, {"temperature": 0.7}))
 def test_an_engine_that_is_wrong_is_refused(fault):
     gap, shift_T = engines(**fault)
     assert float(shift_T.quantile(0.99)) > 2.0  # as far as the gate moves the adapter
-    assert not GateLimits.of(recipe_with()).admit(gap)
+    assert not EngineCheckLimits.of(recipe_with()).admit(gap)
 
 
 def test_a_quantile_is_of_the_tokens_of_all_rows_and_the_row_is_that_of_the_largest():
@@ -58,10 +58,10 @@ def test_a_quantile_is_of_the_tokens_of_all_rows_and_the_row_is_that_of_the_larg
 
 
 def test_limits_follow_the_tolerance_and_float32_holds_every_token_to_it():
-    assert GateLimits.of(recipe_with()) == GateLimits(mean=0.125, high=0.5, largest=2.0)
-    assert GateLimits.of(recipe_with(dtype="float32")) == GateLimits(mean=1e-3, high=1e-3, largest=1e-3)
+    assert EngineCheckLimits.of(recipe_with()) == EngineCheckLimits(mean=0.125, high=0.5, largest=2.0)
+    assert EngineCheckLimits.of(recipe_with(dtype="float32")) == EngineCheckLimits(mean=1e-3, high=1e-3, largest=1e-3)
     one = Gap.of([("a", torch.tensor([0.0] * 999 + [2e-3]))])
-    assert not GateLimits.of(recipe_with(dtype="float32")).admit(one)
+    assert not EngineCheckLimits.of(recipe_with(dtype="float32")).admit(one)
 
 
 def test_each_weight_is_moved_by_its_own_scale_and_by_the_same_noise_whatever_the_others_scales():

@@ -1,9 +1,16 @@
 """Held-out rows for a policy that is not trained."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
 from tests.rewards.samples import scored, scored_group
 from tests.tiny_models import tiny_policy, tiny_recipe
-from tiercel.training.evaluation import Tally
+from tiercel.errors import TrainingError
+from tiercel.training.evaluation import Evaluator, Tally, require_few_failures
 from tiercel.training.policy_passes import passes_for_inference
+from tiercel.types import RewardValue
 
 
 def test_a_decoder_that_cannot_share_prompts_repeats_them_in_an_evaluation_too(tiny_checkpoints):
@@ -25,3 +32,47 @@ def summary(*groups):
     tally = Tally()
     tally.add_groups(groups)
     return tally.evaluation(rejected=0).summary()
+
+
+def judged(is_correct, failure=None):
+    rewards = {"mine": RewardValue(value=None if failure else 1.0, failure=failure)}
+    return replace(scored_group(scored(1.0)).completions[0], rewards=rewards, is_correct=is_correct)
+
+
+def tally_of(*completions):
+    tally = Tally()
+    tally.add_groups(replace(scored_group(scored(1.0)), completions=(each,)) for each in completions)
+    return tally.evaluation(rejected=0)
+
+
+def test_rows_that_no_reward_judges_do_not_count_in_the_accuracy():
+    evaluation = tally_of(judged(True), judged(None), judged(False, "it ended"))
+    row = evaluation.metrics()
+    assert (row["eval/accuracy"], row["eval/judged"], row["eval/count"]) == (0.5, 2, 3)
+    assert "eval/accuracy" not in tally_of(judged(None)).metrics()
+
+
+def test_failed_rewards_are_counted_told_and_limited(tiny_checkpoints):
+    recipe = tiny_recipe(tiny_checkpoints["qwen2_5_vl"])
+    evaluation = tally_of(judged(True), judged(True), judged(True), judged(False, "it ended"))
+    assert evaluation.metrics()["eval/failed_fraction"] == 0.25 and "failed on 1" in evaluation.summary()
+    with pytest.raises(TrainingError, match="it ended"):  # a tenth may fail
+        require_few_failures(evaluation, recipe)
+    few = replace(evaluation, failures=replace(evaluation.failures, failed=0))
+    require_few_failures(few, recipe)
+
+
+@pytest.mark.parametrize(("world_size", "sizes"), ((1, [8, 8, 4]), (4, [2] * 10), (100, [1] * 20)))
+def test_a_call_scores_as_many_rows_as_in_a_step(world_size, sizes):
+    recipe = SimpleNamespace(optim=SimpleNamespace(prompts_per_step=4), rollout=SimpleNamespace(group_size=2))
+    seen = []
+    scorer = SimpleNamespace(score=lambda groups: seen.append(len(groups)) or groups)
+    evaluator = Evaluator(
+        completion_sampler=None,
+        vision=None,
+        family=None,
+        recipe=recipe,
+        scorer=scorer,
+        ranks=SimpleNamespace(world_size=world_size),
+    )
+    assert evaluator._scored(list(range(20))) == list(range(20)) and seen == sizes

@@ -9,7 +9,7 @@ import torch
 from tests.packing.items import learnable_groups, prompt, scored_group
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.training.grpo.group_sharding import (
-    GroupPart,
+    GroupSlice,
     even_ranges,
     group_parts,
     sample_on_all_ranks,
@@ -18,8 +18,8 @@ from tiercel.training.grpo.group_sharding import (
 from tiercel.types import Completion, Group
 
 
-def portion(owner: int, place: int, rank: int, *numbers: int) -> GroupPart:
-    return GroupPart(owner=owner, place=place, rank=rank, numbers=range(*numbers))
+def portion(owner: int, place: int, rank: int, *numbers: int) -> GroupSlice:
+    return GroupSlice(owner=owner, place=place, rank=rank, numbers=range(*numbers))
 
 
 def test_each_prompts_completions_are_drawn_by_its_share_of_the_ranks():
@@ -74,25 +74,25 @@ def test_even_ranges_differ_by_one_at_most():
 class Four(Ranks):
     """One rank of four, of which the others have nothing."""
 
-    def gather(self, value):
+    def all_gather(self, value):
         return [value, [] if isinstance(value, list) else 0, 0, 0]
 
 
 def test_the_only_group_of_four_ranks_is_cut_in_four():
     (group,) = learnable_groups([scored_group(prompt([1, 2]), [([3, 4], 0.0), ([5], 1.0), ([6], 2.0), ([7, 8], 4.0)])])
-    parts = split_across_ranks(Four(rank=0, world_size=4), [group], learners=4)
+    parts = split_across_ranks(Four(rank=0, world_size=4), [group], data_parallel_size=4)
     assert [part.advantages_G.tolist() for part in parts] == [[value] for value in group.advantages_G.tolist()]
     assert all(part.item.prompt is group.item.prompt for part in parts)
-    assert split_across_ranks(ALONE, [group], learners=1) == [group]
+    assert split_across_ranks(ALONE, [group], data_parallel_size=1) == [group]
 
 
 class LastOfTwo(Ranks):
     """The rank that has the only prompt. The other one samples what it is sent."""
 
-    def gather(self, value):
+    def all_gather(self, value):
         return [0, value]
 
-    def together(self, action):
+    def run_on_all(self, action):
         return action()
 
     def send(self, moves, payloads):

@@ -22,6 +22,13 @@ def test_a_steps_groups_of_all_ranks_come_back_until_the_next_step(tmp_path):
     assert sorted(journal_of(tmp_path, 5)) == [42] and sorted(journal_of(tmp_path, 6)) == [50]
 
 
+def test_no_folder_of_an_earlier_step_stays(tmp_path):
+    for step in (5, 6, 7):
+        for rank in (0, 1):
+            keep_in_journal(tmp_path, rank, step, [group_at(step)])
+    assert [folder.name for folder in (tmp_path / FOLDER).iterdir()] == ["step-000007"]
+
+
 def test_what_a_kill_left_unfinished_is_not_read(tmp_path):
     keep_in_journal(tmp_path, 0, 5, [group_at(40)])
     (tmp_path / FOLDER / "rank-0.tmp").mkdir()

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import nn
 
 from tests.tiny_models import FAMILY_NAMES, QWEN_FAMILIES, noise_image
 from tiercel.config import GrpoRecipe, OfflineRecipe, SftRecipe
@@ -16,6 +18,7 @@ from tiercel.errors import DataError, EnvironmentProblem, RecipeError, RunError,
 from tiercel.runs.directory import open_run, read_metrics
 from tiercel.training.grpo import loop as grpo
 from tiercel.training.offline import loop as offline
+from tiercel.training.trainer import build_trainer
 
 REWARD = "def variety(sample):\n    return len(set(sample.completion)) / 10\n"
 QUESTIONS = ("Where is the seven?", "<image>Where is the seven?", "<image><image>Where is the seven?")
@@ -135,7 +138,7 @@ def test_a_run_goes_on_with_the_split_it_had(tiny_checkpoints, tmp_path):
     (heldout, *_) = read_heldout_rows(recipe.data, "sft").rows
     rows.write_text(rows.read_text().replace(f'"{heldout.id}"', '"row-another"'))
     longer = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": 4})})
-    with pytest.raises(DataError, match="the run would go on with different rows"):
+    with pytest.raises(DataError, match=r"data\.train: .*different rows"):
         run_offline(longer)
 
 
@@ -252,6 +255,15 @@ def test_float16_scales_its_loss_and_bfloat16_trains(tiny_checkpoints, tmp_path)
         assert last["eval/loss"] < read_metrics(run)[0]["eval/loss"]
 
 
+def test_a_step_of_equal_rewards_in_float16_changes_nothing(tiny_checkpoints, tmp_path):
+    """Nothing is computed, so the first update has no backward pass."""
+    (tmp_path / "equal.py").write_text("def score(sample):\n    return 1.0\n")
+    checkpoint = tiny_checkpoints["qwen2_5_vl"]
+    own = {"model": {"path": str(checkpoint), "dtype": "float16"}, "rewards": [{"call": f"{tmp_path}/equal.py:score"}]}
+    run = run_grpo(grpo_recipe(checkpoint, write_rows(tmp_path), tmp_path / "run", data={"eval": None}, **own))
+    assert all(row["grad_norm"] == 0 and row["group/skipped"] > 0 for row in read_metrics(run))
+
+
 def test_too_many_bad_rows_stop_the_run_and_are_recorded(tiny_checkpoints, tmp_path):
     rows = write_rows(tmp_path)
     (tmp_path / "1-0.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"\x00" * 50)
@@ -327,3 +339,38 @@ def test_an_engine_that_is_not_installed_is_refused_before_weights_are_read(tmp_
     recipe = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"engine": "vllm"})})
     with pytest.raises(EnvironmentProblem, match="needs the package vllm"):
         run_grpo(recipe)
+
+
+def test_dropout_is_the_same_in_layers_that_the_backward_pass_computes_again(tiny_checkpoints, tmp_path):
+    rows, weights = write_rows(tmp_path), []
+    for number, checkpointing in enumerate((False, "full", "selective")):
+        recipe = sft_recipe(
+            tiny_checkpoints["qwen2_5_vl"],
+            rows,
+            tmp_path / str(number),
+            lora={"dropout": 0.5},
+            learner={"gradient_checkpointing": checkpointing},
+            data={"eval": None},
+        )
+        (file,) = (run_offline(recipe) / "checkpoints/step-000003").rglob("adapter_model.safetensors")
+        weights.append(load_file(file))
+    plain, *again = weights
+    for found in again:
+        assert found.keys() == plain.keys()
+        for name, tensor in plain.items():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_dropout_is_on_in_updates_only_and_in_the_tower_too(tiny_checkpoints, tmp_path):
+    lora = {"targets": "all", "dropout": 0.5}
+    trainer = build_trainer(
+        sft_recipe(tiny_checkpoints["qwen2_5_vl"], write_rows(tmp_path), tmp_path / "run", lora=lora)
+    )
+    drops = {
+        name: each for name, each in trainer.policy.model.named_modules() if isinstance(each, nn.Dropout) and each.p
+    }
+    assert any("visual" in name for name in drops) and any("language_model" in name for name in drops)
+    assert not any(each.training for each in drops.values())
+    with trainer.training_mode():
+        assert all(each.training for each in drops.values())
+    assert not any(each.training for each in drops.values())

@@ -16,7 +16,9 @@ def scored(**ending) -> ScoredGroup:
 
 
 def test_turns_calls_and_observed_tokens_are_counted_apart():
-    recipe = SimpleNamespace(algorithm=SimpleNamespace(advantage="group_norm"), rewards=["exact"])
+    recipe = SimpleNamespace(
+        algorithm=SimpleNamespace(advantage="group_norm"), rewards=["exact"], learns_from_rewards=True
+    )
     row = rollout_metrics(0, [scored(), scored(failure="it ended")], recipe)
     assert row["tokens/completion"] == 10 and row["completion/tokens_mean"] == 5
     assert row["tokens/observed"] == 8 and row["turns/mean"] == 2

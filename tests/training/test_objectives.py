@@ -15,10 +15,10 @@ from tiercel.data.order import file_order
 from tiercel.data.reading import read_training_rows
 from tiercel.packing import sharing
 from tiercel.packing.batch import MicrobatchUnit
-from tiercel.packing.examples import ExamplePass
+from tiercel.packing.examples import ExampleBatch
 from tiercel.training.offline.example_loss import example_update
 from tiercel.training.offline.objectives import answer_sums, objective_of, reference_sums
-from tiercel.training.policy_passes import Passes
+from tiercel.training.policy_passes import PolicyPasses
 from tiercel.training.rank_balancing import grouped_by_rank
 from tiercel.training.trainer import build_trainer
 from tiercel.types import Message
@@ -61,13 +61,13 @@ def example_passes(trainer, made):
 
 def logprobs_of(trainer, packed, *, of_reference=False):
     (scores,) = trainer.scores(
-        MicrobatchUnit(batches=(ExamplePass(packed=packed, prompt_ids=(), examples=()),)), of_reference=of_reference
+        MicrobatchUnit(batches=(ExampleBatch(packed=packed, prompt_ids=(), examples=()),)), of_reference=of_reference
     )
     return scores.logprobs_N
 
 
 def learn(trainer, objective, made, known=None):
-    plan = objective.plan(trainer, made, known)
+    plan = objective.prepare(trainer, made, known)
     update = example_update(trainer, objective, plan)
     trainer.vision.end_step()
     return update, objective.metrics(update.loss_sums, plan.examples)
@@ -111,7 +111,7 @@ def test_aot_matches_what_it_compares_over_the_whole_step(tiny_checkpoints, tmp_
     }
     trainer, objective, made = begun(recipe_of(DpoRecipe, tiny_checkpoints["qwen2_5_vl"], tmp_path, **own), rows)
     moved_a_little(trainer)
-    plan = objective.plan(trainer, made)
+    plan = objective.prepare(trainer, made)
     sums = [(value, plan.reference[index]) for index, value in answer_sums(trainer, made).items()]
     policy_B2, reference_B2 = (torch.stack(each).double() for each in zip(*sums, strict=True))
     if loss == "aot":
@@ -129,7 +129,7 @@ def test_ld_alpha_weighs_tokens_beyond_the_shorter_answer(tiny_checkpoints, tmp_
     dpo = Dpo(loss="sigmoid", beta=0.5, ld_alpha=alpha)
     trainer, objective, made = begun(recipe_of(DpoRecipe, tiny_checkpoints["qwen2_5_vl"], tmp_path, dpo=dpo), rows)
     moved_a_little(trainer)
-    plan = objective.plan(trainer, made)
+    plan = objective.prepare(trainer, made)
     expected, lengths = [], set()
     for each in example_passes(trainer, made):
         owners = each.packed.continuation_of_N
@@ -152,12 +152,12 @@ def test_a_known_reference_gives_the_same_update(tiny_checkpoints, tmp_path, row
     recipe = recipe_of(DpoRecipe, tiny_checkpoints["qwen2_5_vl"], tmp_path, dpo=Dpo(loss="ipo"))
     trainer, objective, made = begun(recipe, rows)
     learn(trainer, objective, made)
-    plan = objective.plan(trainer, made)
+    plan = objective.prepare(trainer, made)
     known = reference_sums(trainer, made)
     assert {index: values.tolist() for index, values in plan.reference.items()} == {
         index: values.tolist() for index, values in known.items()
     }
-    assert objective.plan(trainer, made, known).reference is known
+    assert objective.prepare(trainer, made, known).reference is known
 
 
 @pytest.mark.parametrize("kind", (SftRecipe, DpoRecipe))
@@ -179,12 +179,12 @@ def test_rows_that_share_their_pictures_give_the_same_gradient_together(
         own = {"dpo": Dpo(loss="sigmoid", sft_coef=0.5)} if kind is DpoRecipe else {}
         recipe = recipe_of(kind, tiny_checkpoints["qwen2_5_vl"], tmp_path, data={"group_by_prefix": True}, **own)
         monkeypatch.setattr(
-            Passes, "sharing_family", property(lambda passes, joins=joins: passes.family if joins else None)
+            PolicyPasses, "sharing_family", property(lambda passes, joins=joins: passes.family if joins else None)
         )
         trainer, objective, made = begun(recipe, several)
         if is_cut:  # one row to a microbatch
             trainer = replace(trainer, max_tokens=max(trainer.token_counter().with_items(row.items) for row in made))
-            assert any(unit.prefixes for unit in trainer.example_units(objective.plan(trainer, made).made))
+            assert any(unit.prefixes for unit in trainer.example_units(objective.prepare(trainer, made).groups))
         gradients = []
         trainer.strategy.update = lambda norm, most, of=trainer, into=gradients: bool(into.append(gradient(of)) or 1)
         update, _ = learn(trainer, objective, made)
@@ -213,7 +213,7 @@ def test_a_borrowed_answer_may_be_longer_than_a_row(tiny_checkpoints, tmp_path, 
 def test_kto_starts_at_a_half_and_tells_labels_apart(tiny_checkpoints, tmp_path, rows):
     recipe = recipe_of(KtoRecipe, tiny_checkpoints["qwen2_5_vl"], tmp_path, kto=Kto(beta=0.5))
     trainer, objective, made = begun(recipe, rows)
-    assert objective.plan(trainer, made).divergence == 0
+    assert objective.prepare(trainer, made).divergence == 0
     update, metrics = learn(trainer, objective, made)
     assert update.loss == pytest.approx(0.5, abs=1e-6) and metrics["labels/desirable_fraction"] == 0.5
     for _ in range(8):
@@ -222,14 +222,23 @@ def test_kto_starts_at_a_half_and_tells_labels_apart(tiny_checkpoints, tmp_path,
     assert update.loss < 0.5
 
 
+def test_a_step_without_one_of_the_labels_has_no_mean_of_it(tiny_checkpoints, tmp_path, rows):
+    recipe = recipe_of(KtoRecipe, tiny_checkpoints["qwen2_5_vl"], tmp_path, kto=Kto(beta=0.5))
+    sums = {"labels/reward_desirable": 6.0, "labels/reward_undesirable": 0.0, "labels/desirable": 4.0, "labels/kl": 0.0}
+    _, objective, _ = begun(recipe, rows)
+    row = objective.metrics(sums, 4)
+    assert row["labels/reward_desirable"] == 1.5 and "labels/reward_undesirable" not in row
+
+
 def test_apo_zero_of_labels_computes_each_rows_own_answer_alone(tiny_checkpoints, tmp_path, rows):
     kto = Kto(beta=0.5, loss="apo_zero_unpaired")
     trainer, objective, made = begun(recipe_of(KtoRecipe, tiny_checkpoints["qwen2_5_vl"], tmp_path, kto=kto), rows)
+    assert {len(example.conversations) for group in made for example in group.examples} == {1}
     for _ in range(3):
         update, metrics = learn(trainer, objective, made)
         assert metrics["labels/kl"] == 0
     assert update.loss < 0.5
-    plan = objective.plan(trainer, made)
+    plan = objective.prepare(trainer, made)
     assert plan.divergence == 0 and {len(sums) for sums in plan.reference.values()} == {1}
 
 
@@ -240,7 +249,7 @@ def test_ktos_divergence_is_that_of_other_rows_answers(tiny_checkpoints, tmp_pat
     for name, parameter in trainer.policy.trained_parameters().items():
         if "lora_B" in name:
             parameter.data.normal_(0, 0.2, generator=generator)
-    plan = objective.plan(trainer, made)
+    plan = objective.prepare(trainer, made)
     examples = [example for bundle in made for example in bundle.examples]
     gaps = []
     for example in examples:
@@ -250,7 +259,7 @@ def test_ktos_divergence_is_that_of_other_rows_answers(tiny_checkpoints, tmp_pat
         with trainer.as_reference():
             gaps.append(own - float(logprobs_of(trainer, alone.packed, of_reference=True).sum()))
     assert plan.divergence == pytest.approx(max(0.0, sum(gaps) / len(gaps)), rel=1e-4, abs=1e-4)
-    assert len(plan.made) == len(examples) and all(len(b.items[0].continuations) == 1 for b in plan.made)
+    assert len(plan.groups) == len(examples) and all(len(b.items[0].continuations) == 1 for b in plan.groups)
 
 
 def test_a_borrowed_answer_brings_its_boxes(rows):
@@ -280,8 +289,8 @@ def test_dft_weighs_tokens_by_their_probability_and_held_out_rows_do_not(tiny_ch
     assert update.loss == pytest.approx(float(-(logprobs.exp() * logprobs).mean()), rel=1e-5)
     each = example_passes(trainer, made)[0]
     scores = trainer.learner(each.packed, trainer.vision.features(each.packed.images), 1.0)
-    plan = objective.plan(trainer, made)
-    judged = objective.judge().share(each, scores, plan).loss
+    plan = objective.prepare(trainer, made)
+    judged = objective.judge().loss_terms(each, scores, plan).loss
     assert float(judged.detach()) == pytest.approx(float(-scores.logprobs_N.detach().sum()) / plan.tokens, rel=1e-6)
 
 
@@ -311,10 +320,10 @@ def test_noise_is_another_in_another_epoch_and_the_same_when_asked_again(tiny_ch
     trainer, objective, made = begun(recipe, rows)
     encode = ExampleEncoder(recipe=recipe, family=trainer.family, rows=rows, order=file_order(len(rows)))
     later = grouped_by_rank(trainer, [encode(row, index + 6) for index, row in enumerate(rows)])
-    seeds = [objective.asked(example_passes(trainer, each)[0]).noise.seeds for each in (made, made, later)]
+    seeds = [objective.pass_options(example_passes(trainer, each)[0]).noise.seeds for each in (made, made, later)]
     assert seeds[0] == seeds[1] and not {*seeds[0]} & {*seeds[2]}
     other = objective_of(recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": 1})}))
-    assert not {*other.asked(example_passes(trainer, made)[0]).noise.seeds} & {*seeds[0]}
+    assert not {*other.pass_options(example_passes(trainer, made)[0]).noise.seeds} & {*seeds[0]}
 
 
 def test_wpo_weighs_pairs_by_probability_and_held_out_pairs_not_at_all(tiny_checkpoints, tmp_path, rows):
@@ -322,7 +331,7 @@ def test_wpo_weighs_pairs_by_probability_and_held_out_pairs_not_at_all(tiny_chec
     dpo = Dpo(loss="sigmoid", beta=0.5, wpo=True)
     trainer, objective, made = begun(recipe_of(DpoRecipe, tiny_checkpoints["qwen2_5_vl"], tmp_path, dpo=dpo), rows)
     moved_a_little(trainer)
-    plan = objective.plan(trainer, made)
+    plan = objective.prepare(trainer, made)
     weighed, plain = [], []
     for each in example_passes(trainer, made):
         with torch.no_grad():

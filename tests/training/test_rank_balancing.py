@@ -33,5 +33,11 @@ def test_no_more_stay_together_than_fit_into_a_microbatch():
     assert runs(10) == [([3, 4, 5], 9), ([6], 5), ([7, 8], 7)]
 
 
+def test_parts_of_a_group_that_was_cut_for_ranks_without_any_stay_apart():
+    parts = [item([1, 9, 2, 3], [answer], pictures="a", index=3) for answer in (4, 5)]
+    passes = SimpleNamespace(token_counter=lambda: TokenCounter("split", NINES), max_tokens=100)
+    assert [run.items for run in sharing_runs(passes, parts, lambda part: (part,))] == [[part] for part in parts]
+
+
 def test_rows_that_share_nothing_are_apart():
     assert runs(100, "repeated") == [([number], 5) for number in (3, 4, 5, 6, 7, 8)]

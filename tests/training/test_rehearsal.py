@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.generic_models import TEXT_KEYS, Tiny, save_generic_checkpoint
 from tests.tiny_models import FAMILY_NAMES, tiny_policy, tiny_recipe
 from tests.training.test_loops import grpo_recipe
 from tiercel.config.schema import Learner, Lora, Optim, PartRates, Teacher
@@ -193,3 +194,11 @@ def test_weights_of_parts_that_the_architecture_lacks_are_told(tiny_checkpoints,
     save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
     (line,) = rehearsed(tiny_recipe(place, lora=Lora(rank=4, alpha=8)))
     assert line.endswith("have; they are ignored: mtp.layers.0.weight")
+
+
+def test_a_model_that_the_engine_cannot_decode_is_refused_if_it_samples(tmp_path):
+    keys = TEXT_KEYS | {"layer_types": ["conv", "full_attention"]}
+    checkpoint = save_generic_checkpoint(Tiny(model="Lfm2ForCausalLM", config="Lfm2Config", keys=keys), tmp_path / "it")
+    rehearsed(tiny_recipe(checkpoint, lora=Lora(rank=4, alpha=8)))
+    recipe = grpo_recipe(checkpoint, tmp_path / "rows.jsonl", tmp_path / "run")
+    assert "the local engine cannot sample from" in said_by(rehearsed, recipe)

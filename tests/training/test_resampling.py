@@ -2,9 +2,11 @@
 
 import pytest
 
+from tests.algorithms.test_advantages import found
 from tests.rewards.samples import scored, scored_group
+from tiercel.algorithms.section import Algorithm
 from tiercel.reward_types import RewardValue
-from tiercel.training.grpo.rollouts import has_variance
+from tiercel.training.grpo.rollouts import has_variance, teaches
 
 
 def group(*completions: tuple[float | None, bool, float]):
@@ -25,3 +27,11 @@ def group(*completions: tuple[float | None, bool, float]):
 def test_a_group_differs_in_what_the_advantage_looks_at(other, good_for):
     pair = group((1.0, True, 0.5), other)
     assert {name for name in ("totals", "right", "rewards", "all") if has_variance(pair, name)} == good_for
+
+
+@pytest.mark.parametrize(("right", "is_good"), ((0, False), (1, True), (2, True), (3, False), (4, False)))
+def test_with_pass_k_a_group_needs_k_wrong_completions(right, is_good):
+    four = group(*((float(number < right), number < right, 0.0) for number in range(4)))
+    algorithm = Algorithm(advantage="pass_k", pass_k=2)
+    assert teaches(four, algorithm) == is_good
+    assert bool(found("pass_k", [1.0] * right + [0.0] * (4 - right), pass_k=2).any()) == is_good

@@ -11,7 +11,7 @@ from tiercel.data.index import FileStore
 from tiercel.errors import DataError
 from tiercel.log import printed
 from tiercel.runs.directory import open_run
-from tiercel.training.rows import FIRST_ROWS, look_for_pictures, read_run_rows, try_first_rows
+from tiercel.training.rows import FIRST_ROWS, read_run_rows, reject_rows_without_media, reject_undecodable_rows
 
 
 def cut_short(path):
@@ -23,7 +23,7 @@ def tried(recipe, step=0):
     said = []
     with open_run(recipe) as run, printed(said.append):
         table = read_run_rows(recipe, run).train
-        try_first_rows(recipe, table, run, step)
+        reject_undecodable_rows(recipe, table, run, step)
     lines = run.bad_rows_file.read_text().splitlines() if run.bad_rows_file.exists() else []
     return said, [json.loads(line)["id"] for line in lines]
 
@@ -72,7 +72,7 @@ def sought(recipe, step=0):
     said = []
     with open_run(recipe) as run, printed(said.append):
         for table in read_run_rows(recipe, run).tables:
-            look_for_pictures(recipe, table, run, step)
+            reject_rows_without_media(recipe, table, run, step)
     lines = run.bad_rows_file.read_text().splitlines() if run.bad_rows_file.exists() else []
     return said, [json.loads(line)["id"] for line in lines]
 
@@ -131,6 +131,6 @@ def test_of_pictures_in_the_rows_of_an_index_few_are_read_and_other_files_are_lo
     with open_run(recipe) as run:
         table = read_run_rows(recipe, run).train
         monkeypatch.setattr(FileStore, "look", lambda store, number: looked.append(store.file) or look(store, number))
-        look_for_pictures(recipe, table, run, 0)
+        reject_rows_without_media(recipe, table, run, 0)
     assert [json.loads(line)["id"] for line in run.bad_rows_file.read_text().splitlines()] == ["row-4"]
     assert [looked.count(str(file)) for file in (rows, tmp_path / "rows.parquet")] == [5, 1]

@@ -114,8 +114,8 @@ def test_ranks_know_which_errors_all_of_them_raise(monkeypatch):
 
     ends = {"own": [(2, "row 3"), None], "other": [None, (2, "row 3")]}
     for name, action, kind in (("own", fail, DataError), ("other", lambda: None, ElsewhereError)):
-        monkeypatch.setattr(Ranks, "gather", lambda self, value, name=name: ends[name])
+        monkeypatch.setattr(Ranks, "all_gather", lambda self, value, name=name: ends[name])
         with pytest.raises(kind) as caught:
-            ranks.together(action)
+            ranks.run_on_all(action)
         assert caught.value.is_of_all_ranks
     assert not DataError("alone").is_of_all_ranks

@@ -20,7 +20,7 @@ from tiercel.errors import EnvironmentProblem, RecipeError, TrainingError
 from tiercel.packing.batch import advantage_group
 from tiercel.planning.frozen_models import teacher_size
 from tiercel.rollout.vllm import http
-from tiercel.training.distillation.served_teacher import ServedTeacher, open_served
+from tiercel.training.distillation.served_teacher import ServedTeacher, open_served, recipe_of_teacher
 from tiercel.training.process_guard import phase_limits
 from tiercel.training.trainer import build_trainer
 from tiercel.types import Completion, VideoSource
@@ -51,6 +51,14 @@ class TeachingServer(ScriptedServer):
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
     monkeypatch.setattr(http, "BACKOFF_SECONDS", (0.01,))
+
+
+def test_a_teacher_is_read_in_its_own_dtype_beside_a_quantised_policy(tmp_path):
+    teacher = {"path": "teacher", "dtype": "bfloat16", "coef": 0.5}
+    changes = {"algorithm": {"teacher": teacher}, "model": {"path": "policy", "dtype": "bfloat16", "quantize": "nf4"}}
+    recipe = grpo_recipe(tmp_path / "policy", tmp_path / "rows.jsonl", tmp_path / "run", **changes)
+    found = recipe_of_teacher(recipe, recipe.taught_by).model
+    assert (found.path, found.dtype, found.quantize) == ("teacher", "bfloat16", None)
 
 
 @pytest.fixture(scope="module")

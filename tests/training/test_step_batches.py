@@ -57,6 +57,12 @@ def test_further_rows_come_at_their_indices(tmp_path):
     assert [row.id for row in batch.rejected] == ["row-11"]
 
 
+def test_further_rows_may_all_be_rejected(tmp_path):
+    with opened_rows(recipe(tmp_path)) as rows:
+        batch = rows.further(0, [8, 11])
+    assert not batch.prompts and [row.id for row in batch.rejected] == ["row-8", "row-11"]
+
+
 def test_too_many_rejected_rows_end_the_run(tmp_path):
     strict = recipe(tmp_path, max_bad_fraction=0.1)
     with opened_rows(strict) as rows, pytest.raises(DataError, match="rejected 2 of 12 rows"):

@@ -14,7 +14,7 @@ from tiercel.runs.directory import RunDirectory
 from tiercel.training import strategy_choice
 from tiercel.training.offline.loop import train
 from tiercel.training.run import ready_run
-from tiercel.training.strategy_choice import StrategyChoice, chosen_strategy, kept_tokens
+from tiercel.training.strategy_choice import StrategyChoice, chosen_strategy, read_token_budget
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 
@@ -48,11 +48,12 @@ def test_one_gpu_is_planned_for_and_the_log_says_what_was_found(tiny_checkpoints
 
 
 @pytest.mark.catalogue  # it searches the remedies
-def test_what_one_gpu_cannot_hold_ends_before_weights_are_read_and_names_auto(tiny_checkpoints, tmp_path, memory):
+def test_what_one_gpu_cannot_hold_ends_before_weights_are_read_and_names_a_number_that_fits(
+    tiny_checkpoints, tmp_path, memory
+):
     memory(1.65e9)
-    with pytest.raises(
-        EnvironmentProblem, match=r"no strategy that fits into 2 GB on 1 ranks .*: auto would take"
-    ) as e:
+    fits = r"no strategy that fits into 2 GB on 1 ranks .*; learner.max_tokens_per_microbatch: \d+ fits; name"
+    with pytest.raises(EnvironmentProblem, match=fits) as e:
         chosen(recipe_of(tiny_checkpoints["qwen2_5_vl"], tmp_path, 200_000))
     assert "this fits: learner.max_tokens_per_microbatch: " in str(e.value)
 
@@ -101,9 +102,9 @@ def test_a_run_takes_auto_once_and_keeps_it_when_it_goes_on(tiny_checkpoints, tm
         assert json.loads((run.path / "chosen.json").read_text()) == first
         (run.path / "chosen.json").write_text("{}")
         with pytest.raises(RunError, match=r"chosen\.json does not say learner\.max_tokens_per_microbatch"):
-            kept_tokens(recipe, run)
+            read_token_budget(recipe, run)
     given = recipe.model_copy(update={"learner": recipe.learner.model_copy(update={"max_tokens_per_microbatch": 99})})
-    assert kept_tokens(given, RunDirectory(path=tmp_path / "run")) is None
+    assert read_token_budget(given, RunDirectory(path=tmp_path / "run")) is None
 
 
 def test_free_memory_is_what_programs_can_take(tmp_path):

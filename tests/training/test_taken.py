@@ -3,13 +3,12 @@ other."""
 
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.forked import Command, commands
 from tests.training.test_loops import sft_recipe, write_rows
 from tiercel.config import recipe_to_yaml
 from tiercel.errors import EXIT_TAKEN, EXIT_USER
@@ -28,38 +27,39 @@ def recipe(tiny_checkpoints, tmp_path) -> Path:
     return file
 
 
-def start(recipe: Path) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "tiercel", "sft", str(recipe)]
-    return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+def start(recipe: Path, log: Path) -> Command:
+    with log.open("wb") as file:
+        return commands().start(["sft", str(recipe)], file)
 
 
-def has_begun(process: subprocess.Popen[str], run: Path, line: str = '"step": 2') -> None:
+def has_begun(process: Command, run: Path, log: Path, line: str = '"step": 2') -> None:
     """Wait until a command trains."""
     deadline = time.monotonic() + 120
     while line not in ((run / "metrics.jsonl").read_text() if (run / "metrics.jsonl").exists() else ""):
-        assert process.poll() is None and time.monotonic() < deadline, process.stderr and process.stderr.read()
+        assert process.poll() is None and time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)
 
 
 def test_two_commands_and_a_lock_that_was_removed(recipe, tmp_path):
     run = tmp_path / "run"
-    first = start(recipe)
+    logs = [tmp_path / f"{name}.log" for name in ("first", "refused", "second")]
+    first = start(recipe, logs[0])
     second = None
     try:
-        has_begun(first, run)
+        has_begun(first, run, logs[0])
         first.send_signal(signal.SIGSTOP)  # it cannot create the lock again meanwhile
         (run / ".lock").unlink()
-        refused = start(recipe)
-        _, said = refused.communicate(timeout=120)
-        assert refused.returncode == EXIT_USER and f"process {first.pid} on" in said and "is writing" in said
+        refused = start(recipe, logs[1])
+        code, said = refused.wait(120), logs[1].read_text()
+        assert code == EXIT_USER and f"process {first.pid} on" in said and "is writing" in said
 
         shutil.rmtree(run / "pulse")
         (run / "metrics.jsonl").unlink()
-        second = start(recipe)
-        has_begun(second, run)
+        second = start(recipe, logs[2])
+        has_begun(second, run, logs[2])
         first.send_signal(signal.SIGCONT)
-        _, said = first.communicate(timeout=120)
-        assert first.returncode == EXIT_TAKEN, said
+        code, said = first.wait(120), logs[0].read_text()
+        assert code == EXIT_TAKEN, said
         assert f"process {second.pid} on" in said and "has taken" in said and "Traceback" not in said
         assert not (run / "end.json").exists() and (run / "pulse" / WRITER).exists()
         assert second.poll() is None
@@ -67,4 +67,4 @@ def test_two_commands_and_a_lock_that_was_removed(recipe, tmp_path):
         for process in (first, second):
             if process is not None:
                 process.kill()
-                process.communicate()
+                process.wait(30)

@@ -24,17 +24,17 @@ from tiercel.packing.batch import advantage_group
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.pass_options import PassOptions
 from tiercel.runs.directory import read_metrics
-from tiercel.training.distillation.teacher_term import LocalTeacher, Teaching, require_same_words, token_texts
+from tiercel.training.distillation.teacher_term import LocalTeacher, Teaching, require_same_vocabulary, token_texts
 from tiercel.training.grpo import minibatch_updates
 from tiercel.training.grpo.offpolicy_answers import answered_groups
-from tiercel.training.policy_passes import NO_TOTALS, Passes
+from tiercel.training.policy_passes import NO_TOTALS, PolicyPasses
 from tiercel.training.replay import replay
 from tiercel.training.trainer import build_trainer
 from tiercel.types import Completion, Message, Row
 
 
 def passes_of(policy, form="split"):
-    return Passes(
+    return PolicyPasses(
         policy=policy,
         learner=PackedPolicy(policy, form, False),
         vision=VisionStore(policy, 0),
@@ -61,11 +61,14 @@ def test_divergence_and_gradient_equal_plain_passes_of_student_and_teacher(tiny_
         for each in examples
     ]
     exact_student, exact_other = (in_float64(each, tiny_checkpoints[name]) for each in (student, other))
+    passes = plain_passes(student, other, answers)
+    with all_in_float64():
+        exact_passes = plain_passes(exact_student, exact_other, answers)
     for divergence in ("reverse_kl", "jsd", "token"):
-        plain = gradient(student, plain_divergence(student, other, answers, divergence))
+        plain = gradient(student, plain_divergence(passes, answers, divergence), again=True)
         with all_in_float64():
-            expected = plain_divergence(exact_student, exact_other, answers, divergence)
-            wanted = gradient(exact_student, expected)
+            expected = plain_divergence(exact_passes, answers, divergence)
+            wanted = gradient(exact_student, expected, again=True)
         section = Teacher(path="teacher", divergence=divergence, coef=2.0)
         told_by = LocalTeacher(section=section, passes=passes_of(other), words=other.family.vocabulary_size)
         teaching = Teaching(section=section, told_by=told_by, encode=None, ranks=ALONE)
@@ -76,7 +79,7 @@ def test_divergence_and_gradient_equal_plain_passes_of_student_and_teacher(tiny_
             for batch in unit.batches:
                 features_KH = learner.vision.features(batch.packed.images)
                 scores = learner.learner(
-                    batch.packed, features_KH, 1.0, asked=PassOptions(target=teaching.target(batch))
+                    batch.packed, features_KH, 1.0, options=PassOptions(target=teaching.target(batch))
                 )
                 found = found + teaching.term(batch, scores).values_N.sum() / 2
         assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-5), divergence
@@ -84,14 +87,21 @@ def test_divergence_and_gradient_equal_plain_passes_of_student_and_teacher(tiny_
         assert errors[0] < max(1e-5, 1.5 * errors[1]), divergence
 
 
-def plain_divergence(student, other, answers, divergence):
-    """Sum the divergence over the tokens of answers, by transformers' own passes."""
-    sums = []
+def plain_passes(student, other, answers):
+    """Logprobs (L, V) of the policy and of the teacher at each answer's tokens, by transformers' own passes."""
+    found = []
     for each in answers:
         with torch.no_grad():
             taught_LV = plain_words(other, each)
         # Placeholders have a probability of 0 in both, whose product with an infinite logprob is NaN.
-        policy_LV, teacher_LV = (words.clamp_min(-1e30) for words in (plain_words(student, each), taught_LV))
+        found.append(tuple(words.clamp_min(-1e30) for words in (plain_words(student, each), taught_LV)))
+    return found
+
+
+def plain_divergence(passes, answers, divergence):
+    """Sum the divergence over the tokens of answers."""
+    sums = []
+    for each, (policy_LV, teacher_LV) in zip(answers, passes, strict=True):
         if divergence == "token":
             sums.append(((policy_LV - teacher_LV).gather(1, each.token_ids_L[:, None]).square() / 2).sum())
         else:
@@ -99,9 +109,9 @@ def plain_divergence(student, other, answers, divergence):
     return torch.stack(sums).sum()
 
 
-def gradient(policy, loss):
+def gradient(policy, loss, *, again=False):
     policy.model.zero_grad()
-    loss.backward()
+    loss.backward(retain_graph=again)
     return torch.cat([parameter.grad.flatten() for parameter in policy.trained_parameters().values()])
 
 
@@ -184,14 +194,16 @@ def test_a_character_of_several_tokens_is_the_last_ones_text(tiny_checkpoints):
 
 def test_answers_of_rows_take_the_place_of_completions(write):
     run = run_grpo(write("run", {"rows_share": 1.0}))
+    assert not any(name.startswith("reward/") for row in read_metrics(run) for name in row)  # nothing was drawn
     groups = [json.loads(line) for line in (run / "rollouts/step-000001.jsonl").read_text().splitlines()]
-    assert all(len(group["completions"]) == 1 for group in groups)
-    assert {group["completions"][0]["text"] for group in groups} <= {f"[{number}, 20]" for number in range(12)}
+    answers = {f"[{number}, 20]" for number in range(12)}
+    assert {each["text"] for group in groups for each in group["completions"]} <= answers
     half = run_grpo(write("half", {"rows_share": 0.5}))
     lines = [
         json.loads(line) for file in sorted((half / "rollouts").iterdir()) for line in file.read_text().splitlines()
     ]
-    assert {len(group["completions"]) for group in lines} == {1, 3}
+    assert {len(group["completions"]) for group in lines} == {3}  # so half of the loss is of rows too
+    assert {group["completions"][0]["text"] in answers for group in lines} == {True, False}
 
 
 def test_the_answer_of_a_row_is_its_last_turn(write, tiny_checkpoints):
@@ -247,6 +259,18 @@ def test_a_row_without_a_column_of_the_teachers_prompt_is_rejected(write, rows):
     assert "prompt contains {answer}" in (run / "bad_rows.jsonl").read_text()
 
 
+def test_a_row_that_is_too_long_for_the_teacher_is_rejected(write, rows):
+    records = [json.loads(line) for line in rows.read_text().splitlines()]
+    for number, record in enumerate(records):
+        record["hint"] = "Where " * (2000 if number == 0 else 1)
+    file = rows.with_name("hints.jsonl")
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    data = {"train": str(file), "eval": None, "max_bad_fraction": 0.2}
+    run = run_grpo(write("run", {"prompt": "{prompt} {hint}"}, data=data))
+    (rejected,) = map(json.loads, (run / "bad_rows.jsonl").read_text().splitlines())
+    assert rejected["id"] == "row-0" and "data.max_prompt_tokens" in rejected["reason"]
+
+
 def test_a_teacher_whose_vocabulary_is_padded_further_tells_the_policys_words(write, tiny_checkpoints, tmp_path):
     policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"])
     words = policy.family.vocabulary_size - 40
@@ -270,10 +294,10 @@ def test_check_asks_a_teachers_columns_of_rows_to_learn_from_alone(write, rows, 
 
 def test_a_teacher_that_sees_pictures_by_other_words_is_refused(tiny_checkpoints, monkeypatch):
     one, other = (tiny_policy(tiny_checkpoints[name]).family for name in ("qwen2_5_vl", "qwen2_vl"))
-    require_same_words(one, other)
+    require_same_vocabulary(one, other)
     monkeypatch.setattr(type(one), "placeholder_ids", other.placeholder_ids[:-1])
     with pytest.raises(ModelError, match="do not reserve the same words for pictures"):
-        require_same_words(one, other)
+        require_same_vocabulary(one, other)
 
 
 def test_a_teacher_with_other_words_is_refused(write, tiny_checkpoints, tmp_path):

@@ -27,7 +27,7 @@ def runs(tmp_path):
         file.unlink()
     for step in range(STEPS + 1):
         pack_step(now, step)
-    assert list(before.rglob("*.png")) and not list(now.rglob("*.png")) and list(now.rglob("*.jsonl.gz"))
+    assert list(before.rglob("*.png")) and not list(now.rglob("*.png")) and list(now.rglob("*.jsonl.zst"))
     return before, now
 
 

@@ -6,7 +6,7 @@ entry changes its file, its test, and docs/algorithms.md, which `make docs` writ
 
 from tiercel.algorithms.advantages import ADVANTAGES, advantage_of, advantages
 from tiercel.algorithms.correction import importance_weights
-from tiercel.algorithms.kl import KL_ESTIMATORS, KlTerm
+from tiercel.algorithms.kl import KL_ESTIMATORS
 from tiercel.algorithms.losses import LOSSES
 from tiercel.algorithms.policy_loss import policy_loss
 from tiercel.algorithms.types import LossInput, LossOutput, Options, RewardTable, TokenTerms, Totals
@@ -15,7 +15,6 @@ __all__ = [
     "ADVANTAGES",
     "KL_ESTIMATORS",
     "LOSSES",
-    "KlTerm",
     "LossInput",
     "LossOutput",
     "Options",

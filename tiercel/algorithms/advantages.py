@@ -60,7 +60,7 @@ def each_reward_by_group(table: RewardTable, options: Options) -> Tensor:
             applying = rewards_C[run][applies_G]
             if len(applying) > 1:
                 sums_C[run][applies_G] += weight * centred(applying) / (_std(applying) + EPSILON)
-    return whitened(sums_C)
+    return sums_C / (_std(sums_C) + EPSILON)  # their mean is 0 already; rounding must not shift a group's exact zeros
 
 
 def by_pass_at_k(table: RewardTable, options: Options) -> Tensor:

@@ -92,26 +92,6 @@ class Kl(Section):
     sync_mix: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the policy's adapter in the new reference, matrix by matrix; 1 is a copy."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KlTerm:
-    """The penalty for leaving the reference, in the loss or in the reward, and when its reference moves. A trainer
-    builds it once, if the recipe asks for one."""
-
-    coef: float  # above 0
-    place: Literal["loss", "reward"]
-    estimator: str  # one of KL_ESTIMATORS
-    by_ratio: bool = False
-    sync_every: int | None = None  # steps after which the reference moves; None: it stays
-    sync_mix: float = 1.0  # the policy's share in the moved reference
-
-    @classmethod
-    def of(cls, kl: Kl) -> KlTerm | None:
-        """Build the term that a recipe's `algorithm.kl` asks for, or return None if its coef is 0."""
-        if kl.coef == 0:
-            return None
-        return cls(**kl.model_dump())
-
     @property
     def in_loss(self) -> bool:
         """Return whether the penalty is added to the loss, at each token."""
@@ -136,3 +116,8 @@ class KlTerm:
         `by_ratio` is set."""
         estimate_N = self.estimate(logprobs_N, reference_logprobs_N)
         return (logprobs_N - old_logprobs_N).exp() * estimate_N if self.by_ratio else estimate_N
+
+
+def penalty_of(kl: Kl) -> Kl | None:
+    """Return the penalty that a recipe's `algorithm.kl` asks for, or None if its coef is 0."""
+    return kl if kl.coef else None

@@ -31,8 +31,8 @@ def per_token(batch: LossInput) -> Tensor:
 
 
 def per_constant(batch: LossInput) -> Tensor:
-    """Weight each token by 1 / (rollout.max_new_tokens x completions), so that no weight depends on a sampled
-    length."""
+    """Weight each token by 1 / (longest x completions), so that no weight depends on a sampled length; `longest` is
+    rollout.max_new_tokens, or rollout.max_trajectory_tokens with turns."""
     return _everywhere(batch, 1.0 / (batch.longest * max(1, batch.totals.completions)))
 
 
@@ -67,7 +67,7 @@ NORMALISERS: dict[str, Normaliser] = {
     ),
     "constant": Normaliser(
         of=per_constant,
-        formula="sum over tokens / (completions x `rollout.max_new_tokens`)",
+        formula="sum over tokens / (completions x `rollout.max_new_tokens`, with turns `max_trajectory_tokens`)",
         source="Dr. GRPO: Liu et al. 2025",
         use="no weight depends on a length, so long wrong completions are not favoured",
     ),
@@ -205,8 +205,8 @@ class LossKeys(Section):
     """What is minimised at each token; null: as the loss was published."""
     normalise: NormaliserName | None = None
     """Mean over each completion's tokens, then over completions; over all tokens of the minibatch; the sum over
-    rollout.max_new_tokens x completions; or the sum over completions. null: as the loss was published; sequence for
-    your own."""
+    rollout.max_new_tokens (with turns max_trajectory_tokens) x completions; or the sum over completions. null: as the
+    loss was published; sequence for your own."""
 
     @property
     def normaliser_name(self) -> str:

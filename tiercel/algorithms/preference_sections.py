@@ -66,7 +66,8 @@ class Dpo(Section):
     over an answer's tokens, of log p less the log of the sum of p² over all words, for both answers. Held-out pairs are
     not weighed."""
     gamma: NonNegativeFloat | None = None
-    """simpo: the margin of rewards that is wanted; null takes 0.5."""
+    """simpo: the margin of rewards that is wanted; null takes 0.5. Over beta it is in nats per token: the paper takes
+    0.3 to 0.5 of them, with a beta of 2 to 2.5; TRL's defaults, which are those here, 5."""
     tau: PositiveFloat | None = None
     """discopop: how narrow the passage between its two parts is; null takes 0.05."""
     sft_coef: NonNegativeFloat | None = None

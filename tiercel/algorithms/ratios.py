@@ -12,6 +12,8 @@ from tiercel.algorithms.types import Described
 if TYPE_CHECKING:
     from torch import Tensor
 
+LARGEST_LOG_PRODUCT = 60.0  # its exponential is finite in fp32, and so is a sum of many
+
 
 def by_token(log_ratios_N: Tensor, completion_of_N: Tensor, count: int) -> Tensor:
     """Return each token's own ratio."""
@@ -31,13 +33,19 @@ def by_sequence_at_token(log_ratios_N: Tensor, completion_of_N: Tensor, count: i
 
 def by_product(log_ratios_N: Tensor, completion_of_N: Tensor, count: int) -> Tensor:
     """Return the product of a completion's token ratios, at each of its tokens."""
-    return completions.sums(log_ratios_N, completion_of_N, count).exp()[completion_of_N]
+    return _finite(completions.sums(log_ratios_N, completion_of_N, count)).exp()[completion_of_N]
 
 
 def by_product_at_token(log_ratios_N: Tensor, completion_of_N: Tensor, count: int) -> Tensor:
     """Return the value of the completion's product, with the gradient of the token's own ratio."""
-    fixed_N = completions.sums(log_ratios_N.detach(), completion_of_N, count)[completion_of_N]
+    fixed_N = _finite(completions.sums(log_ratios_N.detach(), completion_of_N, count))[completion_of_N]
     return (fixed_N + log_ratios_N - log_ratios_N.detach()).exp()
+
+
+def _finite(log_products_C: Tensor) -> Tensor:
+    """Bound the logarithms of products, whose exponential would be infinite in fp32 above 88: then a clipped token's
+    gradient, 0 times infinity, would be NaN. The bound is beyond every clip."""
+    return log_products_C.clamp(max=LARGEST_LOG_PRODUCT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

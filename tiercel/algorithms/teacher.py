@@ -99,7 +99,7 @@ class Teacher(Source):
     mix: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Share of the teacher in the mixture of jsd."""
     top_k: PositiveInt | None = None
-    """Words of the teacher that are told apart, the most likely ones; all others count as one. null: the whole
+    """How many of the teacher's most likely words are compared one by one; all others count as one. null: the whole
     vocabulary."""
     coef: PositiveFloat = 1.0
     """Weight in the loss; the policy's other terms have 1."""
@@ -109,5 +109,5 @@ class RowsTeacher(Teacher):
     """The teacher of `tiercel distill`, which also reads what rows answer."""
 
     rows_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the prompts where the completion is the row's own answer instead of the policy's: 0 is all on policy, 1
-    all off policy (1 - lambda of GKD)."""
+    """Share of the prompts whose completion is the row's own answer instead of the policy's: 0 is all on policy, 1
+    all off policy (1 - lambda of GKD). The answer stands for all rollout.group_size completions of its prompt."""

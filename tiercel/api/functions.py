@@ -1,9 +1,9 @@
 """The source of a function that was defined in a session or a notebook, as a file that works on its own."""
 
 import ast
-import builtins
 import inspect
 import linecache
+import math
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
@@ -60,7 +60,7 @@ def _collect(function: Any, parts: dict[str, str]) -> None:
     scope = _scope_of(function)
     parts.setdefault(name, "")  # for a function that calls itself
     for used in _names_used(source):
-        if used in parts or hasattr(builtins, used) or used not in scope:
+        if used in parts or used not in scope:
             continue  # a missing name raises an error when the function is called, as in the session
         _collect_value(used, scope[used], parts)
     del parts[name]
@@ -70,7 +70,7 @@ def _collect(function: Any, parts: dict[str, str]) -> None:
 def _collect_value(name: str, value: Any, parts: dict[str, str]) -> None:
     if isinstance(value, ModuleType):
         parts[name] = f"import {value.__name__} as {name}" if value.__name__ != name else f"import {name}"
-    elif isinstance(value, PLAIN) or (isinstance(value, list | tuple | dict | set | frozenset) and _is_plain(value)):
+    elif _is_plain(value):
         parts[name] = f"{name} = {value!r}\n"
     elif inspect.isfunction(value) or inspect.isclass(value):
         if value.__module__ == "__main__":
@@ -90,11 +90,13 @@ def _collect_value(name: str, value: Any, parts: dict[str, str]) -> None:
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, PLAIN):
-        return True
-    if isinstance(value, dict):
+    """Return whether `repr` writes a value as Python reads it: not inf and NaN, nor a type derived from a plain one."""
+    kind = type(value)
+    if kind is float:
+        return math.isfinite(value)
+    if kind is dict:
         return all(_is_plain(key) and _is_plain(each) for key, each in value.items())
-    return isinstance(value, list | tuple | set | frozenset) and all(map(_is_plain, value))
+    return kind in PLAIN or (kind in (list, tuple, set, frozenset) and all(map(_is_plain, value)))
 
 
 def _source_of(found: Any) -> str:

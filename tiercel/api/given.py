@@ -2,7 +2,6 @@
 names files, so that `tiercel check` and a resume from the command line find what Python code passed."""
 
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -187,9 +186,9 @@ def _of_array(array: Any) -> Image.Image:
 
 
 def _png(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", compress_level=1)
-    return buffer.getvalue()
+    from tiercel.image_decoding import png_file  # only now, because it needs numpy
+
+    return png_file(image)
 
 
 def _saved(data: bytes, folder: Path) -> Path:
@@ -203,28 +202,48 @@ def _saved(data: bytes, folder: Path) -> Path:
     return path
 
 
-def write_functions(tree: Any, output: Path, *, may_run_here: bool = False) -> Any:
+def write_functions(tree: Any, output: Path) -> Any:
     """Return a recipe's plain data with each function replaced by the text that names it: in its own module, or in the
-    file that it is written to. With `may_run_here`, a function that cannot be written, such as an object's method, is
-    called in this process. Raises RecipeError for a function that can neither be named nor called here."""
-    if isinstance(tree, Mapping):
-        return {
-            name: write_functions(value, output, may_run_here=may_run_here or name == "rewards")
-            for name, value in tree.items()
-        }
-    if isinstance(tree, list | tuple):
-        return [write_functions(value, output, may_run_here=may_run_here) for value in tree]
-    if not callable(tree):
-        return tree
-    if (call := named_function(tree)) is not None:
-        return call
-    name = getattr(tree, "__name__", type(tree).__name__)
-    source, reason = written_function(tree)
-    if source is not None:
-        path = _folder(output) / f"{name}-{hashlib.sha256(source.encode()).hexdigest()[:12]}.py"
-        if not path.is_file():
-            write_atomically(path, source)
-        return f"{path}:{name}"
-    if may_run_here:
-        return register_function(tree, name)
-    raise RecipeError([f'{name}: {reason}; put it into a file, and pass "file.py:{name}"'])
+    file that it is written to. A reward that cannot be written, such as an object's method, is called in this process.
+    Raises RecipeError for a function that can neither be named nor called here."""
+    return _FunctionWriter(output).written(tree)
+
+
+class _FunctionWriter:
+    """Replaces the functions of one recipe. `here` are those that are called in this process, by their names."""
+
+    def __init__(self, output: Path):
+        self.output = output
+        self.here: dict[str, Any] = {}
+
+    def written(self, tree: Any, *, may_run_here: bool = False) -> Any:
+        if isinstance(tree, Mapping):
+            return {
+                name: self.written(value, may_run_here=may_run_here or name == "rewards")
+                for name, value in tree.items()
+            }
+        if isinstance(tree, list | tuple):
+            return [self.written(value, may_run_here=may_run_here) for value in tree]
+        return self._named(tree, may_run_here) if callable(tree) else tree
+
+    def _named(self, function: Any, may_run_here: bool) -> str:
+        if (call := named_function(function)) is not None:
+            return call
+        name = getattr(function, "__name__", type(function).__name__)
+        source, reason = written_function(function)
+        if source is not None:
+            path = _folder(self.output) / f"{name}-{hashlib.sha256(source.encode()).hexdigest()[:12]}.py"
+            if not path.is_file():
+                write_atomically(path, source)
+            return f"{path}:{name}"
+        if may_run_here:
+            return register_function(function, self._name_here(function, name), self.output)
+        raise RecipeError([f'{name}: {reason}; put it into a file, and pass "file.py:{name}"'])
+
+    def _name_here(self, function: Any, name: str) -> str:
+        """Return a name that no other function of the recipe has; a bound method is a new object each time."""
+        name, number = name if name.isidentifier() else "function", 1
+        while (word := name if number == 1 else f"{name}_{number}") in self.here and self.here[word] != function:
+            number += 1
+        self.here[word] = function
+        return word

@@ -1,6 +1,5 @@
 """A model that answers prompts from Python."""
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,12 +12,13 @@ from tiercel.config import RewardRecipe, SftRecipe
 from tiercel.config.schema import Data, Model, Train
 from tiercel.distributed.ranks import ALONE
 from tiercel.errors import DataError, RecipeError, RunError
+from tiercel.image_decoding import png_file
 from tiercel.inference_and_export.generate import Generator, as_message, in_words, load_generator
 from tiercel.inference_and_export.scores import HeldoutScore, ModelToScore, score
 from tiercel.inference_and_export.weights import CheckpointChoice, trained_weights, with_weights
 from tiercel.models.policy import load_for_inference, load_start
-from tiercel.runs.evaluation_groups import KeptList
-from tiercel.runs.recipe import is_run
+from tiercel.runs.evaluation_groups import EvaluationsInMemory
+from tiercel.runs.recipe import is_run, require_no_redaction
 from tiercel.types import Completion, ImageSource, Message
 
 
@@ -80,14 +80,19 @@ def load(source: Run | str | Path, *, adapter: str | Path | None = None, checkpo
          best: bool = False) -> LoadedModel:  # fmt: skip
     """Load what a run has trained, by default at its newest checkpoint, or a model's directory or hub id, with an
     adapter if you name one. Raises RunError or ModelError if it cannot be loaded."""
-    run = _run_of(source)
+    run, chosen = _run_of(source), None if adapter is None else Path(adapter)
     if run is None:
-        return LoadedModel(load_generator(_recipe_of_model(str(source)), None if adapter is None else Path(adapter)))
+        if checkpoint is not None or best:
+            raise RecipeError([f"{source} is not a run, so it has no checkpoints; leave out checkpoint and best"])
+        return LoadedModel(load_generator(_recipe_of_model(str(source)), chosen))
+    if chosen is not None and (checkpoint is not None or best):
+        raise RecipeError(["adapter: takes the place of a checkpoint of the run; leave out checkpoint and best"])
     recipe = run.recipe
+    require_no_redaction(recipe, run.path)
     if isinstance(recipe, RewardRecipe):
         raise RunError(f"{run.path} trained a reward model, which does not generate text; use it as the reward `model`")
     trained = trained_weights(run.path, recipe, CheckpointChoice(step=checkpoint, is_best=best))
-    return LoadedModel(load_generator(with_weights(recipe, trained), trained.adapter))
+    return LoadedModel(load_generator(with_weights(recipe, trained), chosen or trained.adapter))
 
 
 def evaluate(source: Run | str | Path, rows: Any = None, *, checkpoint: int | None = None, best: bool = False,
@@ -101,11 +106,12 @@ def evaluate(source: Run | str | Path, rows: Any = None, *, checkpoint: int | No
     if run is None:
         raise RunError(f"{source} is not a run; `tiercel eval RECIPE` scores a model by a recipe")
     recipe = run.recipe
+    require_no_redaction(recipe, run.path)
     if rows is not None:
         recipe = recipe.with_values(_held_out(rows, run.path, recipe.data))
     if recipe.data.eval is None:
         raise RecipeError([f"{run.path}: data.eval is not set, so there are no held-out rows; pass some"])
-    kept = KeptList()
+    kept = EvaluationsInMemory()
     if before:
         found = score(recipe, ModelToScore(path=recipe.model.path, load=load_start), ALONE, kept)
         return replace(found, groups=tuple(kept.every))
@@ -141,9 +147,10 @@ def _source(image: Any) -> ImageSource:
     """Return a picture in the form that a row contains."""
     if isinstance(image, str | Path):
         return ImageSource(path=str(Path(image).absolute()))
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return ImageSource(data=buffer.getvalue())
+    try:
+        return ImageSource(data=png_file(image))
+    except ValueError as error:
+        raise DataError(f"images: {error}") from error
 
 
 def _turn(turn: Mapping[str, str]) -> Message:

@@ -19,7 +19,7 @@ PathText = str | PathLike[str]
 SHORT = {"steps": "train.steps", "lr": "optim.lr", "seed": "train.seed", "eval": "data.eval"}  # keys of sections
 NAMED = {"model": "path", "data": "train"}  # the key that a plain value for a section sets
 ROWS = ("train", "eval")  # keys of the section `data`
-STAND_IN = "given.py:function"
+STAND_IN = "given.py:function_{}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Recipe:
         """Validate the whole recipe, then write what is in memory into the run directory that it names. Returns what
         the command line would have read. Raises RecipeError with every problem."""
         plain = {name: _plain(value) for name, value in self.tree.items()}
-        recipe_of_tree(kind, _with_stand_ins(plain), check_paths=False)
+        recipe_of_tree(kind, _with_stand_ins(plain, []), check_paths=False)
         output = Path(plain["output"])
         data = dict(plain["data"])
         for name in ROWS:
@@ -118,18 +118,20 @@ def _is_row(value: Mapping[str, Any]) -> bool:
     return "train" not in value and "path" not in value and bool(value.keys() & {"messages", "prompt", "images"})
 
 
-def _with_stand_ins(tree: Any) -> Any:
+def _with_stand_ins(tree: Any, functions: list[Any]) -> Any:
     """Copy plain data with a text in place of what is in memory, so that the rest can be validated before anything is
-    written."""
+    written. `functions` collects those that were found; each has a text of its own."""
     if isinstance(tree, Mapping):
         return {
-            name: "given.jsonl" if name in ROWS and is_rows(value) else _with_stand_ins(value)
+            name: "given.jsonl" if name in ROWS and is_rows(value) else _with_stand_ins(value, functions)
             for name, value in tree.items()
         }
     if isinstance(tree, list | tuple):
-        return [_with_stand_ins(value) for value in tree]
+        return [_with_stand_ins(value, functions) for value in tree]
     if callable(tree):
-        return STAND_IN
+        if tree not in functions:
+            functions.append(tree)
+        return STAND_IN.format(functions.index(tree))
     return tree if tree is None or isinstance(tree, str | int | float) else [f"a {type(tree).__name__}"]
 
 

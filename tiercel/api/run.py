@@ -10,7 +10,7 @@ from typing import Any
 from tiercel.api.recipe import Recipe
 from tiercel.api.running import train
 from tiercel.config import Recipe as AnyRecipe
-from tiercel.runs.recipe import load_run_recipe
+from tiercel.runs.recipe import load_run_recipe, require_no_redaction
 from tiercel.web.report.page import describe, render
 from tiercel.web.report.reading import read_run
 from tiercel.web.report.rollout_table import StepRollouts, rollouts_of
@@ -67,9 +67,12 @@ class Run:
         return Best(step=step, metric=metric, value=value, path=self.path / "checkpoints" / f"step-{step:06d}")
 
     def resume(self, **keys: Any) -> "Run":
-        """Resume the run, with changed keys such as `steps=400`."""
+        """Resume the run, with changed keys such as `steps=400`, in its own directory, also if that was copied or
+        moved."""
         recipe = self.recipe
-        train(recipe.kind, Recipe(_given(recipe.model_dump(mode="json"))), {**keys, "iterate": False})
+        require_no_redaction(recipe, self.path)
+        keys = {"output": str(self.path), **keys, "iterate": False}
+        train(recipe.kind, Recipe(_given(recipe.model_dump(mode="json"))), keys)
         return self
 
     def export(

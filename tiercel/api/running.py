@@ -2,11 +2,13 @@
 
 import atexit
 import ctypes
+import signal
 import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -94,20 +96,36 @@ def is_interactive() -> bool:
 def _run_ranks(recipe: AnyRecipe, nproc: int) -> None:
     """Train with ranks on this machine, which read the recipe from a file. Raises TrainingError if they fail."""
     if here := [each.call for each in getattr(recipe, "rewards", ()) if _is_here(each)]:
-        raise RecipeError([f"nproc: {here[0].removeprefix(PREFIX)} exists only in this process; put it into a file"])
+        raise RecipeError([f"nproc: {here[0].rpartition(':')[2]} exists only in this process; put it into a file"])
     file = Path(recipe.output) / GIVEN / "recipe.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, text_of(recipe))
     command = [sys.executable, "-m", "tiercel", recipe.kind, str(file), "--nproc", str(nproc)]
-    with subprocess.Popen(command) as process:
+    with subprocess.Popen(command) as process, _handed_on(process):
         while True:
             try:
                 code = process.wait()
                 break
             except KeyboardInterrupt:  # the ranks got it as well; they save and exit
                 continue
+    if code == EXIT_TERMINATED and not is_interactive():
+        raise Terminated("the ranks were stopped by a signal, and saved; train again to resume")
     if code not in (EXIT_DONE, EXIT_TERMINATED):
         raise TrainingError(f"the ranks ended with exit code {code}; what they printed above says why")
+
+
+@contextmanager
+def _handed_on(process: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """Hand SIGTERM on to the ranks inside the context: without this process they would train on. Only the main thread
+    can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _is_here(reward: object) -> bool:

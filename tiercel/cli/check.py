@@ -185,7 +185,7 @@ def _scanned(check: RowCheck, table: RowTable, console: Console, *, is_train: bo
         "not have"
         for (name, kind), count in report.left_out.items()
     )
-    for note in (*left_out, *table.notes, *odd_lines(recipe.data, table)):
+    for note in (*left_out, *table.notes, *odd_lines(recipe.data, table, is_learnt=recipe.purpose != "grpo")):
         console.print(f"  {note}", markup=False)
     for reason, count in report.notes.items():
         console.print(f"  note on {counted(count, 'row')}: {reason}", markup=False)

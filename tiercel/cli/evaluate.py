@@ -1,5 +1,6 @@
 """`tiercel eval`: score held-out rows with the prompt and parser of training, by GRPO's greedy score or SFT's loss."""
 
+import os
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from tiercel.inference_and_export.scores import ModelToScore, score
 from tiercel.inference_and_export.weights import Trained, trained_weights
 from tiercel.models.policy import load_for_inference, load_start
 from tiercel.reliability.heartbeat import Heartbeat
-from tiercel.runs.evaluation_groups import Kept, KeptFile
+from tiercel.runs.evaluation_groups import EvaluationsFile, EvaluationSink
 from tiercel.runs.identity import digest_of, identity
 from tiercel.training.run import launched_ranks
 
@@ -22,27 +23,27 @@ def run(recipe: Recipe, arguments: Namespace, heartbeat: Heartbeat) -> None:
     if output is not None and not isinstance(recipe, GrpoRecipe):
         reason = f"{recipe.kind} has a held-out loss, but no completions to write"
         raise RecipeError([f"--output {output}: {reason}; remove --output"])
-    if output is not None and (output.is_dir() or not output.parent.is_dir()):
+    if output is not None and (os.path.isdir(output) or not os.path.isdir(output.parent)):
         raise RecipeError([f"--output {output}: its directory does not exist; name a file in an existing directory"])
     with launched_ranks(recipe, heartbeat) as ranks:
-        written: list[KeptFile] = []
+        written: list[EvaluationsFile] = []
         for name, judged in _judged(recipe, Path(arguments.target), arguments.adapter).items():
-            kept = Kept()
+            kept = EvaluationSink()
             if output is not None:
                 adapter = None if judged.adapter is None else digest_of(str(judged.adapter))
                 of_model = identity(recipe.with_values({"model.path": judged.path}))
-                kept = KeptFile(output, len(written), [of_model, adapter, ranks.world_size])
+                kept = EvaluationsFile(output, len(written), [of_model, adapter, ranks.world_size])
                 written.append(kept)
             found = score(recipe, judged, ranks, kept)
             if ranks.is_first:
                 print(f"{name} {found.line}")
         for each in written:
-            ranks.on_first(partial(each.finish, is_kept=each is written[-1]))
+            ranks.run_on_first(partial(each.finish, is_kept=each is written[-1]))
 
 
 def _judged(recipe: Recipe, target: Path, adapter: Path | None) -> dict[str, ModelToScore]:
     """Return each model to score under the label that is printed before its score."""
-    if not target.is_dir():
+    if not os.path.isdir(target):
         load = partial(load_for_inference, adapter=adapter)
         return {f"{adapter or recipe.model.path}:": ModelToScore(path=recipe.model.path, load=load, adapter=adapter)}
     given = None if adapter is None else Trained(model=recipe.model.path, adapter=adapter, state={})

@@ -17,13 +17,14 @@ from tiercel.config import Kind
 from tiercel.config.loading import recipe_of_tree
 from tiercel.config.row_sources import RowSource, row_source
 from tiercel.config.yaml_text import render
-from tiercel.data.formats.parts import with_visuals_of_parts
+from tiercel.data.formats.message_parts import with_visuals_of_parts
 from tiercel.data.readers import records_of
 from tiercel.data.rows import with_turns_of_text
 from tiercel.errors import DataError, RecipeError
 from tiercel.messages import translated
 from tiercel.regular_files import open_new
 from tiercel.tables import table_rows
+from tiercel.writing import writing
 
 METHODS: dict[str, Kind] = {"grpo": "grpo", "sft": "sft", "dpo": "dpo", "kto": "kto", "reward": "reward"}
 TASKS: dict[str, list[dict[str, Any]]] = {  # the rewards of GRPO
@@ -90,11 +91,14 @@ def run(recipe: None, arguments: Namespace) -> None:
     file: Path = arguments.file
     if file.exists():  # before anyone has answered questions
         raise RecipeError([f"{file} already exists; remove it, or name another file with --file"], source="init")
+    if not file.parent.is_dir():
+        reason = f"{file.parent} is not a directory; create it, or name another file with --file"
+        raise RecipeError([reason], source="init")
     given = answers(arguments, _ask if sys.stdin.isatty() else _usual)
     kind = METHODS[given["method"]]
     tree = recipe_tree(kind, given)
     recipe_of_tree(kind, tree, str(file))
-    with open_new(file) as stream:
+    with writing(file), open_new(file) as stream:
         stream.write(f"# tiercel {kind}\n{render(tree)}")
     memory = _memory(given["gpu"])
     plan = f"tiercel plan {file} --gpu-memory {memory.text.replace(' ', '')}; " if memory else ""  # of GPUs alone

@@ -3,6 +3,7 @@
 import argparse
 import gc
 import os
+import select
 import signal
 import sys
 import time
@@ -21,7 +22,15 @@ from tiercel.config.keys import RECIPES
 from tiercel.config.suggestions import nearest_key
 from tiercel.distributed.launch import launch, leave
 from tiercel.distributed.rank_status_files import note_code, note_error, start_notes
-from tiercel.errors import ANY_RECIPE, EXIT_DONE, EXIT_INTERRUPTED, ElsewhereError, RecipeError, TiercelError
+from tiercel.errors import (
+    ANY_RECIPE,
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_UNREAD,
+    ElsewhereError,
+    RecipeError,
+    TiercelError,
+)
 from tiercel.log import printed
 from tiercel.messages import translated
 from tiercel.reliability.privacy import keep_private
@@ -31,6 +40,7 @@ from tiercel.secret_names import harmless_words
 from tiercel.training.process_guard import process_guard
 from tiercel.web.view.page_process import page_beside
 
+STDOUT = 1  # its descriptor
 SECONDS_TO_SPEAK = 2.0  # lets the rank at fault report first: once this rank has ended, the launcher ends the others
 
 
@@ -187,12 +197,35 @@ def entry_point() -> None:
     """Run the `tiercel` script."""
     redact_tracebacks()
     try:
-        code = main()
+        code = _written_main()
+    except BrokenPipeError:
+        if not _is_unread():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # Python writes the rest at its end
+        code = EXIT_UNREAD
     except KeyboardInterrupt:  # outside of a step, which is finished and saved first
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would interrupt what Python does at its end
         print(translated("tiercel: interrupted"), file=sys.stderr)
         code = EXIT_INTERRUPTED
     leave(code)
+
+
+def _written_main() -> int:
+    """Run a command, and write what it has printed. Raises BrokenPipeError if that is not read to its end."""
+    try:
+        code = main()
+    except SystemExit:  # of argparse, after --help
+        print(end="", flush=True)
+        raise
+    print(end="", flush=True)
+    return code
+
+
+def _is_unread() -> bool:
+    """Return whether standard output is a pipe whose reader has ended, such as `head`."""
+    waiting = select.poll()
+    waiting.register(STDOUT, 0)
+    return bool(waiting.poll(0))
 
 
 COMMANDS: dict[str, Command] = {

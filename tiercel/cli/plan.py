@@ -11,7 +11,7 @@ from rich.table import Table
 
 from tiercel.cli.values import size
 from tiercel.config import Recipe
-from tiercel.doctor.machine import total_memory
+from tiercel.doctor.machine import allowed_memory
 from tiercel.errors import EnvironmentProblem
 from tiercel.log import printed
 from tiercel.message_text import counted
@@ -82,9 +82,9 @@ def write_fit(recipe: Recipe, machine: Machine, arguments: Namespace) -> None:
 
 
 def host_memory(gpus: int, device: Device) -> int | None:
-    """Return the bytes of this machine's memory if it has the GPUs of the plan, or None if the memory of the planned
-    machine is unknown."""
-    return total_memory() if torch.cuda.device_count() >= min(gpus, device.per_machine) else None
+    """Return the bytes of memory that a run gets on this machine if it has the GPUs of the plan, or None if the memory
+    of the planned machine is unknown."""
+    return allowed_memory() if torch.cuda.device_count() >= min(gpus, device.per_machine) else None
 
 
 def _amount(count: int) -> str:

@@ -14,8 +14,8 @@ MOST_SHARE = 0.5  # of the machine's memory; above it, the cache would drop the 
 def read_weights_ahead(recipe: Recipe) -> threading.Thread | None:
     """Start to read a local checkpoint's weights, once per machine. Returns the thread that reads, or None if the
     weights are not on this machine or are too large."""
-    directory = Path(recipe.model.path).expanduser()
-    if not directory.is_dir() or os.environ.get("LOCAL_RANK", "0") != "0":
+    directory = Path(os.path.expanduser(recipe.model.path))
+    if not os.path.isdir(directory) or os.environ.get("LOCAL_RANK", "0") != "0":
         return None
     files = [file for file in sorted(directory.glob("*.safetensors")) if file.is_file()]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -23,7 +23,7 @@ from tiercel.models.weights.loading import family_of
 from tiercel.rewards.boxes import is_proper
 from tiercel.training.grpo.completion_sampling import open_dialogues
 from tiercel.types import Box, EncodedImage, EncodedPrompt, Example, Row
-from tiercel.web.report.boxes import Outline
+from tiercel.web.report.boxes import Outline, box_of
 from tiercel.web.report.preview import PreviewPicture, PreviewRow, TokenPiece, render
 from tiercel.writing import write_text
 
@@ -168,13 +168,4 @@ def _pictures(row: Row, prompt: EncodedPrompt) -> tuple[PreviewPicture, ...]:
 def _answer_boxes(answer: object) -> list[Box]:
     """Return the boxes of an answer that is a box or a list of boxes."""
     candidates = answer if isinstance(answer, list) and answer and isinstance(answer[0], list) else [answer]
-    boxes = []
-    for candidate in candidates:
-        if (
-            isinstance(candidate, list)
-            and len(candidate) == 4
-            and all(type(side) in (int, float) for side in candidate)
-        ):
-            box = (float(candidate[0]), float(candidate[1]), float(candidate[2]), float(candidate[3]))
-            boxes += [box] if is_proper(box) else []
-    return boxes
+    return [box for each in candidates if (box := box_of(each)) is not None and is_proper(box)]

@@ -1,5 +1,6 @@
 """How each command reads and checks its recipe. It does not import torch, so a wrong recipe is reported at once."""
 
+import os
 from argparse import Namespace
 from pathlib import Path
 
@@ -32,8 +33,10 @@ def checked_recipe(arguments: Namespace) -> Recipe:
 
 
 def planned_recipe(arguments: Namespace) -> Recipe:
-    """Read a recipe whose rows need not be on this machine."""
+    """Read a recipe whose rows need not be on this machine, and check the flags given with it."""
     path, overrides = arguments.recipe, arguments.overrides
+    if problems := _unused_plan_flags(arguments):
+        raise RecipeError(problems, source="plan")
     recipe = starting_adapter(load_recipe(detect_kind(path, overrides), path, overrides, check_paths=False))
     limit, given = recipe.data.max_prompt_tokens, arguments.prompt_tokens
     if given is not None and given > limit:
@@ -41,6 +44,18 @@ def planned_recipe(arguments: Namespace) -> Recipe:
             [f"--prompt-tokens: is {given}, but must be at most data.max_prompt_tokens ({limit})"], str(path)
         )
     return recipe
+
+
+def _unused_plan_flags(arguments: Namespace) -> list[str]:
+    """Return a problem for each flag that would have no effect."""
+    without_fit = {"output": "--output: is set, but --fit is not; add --fit SIZE, which writes it"}
+    with_fit = {
+        "gpu_memory": "--gpu-memory: is set beside --fit, which names the memory of a GPU; remove one of them",
+        "json": "--json: is set beside --fit, which writes a recipe and no plan; plan what it has written with --json",
+        "prompt_tokens": "--prompt-tokens: is set beside --fit, which writes data.max_prompt_tokens; set that instead",
+    }
+    unused = without_fit if arguments.fit is None else with_fit
+    return [problem for name, problem in unused.items() if getattr(arguments, name)]
 
 
 def served_recipe(arguments: Namespace) -> GrpoRecipe:
@@ -54,7 +69,7 @@ def served_recipe(arguments: Namespace) -> GrpoRecipe:
 def evaluated_recipe(arguments: Namespace) -> Recipe:
     """Read the recipe of a file or of a run. Raises RecipeError if it names no held-out rows."""
     target = Path(arguments.target)
-    if not target.is_dir():
+    if not os.path.isdir(target):
         return _with_heldout(_any_kind(target, arguments.overrides), target)
     if arguments.overrides:
         adapter = max(target.glob("checkpoints/step-*/adapter"), default=target / "checkpoints/step-N/adapter")
@@ -77,7 +92,7 @@ def predicting_recipe(arguments: Namespace) -> Recipe:
             [f"--image: is set {counted(len(images), 'time')}, but the prompt has {counted(marks, '<image> mark')}"],
             source="predict",
         )
-    if missing := [f"--image: {image} is not a file" for image in images if not image.is_file()]:
+    if missing := [f"--image: {image} is not a file" for image in images if not os.path.isfile(image)]:
         raise RecipeError(missing, source="predict")
     path = Path(arguments.model)
     flag = "--best" if arguments.best else "--checkpoint" if arguments.checkpoint is not None else None
@@ -107,7 +122,7 @@ def replayed_recipe(arguments: Namespace) -> Recipe:
     """Read the recipe of a run, with overrides, for one process."""
     recipe = load_run_recipe(arguments.run, tuple(arguments.overrides))
     require_no_redaction(recipe, arguments.run)
-    return recipe.with_values({"train.strategy": "single", "train.deepspeed": Deepspeed()})
+    return recipe.with_values({"train.strategy": "single", "train.context_parallel": 1, "train.deepspeed": Deepspeed()})
 
 
 def _any_kind(path: Path, overrides: list[str]) -> Recipe:

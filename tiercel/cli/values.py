@@ -1,6 +1,7 @@
 """Types of the values of flags. A value that makes no sense is refused with the reason, never replaced."""
 
 import argparse
+import os
 import re
 import shlex
 from collections.abc import Callable
@@ -57,7 +58,7 @@ def size(text: str) -> MemorySize:
 def directory(text: str) -> Path:
     """Read the path of a directory that exists."""
     path = Path(text)
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise argparse.ArgumentTypeError(f"{text} is not a directory")
     return path
 

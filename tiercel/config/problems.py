@@ -8,7 +8,8 @@ from pydantic_core import ErrorDetails, PydanticUndefined
 
 from tiercel.config.keys import ENTRY, OWN_SECTIONS, Key, allowed_words, declared_name, keys_of, named, type_in_words
 from tiercel.config.schema import Kind
-from tiercel.config.suggestions import Suggestion, nearest_key, nearest_word, unknown_leaves
+from tiercel.config.suggestions import Suggestion, nearest_key, nearest_word
+from tiercel.config.yaml_text import leaves
 from tiercel.config_base import LIST_FORM, SECTION_FORM, TEXT_FORM, Keys, Problem, Problems, shown
 from tiercel.rewards.registry import BY_NAME, CALL, TAGS, lowered, takers
 from tiercel.secret_names import harmless
@@ -53,7 +54,7 @@ def _translate(details: ErrorDetails, kind: Kind) -> Problems:
         yield Keys(path).problem(_of_other_rewards(details))
         return
     if details["type"] == "extra_forbidden":
-        for leaf, value in unknown_leaves(path, details["input"]):
+        for leaf, value in leaves(details["input"], path):
             suggestion = nearest_key(leaf)
             note = f" (its value is {shown(value, key=leaf)})" if value is not None else ""
             text = f"unknown key{note}; {_instead(suggestion, leaf, kind)}"

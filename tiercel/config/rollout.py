@@ -141,5 +141,10 @@ class Rollout(Section):
         return self.max_trajectory_tokens if self.has_turns else self.max_new_tokens
 
     @property
+    def longest_key(self) -> str:
+        """Return the key that sets it."""
+        return "rollout.max_trajectory_tokens" if self.has_turns else "rollout.max_new_tokens"
+
+    @property
     def engine_kind(self) -> EngineKind:
         return ENGINE_KINDS[self.engine]

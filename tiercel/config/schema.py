@@ -4,9 +4,10 @@ Nothing here fills in a value that depends on another key, and nothing here impo
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
+from typing_extensions import Self
 
 from tiercel.algorithms.preference_sections import Dpo, Kto, Ranking
 from tiercel.algorithms.section import Algorithm
@@ -133,7 +134,7 @@ class Optim(Section):
     decay_steps: PositiveInt | None = None
     """Steps of wsd over which the rate falls; null takes a tenth of the run."""
     warmup_steps: NonNegativeInt = 0
-    """Optimiser steps over which the rate rises linearly from 0."""
+    """Steps of the run over which the rate rises linearly from 0; all updates of a step have one rate."""
     weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
@@ -302,10 +303,23 @@ class BaseRecipe(Section):
         """Return the key of that section."""
         return "algorithm.teacher"
 
+    @property
+    def longest_row(self) -> int:
+        """Return the largest number of tokens of a prompt with one answer. In KTO, a row's second answer is that of
+        another row."""
+        return self.data.max_prompt_tokens * (2 if self.purpose == "labels" else 1)
+
+    @property
+    def longest_row_keys(self) -> str:
+        """Return the keys that limit it."""
+        return "data.max_prompt_tokens"
+
     def smallest_microbatch(self, row_tokens: int) -> int:
         """Return the number of tokens that a microbatch must hold if no row has more than `row_tokens`. Each of the two
-        answers of a pair, or of the two that KTO compares, may have the whole prompt."""
-        return row_tokens if self.purpose == "sft" else 2 * row_tokens
+        answers of a pair may have the whole prompt. KTO's second answer is that of another row, which may be as long as
+        a row beside a prompt that is as long; it shares the prompt unless the form repeats it."""
+        repeats = self.purpose == "labels" and self.learner.form == "repeated"
+        return row_tokens * (1 if self.purpose == "sft" else 3 if repeats else 2)
 
 
 class OfflineRecipe(BaseRecipe):
@@ -387,6 +401,14 @@ class GrpoRecipe(BaseRecipe):
     def taught_by(self) -> Teacher | None:
         """Return the teacher's section, or None if the loss has no term of a teacher."""
         return self.algorithm.teacher
+
+    @property
+    def longest_row(self) -> int:
+        return self.data.max_prompt_tokens + self.rollout.longest
+
+    @property
+    def longest_row_keys(self) -> str:
+        return f"data.max_prompt_tokens and {self.rollout.longest_key} together"
 
     def smallest_microbatch(self, row_tokens: int) -> int:
         """Return the number of tokens of a prompt and its longest completion."""

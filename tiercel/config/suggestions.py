@@ -1,6 +1,6 @@
 """Guess what the user meant: the nearest real key, or the nearest word that a key accepts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from difflib import SequenceMatcher, get_close_matches
 
 from tiercel.config.keys import ENTRY, Key, every_key
@@ -78,13 +78,3 @@ def nearest_word(key: str, given: str, allowed: Sequence[str]) -> Suggestion:
     if not near:
         return Suggestion()
     return Suggestion(key=near[0] if near[0] in allowed else str(synonyms[near[0]]))
-
-
-def unknown_leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield the leaves below an unknown key, because each is answered by itself; the key itself if nothing is below
-    it."""
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from unknown_leaves(f"{path}.{name}", inner)
-    else:
-        yield path, value

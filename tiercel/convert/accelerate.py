@@ -1,9 +1,10 @@
 """Settings of accelerate: the number of processes, and how they shard the model."""
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from tiercel.config.yaml_text import parse
@@ -31,8 +32,9 @@ def mapping_in(file: Path | None, read: Callable[[str], Any] = lambda text: pars
     return tree if isinstance(tree, dict) else None
 
 
-def accelerate_of(file: Path) -> Accelerate | None:
-    """Read a file of accelerate; None where it is not one."""
+def accelerate_of(file: Path, find: Callable[[str], Path | None]) -> Accelerate | None:
+    """Read a configuration file of accelerate, or return None if it is not one. `find` returns the DeepSpeed config
+    that the file may name."""
     tree = mapping_in(file)
     if tree is None:
         return None
@@ -41,6 +43,8 @@ def accelerate_of(file: Path) -> Accelerate | None:
     if isinstance(given, dict):
         names = ("zero_stage", "offload_param_device", "offload_optimizer_device")
         sharding = zero(*(given.get(name) for name in names))
+        if isinstance(named := given.get("deepspeed_config_file"), str):  # accelerate takes no stage beside it
+            sharding = sharding_of_json(mapping_in(find(named), json.loads)) or sharding_by_name(PurePath(named).name)
     return Accelerate(
         processes=processes if isinstance(processes, int) else None,
         sharding=sharding,

@@ -127,12 +127,12 @@ def _processes(launch: Launch, draft: RecipeDraft) -> None:
     unknown = launch.unknown_process_labels
     text = "only the machine knows this number: optim.prompts_per_step is that of 1 process; give tiercel --nproc"
     draft.note(text, *unknown)
-    if launch.counts_gpus and not launch.process_labels and "CUDA_VISIBLE_DEVICES" not in launch.environment:
+    if launch.counts_gpus and not launch.process_labels and launch.gpus is None:
         seen = len(list(_DEVICES.glob("nvidia[0-9]*")))
         gpus = f"this machine has {counted(seen, 'GPU')}" if seen else "this machine has no GPU"
         text = f"starts a process for each GPU that it sees, and {gpus}; optim.prompts_per_step is that of 1 process"
         text = f"{text}: multiply it by {seen}" if seen > 1 else f"{text}, for N GPUs write N times as much"
-        draft.note(text, subject="llamafactory-cli", is_change=seen > 1)
+        draft.note(text, subject=launch.starter, is_change=seen != 1)
     found = counted(launch.processes, "process", "processes")
     command = f"tiercel {launch.kind} RECIPE --nproc {launch.processes}"
     known = [label for label in launch.process_labels if label not in unknown]

@@ -47,6 +47,7 @@ class RecipeDraft:
     origins: dict[str, Origin] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+    peer_updates: float | None = None  # the peer's updates of a rollout; None if it samples none
 
     def set(self, key: str, value: Any, *names: str, remark: str = "") -> None:
         """Set a key. `names` are the flags and variables that the value depends on, as far as the command gives
@@ -76,6 +77,13 @@ class RecipeDraft:
     def updates_per_step(self) -> int:
         """Return the number of updates in one step: a step is a rollout in tiercel, but an update in the peers."""
         return int(self.values.get("optim.minibatches", 1)) * int(self.values.get("optim.rollout_epochs", 1))
+
+    @property
+    def peer_updates_per_step(self) -> float:
+        """Return how many of the peer's updates a step stands for, by which its lengths and intervals are divided."""
+        if self.peer_updates is None:
+            return self.updates_per_step
+        return self.peer_updates * int(self.values.get("optim.rollout_epochs", 1))
 
     @property
     def tree(self) -> dict[str, Any]:
@@ -130,7 +138,7 @@ class RecipeDraft:
         for label in [label for label in self.given if label not in spoken]:
             self._note_label(label, *self._told(label))
         used = set_by | {label for note in self.notes if note.is_change for label in note.labels}
-        used |= {"CUDA_VISIBLE_DEVICES"} if self.launch.counts_gpus else set()
+        used |= {"CUDA_VISIBLE_DEVICES", "launcher --gpu_ids"} if self.launch.counts_gpus else set()
         for label, text in self.given.items():
             is_told = label in self.launch.unknown_process_labels or self.is_secret(label)
             if re.search(r"[$`]", text) and label in used and not is_told:

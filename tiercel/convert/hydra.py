@@ -133,9 +133,12 @@ def _penalty(launch: Launch, draft: RecipeDraft) -> None:
     if not is_in_loss:
         draft.set("algorithm.kl.place", "reward", switch, remark=f"{launch.framework} puts the penalty into the reward")
     asked = launch.text(kind) or "kl"
-    estimator = _ESTIMATORS.get(asked) if is_in_loss or is_verl else "k1"  # EasyR1: always p - q
-    if estimator is None or (is_in_loss and estimator == "k1"):
+    estimator = _ESTIMATORS.get(asked)
+    if is_in_loss and estimator in (None, "k1"):
         estimator, text = "k2", f"tiercel's loss has no estimator {asked}; k2 has the gradient of the divergence"
+        draft.note(text, kind, subject=kind)
+    elif estimator is None:
+        estimator, text = "k1", f"tiercel's reward has no estimator {asked}; k1 averages to the divergence"
         draft.note(text, kind, subject=kind)
     draft.put("algorithm.kl.estimator", estimator, kind)
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path, PurePath
 
 from tiercel.config.keys import Kind
@@ -34,6 +35,8 @@ class Launch:
     framework: Framework
     method: Method
     script: str  # name of the Python file, if there is one
+    is_code: bool  # whether the flags are those of a Python script's calls
+    starter: str  # the program, if it starts a process for each GPU that it sees; empty for any other
     flags: dict[str, tuple[str, ...]]
     without_value: frozenset[str]  # flags that stand in --config's YAML file as null; they take their defaults
     earlier: Sequence[str]  # flags that were given again later, with their values
@@ -145,14 +148,23 @@ class Launch:
         each = self._counted("NPROC_PER_NODE")
         if each is None and self.accelerate is not None and self.accelerate.processes:
             return self.accelerate.processes
-        if each is None and self.counts_gpus and (seen := self.environment.get("CUDA_VISIBLE_DEVICES")):
-            each = len(seen.split(","))
+        if each is None and self.counts_gpus and self.gpus:
+            each = len(self.gpus.split(","))
         return (each or 1) * (self._counted("NNODES") or 1)
 
     @property
     def counts_gpus(self) -> bool:
-        """Return whether the command starts a process for each GPU that it sees."""
-        return self.framework == "LLaMA-Factory" and not self.script and "NPROC_PER_NODE" not in self.environment
+        """Return whether the command starts a process for each GPU that it sees: nothing in it gives a number."""
+        is_told = {"config_file", "accelerate_config", "cpu"} & {*self.launcher}
+        of_a_machine = {*self.process_labels} - {"NNODES", "launcher --nnodes", "launcher --num_nodes"}
+        return bool(self.starter) and not is_told and not of_a_machine
+
+    @property
+    def gpus(self) -> str | None:
+        """Return the list of GPUs that the command sees; None if it does not give one."""
+        asked = self.launcher.get("gpu_ids", ())
+        seen = asked[0] if asked and asked[0] != "all" else self.environment.get("CUDA_VISIBLE_DEVICES")
+        return seen or None
 
     def _counted(self, variable: str) -> int | None:
         for name in self._launcher_counts(variable):
@@ -221,13 +233,13 @@ def launch_of(command: ShellCommand, file: Path | None = None) -> Launch | Forei
     # Scripts and variables belong to no flag.
     plain = [word for word in words[:place] if not word.endswith(".py") and not _VARIABLE.fullmatch(word)]
     launcher, _, _ = parsed_flags(plain)
-    if framework == "TRL" and method is not None:  # `trl` passes these flags on to accelerate
-        own = rows_of(framework, method)
-        passed = [name for name in flags if name not in own and environment_row(f"launcher {name}")]
-        launcher |= {name: flags.pop(name) for name in passed}
     in_file = _of_config(flags, folders, is_nested=framework in OVERRIDING)
     without_value = frozenset(name for name, value in in_file.items() if value in (None, {}) and name not in flags)
     flags = {**{name: _flag_words(value) for name, value in in_file.items()}, **flags}
+    if framework == "TRL" and method is not None:  # `trl` passes these flags on to accelerate, its file's too
+        known = {*rows_of(framework, method), *without_value}
+        passed = [name for name in flags if name not in known and environment_row(f"launcher {name}")]
+        launcher |= {name: flags.pop(name) for name in passed}
     if method is None:
         name, usual = METHOD_FLAGS[framework]
         named = flags.get("config", ())
@@ -243,10 +255,13 @@ def launch_of(command: ShellCommand, file: Path | None = None) -> Launch | Forei
     named = launcher.get("config_file") or launcher.get("accelerate_config") or ()
     variables = dict(word.split("=", 1) for word in words[:place] if _VARIABLE.fullmatch(word))
     found = file_in(folders, named[0]) if named else None
+    is_code = file is not None and file.suffix == ".py"
     return Launch(
         framework=framework,
         method=method,
         script=script,
+        is_code=is_code,
+        starter="" if is_code else _starter_of(words[:place]),
         flags=flags,
         without_value=without_value,
         earlier=earlier,
@@ -254,8 +269,18 @@ def launch_of(command: ShellCommand, file: Path | None = None) -> Launch | Forei
         launcher=launcher,
         environment={**command.environment, **variables},
         folders=folders,
-        accelerate=accelerate_of(found) if found else None,
+        accelerate=accelerate_of(found, partial(file_in, (found.parent, *folders))) if found else None,
     )
+
+
+def _starter_of(before: Sequence[str]) -> str:
+    """Return the program that starts a process for each GPU that it sees if nothing gives a number; empty for any
+    other. `before` are the words before the flags."""
+    names = [PurePath(word).name for word in before]
+    if "accelerate" in names and "launch" in names:
+        return "accelerate launch"
+    program = names[-2] if names[1:] and names[-2] in ("llamafactory-cli", "lmf", "trl") else ""
+    return "deepspeed" if "deepspeed" in names else program
 
 
 def file_in(folders: Sequence[Path], path: str) -> Path | None:

@@ -2,7 +2,10 @@
 executed."""
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
+
+from tiercel.convert.arithmetic import evaluated
 
 CONFIGS = {
     "GRPOConfig": "grpo", "RLOOConfig": "rloo", "SFTConfig": "sft", "DPOConfig": "dpo", "KTOConfig": "kto",
@@ -11,6 +14,13 @@ CONFIGS = {
 }  # fmt: skip
 _ADAPTERS = {"r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save",
              "task_type": "lora_task_type"}  # fmt: skip
+_READERS = ("json", "parquet")  # of load_dataset: of files that tiercel reads
+_MODEL = re.compile(r"Model|(ForConditionalGeneration|ForCausalLM|ForVision2Seq)\.from_pretrained$")
+_SIZE = re.compile(r"\d+|0?\.\d+")
+_CHANGES = ("map", "filter", "select", "shuffle", "with_transform", "set_transform")  # methods of rows
+_NO_ROWS = ("random", "np", "numpy", "pool", "executor")  # which have such methods too
+_OF_TRAINER = ("eval_dataset", "formatting_func", "data_collator", "compute_metrics", "callbacks")
+_LONGEST = 80  # characters of code that are shown
 _USUAL = {"lora_r": "8", "lora_alpha": "8", "lora_dropout": "0.0"}  # PEFT's defaults, for which `trl` has others
 
 
@@ -27,19 +37,27 @@ def words_of_script(text: str) -> tuple[str, ...] | None:
 
 
 def _words_of(tree: ast.Module) -> tuple[str, ...] | None:
-    known = _assigned(tree)
-    calls = [(name, node) for node in ast.walk(tree) if isinstance(node, ast.Call) and (name := _name(node.func))]
+    known, calls = _assigned(tree), _calls(tree)
     config = next(((name, node) for name, node in calls if name in CONFIGS), None)
     if config is None:
         return None
     words = ["trl", CONFIGS[config[0]], *_flags(_keywords(config[1]), known)]
     given = {word for word in words if word.startswith("--")}
-    for name, node in calls:
-        for flag in _beside(name, node, known):
-            if flag[0] not in given:
-                given.add(flag[0])
-                words += flag
+    beside = [flag for name, node in calls for flag in _beside(name, node, known)]
+    flags = [*beside, *_rows(calls, _bound(tree), known), *_changes(calls, known)]
+    if {"--train_test_split", "--dataset_test_split"} & {flag[0] for flag in flags}:
+        given.add("--eval_dataset")  # which these say better
+    for flag in flags:
+        if flag[0] not in given:
+            given.add(flag[0])
+            words += flag
     return tuple(words)
+
+
+def _calls(tree: ast.Module) -> list[tuple[str, ast.Call]]:
+    """Return every call with the name that is called, in the order in which they end: of `a().b()`, a is first."""
+    found = [(name, node) for node in ast.walk(tree) if isinstance(node, ast.Call) and (name := _name(node.func))]
+    return sorted(found, key=lambda call: (call[1].end_lineno or 0, call[1].end_col_offset or 0))
 
 
 def _beside(name: str, node: ast.Call, known: Mapping[str, ast.expr]) -> Iterator[list[str]]:
@@ -53,17 +71,156 @@ def _beside(name: str, node: ast.Call, known: Mapping[str, ast.expr]) -> Iterato
             yield [f"--{key}", *words]
     elif name == "BitsAndBytesConfig":
         yield from ([f"--{key}", *_values(value, known)] for key, value in keywords.items())
-    elif name == "load_dataset" and first:
-        yield ["--dataset_name", *_values(first[0], known)]
-        yield from ([f"--{flag}", *_values(value, known)]
-                    for key, flag in (("name", "dataset_config"), ("split", "dataset_train_split"))
-                    if (value := keywords.get(key)) is not None)  # fmt: skip
+        if "load_in_4bit" in keywords and "bnb_4bit_quant_type" not in keywords:
+            yield ["--bnb_4bit_quant_type", "fp4"]  # the default of transformers; `trl` has another
     elif name.endswith("Trainer"):
         for key, flag in (("model", "model_name_or_path"), ("reward_funcs", "reward_funcs")):
             if (value := keywords.get(key)) is not None and (key != "model" or _is_text(value, known)):
                 yield [f"--{flag}", *_values(value, known)]
-    elif name == "from_pretrained" and first and "Model" in ast.unparse(node.func):
+        if first and _is_text(first[0], known):
+            yield ["--model_name_or_path", *_values(first[0], known)]
+    elif name == "from_pretrained" and first and _MODEL.search(ast.unparse(node.func)):
         yield ["--model_name_or_path", *_values(first[0], known)]
+
+
+def _rows(
+    calls: list[tuple[str, ast.Call]], bound: Mapping[str, list[ast.expr]], known: Mapping[str, ast.expr]
+) -> Iterator[list[str]]:
+    """Yield the flags of the training rows: those of the `load_dataset` that `train_dataset` of the trainer comes from,
+    else of the first that does not give `eval_dataset`. Every other one is named, as it may load rows to train on."""
+    loads = [node for name, node in calls if name == "load_dataset" and node.args]
+    trainer = next((_keywords(node) for name, node in calls if name.endswith("Trainer")), {})
+    trained, held = (_source(trainer.get(f"{name}_dataset"), bound, set()) for name in ("train", "eval"))
+    left = [node for node in loads if held is None or node is not held[0]]
+    source = trained or (_source(left[0], bound, set()) if left else None)
+    if source is not None:
+        yield from _loaded(*source, known)
+    if trained and held and held[0] is trained[0] and held[1] is not None and held[1] is not trained[1]:
+        yield ["--dataset_test_split", *_literal(held[1], known)]
+    if others := [node for node in loads if source is None or node is not source[0]]:
+        yield ["--load_dataset", *map(_code, others)]
+
+
+def _changes(calls: list[tuple[str, ast.Call]], known: Mapping[str, ast.expr]) -> Iterator[list[str]]:
+    """Yield a flag for each way in which the script changes its rows, its pictures or its batches: the table says what
+    to do about it, since none of that code is executed."""
+    changed: dict[str, list[str]] = {}
+    for name, node in calls:
+        is_method = isinstance(node.func, ast.Attribute) and _name(node.func.value) not in _NO_ROWS
+        if name == "train_test_split" and is_method:
+            yield _split_off(node, known)
+        elif name in _CHANGES and is_method:
+            shown = [*node.args, *_keywords(node).values()][:1]
+            changed.setdefault(f"--dataset.{name}", []).extend(map(_code, shown))
+        elif name == "from_pretrained" and "Processor" in ast.unparse(node.func):
+            sizes = {
+                key: value for key, value in _keywords(node).items() if key in ("max_pixels", "min_pixels", "size")
+            }
+            yield from ([f"--processor.{key}", *_pixels(value, known)] for key, value in sizes.items())
+        elif name.endswith("Trainer"):
+            yield from ([f"--{key}", _code(value)] for key, value in _keywords(node).items() if key in _OF_TRAINER)
+    yield from ([flag, *shown] for flag, shown in changed.items())
+
+
+def _split_off(node: ast.Call, known: Mapping[str, ast.expr]) -> list[str]:
+    """Return the flag of the rows that are held out: a share or a number; a quarter if no size is given."""
+    given = {**dict(zip(("test_size", "train_size"), node.args, strict=False)), **_keywords(node)}
+    sizes = {name: _literal(given[name], known)[0] for name in ("test_size", "train_size") if name in given}
+    if not sizes:
+        return ["--train_test_split", "0.25"]
+    if _SIZE.fullmatch(sizes.get("test_size", "")):
+        return ["--train_test_split", sizes["test_size"]]
+    if list(sizes) == ["train_size"] and _SIZE.fullmatch(sizes["train_size"]) and float(sizes["train_size"]) < 1:
+        return ["--train_test_split", f"{1 - float(sizes['train_size']):g}"]
+    return ["--dataset.train_test_split", *(f"{name}={size.lstrip('$')}" for name, size in sizes.items())]
+
+
+def _pixels(node: ast.expr, known: Mapping[str, ast.expr]) -> list[str]:
+    """Return a number of pixels, which is often written as a product."""
+    names = {name: str(value.value) for name, value in known.items() if isinstance(value, ast.Constant)}
+    code = ast.unparse(node)
+    number = None if "/" in code else evaluated(code, names)
+    return _literal(node, known) if number is None else [str(number)]
+
+
+def _loaded(call: ast.Call, split: ast.expr | None, known: Mapping[str, ast.expr]) -> Iterator[list[str]]:
+    """Yield the flags of one `load_dataset`. If its name is that of a reader of files, such as json,
+    the data set is the file."""
+    given = {**dict(zip(("path", "name", "data_dir", "data_files"), call.args, strict=False)), **_keywords(call)}
+    name, files = _literal(given["path"], known), given.get("data_files")
+    listed = [] if files is None or isinstance(files, ast.Dict) else _literal(files, known)
+    if name[0] in _READERS and len(listed) == 1 and not listed[0].startswith("$"):
+        name, files = listed, None
+    if name[0] not in _READERS:
+        yield ["--dataset_name", *name]
+    for flag, value in (("dataset_config", given.get("name")), ("dataset_train_split", split)):
+        if value is not None:
+            yield [f"--{flag}", *_literal(value, known)]
+    for flag, value in (("data_dir", given.get("data_dir")), ("data_files", files)):
+        if value is not None:
+            yield [f"--{flag}", _code(value)]
+
+
+_Source = tuple[ast.Call, ast.expr | None]  # a call of load_dataset, and the split that is taken
+
+
+def _source(node: ast.expr | None, bound: Mapping[str, list[ast.expr]], seen: set[str]) -> _Source | None:
+    """Find the `load_dataset` that rows come from, through names, subscripts, methods and functions. `seen` are the
+    names that were looked up, each of them once."""
+    inner: list[ast.expr] = []
+    if isinstance(node, ast.Name) and node.id not in seen:
+        seen.add(node.id)
+        inner = bound.get(node.id, [])
+    elif isinstance(node, ast.Subscript):
+        found = _source(node.value, bound, seen)
+        is_split = found is not None and found[1] is None and not isinstance(node.slice, ast.Slice)
+        return (found[0], node.slice) if found is not None and is_split else found
+    elif isinstance(node, ast.Call) and _name(node.func) == "load_dataset" and node.args:
+        return node, _keywords(node).get("split")
+    elif isinstance(node, ast.Call):
+        inner = [node.func, *node.args, *_keywords(node).values()]
+    elif isinstance(node, ast.Attribute):
+        inner = [node.value]
+    elif isinstance(node, ast.List | ast.Tuple):
+        inner = node.elts
+    return next(filter(None, (_source(part, bound, seen) for part in inner)), None)
+
+
+def _bound(tree: ast.Module) -> dict[str, list[ast.expr]]:
+    """Return all values that are assigned to each name, also in assignments to several names, and what functions
+    return."""
+    found: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            returned = [inner.value for inner in ast.walk(node) if isinstance(inner, ast.Return) and inner.value]
+            found.setdefault(node.name, []).extend(returned)
+        elif isinstance(node, ast.AnnAssign | ast.Assign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for name, value in (pair for target in targets for pair in _pairs(target, node.value)):
+                if isinstance(name, ast.Name):
+                    found.setdefault(name.id, []).append(value)
+    return found
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    """Return what is assigned to what; one value for several names counts for each of them."""
+    if not isinstance(target, ast.Tuple):
+        return [(target, value)]
+    if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts):
+        return list(zip(target.elts, value.elts, strict=True))
+    return [(name, value) for name in target.elts]
+
+
+def _literal(node: ast.expr, known: Mapping[str, ast.expr]) -> list[str]:
+    """Return the words of a value, with a dollar sign before a name that is not assigned one."""
+    words = _values(node, known)
+    return [f"${node.id}"] if isinstance(node, ast.Name) and words == [node.id] else words or [""]
+
+
+def _code(node: ast.expr) -> str:
+    """Return the code of what is not converted, cut short."""
+    text = " ".join(ast.unparse(node).replace("'", '"').split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
 def _assigned(tree: ast.Module) -> dict[str, ast.expr]:

@@ -54,8 +54,11 @@ def set_rewards(launch: Launch, draft: RecipeDraft) -> None:
     by_script = ("think_format_reward", "accuracy_reward") if launch.script in EXAMPLE_SCRIPTS else ()
     names = launch.words("reward_funcs") or by_script
     models = (*launch.words("reward_model"), *launch.words("reward_model_name_or_path"))
-    entries = [_entry(launch, draft, name, number) for number, name in enumerate(names)]
-    entries += [{"name": "model", "model": {"path": path}} for path in models]
+    before = models if launch.framework == "TRL" else ()  # weights follow the order, in which TRL's model comes first
+    after = models[len(before) :]
+    entries = [_by_model(path) for path in before]
+    entries += [_entry(launch, draft, name, number) for number, name in enumerate(names, len(before))]
+    entries += [_by_model(path) for path in after]
     for number, weight in enumerate(launch.words("reward_weights")[: len(entries)]):
         entries[number]["weight"] = float(number_of("--reward_weights", weight))
     flags = ("reward_funcs", "reward_model", "reward_model_name_or_path", "reward_weights")
@@ -65,6 +68,10 @@ def set_rewards(launch: Launch, draft: RecipeDraft) -> None:
         draft.set("rewards", entries, *flags, remark=remark)
     else:
         draft.note("name the rewards: rewards: [{name: exact}]", subject="no --reward_funcs")
+
+
+def _by_model(path: str) -> dict[str, Any]:
+    return {"name": "model", "model": {"path": path}}
 
 
 def _entry(launch: Launch, draft: RecipeDraft, name: str, number: int) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def set_rows(launch: Launch, draft: RecipeDraft) -> None:
         labels = draft.origins["data.eval"].labels
         draft.drop("data.eval")
         draft.note("in tiercel rewards score what is held out: write both, data.eval and rewards", *labels)
-    for step in (_columns, _intervals, _system, _thinking, _limits, _turns):
+    for step in (_columns, _shuffle, _system, _thinking, _limits, _turns):
         step(launch, draft)
 
 
@@ -175,6 +175,8 @@ def _trl(launch: Launch, draft: RecipeDraft) -> None:
         return
     is_local = PurePath(name).suffix in _READ or name.startswith((".", "/", "~")) or "/" not in name
     path = name if is_local else f"hf:{name}{_subset(launch)}:{split}"
+    if PurePath(name).suffix in _READ and split != "train":
+        draft.note(f"{name} has no splits; #N behind it takes N rows", "dataset_train_split")
     draft.set("data.train", path, *labels, remark=remark)
 
 
@@ -263,12 +265,12 @@ def _mix(
 
 def _held_out(launch: Launch, draft: RecipeDraft) -> None:
     for name, read in (("val_dataset", _swift_source), ("eval_dataset", _described)):
-        if words := _listed_words(launch, name):
+        if launch.framework != "TRL" and (words := _listed_words(launch, name)):
             draft.set("data.eval", read(launch, draft, words[0], name), name)
             if len(words) > 1:
                 draft.note("data.eval is one file; put the rows into one", name)
             return
-    for name in ("split_dataset_ratio", "val_split_ratio", "val_size"):
+    for name in ("split_dataset_ratio", "val_split_ratio", "val_size", "train_test_split"):
         share = launch.real(name) if name in launch.flags else None
         if share and share >= 1:
             draft.set("data.eval", {"count": int(share)}, name)
@@ -277,7 +279,8 @@ def _held_out(launch: Launch, draft: RecipeDraft) -> None:
         elif share == 0:
             draft.note("no rows are held out, which is tiercel's default as well", name, is_change=False)
     asked = (launch.text("eval_strategy", "evaluation_strategy") or "no").lower()
-    if launch.framework == "TRL" and asked != "no" and launch.text("dataset_name"):
+    is_named = not launch.is_code or "dataset_test_split" in launch.flags  # a script names the rows itself
+    if launch.framework == "TRL" and asked != "no" and launch.text("dataset_name") and is_named:
         split = launch.text("dataset_test_split") or "test"
         path = f"hf:{launch.text('dataset_name')}{_subset(launch)}:{split}"
         draft.set("data.eval", path, "eval_strategy", "dataset_test_split", "dataset_config")
@@ -288,22 +291,16 @@ def _subset(launch: Launch) -> str:
     return f"/{launch.text('dataset_config')}" if launch.text("dataset_config") else ""
 
 
-def _intervals(launch: Launch, draft: RecipeDraft) -> None:
-    """Set when held-out rows are evaluated, where there are any."""
-    labels = ("eval_strategy", "evaluation_strategy", "eval_steps")
-    asked = (launch.text("eval_strategy", "evaluation_strategy") or "").lower()
-    if "data.eval" not in draft.values:
-        text = "no rows are held out, so there is nothing to evaluate; data.eval names some"
-        draft.note(text, *labels, is_change=asked not in ("", "no") and "eval_steps" not in launch.flags)
-    elif asked == "epoch":
-        draft.note("train.eval_every is a number of steps", *labels)
-    elif asked != "no" and (launch.framework == "ms-swift" or asked == "steps"):
-        usual = "save_steps" if launch.framework == "ms-swift" else "logging_steps"  # which transformers takes
-        every = launch.real("eval_steps") or launch.real(usual) or 500
-        remark = "" if "eval_steps" in launch.flags else f"as --{usual}"
-        draft.set("train.eval_every", max(1, round(every / draft.updates_per_step)), *labels, remark=remark)
-    else:
-        draft.note("tiercel evaluates held-out rows at the start and the end", *labels)
+def _shuffle(launch: Launch, draft: RecipeDraft) -> None:
+    """Set whether rows are shuffled. ms-swift shuffles them once and then in each epoch, so one of its flags alone does
+    not keep the order of the file. In GRPO the first alone decides, in GKD neither."""
+    flags = ("dataset_shuffle", "train_dataloader_shuffle")
+    is_by_table = launch.kind in ("grpo", "distill")
+    if launch.framework == "ms-swift" and not is_by_table and {*flags} & {*launch.flags}:
+        by_flag = [launch.is_true(flag) for flag in flags]
+        still = "" if all(by_flag) or not any(by_flag) else f"ms-swift shuffles by --{flags[by_flag.index(True)]}; "
+        remark = f"{still}order is a function of train.seed"
+        draft.set("data.shuffle", any(by_flag), *flags, remark=remark)
 
 
 def _system(launch: Launch, draft: RecipeDraft) -> None:

@@ -164,7 +164,7 @@ def _advantage(launch: Launch, draft: RecipeDraft) -> None:
 def _reference(launch: Launch, draft: RecipeDraft) -> None:
     """Set the reference. Its steps and its mix only count if --sync_ref_model is on."""
     if launch.is_true("sync_ref_model"):
-        every = max(1, round((launch.number("ref_model_sync_steps") or 512) / draft.updates_per_step))
+        every = max(1, round((launch.number("ref_model_sync_steps") or 512) / draft.peer_updates_per_step))
         draft.set("algorithm.kl.sync_every", every, "ref_model_sync_steps", "sync_ref_model")
         draft.set("algorithm.kl.sync_mix", launch.real("ref_model_mixup_alpha"), "ref_model_mixup_alpha")
 

@@ -18,6 +18,7 @@ from tiercel.convert.python_scripts import words_of_script
 
 BLOCKS = ("if", "then", "elif", "else", "while", "until", "do", "{", "}")
 PREFIXES = ("time", "!", "exec", "nohup", "sudo")  # what follows is the command
+CALLERS_WORDS = ("$@", "$*", "${@}", "${*}")  # of whoever starts the script, which is read as if started without any
 DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
 MOST_TEXT = 2_000_000  # characters that the variables of a script give; they could double with each line
 MOST_WORDS, LONGEST_COMMAND = 2_000, 100_000  # words and characters of a command
@@ -50,9 +51,10 @@ _PART = re.compile(_PARTS, re.DOTALL)
 _COMMAND = re.compile(rf"(?P<command>(?:{_PARTS})+)|(?P<end>[\n;|&()])|(?P<open>.)", re.DOTALL)
 _QUOTED_PART = re.compile(rf"\\(?P<escaped>[$`])|\\.|(?P<expansion>{_EXPANSION})", re.DOTALL)
 _HEREDOC = re.compile(
-    r"<<-?[ \t]*(?P<quote>['\"]?)(?P<word>\w+)(?P=quote).*?(?:^[ \t]*(?P=word)[ \t]*$|\Z)", re.M | re.S
+    r"(?<!<)<<-?[ \t]*(?P<quote>['\"]?)(?P<word>[A-Za-z_]\w*)(?P=quote).*?(?:^[ \t]*(?P=word)[ \t]*$|\Z)", re.M | re.S
 )
-_ARRAY = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=\((?P<values>.*)\)\s*", re.DOTALL)
+_DECLARED = r"\s*(?:(?:export|declare|local|readonly|typeset)\s+(?:-\w+\s+)*)?"
+_ARRAY = re.compile(_DECLARED + r"(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=\((?P<values>.*)\)\s*", re.DOTALL)
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=(?P<value>.*)", re.DOTALL)
 _PARAMETER = re.compile(
     r"(?P<count>#?)(?P<name>\w+)(?:\[(?P<index>\d+|@|\*)\])?(?:(?P<rule>:?[-=+])(?P<other>.*))?", re.DOTALL
@@ -146,7 +148,7 @@ class _Script:
                 f"a command has {characters:,} characters, but one that starts training may have at most "
                 f"{LONGEST_COMMAND:,}"
             )
-        words = shlex.split(filled)
+        words = [word for word in shlex.split(filled) if word not in CALLERS_WORDS]
         if len(words) > MOST_WORDS:
             raise ValueError(
                 f"a command has {len(words):,} words, but one that starts training may have at most {MOST_WORDS:,}"
@@ -202,7 +204,10 @@ class _Script:
             is_there = bool(values and (values[0] or not rule.startswith(":")))
             if is_there and not rule.endswith("+"):
                 return values and values[:1]
-            return [self._text(match["other"]) if is_there != rule.endswith(("-", "=")) else ""]
+            found = [self._text(match["other"]) if is_there != rule.endswith(("-", "=")) else ""]
+            if rule.endswith("="):
+                self.variables[match["name"]] = found
+            return found
         if not values or match["index"] in ("@", "*"):
             return values if values is None or match["index"] else [""]
         place = int(match["index"] or 0)

@@ -17,12 +17,11 @@ def set_sizes(launch: Launch, draft: RecipeDraft) -> None:
     part of a recipe."""
     each = launch.number("per_device_train_batch_size") or 1
     processes = launch.processes
-    accumulated = launch.number("gradient_accumulation_steps")
-    if accumulated is None:
-        fills = launch.framework == "ms-swift" and launch.kind != "grpo"
-        accumulated = max(1, math.ceil(16 / (each * processes))) if fills else 1
-    update = each * processes * accumulated
-    origin = f"{each} per device x {counted(processes, 'process', 'processes')} x {accumulated} accumulated"
+    accumulated = launch.number("gradient_accumulation_steps") or _usual_passes(launch, each)
+    shared = _ranks_of_a_row(launch)
+    update = each * max(1, processes // shared) * accumulated
+    ranks = counted(processes, "process", "processes") + (f" / {shared} a row" if shared > 1 else "")
+    origin = f"{each} per device x {ranks} x {accumulated} accumulated"
     labels = (*_BATCH, *launch.process_labels)
     if launch.kind != "grpo":
         draft.set("optim.prompts_per_step", update, *labels, remark=origin)
@@ -41,6 +40,7 @@ def set_sizes(launch: Launch, draft: RecipeDraft) -> None:
     if size % group:
         text = f"{sampled} cannot be divided into groups of {group}; a step of tiercel has {counted(prompts, 'prompt')}"
         draft.note(text, *labels)
+    draft.peer_updates = max(1.0, rollout / update)
     if launch.method == "grpo" and rollout > update:
         minibatches = math.gcd(max(1, rollout // update), prompts)
         draft.set("optim.minibatches", minibatches, *labels, remark=f"{sampled} / {update} an update")
@@ -52,9 +52,22 @@ def set_sizes(launch: Launch, draft: RecipeDraft) -> None:
         draft.note(text, *labels)
 
 
+def _usual_passes(launch: Launch, each: int) -> int:
+    """Return the passes of an update if none are given. ms-swift makes 16 rows of all processes, except in GRPO."""
+    fills = launch.framework == "ms-swift" and launch.kind != "grpo"
+    return max(1, math.ceil(16 / (each * launch.processes))) if fills else 1
+
+
+def _ranks_of_a_row(launch: Launch) -> int:
+    """Return how many ranks share a row. ms-swift's GRPO makes up for it by more passes, its other methods do not."""
+    if launch.framework != "ms-swift" or launch.kind == "grpo":
+        return 1
+    return launch.number("sequence_parallel_size") or 1
+
+
 def set_lengths(launch: Launch, draft: RecipeDraft) -> None:
-    """Set the length of the run, the warm-up, and the intervals in steps."""
-    updates = draft.updates_per_step
+    """Set the length of the run, the warm-up, and the intervals in steps; rows and sizes are set before."""
+    updates = draft.peer_updates_per_step
     steps = launch.real("max_steps") or -1
     if steps > 0:
         draft.set("train.steps", _steps(steps, updates), "max_steps", "num_train_epochs", remark=_per(launch, updates))
@@ -67,30 +80,63 @@ def set_lengths(launch: Launch, draft: RecipeDraft) -> None:
         _interval(launch, draft, "train.save_every", "save_steps", "save_strategy", remark=_per(launch, updates))
     else:
         draft.note("train.save_every is a number of steps, and the last step is always saved", "save_strategy")
+    _evaluations(launch, draft)
     if "train.keep" not in draft.values:
         text = f"{launch.framework} keeps all checkpoints, tiercel the newest 3: train.keep"
         draft.note(text, subject="no --save_total_limit")
 
 
-def _steps(updates: float, per_step: int) -> int:
+def _steps(updates: float, per_step: float) -> int:
     return max(1, round(updates / per_step))
 
 
-def _per(launch: Launch, updates: int) -> str:
-    return f"a step of tiercel is {updates} updates of {launch.framework}" if updates > 1 else ""
+def _per(launch: Launch, updates: float) -> str:
+    return f"a step of tiercel is {updates:g} updates of {launch.framework}" if updates > 1 else ""
 
 
 def _interval(launch: Launch, draft: RecipeDraft, key: str, flag: str, *others: str, remark: str = "") -> None:
     """Set an interval, which is given in updates; `remark` is used if the command gives the flag."""
     if every := launch.real(flag):
         remark = launch.default_remark(flag) or remark
-        draft.set(key, _steps(every, draft.updates_per_step), flag, *others, remark=remark)
-        if 0 < every < 1:
-            draft.note(f"is a share of the run in {launch.framework}; write a number of steps", flag)
+        _set_interval(draft, key, every, flag, *others, remark=remark)
+
+
+def _set_interval(draft: RecipeDraft, key: str, every: float, *labels: str, remark: str = "") -> None:
+    """Set an interval in steps, from a number of updates or, below 1, from a share of the run."""
+    steps = _run_steps(draft)
+    if every >= 1:
+        draft.set(key, _steps(every, draft.peer_updates_per_step), *labels, remark=remark)
+    elif steps is not None:
+        draft.set(key, max(1, math.ceil(every * steps)), *labels, remark=f"{every:g} of {steps} steps")
+    else:
+        text = f"{every:g} is a share of the run in {draft.launch.framework}"
+        draft.note(f"{text}; write {key}: this share of the run's steps", *labels)
+
+
+def _evaluations(launch: Launch, draft: RecipeDraft) -> None:
+    """Set when held-out rows are evaluated, if there are any."""
+    labels = ("eval_strategy", "evaluation_strategy", "eval_steps")
+    asked = (launch.text("eval_strategy", "evaluation_strategy") or "").lower()
+    if "data.eval" not in draft.values:
+        text = "no rows are held out, so there is nothing to evaluate; data.eval names some"
+        draft.note(text, *labels, is_change=asked not in ("", "no") and "eval_steps" not in launch.flags)
+    elif asked == "epoch":
+        draft.note("train.eval_every is a number of steps", *labels)
+    elif asked != "no" and (launch.framework == "ms-swift" or asked == "steps"):
+        usual = "save_steps" if launch.framework == "ms-swift" else "logging_steps"  # which transformers takes
+        every = launch.real("eval_steps") or launch.real(usual) or 500
+        remark = "" if "eval_steps" in launch.flags else f"as --{usual}"
+        _set_interval(draft, "train.eval_every", every, *labels, remark=remark)
+    else:
+        draft.note("tiercel evaluates held-out rows at the start and the end", *labels)
 
 
 def set_warmup(
-    launch: Launch, draft: RecipeDraft, updates: int, steps_flag: str = "warmup_steps", share_flag: str = "warmup_ratio"
+    launch: Launch,
+    draft: RecipeDraft,
+    updates: float,
+    steps_flag: str = "warmup_steps",
+    share_flag: str = "warmup_ratio",
 ) -> None:
     """Set the steps in which the rate rises, from a number of updates or a share of the run."""
     flags, steps = (share_flag, steps_flag), _run_steps(draft)

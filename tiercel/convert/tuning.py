@@ -5,7 +5,7 @@ import re
 from pathlib import PurePath
 
 from tiercel.config.keys import allowed_words, keys_of
-from tiercel.config.parts import PARTS
+from tiercel.config.trained_parts import PARTS
 from tiercel.convert.accelerate import FSDP, STAGE, Sharding, mapping_in, sharding_by_name, sharding_of_json
 from tiercel.convert.draft import RecipeDraft
 from tiercel.convert.launches import Launch, whole_number_of
@@ -146,7 +146,7 @@ def _targets(launch: Launch, draft: RecipeDraft, tuner: str) -> None:
         outside = ", and the projector of InternVL" if "internvl" in draft.model_name else ""
         text = f"VLM-R1 has adapters on lm_head{outside} too, tiercel on the decoder's layers"
         draft.note(text, subject="lora.targets")
-    elif regex := launch.text("target_regex"):
+    elif regex := launch.text("target_regex") or _pattern(launch):
         draft.set("lora.targets", regex, *flags)
     elif {"all-linear", "all"} & set(modules) and launch.framework in _FREEZERS:
         _all_linear(launch, draft, flags)
@@ -161,6 +161,13 @@ def _targets(launch: Launch, draft: RecipeDraft, tuner: str) -> None:
     else:
         draft.set("lora.targets", "language", remark="no layers are given")
         draft.note(f"in {launch.framework} PEFT chooses them by the model type", subject="no --lora_target_modules")
+
+
+def _pattern(launch: Launch) -> str | None:
+    """Return the only word of TRL's flag if it is a pattern, which PEFT matches with the whole name of a layer."""
+    words = launch.words("lora_target_modules") if launch.framework == "TRL" else ()
+    is_pattern = len(words) == 1 and re.search(r"[\\*(|^+?]|(?!^)\[", words[0])
+    return words[0] if is_pattern else None
 
 
 def _all_linear(launch: Launch, draft: RecipeDraft, flags: tuple[str, ...]) -> None:
@@ -266,7 +273,8 @@ def _asked(launch: Launch, draft: RecipeDraft) -> tuple[Sharding | None, str]:
         found = sharding_by_name(PurePath(named[0]).name)
         text = "the file is not on this machine"
         text = f"{text}: sharding is taken from its name" if found else text
-        draft.note(f"{text}; how many processes it starts is unknown: optim.prompts_per_step is that of 1", label)
+        unknown = "; how many processes it starts is unknown: optim.prompts_per_step is that of 1"
+        draft.note(text if launch.process_labels else f"{text}{unknown}", label)
         return found, "by the file's name"
     return None, ""
 

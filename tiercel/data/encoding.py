@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tiercel.config.schema import BaseRecipe, Data, DistillRecipe, GrpoRecipe, OfflineRecipe, RewardRecipe
+from tiercel.config.schema import BaseRecipe, Data, DistillRecipe, GrpoRecipe, KtoRecipe, OfflineRecipe, RewardRecipe
 from tiercel.data.formats.preferences import wanted_margin
 from tiercel.data.media.images import decode
 from tiercel.data.media.videos import VideoHeader, decode_video, open_video
@@ -65,7 +65,7 @@ class ExampleEncoder:
         require_usable(self.recipe, row)
         data, sides = self.recipe.data, row.sides if self.recipe.purpose == "pairs" else (row,)
         conversations = [_encode(self.family, data, encode_conversation, side, index) for side in sides]
-        if self.recipe.purpose == "labels":
+        if isinstance(self.recipe, KtoRecipe) and self.recipe.kto.loss == "kto":  # the other losses need no divergence
             other = with_answer_of(row, self.rows[self.order.row(index + 1)])
             # A borrowed answer may be longer than the row's own, which the row is not to blame for.
             twice = data.model_copy(update={"max_prompt_tokens": 2 * data.max_prompt_tokens})

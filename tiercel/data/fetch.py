@@ -30,8 +30,9 @@ from tiercel.data.media.file_names import visual_of
 from tiercel.data.media.images import is_web_address, path_problem, shown_path
 from tiercel.data.order import chosen
 from tiercel.data.readers import Record, records_of
-from tiercel.data.reading import heldout_source, image_roots, require_count, sources_of, write_bad_rows
+from tiercel.data.reading import heldout_source, require_count, sources_of, write_bad_rows
 from tiercel.data.remote import parts_of, source_of
+from tiercel.data.row_files import image_roots_of
 from tiercel.data.rows import with_turns_of_text
 from tiercel.errors import DataError, RunError
 from tiercel.log import logger
@@ -197,7 +198,7 @@ class _Source:
             for source, record in self.records():
                 name, count, reason = source.name, count + 1, record.problem
                 if name not in roots_of:
-                    roots_of[name] = image_roots(source, self.config)
+                    roots_of[name] = image_roots_of(source, self.config)
                 if reason is None:
                     foreign = foreign_columns(record.value, ())
                     left_out |= foreign

@@ -26,7 +26,7 @@ def begun(source: RowSource, config: Data) -> tuple[FormatName, Iterator[Record]
     if not first:
         raise DataError(f"{source.name}: the file has no rows")
     if config.columns:
-        require_columns(first, config.columns, source.name)
+        require_columns(first, config.columns, source.name, is_whole=len(first) < _DETECTION_ROWS)
         first = list(_named(first, config.columns, without))
         records = _named(records, config.columns, without)
     return _format(first, config, source.name), chain(first, records), without

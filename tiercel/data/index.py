@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import shutil
+import tempfile
 import time
 import zlib
 from collections import Counter
@@ -24,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from hashlib import sha256
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,7 @@ PLACES: dict[str, np.dtype[Any]] = {
 }
 _ALL = COLUMNS | PLACES
 _HEAD = "index.json"
-_SAY_SECONDS = 10.0
+SAY_SECONDS = 10.0
 _IDS_AT_ONCE = 1 << 16
 _WAIT_SECONDS = 0.1
 
@@ -67,7 +69,7 @@ class FileStore(RowStore):
 
     def __init__(self, source: IndexSource, folder: Path, head: Mapping[str, Any]):
         self.file, self.cache = source.reading.file, folder.parent
-        self.key = sha256(json.dumps([source.key, head["of"], head["version"]]).encode()).hexdigest()
+        self.key = sha256(json.dumps([source.key, head["of"], head["version"], head["files"]]).encode()).hexdigest()
         self._source, self.folder, self._head = source, folder, head
         self._columns = {name: _mapped(folder / f"{name}.bin", dtype, head["rows"]) for name, dtype in _ALL.items()}
         self._record = source.reader(head["of"])
@@ -131,6 +133,14 @@ def indexed(source: IndexSource, cache: Path, beat: Callable[[], None]) -> Index
     return found
 
 
+def has_index(source: IndexSource, cache: Path) -> bool:
+    """Return whether a file has an index of this version, which may be one of the file before it changed."""
+    try:
+        return bool(json.loads(read_regular(cache / source.key / _HEAD))["version"] == version())
+    except (ValueError, LookupError, TypeError, OSError):
+        return False
+
+
 def _opened(source: IndexSource, folder: Path) -> IndexedRows | str:
     """Return what an index has, or why it cannot be used; no reason if there is none."""
     try:
@@ -178,8 +188,12 @@ def version() -> str:
 def cache_folder(given: str | None) -> Path:
     """Return the folder of indexes: under `data.cache`, or else under the user's cache directory."""
     if given is not None:
-        return Path(given).expanduser() / "rows"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiercel" / "rows"
+        return Path(expanduser(given)) / "rows"
+    try:
+        users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # neither HOME nor a user of this number, as in a container
+        users = Path(tempfile.gettempdir(), f"tiercel-{os.getuid()}")
+    return users / "tiercel" / "rows"
 
 
 def remembered(rows: RowView, what: str, make: Callable[[], Any], beat: Callable[[], None] = lambda: None) -> Any:
@@ -266,7 +280,7 @@ def _written(source: IndexSource, new: Path, beat: Callable[[], None]) -> dict[s
             rejected += part.rejected
             without.update(part.without)
             id_bytes, rows = id_bytes + len(part.ids), rows + len(part.columns["line"])
-            if time.monotonic() - spoken > _SAY_SECONDS:
+            if time.monotonic() - spoken > SAY_SECONDS:
                 spoken = time.monotonic()
                 logger.info(f"{source.reading.file}: {rows:,} rows indexed, {done / len(parts):.0%} of the file")
     for stream in columns.values():

@@ -88,7 +88,7 @@ class IndexSource(ABC):
             "columns": dict(self.column_names),
             "roots": [roots.base, *roots.more, *map(os.path.abspath, (roots.base, *roots.more))],
             "pixels": self.max_image_pixels,
-            "reading": [getattr(self.reading, name) for name in ("purpose", "prompt", "box_space", "ids")],
+            "reading": [getattr(self.reading, name) for name in ("purpose", "prompt", "box_space", "ids", "stem")],
             "turns": self.reading.last_turn_only,
         }
         return sha256(json.dumps(how).encode()).hexdigest()[:32]

@@ -1,5 +1,6 @@
-"""Tell what is odd about rows that can be used: pictures and choices in columns that no format reads, a system turn
-that takes the place of data.system, files that are missing by their names, boxes that may be in other coordinates."""
+"""Tell what is odd about rows that can be used: pictures, choices and thoughts in columns that no format reads, a
+system turn that takes the place of data.system, files that are missing by their names, boxes that may be in other
+coordinates."""
 
 import math
 import os
@@ -26,17 +27,19 @@ _TWO_CHARACTERS = re.compile(r"\\n(?![a-z])")  # as in a YAML text in single quo
 _OF_PICTURES = re.compile(r"image|img|pic|photo", re.IGNORECASE)
 _CHOICES = re.compile(r"(?:answer_?)?(?:options?|choices?|candidates?)(?:_?(?:list|texts?))?", re.IGNORECASE)
 _CHOICE = re.compile(r"(?:(?:option|choice)[_ ]?)?[A-D]|(?:option|choice)[_ ]?[a-d1-4]")  # a column for each choice
+_THOUGHT = re.compile(r"reasoning(?:_content)?|rationale|thoughts?|thinking|cot|chain_of_thought", re.IGNORECASE)
 _NUMBERED = re.compile(r"(?:images?|img|pic(?:ture)?|photo)[_ -]?\d+", re.IGNORECASE)
 _POINTED = re.compile(r"point|click|tap|coordinate|position|box_start|start_box", re.IGNORECASE)
 _WORD = re.compile(r"\w+")
 _MOST = {"thousandths": 1000.0, "unit": 1.0}  # the largest coordinate of a family's space
 
 
-def odd_lines(data: Data, table: RowTable) -> list[str]:
+def odd_lines(data: Data, table: RowTable, *, is_learnt: bool) -> list[str]:
     """Return a line for each file whose rows have no picture although one of their columns names pictures or videos,
-    for further pictures and choices that the model will not see, for each data set that is not complete, for
-    data.system if rows have a system turn, which takes its place, and for texts of the recipe that seem to mean
-    something else. Only the first rows are looked at, those of each file for its columns."""
+    for further pictures and choices that the model will not see, for thoughts that are not learnt or not begun if
+    answers are learnt, for each data set that is not complete, for data.system if rows have a system turn, which takes
+    its place, and for texts of the recipe that seem to mean something else. Only the first rows are looked at, those of
+    each file for its columns."""
     rows = view_of(table.rows)
     names, files, lines = rows.file_names, rows.files, []
     pictures = np.bincount(files, weights=rows.column("images") + rows.column("videos"), minlength=len(names))
@@ -54,7 +57,7 @@ def odd_lines(data: Data, table: RowTable) -> list[str]:
             )
     for number in np.flatnonzero(np.bincount(files))[:_MOST_FILES].tolist():
         first = _first(rows, np.flatnonzero(files == number))
-        lines += [f"{names[number]}: {line}" for line in (*_further_pictures(first), *_unseen_choices(first))]
+        lines += [f"{names[number]}: {line}" for line in _odd_columns(first, is_learnt)]
     lines += _missing_parts(names)
     for key, text in (("system", data.system or ""), ("prompt", data.prompt or "")):
         if os.path.isfile(text):
@@ -66,6 +69,47 @@ def odd_lines(data: Data, table: RowTable) -> list[str]:
         if own := sum(row.messages[0].role == "system" for row in first):
             lines.append(f"data.system is not used for {own} of the first {len(first)} rows, which have a system turn")
     return lines
+
+
+def _odd_columns(rows: Sequence[Row], is_learnt: bool) -> Iterator[str]:
+    yield from _further_pictures(rows)
+    yield from _unseen_choices(rows)
+    if is_learnt:
+        yield from _unlearnt_thoughts(rows)
+    for name in ("system", "system_prompt"):
+        hidden = [row for row in rows if row.columns.get(name) and row.messages[0].role != "system"]
+        if any(isinstance(row.columns[name], str) for row in hidden):
+            yield (
+                f"the column {name} has texts, which the model will not see; write each as the first turn of its row, "
+                'with the role "system", or one for all rows as data.system'
+            )
+
+
+def _unlearnt_thoughts(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a line if rows with answers to learn have thoughts in a column, and one if answers end a thought that they
+    do not begin, as those do that were sampled with a template that writes <think> itself."""
+    learnt = [
+        (row, row.messages[-1].content)
+        for row in rows
+        if row.messages[-1].role == "assistant" and row.messages[-1].is_trained
+    ]
+    texts = [
+        (name, value, answer)
+        for row, answer in learnt
+        for name, value in row.columns.items()
+        if _THOUGHT.fullmatch(name) and isinstance(value, str) and value.strip()
+    ]
+    hidden = dict.fromkeys(name for name, value, answer in texts if value.strip() not in answer)
+    if hidden:
+        yield (
+            f"the column {next(iter(hidden))} seems to have thoughts, which are not in the answers and will not be "
+            "learnt; if they should be, write each as `reasoning_content` of its assistant turn"
+        )
+    if unopened := sum("</think>" in answer.partition("<think>")[0] for _, answer in learnt):
+        yield (
+            f"{unopened} of the first {len(learnt)} answers end a thought with </think> and do not begin it, and are "
+            "learnt so; write <think> before it, unless the chat template does"
+        )
 
 
 def _further_pictures(rows: Sequence[Row]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -15,24 +15,22 @@ import numpy as np
 
 from tiercel.config.data import Data, FormatName, HeldOut
 from tiercel.config.row_sources import RowSource, names_in
-from tiercel.data.format_detection import begun, known_format
-from tiercel.data.formats.registry import FORMATS, rows_of
-from tiercel.data.hub import places_of_files
-from tiercel.data.index import IndexedRows, cache_folder, indexed, remembered
-from tiercel.data.index_sources import index_source
-from tiercel.data.media.images import open_header
+from tiercel.data.format_detection import begun
+from tiercel.data.formats.columns import VISUALS
+from tiercel.data.formats.registry import FORMATS, distinct_stems, rows_of
+from tiercel.data.index import remembered
 from tiercel.data.order import RowOrder, chosen, clusters_of
 from tiercel.data.readers import files_of, labelled_columns, records_of
 from tiercel.data.records import Record
 from tiercel.data.remote import parts_of, source_of
+from tiercel.data.row_files import RowFile, make_indexes, open_index, row_file, telling_unreadable
 from tiercel.data.rows import Purpose, Reading, shortened
 from tiercel.data.stores import MemoryStore, RowView, joined, repeated_ids, view_of
 from tiercel.errors import DataError
-from tiercel.log import logger
 from tiercel.message_text import counted
 from tiercel.regular_files import open_to_append, read_text
 from tiercel.reliability.redaction import redact_values
-from tiercel.types import ImageRoots, RejectedRow, Row
+from tiercel.types import RejectedRow, Row
 from tiercel.writing import GO_ON, writing
 
 CONTENT = "said"  # key in an identity: the hash of what the rows say
@@ -194,16 +192,8 @@ def _all_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) -
     tables = [read_rows(given, own, purpose, beat) for given, own in sources_of(config).values()]
     if len(tables) == 1:
         return tables[0]
-    return RowTable(
-        file=", ".join(table.file for table in tables),
-        format=", ".join(dict.fromkeys(table.format for table in tables)),
-        rows=joined([view_of(table.rows) for table in tables]),
-        rejected=tuple(row for table in tables for row in table.rejected),
-        counts=tuple(len(table.rows) for table in tables),
-        without=tuple(each for table in tables for each in table.without),
-        labelled=tuple(dict.fromkeys(each for table in tables for each in table.labelled)),
-        weights=(1.0, *(more.weight for more in config.mix)),
-    )
+    name, weights = ", ".join(table.file for table in tables), (1.0, *(more.weight for more in config.mix))
+    return replace(_side_by_side(tables, name), weights=weights)
 
 
 def read_rows(
@@ -220,13 +210,18 @@ def read_rows(
     sources = [source_of(name) for name in names]
     parts = [parts_of(source, config, beat) for source in sources]
     is_large = _is_large([*chain(*parts)])  # together; many small shards do not fit in memory either
+    stems = distinct_stems(part.name for part in chain(*parts))
+    describe = partial(row_file, config=config, purpose=purpose, beat=beat, is_large=is_large)
 
     def read(source: RowSource, files: Sequence[RowSource]) -> RowTable:
         if not files:
             raise DataError(f"{source.name}: no file matches this pattern")
         if len(files) == 1:
-            return _read_source(replace(files[0], count=source.count), config, purpose, beat, is_large)
-        table = _joined([_read_source(file, config, purpose, beat, is_large) for file in files], source.name)
+            return _table_of(describe(replace(files[0], count=source.count), stems[files[0].name]), config, beat)
+        if is_large:
+            make_indexes(files, lambda file: describe(file, stems[file.name]), source.name, config, beat)
+        every = [_table_of(describe(file, stems[file.name]), config, beat) for file in files]
+        table = _joined(every, source.name)
         if source.count is None:
             return table
         rows, rejected = _part(view_of(table.rows), table.rejected, source.count, source.name)
@@ -236,12 +231,25 @@ def read_rows(
     return _joined(tables, ", ".join(names))
 
 
+def _side_by_side(tables: Sequence[RowTable], name: str) -> RowTable:
+    """Put tables one after another; each keeps its own count."""
+    return RowTable(
+        file=name,
+        format=", ".join(dict.fromkeys(table.format for table in tables)),
+        rows=joined([view_of(table.rows) for table in tables]),
+        rejected=tuple(row for table in tables for row in table.rejected),
+        counts=tuple(len(table.rows) for table in tables),
+        without=tuple(each for table in tables for each in table.without),
+        labelled=tuple(dict.fromkeys(each for table in tables for each in table.labelled)),
+    )
+
+
 def _joined(tables: Sequence[RowTable], name: str) -> RowTable:
     """Join the tables of several files to one. Ids must differ among them, as within a file."""
     if len(tables) == 1:
         return replace(tables[0], file=name)
-    rejected = [row for table in tables for row in table.rejected]
-    rows = joined([view_of(table.rows) for table in tables])
+    table = _side_by_side(tables, name)
+    rows, rejected = view_of(table.rows), list(table.rejected)
     repeated = repeated_ids(rows)
     for number, first in repeated.items():
         row, other = rows[number], rows[first]
@@ -250,15 +258,7 @@ def _joined(tables: Sequence[RowTable], name: str) -> RowTable:
         rejected.append(RejectedRow(id=row.id, file=row.file, line=row.line, field="id", reason=reason))
     if repeated:
         rows = rows.subset(np.delete(np.arange(len(rows)), list(repeated)))
-    return RowTable(
-        file=name,
-        format=", ".join(dict.fromkeys(table.format for table in tables)),
-        rows=rows,
-        rejected=tuple(rejected),
-        counts=(len(rows),),
-        without=tuple(each for table in tables for each in table.without),
-        labelled=tuple(dict.fromkeys(each for table in tables for each in table.labelled)),
-    )
+    return replace(table, rows=rows, rejected=tuple(rejected), counts=(len(rows),))
 
 
 def _is_large(parts: Sequence[RowSource]) -> bool:
@@ -270,47 +270,26 @@ def _is_large(parts: Sequence[RowSource]) -> bool:
         return False
 
 
-def _read_source(
-    source: RowSource, config: Data, purpose: Purpose, beat: Callable[[], None], is_large: bool
-) -> RowTable:
+def _table_of(read: RowFile, config: Data, beat: Callable[[], None]) -> RowTable:
     """Read the rows of one file, directory or data set."""
-    file = source.name
-    roots = image_roots(source, config)
-    try:
-        first = None if is_large else begun(source, config)
-        format = known_format(source, config, beat) if first is None else first[0]
-        reading = Reading(
-            file=file,
-            purpose=purpose,
-            image_roots=roots,
-            image_size=partial(open_header, roots=roots, max_pixels=config.max_image_pixels),
-            prompt=config.prompt,
-            box_space=config.boxes,
-            ids=config.ids,
-            last_turn_only=purpose != "grpo" and (purpose != "sft" or config.train_turns == "last"),
-        )
-        if format == "refcoco" and config.prompt is None:
-            raise DataError(
-                f"{file}: its rows are referring expressions, which are not questions by themselves; set "
-                'data.prompt, for example to "Where is {prompt}? Answer with its box."'
-            )
-        found = _indexed(source, format, reading, config, beat) if is_large else None
+    source, file = read.source, read.source.name
+    with telling_unreadable(file):
+        found = None if read.indexed is None else open_index(read.indexed, config, beat)
         if found is None:
-            _, records, without = first or begun(source, config)
-            usable, rejected = _parsed(records, format, reading, beat)
+            _, records, without = read.first or begun(source, config)
+            usable, rejected = _parsed(records, read.format, read.reading, beat)
             rows = RowView([MemoryStore(file, usable)])
         else:
             rows, rejected, without = RowView([found.store]), list(found.rejected), Counter(dict(found.without))
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read: {error.strerror or error}") from error
     if source.count is not None:
         rows, rejected = _part(rows, rejected, source.count, file)
-    title = FORMATS[format].title
+    title = FORMATS[read.format].title
     if not rows:
         raise DataError(
-            f"{file}: none of its rows ({len(rejected):,}) can be used as {title} rows for {purpose}:\n"
+            f"{file}: none of its rows ({len(rejected):,}) can be used as {title} rows for {read.reading.purpose}:\n"
             f"{first_reasons(rejected)}"
         )
+    _require_pictures(rows, without, config.columns, file)
     return RowTable(
         file=file,
         format=title,
@@ -322,21 +301,13 @@ def _read_source(
     )
 
 
-def _indexed(
-    source: RowSource, format: FormatName, reading: Reading, config: Data, beat: Callable[[], None]
-) -> IndexedRows | None:
-    """Open or make the index of a JSON Lines file, a tar shard, or Parquet or Arrow files. None for any other
-    source, whose rows are held in memory, and if the cache cannot be written, which is told."""
-    how = {"format": format, "column_names": config.columns, "max_image_pixels": config.max_image_pixels}
-    what = index_source(source, reading=reading, **how)
-    try:
-        return None if what is None else indexed(what, cache_folder(config.cache), beat)
-    except OSError as error:
-        logger.warning(
-            f"{source.name}: all its rows are held in memory, because its index cannot be written ({error}); name "
-            "another folder as data.cache"
-        )
-        return None
+def _require_pictures(rows: RowView, without: Mapping[str, int], names: Mapping[str, str], file: str) -> None:
+    """Raise DataError if data.columns names a column of pictures or videos that no row has. The first rows may have
+    none, if questions with and without pictures follow each other."""
+    absent = [name for name, given in names.items() if name in VISUALS and without.get(given, 0) >= len(rows)]
+    if absent and not any(rows.column(kind).any() for kind in ("images", "videos")):
+        name = absent[0]
+        raise DataError(f"{file}: data.columns.{name} is {names[name]}, but no row has this column", field="columns")
 
 
 def _part(rows: RowView, rejected: Sequence[RejectedRow], count: int, file: str) -> tuple[RowView, list[RejectedRow]]:
@@ -359,24 +330,6 @@ def require_count(count: int, total: int, file: str) -> None:
     """Raise DataError if a file has fewer rows than are selected of it."""
     if count > total:
         raise DataError(f"{file}#{count}: the file has only {counted(total, 'row')}; use a smaller number")
-
-
-def image_roots(source: RowSource, config: Data) -> ImageRoots:
-    """Return the directories that may hold the images of a source. Raises DataError if data.image_root is not a
-    directory."""
-    if source.is_hub:
-        own = places_of_files(source)
-    else:
-        path = Path(source.path)
-        own = (str(path if path.is_dir() else path.parent),)
-    if config.image_root is None:
-        return ImageRoots(base=own[0], more=(*config.image_roots, *own[1:]))
-    if not Path(config.image_root).is_dir():
-        raise DataError(
-            f"data.image_root: is {config.image_root}, which is not a directory; use the directory that image paths "
-            "are relative to"
-        )
-    return ImageRoots(base=config.image_root, more=(*config.image_roots, *(own if source.is_hub else ())))
 
 
 def write_bad_rows(rejected: Iterable[RejectedRow], path: str | Path) -> None:

@@ -8,12 +8,13 @@ copy of. A copy is used as long as the store describes the file in the same way.
 import fcntl
 import json
 import os
-import queue
 import re
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from glob import has_magic
@@ -83,6 +84,11 @@ class _File:
     def key(self) -> str:
         return _hash(self.url)
 
+    @property
+    def name(self) -> str:
+        """Return the last part of its path, without the query of an address."""
+        return Path(self.path.partition("?")[0] if self.url.startswith("http") else self.path).name
+
 
 def _described(url: str) -> list[_File]:
     """Ask a store about the files that a URL or a pattern names."""
@@ -105,12 +111,14 @@ def _described(url: str) -> list[_File]:
     found = {name: about for name, about in sorted(_tried(url, ask).items()) if about["type"] == "file"}
     if not found and not is_pattern:
         raise DataError(f"{url}: is a folder; name its files, for example {url.rstrip('/')}/*.parquet")
+    if unknown := [name for name, about in found.items() if about["size"] is None]:
+        raise DataError(f"{url}: the server does not say how long {unknown[0]} is; download it, and name your copy")
     return [
         _File(
             url=store.unstrip_protocol(name) if is_pattern else url,
             path=name,
             store=store,
-            size=about["size"] or 0,
+            size=about["size"],
             state=_hash({key: value for key, value in about.items() if "access" not in key}),  # reading changes that
         )
         for name, about in found.items()
@@ -124,7 +132,7 @@ def _hash(value: Any) -> str:
 def _copy(file: _File, cache: Path, most: int, beside: list[_File], beat: Callable[[], None]) -> Path:
     """Return the copy of a file; make it if there is none, or if it is of another state of the file."""
     folder = cache / file.key
-    about, copy = folder / "copy.json", folder / Path(file.path).name
+    about, copy = folder / "copy.json", folder / file.name
     with locked(folder.with_suffix(".lock"), beat):
         if file.key not in _in_use:
             _in_use[file.key] = os.open(folder.with_suffix(".used"), os.O_RDWR | os.O_CREAT, 0o666)
@@ -135,10 +143,14 @@ def _copy(file: _File, cache: Path, most: int, beside: list[_File], beat: Callab
             _make_room(cache, most - file.size, {each.key for each in beside})
             folder.mkdir(exist_ok=True)
             part = folder / f"{copy.name}.part"
-            with part.open("wb") as stream:
-                for block in _blocks(file):
-                    stream.write(block)
-                    beat()
+            try:
+                with part.open("wb") as stream:
+                    for block in _blocks(file):
+                        stream.write(block)
+                        beat()
+            except BaseException:  # no one else removes it
+                part.unlink(missing_ok=True)
+                raise
             about.unlink(missing_ok=True)
             part.replace(copy)
             about.write_text(json.dumps({"url": file.url, "state": file.state}), encoding="utf-8")
@@ -157,10 +169,13 @@ def _state(about: Path) -> str | None:
 def _make_room(cache: Path, most: int, wanted: set[str]) -> None:
     """Remove copies that were not used for the longest time, until the others have at most `most` bytes. Those that are
     wanted now, or that a process reads, stay."""
-    about = sorted(cache.glob("*/copy.json"), key=lambda each: each.stat().st_mtime)
-    sizes = {each.parent: sum(file.stat().st_size for file in each.parent.iterdir()) for each in about}
+    used, sizes = dict[Path, float](), dict[Path, int]()
+    for about in cache.glob("*/copy.json"):
+        with suppress(FileNotFoundError):  # another process makes room as well
+            used[about.parent] = about.stat().st_mtime
+            sizes[about.parent] = sum(file.stat().st_size for file in about.parent.iterdir())
     total = sum(sizes.values())
-    for folder, size in sizes.items():
+    for folder, size in sorted(sizes.items(), key=lambda each: used[each[0]]):
         if total <= most:
             return
         if folder.name in wanted:
@@ -170,7 +185,8 @@ def _make_room(cache: Path, most: int, wanted: set[str]) -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 continue
-            shutil.rmtree(folder)
+            with suppress(FileNotFoundError):
+                shutil.rmtree(folder)
             total -= size
 
 
@@ -220,22 +236,18 @@ def _tried(url: str, ask: Callable[[], Any]) -> Any:
 def _answered(ask: Callable[[], Any]) -> Any:
     """Ask a store in a thread, because some of the packages wait forever for a server that stalls. Raises TimeoutError
     after STALL_SECONDS."""
-    answers = queue.SimpleQueue[tuple[Any, BaseException | None]]()
+    answer = Future[Any]()
 
     def work() -> None:
         try:
-            answers.put((ask(), None))
+            answer.set_result(ask())
         except BaseException as error:
-            answers.put((None, error))
+            answer.set_exception(error)
 
     threading.Thread(target=work, daemon=True, name="tiercel-store").start()
-    try:
-        answer, error = answers.get(timeout=STALL_SECONDS)
-    except queue.Empty as empty:
-        raise TimeoutError(f"no answer for {STALL_SECONDS:g} s") from empty
-    if error is not None:
-        raise error
-    return answer
+    if not wait([answer], STALL_SECONDS).done:
+        raise TimeoutError(f"no answer for {STALL_SECONDS:g} s")
+    return answer.result()
 
 
 def _reason(error: Exception) -> str:

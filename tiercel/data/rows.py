@@ -53,6 +53,7 @@ _OF_PARTS["image"].add("base64")
 _OF_PARTS["video"].add("fps")
 _OF_PARTS |= {"image_url": {"image_url"}, "input_image": {"image_url"}, "input_text": {"text"}}
 _MASKS = ("loss", "weight")  # keys of a turn that say whether it is trained on
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys of a turn with the thought before its text
 _LONGEST_REASON = 5000  # characters; a reason may name a path, which may have up to 4096
 
 ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant"}
@@ -95,6 +96,14 @@ def given(record: Mapping[str, Any], key: str) -> bool:
     return record.get(key) is not None
 
 
+def is_filled(value: Any) -> bool:
+    """Return whether a value says anything: tables write null, an empty text, list or object, or an object of nulls
+    for what a row does not have."""
+    if value is None or isinstance(value, str | list):
+        return bool(value)
+    return not isinstance(value, dict | Mapping) or any(each is not None for each in value.values())
+
+
 def read_messages(
     value: Any,
     field: str,
@@ -106,7 +115,7 @@ def read_messages(
     """Read turns from a list of objects. `roles` maps each role of the format to tiercel's role."""
     if not isinstance(value, list) or not value:
         raise wrong_value(value, "it must be a list of turns, at least one", field)
-    known = {role_key, content_key, *_MASKS}
+    known = {role_key, content_key, *_MASKS, *_THOUGHTS}
     messages = []
     for number, turn in enumerate(value):
         place = f"{field}[{number}]"
@@ -116,7 +125,7 @@ def read_messages(
             )
         # A key such as "tool_calls" changes what the turn means, so it must not be ignored.
         if not turn.keys() <= known and (
-            unknown := sorted(key for key in turn if key not in known and given(turn, key))
+            unknown := sorted(key for key in turn if key not in known and is_filled(turn[key]))
         ):
             names = brief(", ".join(unknown), 200)
             raise DataError(f"has keys that tiercel does not know: {names}; remove them", field=place)
@@ -124,6 +133,7 @@ def read_messages(
         if not isinstance(role, str) or role not in roles:
             raise DataError(f"is {_brief(role)}, but must be one of {', '.join(roles)}", field=f"{place}.{role_key}")
         content = read_content(turn.get(content_key), f"{place}.{content_key}")
+        content = _thought(turn, roles[role], content, place) + content
         messages.append(Message(role=roles[role], content=content, is_trained=_is_trained(turn, roles[role], place)))
     return tuple(messages)
 
@@ -139,6 +149,20 @@ def _is_trained(turn: Mapping[str, Any], role: Role, place: str) -> bool:
     if value and role != "assistant":
         raise DataError(f"is set on a {role} turn, which is never trained on; remove the key", field=field)
     return bool(value)
+
+
+def _thought(turn: Mapping[str, Any], role: Role, content: str, place: str) -> str:
+    """Return the thought of an assistant's turn, in the form in which its text would have it."""
+    keys = [key for key in _THOUGHTS if turn.get(key) not in (None, "")]
+    if not keys:
+        return ""
+    value, field = turn[keys[0]], f"{place}.{keys[0]}"
+    if len(keys) > 1 or not isinstance(value, str):
+        raise wrong_value(value, f"it must be text, and a turn has only one of {', '.join(_THOUGHTS)}", field)
+    if role != "assistant" or content.lstrip().startswith("<think>"):
+        reason = "is set on a turn of another role than the assistant's, or whose text begins with <think>; remove one"
+        raise DataError(reason, field=field)
+    return "<think>\n" + value.strip("\n") + "\n</think>\n\n"
 
 
 def is_truth(value: Any) -> bool:
@@ -178,8 +202,8 @@ def read_content(value: Any, field: str) -> str:
     for number, part in enumerate(value):
         place = f"{field}[{number}]"
         kind = part.get("type") if isinstance(part, Mapping) else None
-        extra = [key for key in part if key != "type" and given(part, key)] if kind else []
-        if kind in ("text", "input_text") and extra == ["text"] and isinstance(part["text"], str):
+        extra = [key for key in part if key != "type" and is_filled(part[key])] if kind else []
+        if kind in ("text", "input_text") and set(extra) <= {"text"} and isinstance(part.get("text"), str):
             pieces.append(part["text"])
         elif kind in ("image", "video") and not extra:
             pieces.append(f"<{kind}>")
@@ -222,6 +246,7 @@ class Reading:
     box_space: BoxSpace = "pixels"  # data.boxes
     ids: Literal["own", "line"] = "own"  # data.ids
     last_turn_only: bool = False  # data.train_turns
+    stem: str | None = None  # what ids of rows that have none begin with; None for the file's own
 
 
 def finish(draft: RowDraft, reading: Reading, *, id: str, line: int, pixels: PixelLimits | None = None) -> Row:

@@ -127,20 +127,6 @@ def write_sample(directory: Path, sample: QuestionSample) -> Path:
     return write_rows(directory / f"{sample.name}.jsonl", asked)
 
 
-def labels(questions: Sequence[VqaQuestion]) -> Mapping[int, Mapping[str, str]]:
-    """Return the color and the shape of each picture, as far as questions and answers say them. What an open question
-    names is there; a question for yes or no names what is there if the answer says so."""
-    found: dict[int, dict[str, str]] = defaultdict(dict)
-    for question in questions:
-        words = question.text.rstrip("?").split()
-        is_there = question.answer != ("yes" if {"not", "no"} & set(words) else "no")
-        for word in (*words, question.answer) if is_there else ():
-            for name, values in (("color", COLORS), ("shape", SHAPES)):
-                if word in values:
-                    found[question.picture][name] = word
-    return MappingProxyType(found)
-
-
 def answers_without_picture(practice: Sequence[VqaQuestion]) -> Mapping[str, str]:
     """Return the most frequent answer to each text of a question, which is the best that can be said without the
     picture."""

@@ -43,13 +43,13 @@ def require_same_recipe(recipe: Recipe, ranks: Ranks) -> None:
     with the names, the ranks and their values."""
     own = recipe_facts(recipe)
     own = replace(own, values={**program(), **own.values})
-    _require_equal(ranks.gather(own, anywhere=True))  # if programs differ, the places in the code differ too
+    _require_equal(ranks.all_gather(own, anywhere=True))  # if programs differ, the places in the code differ too
 
 
 def require_same_files(recipe: Recipe, ranks: Ranks) -> None:
     """Compare devices, data and model files. Raises EnvironmentProblem as `require_same_recipe` does."""
     _require_equal(
-        ranks.gather(RankFacts(node=_node(), values=ranks.together(lambda: facts(recipe, ranks.heartbeat.beat))))
+        ranks.all_gather(RankFacts(node=_node(), values=ranks.run_on_all(lambda: facts(recipe, ranks.heartbeat.beat))))
     )
 
 

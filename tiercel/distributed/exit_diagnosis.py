@@ -10,7 +10,7 @@ from tiercel.processes import control_groups, signal_name
 from tiercel.reliability.stall import innermost_frames
 from tiercel.tables import table_rows
 
-RESUMED = "The same command goes on from the newest checkpoint; --max-restarts does this automatically"
+RESUMED = "Run the same command again to resume from the newest checkpoint; --max-restarts does this automatically"
 OOM_REMEDY = "lower data.workers or --nproc"
 
 

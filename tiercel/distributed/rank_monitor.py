@@ -20,8 +20,8 @@ from tiercel.errors import EXIT_STALL
 from tiercel.messages import translated
 from tiercel.processes import process_fields
 from tiercel.reliability.redaction import redact
-from tiercel.reliability.stall import RankSignal, stall_message
-from tiercel.reliability.stall_files import SignFiles, process_state
+from tiercel.reliability.stall import RankStatus, stall_message
+from tiercel.reliability.stall_files import RankStatusFiles, process_state
 
 LOOK_SECONDS = 0.2
 SECONDS_TO_SPEAK = 2.0  # the time that ranks have to report a stall before the launcher does
@@ -37,7 +37,7 @@ class RankMonitor:
     def __init__(self, notes: Path, world_size: int, stall_timeout: float):
         self.notes = notes
         self.stall_timeout = stall_timeout
-        self.files = SignFiles(notes / SIGNS, world_size)
+        self.files = RankStatusFiles(notes / SIGNS, world_size)
         self._seen: set[int] = set()  # processes of all attempts
         self._attempt: set[int] = set()  # processes of the last attempt
         self._ends: dict[int, float] = {}  # by process, of all attempts: the time at which it was seen to have ended
@@ -93,14 +93,14 @@ class RankMonitor:
             self._attempt = (self._attempt if living else set()) | new.keys() if new else self._attempt
             for process, rank in new.items():
                 self._begin(process, rank)
-        elif self.files.called_out() is not None:
+        elif self.files.announced_stall() is not None:
             first = min((self._ends[process] for process in self._attempt - living), default=time.monotonic())
             if time.monotonic() - first >= SECONDS_TO_END:
                 self._kill(living)
         else:
-            signs = self._signs()
-            if len(signs) == self.files.world_size and all(sign.is_gone for sign in signs):
-                self._speak(signs)
+            statuses = self._statuses()
+            if len(statuses) == self.files.world_size and all(status.is_gone for status in statuses):
+                self._speak(statuses)
                 self._kill(living)
 
     def _begin(self, process: int, rank: int) -> None:
@@ -108,24 +108,24 @@ class RankMonitor:
         self._seen.add(process)
         before = self.files.read()[rank]
         if before is None or before.process != process:
-            sign = RankSignal(rank=rank, host=platform.node(), process=process, limit_seconds=self.stall_timeout)
-            self.files.write(sign)
+            status = RankStatus(rank=rank, host=platform.node(), process=process, limit_seconds=self.stall_timeout)
+            self.files.write(status)
 
-    def _signs(self) -> list[RankSignal]:
-        """Read the signs of the ranks that are watched. A rank counts as silent for the age of its file, minus the time
-        that ranks have to report a stall themselves."""
-        signs = []
-        for rank, sign in enumerate(self.files.read()):
-            since = max(self._awake_since, self.files.moment(rank) or time.time())
-            if sign is not None:
+    def _statuses(self) -> list[RankStatus]:
+        """Read the statuses of the ranks that are watched. A rank counts as silent for the age of its file, minus the
+        time that ranks have to report a stall themselves."""
+        statuses = []
+        for rank, status in enumerate(self.files.read()):
+            since = max(self._awake_since, self.files.written_at(rank) or time.time())
+            if status is not None:
                 silence = time.time() - since - SECONDS_TO_SPEAK
-                signs.append(sign.silent_for(silence, self.stall_timeout, process_state(sign)))
-        return signs
+                statuses.append(status.silent_for(silence, self.stall_timeout, process_state(status)))
+        return statuses
 
-    def _speak(self, signs: Sequence[RankSignal]) -> None:
-        self.files.call_out(signs)
+    def _speak(self, statuses: Sequence[RankStatus]) -> None:
+        self.files.announce_stall(statuses)
         note_code(EXIT_STALL)
-        message = translated(redact(stall_message(signs, {}, self.notes)))
+        message = translated(redact(stall_message(statuses, {}, self.notes)))
         print(f"\n{message}", file=sys.stderr, flush=True)
 
     def _kill(self, processes: Set[int]) -> None:

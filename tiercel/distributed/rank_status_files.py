@@ -69,7 +69,7 @@ def stack_file(notes: Path, process: int) -> Path:
     return notes / f"{process}.stack"
 
 
-def signs_directory() -> Path | None:
+def statuses_directory() -> Path | None:
     """Return the directory of the ranks' signs of life; None if tiercel's launcher did not start them."""
     return Path(os.environ[NOTES]) / SIGNS if NOTES in os.environ else None
 

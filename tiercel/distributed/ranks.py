@@ -8,7 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import FrameType
@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from tiercel.errors import EXIT_STALL, ElsewhereError, StallError, TiercelError
+from tiercel.errors import EXIT_STALL, ElsewhereError, StallError, Terminated, TiercelError
 from tiercel.reliability.heartbeat import Heartbeat
-from tiercel.reliability.stall import RankSignal, code_path, code_place, culprits
+from tiercel.reliability.stall import RankStatus, code_path, code_place, culprits
 
 T = TypeVar("T")
 
@@ -37,21 +37,21 @@ class Ranks:
         """Return whether this rank writes the run directory and prints messages."""
         return self.rank == 0
 
-    def gather(self, value: T, *, anywhere: bool = False) -> list[T]:
+    def all_gather(self, value: T, *, anywhere: bool = False) -> list[T]:
         """Return every rank's value, in the order of the ranks. Raises StallError if a rank is at another place in the
         code, so that its value belongs to another collective. With `anywhere`, the places are not checked."""
         if self.world_size == 1 or self.heartbeat.maybe_fail("collective"):
             return [value] * self.world_size
         found: list[Any] = [None] * self.world_size
         with self.heartbeat.collective(f"gather ({code_place(_calling_frame())})"):
-            dist.all_gather_object(found, (self._sign(), value))
+            dist.all_gather_object(found, (self._status(), value))
         if not anywhere:
-            _require_one_place(self.rank, [sign for sign, _ in found])
+            _require_one_place(self.rank, [status for status, _ in found])
         return [value for _, value in found]
 
-    def _sign(self) -> RankSignal:
+    def _status(self) -> RankStatus:
         doing = self.heartbeat.activity
-        return RankSignal(
+        return RankStatus(
             rank=self.rank,
             phase=doing.phase,
             phases=doing.phases,
@@ -62,7 +62,7 @@ class Ranks:
             limit_seconds=0.0,
         )
 
-    def gather_to_first(self, value: T) -> list[T]:
+    def gather_on_first(self, value: T) -> list[T]:
         """Return every rank's value on rank 0, and an empty list on the others."""
         if self.world_size == 1:
             return [value]
@@ -71,36 +71,36 @@ class Ranks:
             dist.gather_object(value, found)
         return found or []
 
-    def sum(self, values: Mapping[str, float]) -> dict[str, float]:
+    def all_reduce_sums(self, values: Mapping[str, float]) -> dict[str, float]:
         """Add up the values of each name. A rank may lack a name. The sum is rounded once, so it does not depend on the
         order of the ranks."""
-        every = self.gather({name: float(value) for name, value in values.items()})
+        every = self.all_gather({name: float(value) for name, value in values.items()})
         names = sorted({name for each in every for name in each})
         return {name: _sum([each.get(name, 0.0) for each in every]) for name in names}
 
-    def mean(self, name: str, total: float, count: int) -> dict[str, float]:
+    def all_reduce_mean(self, name: str, total: float, count: int) -> dict[str, float]:
         """Divide the sum of all ranks' totals by the sum of their counts. Return {name: mean}, or an empty dict if the
         counts are 0."""
-        sums = self.sum({"total": total, "count": count})
+        sums = self.all_reduce_sums({"total": total, "count": count})
         return {name: sums["total"] / sums["count"]} if sums["count"] else {}
 
-    def maxima(self, values: Mapping[str, float]) -> dict[str, float]:
+    def all_reduce_maxima(self, values: Mapping[str, float]) -> dict[str, float]:
         """Return the largest value of each name. A rank may lack a name."""
-        return largest_by_name(self.gather(dict(values)))
+        return largest_by_name(self.all_gather(dict(values)))
 
-    def total(self, value: int) -> int:
+    def all_reduce_sum(self, value: int) -> int:
         """Return the sum of all ranks' values."""
-        return sum(self.gather(value))
+        return sum(self.all_gather(value))
 
-    def largest(self, value: int) -> int:
+    def all_reduce_max(self, value: int) -> int:
         """Return the largest value of all ranks."""
-        return max(self.gather(value))
+        return max(self.all_gather(value))
 
-    def any(self, value: bool) -> bool:
+    def all_reduce_any(self, value: bool) -> bool:
         """Return whether the value of any rank is true."""
-        return any(self.gather(value))
+        return any(self.all_gather(value))
 
-    def together(self, action: Callable[[], T]) -> T:
+    def run_on_all(self, action: Callable[[], T]) -> T:
         """Run an action on all ranks and return each rank's own result. If it fails on a rank, all ranks raise: the
         first failed rank its TiercelError, the others ElsewhereError."""
         if self.world_size == 1:
@@ -111,7 +111,7 @@ class Ranks:
             result.append(action())
         except TiercelError as raised:
             error = raised
-        ends = self.gather(None if error is None else (error.exit_code, str(error)))
+        ends = self.all_gather(None if error is None else (error.exit_code, str(error)))
         failed = [(rank, *end) for rank, end in enumerate(ends) if end is not None]
         if not failed:
             return result[0]
@@ -124,15 +124,15 @@ class Ranks:
         """Run an action on one rank of each machine after the other, and return each rank's own result."""
         own, turns = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         result: list[T] = []
-        for turn in range(max(self.gather(turns))):
-            self.together(lambda turn=turn: result.append(action()) if turn == own else None)  # type: ignore[misc]
+        for turn in range(max(self.all_gather(turns))):
+            self.run_on_all(lambda turn=turn: result.append(action()) if turn == own else None)  # type: ignore[misc]
         return result[0]
 
-    def on_first(self, action: Callable[[], T]) -> T:
+    def run_on_first(self, action: Callable[[], T]) -> T:
         """Run an action on rank 0 only, and return its result on every rank."""
         if self.world_size == 1:
             return action()
-        outcome = [self.together(lambda: action() if self.is_first else None)]
+        outcome = [self.run_on_all(lambda: action() if self.is_first else None)]
         with self.heartbeat.collective(f"broadcast from rank 0 ({code_place(_calling_frame())})"):
             dist.broadcast_object_list(outcome)
         return outcome[0]  # type: ignore[return-value]
@@ -155,7 +155,7 @@ class Ranks:
                 received[number] = slot[0]
         return received
 
-    def add_up(self, tensor: torch.Tensor, what: str) -> None:
+    def all_reduce(self, tensor: torch.Tensor, what: str) -> None:
         """Sum the tensors of all ranks in place. `what` is a name for messages."""
         if self.world_size == 1 or self.heartbeat.maybe_fail(what):
             return
@@ -182,15 +182,17 @@ def _calling_frame() -> FrameType:
     return frame
 
 
-def _require_one_place(rank: int, signs: Sequence[RankSignal]) -> None:
+def _require_one_place(rank: int, statuses: Sequence[RankStatus]) -> None:
     """Raise on all ranks if they meet in a collective at different places in the code: StallError on the first rank,
     and ElsewhereError on the others."""
-    if all(sign.position == signs[0].position for sign in signs):
+    if all(status.position == statuses[0].position for status in statuses):
         return
     if rank > 0:
         raise ElsewhereError(0, EXIT_STALL)
-    guilty = ", ".join(str(sign.rank) for sign in culprits(signs))
-    places = [f"  rank {sign.rank}: {sign.waits_in}, phase {sign.phase} of step {sign.step}" for sign in signs]
+    guilty = ", ".join(str(status.rank) for status in culprits(statuses))
+    places = [
+        f"  rank {status.rank}: {status.waits_in}, phase {status.phase} of step {status.step}" for status in statuses
+    ]
     raise StallError(
         "\n".join([f"the ranks are at different places in the code: rank {guilty} skipped a collective", *places])
     )
@@ -213,7 +215,13 @@ def joined_ranks(timeout_seconds: float, heartbeat: Heartbeat) -> Iterator[Ranks
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     with heartbeat.collective("joining the others"):
         dist.init_process_group(_backend(torch.cuda.is_available()), timeout=timedelta(seconds=timeout_seconds))
-    yield Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), heartbeat=heartbeat)
+    ranks = Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), heartbeat=heartbeat)
+    try:
+        yield ranks
+    except Terminated:  # of all ranks; the launcher ends the others as soon as one has ended, so rank 0 closes first
+        with suppress(Exception):
+            ranks.all_gather(None)
+        raise
     dist.destroy_process_group()  # not after an error, because the others may still be in a collective
 
 

@@ -114,12 +114,17 @@ def total_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def allowed_memory() -> int:
+    """Return the bytes of this machine's memory, or the limit of this process's control groups if that is less."""
+    return min([total_memory(), *memory_limits()])
+
+
 def free_memory(meminfo: Path = MEMINFO) -> int:
     """Return the bytes that programs of this machine can still take, or the limit of this process's control groups
     if that is less."""
     lines = meminfo.read_text(encoding="ascii").splitlines() if meminfo.exists() else []
     available = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    return min([total_memory(), *available, *memory_limits()])
+    return min([allowed_memory(), *available])
 
 
 def memory_limits() -> list[int]:

@@ -21,7 +21,7 @@ import httpx
 from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from tiercel.environments.parts import UnusableAnswer
+from tiercel.environments.answer_parts import UnusableAnswer
 from tiercel.http_json import HttpReply, NoAnswer, ServerAnswer, WrongAnswer, ask, new_client
 from tiercel.user_functions import OPENENV
 

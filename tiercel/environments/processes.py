@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tiercel.config.schema import Reliability
-from tiercel.environments.parts import LARGEST_PICTURES
+from tiercel.environments.answer_parts import LARGEST_PICTURES
 from tiercel.sandbox.process import FOREIGN_REPLY, ProcessJob, UserProcess
 
 WORKER = "tiercel.environments.worker:run"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
 
-from tiercel.environments.parts import LONGEST_TEXT, UnusableAnswer, parts_of
+from tiercel.environments.answer_parts import LONGEST_TEXT, UnusableAnswer, parts_of
 from tiercel.rewards.runtime.worker import Handle, Reply, checked_value, failure_text, load_named, serve
 from tiercel.user_functions import OPENENV, CannotLoad, load_module
 
@@ -80,12 +80,10 @@ class Host:
 
     def describe(self) -> dict[str, Any]:
         """Return the schema of each tool, or why it has none, and which optional methods exist."""
-        from transformers.utils import get_json_schema
-
         schemas, problems = [], []
         for tool in self.tools:
             try:
-                schemas.append(getattr(tool, "json_schema", None) or get_json_schema(tool))
+                schemas.append(getattr(tool, "json_schema", None) or _schema(tool))
             except Exception as error:  # such as for its hints or its docstring
                 problems.append(f"tool {tool.__name__}: {error}")
         has = partial(hasattr, self.environment)
@@ -146,3 +144,9 @@ class Host:
     def _is_done(self) -> bool:
         done = getattr(self.environment, "done", False)
         return not callable(done) and bool(done)
+
+
+def _schema(tool: Callable[..., Any]) -> dict[str, Any]:
+    from transformers.utils import get_json_schema  # this import takes seconds, and many environments have no tools
+
+    return get_json_schema(tool)

@@ -1,6 +1,8 @@
 """Export of what a run has trained as a Hugging Face directory that vLLM and transformers can load."""
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -8,7 +10,8 @@ import torch
 from tiercel.config import Recipe
 from tiercel.config.schema import Quantization
 from tiercel.errors import RunError
-from tiercel.inference_and_export.weights import NEWEST, CheckpointChoice, trained_weights
+from tiercel.inference_and_export.weights import NEWEST, CheckpointChoice, Trained, trained_weights
+from tiercel.models.families.base import Family, HuggingFaceModel
 from tiercel.models.layers.quantized import is_quantized, quantizable, rounded, rounding_error
 from tiercel.models.layers.value_head import NAME as VALUE_HEAD
 from tiercel.models.policy import WHOLE_FILE, Policy, load_for_inference
@@ -20,27 +23,63 @@ from tiercel.writing import let_others_read, writing
 def export(recipe: Recipe, run: Path, target: Path, *, merge: bool, choice: CheckpointChoice = NEWEST) -> Path:
     """Write the merged model, or only the adapter, and return the directory. Raises RunError if `target` is not empty,
     or if the adapter alone would not be the policy."""
-    with writing(target):  # before the weights are loaded
+    with _whole(target) as folder:  # before the weights are loaded
+        trained = trained_weights(run, recipe, choice)
+        if merge:
+            family, weights = _merged(recipe, trained, target)
+            with writing(target):
+                save_model(family, weights, folder)
+        else:
+            _copy_adapter(run, trained.adapter, folder, target)
+            if recipe.lora is not None and recipe.lora.start is not None:
+                print(
+                    f"the adapter belongs to {recipe.model.path} in {recipe.model.quantize}; load the model that way, "
+                    "or use --merge"
+                )
+        with writing(target):
+            let_others_read(folder)
+    return target
+
+
+@contextmanager
+def _whole(target: Path) -> Iterator[Path]:
+    """Yield the directory to write into. If `target` is not there, it becomes `target` at the end, so that an export
+    that fails or is interrupted leaves nothing that looks like one."""
+    with writing(target):
         if target.exists() and not target.is_dir():
             raise RunError(f"--output: {target} is a file; name a directory")
-        target.mkdir(parents=True, exist_ok=True)
-        if any(target.iterdir()):
+        if target.is_dir() and any(target.iterdir()):
             raise RunError(f"{target} is not empty; remove it or name another --output")
-    trained = trained_weights(run, recipe, choice)
-    adapter = trained.adapter
-    if not merge:
-        if adapter is None:
-            raise RunError(f"{run} is full fine-tuning and has no adapter; use --merge")
-        if (adapter / WHOLE_FILE).is_file():
-            raise RunError(
-                f"{run} trained other weights beside its adapter, so the adapter alone is not its policy; use --merge"
-            )
-        with writing(target):
-            shutil.copytree(adapter, target, dirs_exist_ok=True)
-            let_others_read(target)
-        return target
-    chosen = recipe.with_values({"model.path": trained.model, "model.quantize": None})
-    policy = load_for_inference(chosen, torch.device("cpu"), adapter)
+        folder = target if target.is_dir() else target.with_name(f".{target.name}.part")
+        if folder is not target:
+            shutil.rmtree(folder, ignore_errors=True)  # of an export that was killed
+            folder.mkdir(parents=True)
+    try:
+        yield folder
+        if folder is not target:
+            with writing(target):
+                folder.replace(target)
+    finally:
+        if folder is not target:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _copy_adapter(run: Path, adapter: Path | None, folder: Path, target: Path) -> None:
+    if adapter is None:
+        raise RunError(f"{run} is full fine-tuning and has no adapter; use --merge")
+    if (adapter / WHOLE_FILE).is_file():
+        raise RunError(
+            f"{run} trained other weights beside its adapter, so the adapter alone is not its policy; use --merge"
+        )
+    with writing(target):
+        shutil.copytree(adapter, folder, dirs_exist_ok=True)
+
+
+def _merged(recipe: Recipe, trained: Trained, target: Path) -> tuple[Family, HuggingFaceModel]:
+    """Load what a run has trained, with its adapter merged into the model, in the recipe's dtype."""
+    policy = load_for_inference(
+        recipe.with_values({"model.path": trained.model, "model.quantize": None}), torch.device("cpu"), trained.adapter
+    )
     if is_quantized(policy.model):
         raise RunError(
             f"{trained.model} is quantised itself, so there is nothing exact to merge into; export --adapter"
@@ -52,10 +91,7 @@ def export(recipe: Recipe, run: Path, target: Path, *, merge: bool, choice: Chec
     for name, parameter in weights.named_parameters():
         if not name.startswith(f"{VALUE_HEAD}."):  # a reward model's head is in float32 wherever it is saved
             parameter.data = parameter.data.to(DTYPES[recipe.model.dtype])
-    with writing(target):
-        save_model(policy.family, weights, target)
-        let_others_read(target)
-    return target
+    return policy.family, weights
 
 
 def _merged_into(policy: Policy, kind: Quantization, target: Path, *, starts_at_rounding: bool) -> str:

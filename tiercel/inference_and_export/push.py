@@ -20,6 +20,10 @@ from tiercel.web.report.reading import read_run
 TITLES = {"sft": "fine-tuned on answers", "kto": "trained on labelled answers", "reward": "trained as a reward model"}
 SHOWN = ("eval/accuracy", "eval/reward/mean", "eval/loss", "reward/mean", "loss")  # of metrics.jsonl, if present
 CURVE_ROWS = 12
+WEIGHTS = (  # at the top of a repository; a * at the beginning would match those in folders too
+    "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json",
+    "adapter_model.safetensors", "adapter_config.json",
+)  # fmt: skip
 VERSIONS = ("tiercel", "torch", "transformers", "peft", "vllm")
 
 
@@ -39,12 +43,28 @@ def push(
         api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=os.environ.get("HF_TOKEN"))
         try:
             address = api.create_repo(name, private=not public, exist_ok=True)
-            api.upload_folder(repo_id=name, folder_path=made, commit_message=f"Upload of {describe(run)}"[:72])
+            _require_visibility(name, bool(api.repo_info(name).private), public=public)
+            api.upload_folder(
+                repo_id=name,
+                folder_path=made,
+                commit_message=f"Upload of {describe(run)}"[:72],
+                delete_patterns=[*WEIGHTS],  # of an earlier upload: they would be loaded beside or in place of these
+            )
+        except EnvironmentProblem:
+            raise
         except (HfHubHTTPError, LocalTokenNotFoundError, HTTPError, OSError, ValueError) as error:
-            told = redact(str(error).strip().splitlines()[0])
+            told = redact((str(error).strip() or type(error).__name__).splitlines()[0])
             remedy = "check the name, and log in with `hf auth login`"
             raise EnvironmentProblem(f"{name} cannot be pushed to the hub: {told}; {remedy}") from error
     return str(address)
+
+
+def _require_visibility(name: str, is_private: bool, *, public: bool) -> None:
+    """Raise EnvironmentProblem for a repository of before that is not as visible as the command wants it."""
+    if is_private and public:
+        raise EnvironmentProblem(f"{name} exists and is private; make it public on its page, or leave out --public")
+    if not is_private and not public:
+        raise EnvironmentProblem(f"{name} exists and is public; make it private on its page, or add --public")
 
 
 def model_card(recipe: Recipe, run: Path, *, merge: bool) -> str:

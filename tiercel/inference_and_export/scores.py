@@ -16,12 +16,12 @@ from tiercel.models.vision_cache import VisionStore
 from tiercel.packing.forward_equivalence_check import prove_where_needed
 from tiercel.rewards.runtime.scorer import Scorer
 from tiercel.rollout.local.engine import LocalSampler
-from tiercel.runs.evaluation_groups import Kept
+from tiercel.runs.evaluation_groups import EvaluationSink
 from tiercel.runs.records import GroupRecord
 from tiercel.training.evaluation import Evaluator, heldout_rows
 from tiercel.training.grpo.completion_sampling import CompletionSampler, open_dialogues
 from tiercel.training.offline.heldout_loss import heldout_loss, loss_in_words, sums_of
-from tiercel.training.offline.objectives import Known, objective_of
+from tiercel.training.offline.objectives import ReferenceSums, objective_of
 from tiercel.training.policy_passes import passes_for_inference
 from tiercel.training.run import fetch
 from tiercel.training.session import set_up_numerics
@@ -56,7 +56,7 @@ class HeldoutScore:
         return next(self.metrics[name] for name in wanted if name in self.metrics)
 
 
-def _reference(recipe: OfflineRecipe, ranks: Ranks) -> Known | None:
+def _reference(recipe: OfflineRecipe, ranks: Ranks) -> ReferenceSums | None:
     """Compute the reference of the held-out rows by the model that the run starts from. Returns None if no loss needs
     it."""
     if not recipe.has_reference:
@@ -66,7 +66,7 @@ def _reference(recipe: OfflineRecipe, ranks: Ranks) -> Known | None:
     return sums_of(passes_for_inference(policy, recipe, ranks), recipe, rows)
 
 
-def score(recipe: Recipe, judged: ModelToScore, ranks: Ranks, kept: Kept) -> HeldoutScore:
+def score(recipe: Recipe, judged: ModelToScore, ranks: Ranks, kept: EvaluationSink) -> HeldoutScore:
     """Score a model on the held-out rows of a recipe. All ranks must call this. `kept` gets the completions of a method
     that samples."""
     set_up_numerics(recipe)

@@ -35,9 +35,9 @@ def encode_answer(
     contents marks each picture; `shown` is the number of pictures before them, for models that number them. Raises
     DataError if the template refuses them, and ModelError if it writes no end after a turn."""
     pieces = _pieces(family, messages, shown)
-    after = token_ids(family, pieces.after, [image.plan for image in images])
-    ids = [family.tokenizer.convert_tokens_to_ids(pieces.end), *after]
-    return Observation(token_ids_L=torch.tensor(ids, dtype=torch.int64), images=tuple(images))
+    end = family.tokenizer.convert_tokens_to_ids(pieces.end)
+    after = token_ids(family, pieces.after, [image.plan for image in images], [end])
+    return Observation(token_ids_L=torch.tensor([end, *after], dtype=torch.int64), images=tuple(images))
 
 
 def second_turn(family: Family, prompt: EncodedPrompt) -> EncodedPrompt:
@@ -49,7 +49,7 @@ def second_turn(family: Family, prompt: EncodedPrompt) -> EncodedPrompt:
     role: Literal["tool", "user"] = "tool" if family.tools else "user"
     tool = family.tools[0]["function"]["name"] if family.tools else None
     answer = Message(role=role, content="<image>" * len(shown) + "It is a seven.", tool=tool)
-    written = family.tokenizer(WRITTEN.content, add_special_tokens=False)["input_ids"]
+    written = token_ids(family, WRITTEN.content, (), prompt.token_ids_P.tolist())
     turn = torch.tensor(written)
     token_ids_P = torch.cat([prompt.token_ids_P, turn, encode_answer(family, [answer], shown, before).token_ids_L])
     images = (*prompt.images, *shown)
@@ -81,7 +81,9 @@ def require_joining(family: Family, role: Literal["tool", "user"], *, has_pictur
     if not pieces.before.startswith(asked):
         raise _not_joined(family, pieces.before, asked)
     texts = (asked, pieces.before.removeprefix(asked).removesuffix(pieces.end), pieces.end, pieces.after)
-    joined = [token for text in texts if text for token in token_ids(family, text, ())]
+    joined: list[int] = []
+    for text in texts:
+        joined += token_ids(family, text, (), joined)
     whole = token_ids(family, pieces.before + pieces.after, ())
     if joined != whole:
         raise _not_joined(family, *(family.tokenizer.convert_ids_to_tokens(ids) for ids in (whole, joined)))

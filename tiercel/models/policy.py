@@ -12,8 +12,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
-from tiercel.config.parts import keeps_start, whole_parts
 from tiercel.config.schema import BaseRecipe, GrpoRecipe, Lora, Part, Quantization, RewardRecipe
+from tiercel.config.trained_parts import keeps_start, whole_parts
 from tiercel.errors import ModelError
 from tiercel.message_text import counted
 from tiercel.models.families.base import Family, HuggingFaceModel

@@ -25,6 +25,7 @@ FOREIGN_MARK = re.compile(
 )
 NOTHING = r"(?!)"  # an expression that no text matches
 THOUGHT = re.compile(r"\s*<think>(.*?)</think>\n*", re.DOTALL)
+EMPTY_THOUGHT = re.compile(r"(?:<(\w+)>\s*</\1>|<\|(\w+)>\w*\s*<\2\|>)\s*")
 THOUGHT_FIELD = "reasoning_content"  # where many templates look for it
 # A template is a program, which can fail in any of these ways.
 TEMPLATE_FAULTS = (
@@ -181,10 +182,10 @@ def require_whole(text: str, messages: Sequence[Message], *, with_answers: bool)
                 )
 
 
-def token_ids(family: Family, text: str, plans: Sequence[ImagePlan]) -> list[int]:
-    """Tokenise rendered text, replacing each image marker with the tokens of its image. Raises DataError if the number
-    of markers differs from the number of plans, or if the text contains one of the model's own vision tokens or a token
-    without an embedding."""
+def token_ids(family: Family, text: str, plans: Sequence[ImagePlan], preceding: Sequence[int] = ()) -> list[int]:
+    """Tokenise rendered text that follows the tokens `preceding`, replacing each image marker with the tokens of its
+    image. Raises DataError if the number of markers differs from the number of plans, or if the text contains one of
+    the model's own vision tokens or a token without an embedding."""
     pieces = _markers(family).split(text)
     if len(pieces) - 1 != len(plans):
         raise DataError(
@@ -198,7 +199,7 @@ def token_ids(family: Family, text: str, plans: Sequence[ImagePlan]) -> list[int
     for number, piece in enumerate(pieces):
         piece = (after if number else "") + piece + (before if number < len(plans) else "")
         if piece:  # one text at a time, because a tokeniser's threads wait for each other over a few short ones
-            piece_ids = family.tokenizer(piece, add_special_tokens=False)["input_ids"]
+            piece_ids = _text_ids(family, piece, ids or preceding)
             if forbidden := vision_ids.intersection(piece_ids):
                 names = family.tokenizer.convert_ids_to_tokens(sorted(forbidden))
                 raise DataError(f"the text contains the model's own vision token {names}", field="messages")
@@ -212,6 +213,20 @@ def token_ids(family: Family, text: str, plans: Sequence[ImagePlan]) -> list[int
         if number < len(plans):
             ids += family.image_token_ids(plans[number])
     return ids
+
+
+def _text_ids(family: Family, text: str, preceding: Sequence[int]) -> list[int]:
+    """Tokenise a text that follows other tokens. If the tokenizer begins every text with a space of its own, the text
+    is tokenised behind a line break, or behind the special token before it, which may bring such a space or not."""
+    tokenizer, start, anchor = family.tokenizer, "", list[int]()
+    if preceding and family.anchor:
+        special = tokenizer.added_tokens_decoder.get(preceding[-1])
+        start, anchor = ("\n", family.anchor) if special is None else (special.content, [preceding[-1]])
+    ids: list[int] = tokenizer(start + text, add_special_tokens=False)["input_ids"]
+    if ids[: len(anchor)] == anchor:
+        return ids[len(anchor) :]
+    whole: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return whole
 
 
 def _markers(family: Family) -> re.Pattern[str]:
@@ -245,11 +260,12 @@ def conversation_length(family: Family, row: Row, plans: Sequence[ImagePlan], sy
     messages = _to_last_trained(with_system(with_boxes(row, plans, family), system))
     text = render(family, messages, False)
     require_whole(text, messages, with_answers=True)
-    ids = token_ids(family, text, plans[: _image_count(messages)])
     _require_one_token(family)
+    whole = text
     for number, message in enumerate(messages):
         if message.role == "assistant":
-            require_growing(family, messages, number, text)
+            _, whole = require_growing(family, messages, number, text)
+    ids = token_ids(family, whole, plans[: _image_count(messages)])
     if family.turn_end is not None and family.turn_end.token is None:
         return len(ids) + 1  # the end token, which the template does not write
     end = family.checkpoint.end_token_ids[0]
@@ -350,11 +366,20 @@ def encode_conversation(
 
 def require_growing(family: Family, messages: Sequence[Message], number: int, text: str) -> tuple[str, str]:
     """Return the text before the assistant turn at `number`, and the text up to its end. `text` is that of the whole
-    conversation. Raises DataError unless `text` begins with the second text, and that with the first."""
+    conversation. Raises DataError unless `text` begins with the second text, and that with the first. An empty thought
+    that the template writes before each sampled answer, but into no conversation, as those of Gemma 4's larger models
+    do, stays before the last answer, and only there: later turns would not see it."""
     before = render(family, messages[:number], add_generation_prompt=True)
     is_last = number + 1 == len(messages)
     after = text if is_last else render(family, messages[: number + 1], add_generation_prompt=False)
-    if not (text.startswith(after) and after.startswith(before)):
+    is_whole = text.startswith(after)
+    if not after.startswith(before):
+        shared = next(
+            (i for i, (one, other) in enumerate(zip(before, after, strict=False)) if one != other), len(after)
+        )
+        if EMPTY_THOUGHT.fullmatch(before, shared):
+            before, after = (before, before + after[shared:]) if is_last else (before[:shared], after)
+    if not (is_whole and after.startswith(before)):
         raise DataError(
             "the chat template changes earlier turns when later ones follow; set data.template to one that does not, "
             "or, if the template has this variable, data.template_arguments: {preserve_thinking: true}",
@@ -396,7 +421,8 @@ class _TurnTokens:
 
     def _add(self, text: str, *, is_scored: bool) -> None:
         count = len(_markers(self.family).findall(text))
-        ids = token_ids(self.family, text, self.plans[self.image_count : self.image_count + count])
+        plans = self.plans[self.image_count : self.image_count + count]
+        ids = token_ids(self.family, text, plans, self.ids)
         self.image_count += count
         self.ids += ids
         self.is_scored += [is_scored] * len(ids)

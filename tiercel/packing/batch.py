@@ -173,11 +173,12 @@ def _continuation(prompt: EncodedPrompt, completion: Completion) -> Continuation
     )
 
 
-def without_zero_groups(groups: Sequence[AdvantageGroup]) -> list[AdvantageGroup]:
+def without_zero_groups(groups: Sequence[AdvantageGroup], *, keeps_nan: bool) -> list[AdvantageGroup]:
     """Keep the groups that have a nonzero advantage. The others add exactly 0 to a loss without further terms, but the
-    minibatch's totals still count them. A group sampled from logits that are not finite is kept, so that the update
-    detects it."""
-    return [group for group in groups if bool(group.advantages_G.any()) or _has_nan(group)]
+    minibatch's totals still count them. With `keeps_nan` a group with a logprob that is NaN is kept, because it was
+    sampled from logits that are not finite, which the update detects; other engines write NaN for tokens whose logprob
+    they do not know."""
+    return [group for group in groups if bool(group.advantages_G.any()) or (keeps_nan and _has_nan(group))]
 
 
 def _has_nan(group: AdvantageGroup) -> bool:
@@ -250,7 +251,7 @@ def units_of(
     return list(map(unit, bins_in_order(sizes, budget) if form == "repeated" else cutter.cuts()))
 
 
-def in_row_order(units: Sequence[MicrobatchUnit[PolicyBatch]], values: Sequence[T]) -> list[T]:
+def in_completion_order(units: Sequence[MicrobatchUnit[PolicyBatch]], values: Sequence[T]) -> list[T]:
     """Bring values of all completions of the units into the order of the groups. Those of empty units come last, and
     are left out."""
     rows = [row for unit in units for batch in unit.batches for row in batch.rows]

@@ -65,12 +65,12 @@ class Target:
         if told.states_NH is not None and self.distribution is not None:
             with torch.no_grad():
                 teacher_MV = self.distribution(told.states_NH)
-            return self.measure(*same_words(logprobs_MV, teacher_MV))
+            return self.measure(*common_vocabulary(logprobs_MV, teacher_MV))
         assert told.words_NK is not None and told.logprobs_NK is not None
         return self.measure(with_rest(logprobs_MV.gather(1, told.words_NK)), with_rest(told.logprobs_NK))
 
 
-def same_words(one_MV: Tensor, other_MV: Tensor) -> tuple[Tensor, Tensor]:
+def common_vocabulary(one_MV: Tensor, other_MV: Tensor) -> tuple[Tensor, Tensor]:
     """Drop the words that only the larger of two vocabularies has, because checkpoints of one tokenizer may be padded
     to different sizes. What remains is normalised to a distribution again."""
     words = min(one_MV.shape[1], other_MV.shape[1])
@@ -94,10 +94,10 @@ def divergence(hidden_NH: Tensor, weight_VH: Tensor, chunks: Sequence[slice], of
             for chunk in chunks
         ]
         return torch.cat(pieces)
-    return _KeptGradient.apply(hidden_NH, weight_VH, chunks, of_chunk)
+    return _PrecomputedGradient.apply(hidden_NH, weight_VH, chunks, of_chunk)
 
 
-class _KeptGradient(torch.autograd.Function):
+class _PrecomputedGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden_NH, weight_VH, chunks, of_chunk):
         needs_gradient = ctx.needs_input_grad[0]

@@ -29,27 +29,27 @@ class ExampleGroup:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ExamplePass(Microbatch):
+class ExampleBatch(Microbatch):
     """One microbatch of examples. The continuations of the pack are their conversations, in order."""
 
     examples: tuple[Example, ...]
 
 
 def example_units(
-    made: Sequence[ExampleGroup], form: str, budget: int, may_run_prefix: bool, family: PictureFamily | None
-) -> list[MicrobatchUnit[ExamplePass]]:
+    groups: Sequence[ExampleGroup], form: str, budget: int, may_run_prefix: bool, family: PictureFamily | None
+) -> list[MicrobatchUnit[ExampleBatch]]:
     """Build the microbatches of bundles, as `units_of` does. With `family`, rows that begin alike share that
     beginning."""
-    if not made:
+    if not groups:
         return []
-    numbers = iter(range(sum(len(bundle.items) for bundle in made)))
-    entries = [(bundle.examples[0].row.id, [next(numbers) for _ in bundle.items]) for bundle in made]
+    numbers = iter(range(sum(len(group.items) for group in groups)))
+    entries = [(group.examples[0].row.id, [next(numbers) for _ in group.items]) for group in groups]
 
-    def batch_of(packed: PackedTokens, chosen: Sequence[int]) -> ExamplePass:
-        examples = tuple(example for number in chosen for example in made[number].examples)
-        return ExamplePass(packed=packed, prompt_ids=tuple(each.row.id for each in examples), examples=examples)
+    def batch_of(packed: PackedTokens, chosen: Sequence[int]) -> ExampleBatch:
+        examples = tuple(example for number in chosen for example in groups[number].examples)
+        return ExampleBatch(packed=packed, prompt_ids=tuple(each.row.id for each in examples), examples=examples)
 
-    return units_of(pack(all_items(made), family), entries, form, budget, may_run_prefix, batch_of)
+    return units_of(pack(all_items(groups), family), entries, form, budget, may_run_prefix, batch_of)
 
 
 def example_groups(examples: Sequence[Example], family: PictureFamily | None) -> list[ExampleGroup]:
@@ -79,6 +79,6 @@ def conversation_item(conversation: EncodedConversation, family: PictureFamily |
     return PackItem(prompt=replace(prompt, images=shown), continuations=(continuation,))
 
 
-def all_items(made: Sequence[ExampleGroup]) -> list[PackItem]:
+def all_items(groups: Sequence[ExampleGroup]) -> list[PackItem]:
     """Return the items of all groups."""
-    return list(chain.from_iterable(group.items for group in made))
+    return list(chain.from_iterable(group.items for group in groups))

@@ -19,11 +19,11 @@ from tiercel.models.layers.attention_span import Span, sequence_masks
 from tiercel.models.layers.experts import ExpertLoad
 from tiercel.models.layers.value_head import value_head
 from tiercel.models.policy import Policy
+from tiercel.packing.activation_checkpointing import SavedAttention, checkpoint_layers
 from tiercel.packing.attention.block_mask import BLOCK
 from tiercel.packing.attention.flex import FlexAttention
-from tiercel.packing.attention.prefix import ContinuedAttention, PrefixPass, RecordingAttention
+from tiercel.packing.attention.prefix import ContinuedAttention, PrefixCache, RecordingAttention
 from tiercel.packing.attention.split_and_dense import DenseAttention, SplitAttention
-from tiercel.packing.checkpointing import KeptAttention, checkpoint_layers
 from tiercel.packing.compiling import compiled_layers, like_later_inputs
 from tiercel.packing.context_parallel import GatheredAttention, Part, PartForm, joined, part_of
 from tiercel.packing.layout import PackedTokens
@@ -83,26 +83,26 @@ class PackedPolicy(nn.Module):
         batch: PackedTokens,
         features_KH: Tensor | None,
         temperature: float,
-        prefix: PrefixPass | None = None,
-        asked: PassOptions = NOTHING,
+        prefix: PrefixCache | None = None,
+        options: PassOptions = NOTHING,
     ) -> TokenScores:
         """Compute logprobs and entropy of the N scored tokens, or their values if the policy is a reward model.
         `features_KH`: vision features of `batch.images`, in their order; None without images. `prefix`: the pass over
-        the batch's first node, if it was run before; `batch.images` are then those after that node. `asked`: what a
+        the batch's first node, if it was run before; `batch.images` are then those after that node. `options`: what a
         loss needs besides."""
         if self.context is None:
-            hidden_NH = self.scoring_states(batch, features_KH, prefix, asked.noise)
+            hidden_NH = self.scoring_states(batch, features_KH, prefix, options.noise)
             distinct = None if self.form == "repeated" else batch.distinct()
             if distinct is None:
-                return self._scores(hidden_NH, batch.targets_N, temperature, asked)
+                return self._scores(hidden_NH, batch.targets_N, temperature, options)
             first_M, which_N = distinct
             hidden_MH = hidden_NH[moved(first_M, self.device)]
-            scores = self._scores(hidden_MH, batch.targets_N[first_M], temperature, asked.of_tokens(first_M))
+            scores = self._scores(hidden_MH, batch.targets_N[first_M], temperature, options.of_tokens(first_M))
             return scores.of(moved(which_N, self.device))
         assert prefix is None  # no single rank has all of it
         part = part_of(batch, self.context, CHUNK_MULTIPLES.get(self.form, 1))
-        hidden_MH = self._part_states(batch, features_KH, part, self.context, asked.noise)
-        scores = self._scores(hidden_MH, batch.targets_N[part.scored_M], temperature, asked.of_tokens(part.scored_M))
+        hidden_MH = self._part_states(batch, features_KH, part, self.context, options.noise)
+        scores = self._scores(hidden_MH, batch.targets_N[part.scored_M], temperature, options.of_tokens(part.scored_M))
         return joined(scores, part, self.context)
 
     def _scores(
@@ -110,19 +110,19 @@ class PackedPolicy(nn.Module):
         hidden_NH: Tensor,
         targets_N: Tensor,
         temperature: float,
-        asked: PassOptions,
+        options: PassOptions,
     ) -> TokenScores:
         if self.value_head is not None:
             none = hidden_NH.new_empty(0, dtype=torch.float32)
             return TokenScores(logprobs_N=none, entropy_N=none, values_N=self.value_head(hidden_NH))
         with self.head_autocast():
-            return self.head(hidden_NH, moved(targets_N, self.device), temperature, asked=asked)
+            return self.head(hidden_NH, moved(targets_N, self.device), temperature, options=options)
 
     def scoring_states(
         self,
         batch: PackedTokens,
         features_KH: Tensor | None,
-        prefix: PrefixPass | None,
+        prefix: PrefixCache | None,
         noise: EmbeddingNoise | None = None,
     ) -> Tensor:
         """Compute the hidden states (N, H) that predict the scored tokens."""
@@ -159,15 +159,15 @@ class PackedPolicy(nn.Module):
             return hidden_SH[moved(part.states_M, self.device)]
 
     def run_prefix(
-        self, prefix: PackedTokens, features_KH: Tensor | None, before: PrefixPass | None = None
-    ) -> PrefixPass:
+        self, prefix: PackedTokens, features_KH: Tensor | None, before: PrefixCache | None = None
+    ) -> PrefixCache:
         """Run the tokens that several microbatches begin with. `prefix` has no rows; with `before`, its first node is
         what that pass has computed."""
         first = 0 if before is None else _run_before(prefix)
         recording = RecordingAttention(self._form(prefix, first), before)
         with self.autocast():
             states_PH = self._states_from(first, prefix, features_KH, recording)
-        return PrefixPass(recording.kept, states_PH, before)
+        return PrefixCache(recording.kept, states_PH, before)
 
     def _noise(self, noise: EmbeddingNoise | None, batch: PackedTokens) -> Tensor | None:
         """Draw the noise (T, H) for a pack's embeddings."""
@@ -203,7 +203,7 @@ class PackedPolicy(nn.Module):
         return PackedForm(self._kept(attend), batch.tree, self.device, first_query)
 
     def _kept(self, attend: PackAttend) -> PackAttend:
-        return KeptAttention(attend) if self.checkpointing == "selective" else attend
+        return SavedAttention(attend) if self.checkpointing == "selective" else attend
 
     def _states(self, embeddings_TH: Tensor, positions_DT: Tensor, attention: AttentionForm) -> Tensor:
         return self._decoded(embeddings_TH[None], positions_DT[:, None], **form_inputs(attention))[0]
@@ -217,7 +217,7 @@ class PackedPolicy(nn.Module):
         with self.expert_load.counting(), nullcontext() if self.compiled is None else self.compiled.running():
             return self.language_model(**inputs, position_ids=positions, **options).last_hidden_state
 
-    def _states_after(self, batch: PackedTokens, features_KH: Tensor | None, prefix: PrefixPass) -> Tensor:
+    def _states_after(self, batch: PackedTokens, features_KH: Tensor | None, prefix: PrefixCache) -> Tensor:
         """Compute the hidden states (N, H) that predict the scored tokens, in a pass over what follows the prefix."""
         first = _run_before(batch)
         attention = ContinuedAttention(self._form(batch, first), prefix)

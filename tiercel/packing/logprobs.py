@@ -89,19 +89,19 @@ class TokenHead(nn.Module):
         targets_N: Tensor,
         temperature: float,
         *,
-        asked: PassOptions = NOTHING,
+        options: PassOptions = NOTHING,
     ) -> TokenScores:
-        weight_VH, scaling, target = self.linear.weight, self.scaling(temperature), asked.target
+        weight_VH, scaling, target = self.linear.weight, self.scaling(temperature), options.target
         tile = self.tile or TILE.get(hidden_NH.device.type, GPU_TILE)
-        if weight_VH.requires_grad or asked.is_of_all_words:
-            logprobs_N, entropy_N = _recomputed(hidden_NH, weight_VH, targets_N, scaling, tile, asked)
+        if weight_VH.requires_grad or options.needs_whole_distribution:
+            logprobs_N, entropy_N = _recomputed(hidden_NH, weight_VH, targets_N, scaling, tile, options)
         else:
             logprobs_N, entropy_N = _KeptJacobian.apply(hidden_NH, weight_VH, targets_N, scaling, tile)
         return TokenScores(
             logprobs_N=logprobs_N,
-            entropy_N=entropy_N if asked.entropy_gradient else entropy_N.detach(),
+            entropy_N=entropy_N if options.entropy_gradient else entropy_N.detach(),
             divergence_N=None if target is None else self._divergence(hidden_NH, scaling, target, tile),
-            squares_N=self._squares(hidden_NH, scaling, tile) if asked.squares else None,
+            squares_N=self._squares(hidden_NH, scaling, tile) if options.squares else None,
         )
 
     @torch.no_grad()
@@ -129,6 +129,9 @@ def _chunks(tokens: int, vocabulary: int, logits: int) -> list[slice]:
 
 def _log_softmax(hidden_MH: Tensor, weight_VH: Tensor, scaling: Scaling) -> Tensor:
     """Compute the logprobs (M, V), fp32, of all words."""
+    device = hidden_MH.device.type
+    if torch.is_autocast_enabled(device):  # it would make the same casts, and then round the sums
+        hidden_MH, weight_VH = (each.to(torch.get_autocast_dtype(device)) for each in (hidden_MH, weight_VH))
     if has_wide_product(hidden_MH, weight_VH):
         logits_MV = _WideProduct.apply(hidden_MH, weight_VH)
     else:
@@ -280,14 +283,14 @@ def _logits_into(out: Tensor, hidden_MH: Tensor, weight_WH: Tensor, scaling: Sca
 
 
 def _recomputed(
-    hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, scaling: Scaling, tile: LogitsTile, asked: PassOptions
+    hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, scaling: Scaling, tile: LogitsTile, options: PassOptions
 ) -> tuple[Tensor, Tensor]:
     def scores(hidden_MH: Tensor, weight: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
         logprobs_MV = _log_softmax(hidden_MH, weight, scaling)
         entropy_M = -(logprobs_MV.exp() * logprobs_MV).sum(-1)
         logprobs_M = logprobs_MV.gather(1, targets_M[:, None])[:, 0]
-        if asked.smoothing:
-            logprobs_M = (1 - asked.smoothing) * logprobs_M + asked.smoothing * _mean_of_words(logprobs_MV, scaling)
+        if options.smoothing:
+            logprobs_M = (1 - options.smoothing) * logprobs_M + options.smoothing * _mean_of_words(logprobs_MV, scaling)
         return logprobs_M, entropy_M
 
     pieces = [

@@ -47,7 +47,7 @@ class PassOptions:
     squares: bool = False  # log of the sum of p² over all words, at each token
 
     @property
-    def is_of_all_words(self) -> bool:
+    def needs_whole_distribution(self) -> bool:
         """Return whether the gradient needs more of the distribution than the target's logprob."""
         return self.smoothing > 0 or self.entropy_gradient
 

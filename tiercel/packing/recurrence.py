@@ -83,7 +83,7 @@ class PackedRecurrence:
                 places.append(rows.bucket.valid_places)
                 ends.append(end)
             if ends:
-                state = _joined(ends).of(order) if after or level is not self.levels[-1] else None
+                state = DeltaState.joined(ends).of(order) if after or level is not self.levels[-1] else None
             states.append(state)
         output = torch.cat(outputs)[torch.cat(places).argsort()][None]
         return output, self._after(states, after) if after else None
@@ -95,7 +95,7 @@ class PackedRecurrence:
             of_level = states[level]
             assert of_level is not None
             found.append(of_level.of(torch.tensor([place], device=of_level.recent.device)))
-        return _joined(found)
+        return DeltaState.joined(found)
 
 
 def _rows_of(
@@ -114,10 +114,3 @@ def _rows_of(
     ]
     in_rows = torch.tensor([numbers.index(number_of[span]) for bucket in buckets for span in bucket], dtype=torch.int64)
     return rows, moved(in_rows.argsort(), device)
-
-
-def _joined(states: Sequence[DeltaState]) -> DeltaState:
-    return DeltaState(
-        recent=torch.cat([state.recent for state in states]),
-        memory_RAEE=torch.cat([state.memory_RAEE for state in states]),
-    )

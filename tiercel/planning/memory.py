@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from tiercel.config.engines import EngineKind
-from tiercel.config.parts import keeps_start, whole_parts
 from tiercel.config.schema import BaseRecipe, Deepspeed, GrpoRecipe
 from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind
+from tiercel.config.trained_parts import keeps_start, whole_parts
 from tiercel.models.policy import weights_dtype
 from tiercel.models.weights.loading import DTYPES
 from tiercel.packing.attention.block_mask import BLOCK
@@ -62,6 +62,11 @@ class RolloutLoad:
     @property
     def row_tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
+
+    @property
+    def local_prompts(self) -> int:
+        """Return how many prompts the local engine completes at once."""
+        return max(1, min(self.prompts, TOKENS_IN_FLIGHT // (self.group_size * self.row_tokens)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -330,7 +335,7 @@ def _engine(
         return {}
     if rollout.engine.is_beside:
         return {"vLLM, awake": rollout.awake_bytes}
-    prompts = max(1, min(rollout.prompts, TOKENS_IN_FLIGHT // (rollout.group_size * rollout.row_tokens)))
+    prompts = rollout.local_prompts
     rows = prompts * rollout.group_size
     held = prompts * rollout.prompt_tokens + rows * rollout.completion_tokens
     return {

@@ -11,7 +11,6 @@ from tiercel.config.conflicts.rewards import reward_models
 from tiercel.config.conflicts.rules import rule_problems
 from tiercel.config.schema import GrpoRecipe, Recipe
 from tiercel.config.strategies import STRATEGY_KINDS
-from tiercel.models.families.base import Family
 from tiercel.models.layers.attention import heads_of
 from tiercel.packing.kernel_table import fit_of, known_fits
 from tiercel.packing.pass_options import chosen_form
@@ -67,21 +66,14 @@ class Option:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Subject:
+class Subject(ProbedModel):
     """A recipe's model, with its sizes counted, ready to be measured."""
 
     recipe: Recipe
-    config: Any
-    family: Family
     sizes: ModelSizes
     prompt_tokens: int
     reward_models: tuple[FrozenBytes, ...]
     teacher: FrozenBytes | None
-
-    @property
-    def probed(self) -> ProbedModel:
-        """Return the model as it is measured."""
-        return ProbedModel(recipe=self.recipe, config=self.config, family=self.family)
 
     def rollout(self, machine: Machine) -> RolloutLoad | None:
         """Compute the recipe's rollout on one rank of the machine, or return None if the recipe does not sample."""
@@ -106,8 +98,8 @@ class Subject:
     def learnt_tokens(self, machine: Machine) -> int:
         """Return the tokens that the rank with the most rows learns from in a step, with prompts once per group. If
         several ranks learn them together, return the tokens of these ranks."""
-        learners = max(1, machine.ranks // self.recipe.train.context_parallel)
-        return -(-self.recipe.optim.prompts_per_step // learners) * self.composition.group_tokens
+        data_parallel_size = max(1, machine.ranks // self.recipe.train.context_parallel)
+        return -(-self.recipe.optim.prompts_per_step // data_parallel_size) * self.composition.group_tokens
 
     def auto_tokens(self, machine: Machine, most: int) -> int:
         """Return what `learner.max_tokens_per_microbatch: auto` chooses if at most `most` tokens fit. It is less than
@@ -158,17 +150,17 @@ def study(recipe: Recipe, prompt_tokens: int | None) -> Subject:
 def measure(subject: Subject) -> Measured:
     """Run the learner on fake tensors at four points. FlexAttention needs a GPU, but for the backward pass it keeps the
     same tensors as the CPU's form: queries, keys, values, outputs and their log-sum-exp."""
-    recipe, probed = subject.recipe, subject.probed
+    recipe = subject.recipe
     asked = "auto" if recipe.learner.form == "flex" else recipe.learner.form
     form = chosen_form(asked, torch.device("cpu"), subject.sizes.obstacle)
     few_groups = PROBED_GROUPS * subject.composition.group_tokens
     tokens = max(min(subject.asked_tokens or few_groups, few_groups), subject.smallest_tokens)
 
-    packed = cache(partial(packed_case, subject.composition, dimensions=probed.family.position_dimensions))
+    packed = cache(partial(packed_case, subject.composition, dimensions=subject.family.position_dimensions))
 
     @cache
     def at(layers: int, count: int, compiled: bool = False) -> UpdateBytes:
-        return update_bytes(probed, layers, packed(count), form, compiled=compiled)
+        return update_bytes(subject, layers, packed(count), form, compiled=compiled)
 
     learn = fitted(lambda layers, count: at(layers, count).learn, tokens)
 
@@ -183,7 +175,7 @@ def measure(subject: Subject) -> Measured:
         learn=learn,
         compiled=compiled,
         step=fitted(lambda layers, count: at(layers, count).step, tokens),
-        vision=vision_bytes(probed),
+        vision=vision_bytes(subject),
         vision_share=subject.composition.prompt_tokens / subject.composition.group_tokens,
     )
 

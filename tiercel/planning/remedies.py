@@ -12,9 +12,9 @@ from typing import Any
 
 from tiercel.config.conflicts.rules import rule_problems
 from tiercel.config.deepspeed import deepspeed_problems
-from tiercel.config.parts import keeps_start
 from tiercel.config.schema import Checkpointing, GrpoRecipe, Recipe
 from tiercel.config.strategies import STRATEGY_KINDS
+from tiercel.config.trained_parts import keeps_start
 from tiercel.planning.devices import Machine
 from tiercel.planning.memory import Measured, engine_obstacle
 from tiercel.planning.options import MARGIN, Option, Subject, measure, option

@@ -10,10 +10,10 @@ from tiercel.planning.memory import BYTES, MOMENT_BYTES
 from tiercel.planning.sizes import ModelSizes
 
 COMPLETION_BYTES = 150  # of its line in rollouts/, compressed, without its text
-TEXT_TOKEN_BYTES = 2.5  # of a token's text and id
-NOTED_TOKEN_BYTES = 9  # of a token in tokens/
+TEXT_TOKEN_BYTES = 1.85  # of a token's text and id
+NOTED_TOKEN_BYTES = 6.8  # of a token in tokens/
 MOST_NOTED = 1024  # tokens of a completion
-PICTURE_BYTES = 21_000  # WebP of 480 pixels
+PICTURE_BYTES = 16_000  # WebP of 448 pixels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -74,11 +74,13 @@ def rollout_seconds(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad,
     width = BYTES[recipe.model.dtype]
     prompts = rollout.engine_prompts or rollout.prompts
     rows = prompts * rollout.group_size
-    at_once = rows if rollout.engine.shares_weights else max(1, min(rows, cached_rows(recipe, sizes, rollout)))
+    is_local = rollout.engine.shares_weights
+    fitting = rollout.local_prompts * rollout.group_size if is_local else cached_rows(recipe, sizes, rollout)
+    at_once = max(1, min(rows, fitting))
     prefill = 2 * prompts * rollout.prompt_tokens * sizes.active_weights / flops
     held = at_once * rollout.completion_tokens / 2 + at_once / rollout.group_size * rollout.prompt_tokens
     read = width * sizes.weights_used_by(at_once) / shared + cache_token_bytes(recipe, sizes, shared) * held
-    read += sizes.dequantising_bytes(width) if rollout.engine.shares_weights else 0
+    read += sizes.dequantising_bytes(width) if is_local else 0
     computed = 2 * at_once * sizes.active_weights / flops
     summed = 0.0
     if shared > 1:  # after the attention and after the MLP of each layer

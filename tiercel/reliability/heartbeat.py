@@ -33,7 +33,7 @@ class Heartbeat:
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
         self.activity = Activity()
-        self.moment = time.monotonic()  # time of the last progress
+        self.last_progress_at = time.monotonic()
         self.file: Path | None = None  # where the watchdog shows what the rank is doing, while its run is open
 
     def begin(self, phase: str, step: int, rows: Sequence[str] = ()) -> None:
@@ -58,7 +58,7 @@ class Heartbeat:
 
     def beat(self) -> None:
         """Report progress."""
-        self.moment = time.monotonic()
+        self.last_progress_at = time.monotonic()
 
     @contextmanager
     def collective(self, name: str) -> Iterator[None]:
@@ -84,4 +84,4 @@ class Heartbeat:
     @property
     def quiet_seconds(self) -> float:
         """Return the seconds since the last progress."""
-        return time.monotonic() - self.moment
+        return time.monotonic() - self.last_progress_at

@@ -1,4 +1,4 @@
-"""Decides from the ranks' last signals whether the run makes no progress, and which rank is the cause."""
+"""Decides from the ranks' last statuses whether the run makes no progress, and which rank is the cause."""
 
 import traceback
 from collections import Counter
@@ -24,7 +24,7 @@ START = ("launch", "import", "join", "agree", "download", "rows")  # phases befo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankSignal:
+class RankStatus:
     """The last report of a rank about itself."""
 
     rank: int
@@ -59,28 +59,28 @@ class RankSignal:
         rows = f", rows {', '.join(self.rows)}" if self.rows else ""
         return f"phase {self.phase} of {'the start' if self.phase in START else f'step {self.step}'}{rows}"
 
-    def silent_for(self, seconds: float, limit: float, state: str) -> "RankSignal":
-        """Return the signal as it counts after `seconds` without a new one. Beyond the limit the rank is gone."""
+    def silent_for(self, seconds: float, limit: float, state: str) -> "RankStatus":
+        """Return the status as it counts after `seconds` without a new one. Beyond the limit the rank is gone."""
         limit *= PATIENCE_AT_WORK if state in AT_WORK else 1
         silent = replace(self, is_silent=True, quiet_seconds=self.quiet_seconds + seconds, state=state)
         return replace(silent, is_gone=True, limit_seconds=limit) if seconds >= limit else silent
 
 
-def is_stalled(rank: int, signs: Sequence[RankSignal]) -> bool:
+def is_stalled(rank: int, statuses: Sequence[RankStatus]) -> bool:
     """Return whether this rank should end the run: it has worked by itself beyond its limit; or it has waited beyond
     its limit and no other rank makes progress; or another rank is gone."""
-    own = signs[rank]
-    if any(sign.is_gone for sign in signs):
+    own = statuses[rank]
+    if any(status.is_gone for status in statuses):
         return True
     if not own.is_over:
         return False
-    return own.waits_in is None or all(sign.is_over or sign.is_silent for sign in signs)
+    return own.waits_in is None or all(status.is_over or status.is_silent for status in statuses)
 
 
-def culprits(signs: Sequence[RankSignal]) -> tuple[RankSignal, ...]:
+def culprits(statuses: Sequence[RankStatus]) -> tuple[RankStatus, ...]:
     """Return the ranks that hold up the others. The first rule that applies decides:
 
-    1. ranks that no longer give a signal, unless they were last waiting while another rank works beyond its limit;
+    1. ranks that no longer give a status, unless they were last waiting while another rank works beyond its limit;
     2. ranks that make no progress in a phase before the first step, if not all do so;
     3. ranks that wait for nobody, if others wait or there is only one rank;
     4. if all are in the same place: ranks whose innermost call is not one of torch's, if that of others is;
@@ -88,57 +88,57 @@ def culprits(signs: Sequence[RankSignal]) -> tuple[RankSignal, ...]:
     6. if no place has most of the ranks: those that are further than the last one, because they skipped a collective.
        If all seem to work, as on GPUs, where the device itself waits: those that are behind.
     """
-    silent = [sign for sign in signs if sign.is_silent]
-    is_stuck = any(sign.waits_in is None and sign.is_over and not sign.is_silent for sign in signs)
-    if silent and not (is_stuck and all(sign.waits_in is not None for sign in silent)):
+    silent = [status for status in statuses if status.is_silent]
+    is_stuck = any(status.waits_in is None and status.is_over and not status.is_silent for status in statuses)
+    if silent and not (is_stuck and all(status.waits_in is not None for status in silent)):
         return tuple(silent)
-    working = [sign for sign in signs if sign.waits_in is None]
-    starting = tuple(sign for sign in working if sign.is_over and sign.phase in START)
-    if 0 < len(starting) < len(signs):
+    working = [status for status in statuses if status.waits_in is None]
+    starting = tuple(status for status in working if status.is_over and status.phase in START)
+    if 0 < len(starting) < len(statuses):
         return starting
-    if working and (len(working) < len(signs) or len(signs) == 1):
+    if working and (len(working) < len(statuses) or len(statuses) == 1):
         return tuple(working)
-    common, count = Counter(sign.position for sign in signs).most_common(1)[0]
-    if count == len(signs):
-        outside = tuple(sign for sign in signs if not sign.is_inside)
-        return outside if len(outside) < len(signs) else ()
-    if 2 * count > len(signs):
-        return tuple(sign for sign in signs if sign.position != common)
-    first = min(sign.position for sign in signs)
-    return tuple(sign for sign in signs if (sign.position == first) == bool(working))
+    common, count = Counter(status.position for status in statuses).most_common(1)[0]
+    if count == len(statuses):
+        outside = tuple(status for status in statuses if not status.is_inside)
+        return outside if len(outside) < len(statuses) else ()
+    if 2 * count > len(statuses):
+        return tuple(status for status in statuses if status.position != common)
+    first = min(status.position for status in statuses)
+    return tuple(status for status in statuses if (status.position == first) == bool(working))
 
 
-def stall_message(signs: Sequence[RankSignal], stacks: Mapping[int, str], directory: Path) -> str:
+def stall_message(statuses: Sequence[RankStatus], stacks: Mapping[int, str], directory: Path) -> str:
     """Write the message: which rank is at fault, what it is doing, where the others wait, where the stacks are, and
     what to do."""
-    guilty = culprits(signs)
-    if not guilty and len(signs) > 1:
-        return "\n".join([_everyone_waits(signs), *_advice(stacks, directory)])
-    longest = max([sign for sign in guilty if sign.is_over] or signs, key=lambda sign: sign.quiet_seconds)
+    guilty = culprits(statuses)
+    if not guilty and len(statuses) > 1:
+        return "\n".join([_everyone_waits(statuses), *_advice(stacks, directory)])
+    longest = max([status for status in guilty if status.is_over] or statuses, key=lambda status: status.quiet_seconds)
     lines = [
         f"stalled: no progress for {longest.quiet_seconds:.0f} s (the limit is {longest.limit_seconds:g} s, from "
         "reliability.stall_timeout)"
     ]
-    lines += [_line(sign, len(signs)) for sign in guilty]
-    for sign in guilty:
-        if frames := innermost_frames(stacks.get(sign.rank, "")):
-            lines += [f"  rank {sign.rank} is at", *(f"    {frame}" for frame in frames)]
+    lines += [_line(status, len(statuses)) for status in guilty]
+    for status in guilty:
+        if frames := innermost_frames(stacks.get(status.rank, "")):
+            lines += [f"  rank {status.rank} is at", *(f"    {frame}" for frame in frames)]
     others: dict[tuple[str, str], list[int]] = {}
-    for sign in signs:
-        if sign not in guilty:
-            verb, place = ("wait", f"{sign.waits_in}, ") if sign.waits_in is not None else ("work", "")
-            others.setdefault((verb, place + replace(sign, rows=()).place), []).append(sign.rank)
+    for status in statuses:
+        if status not in guilty:
+            verb, place = ("wait", f"{status.waits_in}, ") if status.waits_in is not None else ("work", "")
+            others.setdefault((verb, place + replace(status, rows=()).place), []).append(status.rank)
     for (verb, place), ranks in others.items():
         named = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
         lines.append(f"  rank{'s' if len(ranks) > 1 else ''} {named} {verb}{'' if len(ranks) > 1 else 's'} in {place}")
     return "\n".join([*lines, *_advice(stacks, directory)])
 
 
-def _everyone_waits(signs: Sequence[RankSignal]) -> str:
-    sign = max(signs, key=lambda sign: sign.quiet_seconds)
+def _everyone_waits(statuses: Sequence[RankStatus]) -> str:
+    status = max(statuses, key=lambda status: status.quiet_seconds)
     return (
-        f"stalled: for {sign.quiet_seconds:.0f} s all ranks have waited in the same place, "
-        f"{sign.waits_in or 'on their devices'}, {replace(sign, rows=()).place}: the network between them, or a "
+        f"stalled: for {status.quiet_seconds:.0f} s all ranks have waited in the same place, "
+        f"{status.waits_in or 'on their devices'}, {replace(status, rows=()).place}: the network between them, or a "
         "device, does not respond"
     )
 
@@ -146,27 +146,33 @@ def _everyone_waits(signs: Sequence[RankSignal]) -> str:
 def _advice(stacks: Mapping[int, str], directory: Path) -> list[str]:
     return [
         *([f"stacks of all ranks and threads: {directory}"] if stacks else []),
-        "the same command goes on from the newest checkpoint; if that phase is only slow, raise "
+        "run the same command again to resume from the newest checkpoint; if that phase is only slow, raise "
         "reliability.stall_timeout",
     ]
 
 
-def _line(sign: RankSignal, world_size: int) -> str:
-    where = f" ({sign.host}, process {sign.process})" if sign.host else ""
-    if sign.is_silent:
-        state = STATES.get(sign.state) or "it ended, was stopped, or is in code that holds the interpreter"
-        return f"  rank {sign.rank}{where} gives no sign of life: {state}; it was last in {sign.place}{_meaning(sign)}"
-    if sign.waits_in is not None and not sign.is_inside:
-        entered = f"has entered {sign.waits_in}, but is in other code there, {sign.place}"
-        return f"  rank {sign.rank}{where} {entered}; the others wait for it"
-    if sign.waits_in is not None:
-        return f"  rank {sign.rank}{where} is in a different collective from the others: {sign.waits_in}, {sign.place}"
+def _line(status: RankStatus, world_size: int) -> str:
+    where = f" ({status.host}, process {status.process})" if status.host else ""
+    if status.is_silent:
+        state = STATES.get(status.state) or "it ended, was stopped, or is in code that holds the interpreter"
+        return (
+            f"  rank {status.rank}{where} gives no sign of life: {state}; "
+            f"it was last in {status.place}{_meaning(status)}"
+        )
+    if status.waits_in is not None and not status.is_inside:
+        entered = f"has entered {status.waits_in}, but is in other code there, {status.place}"
+        return f"  rank {status.rank}{where} {entered}; the others wait for it"
+    if status.waits_in is not None:
+        return (
+            f"  rank {status.rank}{where} is in a different collective from the others: {status.waits_in}, "
+            f"{status.place}"
+        )
     holding = "; the others wait for it" if world_size > 1 else ""
-    return f"  rank {sign.rank}{where} is in {sign.place}{_meaning(sign)}{holding}"
+    return f"  rank {status.rank}{where} is in {status.place}{_meaning(status)}{holding}"
 
 
-def _meaning(sign: RankSignal) -> str:
-    return ", before tiercel's own first line" if sign.phase == "launch" else ""
+def _meaning(status: RankStatus) -> str:
+    return ", before tiercel's own first line" if status.phase == "launch" else ""
 
 
 def innermost_frames(stack: str) -> list[str]:

@@ -15,13 +15,13 @@ from typing import Any
 from tiercel.processes import process_fields
 from tiercel.regular_files import LARGEST_JSON, make_directory, open_new, read_json, read_text, write_new
 from tiercel.reliability.redaction import redact_values
-from tiercel.reliability.stall import RankSignal
+from tiercel.reliability.stall import RankStatus
 
 CALL = "stalled"  # the file that a rank writes when it has detected a stall
 NOWHERE = Path(os.devnull) / "signs"  # a path that cannot exist, for a rank that is alone
 
 
-class SignFiles:
+class RankStatusFiles:
     """One small file for each rank, always replaced as a whole, and one more that exists once a rank has reported a
     stall."""
 
@@ -29,66 +29,66 @@ class SignFiles:
         self.directory = directory
         self.world_size = world_size
 
-    def write(self, sign: RankSignal) -> None:
-        """Write a rank's signal. If that fails, as on a full disk, the run continues: the file's time is updated so
+    def write(self, status: RankStatus) -> None:
+        """Write a rank's status. If that fails, as on a full disk, the run continues: the file's time is updated so
         that the others see that the rank is alive."""
-        file = self._file(sign.rank)
+        file = self._file(status.rank)
         try:
-            _replace(file, json.dumps(asdict(sign)))
+            _replace(file, json.dumps(asdict(status)))
         except OSError:
             with suppress(OSError):
                 os.utime(file)
 
-    def read(self) -> list[RankSignal | None]:
-        """Read the signals by rank, with None for a rank that has none."""
+    def read(self) -> list[RankStatus | None]:
+        """Read the statuses by rank, with None for a rank that has none."""
         return [self._read(rank) for rank in range(self.world_size)]
 
-    def moment(self, rank: int) -> float | None:
+    def written_at(self, rank: int) -> float | None:
         """Return when the rank last wrote, in seconds of the file system's clock, or None if it has no file."""
         with suppress(OSError):
             return self._file(rank).stat().st_mtime
         return None
 
     def changed_since(
-        self, before: Sequence[RankSignal | None], *, now: float, began: float, limit: float
-    ) -> list[RankSignal]:
-        """Return the signals by rank. A rank that wrote nothing new is silent, since its last signal or since `began`.
+        self, before: Sequence[RankStatus | None], *, now: float, began: float, limit: float
+    ) -> list[RankStatus]:
+        """Return the statuses by rank. A rank that wrote nothing new is silent, since its last status or since `began`.
         `now` and `began` are times of the file system's clock. `limit` is the number of seconds of silence that count
         as a stall."""
-        signs = []
+        statuses = []
         for rank, old in enumerate(before):
             new = self._read(rank)
             if new is not None and (old is None or new.looks != old.looks):
-                signs.append(new)
+                statuses.append(new)
                 continue
-            since = max(began, self.moment(rank) or began)
-            last = new or RankSignal(rank=rank, limit_seconds=limit)
-            signs.append(last.silent_for(max(0.0, now - since), limit, process_state(last)))
-        return signs
+            since = max(began, self.written_at(rank) or began)
+            last = new or RankStatus(rank=rank, limit_seconds=limit)
+            statuses.append(last.silent_for(max(0.0, now - since), limit, process_state(last)))
+        return statuses
 
-    def have_stacks(self, signs: Sequence[RankSignal]) -> bool:
+    def have_stacks(self, statuses: Sequence[RankStatus]) -> bool:
         """Return whether all ranks that can write have written their stacks."""
-        return all(sign.is_silent or ((new := self._read(sign.rank)) and new.has_stacks) for sign in signs)
+        return all(status.is_silent or ((new := self._read(status.rank)) and new.has_stacks) for status in statuses)
 
-    def call_out(self, signs: Sequence[RankSignal]) -> Sequence[RankSignal]:
-        """Tell all ranks that the run has stalled, with the signals that show it. Returns the signals that all ranks
-        use: those of the first rank that called out."""
+    def announce_stall(self, statuses: Sequence[RankStatus]) -> Sequence[RankStatus]:
+        """Tell all ranks that the run has stalled, with the statuses that show it. Returns the statuses that all
+        ranks use: those of the first rank that called out."""
         draft = self.directory / f"{CALL}.{os.getpid()}.tmp"
         with suppress(OSError):
-            write_new(draft, json.dumps(list(map(asdict, signs))))
+            write_new(draft, json.dumps(list(map(asdict, statuses))))
             with suppress(FileExistsError):
                 os.link(draft, self._call)  # unlike a rename, it fails if the file exists
             draft.unlink()
-        return self.called_out() or signs
+        return self.announced_stall() or statuses
 
-    def called_out(self) -> Sequence[RankSignal] | None:
-        """Return the signals of the rank that called out, or None if none has."""
+    def announced_stall(self) -> Sequence[RankStatus] | None:
+        """Return the statuses of the rank that called out, or None if none has."""
         with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
-            return [_sign(fields) for fields in read_json(self._call)]
+            return [_status(fields) for fields in read_json(self._call)]
         return None
 
     def forget(self, rank: int) -> None:
-        """Remove a rank's signal and the call, before the rank's first signal and after its last."""
+        """Remove a rank's status and the call, before the rank's first status and after its last."""
         for file in (self._file(rank), self._call):
             with suppress(OSError):
                 file.unlink()
@@ -108,21 +108,21 @@ class SignFiles:
     def _file(self, rank: int) -> Path:
         return self.directory / f"rank-{rank}.json"
 
-    def _read(self, rank: int) -> RankSignal | None:
+    def _read(self, rank: int) -> RankStatus | None:
         with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
-            return _sign(read_json(self._file(rank)))
+            return _status(read_json(self._file(rank)))
         return None
 
 
-def _sign(fields: dict[str, Any]) -> RankSignal:
+def _status(fields: dict[str, Any]) -> RankStatus:
     path = tuple((file, line) for file, line in fields["path"])
-    return RankSignal(**{**fields, "rows": tuple(fields["rows"]), "path": path})
+    return RankStatus(**{**fields, "rows": tuple(fields["rows"]), "path": path})
 
 
-def show_sign(file: Path, sign: RankSignal) -> None:
-    """Write a signal to a file of the run directory, for people. If that fails, the run continues."""
+def write_status(file: Path, status: RankStatus) -> None:
+    """Write a status to a file of the run directory, for people. If that fails, the run continues."""
     with suppress(OSError):
-        _replace(file, json.dumps(redact_values(asdict(sign))))
+        _replace(file, json.dumps(redact_values(asdict(status))))
 
 
 def _replace(file: Path, text: str) -> None:
@@ -132,13 +132,13 @@ def _replace(file: Path, text: str) -> None:
     temporary.replace(file)
 
 
-def process_state(sign: RankSignal) -> str:
+def process_state(status: RankStatus) -> str:
     """Return the state of the process that gave a signal, as /proc's letter, or an empty string if the process is on
     another machine or the state is unknown."""
-    if sign.host != platform.node() or not sign.process:
+    if status.host != platform.node() or not status.process:
         return ""
     ended = ["Z"] if Path("/proc/self").exists() else [""]
-    return (process_fields(sign.process) or ended)[0]
+    return (process_fields(status.process) or ended)[0]
 
 
 def stack_name(rank: int) -> str:

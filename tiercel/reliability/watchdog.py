@@ -2,8 +2,8 @@
 
 From the start of its process, each rank has a thread. It writes what the rank is doing to a file that all ranks see,
 and checks whether the rank makes progress and whether the next rank still writes. A rank that waits for the others is
-not at fault as long as one of them makes progress. The rank that detects a stall calls out, with the signals that show
-it. Then all ranks write their stacks and exit; the first rank that still can prints the message.
+not at fault as long as one of them makes progress. The rank that detects a stall announces it, with the statuses that
+show it. Then all ranks write their stacks and exit; the first rank that still can prints the message.
 """
 
 import faulthandler
@@ -23,13 +23,13 @@ from tiercel.messages import translated
 from tiercel.regular_files import LARGEST_JSON, open_to_append, read_text, write_new
 from tiercel.reliability.heartbeat import Heartbeat
 from tiercel.reliability.redaction import redact, redact_values
-from tiercel.reliability.stall import RankSignal, code_path, is_inside_torch, is_stalled, stall_message, waiting_place
-from tiercel.reliability.stall_files import SignFiles, read_stack, show_sign, stack_name, write_stacks
+from tiercel.reliability.stall import RankStatus, code_path, is_inside_torch, is_stalled, stall_message, waiting_place
+from tiercel.reliability.stall_files import RankStatusFiles, read_stack, stack_name, write_stacks, write_status
 from tiercel.reliability.work import WorkMonitor
 
 SLOWEST_LOOK = 0.5  # seconds
 LOOKS_PER_LIMIT = 20
-LOOKS_BETWEEN_SIGNS = 2  # a rank whose signal does not change for this number of looks is silent
+LOOKS_BETWEEN_STATUSES = 2  # a rank whose status does not change for this number of looks is silent
 LONGEST_SILENCE = 3.0  # seconds
 RANKS_OF_A_LOOK = 128  # with more ranks, each looks less often, because all write to one file system
 SECONDS_BETWEEN_PULSES = 2.0  # between updates of the file in the run directory, for people
@@ -45,14 +45,14 @@ SHOWN_BY_WORK = ("import", "agree", "rows", "load", "report")  # phases whose ow
 class Watchdog:
     """Watches the rank that opens it; a context manager.
 
-    `directory` is the run's, and `files` has the ranks' signals. `limits` gives the seconds without progress for each
+    `directory` is the run's, and `files` has the ranks' statuses. `limits` gives the seconds without progress for each
     phase, and under ANY_PHASE for all other phases. `age` is the number of seconds since the process started, during
     which other ranks may have been silent. `end` gets the exit code and does not return.
     """
 
     heartbeat: Heartbeat
     directory: Path
-    files: SignFiles
+    files: RankStatusFiles
     limits: Mapping[str, float]
     age: float = field(default=0.0, kw_only=True)
     end: Callable[[int], None] = field(default=os._exit, kw_only=True)
@@ -104,8 +104,8 @@ class Watchdog:
         is_over = self._stopped.wait(self.look_seconds)
         lost = time.monotonic() - started - self.look_seconds
         if lost > max(self.look_seconds, min(LONGEST_SILENCE, self.limits[ANY_PHASE] / 8)):
-            self.heartbeat.moment = min(self.heartbeat.moment + lost, time.monotonic())
-            self._work.moment = min(self._work.moment + lost, time.monotonic())
+            self.heartbeat.last_progress_at = min(self.heartbeat.last_progress_at + lost, time.monotonic())
+            self._work.last_work_at = min(self._work.last_work_at + lost, time.monotonic())
             self._work.progress = min(self._work.progress + lost, time.monotonic())
         if lost > LONGEST_SILENCE:  # perhaps all ranks were suspended and resume one after the other
             self._began = self._now() + lost
@@ -113,11 +113,11 @@ class Watchdog:
 
     def _judge(self) -> None:
         own = self._look()
-        called = self.files.called_out()
+        called = self.files.announced_stall()
         if called is None and (own.is_over or self._next_is_silent()):
-            signs = self._signs_of_all()
-            if is_stalled(own.rank, signs) and not self._stopped.is_set():
-                called = self.files.call_out(signs)
+            statuses = self._statuses_of_all()
+            if is_stalled(own.rank, statuses) and not self._stopped.is_set():
+                called = self.files.announce_stall(statuses)
         if called is not None:
             self._end(called)
 
@@ -127,16 +127,16 @@ class Watchdog:
         number."""
         if self._next_rank == self.heartbeat.rank:
             return False
-        moment = self.files.moment(self._next_rank)
-        self._has_met_next |= moment is not None
-        if moment is None and self._has_met_next:
+        written_at = self.files.written_at(self._next_rank)
+        self._has_met_next |= written_at is not None
+        if written_at is None and self._has_met_next:
             return False
-        return self._now() - max(self._began, moment or self._began) >= self.limits[ANY_PHASE]
+        return self._now() - max(self._began, written_at or self._began) >= self.limits[ANY_PHASE]
 
     def _now(self) -> float:
-        """Return the file system's time, just after this rank wrote its signal, because the clocks of machines
+        """Return the file system's time, just after this rank wrote its status, because the clocks of machines
         differ."""
-        return self.files.moment(self.heartbeat.rank) or time.time()
+        return self.files.written_at(self.heartbeat.rank) or time.time()
 
     def _arm(self) -> None:
         """Let faulthandler write the stacks to stderr if even this thread cannot run because something blocks the
@@ -144,7 +144,7 @@ class Watchdog:
         longest = self.limit(self.heartbeat.activity.phase) + SECONDS_FOR_STACKS + SECONDS_FOR_THE_MESSAGE
         faulthandler.dump_traceback_later(longest, file=STDERR)
 
-    def _look(self) -> RankSignal:
+    def _look(self) -> RankStatus:
         """Return what this rank is doing, and write it for the others."""
         self._looks += 1
         doing = self.heartbeat.activity
@@ -153,7 +153,7 @@ class Watchdog:
         is_inside = is_inside_torch(frame)
         del frame  # the frame would keep the local variables of its functions alive
         quiet, limit = self._quiet_and_limit(doing.phase)
-        sign = RankSignal(
+        status = RankStatus(
             rank=self.heartbeat.rank,
             host=platform.node(),
             process=os.getpid(),
@@ -169,12 +169,12 @@ class Watchdog:
             looks=self._looks,
             has_stacks=self._has_stacks,
         )
-        self.files.write(sign)
+        self.files.write(status)
         if (file := self.heartbeat.file) is not None and self._looks % self._looks_between_pulses == 0:
-            show_sign(file, sign)
+            write_status(file, status)
             if self.heartbeat.file is None:  # the run was closed meanwhile
                 file.unlink(missing_ok=True)
-        return sign
+        return status
 
     def _quiet_and_limit(self, phase: str) -> tuple[float, float]:
         """Return the seconds without progress and the limit. In a phase that reports no progress, imports and reading
@@ -186,20 +186,20 @@ class Watchdog:
             return min(quiet, idle), self.limits[ANY_PHASE]
         return min(quiet, time.monotonic() - self._work.progress), self.limit(phase)
 
-    def _signs_of_all(self) -> list[RankSignal]:
-        """Return the signals by rank. A rank whose signal does not change meanwhile is silent."""
+    def _statuses_of_all(self) -> list[RankStatus]:
+        """Return the statuses by rank. A rank whose status does not change meanwhile is silent."""
         before, started = self.files.read(), time.monotonic()
-        silence = max(LOOKS_BETWEEN_SIGNS * self.look_seconds, min(LONGEST_SILENCE, min(self.limits.values()) / 20))
+        silence = max(LOOKS_BETWEEN_STATUSES * self.look_seconds, min(LONGEST_SILENCE, min(self.limits.values()) / 20))
         own = self._look()
         while time.monotonic() - started < silence:
             time.sleep(self.look_seconds)
             own = self._look()
         limit = self.limits[ANY_PHASE]
-        signs = self.files.changed_since(before, now=self._now(), began=self._began, limit=limit)
-        signs[own.rank] = own
-        return signs
+        statuses = self.files.changed_since(before, now=self._now(), began=self._began, limit=limit)
+        statuses[own.rank] = own
+        return statuses
 
-    def _end(self, signs: Sequence[RankSignal]) -> None:
+    def _end(self, statuses: Sequence[RankStatus]) -> None:
         """Write the stacks, print one message on one rank, and exit. A file that cannot be written must not prevent the
         rest."""
         started = time.time()
@@ -210,9 +210,9 @@ class Watchdog:
                 write_stacks(stall, self.heartbeat.rank)
             self._has_stacks = True
             self._look()
-            if self.heartbeat.rank == next((sign.rank for sign in signs if not sign.is_silent), None):
-                self._await(lambda: self.files.have_stacks(signs), SECONDS_FOR_STACKS)
-                self._speak(signs, stall, message_file, started)
+            if self.heartbeat.rank == next((status.rank for status in statuses if not status.is_silent), None):
+                self._await(lambda: self.files.have_stacks(statuses), SECONDS_FOR_STACKS)
+                self._speak(statuses, stall, message_file, started)
             else:
                 self._await(lambda: _is_newer(message_file, started), SECONDS_FOR_THE_MESSAGE)
                 if os.environ.get("LOCAL_RANK") == "0":  # a machine may show its user only the output of its own ranks
@@ -223,18 +223,18 @@ class Watchdog:
             self._stopped.set()
             self.end(EXIT_STALL)
 
-    def _speak(self, signs: Sequence[RankSignal], stall: Path, message_file: Path, started: float) -> None:
+    def _speak(self, statuses: Sequence[RankStatus], stall: Path, message_file: Path, started: float) -> None:
         stacks = {
-            sign.rank: read_stack(stall, sign.rank)
-            for sign in signs
-            if _is_newer(stall / stack_name(sign.rank), started)  # not one of an earlier stall at this step
+            status.rank: read_stack(stall, status.rank)
+            for status in statuses
+            if _is_newer(stall / stack_name(status.rank), started)  # not one of an earlier stall at this step
         }
-        message = redact(stall_message(signs, stacks, stall))
+        message = redact(stall_message(statuses, stacks, stall))
         print(f"\n{translated(message)}", file=sys.stderr, flush=True)  # files stay in English, for those who help
         with suppress(OSError):
             with open_to_append(self.directory / "log.txt") as log:
                 log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
-            write_new(stall / "signs.json", json.dumps(redact_values(list(map(asdict, signs))), indent=1))
+            write_new(stall / "signs.json", json.dumps(redact_values(list(map(asdict, statuses))), indent=1))
             write_new(message_file, message + "\n")
 
     def _await(self, is_there: Callable[[], bool], seconds: float) -> None:
@@ -243,7 +243,7 @@ class Watchdog:
             time.sleep(0.05)
 
 
-def _is_newer(file: Path, moment: float) -> bool:
+def _is_newer(file: Path, since: float) -> bool:
     """Return whether a file is newer than a time of this machine's clock, with a margin because another machine may
     have written it."""
-    return file.exists() and file.stat().st_mtime >= moment - SECONDS_OF_CLOCKS
+    return file.exists() and file.stat().st_mtime >= since - SECONDS_OF_CLOCKS

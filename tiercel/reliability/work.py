@@ -47,21 +47,21 @@ class WorkMonitor:
     def __init__(self) -> None:
         self._used = ResourceUse.now()
         self._reads = self._computes = False  # at the last look
-        # `moment` is the time of the last work, and `progress` is that of the last import or reading.
-        self._looked = self.moment = self.progress = time.monotonic()
+        # `progress` is the time of the last import or reading.
+        self._looked = self.last_work_at = self.progress = time.monotonic()
 
     def idle_seconds(self) -> float:
         """Return the seconds since the process last worked."""
         now = time.monotonic()
         seconds = now - self._looked
         if seconds < SHORTEST_SPAN:
-            return now - self.moment
+            return now - self.last_work_at
         used, before = ResourceUse.now(), self._used
         reads = used.input_output - before.input_output > LEAST_READS * seconds
         computes = reads or used.processor_seconds - before.processor_seconds > LEAST_SHARE * seconds
         if used.modules > before.modules or (reads and self._reads):
-            self.moment = self.progress = now
+            self.last_work_at = self.progress = now
         elif computes and self._computes:
-            self.moment = now
+            self.last_work_at = now
         self._used, self._looked, self._reads, self._computes = used, now, reads, computes
-        return now - self.moment
+        return now - self.last_work_at

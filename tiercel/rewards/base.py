@@ -44,7 +44,7 @@ class RewardEntry(Section):
     name: str | None = None
     """A built-in reward."""
     weight: FiniteFloat = 1.0
-    """Factor of this reward in the sum."""
+    """Factor of this reward in the sum; a reward with 0 is only measured."""
     where: RowFilter | None = None
 
     @property

@@ -20,7 +20,9 @@ _CLOSE = r"[\s)\]}*\"'`.,:;!$\u3002]*"
 _NOUN = r"(?:(?i:option|choice|answer|letter)\s{1,4}|选项|选择|选)?"
 _LEAD = re.compile(rf"{_OPEN}(?:(?i:clearly|definitely|probably|most\slikely|indeed)\s)?{_NOUN}{_OPEN}")
 _LINE = re.compile(rf"{_OPEN}{_NOUN}{_OPEN}\Z")
-_MARK = re.compile(r"[)\]}*]{0,4}(?:[)\].:,、](?=\s+\S|[\u3400-\u9fff])|\n|\s?\([^()\n]{1,80}\)\s*\Z)")
+_MARK = re.compile(
+    r"[)\]}*]{0,4}(?:[)\].:,、](?=\s+\S|[\u3400-\u9fff])|\n|\s?-\s+(?![A-Z]\s*(?:-|\Z))(?=\S)|\s?\([^()\n]{1,80}\)\s*\Z)"
+)
 _JOINED = re.compile(
     r"[\s)\]}.\"'*]{0,8}(?:[,、;/&+|]|(?i:\b(?:and|or|nor|vs\.?|versus|to)\b)|[和或与及]|以及|还是|或者){0,2}"
     r"(?:\s{0,4}(?i:and|or|also|both|maybe|perhaps|possibly)\b)?[\s(\[{\"'*]{0,8}"

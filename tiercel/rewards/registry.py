@@ -64,7 +64,8 @@ def lowered(text: str) -> str:
 def _optional(option: str) -> Any:
     """Return the type of an option that some rewards have, made nullable, and null as its default."""
     field = BY_NAME[takers(option)[0]].model_fields[option]
-    declared: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+    parts: Any = (field.annotation, *field.metadata)
+    declared: Any = Annotated[parts] if field.metadata else field.annotation
     return declared | None, None
 
 

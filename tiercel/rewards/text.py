@@ -191,10 +191,11 @@ def _validator(file: str) -> Any:
 
 
 def normalised(text: str) -> str:
-    """Normalise a text: NFKC, case folded, punctuation and symbols as spaces, without articles, single spaces."""
+    """Normalise a text: NFKC, case folded, punctuation and symbols as spaces, without articles, single spaces. A text
+    of nothing else, such as "A" or "%", keeps its articles or its signs."""
     folded = unicodedata.normalize("NFKC", text).casefold()
-    spaced = "".join(" " if unicodedata.category(letter)[0] in "PSZC" else letter for letter in folded)
-    return " ".join(word for word in spaced.split() if word not in ARTICLES)
+    words = "".join(" " if unicodedata.category(letter)[0] in "PSZC" else letter for letter in folded).split()
+    return " ".join([word for word in words if word not in ARTICLES] or words) or " ".join(folded.split())
 
 
 def _stripped(text: str) -> str:

@@ -6,6 +6,7 @@ from copy import copy
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from tiercel.models.families.base import Family
 from tiercel.reward_types import PolicyTurn
@@ -18,6 +19,17 @@ def written_text(family: Family, token_ids: Sequence[int]) -> str:
     """Decode what the policy wrote, without its end token."""
     has_end = token_ids[-1] in family.checkpoint.end_token_ids
     return family.tokenizer.decode(list(token_ids[:-1] if has_end else token_ids))
+
+
+def given_completion(family: Family, token_ids_L: Tensor) -> Completion:
+    """Make a completion of an answer that no engine has sampled, so its logprobs are not known."""
+    return Completion(
+        token_ids_L=token_ids_L,
+        logprobs_L=torch.full((len(token_ids_L),), torch.nan),
+        text=written_text(family, token_ids_L.tolist()),
+        is_truncated=False,
+        seed=0,
+    )
 
 
 def stop_reach(stop: Sequence[str]) -> int:

@@ -1,24 +1,29 @@
 """Checkpoints: written to a temporary directory, hashed, and renamed as the last step. A run resumes from the newest
 valid one."""
 
+import errno
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from tiercel.errors import RunError
-from tiercel.regular_files import LARGEST_FILE, read_regular, remove
+from tiercel.log import logger
+from tiercel.regular_files import LARGEST_FILE, OddFile, read_regular, remove
 from tiercel.runs.files import file_sha256, fsync, write_atomically
 from tiercel.writing import let_others_read
 
 MANIFEST = "MANIFEST.json"
 STATE = "state.json"
+_LASTING = frozenset((  # errors that would occur again, because a file is missing or is not one that a run writes
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EINVAL, errno.EFBIG, errno.ENAMETOOLONG,
+))  # fmt: skip
 SCORE = "score"  # in the state of a checkpoint that was evaluated: the metric's name and its value
 
 
@@ -56,6 +61,7 @@ def begin_checkpoint(root: Path, step: int, *, expected_bytes: int = 0) -> Path 
     if final.exists() and problem_with(final) is None:  # replacing it would leave a moment without a checkpoint
         return None
     temporary = root / f".{final.name}.tmp"
+    remove_unfinished(root)  # of any step: it would take the space of this one
     remove(temporary)
     root.mkdir(parents=True, exist_ok=True)
     require_space(root, expected_bytes)
@@ -93,7 +99,7 @@ def require_space(directory: Path, needed: int) -> None:
     if needed > free:
         raise RunError(
             f"{directory}: the checkpoint needs {needed:,} bytes, but the disk has only {free:,} free; make room "
-            "there or lower train.keep; the same command goes on from the newest checkpoint"
+            "there or lower train.keep; run the same command again to resume from the newest checkpoint"
         )
 
 
@@ -127,7 +133,8 @@ def problem_with(path: Path) -> str | None:
 def _stated_hashes(manifest: Path) -> dict[str, Any] | None:
     try:
         hashes = json.loads(read_regular(manifest))["sha256"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        _require_lasting(error, manifest)
         return None
     return hashes if isinstance(hashes, dict) else None
 
@@ -136,8 +143,19 @@ def _leads_out(path: Path, name: str) -> bool:
     """Return whether a name in a manifest leads to a file outside the checkpoint."""
     try:
         return not (path / name).parent.resolve().is_relative_to(path.resolve())
-    except (OSError, ValueError, RuntimeError):
+    except (OSError, ValueError, RuntimeError) as error:
+        _require_lasting(error, path)
         return True
+
+
+def _require_lasting(error: Exception, file: Path) -> None:
+    """Raise RunError for an error that says nothing about what a file holds, such as ESTALE of a network's file system:
+    a checkpoint that cannot be read now may be whole."""
+    if isinstance(error, OSError) and not isinstance(error, OddFile) and error.errno not in _LASTING:
+        raise RunError(
+            f"{file}: cannot be read now: {error.strerror or error}; nothing was changed; run the same command again "
+            "when it can be read, or move the checkpoint away"
+        ) from error
 
 
 def _file_problem(file: Path, expected: Any) -> str | None:
@@ -148,6 +166,7 @@ def _file_problem(file: Path, expected: Any) -> str | None:
             return f"has {size:,} bytes"
         return None if file_sha256(file) == expected else "does not have the sha256 of the manifest"
     except OSError as error:
+        _require_lasting(error, file)
         return f"cannot be read: {error.strerror or error}"
 
 
@@ -156,7 +175,8 @@ def _state_problem(path: Path) -> str | None:
     continue from the wrong row."""
     try:
         state = _read_state(path)
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError) as error:
+        _require_lasting(error, path / STATE)
         return f"{STATE} is not JSON"
     if not isinstance(state, dict) or state.get("step") != int(path.name.removeprefix("step-")):
         return f"{STATE} is not of this step"
@@ -218,14 +238,29 @@ def is_better(score: float, other: float, *, lowest: bool) -> bool:
 def prune(root: Path, newest: int, keep: int, best: FoundCheckpoint | None = None) -> None:
     """Keep the last `keep` checkpoints up to step `newest`, which was just saved, and the best. Remove older ones, and
     what interrupted saves left behind. A directory without a manifest and a link do not belong to this run and stay; so
-    does anything that somebody put into a checkpoint."""
+    does anything that somebody put into a checkpoint. Log a warning for what cannot be removed."""
     older = [path for step, path in list_checkpoints(root) if step <= newest and _is_own(path)][keep:]
     for path in older:
         if best is None or path != best.path:
-            _remove_own(path)
+            with _telling_what_stays(path):
+                _remove_own(path)
+    remove_unfinished(root)
+
+
+def remove_unfinished(root: Path) -> None:
+    """Remove what interrupted saves left behind. Log a warning for what cannot be removed."""
     for path in root.glob(".step-*.tmp"):
         if re.fullmatch(r"\.step-\d{6,}\.tmp", path.name) and path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+            with _telling_what_stays(path):
+                shutil.rmtree(path)
+
+
+@contextmanager
+def _telling_what_stays(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        logger.warning(f"{path} is no longer needed, but cannot be removed: {error.strerror or error}")
 
 
 def _is_own(path: Path) -> bool:

@@ -31,7 +31,7 @@ from tiercel.runs.files import NewFile, json_line, write_atomically
 from tiercel.runs.fresh_start import clear, has_no_step, require_own
 from tiercel.runs.identity import changed_files, changes, digests, is_pinned, is_rounded, may_differ
 from tiercel.runs.identity import identity as identity_of
-from tiercel.runs.index import append_entry, cut_index, joined_entry, written_entry
+from tiercel.runs.index import add_group, append_entry, cut_index, new_entry
 from tiercel.runs.json_lines import Rows, cut_lines, is_up_to, parsed
 from tiercel.runs.lock import Hold
 from tiercel.runs.pictures import Background, picture_file, write_picture
@@ -44,7 +44,7 @@ from tiercel.types import EncodedImage, ScoredGroup
 from tiercel.writing import GO_ON, reading, writing
 
 RUN = "run"  # key of the run's identity in env.json and in a checkpoint's state
-ANEW = "the directory had a start with another recipe, which finished no step; starting over"
+ANEW = "a run with another recipe was started in this directory but finished no step; starting over"
 WITHOUT_LOCKS = (
     "the file system of `output` has no locks; another process that writes to it is noticed only through "
     "pulse/writer.json, so do not start a second one"
@@ -94,7 +94,7 @@ class RunDirectory:
             if (old := row["step"] - PLAIN_STEPS) >= 0:
                 self._background.do(partial(pack_step, self.path, old))
 
-        self.ranks.on_first(append)
+        self.ranks.run_on_first(append)
 
     def rollouts_file(self, step: int) -> Path:
         """Return the file of the groups that the step's last update learnt from."""
@@ -118,23 +118,24 @@ class RunDirectory:
         once all are added, and writes each image of `pictured` groups once. All ranks call it equally often. The first
         rank gets the groups of all ranks, in the global order and without pixels; the others get an empty list."""
         file, space = groups_path(self.path, folder, step), family.coordinate_space
-        entries: list[dict[str, Any]] = []
+        entry = new_entry(folder, step)
         new = NewFile(file)  # only the first rank writes it
 
         def record(scored: Sequence[ScoredGroup], advantages: Sequence[Sequence[float | None]]) -> list[ScoredGroup]:
             self.ranks.heartbeat.beat()
             everyone = gathered_groups(self.ranks, scored, advantages)
             records = [group_record(group, values, space).as_json() for group, values in everyone]
-            lines = [json_line(each) for each in records]
 
             def write() -> frozenset[int]:
                 self.require_held()
-                entries.append(written_entry(folder, step, lines, records, new.size))
                 with writing(file, GO_ON):
-                    new.add("".join(lines))
+                    for each in records:
+                        start = new.size
+                        new.add(json_line(each))
+                        add_group(entry, start, new.size - start, each)
                 return pictured([group.group for group, _ in everyone], self.most_pictured, folder)
 
-            chosen = self.ranks.on_first(write)
+            chosen = self.ranks.run_on_first(write)
             for group in (each.group for each in scored if each.group.prompt.index in chosen):
                 self.ranks.heartbeat.beat()
                 for image in images_of(group):
@@ -145,14 +146,14 @@ class RunDirectory:
             self.require_held()
             with writing(file, GO_ON):
                 new.finish()
-                append_entry(self.path, joined_entry(folder, step, entries))
+                append_entry(self.path, entry)
 
         try:
             yield record
         except BaseException:
             new.give_up()
             raise
-        self.ranks.on_first(finish)
+        self.ranks.run_on_first(finish)
 
     def record_tokens(self, step: int, groups: Sequence[GroupTokens]) -> None:
         """Write a step's file of tokens/. `groups` are read on the first rank; without any, no file is written."""
@@ -163,7 +164,7 @@ class RunDirectory:
                 with writing(file, GO_ON):
                     write_atomically(file, "".join(json_line(group.as_json()) for group in groups))
 
-        self.ranks.on_first(write)
+        self.ranks.run_on_first(write)
 
     def save_image(self, image: EncodedImage) -> None:
         """Save the picture that the model got, under its hash, while the step continues. Raises RunError if an earlier
@@ -190,8 +191,8 @@ def open_run(recipe: Recipe, ranks: Ranks = ALONE) -> Iterator[RunDirectory]:
             hold, changed, identity = stack.enter_context(_held(recipe, path))
             return changed, identity
 
-        changed, identity = ranks.on_first(opened)
-        ranks.together(lambda: _require_seen(path))
+        changed, identity = ranks.run_on_first(opened)
+        ranks.run_on_all(lambda: _require_seen(path))
         with ranks.heartbeat.shown_in(path / HEARTBEATS / f"rank-{ranks.rank}.json"):
             run = RunDirectory(
                 path=path,
@@ -207,7 +208,7 @@ def open_run(recipe: Recipe, ranks: Ranks = ALONE) -> Iterator[RunDirectory]:
                 with suppress(RunError):  # the error that ended the run says more
                     run.finish_files()
                 raise
-            ranks.together(run.finish_files)
+            ranks.run_on_all(run.finish_files)
 
 
 def _require_seen(path: Path) -> None:
@@ -220,12 +221,12 @@ def _require_seen(path: Path) -> None:
 def _held(recipe: Recipe, path: Path) -> Iterator[tuple[Hold, tuple[str, ...], str | None]]:
     """Hold the run. Yields the hold, lines about what has changed since the run's last start, and the run's
     identity."""
-    with writing(path, "name another `output`, or free some space there and make it writable"):
+    with writing(path, "name another `output`, or free some space there or make it writable"):
         require_own(path)
         path.mkdir(parents=True, exist_ok=True)
         hold = Hold(path)
     try:
-        with writing(path, "name another `output`, or free some space there and make it writable"):
+        with writing(path, "name another `output`, or free some space there or make it writable"):
             told = () if hold.take() else (WITHOUT_LOCKS,)
         changed = _changed(recipe, path) if (path / "config.yaml").exists() else ()
         with writing(path, GO_ON):
@@ -280,7 +281,7 @@ def _identity_of(run: Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def resume_point(
+def roll_back_to_checkpoint(
     run: RunDirectory,
     require_usable: Callable[[FoundCheckpoint], None] = lambda found: None,
 ) -> FoundCheckpoint | None:

@@ -64,7 +64,7 @@ def ending_of(run: Path) -> RunEnding:
     """Return the state of a run directory. Raises OSError if it cannot be read."""
     if is_held(run / LOCK) or _has_fresh_sign(run):
         return RunEnding(state="running")
-    silent = "its process ended without a word: it was killed, or the machine went down"
+    silent = "its process ended without recording a reason: it was killed, or the machine went down"
     if os.path.lexists(run / FILE):
         silent = f"{FILE} does not say how its process ended: it was killed, or something else wrote the file"
         with suppress(ValueError, LookupError, TypeError, RecursionError):
@@ -107,12 +107,17 @@ def is_held(lock: Path) -> bool:
     return False
 
 
+SAME_STOP_SECONDS = 0.5  # signals so close to each other are one request
+
+
 class StopRequest:
     """A request to stop, set by the first signal. A context manager that restores the earlier handlers when it exits. A
-    second signal has its default effect."""
+    second signal has its default effect, unless it comes with the first: a stop of a whole group of processes reaches a
+    rank directly and through its launcher."""
 
     def __init__(self) -> None:
         self.is_set = False
+        self._asked_at = 0.0  # by the monotonic clock
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> "StopRequest":
@@ -126,7 +131,9 @@ class StopRequest:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.is_set:
+        now = time.monotonic()
+        if self.is_set and now - self._asked_at > SAME_STOP_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        self.is_set = True
+        if not self.is_set:
+            self.is_set, self._asked_at = True, now

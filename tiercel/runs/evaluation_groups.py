@@ -14,7 +14,7 @@ from tiercel.runs.records import GroupRecord
 from tiercel.writing import writing
 
 
-class Kept:
+class EvaluationSink:
     """Takes groups and keeps none. The first rank calls it."""
 
     def begin(self, rows: Callable[[], Any]) -> tuple[int, int]:
@@ -30,7 +30,7 @@ class Kept:
         """Take the groups of one more batch; `batches` and `rejected` count all so far."""
 
 
-class KeptList(Kept):
+class EvaluationsInMemory(EvaluationSink):
     """Keeps groups in memory."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class KeptList(Kept):
         self.every += groups
 
 
-class KeptFile(Kept):
+class EvaluationsFile(EvaluationSink):
     """Writes groups to FILE.NUMBER.part and the progress to FILE.NUMBER.state, until `finish`. Files that an evaluation
     with another `key` or of other rows has left are written again."""
 
@@ -56,9 +56,9 @@ class KeptFile(Kept):
                 size, batches, rejected = (int(state[name]) for name in ("bytes", "batches", "rejected"))
                 if state["key"] == self._key and self._part.stat().st_size >= size:
                     os.truncate(self._part, size)  # what was written of a further batch
-                    logger.info(f"{self._part}: batches of rows that are scored already: {batches:,}")
+                    logger.info(f"{self._part}: resuming after batch {batches:,}")
                     return batches, rejected
-                logger.warning(f"{self._part}: is of another evaluation, and is written again")
+                logger.warning(f"{self._part}: belongs to another evaluation and is overwritten")
             except (FileNotFoundError, ValueError, LookupError, TypeError):
                 pass
             open_new(self._part).close()

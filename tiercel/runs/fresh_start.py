@@ -17,7 +17,7 @@ from tiercel.writing import reading
 # Files that belong to a recipe. Logs, reports of stalls, and whatever else a person has put there stay.
 _FILES = ("metrics.jsonl", "index.jsonl", "bad_rows.jsonl", "chosen.json", "reference.safetensors", "report.html")
 _OWN_NAMES = {  # by folder
-    **dict.fromkeys(FOLDERS, r"step-\d{6,}\.jsonl(\.gz)?(\.tmp)?"),
+    **dict.fromkeys(FOLDERS, r"step-\d{6,}\.jsonl(\.zst|\.gz)?(\.tmp)?"),
     "journal": r"rank-\d+\.tmp",
     "journal/step-*": r"rank-\d+",
     "policies": r"policy-.+-\d+-[0-9a-f]{8}|unfinished-.+",

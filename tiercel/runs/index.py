@@ -6,7 +6,8 @@ It lets `tiercel view` find groups without reading the files, and can always be 
 import json
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,74 +22,51 @@ FILE = "index.jsonl"
 DECIMALS = 4
 
 
-def index_entry(folder: Folder, step: int, lines: Sequence[tuple[int, int, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Build the index entry of a step's file. `lines` gives for each group the offset of its first byte, its number of
-    bytes, and its record as JSON.
+_LISTS = ("ids", "starts", "bytes", "best", "mean", "worst", "judged", "right", "masked")
+
+
+def new_entry(folder: Folder, step: int) -> dict[str, Any]:
+    """Return the index entry of a step's file, to which `add_group` adds its groups.
 
     The lists of an entry have a number for each group: the `best`, `mean` and `worst` of the totals that are not
     masked, how many completions were `judged`, were `right` and were `masked`, and the mean of each reward.
     """
-    records = [record for _, _, record in lines]
-    totals = [
-        [value for each in _completions(record) if (value := finite(each.get("total"))) is not None]
-        for record in records
-    ]
-    judged = [
-        [each["correct"] for each in _completions(record) if each.get("correct") is not None] for record in records
-    ]
-    names = dict.fromkeys(name for record in records for each in _completions(record) for name in each["rewards"])
-    return {
-        "folder": folder,
-        "step": step,
-        "ids": [record["id"] for record in records],
-        "starts": [start for start, _, _ in lines],
-        "bytes": [size for _, size, _ in lines],
-        "best": [round(max(values), DECIMALS) if values else None for values in totals],
-        "mean": [_mean(values) for values in totals],
-        "worst": [round(min(values), DECIMALS) if values else None for values in totals],
-        "judged": list(map(len, judged)),
-        "right": list(map(sum, judged)),
-        "masked": [len(_completions(record)) - len(values) for record, values in zip(records, totals, strict=True)],
-        "rewards": {name: [_mean(_rewards(record, name)) for record in records] for name in names},
+    return {"folder": folder, "step": step, **{name: [] for name in _LISTS}, "rewards": {}}
+
+
+def add_group(entry: dict[str, Any], start: int, size: int, record: Mapping[str, Any]) -> None:
+    """Add a group, by the offset of its first byte, its number of bytes and its record as JSON. Raises one of several
+    errors, and leaves the entry as it is, if the record is malformed."""
+    completions, count = record["completions"], len(entry["ids"])
+    totals = [value for each in completions if (value := finite(each.get("total"))) is not None]
+    judged = [each["correct"] for each in completions if each.get("correct") is not None]
+    names = dict.fromkeys(name for each in completions for name in each["rewards"])
+    rewards = {name: _mean(finite(each["rewards"].get(name)) for each in completions) for name in names}
+    numbers = {
+        "ids": record["id"],
+        "starts": start,
+        "bytes": size,
+        "best": round(max(totals), DECIMALS) if totals else None,
+        "mean": _mean(totals),
+        "worst": round(min(totals), DECIMALS) if totals else None,
+        "judged": len(judged),
+        "right": sum(judged),
+        "masked": len(completions) - len(totals),
     }
-
-
-def written_entry(
-    folder: Folder, step: int, lines: Sequence[str], records: Sequence[Mapping[str, Any]], start: int = 0
-) -> dict[str, Any]:
-    """Build the entry of a step's file, or of the part of it from byte `start` on, whose lines were just made from
-    these records."""
-    placed = []
-    for line, record in zip(lines, records, strict=True):
-        size = len(line.encode("utf-8"))
-        placed.append((start, size, record))
-        start += size
-    return index_entry(folder, step, placed)
-
-
-def joined_entry(folder: Folder, step: int, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join the entries of the parts of a step's file."""
-    whole = index_entry(folder, step, [])
-    for name in (name for name, values in whole.items() if isinstance(values, list)):
-        whole[name] = [value for part in parts for value in part[name]]
-    for name in dict.fromkeys(name for part in parts for name in part["rewards"]):
-        lists = (part["rewards"].get(name, [None] * len(part["ids"])) for part in parts)
-        whole["rewards"][name] = [value for values in lists for value in values]
-    return whole
+    for name, value in numbers.items():
+        entry[name].append(value)
+    for name in dict.fromkeys((*entry["rewards"], *rewards)):
+        entry["rewards"].setdefault(name, [None] * count).append(rewards.get(name))
 
 
 def file_entry(run: Path, folder: Folder, step: int) -> dict[str, Any]:
     """Build the entry of a step's file by reading it. Lines that are not groups are skipped. Raises OSError."""
-    placed, start = [], 0
+    entry, start = new_entry(folder, step), 0
     for line in lines_of_step(groups_path(run, folder, step)):
-        try:
-            record = json.loads(line)
-            index_entry(folder, step, [(start, len(line), record)])
-            placed.append((start, len(line), record))
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            pass
+        with suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            add_group(entry, start, len(line), json.loads(line))
         start += len(line)
-    return index_entry(folder, step, placed)
+    return entry
 
 
 def append_entry(run: Path, entry: Mapping[str, Any]) -> None:
@@ -103,14 +81,6 @@ def cut_index(run: Path, last_step: int) -> None:
         cut_lines(run / FILE, partial(is_up_to, last_step))
 
 
-def _completions(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    return record["completions"]
-
-
-def _rewards(record: Mapping[str, Any], name: str) -> list[float]:
-    values = [finite(each["rewards"].get(name)) for each in _completions(record)]
-    return [value for value in values if value is not None]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return round(statistics.fmean(values), DECIMALS) if values else None
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(statistics.fmean(known), DECIMALS) if known else None

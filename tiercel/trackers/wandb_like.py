@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from tiercel.errors import EnvironmentProblem
 from tiercel.trackers.tracker import TrackedPicture, TrackerPlace
 
 STEP = "step"  # the axis of wandb's charts: its own counter never goes back, but the steps of a resumed run do
@@ -83,11 +84,28 @@ def open_swanlab(place: TrackerPlace) -> WandbLike:
     return WandbLike(log=run.log, image=swanlab.Image, close=run.finish, needs_earlier=run.mode != "online")
 
 
+_TRACKIO_DIRECTORIES: list[str] = []  # that this process chose
+
+
+def _set_trackio_directory(own: str) -> None:
+    """Choose the directory of trackio's file unless the user has. trackio reads the variable once, when it is imported.
+    Raises EnvironmentProblem if an earlier run of this process has chosen another directory."""
+    if os.environ.get("TRACKIO_DIR") not in (None, *_TRACKIO_DIRECTORIES):
+        return
+    if _TRACKIO_DIRECTORIES and own not in _TRACKIO_DIRECTORIES:
+        raise EnvironmentProblem(
+            f"trackio still writes into {_TRACKIO_DIRECTORIES[0]}, the directory of an earlier run of this process; "
+            "restart the session, or set TRACKIO_DIR to one directory for all runs before the first"
+        )
+    os.environ["TRACKIO_DIR"] = own
+    _TRACKIO_DIRECTORIES.append(own)
+
+
 def open_trackio(place: TrackerPlace) -> WandbLike:
     """Open a trackio run: an SQLite file, or a Space or server if trackio's variables name one. trackio appends rows
     and replaces none, so a local run that resumes is written again from its first row, and a remote run is
     continued."""
-    os.environ.setdefault("TRACKIO_DIR", str(place.directory))  # read when trackio is imported
+    _set_trackio_directory(str(place.directory))
     import trackio
 
     is_remote, is_resumed = _variable("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL") is not None, place.first_step > 0

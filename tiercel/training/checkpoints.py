@@ -14,9 +14,10 @@ from tiercel.distributed.ranks import Ranks
 from tiercel.distributed.strategies.shard_files import MOMENTS, MOMENTS_FILE, write_pieces
 from tiercel.distributed.strategies.sharded import Sharded
 from tiercel.errors import RecipeError, TiercelError
+from tiercel.log import logger
 from tiercel.models.reference import save_reference
-from tiercel.models.weights.parts import ModelParts
 from tiercel.models.weights.saving import save_trained
+from tiercel.models.weights.sharded_model import ModelParts
 from tiercel.rollout.pending import PendingGroup, load_pending, save_pending
 from tiercel.runs.checkpoints import (
     SCORE,
@@ -30,7 +31,7 @@ from tiercel.runs.checkpoints import (
 )
 from tiercel.runs.directory import RUN, RunDirectory
 from tiercel.runs.files import file_sha256, fsync
-from tiercel.training.finite import require_finite_weights
+from tiercel.training.nonfinite_guard import require_finite_weights
 from tiercel.training.trainer import Trainer
 from tiercel.writing import GO_ON, writing
 
@@ -53,7 +54,7 @@ class ShardedSave:
         """Save what is trained. `add` writes the other files, on the first rank. A valid checkpoint of the same step
         stays as it is. Raises TrainingError if a weight is not finite, and RunError if a disk is full."""
         ranks, needed = self._ranks, self.strategy.checkpoint_bytes()
-        ranks.together(lambda: require_finite_weights(self.strategy.shares(), self.step))
+        ranks.run_on_all(lambda: require_finite_weights(self.strategy.shares(), self.step))
         temporary = self._on_first(lambda: self._begin(needed))
         if temporary is None:
             return
@@ -124,15 +125,15 @@ class ShardedSave:
             with self._writing():
                 return write()
 
-        own = self._ranks.together(act)
-        return {name: value for each in self._ranks.gather_to_first(own) for name, value in each.items()}
+        own = self._ranks.run_on_all(act)
+        return {name: value for each in self._ranks.gather_on_first(own) for name, value in each.items()}
 
     def _on_first(self, action: Callable[[], Any]) -> Any:
         def act() -> Any:
             with self._writing():
                 return action()
 
-        return self._ranks.on_first(act)
+        return self._ranks.run_on_first(act)
 
     def _writing(self) -> Any:
         return writing(f"{self.root}: the checkpoint of step {self.step}", f"{GO_ON} from the newest checkpoint")
@@ -163,9 +164,9 @@ class Checkpoints:
         Raises RunError, for example if the disk is full."""
         ranks, strategy = self.run.ranks, trainer.strategy
         ranks.heartbeat.begin("save", step)
-        ranks.on_first(self.run.require_held)
-        ranks.together(self.run.finish_files)
-        groups = [group for each in ranks.gather_to_first(list(pending)) for group in each]
+        ranks.run_on_first(self.run.require_held)
+        ranks.run_on_all(self.run.finish_files)
+        groups = [group for each in ranks.gather_on_first(list(pending)) for group in each]
         state = {
             "next_index": step * self.recipe.optim.prompts_per_step,
             "loss_scaler": strategy.scaler_state(),
@@ -180,13 +181,13 @@ class Checkpoints:
             )
         else:
             self._save_whole(trainer, step, state, groups)
-        ranks.on_first(lambda: prune(self.run.checkpoints, step, self.recipe.train.keep, self.best(step)))
+        ranks.run_on_first(lambda: prune(self.run.checkpoints, step, self.recipe.train.keep, self.best(step)))
 
     def _save_whole(self, trainer: Trainer, step: int, state: dict[str, Any], groups: Sequence[PendingGroup]) -> None:
         """Save with the whole weights and moments on the first rank, which writes them."""
         ranks, strategy = self.run.ranks, trainer.strategy
         weights = strategy.model_weights() if self.recipe.lora is None else strategy.trained_weights()
-        ranks.on_first(lambda: require_finite_weights(weights, step))
+        ranks.run_on_first(lambda: require_finite_weights(weights, step))
         moments = strategy.optimizer_tensors()
 
         def write(directory: Path) -> None:
@@ -200,7 +201,7 @@ class Checkpoints:
             with writing(f"{folder}: the checkpoint of step {step}", f"{GO_ON} from the newest checkpoint"):
                 save_checkpoint(folder, step, write, state, expected_bytes=needed)
 
-        ranks.on_first(save)
+        ranks.run_on_first(save)
 
     def best(self, step: int) -> FoundCheckpoint | None:
         """Return the checkpoint up to `step` that train.keep_best keeps, or None if there is none."""
@@ -210,13 +211,16 @@ class Checkpoints:
         return best_scored(self.run.checkpoints, step, metric, lowest=metric in LOWEST_IS_BEST)
 
     def is_best(self, step: int, row: Mapping[str, float]) -> bool:
-        """Return whether this evaluated step beats every checkpoint by train.keep_best. Raises RecipeError if the
-        evaluation has no such metric."""
+        """Return whether this evaluated step beats every checkpoint by train.keep_best. Raises RecipeError if the first
+        evaluation has no such metric; a later one without it is logged, and is not the best."""
         metric = self.recipe.train.keep_best
         if metric is None:
             return False
 
         def judge() -> bool:
+            if metric not in row and step > 0:
+                logger.warning(f"step {step}: the evaluation has no {metric}, so train.keep_best cannot take this step")
+                return False
             if metric not in row:
                 raise RecipeError(
                     [
@@ -227,7 +231,7 @@ class Checkpoints:
             best = self.best(step - 1)
             return best is None or is_better(row[metric], best.state[SCORE][metric], lowest=metric in LOWEST_IS_BEST)
 
-        return self.run.ranks.on_first(judge)  # the first rank has the metrics of all
+        return self.run.ranks.run_on_first(judge)  # the first rank has the metrics of all
 
     def _score(self, row: Mapping[str, float]) -> dict[str, Any]:
         metric = self.recipe.train.keep_best

@@ -13,15 +13,17 @@ from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.data.encoding import prompt_encoder, require_readable
 from tiercel.data.loader import Encoded, StepLoader, StepOrder
 from tiercel.data.order import file_order
+from tiercel.data.parallel_map import blocks_of
 from tiercel.data.reading import RowTable, read_heldout_rows, require_few_bad
 from tiercel.distributed.ranks import Ranks
 from tiercel.log import logger
 from tiercel.message_text import counted
 from tiercel.models.families.base import Family
 from tiercel.models.vision_cache import VisionStore
+from tiercel.rewards.runtime.metrics import NO_FAILURES, FailureStats
 from tiercel.rewards.runtime.scorer import Scorer
 from tiercel.rollout.sampler import greedy_params
-from tiercel.runs.evaluation_groups import Kept
+from tiercel.runs.evaluation_groups import EvaluationSink
 from tiercel.runs.progress import counting, waiting
 from tiercel.runs.recording import gathered_groups, group_record
 from tiercel.runs.records import GroupRecord
@@ -30,37 +32,41 @@ from tiercel.training.grpo.rollouts import Rollouts
 from tiercel.training.session import Session
 from tiercel.training.step_batches import next_batch
 from tiercel.training.trainer import Trainer
-from tiercel.types import RejectedRow, Row, ScoredGroup
+from tiercel.types import Group, RejectedRow, Row, ScoredGroup
 
 ROWS_AT_ONCE = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """Greedy score on held-out rows. A row that could not be scored counts as wrong."""
+    """Greedy score on held-out rows. A row whose judging reward failed counts as wrong; one that no reward judges does
+    not count in the accuracy."""
 
     count: int
+    judged: int  # rows that a reward calls right or wrong
+    right: int
     missing: int  # rows without a reward
-    right: int | None  # None: no reward of the recipe tells right from wrong
+    failures: FailureStats
     rejected: int
     reward_means: dict[str, float]
 
     @property
     def accuracy(self) -> float | None:
-        return None if self.right is None else self.right / max(1, self.count)
+        """Return the share of right rows; None if no row was judged."""
+        return self.right / self.judged if self.judged else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """Return the 95 % interval of the accuracy (Wilson 1927)."""
-        return None if self.right is None else wilson(self.right, self.count)
+        return wilson(self.right, self.judged) if self.judged else None
 
     def metrics(self) -> dict[str, float]:
         """Return the `eval/...` keys of metrics.jsonl."""
         row: dict[str, float] = {f"eval/{name}": value for name, value in self.reward_means.items()}
-        row["eval/count"] = self.count
+        row |= {"eval/count": self.count, "eval/failed_fraction": self.failures.fraction}
         if self.accuracy is not None and self.interval is not None:
             row |= {"eval/accuracy": self.accuracy, "eval/accuracy_low": self.interval[0]}
-            row["eval/accuracy_high"] = self.interval[1]
+            row |= {"eval/accuracy_high": self.interval[1], "eval/judged": self.judged}
         return row
 
     def summary(self) -> str:
@@ -71,6 +77,7 @@ class Evaluation:
         else:
             text = f"mean reward {reward:.3f} on {rows}"
             text += f", of which {self.missing} have none" if self.missing else ""
+        text += f"; a reward failed on {self.failures.failed}" if self.failures.failed else ""
         if self.accuracy is not None and self.interval is not None:
             low, high = self.interval
             text = f"accuracy {self.accuracy:.3f} (95 % interval {low:.3f} to {high:.3f}), " + text
@@ -81,12 +88,20 @@ class Tally:
     """Adds up greedy completions."""
 
     def __init__(self) -> None:
-        self._count, self._verdicts = 0, Counter[bool | None]()
+        self._verdicts, self._failures = Counter[bool | None](), NO_FAILURES
         self._values: dict[str, array[float]] = {"reward/mean": array("d")}
 
-    def add(self, total: float | None, rewards: Mapping[str, float | None], is_correct: bool | None) -> None:
-        """Add a completion: its weighted sum, its rewards by name, and whether it is right."""
-        self._count += 1
+    def add(
+        self,
+        total: float | None,
+        rewards: Mapping[str, float | None],
+        is_correct: bool | None,
+        failures: Mapping[str, str],
+    ) -> None:
+        """Add a completion: its weighted sum, its rewards by name, whether it is right, and the failures of rewards by
+        name."""
+        first = next(iter(failures.values()), None)
+        self._failures += FailureStats(completions=1, failed=int(bool(failures)), first_failure=first)
         self._verdicts[is_correct] += 1
         for name, value in (("", total), *((f"{name}/", value) for name, value in rewards.items())):
             if value is not None:
@@ -95,15 +110,19 @@ class Tally:
     def add_groups(self, scored: Iterable[ScoredGroup]) -> None:
         """Add the completion of each group."""
         for each in (group.completions[0] for group in scored):
-            self.add(each.total, {name: reward.value for name, reward in each.rewards.items()}, each.is_correct)
+            failures = {name: reward.failure for name, reward in each.rewards.items() if reward.failure is not None}
+            values = {name: reward.value for name, reward in each.rewards.items()}
+            self.add(each.total, values, each.is_correct, failures)
 
     def evaluation(self, rejected: int) -> Evaluation:
         """Return the score of all of them."""
-        knows = self._verdicts.keys() - {None}
+        count = self._verdicts.total()
         return Evaluation(
-            count=self._count,
-            missing=self._count - len(self._values["reward/mean"]),
-            right=self._verdicts[True] if knows else None,
+            count=count,
+            judged=count - self._verdicts[None],
+            right=self._verdicts[True],
+            missing=count - len(self._values["reward/mean"]),
+            failures=self._failures,
             rejected=rejected,
             reward_means={name: statistics.fmean(values) for name, values in self._values.items() if values},
         )
@@ -112,7 +131,7 @@ class Tally:
 def evaluate_policy(session: Session, trainer: Trainer, rollouts: Rollouts, step: int) -> dict[str, float]:
     """Score the policy after `step` updates on the held-out rows; keep the completions and report the score. The
     returned row is empty if the recipe has no such rows."""
-    table, ranks = session.read.heldout, session.ranks
+    table, ranks = session.rows.heldout, session.ranks
     if table is None:
         return {}
     started = time.perf_counter()
@@ -131,9 +150,10 @@ def evaluate_policy(session: Session, trainer: Trainer, rollouts: Rollouts, step
             for groups, more in evaluator.batches(table):
                 tally.add_groups(record(groups, [[None]] * len(groups)))
                 rejected += more
-        ranks.together(lambda: require_few_bad(len(rejected), table.total, evaluator.recipe.data, rejected))
+        ranks.run_on_all(lambda: require_few_bad(len(rejected), table.total, evaluator.recipe.data, rejected))
     evaluation = tally.evaluation(len(rejected))
     logger.info(f"held out, step {step}: {evaluation.summary()}")
+    ranks.run_on_all(lambda: require_few_failures(evaluation, evaluator.recipe))
     return {**evaluation.metrics(), "eval/time": time.perf_counter() - started}
 
 
@@ -148,7 +168,7 @@ class Evaluator:
     scorer: Scorer
     ranks: Ranks
 
-    def evaluate(self, kept: Kept) -> Evaluation | None:
+    def evaluate(self, kept: EvaluationSink) -> Evaluation | None:
         """Score every row of data.eval, or return None if the recipe has no such rows. The first rank has the result.
         `kept` gets the completions batch by batch; after those that it has already, the evaluation goes on."""
         table, ranks = heldout_rows(self.recipe, self.ranks), self.ranks
@@ -158,14 +178,14 @@ class Evaluator:
 
         def add(groups: Iterable[GroupRecord]) -> None:
             for completion in (group.completions[0] for group in groups):
-                tally.add(completion.total, completion.rewards, completion.is_correct)
+                tally.add(completion.total, completion.rewards, completion.is_correct, completion.failures)
 
         def begin() -> tuple[int, int]:
             begun = kept.begin(partial(table.identity, ranks.heartbeat.beat))
             add(kept.read())
             return begun
 
-        start, bad = ranks.on_first(begin)
+        start, bad = ranks.run_on_first(begin)
         rejected, space = list(table.rejected), self.family.coordinate_space
         bad += len(rejected)
         with counting("scoring the held-out rows", len(table.rows), is_first=ranks.is_first) as show:
@@ -174,11 +194,17 @@ class Evaluator:
                 records = [group_record(group, values, space) for group, values in gathered]
                 rejected += more
                 bad += len(more)
-                ranks.on_first(partial(kept.add, records, number, bad - len(table.rejected)))
+                ranks.run_on_first(partial(kept.add, records, number, bad - len(table.rejected)))
                 add(records)
                 show(min(number * ROWS_AT_ONCE * ranks.world_size, len(table.rows)))
-        ranks.together(lambda: require_few_bad(bad, table.total, self.recipe.data, rejected))
-        return tally.evaluation(bad)
+        evaluation = tally.evaluation(bad)
+        ranks.run_on_all(lambda: require_few_bad(bad, table.total, self.recipe.data, rejected))
+        if evaluation.failures.failed:
+            logger.warning(
+                f"a reward failed on {evaluation.failures.failed} of {evaluation.count} rows; the first failure:\n"
+                f"{evaluation.failures.first_failure}"
+            )
+        return evaluation
 
     def batches(self, table: RowTable, start: int = 0) -> Iterator[tuple[Sequence[ScoredGroup], Sequence[RejectedRow]]]:
         """Yield this rank's share of the rows scored, batch by batch from the batch `start` on, and the rows of each
@@ -190,18 +216,31 @@ class Evaluator:
         with heldout_loader(table.rows, encode, self.recipe, ranks, at_once, start) as loader:
             for _ in range(loader.steps_left):
                 batch = next_batch(loader, ranks)
-                prompts = ranks.together(partial(sampler.begun, batch.prompts))
-                groups = ranks.together(partial(sampler.sample, prompts, params, [0] * len(prompts)))
-                scored = ranks.together(partial(self.scorer.score, groups))
+                prompts = ranks.run_on_all(partial(sampler.begun, batch.prompts))
+                groups = ranks.run_on_all(partial(sampler.sample, prompts, params, [0] * len(prompts)))
+                scored = ranks.run_on_all(partial(self._scored, groups))
                 self.vision.end_step()
                 yield scored, batch.rejected
+
+    def _scored(self, groups: Sequence[Group]) -> list[ScoredGroup]:
+        """Score as many completions at a time as a rank has of a step, because reliability.reward_timeout is for as
+        many."""
+        of_step = self.recipe.optim.prompts_per_step * self.recipe.rollout.group_size
+        most = max(1, of_step // self.ranks.world_size)
+        parts = (groups[part.start : part.stop] for part in blocks_of(len(groups), most))
+        return [scored for part in parts for scored in self.scorer.score(part)]
+
+
+def require_few_failures(evaluation: Evaluation, recipe: GrpoRecipe) -> None:
+    """Raise TrainingError if a reward failed on more than reliability.max_failed_reward_fraction of the rows."""
+    evaluation.failures.require_at_most(recipe.reliability.max_failed_reward_fraction)
 
 
 def heldout_rows(recipe: BaseRecipe, ranks: Ranks) -> RowTable | None:
     """Read the rows of data.eval; None if the recipe has none. Raises DataError if too many cannot be used."""
-    table = ranks.together(lambda: read_heldout_rows(recipe.data, recipe.purpose, ranks.heartbeat.beat))
+    table = ranks.run_on_all(lambda: read_heldout_rows(recipe.data, recipe.purpose, ranks.heartbeat.beat))
     if table is not None:
-        ranks.together(lambda: require_few_bad(len(table.rejected), table.total, recipe.data, table.rejected))
+        ranks.run_on_all(lambda: require_few_bad(len(table.rejected), table.total, recipe.data, table.rejected))
         require_readable(recipe, table)
     return table
 

@@ -18,7 +18,7 @@ from tiercel.packing.layout import PackedTokens, PackItem, pack
 from tiercel.packing.tree import groups_tree
 from tiercel.planning.devices import known_device
 from tiercel.rewards.runtime.metrics import reward_statistics
-from tiercel.training.policy_passes import Passes
+from tiercel.training.policy_passes import PolicyPasses
 from tiercel.types import Completion, ScoredGroup
 
 ATTENTION_PRODUCTS = 6
@@ -76,9 +76,11 @@ def _of_experts(mixture: ExpertLayer, config: Any) -> int:
 
 def rollout_metrics(step: int, scored: Sequence[ScoredGroup], recipe: GrpoRecipe) -> dict[str, float]:
     """Describe what the step after this many updates learnt from: rewards, completions, and which policy drew them.
-    `scored` has the groups of all ranks."""
+    `scored` has the groups of all ranks; rewards are those of completions that the policy drew."""
+    drawn = [group for group in scored if not group.group.is_of_row]
+    least = advantage_of(recipe.algorithm.advantage).least_group if recipe.learns_from_rewards else 0
     return {
-        **(reward_statistics(scored, advantage_of(recipe.algorithm.advantage).least_group) if recipe.rewards else {}),
+        **(reward_statistics(drawn, least) if recipe.rewards and drawn else {}),
         **_completion_metrics(scored),
         **_version_metrics(step, scored),
     }
@@ -124,7 +126,7 @@ def _version_metrics(step: int, scored: Sequence[ScoredGroup]) -> dict[str, int]
 
 def memory_metrics(ranks: Ranks, device: torch.device) -> dict[str, int]:
     """Return the most memory that a rank used: of its GPU since the last call, or else of its process so far."""
-    return {"memory/peak_bytes": ranks.largest(_peak_memory(device))}
+    return {"memory/peak_bytes": ranks.all_reduce_max(_peak_memory(device))}
 
 
 def _peak_memory(device: torch.device) -> int:
@@ -139,7 +141,9 @@ def _peak_memory(device: torch.device) -> int:
     return 0
 
 
-def utilisation_metrics(passes: Passes, items: Sequence[PackItem], seconds: float, epochs: int = 1) -> dict[str, float]:
+def utilisation_metrics(
+    passes: PolicyPasses, items: Sequence[PackItem], seconds: float, epochs: int = 1
+) -> dict[str, float]:
     """Return `mfu`: the operations that the updates need (`update_operations`) divided by what the devices of all ranks
     can do in the seconds that the learner took. Empty if a device is not known, and on CPUs. `items` are this rank's,
     learnt from `epochs` times. All of them count as one tree, so what several microbatches compute counts once."""
@@ -148,7 +152,7 @@ def utilisation_metrics(passes: Passes, items: Sequence[PackItem], seconds: floa
     if device is not None and items:
         packed = pack(items, passes.sharing_family)
         needed = epochs * update_operations(passes.policy, passes.learner.form, packed)
-    sums = passes.ranks.sum(
+    sums = passes.ranks.all_reduce_sums(
         {
             "operations": needed,
             "possible": seconds * device.flops if device else 0.0,

@@ -22,8 +22,8 @@ from tiercel.packing.layout import PackedTokens
 from tiercel.packing.tree import Node, PrefixTree
 from tiercel.regular_files import require_regular
 from tiercel.reliability.redaction import redact_values
-from tiercel.training.finite import MICROBATCHES
 from tiercel.training.grpo.precomputed_values import PrecomputedValues
+from tiercel.training.nonfinite_guard import MICROBATCHES
 from tiercel.training.offline.objectives import UpdateInputs
 from tiercel.types import EncodedImage, ImagePlan
 from tiercel.writing import NOT_OURS
@@ -83,7 +83,7 @@ _OLD_NAMES = ("PolicyUnit", "Microbatches")  # of MicrobatchUnit in files of old
 CLASSES = {kind.__name__: kind for kind in _KINDS} | dict.fromkeys(_OLD_NAMES, MicrobatchUnit)
 
 
-def kept_units(
+def serialize_microbatches(
     units: Sequence[MicrobatchUnit], known: Sequence[Sequence[PrecomputedValues]], places: Sequence[int] | None
 ) -> bytes:
     """Serialise the units that have one of these microbatches, numbered over all units; b"" if none has."""
@@ -97,24 +97,24 @@ def kept_units(
     return _written(kept)
 
 
-def kept_plan(plan: UpdateInputs, state: Mapping[str, float], places: Sequence[int] | None) -> bytes:
-    """Serialise what a plan knows of its examples that the step's rows do not say."""
-    own = [example.prompt.index for bundle in plan.made for example in bundle.examples]
-    indices = tuple(index for index in own if index in plan.reference)
+def serialize_update_inputs(inputs: UpdateInputs, state: Mapping[str, float], places: Sequence[int] | None) -> bytes:
+    """Serialise what a plan knows of its examples that the step's rows do not say; also of those that other ranks
+    compute together with this one."""
+    indices = tuple(inputs.reference)
     kept = KeptPlan(
         indices=indices,
-        reference=tuple(plan.reference[index] for index in indices),
-        examples=plan.examples,
-        tokens=plan.tokens,
-        first_tokens=plan.first_tokens,
-        divergence=plan.divergence,
-        matched=tuple(plan.matched[index] for index in indices) if plan.matched else (),
+        reference=tuple(inputs.reference[index] for index in indices),
+        examples=inputs.examples,
+        tokens=inputs.tokens,
+        first_tokens=inputs.first_tokens,
+        divergence=inputs.divergence,
+        matched=tuple(inputs.matched[index] for index in indices) if inputs.matched else (),
         state=dict(state),
     )
     return _written([kept])
 
 
-def read_kept(directory: Path, device: torch.device) -> list[Any]:
+def load_saved_update(directory: Path, device: torch.device) -> list[Any]:
     """Read the KeptUnits or the KeptPlans of all ranks. Raises RunError if there are none."""
     files = sorted(directory.glob(MICROBATCHES.format(rank=0).replace("000", "*")))
     if not files:

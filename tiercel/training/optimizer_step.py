@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tiercel.errors import TrainingError
 from tiercel.packing.batch import CompletionName, MicrobatchUnit
-from tiercel.training.finite import TracedPart, UpdateTrace, gradient_size, non_finite
+from tiercel.training.nonfinite_guard import TracedMicrobatch, UpdateTrace, gradient_size, non_finite
 from tiercel.training.trainer import Trainer
 
 SMALLEST_LOSS_SCALE = 2.0**-10
@@ -40,7 +40,7 @@ class Update:
     tokens: int  # scored ones of the minibatch
     pass_sums: Mapping[str, float]  # over the tokens that went through the learner, whose number is `tokens`
     pass_largest: Mapping[str, float]  # over the same tokens
-    was_skipped: bool  # fp16 overflow: the loss scale was lowered instead
+    overflowed: bool  # fp16 overflow: the loss scale was lowered instead
     seen: tuple[TokensSeen, ...] = ()  # on this rank, by an update of GRPO
 
     def token_means(self, prefix: str) -> dict[str, float]:
@@ -56,7 +56,7 @@ NO_UPDATE = Update(
     tokens=0,
     pass_sums={"entropy/mean": 0.0, "packed/tokens": 0.0, "packed/repeated": 0.0},
     pass_largest={},
-    was_skipped=False,
+    overflowed=False,
 )
 
 
@@ -110,15 +110,19 @@ def backward_and_step(
         for part, backward_from in _with_planned_faults(trainer, losses):
             strategy.backward(backward_from, is_last=number + 1 == len(passes))
             loss, size = part.loss.detach(), gradient_size(parameters)
-            trace.parts.append(TracedPart(row_ids=part.row_ids, loss=loss, faulty_rows=part.faulty_rows, size=size))
+            trace.parts.append(
+                TracedMicrobatch(row_ids=part.row_ids, loss=loss, faulty_rows=part.faulty_rows, size=size)
+            )
             sums.add(part, loss)
             seen += [] if part.seen is None else [part.seen]
     trainer.vision.backward()
     norm = strategy.reduce_gradients()
     *own, largest = sums.read()
-    share = trainer.share_of_sums
-    in_loss, in_pass = (trainer.ranks.sum({name: share * value for name, value in each.items()}) for each in own)
-    largest_of_all = trainer.ranks.maxima(largest)
+    share = trainer.sum_weight
+    in_loss, in_pass = (
+        trainer.ranks.all_reduce_sums({name: share * value for name, value in each.items()}) for each in own
+    )
+    largest_of_all = trainer.ranks.all_reduce_maxima(largest)
     if not math.isfinite(in_loss["loss"]) or not (math.isfinite(norm) or trainer.policy.compute_dtype == torch.float16):
         raise non_finite(trainer, in_loss["loss"], norm, trace)
     accept(in_pass, largest_of_all)
@@ -132,7 +136,7 @@ def backward_and_step(
         tokens=tokens,
         pass_sums=in_pass,
         pass_largest=largest_of_all,
-        was_skipped=not was_updated,
+        overflowed=not was_updated,
         seen=tuple(seen),
     )
 

@@ -23,7 +23,7 @@ from tiercel.models.layers.delta_net import rule_in_use
 from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
 from tiercel.packing.attention.flex import flex_obstacle
-from tiercel.packing.attention.prefix import OpenPrefixes, PrefixPass
+from tiercel.packing.attention.prefix import OpenPrefixes, PrefixCache
 from tiercel.packing.batch import (
     AdvantageGroup,
     MicrobatchUnit,
@@ -34,7 +34,7 @@ from tiercel.packing.batch import (
     policy_units,
 )
 from tiercel.packing.compiling import chosen_backend
-from tiercel.packing.examples import ExampleGroup, ExamplePass, example_units
+from tiercel.packing.examples import ExampleBatch, ExampleGroup, example_units
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import PackedTokens, PackItem, pack
 from tiercel.packing.logprobs import TokenScores
@@ -46,7 +46,7 @@ NO_TOTALS = Totals(tokens=0, completions=0, groups=0)  # for passes without a lo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Passes:
+class PolicyPasses:
     """A policy and how tokens go through it. All ranks call `units` and `example_units` together. Passes are private if
     a forward pass has no collectives; otherwise all ranks must make the same number of passes."""
 
@@ -61,12 +61,12 @@ class Passes:
     context: ContextGroup | None = None  # the ranks that compute each pass together; all have the same passes
 
     @property
-    def learners(self) -> int:
+    def data_parallel_size(self) -> int:
         """Return the number of ranks, or of groups of ranks, that make passes of their own."""
         return self.ranks.world_size // (1 if self.context is None else self.context.size)
 
     @property
-    def share_of_sums(self) -> float:
+    def sum_weight(self) -> float:
         """Return the share of a pass's sums that this rank adds to the sums of all ranks."""
         return 1.0 if self.context is None else 1.0 / self.context.size
 
@@ -97,14 +97,14 @@ class Passes:
         """Pack groups into units of microbatches, in order, followed by empty units so that all ranks have the same
         number. `totals` is of the minibatch over all ranks. Raises DataError for a completion that does not fit into
         any microbatch."""
-        units = self.ranks.together(lambda: policy_units(groups, totals, *self._limits))
+        units = self.ranks.run_on_all(lambda: policy_units(groups, totals, *self._limits))
         return units + [empty_unit(self._empty_item(), totals)] * self._missing(len(units))
 
-    def example_units(self, made: Sequence[ExampleGroup]) -> list[MicrobatchUnit[ExamplePass]]:
+    def example_units(self, groups: Sequence[ExampleGroup]) -> list[MicrobatchUnit[ExampleBatch]]:
         """Pack bundles into units, together with the bundles of the ranks that compute the same passes. Empty units
         follow, as in `units`."""
-        made = self.with_partners(made, lambda bundle: bundle.items)
-        units = self.ranks.together(lambda: example_units(made, *self._limits))
+        groups = self.with_partners(groups, lambda group: group.items)
+        units = self.ranks.run_on_all(lambda: example_units(groups, *self._limits))
         return units + [self.empty_examples()] * self._missing(len(units))
 
     def with_partners(self, items: Sequence[T], packed: Callable[[T], Sequence[PackItem]]) -> list[T]:
@@ -120,9 +120,9 @@ class Passes:
             self.vision.adopt(features)
         return [item for of_rank, _ in every for item in of_rank]
 
-    def empty_examples(self) -> MicrobatchUnit[ExamplePass]:
+    def empty_examples(self) -> MicrobatchUnit[ExampleBatch]:
         """Make a unit without a scored token."""
-        return MicrobatchUnit(batches=(ExamplePass(packed=pack([self._empty_item()]), prompt_ids=(), examples=()),))
+        return MicrobatchUnit(batches=(ExampleBatch(packed=pack([self._empty_item()]), prompt_ids=(), examples=()),))
 
     def as_reference(self) -> AbstractContextManager[None]:
         """Make the policy compute as the reference does. Weights that are trained whole stay as they are."""
@@ -145,7 +145,7 @@ class Passes:
 
     def inputs(
         self, unit: MicrobatchUnit[Any], *, with_gradient: bool = False, of_reference: bool = False
-    ) -> Iterator[tuple[PackedTokens, Tensor | None, PrefixPass | None]]:
+    ) -> Iterator[tuple[PackedTokens, Tensor | None, PrefixCache | None]]:
         """Yield the inputs of each microbatch's pass. Compute its gradient before asking for the next; after the last,
         the gradients of open prefixes go back through them."""
         features = partial(self.vision.features, with_gradient=with_gradient, of_reference=of_reference)
@@ -164,12 +164,12 @@ class Passes:
     def _missing(self, own: int) -> int:
         """Return how many empty passes follow `own`, so that every rank makes at least one pass; private passes need
         none."""
-        return 0 if self.passes_are_private else max(1, self.ranks.largest(own)) - own
+        return 0 if self.passes_are_private else max(1, self.ranks.all_reduce_max(own)) - own
 
 
-def passes_for_inference(policy: Policy, recipe: BaseRecipe, ranks: Ranks = ALONE) -> Passes:
+def passes_for_inference(policy: Policy, recipe: BaseRecipe, ranks: Ranks = ALONE) -> PolicyPasses:
     """Wrap a policy that was loaded for inference and that each rank holds whole."""
-    return Passes(
+    return PolicyPasses(
         policy=policy,
         learner=new_learner(policy, recipe, policy.device)[0].eval(),
         vision=VisionStore(policy, 0),

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
-from tiercel.distributed.rank_status_files import note_code, signs_directory
+from tiercel.distributed.rank_status_files import note_code, statuses_directory
 from tiercel.reliability.heartbeat import Heartbeat
-from tiercel.reliability.stall_files import NOWHERE, SignFiles
+from tiercel.reliability.stall_files import NOWHERE, RankStatusFiles
 from tiercel.reliability.watchdog import ANY_PHASE, Watchdog
 from tiercel.reliability.work import process_age
 
@@ -29,7 +29,7 @@ def process_guard(recipe: BaseRecipe, command: str, end: Callable[[int], None] |
         os._exit(code)
 
     heartbeat = Heartbeat(int(os.environ.get("RANK", "0")))
-    files = SignFiles(_directory(recipe, command), int(os.environ.get("WORLD_SIZE", "1")))
+    files = RankStatusFiles(_directory(recipe, command), int(os.environ.get("WORLD_SIZE", "1")))
     with Watchdog(
         heartbeat, Path(recipe.output), files, phase_limits(recipe), age=process_age(), end=end or end_process
     ):
@@ -39,7 +39,7 @@ def process_guard(recipe: BaseRecipe, command: str, end: Callable[[int], None] |
 def _directory(recipe: BaseRecipe, command: str) -> Path:
     """Return the directory where ranks see each other's signs before anything is imported: the launcher's own under
     tiercel's launcher, otherwise the run directory, which all machines share."""
-    if (directory := signs_directory()) is not None:
+    if (directory := statuses_directory()) is not None:
         return directory
     return Path(recipe.output) / f".signs-{command}" if "RANK" in os.environ else NOWHERE
 

@@ -52,4 +52,4 @@ def _write(recorded: profile, file: Path, ranks: Ranks) -> None:
             remove(file)  # a link would be followed
             recorded.export_chrome_trace(str(file))
 
-    ranks.together(write)
+    ranks.run_on_all(write)

@@ -8,7 +8,7 @@ from tiercel.distributed.balance import balancing_moves
 from tiercel.packing.batch import TokenCounter
 from tiercel.packing.examples import ExampleGroup, example_groups
 from tiercel.packing.layout import PackItem
-from tiercel.training.policy_passes import Passes
+from tiercel.training.policy_passes import PolicyPasses
 from tiercel.types import EncodedImage, Example
 
 T = TypeVar("T")
@@ -31,12 +31,12 @@ class Neighbours(Generic[T]):
     counter: TokenCounter
 
 
-def grouped_by_rank(passes: Passes, examples: Sequence[Example]) -> list[ExampleGroup]:
+def grouped_by_rank(passes: PolicyPasses, examples: Sequence[Example]) -> list[ExampleGroup]:
     """Divide a step's examples among the ranks, and return this rank's."""
     return balanced(passes, example_groups(examples, passes.sharing_family), lambda group: group.items)
 
 
-def balanced(passes: Passes, items: Sequence[T], packed: Callable[[T], Sequence[PackItem]]) -> list[T]:
+def balanced(passes: PolicyPasses, items: Sequence[T], packed: Callable[[T], Sequence[PackItem]]) -> list[T]:
     """Move items between ranks so that all have nearly the same number of tokens to compute; each rank's items are in
     the global order. Neighbours that share a beginning stay together.
 
@@ -46,7 +46,9 @@ def balanced(passes: Passes, items: Sequence[T], packed: Callable[[T], Sequence[
     if ranks.world_size == 1:
         return list(items)
     runs = sharing_runs(passes, items, packed)
-    moves = balancing_moves(ranks.gather([run.tokens for run in runs]), ranks.world_size // passes.learners)
+    moves = balancing_moves(
+        ranks.all_gather([run.tokens for run in runs]), ranks.world_size // passes.data_parallel_size
+    )
     parcels = {}
     for number, move in enumerate(moves):
         if move.sender == ranks.rank:
@@ -62,9 +64,11 @@ def balanced(passes: Passes, items: Sequence[T], packed: Callable[[T], Sequence[
     return sorted(kept, key=lambda item: packed(item)[0].prompt.index)
 
 
-def sharing_runs(passes: Passes, items: Sequence[T], packed: Callable[[T], Sequence[PackItem]]) -> list[Neighbours[T]]:
+def sharing_runs(
+    passes: PolicyPasses, items: Sequence[T], packed: Callable[[T], Sequence[PackItem]]
+) -> list[Neighbours[T]]:
     """Join neighbours that begin alike, for as long as they fit into one microbatch: on one rank, what they share is
-    computed once."""
+    computed once. Parts of one prompt's group stay apart, because they were cut for ranks that have none."""
     runs: list[Neighbours[T]] = []
     for item in items:
         counter = passes.token_counter()
@@ -72,7 +76,8 @@ def sharing_runs(passes: Passes, items: Sequence[T], packed: Callable[[T], Seque
         if runs:
             last = runs[-1]
             together = last.counter.with_items(packed(item))
-            if together < last.tokens + alone and together <= passes.max_tokens:
+            is_cut = packed(last.items[-1])[0].prompt.index == packed(item)[0].prompt.index
+            if not is_cut and together < last.tokens + alone and together <= passes.max_tokens:
                 runs[-1] = Neighbours(items=[*last.items, item], tokens=together, counter=last.counter)
                 continue
         runs.append(Neighbours(items=[item], tokens=alone, counter=counter))

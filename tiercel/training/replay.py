@@ -20,21 +20,21 @@ from tiercel.packing.examples import example_groups
 from tiercel.regular_files import read_json
 from tiercel.runs.checkpoints import newest_valid
 from tiercel.runs.directory import RunDirectory
-from tiercel.training.finite import REPORT, gradient_size, kept_of_step, spoilt_weight
 from tiercel.training.grpo.policy_update import policy_microbatch_losses
-from tiercel.training.nonfinite_batches import KeptPlan, read_kept
+from tiercel.training.nonfinite_batches import KeptPlan, load_saved_update
+from tiercel.training.nonfinite_guard import REPORT, gradient_size, nonfinite_directories, spoilt_weight
 from tiercel.training.offline.example_loss import example_microbatch_losses
 from tiercel.training.offline.objectives import objective_of
 from tiercel.training.optimizer_step import MicrobatchLoss
 from tiercel.training.session import run_length, set_up_numerics
-from tiercel.training.strategy_choice import kept_tokens
+from tiercel.training.strategy_choice import read_token_budget
 from tiercel.training.trainer import Trainer, build_trainer
 from tiercel.types import EncodedImage, Example
 from tiercel.writing import NOT_OURS, reading
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pass:
+class ReplayCase:
     """What one or several rows add to the update."""
 
     rows: tuple[str, ...]
@@ -64,13 +64,13 @@ class Finding:
         return f"row {self.rows[0]}: loss {loss}, gradient norm {size}{where}"
 
 
-def kept_directory(run: Path, step: int | None) -> Path:
+def find_nonfinite_directory(run: Path, step: int | None) -> Path:
     """Return the directory of what was kept of this step, or of the last step that was not finite. Raises RunError if
     nothing was kept."""
-    kept = [directory for directory in kept_of_step(run, step) if (directory / REPORT).is_file()]
+    kept = [directory for directory in nonfinite_directories(run, step) if (directory / REPORT).is_file()]
     if not kept:
         of_step = "" if step is None else f" in step {step}"
-        raise RunError(f"{run} kept no update that was not finite{of_step}; there is nothing to replay")
+        raise RunError(f"{run} has no saved update that was not finite{of_step}, so there is nothing to replay")
     return kept[-1]
 
 
@@ -80,10 +80,10 @@ def replay(recipe: Recipe, run: Path, directory: Path) -> list[Finding]:
     set_up_numerics(recipe)
     found = newest_valid(run / "checkpoints", logger.warning) if recipe.lora is None else None
     if recipe.lora is None:
-        logger.info(f"full fine-tuning keeps no weights here; those of step {found.step if found else 0} are used")
+        logger.info(f"full fine-tuning does not save the weights; those of step {found.step if found else 0} are used")
     # Compiled layers have no modules to hook into.
     recipe = recipe.with_values({"learner.compile": False})
-    trainer = build_trainer(recipe, found, tokens=kept_tokens(recipe, RunDirectory(path=run)))
+    trainer = build_trainer(recipe, found, tokens=read_token_budget(recipe, RunDirectory(path=run)))
     if recipe.lora is not None:
         restore_adapter(trainer.policy, directory / "adapter")
     if (name := spoilt_weight(trainer.policy.trained_parameters())) is not None:
@@ -101,10 +101,11 @@ def replay(recipe: Recipe, run: Path, directory: Path) -> list[Finding]:
     return findings
 
 
-def _finding(trainer: Trainer, each: Pass) -> Finding:
+def _finding(trainer: Trainer, each: ReplayCase) -> Finding:
     loss, strategy = 0.0, trainer.strategy
     strategy.zero_gradients()
-    with first_non_finite(trainer.policy.model) as modules, trainer.vision.update(each.images_of_passes):
+    update = trainer.vision.update(each.images_of_passes)
+    with first_non_finite(trainer.policy.model) as modules, trainer.training_mode(), update:
         for part in each.losses:
             loss += float(part.loss.detach())
             part.loss.backward()
@@ -144,20 +145,20 @@ def first_non_finite(model: nn.Module) -> Iterator[list[str]]:
             handle.remove()
 
 
-def _policy_passes(trainer: Trainer, recipe: GrpoRecipe, directory: Path) -> Iterator[Pass]:
+def _policy_passes(trainer: Trainer, recipe: GrpoRecipe, directory: Path) -> Iterator[ReplayCase]:
     """Yield each microbatch as it was, then each of its rows by itself."""
-    for kept in read_kept(directory, trainer.policy.device):
+    for kept in load_saved_update(directory, trainer.policy.device):
         alone = [((row,), each) for row, each in kept.of_rows()]
         together = [(tuple(row for (row,), _ in alone), kept)] if len(alone) > 1 else []
         for rows, each in (*together, *alone):
-            yield Pass(
+            yield ReplayCase(
                 rows=rows,
                 images_of_passes=each.unit.images_of_passes,
                 losses=policy_microbatch_losses(trainer, each.unit, each.known, recipe),
             )
 
 
-def _example_passes(trainer: Trainer, recipe: OfflineRecipe, directory: Path) -> Iterator[Pass]:
+def _example_passes(trainer: Trainer, recipe: OfflineRecipe, directory: Path) -> Iterator[ReplayCase]:
     """Encode the step's rows again, which follow from its number. What the loss knew of them was kept."""
     with reading(directory):
         report = read_json(directory / REPORT)
@@ -171,22 +172,22 @@ def _example_passes(trainer: Trainer, recipe: OfflineRecipe, directory: Path) ->
         with suppress(DataError):  # a row that was rejected then is rejected again
             examples.append(encode(table.rows[order.row(index)], index))
     objective = objective_of(recipe)
-    kept: list[KeptPlan] = read_kept(directory, trainer.policy.device)
+    kept: list[KeptPlan] = load_saved_update(directory, trainer.policy.device)
     objective.state.update(kept[0].state)
     known = {index: sums for each in kept for index, sums in each.known.items()}
     matched = {index: values for each in kept for index, values in each.matched_values.items()}
-    plan = replace(
-        objective.plan(trainer, example_groups(examples, trainer.sharing_family), known),
+    inputs = replace(
+        objective.prepare(trainer, example_groups(examples, trainer.sharing_family), known),
         examples=kept[0].examples,
         tokens=kept[0].tokens,
         first_tokens=kept[0].first_tokens,
         divergence=kept[0].divergence,
         matched=matched,
     )
-    for bundle in plan.made:
-        for unit in trainer.example_units([bundle]):
-            yield Pass(
+    for group in inputs.groups:
+        for unit in trainer.example_units([group]):
+            yield ReplayCase(
                 rows=unit.batches[0].prompt_ids,
                 images_of_passes=unit.images_of_passes,
-                losses=example_microbatch_losses(trainer, objective, unit, plan),
+                losses=example_microbatch_losses(trainer, objective, unit, inputs),
             )

@@ -36,7 +36,7 @@ def read_run_rows(recipe: BaseRecipe, run: RunDirectory) -> RunRows:
         if run.ranks.is_first:
             write_bad_rows(table.rejected, run.bad_rows_file)
         require_few_bad(len(table.rejected), table.total, recipe.data, table.rejected)
-        for line in odd_lines(recipe.data, table):
+        for line in odd_lines(recipe.data, table, is_learnt=recipe.purpose != "grpo"):
             logger.warning(line)
     for line in run_coverage(recipe.rewards, rows) if isinstance(recipe, GrpoRecipe) else ():
         logger.info(line)
@@ -46,7 +46,7 @@ def read_run_rows(recipe: BaseRecipe, run: RunDirectory) -> RunRows:
 def require_same_rows(ranks: Ranks, rows: Mapping[str, Any]) -> None:
     """Raise DataError, on all ranks, if ranks have read different rows, because their orders would differ. A node may
     lack a picture, and a row without its picture is rejected. `rows` is the table's identity."""
-    every = ranks.gather(rows)
+    every = ranks.all_gather(rows)
     if odd := [rank for rank, each in enumerate(every) if each != every[0]]:
         counts = ", ".join(f"rank {rank}: {sum(every[rank]['counts'])}" for rank in (0, odd[0]))
         if _order(every[odd[0]]) == _order(every[0]):
@@ -71,9 +71,9 @@ def require_rows_of(found: FoundCheckpoint, *, rows: Mapping[str, Any]) -> None:
         )
     if before is not None and _order(before) != _order(rows):
         raise DataError(
-            f"data.train: {_counted(rows)} can be used now, {_counted(before)} when {found.path} was written, or "
-            "their order has changed, so the run would go on with different rows; restore the files and images "
-            "(`tiercel check` names rejected rows), or name another output"
+            f"data.train: the usable rows or their order have changed since {found.path} was written ("
+            f"{_counted(before)} then, {_counted(rows)} now), so the run would continue with different rows; restore "
+            "the files and images (`tiercel check` names rejected rows), or name another output"
         )
 
 
@@ -86,7 +86,7 @@ def _counted(rows: Mapping[str, Any]) -> str:
     return " + ".join(map(str, rows["counts"])) + " rows"
 
 
-def try_first_rows(recipe: BaseRecipe, table: RowTable, run: RunDirectory, step: int) -> None:
+def reject_undecodable_rows(recipe: BaseRecipe, table: RowTable, run: RunDirectory, step: int) -> None:
     """Decode the images of the first rows from a step on before weights are loaded, each rank its share, and record the
     rows that cannot be decoded. Raises DataError if they are too many, or all."""
     ranks = run.ranks
@@ -96,11 +96,11 @@ def try_first_rows(recipe: BaseRecipe, table: RowTable, run: RunDirectory, step:
     found = [view_of(table.rows).look(number) for number in rank_slice(numbers, ranks.rank, ranks.world_size)]
     lost = [row for row in found if isinstance(row, RejectedRow)]
     undecoded = undecodable([row for row in found if isinstance(row, Row)], recipe.data)
-    broken = [row for each in ranks.gather([*lost, *undecoded]) for row in each]
+    broken = [row for each in ranks.all_gather([*lost, *undecoded]) for row in each]
     if not broken:
         return
-    ranks.on_first(lambda: write_bad_rows(broken, run.bad_rows_file))
-    ranks.together(lambda: require_few_bad(len(table.rejected) + len(broken), table.total, recipe.data, broken))
+    ranks.run_on_first(lambda: write_bad_rows(broken, run.bad_rows_file))
+    ranks.run_on_all(lambda: require_few_bad(len(table.rejected) + len(broken), table.total, recipe.data, broken))
     first = f"{broken[0].file}:{broken[0].line} ({broken[0].id}) {broken[0].reason}"
     if len(broken) == len(numbers):
         raise DataError(f"none of the first {len(broken)} rows can be used; the first: {first}")
@@ -110,10 +110,10 @@ def try_first_rows(recipe: BaseRecipe, table: RowTable, run: RunDirectory, step:
     )
 
 
-def look_for_pictures(recipe: BaseRecipe, table: RowTable, run: RunDirectory, step: int) -> None:
+def reject_rows_without_media(recipe: BaseRecipe, table: RowTable, run: RunDirectory, step: int) -> None:
     """Record the rows that name a picture or video file that does not exist, before weights are loaded, each rank its
-    share. If rows lie in an index, only MOST_SOUGHT are looked at, those that come first from a step on, which is told.
-    Raises DataError if they are too many."""
+    share. If rows lie in an index, only MOST_SOUGHT are looked at, those that come first from a step on, and the log
+    says so. Raises DataError if they are too many."""
     ranks, rows = run.ranks, view_of(table.rows)
     numbers: Sequence[int] = range(len(rows))
     is_indexed = any(store.key is not None for store in rows.stores)
@@ -126,11 +126,11 @@ def look_for_pictures(recipe: BaseRecipe, table: RowTable, run: RunDirectory, st
         )
     share = rank_slice(numbers, ranks.rank, ranks.world_size)
     found = (row for row in _looked_at(rows, share, is_indexed=is_indexed) if isinstance(row, Row))
-    missing = [row for each in ranks.gather(missing_files(found, ranks.heartbeat.beat)) for row in each]
+    missing = [row for each in ranks.all_gather(missing_files(found, ranks.heartbeat.beat)) for row in each]
     if not missing:
         return
-    ranks.on_first(lambda: write_bad_rows(missing, run.bad_rows_file))
-    ranks.together(lambda: require_few_bad(len(table.rejected) + len(missing), table.total, recipe.data, missing))
+    ranks.run_on_first(lambda: write_bad_rows(missing, run.bad_rows_file))
+    ranks.run_on_all(lambda: require_few_bad(len(table.rejected) + len(missing), table.total, recipe.data, missing))
     first = f"{missing[0].file}:{missing[0].line} ({missing[0].id}) {missing[0].reason}"
     logger.warning(f"files of {len(missing)} of {len(numbers)} rows do not exist, such as {first}")
 

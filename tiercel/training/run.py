@@ -3,6 +3,7 @@
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
+from os.path import expanduser, isdir
 from pathlib import Path
 
 import torch.distributed as dist
@@ -40,7 +41,7 @@ def run_recipe(recipe: Recipe, heartbeat: Heartbeat) -> Generator[FinishedStep, 
         heartbeat.begin("rows", 0)
         yield from steps_of(recipe, run)
         heartbeat.begin("report", heartbeat.activity.step)
-        ranks.on_first(partial(_reported, run))
+        ranks.run_on_first(partial(_reported, run))
 
 
 def steps_of(recipe: Recipe, run: RunDirectory) -> Iterator[FinishedStep]:
@@ -56,9 +57,9 @@ def _reported(run: RunDirectory) -> Path:
 def fetch(recipe: BaseRecipe, ranks: Ranks) -> None:
     """Download what the recipe names on a hub, which shows its own progress and may take hours."""
     for source in checkpoints_of(recipe):
-        if not Path(source.path).expanduser().is_dir():
+        if not isdir(expanduser(source.path)):
             ranks.heartbeat.begin("download", 0)
-        ranks.together(partial(resolve, source))
+        ranks.run_on_all(partial(resolve, source))
 
 
 def checkpoints_of(recipe: BaseRecipe) -> list[Source]:
@@ -70,7 +71,7 @@ def checkpoints_of(recipe: BaseRecipe) -> list[Source]:
 @contextmanager
 def ready_run(recipe: Recipe, ranks: Ranks) -> Iterator[RunDirectory]:
     """Open the recipe's run directory, once the packages of its trackers were found."""
-    ranks.on_first(lambda: require_packages(recipe.trackers))
+    ranks.run_on_first(lambda: require_packages(recipe.trackers))
     with open_run(recipe, ranks) as run, plain_failures(recipe):  # inside, so that the run records the plain words
         yield run
 
@@ -106,7 +107,7 @@ def plain_failures(recipe: BaseRecipe) -> Iterator[None]:
             raise
         raise TrainingError(
             f"a collective failed: {str(error).splitlines()[0]}\nusually because another rank ended, which says why; "
-            "the same command goes on from the newest checkpoint"
+            "run the same command again to resume from the newest checkpoint"
         ) from error
 
 

@@ -46,7 +46,7 @@ def require_content_of(found: FoundCheckpoint, content: Mapping[str, Any]) -> No
             pin = f"set {key}.revision: {was['commit']}" if was["commit"] else "restore the earlier files"
             raise RunError(
                 f"{key}.path: the files of {was['path']} on the hub have changed since {found.path} was written; "
-                f"{pin}, and the run goes on with those; or name another output"
+                f"to continue this run, {pin}; otherwise, name another output"
             )
     new = "from here on, the run uses the new ones"
     for key in _changed(before, content, "pictures"):

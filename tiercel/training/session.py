@@ -14,34 +14,34 @@ from tiercel.config.tracker_packages import require_packages
 from tiercel.data.order import prompts_of_epochs, steps_of_epochs
 from tiercel.data.reading import RowTable, RunRows
 from tiercel.distributed.ranks import Ranks
-from tiercel.errors import NonFiniteError, TakenError, Terminated, TiercelError
+from tiercel.errors import EXIT_TAKEN, NonFiniteError, Terminated, TiercelError
 from tiercel.log import logger
 from tiercel.message_text import counted
 from tiercel.reliability.diagnosis import Diagnosis
 from tiercel.rollout.pending import PendingGroup
 from tiercel.runs.checkpoints import FoundCheckpoint
-from tiercel.runs.directory import RunDirectory, resume_point
+from tiercel.runs.directory import RunDirectory, roll_back_to_checkpoint
 from tiercel.runs.ending import StopRequest
 from tiercel.runs.json_lines import Rows
 from tiercel.runs.progress import Progress, waiting
 from tiercel.trackers.opening import Trackers, open_trackers
 from tiercel.training.checkpoints import OBJECTIVE, Checkpoints
 from tiercel.training.finished_step import FinishedStep, StepControl
-from tiercel.training.finite import FiniteGuard
+from tiercel.training.nonfinite_guard import FiniteGuard
 from tiercel.training.profiling import profiled, require_steps_to_profile
 from tiercel.training.rows import (
     ROWS,
-    look_for_pictures,
     read_run_rows,
+    reject_rows_without_media,
+    reject_undecodable_rows,
     require_rows_of,
     require_same_rows,
-    try_first_rows,
 )
 from tiercel.training.run_content import NAMED, content_of, require_content_of
 from tiercel.training.schedule import learning_rate, seed_step
 from tiercel.training.start_checks import require_installed
 from tiercel.training.step import Step
-from tiercel.training.strategy_choice import keep_tokens, kept_tokens
+from tiercel.training.strategy_choice import read_token_budget, write_token_budget
 from tiercel.training.trainer import Trainer, build_trainer
 
 
@@ -54,7 +54,7 @@ class RunLength:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LearntStep:
+class SaveableStep:
     """A step whose updates are done, with what a checkpoint needs of it: this rank's groups of the next step, and what
     the loss needs of earlier steps."""
 
@@ -64,10 +64,10 @@ class LearntStep:
 
 
 @dataclass(slots=True)
-class Unsaved:
+class SaveSlot:
     """The newest step that could still be saved; None while weights change, and once it is saved."""
 
-    newest: LearntStep | None = None
+    newest: SaveableStep | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +76,7 @@ class Session:
 
     recipe: BaseRecipe
     run: RunDirectory
-    read: RunRows
+    rows: RunRows
     length: RunLength
     found: FoundCheckpoint | None
     checkpoints: Checkpoints
@@ -86,7 +86,7 @@ class Session:
     diagnosis: Diagnosis
     trackers: Trackers  # none but on the first rank
     control: StepControl = field(default_factory=StepControl)  # what the caller of the Python API asks for
-    unsaved: Unsaved = field(default_factory=Unsaved)
+    unsaved: SaveSlot = field(default_factory=SaveSlot)
 
     @property
     def ranks(self) -> Ranks:
@@ -95,7 +95,7 @@ class Session:
     @property
     def table(self) -> RowTable:
         """Return the rows that are trained on."""
-        return self.read.train
+        return self.rows.train
 
     @property
     def start(self) -> int:
@@ -103,8 +103,8 @@ class Session:
         return self.found.step if self.found else 0
 
     @property
-    def kept_state(self) -> Mapping[str, float]:
-        """Return the `state` that `keep` was given for the step of the newest checkpoint; empty in a new run."""
+    def restored_state(self) -> Mapping[str, float]:
+        """Return the `state` that `stage_for_saving` got for the step of the newest checkpoint; empty in a new run."""
         return self.found.state.get(OBJECTIVE, {}) if self.found else {}
 
     @property
@@ -115,8 +115,8 @@ class Session:
     def open_trainer(self) -> Trainer:
         """Build the trainer, either new or as the newest checkpoint left it. What it chose is kept for when the run
         resumes."""
-        trainer = build_trainer(self.recipe, self.found, self.ranks, kept_tokens(self.recipe, self.run))
-        keep_tokens(self.recipe, self.run, trainer.max_tokens)
+        trainer = build_trainer(self.recipe, self.found, self.ranks, read_token_budget(self.recipe, self.run))
+        write_token_budget(self.recipe, self.run, trainer.max_tokens)
         return trainer
 
     def is_evaluated_after(self, step: Step) -> bool:
@@ -144,18 +144,19 @@ class Session:
         seed_step(self.recipe.train.seed, step.number, trainer.ranks.rank)
         return rate
 
-    def keep(
+    def stage_for_saving(
         self, step: Step, pending: Sequence[PendingGroup] = (), state: Mapping[str, float] = MappingProxyType({})
     ) -> None:
         """Keep what a checkpoint needs of a step whose updates are done. `pending`: this rank's groups of the next
         step; `state`: what the loss needs of earlier steps."""
-        self.unsaved.newest = LearntStep(step=step, pending=pending, state=dict(state))
+        self.unsaved.newest = SaveableStep(step=step, pending=pending, state=dict(state))
 
     def record_step(self, step: Step) -> None:
         """Write the step's metrics, send them to the trackers, log warnings and show progress."""
-        step.metrics = self._whole_row(step)
-        step.is_best = self.is_evaluated_after(step) and self.checkpoints.is_best(step.updates_done, step.metrics)
-        self._record(step.metrics)
+        row = self._whole_row(step)
+        step.is_best = self.is_evaluated_after(step) and self.checkpoints.is_best(step.updates_done, row)
+        step.metrics = row  # from here on it counts as recorded
+        self._record(row)
         for finding in self.diagnosis.add(step.metrics):
             logger.warning(finding.line)
         self.progress.step(step.metrics)
@@ -164,13 +165,15 @@ class Session:
         """Return a recorded step as the Python API hands it out."""
         return FinishedStep(number=step.updates_done, metrics=step.metrics, run=self.run.path, control=self.control)
 
-    def save_step(self, step: Step, trainer: Trainer) -> None:
+    def save_if_due(self, step: Step, trainer: Trainer) -> None:
         """Save a kept step if that is due. Raises Terminated, once all is saved, if SIGTERM or SIGINT came."""
-        is_asked = self.ranks.any(self.stop.is_set or self.control.is_stopped)
+        is_asked = self.ranks.all_reduce_any(self.stop.is_set or self.control.is_stopped)
         if step.is_best or is_asked or self._is_due(step, self.recipe.train.save_every):
             self._save(trainer)
         if is_asked:
-            raise Terminated(f"stopped after step {step.updates_done}, saved; the same command goes on from there")
+            raise Terminated(
+                f"stopped after step {step.updates_done}, which was saved; run the same command again to resume"
+            )
 
     @contextmanager
     def saved_on_error(self, trainer: Trainer) -> Iterator[None]:
@@ -185,12 +188,13 @@ class Session:
             step = self.unsaved.newest.step
             self._save_before(trainer, step, "the loop over the steps was left")
             raise Terminated(
-                f"the loop over the steps was left after step {step.updates_done}; the same call goes on from the "
-                "newest checkpoint"
+                f"the loop over the steps was left after step {step.updates_done}; call the same function again to "
+                "resume from the newest checkpoint"
             ) from left
         except Exception as error:
             is_common = self.ranks.world_size == 1 or getattr(error, "is_of_all_ranks", False)
-            if is_common and self.unsaved.newest and not isinstance(error, NonFiniteError | Terminated | TakenError):
+            is_taken = getattr(error, "exit_code", None) == EXIT_TAKEN  # here, or on another rank
+            if is_common and self.unsaved.newest and not (is_taken or isinstance(error, NonFiniteError | Terminated)):
                 self._save_before(trainer, self.unsaved.newest.step, "the run ends with an error")
             raise
 
@@ -203,7 +207,7 @@ class Session:
         except (TiercelError, OSError, RuntimeError) as error:
             logger.warning(f"step {step.updates_done} could not be saved: {error}")
             return
-        logger.warning(f"{reason}; step {step.updates_done} was saved, and the same command goes on from it")
+        logger.warning(f"{reason}; step {step.updates_done} was saved; run the same command again to resume from it")
 
     def _save(self, trainer: Trainer) -> None:
         kept, self.unsaved.newest = self.unsaved.newest, None
@@ -214,7 +218,7 @@ class Session:
         return {
             "step": step.updates_done,
             **step.metrics,
-            "update/left_out": self.guard.left_out,
+            "update/left_out": self.guard.skipped_updates,
             "rows/rejected": len(step.batch.rejected),
         }
 
@@ -226,7 +230,7 @@ class Session:
         """Append a row to metrics.jsonl, then pass it to the trackers."""
         self.run.record(row)
         if self.recipe.trackers:  # trackers may show the step's pictures
-            self.ranks.together(self.run.finish_files)
+            self.ranks.run_on_all(self.run.finish_files)
         self.trackers.row(row)
 
 
@@ -243,21 +247,21 @@ def open_session(recipe: BaseRecipe, run: RunDirectory) -> Iterator[Session]:
         for line in run.changed:
             logger.warning(line)
         with waiting(f"reading the rows of {', '.join(names_in(recipe.data.train))}"):
-            read = ranks.together(lambda: read_run_rows(recipe, run))
+            read = ranks.run_on_all(lambda: read_run_rows(recipe, run))
         rows = read.train.identity(ranks.heartbeat.beat)
         require_same_rows(ranks, rows)
         length = run_length(recipe, len(read.train.rows))
         require_steps_to_profile(recipe.train.profile, length.steps)
         progress.total_steps = length.steps
         stop = stack.enter_context(StopRequest())
-        ranks.on_first(lambda: require_packages(recipe.trackers))
-        content = ranks.on_first(lambda: content_of(recipe, read, ranks.heartbeat.beat))
+        ranks.run_on_first(lambda: require_packages(recipe.trackers))
+        content = ranks.run_on_first(lambda: content_of(recipe, read, ranks.heartbeat.beat))
 
         def require_own(found: FoundCheckpoint) -> None:
             require_content_of(found, content)
             require_rows_of(found, rows=rows)
 
-        found = ranks.on_first(lambda: resume_point(run, require_own))
+        found = ranks.run_on_first(lambda: roll_back_to_checkpoint(run, require_own))
         kept = Rows(run.metrics_file) if ranks.is_first else ()
         is_over = found is not None and found.step >= length.steps
         names = recipe.trackers if ranks.is_first and not is_over else ()
@@ -265,7 +269,7 @@ def open_session(recipe: BaseRecipe, run: RunDirectory) -> Iterator[Session]:
         session = Session(
             recipe=recipe,
             run=run,
-            read=read,
+            rows=read,
             length=length,
             found=found,
             checkpoints=Checkpoints(run=run, recipe=recipe, state={ROWS: rows, NAMED: content}),
@@ -276,9 +280,9 @@ def open_session(recipe: BaseRecipe, run: RunDirectory) -> Iterator[Session]:
             trackers=trackers,
         )
         if not is_over:
-            try_first_rows(recipe, read.train, run, session.start)
+            reject_undecodable_rows(recipe, read.train, run, session.start)
             for table in read.tables:
-                look_for_pictures(recipe, table, run, session.start)
+                reject_rows_without_media(recipe, table, run, session.start)
         origin = f"going on from step {session.start}" if found else "a new run"
         many = f", {ranks.world_size} ranks" if ranks.world_size > 1 else ""
         logger.info(f"{run.path}: {origin}, {counted(length.steps, 'step')}{many}")
@@ -288,10 +292,17 @@ def open_session(recipe: BaseRecipe, run: RunDirectory) -> Iterator[Session]:
         logger.info(f"done: {run.path}; look at it: tiercel report {run.path}")
 
 
+_OWN_THREADS: dict[str, int] = {}
+
+
 def set_up_numerics(recipe: BaseRecipe) -> None:
-    """Set threads and deterministic kernels, before the first tensor."""
+    """Set threads and deterministic kernels, before the first tensor. A recipe that sets no threads gets those that
+    this process had before another one set them."""
     if recipe.train.threads is not None:
+        _OWN_THREADS.setdefault("before", torch.get_num_threads())
         torch.set_num_threads(recipe.train.threads)
+    elif _OWN_THREADS:
+        torch.set_num_threads(_OWN_THREADS.pop("before"))
     torch.use_deterministic_algorithms(recipe.train.deterministic)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tiercel.algorithms.section import load_own_functions
+from tiercel.config.conflicts.rewards import unlearnt_rewards
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.config.tracker_packages import require_packages
 from tiercel.devices import training_device
@@ -22,8 +23,9 @@ from tiercel.models.policy import load_for_inference, make_trainable, weights_dt
 from tiercel.models.weights.adapters import has_no_effect
 from tiercel.models.weights.loading import ADAPTER_CONFIG, load_weights, named_few, read_config, read_json
 from tiercel.packing.pass_options import chosen_form
+from tiercel.rollout.local.engine import require_decodable
 from tiercel.training.distillation.served_teacher import recipe_of_teacher
-from tiercel.training.distillation.teacher_term import require_same_words, teacher_encoder
+from tiercel.training.distillation.teacher_term import require_same_vocabulary, teacher_encoder
 
 
 def require_installed(recipe: BaseRecipe) -> None:
@@ -82,13 +84,17 @@ def rehearse(recipe: BaseRecipe, family: Family) -> list[str]:
         with META:
             policy = make_trainable(family, model, _unstarted(recipe), META)
         parameter_groups(policy, recipe.optim)
-        obstacle = family.sharing_obstacle(family.language_model(model).config)
+        config: Any = family.language_model(model).config
+        obstacle = family.sharing_obstacle(config)
         chosen_form(recipe.learner.form, device, obstacle, in_parts=recipe.train.context_parallel > 1)
         if isinstance(recipe, GrpoRecipe):
+            if recipe.rollout.engine_kind.shares_weights:
+                require_decodable(family, config)
             _rehearse_teacher(recipe, family)
     names = named_few(left_over)
     told = f"the files have weights for parts that the architecture does not have; they are ignored: {names}"
-    return [*([told] if left_over else []), *_told_of_adapter(recipe, family)]
+    unlearnt = unlearnt_rewards(recipe) if isinstance(recipe, GrpoRecipe) else []
+    return [*([told] if left_over else []), *unlearnt, *_told_of_adapter(recipe, family)]
 
 
 def _told_of_adapter(recipe: BaseRecipe, family: Family) -> list[str]:
@@ -155,7 +161,7 @@ def _rehearse_teacher(recipe: GrpoRecipe, policy: Family) -> None:
     section = recipe.taught_by
     if section is None or section.url is not None:
         return
-    chosen = recipe_of_teacher(recipe, section).with_values({"model.quantize": None})
+    chosen = recipe_of_teacher(recipe, section)
     family = load_for_inference(chosen, META, None if section.adapter is None else Path(section.adapter)).family
-    require_same_words(family, policy)
+    require_same_vocabulary(family, policy)
     teacher_encoder(section, chosen.data, family, policy)

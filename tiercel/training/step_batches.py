@@ -63,13 +63,13 @@ class StepBatches(Generic[Encoded]):
         """Encode further rows for a step right away: this rank's share of the rows at these global indices."""
         session, ranks = self._session, self._session.ranks
         places = [(index, self._order.row(index)) for index in rank_slice(indices, ranks.rank, ranks.world_size)]
-        batch = ranks.together(lambda: encode_rows(step, session.table.rows, self._encode, places))
+        batch = ranks.run_on_all(lambda: encode_rows(step, session.table.rows, self._encode, places))
         batch = _with_all_rejected(batch, ranks)
-        self._check(batch)
+        self._check(batch, may_be_empty=True)
         return batch
 
-    def _check(self, batch: StepBatch[Encoded]) -> None:
-        """Record the rejected rows of a step, and stop if they are too many."""
+    def _check(self, batch: StepBatch[Encoded], *, may_be_empty: bool = False) -> None:
+        """Record the rejected rows of a step, and stop if they are too many, or all unless the batch `may_be_empty`."""
         if not batch.rejected:
             return
         session, ranks, table = self._session, self._session.ranks, self._session.table
@@ -77,22 +77,24 @@ class StepBatches(Generic[Encoded]):
             write_bad_rows(batch.rejected, session.run.bad_rows_file)
         self._rejected |= {(row.file, row.id) for row in batch.rejected}
         bad = len(table.rejected) + len(self._rejected)
-        ranks.together(lambda: require_few_bad(bad, table.total, session.recipe.data, batch.rejected))
-        has_any, first = ranks.any(bool(batch.prompts)), batch.rejected[0]
+        ranks.run_on_all(lambda: require_few_bad(bad, table.total, session.recipe.data, batch.rejected))
+        has_any, first = may_be_empty or ranks.all_reduce_any(bool(batch.prompts)), batch.rejected[0]
 
         def require_any() -> None:
             if not has_any:
-                raise DataError(f"every row of step {batch.step} was rejected; the first, {first.id}: {first.reason}")
+                raise DataError(
+                    f"every row of step {batch.step + 1} was rejected; the first, {first.id}: {first.reason}"
+                )
 
-        ranks.together(require_any)
+        ranks.run_on_all(require_any)
 
 
 def next_batch(loader: StepLoader[Encoded], ranks: Ranks) -> StepBatch[Encoded]:
     """Return the loader's next step: this rank's rows, and the rejected rows of all ranks."""
-    batch = ranks.together(lambda: next(loader))
+    batch = ranks.run_on_all(lambda: next(loader))
     ranks.heartbeat.beat()
     return _with_all_rejected(batch, ranks)
 
 
 def _with_all_rejected(batch: StepBatch[Encoded], ranks: Ranks) -> StepBatch[Encoded]:
-    return replace(batch, rejected=tuple(row for rows in ranks.gather(batch.rejected) for row in rows))
+    return replace(batch, rejected=tuple(row for rows in ranks.all_gather(batch.rejected) for row in rows))

@@ -9,7 +9,7 @@ import torch
 from tiercel.config.schema import BaseRecipe, GrpoRecipe, Recipe
 from tiercel.config.strategies import StrategyKind
 from tiercel.distributed.ranks import Ranks
-from tiercel.doctor.machine import free_memory, total_memory
+from tiercel.doctor.machine import allowed_memory, free_memory
 from tiercel.errors import EnvironmentProblem, RunError
 from tiercel.log import logger
 from tiercel.planning.devices import DEVICES, Machine
@@ -43,7 +43,7 @@ def chosen_strategy(recipe: BaseRecipe, ranks: Ranks, device: torch.device) -> S
             "or start one"
         )
     if kind is not None:
-        ranks.on_first(lambda: _require_gatherable(recipe, kind, ranks, device))
+        ranks.run_on_first(lambda: _require_gatherable(recipe, kind, ranks, device))
     elif device.type == "cpu" and ranks.world_size > 1:
         logger.info("train.strategy: ddp; ranks on CPUs share their machine's memory, so no plan was made for it")
         strategy = "ddp"
@@ -52,7 +52,7 @@ def chosen_strategy(recipe: BaseRecipe, ranks: Ranks, device: torch.device) -> S
     if strategy != "auto" and tokens != "auto":
         return StrategyChoice(strategy=strategy, tokens=tokens)
     asked = recipe.with_values({"train.strategy": strategy})
-    choice = ranks.on_first(lambda: _planned(asked, ranks, device))
+    choice = ranks.run_on_first(lambda: _planned(asked, ranks, device))
     for reason in choice.reasons:
         logger.info(reason)
     return choice
@@ -68,10 +68,11 @@ def _require_gatherable(recipe: BaseRecipe, strategy: StrategyKind, ranks: Ranks
 
 
 def rank_memory_bytes(device: torch.device) -> int:
-    """Return the memory of this rank's GPU or, on CPUs, an equal share of the machine's memory."""
+    """Return the memory of this rank's GPU or, on CPUs, an equal share of the machine's memory or of the
+    container's."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    return total_memory() // _ranks_here()
+    return allowed_memory() // _ranks_here()
 
 
 def _planned(recipe: BaseRecipe, ranks: Ranks, device: torch.device) -> StrategyChoice:
@@ -101,7 +102,7 @@ def _nothing_fits(recipe: Recipe, plan: MemoryPlan) -> str:
             f"{least:.1f} GB) fits into {room}{change}; if you name train.strategy, a number is tried without a plan"
         )
     if auto := max(option.auto_tokens for option in plan.options):
-        change += f"; {BUDGET}: auto would take {auto:,}"
+        change += f"; {BUDGET}: {auto} fits"
     return (
         f"train.strategy: auto, but the plan finds no strategy that fits into {room} in microbatches of "
         f"{plan.tokens:,} tokens{change}; name a strategy to try it all the same"
@@ -111,14 +112,14 @@ def _nothing_fits(recipe: Recipe, plan: MemoryPlan) -> str:
 def _machine(ranks: Ranks, device: torch.device, memory: int) -> Machine:
     if device.type == "cpu":
         return Machine(ranks=ranks.world_size, memory_bytes=memory, device=None)
-    return Machine(ranks=ranks.world_size, memory_bytes=memory, device=DEVICES["h100"], host_bytes=total_memory())
+    return Machine(ranks=ranks.world_size, memory_bytes=memory, device=DEVICES["h100"], host_bytes=allowed_memory())
 
 
 def _ranks_here() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def kept_tokens(recipe: BaseRecipe, run: RunDirectory) -> int | None:
+def read_token_budget(recipe: BaseRecipe, run: RunDirectory) -> int | None:
     """Read the number of tokens that this run used before; None in a new run, or if the recipe has a number. Raises
     RunError for a file that is not as it was written."""
     file = run.path / FILE
@@ -131,10 +132,10 @@ def kept_tokens(recipe: BaseRecipe, run: RunDirectory) -> int | None:
         except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
             raise RunError(f"{file} does not say {BUDGET}: {error}; write the number from log.txt there") from error
 
-    return run.ranks.on_first(read)
+    return run.ranks.run_on_first(read)
 
 
-def keep_tokens(recipe: BaseRecipe, run: RunDirectory, tokens: int) -> None:
+def write_token_budget(recipe: BaseRecipe, run: RunDirectory, tokens: int) -> None:
     """Write the number of tokens that a run uses, if the recipe does not have it."""
     if recipe.learner.max_tokens_per_microbatch != "auto":
         return
@@ -144,4 +145,4 @@ def keep_tokens(recipe: BaseRecipe, run: RunDirectory, tokens: int) -> None:
         with writing(file, GO_ON):
             write_atomically(file, json.dumps({BUDGET: tokens}))
 
-    run.ranks.on_first(write)
+    run.ranks.run_on_first(write)

@@ -6,12 +6,14 @@ N scored tokens of a microbatch.
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from os.path import expanduser
 from pathlib import Path
 
 import torch
+from peft.tuners.lora import LoraLayer
 from torch import Tensor
 
-from tiercel.algorithms.kl import KlTerm
+from tiercel.algorithms.kl import Kl, penalty_of
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.config.strategies import STRATEGY_KINDS
 from tiercel.devices import training_device
@@ -33,17 +35,17 @@ from tiercel.runs.checkpoints import FoundCheckpoint
 from tiercel.runs.progress import waiting
 from tiercel.training.distillation.opening import open_teacher
 from tiercel.training.distillation.teacher_term import Teaching
-from tiercel.training.policy_passes import Passes, joins_rows, learning_temperature, new_learner
+from tiercel.training.policy_passes import PolicyPasses, joins_rows, learning_temperature, new_learner
 from tiercel.training.strategy_choice import BUDGET, chosen_strategy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trainer(Passes):
+class Trainer(PolicyPasses):
     """The policy that is trained, and the strategy that applies its updates."""
 
     strategy: Strategy
     max_grad_norm: float
-    kl: KlTerm | None  # None: nothing holds the policy near the reference
+    kl: Kl | None  # None: nothing holds the policy near the reference
     teacher: Teaching | None = None
 
     def as_reference(self) -> AbstractContextManager[None]:
@@ -57,12 +59,19 @@ class Trainer(Passes):
 
     @contextmanager
     def training_mode(self) -> Iterator[None]:
-        """Turn on dropout and activation checkpointing inside the context."""
-        self.learner.train()
+        """Turn on dropout and activation checkpointing inside the context, which a whole update belongs into: the
+        backward pass computes checkpointed layers again, and must drop the same."""
+        self._set_training(True)
         try:
             yield
         finally:
-            self.learner.eval()
+            self._set_training(False)
+
+    def _set_training(self, is_on: bool) -> None:
+        self.learner.train(is_on)
+        for module in self.policy.model.modules():  # the vision tower is not a part of the learner
+            if isinstance(module, LoraLayer):
+                module.lora_dropout.train(is_on)
 
     def with_teacher_terms(self, groups: Sequence[AdvantageGroup]) -> Sequence[AdvantageGroup]:
         """Add what the teacher says about every completion, if there is a teacher. All ranks call it."""
@@ -104,7 +113,7 @@ def build_trainer(
     context = context_group(ranks, recipe.train.context_parallel, device)
     if kind.loads_in_turns:
         mesh_of(recipe, ranks, device)  # makes its process groups, which all ranks must make at once
-    with waiting(f"loading {recipe.model.path}{_size_of(weights or Path(recipe.model.path).expanduser())}"):
+    with waiting(f"loading {recipe.model.path}{_size_of(weights or Path(expanduser(recipe.model.path)))}"):
         # While sharding, a rank holds the whole model; in turns, a machine's memory holds it only once.
         policy, strategy = ranks.in_turns(load_and_wrap) if kind.loads_in_turns else load_and_wrap()
     if found is not None:
@@ -121,9 +130,10 @@ def build_trainer(
         joins_rows=joins_rows(recipe),
         strategy=strategy,
         max_grad_norm=recipe.optim.max_grad_norm,
-        kl=KlTerm.of(recipe.algorithm.kl) if isinstance(recipe, GrpoRecipe) else None,
+        kl=penalty_of(recipe.algorithm.kl) if isinstance(recipe, GrpoRecipe) else None,
         teacher=open_teacher(recipe, policy.family, ranks) if isinstance(recipe, GrpoRecipe) else None,
     )
+    policy.model.eval()  # PEFT makes its dropout in training mode
     trainer.learner.eval()
     if not strategy.passes_are_private:
         # FSDP2 treats the module that is called first as the root, so the sampler must not call first.

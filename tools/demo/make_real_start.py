@@ -11,8 +11,11 @@ import json
 import shutil
 import sys
 import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -25,7 +28,7 @@ from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerBase
 from tiercel.demo.handwriting import dialogue, write_rows
 from tiercel.demo.real import START
 from tiercel.demo.real_model import MEAN, OWN_PARTS, PATCH, STD, TOKENS, compose, save
-from tiercel.demo.real_parts import COLORS, SHAPES, QuestionSample, drawn, labels, picture_file, read_questions
+from tiercel.demo.real_parts import COLORS, SHAPES, QuestionSample, VqaQuestion, drawn, picture_file, read_questions
 from tiercel.demo.running import run_command
 
 DATA, RUN = Path("runs/real-start-data"), Path("runs/real-start")
@@ -44,6 +47,20 @@ class Pictures:
     pixels: Tensor
     colors: Tensor
     shapes: Tensor
+
+
+def labels(questions: Sequence[VqaQuestion]) -> Mapping[int, Mapping[str, str]]:
+    """Return the color and the shape of each picture, as far as questions and answers say them. What an open question
+    names is there; a question for yes or no names what is there if the answer says so."""
+    found: dict[int, dict[str, str]] = defaultdict(dict)
+    for question in questions:
+        words = question.text.rstrip("?").split()
+        is_there = question.answer != ("yes" if {"not", "no"} & set(words) else "no")
+        for word in (*words, question.answer) if is_there else ():
+            for name, values in (("color", COLORS), ("shape", SHAPES)):
+                if word in values:
+                    found[question.picture][name] = word
+    return MappingProxyType(found)
 
 
 def make_start(steps: int = STEPS) -> None:

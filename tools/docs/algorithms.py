@@ -70,7 +70,7 @@ the student's distribution of the next token, q the teacher's, both at `rollout.
 `algorithm.normalise`. With `teacher.rows_share` a share of the prompts learns from the answer in its row instead. The
 teacher has the student's tokenizer, which is checked; its family and pixels may be others. It computes a prompt once
 for all completions, as the student does, and full distributions exist in chunks of tokens only. With `teacher.top_k` K
-words are told apart, and all others count as one; that is a lower bound of the whole divergence. With `teacher.url` a
+words are compared one by one, and all others count as one: a lower bound of the whole divergence. With `teacher.url` a
 [vLLM server](vllm.md#a-teacher-on-a-server) computes it, and no rank holds its weights. In `tiercel grpo`
 `algorithm.teacher` adds the same term, times its `coef`, to the loss from rewards. `teacher/kl` in metrics.jsonl is the
 mean of the divergence in use; of `token` that of ln p - ln q."""

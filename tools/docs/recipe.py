@@ -63,15 +63,16 @@ The value is YAML, so quote it for the shell where it holds brackets or spaces. 
 and null takes it out (`train.deepspeed=null`).
 
 **Problems.** An unknown key is refused and the nearest real one named, also by the names that ms-swift, TRL, VLM-R1,
-verl, EasyR1 and the Hugging Face Trainer use (`learning_rate`: write `optim.lr`). All problems of a recipe are told
+verl, EasyR1 and the Hugging Face Trainer use (`learning_rate`: write `optim.lr`). All problems of a recipe are reported
 at once, one line each: the key, the value given, what is wrong and what to write instead. Nothing is filled in or
 corrected. `tiercel check RECIPE.yaml` tells them without starting a run; the exit code is 2.
 
 **Paths** are relative to the working directory, except images: relative ones resolve under `data.image_root`, absolute
 ones must lie there or under `data.image_roots`.
 
-The verb of a recipe is told by its sections: `sft`, `dpo`, `kto`, `ranking` (`tiercel reward`), `teacher`
-(`tiercel distill`); else `rewards`, `rollout` or `algorithm` (`tiercel grpo`); one with none of them is SFT's.
+The sections of a recipe say which command it is for: `sft`, `dpo`, `kto`, `ranking` (`tiercel reward`), `teacher`
+(`tiercel distill`). Otherwise a recipe with `rewards`, `rollout` or `algorithm` is for `tiercel grpo`, and one with
+none of these for `tiercel sft`.
 """
 
 KEYS_ACROSS = """\

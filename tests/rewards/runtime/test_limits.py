@@ -1,6 +1,7 @@
 """What a reward's process may use and what it may leave behind: memory, files, variables, processes."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from tests.rewards.runtime.conftest import children
 from tests.rewards.samples import limits, reward, sample
-from tiercel.errors import RecipeError
+from tiercel.errors import EnvironmentProblem, RecipeError
 from tiercel.reward_types import RewardValue
 from tiercel.rewards.runtime.scorer import Scorer
 from tiercel.rewards.runtime.user import UserReward
@@ -179,7 +180,7 @@ def test_no_process_outlives_its_reward(reward_file, escape, end, reason):
                 time.sleep(0.01)
             {end}
         """)
-    (value,) = score(call, sample(), timeout=1.0)
+    (value,) = score(call, sample(), timeout=1.0 if "no answer" in (reason or "") else 60.0)
     assert value.failure is None if reason is None else reason in value.failure
 
 
@@ -330,3 +331,38 @@ def test_a_variable_that_is_named_and_not_set_is_a_problem_at_the_start(reward_f
     assert caught.value.problems == (
         "rewards.0.env: is SERVICE_KEY, which is not set in the environment; export it, or remove it from the list",
     )
+
+
+@pytest.fixture
+def open_files():
+    """Set how many files this process may open, until the test ends; skip if the system does not allow so many."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def allow(count):
+        if before[1] != resource.RLIM_INFINITY and count > before[1]:
+            pytest.skip(f"this system allows {before[1]:,} open files")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, before[1]))
+
+    yield allow
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_process_starts_beside_more_than_a_thousand_open_files(reward_file, open_files):
+    open_files(2048)
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert score(reward_file("def score(sample):\n    return 1.0\n"), sample()) == (RewardValue(value=1.0),)
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def test_a_process_that_may_open_no_more_files_says_so(reward_file, open_files):
+    mine = UserReward(reward_file("def score(sample):\n    return 1.0\n"), limits())
+    next_one = os.open(os.devnull, os.O_RDONLY)
+    os.close(next_one)
+    with pytest.raises(EnvironmentProblem) as caught:
+        open_files(next_one + 3)
+        mine.start()
+    open_files(2048)
+    assert f"may have, now {next_one + 3}: ulimit -n" in str(caught.value)

@@ -54,6 +54,7 @@ def test_a_missing_package_is_named_at_the_start(name, monkeypatch):
 
 @pytest.mark.parametrize("filler", [" ", "\n", "*", "\\(", "\\boxed{", "answer ", "is ", "$5$"])
 def test_a_model_that_repeats_itself_without_end_is_read_at_once(filler):
+    score(sample("The answer is 12", "12"))  # imports what it needs
     start = time.monotonic()
     score(sample("The answer is " + filler * (20_000 // len(filler)) + "x", "12"))
     assert time.monotonic() - start < 3

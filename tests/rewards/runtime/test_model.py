@@ -311,10 +311,10 @@ def test_the_scorer_loads_it_once_and_lets_go_of_it(checkpoint):
     with scorer:
         (first,) = scorer.score_samples([sample("7")], [None])
         assert first["model"].value == pytest.approx(plain_score(checkpoint, rendered("7")), abs=1e-5)
-        model = scorer._asked[0].batch._loaded.model
+        model = scorer._rewards[0][1]._loaded.model
         assert not model.training and not any(parameter.requires_grad for parameter in model.parameters())
         assert scorer.score_samples([], []) == ()
-    assert scorer._asked[0].batch._loaded is None
+    assert scorer._rewards[0][1]._loaded is None
     with (
         pytest.raises(RecipeError, match=r"rewards\.0\.name: .* has no config\.json"),
         Scorer([entry(checkpoint.parent)], Reliability(), "unit"),

@@ -28,8 +28,10 @@ def test_none_leaves_the_weighted_sum_and_a_failure_masks_it():
     assert weighted_sum(of(0.5, 1.0), [2.0, 0.25]) == 1.25
     assert weighted_sum([*of(0.5), ABSENT], [2.0, 0.25]) == 1.0
     assert weighted_sum([*of(0.5), FAILED], [2.0, 0.25]) is None
-    assert weighted_sum([*of(0.5), FAILED], [2.0, 0.0]) is None
+    assert weighted_sum([*of(0.5), FAILED], [2.0, 0.0]) == 1.0  # only measured
     assert weighted_sum([ABSENT, ABSENT], [2.0, 0.25]) is None
+    assert weighted_sum([ABSENT, *of(0.5)], [2.0, 0.0]) is None
+    assert weighted_sum(of(0.5, 1.0), [0.0, 0.0]) == 0.0  # of distillation
     assert weighted_sum(of(3e38), [1e300]) is None
     assert weighted_sum(of(3e38, 3e38), [1.0, 1.0]) is None
 

@@ -77,7 +77,18 @@ def test_texts_are_chosen_by_an_attribute(reward_file):
     assert numbers(score(call)) == [3.0, 3.0, 3.0]
 
 
-@pytest.mark.parametrize("taken", ("len(each)", "float('o' in each)"))
+@pytest.mark.parametrize(
+    "taken",
+    (
+        "len(each)",
+        "float('o' in each)",
+        "each.count('o')",
+        "float(each == 'one')",
+        "float('one' == each)",
+        "float(each in ('one',))",
+        "float(each != 'one')",
+    ),
+)
 def test_a_conversation_is_not_taken_for_a_text(reward_file, taken):
     """TRL's own first example is len(completion), which would be 1 for each conversation."""
     call = reward_file(f"def score(completions, **kwargs):\n    return [{taken} for each in completions]\n")
@@ -317,6 +328,9 @@ def test_a_function_of_other_parameters_is_told_what_there_is():
             0.5,
         ),
         ("def score(reward_input): return {'score': 9, 'overall': of(reward_input), 'format': 1.0}", 0.5),
+        ("async def score(reward_input): return {'score': 9, 'overall': of(reward_input), 'format': 1.0}", 0.5),
+        ("async def score(reward_inputs): return [{'overall': of(each)} for each in reward_inputs]", 0.5),
+        ("async def score(solution_strs): return [{'score': found(each)} for each in solution_strs]", 0.5),
     ],
 )
 def test_rewards_of_verl_and_easyr1_are_called_as_there(reward_file, source, expected):
@@ -331,6 +345,20 @@ def of(given):
 """
     given = sample("a cup", "cup", token_count=2, columns={"data_source": "geo"})
     assert numbers(score(reward_file(shared + source + "\n"), given, given)) == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def score(solution_str, ground_truth): return float(ground_truth == '[1, 2]')",
+        "def score(solution_strs, ground_truths): return [float(each == '[1, 2]') for each in ground_truths]",
+        "def score(reward_input): return {'overall': float(reward_input['ground_truth'] == '[1, 2]')}",
+        "def score(completions, answer): return [float(each == '[1, 2]') for each in answer]",
+    ],
+)
+def test_rewards_of_other_frameworks_get_the_right_answer_as_the_row_has_it(reward_file, source):
+    given = sample("a", [1, 2], named={"answer": "[1, 2]"})
+    assert numbers(score(reward_file(source + "\n"), given)) == [1.0]
 
 
 def test_a_function_of_verl_gets_its_columns_and_no_answer_that_a_row_lacks():

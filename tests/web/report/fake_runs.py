@@ -11,6 +11,7 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFilter
 
 from tiercel.rewards.boxes import iou, to_original
+from tiercel.runs.index import add_group, new_entry
 
 HOSTILE = (
     "<script>document.title='owned'</script><img src=x onerror=alert(1)> \x00\x1b[31m \u202eabc & \"quoted\" 'text'"
@@ -439,3 +440,13 @@ if __name__ == "__main__":
     unfinished = make_grounding(root / "cut", seed=3, done=37)
     cut_last_lines(unfinished)
     print(write_report(unfinished))
+
+
+def written_entry(folder, step: int, lines, records) -> dict[str, Any]:
+    """Build the index entry of a step's file whose lines were just made from these records."""
+    entry, start = new_entry(folder, step), 0
+    for line, record in zip(lines, records, strict=True):
+        size = len(line.encode("utf-8"))
+        add_group(entry, start, size, record)
+        start += size
+    return entry

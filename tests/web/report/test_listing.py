@@ -53,7 +53,7 @@ def test_the_list_says_what_stopped_each(runs, capsys):
     assert lines[0].split() == ["run", "verb", "state", "step", "held-out", "training", "lr", "changed"]
     assert "40 of 40" in lines[1] and "done" in lines[1] and "5 min" in lines[1]
     assert "failed" in lines[2] and lines[3] == "    out of memory: 3 GB"
-    assert "killed" in lines[4] and "without a word" in lines[5]
+    assert "killed" in lines[4] and "without recording a reason" in lines[5]
     assert lines[6] == "3 runs: 1 done, 1 failed, 1 killed"
 
 
@@ -91,6 +91,13 @@ def test_a_run_that_cannot_be_read_is_listed_with_the_reason(runs):
     (runs / "lost/metrics.jsonl").mkdir()
     entry = next(entry for entry in listed([runs]) if entry.path.endswith("lost"))
     assert entry.state == "failed" and "cannot be read" in entry.reason
+
+
+def test_a_link_that_leads_nowhere_hides_no_other_run(runs):
+    for name in ("a", "z"):
+        (runs / name).symlink_to(name)  # to itself
+    (runs / "lost-folder").symlink_to("absent")
+    assert [Path(entry.path).name for entry in listed([runs])] == ["rec", "oom", "lost"]
 
 
 def test_no_run_and_no_folder_are_told(tmp_path, capsys):

@@ -52,9 +52,7 @@ def test_a_folder_that_is_a_link_is_named_and_not_shown(run, tmp_path, name):
 def test_metrics_that_cannot_be_read_are_an_error(run):
     (run / "metrics.jsonl").unlink()
     (run / "metrics.jsonl").symlink_to("nothing")
-    with pytest.raises(
-        RunError, match=r"metrics\.jsonl: cannot be read: is a link, which is not followed; the run did"
-    ):
+    with pytest.raises(RunError, match=r"metrics\.jsonl: cannot be read: is a link, which is not followed"):
         read_run(run)
 
 

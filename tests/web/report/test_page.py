@@ -17,7 +17,7 @@ from tests.web.report.fake_runs import (
     write_lines,
 )
 from tiercel.web.report import write_report
-from tiercel.web.report.parts import TABS
+from tiercel.web.report.page_sections import TABS
 
 VOID = {"meta", "br", "input"}
 PLACES = {f"#{tab}" for tab in TABS}  # of the page itself

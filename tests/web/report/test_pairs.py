@@ -8,7 +8,7 @@ import pytest
 from tests.web.report.fake_runs import completion, group, make_empty, write_lines
 from tiercel.runs.records import CompletionRecord, GroupRecord
 from tiercel.web.report.heldout import pair_outlines, pairs_of, sorted_by_change
-from tiercel.web.report.parts import held_out_part
+from tiercel.web.report.page_sections import held_out_part
 from tiercel.web.report.pictures import Album
 from tiercel.web.report.reading import GroupFile, read_groups, read_run
 from tiercel.web.report.templates import environment

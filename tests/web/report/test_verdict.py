@@ -60,6 +60,15 @@ def test_sft_that_overfits(tmp_path):
     assert "Held-out loss was lowest, 1.04, at step 150 and is 1.16 now" in texts(path)
 
 
+def test_a_negative_held_out_loss_that_rose_is_told_and_one_that_stayed_is_not(tmp_path):
+    stayed, rose = (
+        texts(run_with(tmp_path / name, [{"step": 10, "eval/loss": -2.0}, {"step": 20, "eval/loss": last}]))
+        for name, last in (("stayed", -1.99), ("rose", -1.5))
+    )
+    assert "Held-out loss was lowest" not in stayed
+    assert "Held-out loss was lowest, \N{MINUS SIGN}2.00, at step 10 and is \N{MINUS SIGN}1.50 now" in rose
+
+
 def test_masked_completions_are_shares_of_those_sampled(tmp_path):
     path = run_with(tmp_path, grpo_rows(400, **{"reward/masked": 1}))
     assert "400 of 4,000 sampled completions (10 %) were masked" in texts(path)

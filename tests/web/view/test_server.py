@@ -1,6 +1,8 @@
 """The server as a process: who gets an answer, with which headers, and what a request can reach."""
 
+import asyncio
 import os
+import pwd
 import signal
 import stat
 import subprocess
@@ -15,7 +17,9 @@ from tests.web.report.fake_runs import make_grounding, make_sft
 from tests.web.view.serving import free_port, served
 from tiercel.errors import EnvironmentProblem, RunError
 from tiercel.web.view import page_process
-from tiercel.web.view.runs import Runs
+from tiercel.web.view import runs as view_runs
+from tiercel.web.view.runs import Following, Runs
+from tiercel.web.view.serving import TOKEN_BYTES, kept_token
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +145,17 @@ def test_the_token_is_kept_for_the_user_alone(root, tmp_path):
         assert third.token != first.token
 
 
+def test_a_user_without_a_home_gets_a_new_token(monkeypatch):
+    def nobody(number):
+        raise KeyError(number)
+
+    for name in ("HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    first, second = kept_token(8420), kept_token(8420)
+    assert len(first) == len(second) > TOKEN_BYTES and first != second
+
+
 def test_a_taken_port_is_an_error_with_the_remedy(page, root):
     words = [sys.executable, "-m", "tiercel", "view", str(root), "--port", str(page.port)]
     result = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
@@ -215,6 +230,43 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path):
     make_sft(tmp_path / "a" / "new", steps=1)
     assert runs.refresh() and [run.name for run in runs.all()] == ["new", "run"]
     assert not runs.refresh()
+
+
+def test_a_run_that_is_being_removed_hides_no_news_of_others(tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        make_sft(tmp_path / name, steps=1)
+    runs = Runs([tmp_path])
+
+    def gone():
+        raise FileNotFoundError("pulse")
+
+    monkeypatch.setattr(runs.named("a"), "signs", gone)
+    (event,) = Following(runs)._look()
+    assert '"run": "b"' in event
+
+
+def test_pages_follow_on_after_what_nobody_foresaw(tmp_path, monkeypatch, capsys):
+    make_sft(tmp_path / "run", steps=1)
+    monkeypatch.setattr(view_runs, "LOOK_SECONDS", 0.01)
+    runs, failures = Runs([tmp_path]), [1, 2]
+    following, refresh = Following(runs), runs.refresh
+
+    def failing():
+        if failures:
+            failures.pop()
+            raise RuntimeError("unforeseen")
+        return refresh()
+
+    monkeypatch.setattr(runs, "refresh", failing)
+
+    async def two_events():
+        async with following.running():
+            events = following.events()
+            return [await asyncio.wait_for(anext(events), 60) for _ in range(2)]
+
+    hello, change = asyncio.run(two_events())
+    assert "event: hello" in hello and '"run": "run"' in change and failures == []
+    assert capsys.readouterr().err.count("RuntimeError: unforeseen") == 1
 
 
 def test_without_the_extra_the_remedy_is_told(monkeypatch):

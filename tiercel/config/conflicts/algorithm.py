@@ -12,8 +12,8 @@ from tiercel.algorithms.ratios import RATIOS
 from tiercel.algorithms.surrogates import SURROGATES, SurrogateKeys
 from tiercel.config.conflicts.rewards import TELLS_RIGHT, tells_right
 from tiercel.config.conflicts.table import conflict
-from tiercel.config.parts import keeps_start, whole_parts
 from tiercel.config.schema import Algorithm, GrpoRecipe
+from tiercel.config.trained_parts import keeps_start, whole_parts
 from tiercel.config_base import Keys, Problems, shown
 from tiercel.user_functions import CALL_FORM, is_call
 
@@ -58,8 +58,10 @@ def _correction(recipe: GrpoRecipe) -> Problems:
     rollout, correction = recipe.rollout, recipe.algorithm.correction
     if rollout.lookahead and rollout.engine == "vllm-server" and correction.level == "none":
         yield conflict("level and lookahead", rollout.lookahead)
-    if correction.floor is not None and correction.level == "none":
-        yield conflict("floor", correction.floor)
+    if correction.level == "none":
+        for key in ("floor", "mode", "cap"):
+            if (value := getattr(correction, key)) != type(correction).model_fields[key].default:
+                yield conflict("key of a correction", key, value)
     for key, is_cut in (("rollout.top_p", rollout.top_p < 1), ("rollout.top_k", rollout.top_k > 0)):
         value = rollout.top_p if key == "rollout.top_p" else rollout.top_k
         cause = "algorithm.correction" if correction.level != "none" else "algorithm.off_policy_delta"
@@ -185,6 +187,8 @@ def _reference(recipe: GrpoRecipe) -> Problems:
             ("place", kl.place, kl.place != "loss"),
             ("by_ratio", "true", kl.by_ratio),
             ("sync_every", kl.sync_every, kl.sync_every is not None),
+            ("sync_mix", kl.sync_mix, kl.sync_mix != 1),
+            ("estimator", kl.estimator, kl.estimator != "k3"),
         ):
             if is_given:
                 yield conflict("key without a reference", name, value)

@@ -15,8 +15,8 @@ from tiercel.algorithms.section import Algorithm
 from tiercel.algorithms.teacher import Teacher
 from tiercel.config.conflicts.table import conflict
 from tiercel.config.keys import named
-from tiercel.config.parts import keeps_start, whole_parts
 from tiercel.config.schema import BaseRecipe, DistillRecipe, DpoRecipe, GrpoRecipe, OfflineRecipe, SftRecipe
+from tiercel.config.trained_parts import keeps_start, whole_parts
 from tiercel.config_base import Problems, Section, address_fault, shown
 
 

@@ -1,5 +1,6 @@
 """Check the recipe's rewards, tools and environments."""
 
+from tiercel.algorithms import advantage_of
 from tiercel.config.conflicts.table import conflict
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.config_base import Keys, Problems, Section, shown
@@ -42,6 +43,24 @@ def reward_names(recipe: GrpoRecipe) -> Problems:
 def tells_right(reward: RewardEntry) -> bool:
     """Return whether the reward tells right completions from wrong ones."""
     return reward.right_from is not None
+
+
+def unlearnt_rewards(recipe: GrpoRecipe) -> list[str]:
+    """Return what a person should know about rewards that have a weight but do not teach: an advantage that asks only
+    whether a completion is right takes the first reward that says so."""
+    algorithm = recipe.algorithm
+    if not isinstance(algorithm.advantage, str) or advantage_of(algorithm.advantage).depends_on != "right":
+        return []
+    unread, is_decided = [], False
+    for each in recipe.rewards:
+        if is_decided or not tells_right(each):
+            unread += [each.title] if each.weight else []
+        is_decided = is_decided or (tells_right(each) and each.where is None)  # for all rows
+    return [
+        f"algorithm.advantage {algorithm.advantage} uses only whether a completion is right, by another reward; reward "
+        f"{title} is logged, but the policy does not learn from it"
+        for title in unread
+    ]
 
 
 def reward_models(recipe: BaseRecipe) -> tuple[RewardModel, ...]:

@@ -11,10 +11,10 @@ from tiercel.config.conflicts.sampling import branches, vllm_options
 from tiercel.config.conflicts.table import conflict
 from tiercel.config.data import HeldOut
 from tiercel.config.engines import ENGINE_KINDS, EngineKind
-from tiercel.config.parts import PARTS, adapted_parts, keeps_start, whole_parts
 from tiercel.config.schema import BaseRecipe, GrpoRecipe, Kind, OfflineRecipe, Purpose
 from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind
 from tiercel.config.suggestions import nearest_word
+from tiercel.config.trained_parts import PARTS, adapted_parts, keeps_start, whole_parts
 from tiercel.config_base import Keys, Problem, Problems, Section, address_fault, regex_fault, shown
 
 EVALUATED: dict[Purpose, tuple[str, ...]] = {
@@ -197,10 +197,9 @@ def _run_length(recipe: BaseRecipe) -> Problems:
 
 def _completion_fits_microbatch(recipe: GrpoRecipe) -> Problems:
     prompt, completion = recipe.data.max_prompt_tokens, recipe.rollout.longest
-    key = "rollout.max_trajectory_tokens" if recipe.rollout.has_turns else "rollout.max_new_tokens"
     budget = recipe.learner.max_tokens_per_microbatch
     if budget != "auto" and (needed := recipe.smallest_microbatch(prompt)) > budget:
-        yield conflict("a prompt and one completion", key, budget, prompt, completion, needed)
+        yield conflict("a prompt and one completion", recipe.rollout.longest_key, budget, prompt, completion, needed)
 
 
 def _completion_length(recipe: GrpoRecipe) -> Problems:

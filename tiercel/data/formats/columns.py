@@ -29,8 +29,11 @@ def lacking(record: Record, column_names: Mapping[str, str]) -> list[str]:
     return [given for given in column_names.values() if column(record.value, given) is None]
 
 
-def require_columns(records: Sequence[Record], column_names: Mapping[str, str], file: str) -> None:
-    """Raise DataError if no row has a column that data.columns names, or if it names one column twice."""
+def require_columns(
+    records: Sequence[Record], column_names: Mapping[str, str], file: str, *, is_whole: bool = True
+) -> None:
+    """Raise DataError if no row has a column that data.columns names, or if it names one column twice. Unless the
+    records are the whole file, pictures and videos may come in later ones."""
     for name, given in column_names.items():
         if others := [other for other in column_names if other != name and column_names[other] == given]:
             raise DataError(
@@ -41,11 +44,13 @@ def require_columns(records: Sequence[Record], column_names: Mapping[str, str], 
     for name, given in column_names.items():
         if any(given in record.value or column(record.value, given) is not None for record in records):
             continue
+        if name in VISUALS and not is_whole:
+            continue
         there = list(dict.fromkeys(key for record in records for key in record.value))
         turned = f"; if {name} is the name in the file, use {{{given}: {name}}}" if name in there else ""
         raise DataError(
-            f"{file}: data.columns.{name} is {given}, but no row has this column{turned}; the rows have the columns "
-            f"{', '.join(there[:_MOST_NAMED])}",
+            f"{file}: data.columns.{name} is {given}, but none of the first {len(records)} rows has this column"
+            f"{turned}; the rows have the columns {', '.join(there[:_MOST_NAMED])}",
             field="columns",
         )
 

@@ -54,10 +54,10 @@ SEVERAL = ("sentences", "captions")
 def from_tiercel(record: Mapping[str, Any]) -> RowDraft:
     """Read tiercel's own rows."""
     boxes = read_boxes(record["boxes"], "boxes") if given(record, "boxes") else ()
-    messages = read_messages(record.get("messages"), "messages")
+    messages = _after_system(record, read_messages(record.get("messages"), "messages"))
     own = {"boxes": boxes, "box_images": read_box_images(record.get("box_images"), "box_images", len(boxes))}
     own |= {"answer": record["answer"]} if given(record, "answer") else {}
-    return _draft(record, messages, read=("messages", "answer", "boxes", "box_images"), answers=(), own=own)
+    return _draft(record, messages, read=("messages", "system", "answer", "boxes", "box_images"), answers=(), own=own)
 
 
 def from_swift(record: Mapping[str, Any]) -> RowDraft:
@@ -85,15 +85,17 @@ def from_swift(record: Mapping[str, Any]) -> RowDraft:
 
 def from_vlm_r1(record: Mapping[str, Any]) -> RowDraft:
     """Read VLM-R1's rows. The answer is `solution`, or else the gpt turn that ends the conversation."""
+    _refuse(record, "tools")
     field, last = "conversations", None
     if given(record, field):
         messages, last = _conversation(record[field])
+        messages = _after_system(record, messages)
     else:
         field = "problem"
         messages = (Message(role="user", content=read_content(record.get(field), field)),)
     answers = ("solution", "answer") if field == "problem" else ("solution",)
-    draft = _draft(record, messages, field, read=("conversations",), answers=answers, otherwise=last)
-    return replace(draft, named=_named_by_vlm_r1(messages, last))
+    draft = _draft(record, messages, field, read=("conversations", "system"), answers=answers, otherwise=last)
+    return replace(draft, named={**draft.named, **_named_by_vlm_r1(messages, last)})
 
 
 def _named_by_vlm_r1(messages: Sequence[Message], last: Any) -> dict[str, Any]:
@@ -111,7 +113,7 @@ def from_sharegpt(record: Mapping[str, Any]) -> RowDraft:
     conversation."""
     _refuse(record, "audios", "tools", "chosen", "rejected")
     messages, last = _conversation(record.get("conversations"))
-    messages = _after_system(_system_turn(record.get("system") or None), messages)
+    messages = _after_system(record, messages)
     answers = ("solution", "answer")
     return _draft(record, messages, "conversations", read=("conversations", "system"), answers=answers, otherwise=last)
 
@@ -120,7 +122,7 @@ def from_alpaca(record: Mapping[str, Any]) -> RowDraft:
     """Read LLaMA-Factory's Alpaca rows: instruction and input are the last question, output is its answer."""
     _refuse(record, "audios", "tools", "chosen", "rejected")
     asked = [read_content(record[key], key) for key in ("instruction", "input") if record.get(key)]
-    turns = [*_system_turn(record.get("system") or None), *_history_turns(record.get("history"))]
+    turns = [*_system_turn(record), *_history_turns(record.get("history"))]
     turns += [Message(role="user", content="\n".join(asked)), *_answer_turn(record, "output")]
     read = ("instruction", "input", "output", "history", "system")
     return _draft(record, tuple(turns), "instruction", read=read, answers=("solution", "answer", "output"))
@@ -130,8 +132,9 @@ def from_openai(record: Mapping[str, Any]) -> RowDraft:
     """Read OpenAI's messages. The pictures of their parts are in `images` by now; the answer is `answer` or
     `solution`."""
     _refuse(record, "tools", "functions")
-    messages = read_messages(record.get("messages"), "messages", roles=_OPENAI_ROLES)
-    return _draft(_without_videos(record), messages, read=("messages", "answer"), answers=("answer", "solution"))
+    messages = _after_system(record, read_messages(record.get("messages"), "messages", roles=_OPENAI_ROLES))
+    read, answers = ("messages", "system", "answer"), ("answer", "solution")
+    return _draft(_without_videos(record), messages, read=read, answers=answers)
 
 
 def from_refcoco(record: Mapping[str, Any]) -> RowDraft:
@@ -228,24 +231,29 @@ def _draft(
 ) -> RowDraft:
     """Make a draft of turns that were read from the columns `read`, with the record's images and videos. The right
     answer is in the first column of `answers` that the row has, or else where verl has it, or else `otherwise`. If it
-    was read from the column `answer`, that is not one of the row's columns. `own` are fields that the format reads
-    itself."""
+    was read from the column `answer`, that is not one of the row's columns; if it was cleaned, rewards of other
+    frameworks get it as it was. `own` are fields that the format reads itself."""
     key = next((key for key in answers if given(record, key)), None)
     found = column(record, VERL_ANSWER) if key is None else record[key]
+    answer = clean_answer(otherwise if found is None else found)
+    own = own or {}
+    is_changed = key in ("answer", None) and found is not None and answer != found and "answer" not in own
     fields: dict[str, Any] = {
         "messages": messages,
         "messages_field": field,
         "images": read_images(record),
         "videos": read_videos(record),
-        "answer": clean_answer(otherwise if found is None else found),
+        "answer": answer,
         "answer_image": read_image_number(record.get("answer_image"), "answer_image"),
         "columns": _columns(record, *read, *(["answer"] if key == "answer" else [])),
+        "named": {"answer": found} if is_changed else {},
     }
-    return RowDraft(**fields | dict(own or {}))
+    return RowDraft(**fields | dict(own))
 
 
 def clean_answer(value: Any) -> Any:
-    """Remove the <answer> tags of an answer, and convert text that is a JSON list of numbers to that list."""
+    """Remove the <answer> tags of an answer, and convert text that is a JSON list of numbers to that list, as of a box
+    or a point. "[7]" is neither, and stays text."""
     if not isinstance(value, str):
         return value
     end = value.rfind("</answer>")
@@ -257,7 +265,7 @@ def clean_answer(value: Any) -> Any:
         numbers = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return numbers if all(is_number(number) for number in numbers) else text
+    return numbers if len(numbers) != 1 and all(is_number(number) for number in numbers) else text
 
 
 def _columns(record: Mapping[str, Any], *read: str) -> dict[str, Any]:
@@ -284,18 +292,18 @@ def _refuse(record: Mapping[str, Any], *keys: str) -> None:
 
 
 def _swift_messages(record: Mapping[str, Any]) -> tuple[Message, ...]:
-    system = _system_turn(record.get("system"))
     if given(record, "messages"):
-        return _after_system(system, read_messages(record["messages"], "messages"))
+        return _after_system(record, read_messages(record["messages"], "messages"))
     if not given(record, "query"):
         raise DataError("is missing; a row needs `messages`, or `query` and `response`", field="messages")
-    turns = [*system, *_history_turns(record.get("history"))]
+    turns = [*_system_turn(record), *_history_turns(record.get("history"))]
     turns += [Message(role="user", content=read_content(record["query"], "query")), *_answer_turn(record, "response")]
     return tuple(turns)
 
 
-def _after_system(system: tuple[Message, ...], messages: tuple[Message, ...]) -> tuple[Message, ...]:
+def _after_system(record: Mapping[str, Any], messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """Put the turn of a system column before the others. Raises DataError if these have a system turn too."""
+    system = _system_turn(record)
     if system and messages[0].role == "system":
         raise DataError("the row has a system column and a system turn; keep one", field="system")
     return (*system, *messages)
@@ -319,8 +327,10 @@ def _history_turns(value: Any) -> list[Message]:
     return turns
 
 
-def _system_turn(value: Any) -> tuple[Message, ...]:
-    return () if value is None else (Message(role="system", content=read_content(value, "system")),)
+def _system_turn(record: Mapping[str, Any]) -> tuple[Message, ...]:
+    """Read the turn of a system column; tables write an empty text if a row has none."""
+    value = record.get("system")
+    return () if value in (None, "") else (Message(role="system", content=read_content(value, "system")),)
 
 
 def _objects(value: Any) -> Any:
@@ -342,15 +352,19 @@ def _references(value: Any) -> tuple[str, ...]:
 
 
 def _conversation(value: Any) -> tuple[tuple[Message, ...], Any]:
-    """Read the turns of human and gpt; VLM-R1 allows the value of a turn to be a number or a list. Return them, and the
-    original value of the gpt turn that ends the conversation."""
+    """Read the turns of human and gpt, with `from` and `value` or, as MiniCPM-V and Unsloth write them, with `role` and
+    `content`. VLM-R1 allows the value of a turn to be a number or a list. Return them, and the original value of the
+    gpt turn that ends the conversation."""
     last = None
     turns = list(value) if isinstance(value, list) else value
-    for number, turn in enumerate(turns if isinstance(value, list) else []):
+    first = turns[0] if isinstance(turns, list) and turns else None
+    has_roles = isinstance(first, Mapping) and given(first, "role") and not given(first, "from")
+    role_key, content_key = ("role", "content") if has_roles else ("from", "value")
+    for number, turn in enumerate(turns if isinstance(turns, list) else []):
         last = None
-        if isinstance(turn, Mapping) and turn.get("from") in ("gpt", "assistant"):
-            last = turn.get("value")
+        if isinstance(turn, Mapping) and turn.get(role_key) in ("gpt", "assistant"):
+            last = turn.get(content_key)
             if is_number(last) or (isinstance(last, list) and last and all(is_number(item) for item in last)):
-                turns[number] = {**turn, "value": json.dumps(last)}
-    messages = read_messages(turns, "conversations", role_key="from", content_key="value", roles=_SHARE_GPT_ROLES)
-    return messages, last
+                turns[number] = {**turn, content_key: json.dumps(last)}
+    roles = _SHARE_GPT_ROLES
+    return read_messages(turns, "conversations", role_key=role_key, content_key=content_key, roles=roles), last

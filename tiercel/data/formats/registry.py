@@ -1,6 +1,6 @@
 """List the formats of rows, with one entry for each; read records by them, and detect the format of a file."""
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
@@ -24,7 +24,7 @@ from tiercel.data.formats.converters import (
     from_trl,
     from_vlm_r1,
 )
-from tiercel.data.formats.parts import has_openai_parts, with_visuals_of_parts
+from tiercel.data.formats.message_parts import has_openai_parts, with_visuals_of_parts
 from tiercel.data.formats.preferences import SIDES, label_of, pair_in_text, without
 from tiercel.data.records import Record
 from tiercel.data.rows import (
@@ -177,7 +177,7 @@ def expanded(format: FormatName, record: Mapping[str, Any]) -> list[Mapping[str,
 
 def rows_of(record: Record, format: FormatName, reading: Reading) -> list[Row | RejectedRow]:
     """Convert a record to its rows: one, or for a refcoco record one for each expression."""
-    default = default_id(reading.file, record.line)
+    default = default_id(reading.file, record.line, reading.stem)
     if record.problem is not None:
         reason = record.problem
         return [RejectedRow(id=default, file=reading.file, line=record.line, field="row", reason=reason)]
@@ -199,7 +199,7 @@ def parse_record(
     """Convert a record to a Row, or to a RejectedRow with the wrong field and the reason. `default` is the id if the
     row has none. Values that JSON cannot hold are not looked for with `is_plain`."""
     file = reading.file
-    id = default or default_id(file, line)
+    id = default or default_id(file, line, reading.stem)
     try:
         id = id if reading.ids == "line" else _read_id(record, id)
         left_out = {} if is_plain else foreign_columns(record, _READ)
@@ -268,9 +268,22 @@ def paired(chosen: Row, rejected: Row) -> Row:
     return replace(chosen, rejected=replace(rejected, columns=chosen.columns))
 
 
-def default_id(file: str, line: int) -> str:
+def default_id(file: str, line: int, stem: str | None = None) -> str:
     """Return the id of a row that has none: file name and line."""
-    return f"{splitext(basename(file))[0]}:{line}"
+    return f"{stem or splitext(basename(file))[0]}:{line}"
+
+
+def distinct_stems(files: Iterable[str]) -> dict[str, str]:
+    """Choose for each file what the ids of rows without ids begin with: its name, as if it were the only file, or if an
+    earlier file has the same, with as many of its folders as it takes to tell them apart."""
+    found: dict[str, str] = {}
+    taken = set[str]()
+    for file in dict.fromkeys(files):
+        *folders, last = splitext(file)[0].split("/")
+        names = ("/".join((*folders[len(folders) - count :], last)) for count in range(len(folders) + 1))
+        found[file] = next((name for name in names if name not in taken), file)
+        taken.add(found[file])
+    return found
 
 
 def detect_format(records: Sequence[Mapping[str, Any]], file: str) -> FormatName:
@@ -282,6 +295,8 @@ def detect_format(records: Sequence[Mapping[str, Any]], file: str) -> FormatName
     # Rows that have only messages and images mean the same in tiercel's format and in ms-swift's.
     if not found and any(given(record, "messages") for record in records):
         return "tiercel"
+    if found == {"sharegpt", "vlm_r1"} and not any(given(record, "problem") for record in records):
+        return "sharegpt"  # whose system column may be empty in some rows
     if len(found) == 1:
         return found.pop()
     names = sorted({key for record in records for key in record})

@@ -6,7 +6,7 @@ from typing import Any
 
 from tiercel.data.media.embedded import embedded_picture
 from tiercel.data.media.images import require_path
-from tiercel.data.rows import given, wrong_value
+from tiercel.data.rows import given, is_filled, wrong_value
 from tiercel.errors import DataError
 from tiercel.types import Box, ImageSource, Point, VideoSource
 
@@ -26,11 +26,11 @@ def read_videos(record: Mapping[str, Any]) -> tuple[VideoSource, ...]:
 
 def _visuals(record: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Return what a record has under `kind` or its plural, by field."""
-    if given(record, kind) and given(record, f"{kind}s"):
+    if is_filled(record.get(kind)) and is_filled(record.get(f"{kind}s")):
         raise DataError(f"the row has both `{kind}` and `{kind}s`; keep one", field=f"{kind}s")
-    key = kind if given(record, kind) else f"{kind}s"
+    key = kind if is_filled(record.get(kind)) else f"{kind}s"
     value = record.get(key)
-    if value is None:
+    if not is_filled(value):
         return {}
     if key == "video" or not isinstance(value, list):  # a list under `video` is the frames of one video
         return {key: value}
@@ -61,7 +61,10 @@ def read_video(value: Any, field: str) -> VideoSource:
 
 
 def read_image(value: Any, field: str) -> ImageSource:
-    path, data = (value.get("path"), value.get("bytes")) if isinstance(value, Mapping) else (value, None)
+    """Read a picture: a path, a data: URL, its bytes, or {"bytes", "path"}."""
+    if isinstance(value, bytes):
+        return ImageSource(data=value)
+    path, data = (value.get("path"), value.get("bytes")) if isinstance(value, dict | Mapping) else (value, None)
     if isinstance(text := path if data is None else data, str):
         data = embedded_picture(text, field) or data
         path = path if text is not path else None if isinstance(data, bytes) else path

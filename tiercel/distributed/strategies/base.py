@@ -33,7 +33,7 @@ class Strategy(Protocol):
     def zero_gradients(self) -> None:
         """Drop all gradients."""
 
-    def leave_out(self) -> None:
+    def discard_gradients(self) -> None:
         """Drop all gradients of an update that is left out because some are not finite."""
 
     def backward(self, loss: Tensor, *, is_last: bool) -> None:

@@ -42,6 +42,7 @@ class Replicated:
         self.optimizer = build_optimizer(policy, recipe.optim)
         is_half = policy.compute_dtype == torch.float16
         self.scaler = torch.amp.GradScaler(policy.device.type, init_scale=FIRST_LOSS_SCALE, enabled=is_half)
+        self.scaler.scale(torch.zeros((), device=policy.device))  # for updates without a backward pass too
 
     def set_learning_rate(self, rate: float) -> None:
         set_learning_rate(self.optimizer, rate)
@@ -49,7 +50,7 @@ class Replicated:
     def zero_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
 
-    def leave_out(self) -> None:
+    def discard_gradients(self) -> None:
         self.zero_gradients()
         if self.scaler.is_enabled():
             self.scaler.update(self.scaler.get_scale())  # so that the next update starts without this one's state
@@ -154,7 +155,7 @@ def sum_over_ranks(ranks: Ranks, tensors: Sequence[Tensor]) -> None:
     """Sum tensors over ranks in place, in their order, in flat buffers."""
     for bunch in _bunches(tensors):
         flat = torch.cat([tensor.flatten() for tensor in bunch])
-        ranks.add_up(flat, "gradients")
+        ranks.all_reduce(flat, "gradients")
         pieces = flat.split([tensor.numel() for tensor in bunch])
         for tensor, piece in zip(bunch, pieces, strict=True):
             tensor.copy_(piece.view_as(tensor))

@@ -24,7 +24,7 @@ from tiercel.distributed.strategies.replicated import Replicated, saved_tensors,
 from tiercel.distributed.strategies.shard_files import SavedTensors, ShardPiece
 from tiercel.errors import EnvironmentProblem
 from tiercel.models.policy import Policy
-from tiercel.models.weights.parts import parts_of
+from tiercel.models.weights.sharded_model import parts_of
 
 
 class Sharded(Replicated):
@@ -66,17 +66,17 @@ class Sharded(Replicated):
         sum_over_ranks(self.ranks, whole)
         self.scaler.unscale_(self.optimizer)
         of_shares = _square_sum(shares, self.policy.device) / self.copies
-        self.ranks.add_up(of_shares, "gradient norms")
+        self.ranks.all_reduce(of_shares, "gradient norms")
         return float((_square_sum(whole, self.policy.device) + of_shares).sqrt())
 
     def model_weights(self) -> dict[str, Tensor]:
-        self.learner.reset_iter_state()  # after an evaluation the root is still gathered
+        _forget_passes(self.learner)  # after an evaluation the root is still gathered
         return super().model_weights()
 
     def model_parts(self, most_bytes: int) -> Iterator[dict[str, Tensor]]:
         """Yield what `model_weights` returns in parts of whole layers, of at most that many bytes unless a layer has
         more. Every rank goes through all parts and has one whole tensor at a time; the first rank has one part."""
-        self.learner.reset_iter_state()
+        _forget_passes(self.learner)
         tensors = saved_tensors(self.policy.model)
         for names in parts_of({name: _bytes(tensor) for name, tensor in tensors.items()}, most_bytes):
             yield self._on_first({name: tensors[name] for name in names})
@@ -138,7 +138,7 @@ class Sharded(Replicated):
 
     def _exchange(self, weights: Mapping[str, Tensor]) -> None:
         if weights:
-            self.learner.reset_iter_state()  # otherwise the root may still be gathered
+            _forget_passes(self.learner)  # otherwise the root may still be gathered
         for name, weight in weights.items():
             _local(self.parameters[name]).copy_(weight)
 
@@ -155,12 +155,25 @@ class Sharded(Replicated):
             module.unshard()
         yield
         # Forget the passes of sampling: ranks that sampled more would prefetch in another order than the others.
-        self.learner.reset_iter_state()
+        _forget_passes(self.learner)
         for layer in self.layers:
             layer.set_reshard_after_forward(True, recurse=False)
 
     def _whole(self, tensor: Tensor) -> Tensor:
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _forget_passes(learner: Any) -> None:
+    """Shard all that is gathered, and forget in which order it was used."""
+    if hasattr(learner, "reset_iter_state"):
+        learner.reset_iter_state()
+        return
+    root = learner._get_fsdp_state()  # before torch 2.13
+    root._comm_ctx.post_forward_order.clear()
+    for state in root._state_ctx.all_states:
+        for group in getattr(state, "_fsdp_param_groups", None) or filter(None, [state._fsdp_param_group]):
+            group._post_forward_indices.clear()
+            group._to_sharded()
 
 
 def mesh_of(recipe: BaseRecipe, ranks: Ranks, device: torch.device) -> DeviceMesh:

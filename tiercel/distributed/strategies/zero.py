@@ -65,7 +65,7 @@ class Zero:
     def zero_gradients(self) -> None:
         """Do nothing: DeepSpeed drops the gradients in its step."""
 
-    def leave_out(self) -> None:
+    def discard_gradients(self) -> None:
         """Do nothing: a recipe that needs this is refused, because DeepSpeed keeps the gradients."""
 
     def backward(self, loss: Tensor, *, is_last: bool) -> None:
@@ -80,7 +80,7 @@ class Zero:
             return float(torch.stack(norms).square().sum().sqrt())
         shares = [safe_get_local_grad(p) for p in self.parameters.values()]
         total = torch.stack([torch.linalg.vector_norm(share, dtype=torch.float32) for share in shares]).square().sum()
-        self.ranks.add_up(total, "gradient norms")
+        self.ranks.all_reduce(total, "gradient norms")
         return float(total.sqrt())
 
     def gradients(self) -> dict[str, Tensor]:
@@ -117,6 +117,8 @@ class Zero:
         from deepspeed.utils import safe_get_full_optimizer_state
 
         kept: dict[str, Tensor] = {}
+        if not self.learner.optimizer.optimizer.state:  # DeepSpeed makes it at the first update
+            return kept
         for name, parameter in self.parameters.items():
             for key in STATE_NAMES[1:]:
                 value = safe_get_full_optimizer_state(parameter, key)

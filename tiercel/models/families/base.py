@@ -10,12 +10,13 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText
+from typing_extensions import Self
 
 from tiercel.config.schema import Part
 from tiercel.errors import DataError, ModelError
@@ -59,7 +60,7 @@ class Family(ABC):
     vllm: ClassVar[str] = "not tried"  # what was seen of vLLM 0.32 with adapters, for the same page
     coordinate_space: ClassVar[CoordinateSpace | None] = None  # of boxes; None: not documented, the recipe may say it
     position_dimensions: int = 1  # 3: M-RoPE
-    part_prefixes: ClassVar[Mapping[Part, tuple[str, ...]]]  # the longest prefix that matches decides
+    part_prefixes: ClassVar[Mapping[Part, tuple[str, ...]]]  # the longest match decides; none: language
     image_marker: str | None = None  # what the chat template writes in place of an image; None: no pictures
     around_image: ClassVar[tuple[str, str]] = ("", "")  # text that the processor adds before and after each image
     video_marker: ClassVar[str | None] = None  # the same for a video; None: the family does not read videos
@@ -135,9 +136,9 @@ class Family(ABC):
         ModelError if they differ."""
 
     @property
-    @abstractmethod
     def placeholder_ids(self) -> tuple[int, ...]:
         """Return the token ids whose embeddings are replaced by vision features. They are never sampled."""
+        return (self.checkpoint.config.image_token_id,)
 
     @abstractmethod
     def plan_image(self, size: Size, limits: PixelLimits | None = None) -> ImagePlan:
@@ -283,6 +284,15 @@ class Family(ABC):
     def logit_cap(self) -> float | None:
         """Return c if logits x become c tanh(x / c), otherwise None."""
         return getattr(self.checkpoint.config.get_text_config(), "final_logit_softcapping", None)
+
+    @cached_property
+    def anchor(self) -> list[int]:
+        """Return the ids of a line break if the tokenizer begins every text with a space of its own, as LLaVA-1.5's
+        does, otherwise none. Text behind them is tokenised as within a text."""
+        alone, anchor, behind = (
+            self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("a", "\n", "\na")
+        )
+        return anchor if behind[: len(anchor)] == anchor and behind != anchor + alone else []
 
     @cached_property  # transformers looks for the config of the text each time
     def vocabulary_size(self) -> int:

@@ -24,11 +24,7 @@ class Gemma3(Family):
     serves = "Gemma 3 with pictures, such as `google/gemma-3-4b-it`"
     special = "a picture squashed to a square; its tokens see each other; sliding windows in five of six layers"
     vllm = "tried once in process, on a CPU: prompts agree, logprobs differ by up to 0.0013, which the gate refuses"
-    part_prefixes: ClassVar = {
-        "vision": ("model.vision_tower.",),
-        "projector": ("model.multi_modal_projector.",),
-        "language": ("model.language_model.", "lm_head."),
-    }
+    part_prefixes: ClassVar = {"vision": ("model.vision_tower.",), "projector": ("model.multi_modal_projector.",)}
     image_marker = "<start_of_image>"
     marker_is_placeholder: ClassVar = False
     around_image = ("\n\n", "\n\n")
@@ -42,10 +38,6 @@ class Gemma3(Family):
                 "model.path: the image processor adds crops of a picture (do_pan_and_scan: true), which tiercel does "
                 "not support; set it to false in preprocessor_config.json"
             )
-
-    @property
-    def placeholder_ids(self) -> tuple[int, ...]:
-        return (self.checkpoint.config.image_token_id,)
 
     def plan_image(self, size: Size, limits: PixelLimits | None = None) -> ImagePlan:
         self.refuse_limits(limits)

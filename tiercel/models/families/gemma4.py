@@ -53,7 +53,6 @@ class Gemma4(Family):
     part_prefixes: ClassVar = {
         "vision": ("model.vision_tower.", "model.audio_tower."),
         "projector": ("model.embed_vision.", "model.embed_audio."),
-        "language": ("model.language_model.", "lm_head."),
     }
     image_marker = "<|image|>"
     sizes = "fits every image into `max_soft_tokens` of its processor"

@@ -30,17 +30,9 @@ class InternVL(Family):
         "another thumbnail ([vllm.md](vllm.md#families-that-vllm-does-not-serve))"
     )
     coordinate_space: ClassVar[CoordinateSpace] = "thousandths"
-    part_prefixes: ClassVar = {
-        "vision": ("model.vision_tower.",),
-        "projector": ("model.multi_modal_projector.",),
-        "language": ("model.language_model.", "lm_head."),
-    }
+    part_prefixes: ClassVar = {"vision": ("model.vision_tower.",), "projector": ("model.multi_modal_projector.",)}
     image_marker = "<IMG_CONTEXT>"
     image_processor_class = GotOcr2ImageProcessorPil
-
-    @property
-    def placeholder_ids(self) -> tuple[int, ...]:
-        return (self.checkpoint.config.image_token_id,)
 
     def plan_image(self, size: Size, limits: PixelLimits | None = None) -> ImagePlan:
         self.refuse_limits(limits)

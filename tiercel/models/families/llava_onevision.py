@@ -1,8 +1,9 @@
 """LLaVA-OneVision: an image in the size of one tile, then the image on a canvas of tiles; 1-D positions.
 
 The features of the canvas's padding are cut off, large grids of features are reduced, and each row of features ends
-with a newline. Each image of a prompt has its own canvas, as in transformers' processor for a flat list of images and
-in vLLM. Shape suffixes: docs/shapes.md. D is 1.
+with a newline. Each image of a prompt has its own canvas, as in vLLM and in transformers' processor for a flat list of
+images; several images in a list of their conversation get no canvas from that processor. Shape suffixes:
+docs/shapes.md. D is 1.
 """
 
 import math
@@ -35,7 +36,6 @@ class LlavaOnevision(Family):
     part_prefixes: ClassVar = {
         "vision": ("model.vision_tower.",),
         "projector": ("model.multi_modal_projector.", "model.image_newline"),
-        "language": ("model.language_model.", "lm_head."),
     }
     image_marker = "<image>"
     image_processor_class = LlavaOnevisionImageProcessorPil

@@ -35,7 +35,6 @@ class Ovis2(Family):
     part_prefixes: ClassVar = {
         "vision": ("model.vision_tower.",),
         "projector": ("model.vision_tower.head_", "model.visual_embeddings_table."),
-        "language": ("model.language_model.", "lm_head."),
     }
     image_marker = "<image>"
     marker_is_placeholder: ClassVar = False

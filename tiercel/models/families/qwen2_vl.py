@@ -15,7 +15,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids, get_vision_window_index
 
 from tiercel.devices import moved
-from tiercel.errors import DataError
+from tiercel.errors import DataError, ModelError
 from tiercel.models.families.base import Family, HuggingFaceModel
 from tiercel.models.families.image_transforms import normalised, picture_tensor, resized, views_sha256
 from tiercel.models.layers.tower_attention import sorted_windows, tower_inputs
@@ -33,11 +33,7 @@ class Qwen2VL(Family):
     vllm = "in `make test-vllm`, in process and by server"
     coordinate_space: ClassVar[CoordinateSpace] = "thousandths"
     position_dimensions = 3
-    part_prefixes: ClassVar = {
-        "vision": ("model.visual.",),
-        "projector": ("model.visual.merger.",),
-        "language": ("model.language_model.", "lm_head."),
-    }
+    part_prefixes: ClassVar = {"vision": ("model.visual.",), "projector": ("model.visual.merger.",)}
     image_marker = "<|image_pad|>"
     video_marker = "<|video_pad|>"
     has_pixel_limits = True
@@ -75,9 +71,11 @@ class Qwen2VL(Family):
     def _pixels(self, limits: PixelLimits | None) -> tuple[int, int]:
         """Return the smallest and the largest number of pixels: the row's if it has any, otherwise the recipe's. Raises
         DataError if the row's are outside the recipe's, because an engine that resizes again by the recipe's limits
-        must not change the image."""
+        must not change the image, and ModelError if the recipe's leave no size."""
         size = self.checkpoint.image_processor.size
         least, most = self.min_pixels or size["shortest_edge"], self.max_pixels or size["longest_edge"]
+        if least > most and (self.min_pixels or self.max_pixels):
+            raise _crossed(self.checkpoint.path, least, most, is_high=self.max_pixels is None)
         if limits is None:
             return least, most
         for key, given in (("min_pixels", limits.least), ("max_pixels", limits.most)):
@@ -186,6 +184,19 @@ class Qwen2VL(Family):
         ).permute(0, 2, 5, 3, 6, 8, 1, 4, 7)
         pixels = pieces.reshape(layers * height * width, 3, -1, side * side)
         return normalised(pixels, processor, dtype).expand(-1, -1, PAIR, -1).flatten(1)
+
+
+def _crossed(path: str, least: int, most: int, *, is_high: bool) -> ModelError:
+    """Build the error of a limit of the recipe beyond the checkpoint's other limit: the lower one if `is_high`."""
+    if is_high:
+        return ModelError(
+            f"model.min_pixels: is {least}, but by its preprocessor_config.json {path} takes at most {most} pixels; "
+            f"set model.max_pixels too, to {least} or more, or model.min_pixels to {most} or less"
+        )
+    return ModelError(
+        f"model.max_pixels: is {most}, but by its preprocessor_config.json {path} takes at least {least} pixels; set "
+        f"model.min_pixels too, to {most} or less, or model.max_pixels to {least} or more"
+    )
 
 
 class Qwen25VL(Qwen2VL):

@@ -28,7 +28,6 @@ class Qwen3VL(Qwen2VL):
     part_prefixes: ClassVar = {
         "vision": ("model.visual.",),
         "projector": ("model.visual.merger.", "model.visual.deepstack_merger_list."),
-        "language": ("model.language_model.", "lm_head."),
     }
 
     def image_token_ids(self, plan: ImagePlan) -> list[int]:

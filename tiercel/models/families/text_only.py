@@ -23,7 +23,7 @@ class TextOnly(Family):
     serves = "any causal language model of transformers, such as `Qwen/Qwen3-4B`"
     special = "proved on each checkpoint"
     vllm = "Qwen3 in `make test-vllm`, in process"
-    part_prefixes: ClassVar = {"language": ("",)}
+    part_prefixes: ClassVar = {}
     sizes = "reads no pictures"
     needs_proof = True
     model_class = AutoModelForCausalLM

@@ -7,7 +7,7 @@ kernels of flash-linear-attention if that package is installed. Shape suffixes: 
 the values, and O the channels of the convolution: queries, keys and values side by side.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -60,6 +60,14 @@ class DeltaState:
     def of(self, rows: Tensor) -> "DeltaState":
         """Select rows; a row that is named several times is copied."""
         return DeltaState(recent=self.recent[rows], memory_RAEE=self.memory_RAEE[rows])
+
+    @staticmethod
+    def joined(states: Sequence["DeltaState"]) -> "DeltaState":
+        """Put the rows of several states one after another."""
+        return DeltaState(
+            recent=torch.cat([state.recent for state in states]),
+            memory_RAEE=torch.cat([state.memory_RAEE for state in states]),
+        )
 
 
 class DeltaScan:

@@ -1,6 +1,7 @@
 """Adapters from files: PEFT's config and weights, which are loaded into a model completely or refused."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -94,10 +95,27 @@ def adapter_config(directory: Path) -> LoraConfig:
             f"{directory / CONFIG}: init_lora_weights {start!r} changes the model's own weights too; merge the "
             "adapter into its model with PEFT's merge_and_unload, and set model.path to that model"
         )
+    _require_sizes(given, directory / CONFIG)
     config = _made({name: value for name, value in given.items() if name in known}, directory)
     config.init_lora_weights = True  # the weights follow
     config.task_type = "CAUSAL_LM"  # other types add modules of their own
     return config
+
+
+def _require_sizes(given: Mapping[str, Any], file: Path) -> None:
+    """Raise ModelError unless the ranks of a config are whole numbers above 0, and the numbers that scale the matrices
+    above 0: with 0 an adapter would be loaded and have no effect."""
+    for name, patterns, kind in (("r", "rank_pattern", int), ("lora_alpha", "alpha_pattern", (int, float))):
+        by_layer = given.get(patterns) or {}
+        if not isinstance(by_layer, dict):
+            raise ModelError(f"{file}: {patterns} is {by_layer!r}, but must be an object with a number for each layer")
+        found = {f"{patterns}[{layer!r}]": value for layer, value in by_layer.items()}
+        for key, value in (found | ({name: given[name]} if name in given else {})).items():
+            if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value < math.inf:
+                raise ModelError(
+                    f"{file}: {key} is {value!r}, but must be a number above 0, and a rank a whole one; take the file "
+                    "that was saved with these weights"
+                )
 
 
 def _of_one_adapter(tensors: Mapping[str, Tensor], directory: Path) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """Location of checkpoints: in a directory, or on a hub, from which they are downloaded."""
 
 from collections.abc import Callable, Sequence
+from os.path import expanduser
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -22,7 +23,7 @@ def resolve(source: Source, key: str = "model.path", files: Sequence[str] = CHEC
     """Return the checkpoint's local directory. If the path is a model id, `files` are downloaded from its hub. `key` is
     the recipe's key, for messages. Raises ModelError if the hub has no such model, and EnvironmentProblem if it cannot
     be downloaded."""
-    path = Path(source.path).expanduser()
+    path = Path(expanduser(source.path))  # leaves ~NAME of a user that is not there
     if path.is_dir():
         return path
     download = _download(source, key)

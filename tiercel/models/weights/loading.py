@@ -34,6 +34,7 @@ from tiercel.models.families.text_only import TextOnly
 from tiercel.models.layers.attention import route_attention
 from tiercel.models.layers.experts import IMPLEMENTATION, mixtures
 from tiercel.models.layers.quantized import is_quantized, loading_options, settle, stored_quantization
+from tiercel.models.layers.rotary import keep_frequencies, require_steady_positions
 from tiercel.models.layers.tower_attention import route_tower
 from tiercel.models.template_arguments import with_arguments
 from tiercel.models.weights.hub import resolve
@@ -109,9 +110,13 @@ def _newer_needed(config: dict[str, Any]) -> str:
 
 
 def family_of(recipe: BaseRecipe) -> Family:
-    """Load the family of a recipe's model, with its chat template; no weights. Raises ModelError as `load_family`."""
+    """Load the family of a recipe's model, with its chat template; no weights. Raises ModelError as `load_family`, and
+    if the recipe allows rows that are too long for the model's positions."""
     data = recipe.data
-    return load_family(recipe.model, data.template, data.coordinates, data.template_arguments)
+    family = load_family(recipe.model, data.template, data.coordinates, data.template_arguments)
+    config = family.checkpoint.config.get_text_config()
+    require_steady_positions(config, family.checkpoint.path, recipe.longest_row, recipe.longest_row_keys)
+    return family
 
 
 def load_family(
@@ -225,6 +230,8 @@ def require_processor(family: Family) -> None:
             raise ModelError(place + f"{name} has {len(values)} numbers, but a pixel has 3 colours")
     try:
         family.image_token_ids(family.plan_image(USUAL_SIZE))
+    except ModelError:
+        raise
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise ModelError(place + f"{type(error).__name__}: {error}") from error
 
@@ -315,6 +322,7 @@ def _loaded(
     model.generation_config = GenerationConfig()
     decoder: Any = family.language_model(model)
     route_attention(decoder)
+    keep_frequencies(decoder)
     if any(mixture.uses_kernels for mixture in mixtures(model)):
         decoder.set_experts_implementation(IMPLEMENTATION)  # some whole models refuse it
     if tower := family.tower_of_spans(model):

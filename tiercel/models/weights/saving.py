@@ -3,7 +3,7 @@ config."""
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tiercel.models.layers.value_head import NAME, value_head
 from tiercel.models.policy import WHOLE_FILE, Policy, read_whole
 from tiercel.models.weights.loading import read_tensors
 
+GENERATION = "generation_config.json"
 FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -32,21 +33,23 @@ FILES = (
     "preprocessor_config.json",
     "processor_config.json",
     "video_preprocessor_config.json",
-    "generation_config.json",
+    GENERATION,
 )
 TEMPLATE = "chat_template.jinja"
 OWN_TEMPLATE = "chat_template"  # a key of older checkpoints' files
+EDGES = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}  # the older and the newer name of a limit
 Config = dict[str, Any]
 
 
 def write_companions(family: Family, directory: Path) -> None:
     """Write the files that accompany the weights of a family's model."""
     copy_files(Path(family.checkpoint.path), directory)
+    _change(directory / GENERATION, lambda config: _stop_at(config, family.checkpoint.end_token_ids))
     if family.checkpoint.chat_template != family.tokenizer.chat_template:
         _write_template(family.checkpoint.chat_template, directory)
     if family.min_pixels is not None or family.max_pixels is not None:
-        limited = {"shortest_edge": family.min_pixels, "longest_edge": family.max_pixels}
-        given = {key: value for key, value in limited.items() if value is not None}
+        limited = {"min_pixels": family.min_pixels, "max_pixels": family.max_pixels}
+        given = {name: value for name, value in limited.items() if value is not None}
         _change(directory / "preprocessor_config.json", lambda config: _limit(config, given))
         _change(directory / "processor_config.json", lambda config: _limit(config.get("image_processor"), given))
 
@@ -66,14 +69,24 @@ def _write_template(template: str, directory: Path) -> None:
         _change(directory / name, lambda config: config.pop(OWN_TEMPLATE, None))
 
 
-def _limit(config: Config | None, edges: Config) -> None:
-    """Set the limits of an image's pixels under both of their names."""
-    if config is None or "shortest_edge" not in (config.get("size") or {}):
+def _stop_at(config: Config, end_token_ids: Sequence[int]) -> None:
+    """Set the tokens at which transformers stops if some are missing, such as the end of a turn in a base model, which
+    the run has taught. Without the key, transformers would not stop at all: save_pretrained writes such a file."""
+    listed = config.get("eos_token_id")
+    if not set(end_token_ids).issubset(listed if isinstance(listed, list) else [listed]):
+        config["eos_token_id"] = list(end_token_ids)
+
+
+def _limit(config: Config | None, limits: Config) -> None:
+    """Set the limits of an image's pixels wherever an image processor's file has them, by either name."""
+    if config is None:
         return
-    config["size"] |= edges
-    for name, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
-        if name in config and edge in edges:
-            config[name] = edges[edge]
+    size = config.get("size") or {}
+    for name, limit in limits.items():
+        edge = EDGES[name]
+        size |= {key: limit for key in (name, edge) if key in size}
+        if name in config or edge not in size:  # the published Qwen2.5-VL has no `size`
+            config[name] = limit
 
 
 def _change(file: Path, change: Callable[[Config], Any]) -> None:

@@ -8,8 +8,8 @@ from peft import LoraConfig
 from peft.tuners.lora.layer import ParamWrapper
 from torch import nn
 
-from tiercel.config.parts import PARTS
 from tiercel.config.schema import Lora
+from tiercel.config.trained_parts import PARTS
 from tiercel.errors import ModelError
 from tiercel.models.families.base import Family, HuggingFaceModel
 from tiercel.models.layers.experts import gate_names, mixtures

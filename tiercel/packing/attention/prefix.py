@@ -31,18 +31,18 @@ class KeysValues:
     value_BJTE: Tensor
 
 
-Kept = KeysValues | DeltaState  # what later tokens need from a layer
+LayerCache = KeysValues | DeltaState  # what later tokens need from a layer
 
 
 class RecordingAttention:
     """The computation of `form`, after `before` if there is such a prefix, with a record of what the tokens after it
     need from each layer."""
 
-    def __init__(self, form: PackedForm, before: "PrefixPass | None"):
+    def __init__(self, form: PackedForm, before: "PrefixCache | None"):
         self.form = form
         self.attend: AttentionForm = form if before is None else ContinuedAttention(form, before)
         self.before = before
-        self.kept: dict[int, Kept] = {}
+        self.kept: dict[int, LayerCache] = {}
 
     def __call__(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
         # Activation checkpointing calls this a second time.
@@ -58,10 +58,10 @@ class RecordingAttention:
         return output
 
 
-class PrefixPass:
+class PrefixCache:
     """What tokens need from the prefix before them: the record of each layer, and the last hidden states."""
 
-    def __init__(self, kept: Mapping[int, Kept], states_PH: Tensor, before: "PrefixPass | None" = None):
+    def __init__(self, kept: Mapping[int, LayerCache], states_PH: Tensor, before: "PrefixCache | None" = None):
         self.before = before
         self.own = {layer: _leaves(of_layer) for layer, of_layer in kept.items()}
         self.own_states_PH = _leaf(states_PH)
@@ -70,7 +70,7 @@ class PrefixPass:
         self._pairs = list(zip([*outputs, states_PH], [*leaves, self.own_states_PH], strict=True))
 
     @property
-    def path(self) -> "list[PrefixPass]":
+    def path(self) -> "list[PrefixCache]":
         """Return the passes from the outermost one to this one."""
         return [*([] if self.before is None else self.before.path), self]
 
@@ -100,7 +100,7 @@ class ContinuedAttention:
     """The computation of `form` after `prefix`: it attends to the prefix's keys and values and to those of the tokens
     after it, and starts from the prefix's states."""
 
-    def __init__(self, form: PackedForm, prefix: PrefixPass):
+    def __init__(self, form: PackedForm, prefix: PrefixCache):
         self.form = form
         self.prefix = prefix
 
@@ -118,8 +118,8 @@ class RunsPrefixes(Protocol):
     """The part of a learner that runs prefixes."""
 
     def run_prefix(
-        self, prefix: PackedTokens, features_KH: Tensor | None, before: PrefixPass | None = None
-    ) -> PrefixPass: ...
+        self, prefix: PackedTokens, features_KH: Tensor | None, before: PrefixCache | None = None
+    ) -> PrefixCache: ...
 
 
 class OpenPrefixes:
@@ -132,9 +132,9 @@ class OpenPrefixes:
         self.unit = unit
         self.learner = learner
         self.features = features
-        self.open: list[tuple[int, PrefixPass]] = []  # each with the number of the microbatch that closes it
+        self.open: list[tuple[int, PrefixCache]] = []  # each with the number of the microbatch that closes it
 
-    def before(self, number: int) -> PrefixPass | None:
+    def before(self, number: int) -> PrefixCache | None:
         """Return the pass that a microbatch continues. Those that no later one continues are closed: the gradients that
         were left there go back through them."""
         self.close(number)
@@ -149,15 +149,15 @@ class OpenPrefixes:
             self.open.pop()[1].backward()
 
     @property
-    def _innermost(self) -> PrefixPass | None:
+    def _innermost(self) -> PrefixCache | None:
         return self.open[-1][1] if self.open else None
 
 
-def _tensors(kept: Kept) -> list[Tensor]:
+def _tensors(kept: LayerCache) -> list[Tensor]:
     return [getattr(kept, field.name) for field in fields(kept)]
 
 
-def _leaves(kept: Kept) -> Kept:
+def _leaves(kept: LayerCache) -> LayerCache:
     return type(kept)(**{field.name: _leaf(getattr(kept, field.name)) for field in fields(kept)})
 
 

@@ -3,8 +3,11 @@ of an object that has loaded a model. They have no limit of memory, and exceedin
 warning."""
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from tiercel.config.schema import Reliability
@@ -15,15 +18,16 @@ from tiercel.rewards.runtime.signature_adapters import NoReward, as_reward
 from tiercel.rewards.runtime.user import checked_reply
 from tiercel.rewards.runtime.worker import score_batch
 
-PREFIX = f"{__name__}:"
-_FUNCTIONS: dict[str, Any] = {}  # functions of this process, by name
+PREFIX = f"{__name__}.run_"
+_FUNCTIONS: dict[str, Any] = {}  # functions of this process, by the text that names them in a recipe
 
 
-def register_function(function: Any, name: str) -> str:
-    """Remember a function, and return the text that names it in a recipe of this process."""
+def register_function(function: Any, name: str, run: Path) -> str:
+    """Remember a function, and return the text that names it in the recipe of a run, which other runs do not use."""
     word = name if name.isidentifier() else "function"
-    _FUNCTIONS[word] = function
-    return PREFIX + word
+    call = f"{PREFIX}{sha256(os.path.abspath(run).encode()).hexdigest()[:8]}:{word}"
+    _FUNCTIONS[call] = function
+    return call
 
 
 class InProcessReward:
@@ -31,18 +35,18 @@ class InProcessReward:
 
     def __init__(self, call: str, limits: Reliability):
         self.call = call
-        self._name = call.removeprefix(PREFIX)
+        self._name = call.rpartition(":")[2]
         self._seconds = limits.reward_timeout
         self._thread: ThreadPoolExecutor | None = None
         self._function: Any = None
 
     def start(self) -> None:
         """Find the function. Raises RecipeError if this process was not given it, or if it is not a reward."""
-        if self._name not in _FUNCTIONS:
+        if self.call not in _FUNCTIONS:
             remedy = "pass it again, or write it to a file"
             raise RecipeError([f"{self._name} was a function of a Python session that has ended; {remedy}"])
         try:
-            self._function = as_reward(_FUNCTIONS[self._name])
+            self._function = as_reward(_FUNCTIONS[self.call])
         except NoReward as error:
             raise RecipeError([f"{self._name} {error}"]) from error
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=self._name)
@@ -57,7 +61,7 @@ class InProcessReward:
                 work.result(self._seconds)
                 break
             except TimeoutError:
-                logger.debug(f"{self._name} has taken more than {self._seconds:g} s, and is waited for")
+                logger.warning(f"{self._name} has taken more than {self._seconds:g} s, and is waited for")
         made = [checked_reply(replies[place]) for place in range(len(samples))]
         return tuple(
             RewardValue(value=value, failure=failure and f"reward {self._name}, row {sample.id}: {failure}")

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from tiercel.config.schema import Reliability
 from tiercel.errors import DataError, RecipeError
-from tiercel.http_json import HttpReply, NoAnswer, ServerAnswer, WrongAnswer, ask, key_of, new_client
+from tiercel.http_json import HttpReply, NoAnswer, ServerAnswer, WrongAnswer, ask, key_of, new_client, run_requests
 from tiercel.reliability.redaction import redact_answer
 from tiercel.reward_types import RewardValue, Sample
 from tiercel.rewards.answers import extract_answer
@@ -87,7 +87,7 @@ class JudgeReward:
     def score(self, samples: Sequence[Sample]) -> tuple[RewardValue, ...]:
         """Ask for a grade of each sample, divided by `judge.best`; None if the question asks for a right answer that
         the row does not have. All of them together take at most reliability.reward_timeout seconds."""
-        return asyncio.run(self._score_all(samples))
+        return run_requests(self._score_all(samples))
 
     def close(self) -> None:
         """Do nothing: no connection is open between two batches."""

@@ -39,6 +39,9 @@ class FailureStats:
         )
 
 
+NO_FAILURES = FailureStats(completions=0, failed=0, first_failure=None)
+
+
 def count_failures(scored: Sequence[ScoredGroup]) -> FailureStats:
     """Count the failures over all completions of the groups."""
     first_failures = [_first_failure(completion) for group in scored for completion in group.completions]

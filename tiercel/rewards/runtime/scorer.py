@@ -5,15 +5,14 @@ a failed reward, or with none that applies, is masked: its total is None.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import compress, repeat
 
 from tiercel.config.schema import Reliability
 from tiercel.errors import DataError, RecipeError
 from tiercel.reward_types import Turn
-from tiercel.rewards.base import RewardEntry, RowFilter
+from tiercel.rewards.base import RewardEntry
 from tiercel.rewards.external import ByCall
 from tiercel.rewards.grounding import GROUNDING
 from tiercel.rewards.runtime.batches import AnswerReward, BatchReward, batch_reward
@@ -98,13 +97,15 @@ def _grid_thw(plan: ImagePlan) -> tuple[int, int, int] | None:
 
 
 def weighted_sum(values: Sequence[RewardValue], weights: Sequence[float]) -> float | None:
-    """Sum weight * value over the rewards that apply. None if one failed, if none of those given applies, or if the sum
-    exceeds fp32."""
+    """Sum weight * value over the rewards that apply. A reward of weight 0 is only measured, unless all have weight 0.
+    None if one of the others failed, if none of them applies, or if the sum exceeds fp32."""
     if not values:
         return 0.0
-    if any(value.failure is not None for value in values):
+    weighted = list(zip(values, weights, strict=True))
+    counted = [(value, weight) for value, weight in weighted if weight] or weighted
+    if any(value.failure is not None for value, _ in counted):
         return None
-    terms = [weight * value.value for value, weight in zip(values, weights, strict=True) if value.value is not None]
+    terms = [weight * value.value for value, weight in counted if value.value is not None]
     total = sum(terms) if terms else math.nan
     return total if abs(total) <= LARGEST_VALUE else None
 
@@ -127,16 +128,6 @@ def is_right(values: Sequence[RewardValue], thresholds: Sequence[float | None]) 
 
 Judgements = Sequence[bool | None]  # whether each sample is right, by the rewards before
 Prompts = Sequence[EncodedPrompt]  # the prompts of the samples
-Ask = Callable[[Sequence[Sample], Judgements, Prompts], tuple[RewardValue, ...]]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _ReadyReward:
-    """One reward of the recipe, ready to score."""
-
-    reward: RewardEntry
-    batch: BatchReward | None  # None if it scores by itself
-    ask: Ask
 
 
 def require_coordinates(rewards: Sequence[RewardEntry], coordinate_space: CoordinateSpace | None) -> None:
@@ -163,7 +154,7 @@ class Scorer:
         self.names = reward_names(rewards)
         self.coordinate_space: CoordinateSpace | None = coordinate_space
         self._processes = ExitStack()
-        self._asked = tuple(_asked(reward, batch_reward(reward, reliability)) for reward in rewards)
+        self._rewards = tuple((reward, batch_reward(reward, reliability)) for reward in rewards)
         self._opens_pictures = any(isinstance(reward, ByCall) for reward in rewards)
         self._weights = [reward.weight for reward in rewards]
         self._right_from = [reward.right_from for reward in rewards]
@@ -173,17 +164,17 @@ class Scorer:
         environment variables that are not set."""
         problems: list[str] = []
         with ExitStack() as processes:
-            for index, asked in enumerate(self._asked):
+            for index, (reward, batch) in enumerate(self._rewards):
                 entry = f"rewards.{index}"
-                missing = [problem.below(entry).line for problem in asked.reward.missing()]
+                missing = [problem.below(entry).line for problem in reward.missing()]
                 problems += missing
-                if asked.batch is None or (missing and not isinstance(asked.reward, ByCall)):  # a package is missing
+                if batch is None or (missing and not isinstance(reward, ByCall)):  # a package is missing
                     continue
-                processes.callback(asked.batch.close)
+                processes.callback(batch.close)
                 try:
-                    asked.batch.start()
+                    batch.start()
                 except RecipeError as error:
-                    key = "call" if isinstance(asked.reward, ByCall) else "name"
+                    key = "call" if isinstance(reward, ByCall) else "name"
                     problems += [f"{entry}.{key}: {problem}" for problem in error.problems]
             if problems:
                 raise RecipeError(problems)
@@ -214,9 +205,9 @@ class Scorer:
     def score_samples(self, samples: Sequence[Sample], prompts: Prompts) -> tuple[dict[str, RewardValue], ...]:
         """Return the rewards of each sample by name, in the recipe's order. `prompts` are those of the samples."""
         found: list[list[RewardValue]] = [[] for _ in samples]
-        for asked in self._asked:
+        for reward, batch in self._rewards:
             right = [is_right(values, self._right_from[: len(values)]) for values in found]
-            for values, value in zip(found, asked.ask(samples, right, prompts), strict=True):
+            for values, value in zip(found, _values(reward, batch, samples, right, prompts), strict=True):
                 values.append(value)
         return tuple(dict(zip(self.names, values, strict=True)) for values in found)
 
@@ -232,40 +223,29 @@ class Scorer:
         )
 
 
-def _asked(reward: RewardEntry, batch: BatchReward | None) -> _ReadyReward:
-    ask = _ask_itself(reward) if batch is None else _ask_batch(batch)
-    return _ReadyReward(reward=reward, batch=batch, ask=_asked_where(ask, reward.where))
+def _values(
+    reward: RewardEntry, batch: BatchReward | None, samples: Sequence[Sample], right: Judgements, prompts: Prompts
+) -> tuple[RewardValue, ...]:
+    """Ask a reward for its value of each sample. It does not apply to rows that the entry does not select."""
+    is_meant = [reward.where is None or reward.where.holds(sample.columns) for sample in samples]
+    meant = [*compress(samples, is_meant)]
+    if batch is None:
+        found = iter([_own_value(reward, *each) for each in zip(meant, compress(right, is_meant), strict=True)])
+    elif isinstance(batch, AnswerReward):
+        found = iter(batch.score_answers(meant, [*compress(prompts, is_meant)]))
+    else:
+        found = iter(batch.score(meant))
+    return tuple(next(found) if each else RewardValue(value=None) for each in is_meant)
 
 
-def _ask_batch(batch: BatchReward) -> Ask:
-    if isinstance(batch, AnswerReward):
-        return lambda samples, right, prompts: batch.score_answers(samples, prompts)
-    return lambda samples, right, prompts: batch.score(samples)
-
-
-def _ask_itself(reward: RewardEntry) -> Ask:
-    def ask_one(sample: Sample, is_right: bool | None) -> RewardValue:
-        try:
-            value = reward.score_after(sample, is_right)
-        except DataError as error:
-            return RewardValue(value=None, failure=str(error))
-        except (ArithmeticError, ValueError, RecursionError) as error:  # because of what a model may write
-            return RewardValue(value=None, failure=f"reward {reward.name}, row {sample.id}: {error!r}")
-        if value is not None and not abs(value) <= LARGEST_VALUE:
-            return RewardValue(value=None, failure=f"reward {reward.name}, row {sample.id}: {value} is not a reward")
-        return RewardValue(value=value)
-
-    return lambda samples, right, prompts: tuple(map(ask_one, samples, right))
-
-
-def _asked_where(ask: Ask, where: RowFilter | None) -> Ask:
-    """Ask only for the rows that the entry selects; to all others the reward does not apply."""
-    if where is None:
-        return ask
-
-    def ask_some(samples: Sequence[Sample], right: Judgements, prompts: Prompts) -> tuple[RewardValue, ...]:
-        meant = [where.holds(sample.columns) for sample in samples]
-        asked = iter(ask([*compress(samples, meant)], [*compress(right, meant)], [*compress(prompts, meant)]))
-        return tuple(next(asked) if is_meant else RewardValue(value=None) for is_meant in meant)
-
-    return ask_some
+def _own_value(reward: RewardEntry, sample: Sample, is_right: bool | None) -> RewardValue:
+    """Return the value of a reward that scores by itself."""
+    try:
+        value = reward.score_after(sample, is_right)
+    except DataError as error:
+        return RewardValue(value=None, failure=str(error))
+    except (ArithmeticError, ValueError, RecursionError) as error:  # because of what a model may write
+        return RewardValue(value=None, failure=f"reward {reward.name}, row {sample.id}: {error!r}")
+    if value is not None and not abs(value) <= LARGEST_VALUE:
+        return RewardValue(value=None, failure=f"reward {reward.name}, row {sample.id}: {value} is not a reward")
+    return RewardValue(value=value)

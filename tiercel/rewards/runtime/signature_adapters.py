@@ -16,7 +16,7 @@ Loaded in the process of a reward; imports nothing heavy.
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
 from types import CodeType, ModuleType
@@ -50,7 +50,7 @@ def as_reward(found: Any) -> Callable[..., Any]:
         inputs = "reward_inputs"
         return _batched(lambda samples: _call(found, {inputs: list(map(_reward_input, samples))}), KEYS_OF_EASYR1)
     if _takes(found, "reward_input"):
-        return lambda sample: _reward_in(_call(found, {"reward_input": _reward_input(sample)}), KEYS_OF_EASYR1)
+        return _of_reward_input(found)
     if not _takes(found, "completions"):
         _require_one_parameter(found)
         return found.__call__ if is_of_class else found  # the method tells whether it is async
@@ -110,13 +110,13 @@ def _by_name(found: Callable[..., Any]) -> Callable[[Sample], Any]:
         found = await call(sample)
         return _reward_in(found, KEYS_OF_VERL) if is_of_verl else found
 
-    return score_async if any(map(inspect.iscoroutinefunction, (found, type(found).__call__))) else score
+    return score_async if _is_async(found) else score
 
 
 def _names_of_verl(sample: Sample) -> dict[str, Any]:
     """Return what verl calls a function with, as far as the row has it; the column `extra_info` may be missing."""
     named = {"solution_str": sample.completion, "extra_info": sample.columns.get("extra_info")}
-    given = {"data_source": sample.columns.get("data_source"), "ground_truth": sample.answer}
+    given = {"data_source": sample.columns.get("data_source"), "ground_truth": _own_answer(sample)}
     return named | {name: value for name, value in given.items() if value is not None}
 
 
@@ -125,17 +125,45 @@ def _lists_of_verl(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     return {f"{name}s": [each.get(name) for each in every] for name in dict.fromkeys(chain(*every))}
 
 
+def _is_async(found: Callable[..., Any]) -> bool:
+    return any(map(inspect.iscoroutinefunction, (found, type(found).__call__)))
+
+
+def _of_reward_input(found: Callable[..., Any]) -> Callable[[Sample], Any]:
+    """Wrap EasyR1's function of one completion."""
+
+    def score(sample: Sample) -> Any:
+        return _reward_in(_call(found, {"reward_input": _reward_input(sample)}), KEYS_OF_EASYR1)
+
+    async def score_async(sample: Sample) -> Any:
+        return _reward_in(await _call(found, {"reward_input": _reward_input(sample)}), KEYS_OF_EASYR1)
+
+    return score_async if _is_async(found) else score
+
+
 def _reward_input(sample: Sample) -> dict[str, Any]:
     """Return what EasyR1 passes for a completion."""
-    return {"response": sample.completion, "response_length": sample.token_count, "ground_truth": sample.answer}
+    truth = _own_answer(sample)
+    return {"response": sample.completion, "response_length": sample.token_count, "ground_truth": truth}
+
+
+def _own_answer(sample: Sample) -> Any:
+    """Return the right answer as the row has it. `Sample.answer` has no tags, and a list for a box as JSON text."""
+    return sample.named.get("answer", sample.answer)
 
 
 def _batched(call: Callable[[Sequence[Sample]], Any], keys: Sequence[str]) -> Callable[[Sequence[Sample]], Any]:
-    """Wrap a function of samples whose values may be dicts."""
+    """Wrap a function of samples, which may be async and whose values may be dicts."""
+
+    def rewards_in(values: Any) -> Any:
+        return [_reward_in(value, keys) for value in values] if isinstance(values, list | tuple) else values
+
+    async def awaited(values: Awaitable[Any]) -> Any:
+        return rewards_in(await values)
 
     def score(samples: Sequence[Sample]) -> Any:
         values = call(samples)
-        return [_reward_in(value, keys) for value in values] if isinstance(values, list | tuple) else values
+        return awaited(values) if inspect.isawaitable(values) else rewards_in(values)
 
     score.batched = True  # type: ignore[attr-defined]
     return score
@@ -188,9 +216,21 @@ class Conversation(list[Any]):
         )
 
     def __contains__(self, value: object) -> bool:
+        return super().__contains__(self._not_text(value))
+
+    def count(self, value: object) -> int:
+        return super().count(self._not_text(value))
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(self._not_text(other))
+
+    def __ne__(self, other: object) -> bool:
+        return super().__ne__(self._not_text(other))
+
+    def _not_text(self, value: object) -> object:
         if isinstance(value, str):
             len(self)  # raises
-        return super().__contains__(value)
+        return value
 
 
 def _of_lists(found: Callable[..., Any], conversation: type[list[Any]] | None) -> Callable[..., Any]:
@@ -208,7 +248,7 @@ def _lists(samples: Sequence[Sample], conversation: type[list[Any]] | None) -> d
     """Collect prompts, completions and every column of any row, including `answer`, and `solution`, which is the answer
     if no row has a column of that name. The entry is None if a row lacks a column. Pictures are in the forms of TRL and
     VLM-R1."""
-    answers = [sample.answer for sample in samples]
+    answers = [_own_answer(sample) for sample in samples]
     lists = {"solution": [sample.named.get("solution", sample.answer) for sample in samples], "answer": answers}
     columns = dict.fromkeys(name for sample in samples for name in sample.columns)
     names = dict.fromkeys((*columns, *(name for sample in samples for name in sample.named if name not in lists)))

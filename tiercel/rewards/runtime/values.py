@@ -15,6 +15,7 @@ from tiercel.config.schema import Model
 from tiercel.data.media.images import decode
 from tiercel.errors import DataError, ModelError, TrainingError
 from tiercel.models.families.base import Family
+from tiercel.models.layers.rotary import require_steady_positions
 from tiercel.models.layers.value_head import NAME
 from tiercel.models.policy import WHOLE_FILE, frozen_policy
 from tiercel.models.prompts import encode_conversation, prompt_messages
@@ -142,6 +143,8 @@ def load_value_model(options: RewardModel, path: Path) -> ValueModel:
     device = torch.device("cuda" if on_gpu else "cpu")
     model = Model(path=str(path), min_pixels=options.min_pixels, max_pixels=options.max_pixels)
     family = load_family(model, options.template)
+    config = family.checkpoint.config.get_text_config()
+    require_steady_positions(config, str(path), options.max_tokens, "model.max_tokens")
     adapter = None if options.adapter is None else Path(options.adapter)
     _require_value_head(adapter or path)
     policy = frozen_policy(family, DTYPES[options.dtype], device, adapter, is_valued=True)

@@ -8,7 +8,7 @@ being decoded.
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -88,45 +88,29 @@ def _moved_on(starts: Tensor, by: Tensor) -> Tensor:
     return torch.cat([starts[:-1] + by, starts[-1:]])
 
 
-class Kernel(Protocol):
-    """A way to compute the attention of a new token of every row."""
-
-    def memory(self, like: Tensor, sequences: int, tokens: int) -> Tensor:
-        """Allocate zeros (sequences, J, tokens, E) in the layout that is read without a copy. `like` is (B, J, P,
-        E)."""
-
-    def put(self, memory_RJLE: Tensor, place_1: Tensor, new_RJ1E: Tensor) -> None:
-        """Write a token of every row."""
-
-    def over_own(
-        self, query_RJQE: Tensor, key_RJLE: Tensor, value_RJLE: Tensor, places: CachePlaces, scale: float
-    ) -> Attended:
-        """Attend to the row's own new tokens."""
-
-    def over_prompts(
-        self, query_RJQE: Tensor, key_BJPE: Tensor, value_BJPE: Tensor, places: CachePlaces, scale: float
-    ) -> Attended:
-        """Attend to the row's prompt. A prompt is read once for all its rows."""
-
-
 class ExactKernel:
     """Attention with scores and softmax in float32."""
 
     def memory(self, like: Tensor, sequences: int, tokens: int) -> Tensor:
+        """Allocate zeros (sequences, J, tokens, E) in the layout that is read without a copy. `like` is (B, J, P,
+        E)."""
         return like.new_zeros(sequences, like.shape[1], tokens, like.shape[3])
 
     def put(self, memory_RJLE: Tensor, place_1: Tensor, new_RJ1E: Tensor) -> None:
+        """Write a token of every row."""
         memory_RJLE.index_copy_(2, place_1, new_RJ1E)
 
     def over_own(
         self, query_RJQE: Tensor, key_RJLE: Tensor, value_RJLE: Tensor, places: CachePlaces, scale: float
     ) -> Attended:
+        """Attend to the row's own new tokens."""
         starts_R1 = places.own_starts[: len(query_RJQE), None]
         return _attention(query_RJQE, key_RJLE, value_RJLE, starts_R1, places.used_R[:, None], scale)
 
     def over_prompts(
         self, query_RJQE: Tensor, key_BJPE: Tensor, value_BJPE: Tensor, places: CachePlaces, scale: float
     ) -> Attended:
+        """Attend to the row's prompt. A prompt is read once for all its rows."""
         _, heads, queries, size = query_RJQE.shape
         prompts, most = len(key_BJPE), places.group_size
         slots = query_RJQE.new_zeros(prompts * most, heads, queries, size).index_copy_(0, places.slots_R, query_RJQE)
@@ -205,6 +189,9 @@ class FlashKernel:
             output.view(rows, queries, heads, size).transpose(1, 2),
             lse.view(heads, rows, queries).transpose(0, 1),
         )
+
+
+Kernel = ExactKernel | FlashKernel  # a way to compute the attention of a new token of every row
 
 
 def kernel_for(key: Tensor) -> Kernel:

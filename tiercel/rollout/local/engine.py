@@ -9,13 +9,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tiercel.config.schema import Rollout
 from tiercel.devices import is_reproducible, moved
+from tiercel.errors import EnvironmentProblem
+from tiercel.models.families.base import Family
 from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
 from tiercel.packing.compiling import default_backend
@@ -32,24 +34,9 @@ from tiercel.types import Completion, EncodedPrompt, Group
 PREPACKED_BYTES = Rollout().prepacked_bytes  # used if there is no recipe
 TOKENS_IN_FLIGHT = 2**18  # tokens of prompts and completions, over all rows, whose keys and values fit at the same time
 KEPT_BYTES = 2**31  # of a GPU, that decoding may hold while the learner works
+# Kinds of layers, by transformers' names, that keep keys and values alone.
+KEYS_AND_VALUES = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 LOOK_EVERY = 8  # tokens between the waits of an accelerator's host to learn which rows have ended
-
-
-class DecodingWeights(Protocol):
-    """Copies of weights for decoding, in a form in which a step is faster."""
-
-    def of_present_weights(self) -> AbstractContextManager[None]:
-        """Copy the current weights, for `in_place`."""
-
-    def in_place(self) -> AbstractContextManager[None]:
-        """Make the layers compute with the copies, without gradient."""
-
-    @property
-    def held_bytes(self) -> int:
-        """Return the bytes of copies that `release` would free."""
-
-    def release(self) -> None:
-        """Free them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,7 +235,8 @@ def build_decoder(
 ) -> Decoder:
     """Choose the fastest decoder for the model and the device. Steps are captured, and compiled before with
     `may_compile`, only on a GPU with `may_capture`. It is false if weights are gathered for a rollout: they lie
-    elsewhere each time, and hooks of FSDP2 wait for streams."""
+    elsewhere each time, and hooks of FSDP2 wait for streams. Raises EnvironmentProblem as `require_decodable` does."""
+    require_decodable(policy.family, policy.family.language_model(policy.model).config)
     if policy.family.sharing_obstacle(policy.family.language_model(policy.model).config):
         return RepeatedDecoder(policy, vision)
     if policy.device.type == "cpu":
@@ -258,7 +246,19 @@ def build_decoder(
     return FixedDecoder(policy, vision, None)
 
 
-def decoding_weights(policy: Policy, decoder: Decoder, prepacked_bytes: int | None) -> DecodingWeights:
+def require_decodable(family: Family, config: Any) -> None:
+    """Raise EnvironmentProblem if the cache of transformers would be used for layers that have more than keys and
+    values, such as convolutions. `config` is the decoder's."""
+    others = sorted(set(getattr(config, "layer_types", None) or ()) - KEYS_AND_VALUES)
+    if others and family.sharing_obstacle(config):
+        raise EnvironmentProblem(
+            f"the local engine cannot sample from {family.checkpoint.path}: its layers have "
+            f"{' and '.join(kind.replace('_', ' ') for kind in others)}, and the engine keeps only keys and values of "
+            "tokens; set rollout.engine: vllm, or use another model"
+        )
+
+
+def decoding_weights(policy: Policy, decoder: Decoder, prepacked_bytes: int | None) -> NarrowLinears | PrepackedLinears:
     """Choose the copies of weights that decoding uses. `prepacked_bytes` is None if weights do not stay."""
     if isinstance(decoder, FixedDecoder) and decoder.capture is not None:
         return NarrowLinears(policy)

@@ -124,11 +124,7 @@ class ResumedAttention:
 
     def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:
         order_T = torch.arange(tokens.rate_RTA.shape[1], device=self.device)
-        states = [row.state.deltas[layer] for row in self.rows]
-        start = DeltaState(
-            recent=torch.cat([state.recent for state in states]),
-            memory_RAEE=torch.cat([state.memory_RAEE for state in states]),
-        )
+        start = DeltaState.joined([row.state.deltas[layer] for row in self.rows])
         output, self.deltas[layer] = scan(tokens.without(order_T >= self.lengths_R[:, None]), self.lengths_R, start)
         return output
 

@@ -55,14 +55,8 @@ class _Layer:
     """The keys and values of a layer."""
 
     kernel: Kernel
-    prompt_key_BJPE: Tensor
-    prompt_value_BJPE: Tensor
-    own_key_RJLE: Tensor
-    own_value_RJLE: Tensor
-
-    @property
-    def own(self) -> KeysAndValues:
-        return self.own_key_RJLE, self.own_value_RJLE
+    prompts: KeysAndValues  # (B, J, P, E) each
+    own: KeysAndValues  # (R, J, L, E) each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,8 +120,8 @@ class FixedMemory(RowMemory):
         if layer not in self.layers:
             self.layers[layer] = self._new_layer(key_BJPE)
         held, (prompts, _, tokens, _) = self.layers[layer], key_BJPE.shape
-        held.prompt_key_BJPE[:prompts, :, :tokens] = key_BJPE
-        held.prompt_value_BJPE[:prompts, :, :tokens] = value_BJPE
+        for memory, new_BJPE in zip(held.prompts, (key_BJPE, value_BJPE), strict=True):
+            memory[:prompts, :, :tokens] = new_BJPE
 
     def put_state(self, layer: int, state: DeltaState) -> None:
         of_rows = state.of(self._moved(self.prompt_of))
@@ -163,10 +157,10 @@ class FixedMemory(RowMemory):
             larger = [layer.kernel.memory(own, self.room.rows, self.room.new_tokens) for own in layer.own]
             for memory, own in zip(larger, layer.own, strict=True):
                 memory[:, :, :before] = own
-            self.layers[number] = replace(layer, own_key_RJLE=larger[0], own_value_RJLE=larger[1])
+            self.layers[number] = replace(layer, own=(larger[0], larger[1]))
 
     def of_prompts(self, layer: int) -> KeysAndValues:
-        return self.layers[layer].prompt_key_BJPE, self.layers[layer].prompt_value_BJPE
+        return self.layers[layer].prompts
 
     def add_token(self) -> None:
         """Start using one more token of every row."""
@@ -182,11 +176,7 @@ class FixedMemory(RowMemory):
 
     @property
     def held_bytes(self) -> int:
-        tensors = [
-            each
-            for layer in self.layers.values()
-            for each in (layer.prompt_key_BJPE, layer.prompt_value_BJPE, *layer.own)
-        ]
+        tensors = [each for layer in self.layers.values() for each in (*layer.prompts, *layer.own)]
         return sum(tensor.nbytes for tensor in (*tensors, *self.counters()))
 
     def __call__(self, layer: Layer, query_RA1E: Tensor, key_RJ1E: Tensor, value_RJ1E: Tensor) -> Tensor:
@@ -198,7 +188,7 @@ class FixedMemory(RowMemory):
         """Return the attention of the first rows in a layer with so many query heads. Layers that are alike have the
         same places."""
         held = self.layers[number]
-        queries = heads // held.prompt_key_BJPE.shape[1]
+        queries = heads // held.prompts[0].shape[1]
         if (rows, queries, window) not in self.seen:
             places = self.places.of(rows).with_queries(queries)
             if window is not None and window < self.room.prompt_tokens + self.room.new_tokens:
@@ -206,8 +196,8 @@ class FixedMemory(RowMemory):
             self.seen[rows, queries, window] = places
         return LayerAttention(
             kernel=held.kernel,
-            prompts=(held.prompt_key_BJPE, held.prompt_value_BJPE),
-            own=(held.own_key_RJLE[:rows], held.own_value_RJLE[:rows]),
+            prompts=held.prompts,
+            own=(held.own[0][:rows], held.own[1][:rows]),
             places=self.seen[rows, queries, window],
             newest_1=self.newest_1,
         )
@@ -218,12 +208,12 @@ class FixedMemory(RowMemory):
 
     def _new_layer(self, key_BJPE: Tensor) -> _Layer:
         kernel, room = kernel_for(key_BJPE), self.room
+
+        def pair(sequences: int, tokens: int) -> KeysAndValues:
+            return kernel.memory(key_BJPE, sequences, tokens), kernel.memory(key_BJPE, sequences, tokens)
+
         return _Layer(
-            kernel=kernel,
-            prompt_key_BJPE=kernel.memory(key_BJPE, room.prompts, room.prompt_tokens),
-            prompt_value_BJPE=kernel.memory(key_BJPE, room.prompts, room.prompt_tokens),
-            own_key_RJLE=kernel.memory(key_BJPE, room.rows, room.new_tokens),
-            own_value_RJLE=kernel.memory(key_BJPE, room.rows, room.new_tokens),
+            kernel=kernel, prompts=pair(room.prompts, room.prompt_tokens), own=pair(room.rows, room.new_tokens)
         )
 
     def _arrange(self) -> None:

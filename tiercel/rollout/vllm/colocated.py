@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import Ranks
-from tiercel.errors import EnvironmentProblem, TrainingError
+from tiercel.errors import ElsewhereError, EnvironmentProblem, TiercelError, TrainingError
 from tiercel.models.families.base import Family
 from tiercel.rollout.dialogue import Dialogues
 from tiercel.rollout.sampler import SamplingParams
@@ -51,6 +51,9 @@ class _Request:
     visuals: dict[str, list[Any]]
     params: SamplingParams
     seed: int
+
+
+_Share = tuple[list[_Request], tuple[int, int, str] | None]  # of a rank, with its number, code and error if it failed
 
 
 class ColocatedSampler:
@@ -156,7 +159,8 @@ class ColocatedSampler:
             asked = [
                 PromptRequest(prompt=each, params=params, seed=seed) for each, seed in zip(prompts, seeds, strict=True)
             ]
-            sampled = self._sampled(asked) or []
+            outputs = self._outputs(asked) or []
+            sampled = list(map(self._completions, asked, outputs))
         else:
             sampled = self._trajectories(begun_trajectories(self.family, prompts, params, seeds, dialogues), params)
         return tuple(
@@ -167,36 +171,53 @@ class ColocatedSampler:
     def _trajectories(
         self, begun: Sequence[Sequence[TrajectoryBuilder]], params: SamplingParams
     ) -> list[tuple[Completion, ...]]:
-        """Sample turn by turn; the engine is called once for a turn of all trajectories that go on."""
+        """Sample turn by turn; the engine is called once for a turn of all trajectories that go on. An error of one
+        rank's turn is kept until the ranks of the engine meet again, because the others would wait for it there."""
         open_ones = [builder for builders in begun for builder in builders]
+        failed: TiercelError | None = None
         while True:
-            sampled = self._sampled([PromptRequest.of_turn(each, params) for each in open_ones])
-            if sampled is None:
+            asked = [PromptRequest.of_turn(each, params) for each in open_ones]
+            outputs = self._outputs(asked, failed)
+            if outputs is None:
                 return [tuple(builder.completion() for builder in builders) for builders in begun]
-            replies = [add_sampled(builder, turn) for builder, (turn,) in zip(open_ones, sampled, strict=True)]
-            open_ones = [
-                builder
-                for builder, reply in zip(open_ones, replies, strict=True)
-                if reply is not None and builder.add_reply(reply.result())
-            ]
+            try:
+                open_ones = self._going_on(open_ones, asked, outputs)
+            except TiercelError as error:
+                failed, open_ones = error, []
 
-    def _sampled(self, asked: Sequence[PromptRequest]) -> list[tuple[Completion, ...]] | None:
+    def _going_on(
+        self, builders: Sequence[TrajectoryBuilder], asked: Sequence[PromptRequest], outputs: Sequence[Any]
+    ) -> list[TrajectoryBuilder]:
+        """Add a turn to each trajectory, and return those that go on."""
+        sampled = map(self._completions, asked, outputs)
+        replies = [add_sampled(builder, turn) for builder, (turn,) in zip(builders, sampled, strict=True)]
+        return [
+            builder
+            for builder, reply in zip(builders, replies, strict=True)
+            if reply is not None and builder.add_reply(reply.result())
+        ]
+
+    def _outputs(self, asked: Sequence[PromptRequest], failed: TiercelError | None = None) -> list[Any] | None:
         """Sample what this rank asks for, together with what the other ranks of the engine ask for; None if none of
-        them asks for anything."""
-        every, start = self._of_engine([self._request(each) for each in asked])
-        if not every:
-            return None
-        outputs = self._generate(every)[start : start + len(asked)]
-        return [self._completions(each, output) for each, output in zip(asked, outputs, strict=True)]
+        them asks for anything. If a rank has failed, all of them raise: that rank its error, the others
+        ElsewhereError."""
+        end = None if failed is None else (self.ranks.rank, failed.exit_code, str(failed))
+        shares, place = self._of_engine(([self._request(each) for each in asked], end))
+        if failed is not None:
+            raise failed
+        if (end := next((end for _, end in shares if end is not None), None)) is not None:
+            raise ElsewhereError(*end)
+        every = [request for requests, _ in shares for request in requests]
+        start = sum(len(requests) for requests, _ in shares[:place])
+        return self._generate(every)[start : start + len(asked)] if every else None
 
-    def _of_engine(self, own: list[_Request]) -> tuple[list[_Request], int]:
-        """Return the requests of all ranks that share the engine, in their order, and where this rank's begin."""
+    def _of_engine(self, own: _Share) -> tuple[list[_Share], int]:
+        """Return the shares of all ranks that share the engine, in their order, and the place of this rank's."""
         if self.group is None:
-            return own, 0
+            return [own], 0
         shares: list[Any] = [None] * dist.get_world_size(self.group)
         dist.all_gather_object(shares, own, group=self.group)
-        place = dist.get_rank(self.group)
-        return [request for share in shares for request in share], sum(len(share) for share in shares[:place])
+        return shares, dist.get_rank(self.group)
 
     def _request(self, asked: PromptRequest) -> _Request:
         prompt = asked.prompt

@@ -25,7 +25,7 @@ from tiercel.models.layers.delta_net import BRANCHING_MODELS
 from tiercel.rollout.dialogue import TurnReply
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.rollout.token_sampling import sampling_seed
-from tiercel.rollout.trajectory import TrajectoryBuilder
+from tiercel.rollout.trajectory import TrajectoryBuilder, written_text
 from tiercel.types import Completion, EncodedImage, EncodedPrompt
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM has kernels for
@@ -159,11 +159,10 @@ def make_completion(
         raise ImpossibleCompletion(
             f"finish_reason: got 'stop', but token_ids ends with {token_ids[-1]}, which is not an end token"
         )
-    said = list(token_ids[:-1] if has_end else token_ids)
     return Completion(
         token_ids_L=ids_L,
         logprobs_L=logprobs_L,
-        text=family.tokenizer.decode(said),
+        text=written_text(family, token_ids),
         is_truncated=not has_end and finish_reason != "stop",
         seed=seed,
     )

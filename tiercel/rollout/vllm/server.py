@@ -8,7 +8,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -135,8 +135,8 @@ class ServerSampler:
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def load_policy(self, version: int, adapter_directory: Path | None) -> None:
-        """Load the version into every server that answers. The others get it when they are back. Older versions are
-        unloaded once no completion is drawn from them any more."""
+        """Load the version into every server that answers. The others get it when they are back, and get no requests of
+        any rank before. Older versions are unloaded once no completion is drawn from them any more."""
         assert adapter_directory is not None
         directory = adapter_directory.absolute()
         policy = LoadedPolicy(
@@ -147,9 +147,20 @@ class ServerSampler:
         kept = self.pool.versions - 1
         self._loaded = [*before[len(before) - kept :], policy] if kept else [policy]
         if is_new:
-            self.ranks.on_first(lambda: self._run(self._on_good_servers(lambda state: self._load(state, policy))))
+            self._run(self._leave_all(self.ranks.run_on_first(lambda: self._faults_after_loading(policy))))
         gone = [each for each in before if each not in self._loaded]
-        self.ranks.on_first(lambda: self._run(self._unload(gone)))
+        self.ranks.run_on_first(lambda: self._run(self._unload(gone)))
+
+    def _faults_after_loading(self, policy: LoadedPolicy) -> dict[str, str]:
+        self._run(self._on_good_servers(lambda state: self._load(state, policy)))
+        return self.faults()
+
+    async def _leave_all(self, faults: Mapping[str, str]) -> None:
+        """Leave the servers that did not get the policy from the first rank. This rank may have met no fault of theirs,
+        and a server's own weights have no name by which an answer from older ones would be noticed."""
+        for state in self._good_servers():
+            if (reason := faults.get(state.server.url)) is not None:
+                self._leave(state, ServerFault(reason))
 
     def sample_everywhere(
         self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
@@ -346,15 +357,15 @@ class ServerSampler:
     def _lost(self, prompt: EncodedPrompt) -> str:
         return (
             f"rollout.urls: row {prompt.row.id} got no answer within rollout.patience "
-            f"({self.pool.patience_seconds:g} s): {self._reasons()}; start the servers again and give the same "
-            "command, which goes on from the newest checkpoint"
+            f"({self.pool.patience_seconds:g} s): {self._reasons()}; start the servers again, and run the "
+            "same command again to resume from the newest checkpoint"
         )
 
     def _useless(self) -> str:
         return (
             f"rollout.urls: every server has given {NONSENSE} invalid answers: {self._reasons()}; none of them "
-            "was trained on; look into the server's log, start it again or update vLLM, and give the same command, "
-            "which goes on from the newest checkpoint"
+            "was trained on; look into the server's log, start it again or update vLLM, and run the same command "
+            "again to resume from the newest checkpoint"
         )
 
     def _reasons(self) -> str:
@@ -485,7 +496,7 @@ def connect(recipe: GrpoRecipe, family: Family, ranks: Ranks = ALONE) -> ServerS
         versions=rollout.versions,
     )
     sampler = ServerSampler(family, pool, ranks)
-    ranks.on_first(sampler.require_fit)
+    ranks.run_on_first(sampler.require_fit)
     return sampler
 
 

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from tiercel.config.engines import VISION_ADAPTERS
-from tiercel.config.parts import adapted_parts
 from tiercel.config.schema import GrpoRecipe
+from tiercel.config.trained_parts import adapted_parts
 from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.log import logger
 from tiercel.models.families.base import Family

@@ -33,9 +33,9 @@ def meeting_by_name(ranks: Ranks, tensor_parallel: int) -> Iterator[None]:
         if is_first_of_machine:
             fcntl.flock(lock, fcntl.LOCK_EX)
             _remove(set(SHARED_MEMORY.glob(NAMES)) - _names_held_by("[0-9]*"))
-        ranks.gather(None)
+        ranks.all_gather(None)
         yield
-        ranks.gather(None)
+        ranks.all_gather(None)
         _remove(_names_held_by("self"))
 
 

@@ -11,7 +11,7 @@ from tiercel.models.policy import load_for_inference
 from tiercel.packing.forward_equivalence_check import prove_where_needed
 from tiercel.runs.progress import waiting
 from tiercel.training.distillation.served_teacher import ServedTeacher, open_served, recipe_of_teacher
-from tiercel.training.distillation.teacher_term import LocalTeacher, Teaching, require_same_words, teacher_encoder
+from tiercel.training.distillation.teacher_term import LocalTeacher, Teaching, require_same_vocabulary, teacher_encoder
 from tiercel.training.policy_passes import passes_for_inference
 
 
@@ -24,7 +24,7 @@ def open_teacher(recipe: GrpoRecipe, policy: Family, ranks: Ranks) -> Teaching |
     told_by: LocalTeacher | ServedTeacher
     if section.url is not None:
         told_by = open_served(recipe, section, ranks)
-        ranks.on_first(told_by.require_answer)
+        ranks.run_on_first(told_by.require_answer)
         family = told_by.family
     else:
         with waiting(f"loading the teacher {section.path}"):
@@ -34,7 +34,7 @@ def open_teacher(recipe: GrpoRecipe, policy: Family, ranks: Ranks) -> Teaching |
         family = model.family
         words = min(family.vocabulary_size, policy.vocabulary_size)
         told_by = LocalTeacher(section=section, passes=passes_for_inference(model, chosen, ranks), words=words)
-    require_same_words(family, policy)
+    require_same_vocabulary(family, policy)
     encode = teacher_encoder(section, chosen.data, family, policy)
     if encode is not None and recipe.rollout.has_turns:
         raise ModelError(

@@ -13,7 +13,7 @@ from tiercel.algorithms.teacher import Teacher
 from tiercel.config.schema import GrpoRecipe, Rollout
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.errors import EnvironmentProblem, TrainingError
-from tiercel.http_json import brief
+from tiercel.http_json import brief, run_requests
 from tiercel.models.families.base import Family
 from tiercel.models.weights.loading import family_of
 from tiercel.packing.batch import AdvantageGroup
@@ -58,7 +58,7 @@ class ServedTeacher:
     def require_answer(self) -> None:
         """Raise EnvironmentProblem if the server does not answer, or does not fit."""
         try:
-            asyncio.run(self._with_server(lambda server: server.fitting(self.needs)))
+            run_requests(self._with_server(lambda server: server.fitting(self.needs)))
         except ServerFault as fault:
             remedy = "docs/vllm.md says how to start it"
             raise EnvironmentProblem(f"{self.key}.url: {self.section.url}: {fault}; {remedy}") from fault
@@ -67,7 +67,7 @@ class ServedTeacher:
         """Return what the teacher says about every completion. If a rank fails, all raise: EnvironmentProblem if only
         the user can help, TrainingError if no good answer came within the patience."""
         asked = [(_whole(group.item.prompt, each), each) for group in groups for each in group.item.continuations]
-        return self.ranks.together(lambda: asyncio.run(self._with_server(lambda server: self._all(server, asked))))
+        return self.ranks.run_on_all(lambda: run_requests(self._with_server(lambda server: self._all(server, asked))))
 
     async def _with_server(self, work: Callable[[VllmServer], Awaitable[T]]) -> T:
         assert self.section.url is not None
@@ -107,8 +107,8 @@ class ServedTeacher:
                     none = f"no answer within rollout.patience ({self.rollout.patience:g} s)"
                     raise TrainingError(
                         f"{self.key}.url: row {whole.row.id} got {few if faults.are_too_wrong else none}: "
-                        f"{server.url}: {fault}; check the server's log, restart it, and run the same command again, "
-                        "which goes on from the newest checkpoint"
+                        f"{server.url}: {fault}; check the server's log, restart it, and run the same command again "
+                        "to resume from the newest checkpoint"
                     ) from fault
                 await asyncio.sleep(pause)
 
@@ -175,10 +175,11 @@ def _whole(prompt: EncodedPrompt, continuation: Continuation) -> EncodedPrompt:
 
 
 def recipe_of_teacher(recipe: GrpoRecipe, section: Teacher) -> GrpoRecipe:
-    """Return the recipe with the teacher as its model."""
+    """Return the recipe with the teacher as its model, in its own dtype even if the policy is quantised."""
     source = {f"model.{name}": getattr(section, name) for name in ("path", "hub", "revision", "dtype")}
     pixels = section.max_pixels or recipe.model.max_pixels
-    return recipe.with_values({**source, "model.max_pixels": pixels, "data.template": section.template})
+    own = {"model.max_pixels": pixels, "model.quantize": None, "data.template": section.template}
+    return recipe.with_values({**source, **own})
 
 
 def open_served(recipe: GrpoRecipe, section: Teacher, ranks: Ranks = ALONE) -> ServedTeacher:

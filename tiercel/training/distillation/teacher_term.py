@@ -5,6 +5,7 @@ N scored tokens of a microbatch.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -20,13 +21,13 @@ from tiercel.distributed.ranks import Ranks
 from tiercel.errors import DataError, ModelError
 from tiercel.models.families.base import Family
 from tiercel.models.prompts import completion_positions
-from tiercel.packing.batch import AdvantageGroup, PolicyBatch, in_row_order
+from tiercel.packing.batch import AdvantageGroup, PolicyBatch, in_completion_order
 from tiercel.packing.divergence import Target, TeacherTokens
 from tiercel.packing.layout import PackItem
 from tiercel.packing.logprobs import TokenScores
 from tiercel.reliability.redaction import without_secrets
 from tiercel.training.distillation.served_teacher import ServedTeacher
-from tiercel.training.policy_passes import NO_TOTALS, Passes
+from tiercel.training.policy_passes import NO_TOTALS, PolicyPasses
 from tiercel.types import Completion, EncodedPrompt, Row, ScoredGroup
 
 Encode = Callable[[Row, int], EncodedPrompt]
@@ -47,7 +48,7 @@ class LocalTeacher:
     """A teacher that is whole on every rank."""
 
     section: Teacher
-    passes: Passes
+    passes: PolicyPasses
     words: int  # of the policy's vocabulary or of its own, whichever is smaller: they may be padded differently
 
     def distribution(self, states_MH: Tensor) -> Tensor:
@@ -66,7 +67,7 @@ class LocalTeacher:
                 ends = list(accumulate(lengths))
                 found += [tokens[end - size : end] for size, end in zip(lengths, ends, strict=True)]
         passes.vision.end_step()
-        return in_row_order(units, found)
+        return in_completion_order(units, found)
 
     @torch.no_grad()
     def _told(self, states_NH: Tensor, targets_N: Tensor) -> TeacherTokens:
@@ -95,7 +96,7 @@ class Teaching:
 
     def with_teacher_terms(self, groups: Sequence[AdvantageGroup]) -> list[AdvantageGroup]:
         """Add what the teacher says about every completion. Raises DataError for a prompt that it cannot take."""
-        asked = self.ranks.together(lambda: [self._asked(group) for group in groups])
+        asked = self.ranks.run_on_all(lambda: [self._asked(group) for group in groups])
         parts = iter(self.told_by.tokens(asked))
         return [replace(group, teacher=tuple(next(parts) for _ in group.sampler_logprobs)) for group in groups]
 
@@ -178,7 +179,7 @@ def token_texts(family: Family, token_ids: Sequence[int]) -> list[str]:
     return texts
 
 
-def require_same_words(teacher: Family, policy: Family) -> None:
+def require_same_vocabulary(teacher: Family, policy: Family) -> None:
     """Raise ModelError if two checkpoints do not have the same tokenizer."""
     words, others = policy.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
     if words != others:
@@ -203,13 +204,12 @@ def teacher_encoder(section: Teacher, data: Data, teacher: Family, policy: Famil
     encode = prompt_encoder(teacher, data)
     if section.prompt is None:
         return encode
-    template = section.prompt
+    return partial(_encode_otherwise, encode, section.prompt)
 
-    def asked_otherwise(row: Row, index: int) -> EncodedPrompt:
-        messages = fill_prompt(row.messages, template, {**row.columns, "answer": row.answer}, "the teacher's prompt")
-        return encode(replace(row, messages=messages), index)
 
-    return asked_otherwise
+def _encode_otherwise(encode: Encode, template: str, row: Row, index: int) -> EncodedPrompt:
+    messages = fill_prompt(row.messages, template, {**row.columns, "answer": row.answer}, "the teacher's prompt")
+    return encode(replace(row, messages=messages), index)
 
 
 def _sees_the_same(teacher: Family, policy: Family) -> bool:

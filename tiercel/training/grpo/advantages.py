@@ -71,7 +71,7 @@ def step_advantages(
         if among is None or group.group.prompt.index in among
     ]
     least = advantage_of(algorithm.advantage).least_group
-    everyone = sorted((group for groups in ranks.gather(mine) for group in groups), key=lambda group: group.index)
+    everyone = sorted((group for groups in ranks.all_gather(mine) for group in groups), key=lambda group: group.index)
     usable = [group for group in everyone if len(group.totals) >= least]
     options = Options(scale=algorithm.scale, pass_k=algorithm.pass_k, clip=algorithm.advantage_clip)
     table = reward_table(usable, [reward.weight for reward in recipe.rewards])
@@ -123,7 +123,7 @@ def _finite(
         for group, values in zip(scored, advantages, strict=True)
         if any(value is not None and not math.isfinite(value) for value in values)
     ]
-    rows = ranks.gather(own)
+    rows = ranks.all_gather(own)
     if any(rows):
         raise NonFiniteError("an advantage is not finite", rows)
     return advantages

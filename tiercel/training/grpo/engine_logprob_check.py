@@ -22,12 +22,12 @@ from tiercel.errors import EnvironmentProblem
 from tiercel.log import logger
 from tiercel.models.chat import second_turn
 from tiercel.models.policy import base_name
-from tiercel.packing.batch import advantage_group, in_row_order
+from tiercel.packing.batch import advantage_group, in_completion_order
 from tiercel.rollout.sampler import GatedSampler, SamplingParams, sampling_params
 from tiercel.rollout.token_sampling import sampling_seed
 from tiercel.training.grpo.policy_sync import PROBE, PolicySync
 from tiercel.training.grpo.train_inference_mismatch import engine_name, parity_tolerance
-from tiercel.training.policy_passes import NO_TOTALS, Passes
+from tiercel.training.policy_passes import NO_TOTALS, PolicyPasses
 from tiercel.training.step import Step
 from tiercel.training.trainer import Trainer
 from tiercel.types import EncodedPrompt, Group
@@ -75,7 +75,7 @@ class Gap:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GateLimits:
+class EngineCheckLimits:
     """The largest values of a `Gap` that the gate accepts."""
 
     mean: float
@@ -83,7 +83,7 @@ class GateLimits:
     largest: float
 
     @classmethod
-    def of(cls, recipe: GrpoRecipe) -> "GateLimits":
+    def of(cls, recipe: GrpoRecipe) -> "EngineCheckLimits":
         """Compute the limits that this module's docstring explains."""
         tolerance = parity_tolerance(recipe)
         if recipe.model.dtype == "float32":
@@ -112,9 +112,9 @@ def check_engine_logprobs(sync: PolicySync, trainer: Trainer, recipe: GrpoRecipe
         top_p=1.0,
         top_k=0,
     )
-    tolerance, limits = parity_tolerance(recipe), GateLimits.of(recipe)
+    tolerance, limits = parity_tolerance(recipe), EngineCheckLimits.of(recipe)
     name = engine_name(recipe)
-    trainer.ranks.together(lambda: sampler.require_usable(some[0]) if some else None)
+    trainer.ranks.run_on_all(lambda: sampler.require_usable(some[0]) if some else None)
     groups = _sampled(sampler, trainer, recipe, some, params)
     scores = trainer_logprobs(trainer, groups)
     gap = _gap(trainer, groups, scores)
@@ -161,7 +161,7 @@ def _moved(trainer: Trainer, recipe: GrpoRecipe, groups: Sequence[Group], scores
     may shift them by less, and stays as it is if no rank has a picture."""
     wanted = MOVED_BY * parity_tolerance(recipe)
     first = FIRST_NOISE_WHOLE if recipe.lora is None else FIRST_NOISE
-    shows_pictures = trainer.ranks.any(any(group.prompt.images for group in groups))
+    shows_pictures = trainer.ranks.all_reduce_any(any(group.prompt.images for group in groups))
     parts = [trainer.family.part_of(base_name(name)) for name in trainer.policy.trained_parameters()]
     scales: dict[Part, float] = dict.fromkeys(parts, 0.0)
     for part in [part for part in scales if part == "language" or shows_pictures]:
@@ -210,10 +210,10 @@ def _sampled(
 ) -> tuple[Group, ...]:
     seeds = [sampling_seed(recipe.train.seed, prompt.index) for prompt in prompts]
     with sampler.awake():
-        return trainer.ranks.together(lambda: sampler.sample_everywhere(prompts, params, seeds))
+        return trainer.ranks.run_on_all(lambda: sampler.sample_everywhere(prompts, params, seeds))
 
 
-def trainer_logprobs(trainer: Passes, groups: Sequence[Group]) -> list[Tensor]:
+def trainer_logprobs(trainer: PolicyPasses, groups: Sequence[Group]) -> list[Tensor]:
     """Compute for each group the logprobs (N,) of its completions' tokens, one completion after another."""
     own = [advantage_group(group.prompt, group.completions, [0.0] * len(group.completions)) for group in groups]
     whole = trainer.with_partners(own, lambda group: (group.item,))
@@ -225,7 +225,7 @@ def trainer_logprobs(trainer: Passes, groups: Sequence[Group]) -> list[Tensor]:
         for logprobs_L in scores.logprobs_N.cpu().split(batch.packed.scored_lengths)
     ]
     trainer.vision.end_step()
-    rows = iter(in_row_order(units, found))
+    rows = iter(in_completion_order(units, found))
     known = {_name(group.item.prompt): torch.cat([next(rows) for _ in group.numbers]) for group in whole}
     return [known[_name(group.prompt)] for group in groups]
 
@@ -245,4 +245,4 @@ def _gap(
         (group.prompt.row.id, (b_N - a_N)[~b_N.isnan()].abs())
         for group, a_N, b_N in zip(groups, scores, others, strict=True)
     ]
-    return Gap.of([entry for each in trainer.ranks.gather(differences) for entry in each])
+    return Gap.of([entry for each in trainer.ranks.all_gather(differences) for entry in each])

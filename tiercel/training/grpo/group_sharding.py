@@ -17,7 +17,7 @@ Draw = Callable[[Sequence[EncodedPrompt], range], Sequence[Group]]  # these comp
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GroupPart:
+class GroupSlice:
     """Completions of one prompt that one rank draws."""
 
     owner: int  # the rank that holds the prompt
@@ -26,7 +26,7 @@ class GroupPart:
     numbers: range  # of the completions in their group
 
 
-def group_parts(prompts_of_ranks: Sequence[int], group_size: int) -> list[GroupPart]:
+def group_parts(prompts_of_ranks: Sequence[int], group_size: int) -> list[GroupSlice]:
     """Share the groups of fewer prompts than ranks among all ranks, in the order of prompts and completions. Each rank
     draws at most one portion; if groups are smaller than their share of the ranks, some draw none."""
     ranks, prompts = len(prompts_of_ranks), sum(prompts_of_ranks)
@@ -36,7 +36,7 @@ def group_parts(prompts_of_ranks: Sequence[int], group_size: int) -> list[GroupP
         drawing = range(-(-ranks * number // prompts), -(-ranks * (number + 1) // prompts))
         parts = even_ranges(group_size, len(drawing))
         found += [
-            GroupPart(owner=owner, place=place, rank=rank, numbers=part)
+            GroupSlice(owner=owner, place=place, rank=rank, numbers=part)
             for rank, part in zip(reversed(drawing), parts, strict=False)
         ]
     return found
@@ -52,15 +52,15 @@ def sample_on_all_ranks(
     ranks: Ranks, prompts: Sequence[EncodedPrompt], group_size: int, draw: Draw
 ) -> tuple[Group, ...]:
     """Draw whole groups for this rank's prompts; if there are fewer prompts than ranks, all ranks draw a part."""
-    counts = ranks.gather(len(prompts))
+    counts = ranks.all_gather(len(prompts))
     if not 0 < sum(counts) < ranks.world_size:
-        return tuple(ranks.together(lambda: draw(prompts, range(group_size))))
+        return tuple(ranks.run_on_all(lambda: draw(prompts, range(group_size))))
     shares = group_parts(counts, group_size)
     here = {number: prompts[each.place] for number, each in enumerate(shares) if each.owner == ranks.rank}
     there = ranks.send([(each.owner, each.rank) for each in shares], here)
     own = next((number for number, each in enumerate(shares) if each.rank == ranks.rank), None)
     asked, numbers = ([], range(group_size)) if own is None else ([there[own]], shares[own].numbers)
-    drawn = ranks.together(lambda: draw(asked, numbers))
+    drawn = ranks.run_on_all(lambda: draw(asked, numbers))
     back = {} if own is None else {own: PendingGroup.of(drawn[0])}
     parts = ranks.send([(each.rank, each.owner) for each in shares], back)
 
@@ -72,14 +72,14 @@ def sample_on_all_ranks(
     return tuple(joined(place, prompt) for place, prompt in enumerate(prompts))
 
 
-def split_across_ranks(ranks: Ranks, groups: Sequence[AdvantageGroup], learners: int) -> list[AdvantageGroup]:
-    """Return this rank's groups, cut into parts that can be balanced if all ranks have fewer groups than there are
-    learners. Each part has the prompt. `learners` counts ranks, or groups of ranks that compute packs together."""
-    total = sum(ranks.gather(len(groups)))
-    if not 0 < total < learners:
+def split_across_ranks(ranks: Ranks, groups: Sequence[AdvantageGroup], data_parallel_size: int) -> list[AdvantageGroup]:
+    """Return this rank's groups, cut into parts that can be balanced if all ranks together have fewer groups than
+    `data_parallel_size`: the ranks, or the groups of ranks that compute packs together. Each part has the prompt."""
+    total = sum(ranks.all_gather(len(groups)))
+    if not 0 < total < data_parallel_size:
         return list(groups)
     return [
         group.part(part.start, part.stop)
         for group in groups
-        for part in even_ranges(len(group.sampler_logprobs), -(-learners // total))
+        for part in even_ranges(len(group.sampler_logprobs), -(-data_parallel_size // total))
     ]

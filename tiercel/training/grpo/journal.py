@@ -6,6 +6,7 @@ used only if the run resumes at exactly that step, so that the policy is the one
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tiercel.regular_files import make_directory, remove
@@ -31,6 +32,8 @@ def keep_in_journal(run: Path, rank: int, step: int, groups: Sequence[Group]) ->
         for older in folder.glob(f"step-*/rank-{rank}"):
             if older != place and STEP.fullmatch(older.parent.name) and not older.parent.is_symlink():
                 remove(older)
+                with suppress(OSError):  # another rank's groups are there
+                    older.parent.rmdir()
 
 
 def journal_of(run: Path, step: int) -> dict[int, PendingGroup]:

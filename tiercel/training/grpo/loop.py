@@ -39,7 +39,7 @@ def steps(recipe: GrpoRecipe, run: RunDirectory) -> Iterator[FinishedStep]:
                         one_step(session, trainer, rollouts, step)
                     with session.progress.handler.without_this_thread():
                         yield session.finished(step)
-                    session.save_step(step, trainer)
+                    session.save_if_due(step, trainer)
 
 
 def one_step(session: Session, trainer: Trainer, rollouts: Rollouts, step: Step) -> None:
@@ -60,7 +60,7 @@ def one_step(session: Session, trainer: Trainer, rollouts: Rollouts, step: Step)
         trainer.sync_reference(step.updates_done)
         rollouts.sync.update_weights(step.updates_done)
     step.metrics |= step_metrics(trainer, rollouts, outcome, step)
-    session.keep(step, rollouts.pending())
+    session.stage_for_saving(step, rollouts.pending())
     if session.is_evaluated_after(step):
         step.metrics |= evaluate_policy(session, trainer, rollouts, step.updates_done)
     session.record_step(step)

@@ -8,18 +8,18 @@ from tiercel.algorithms.correction import drift_metrics
 from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import Ranks, largest_by_name
 from tiercel.packing.batch import AdvantageGroup
-from tiercel.training.finite import Kept, keep_groups
 from tiercel.training.grpo.minibatches import learnt_groups, minibatches
 from tiercel.training.grpo.policy_update import update_on_minibatch
 from tiercel.training.grpo.precomputed_values import precompute_values
 from tiercel.training.grpo.train_inference_mismatch import gap_metrics, warn_of_gap
-from tiercel.training.nonfinite_batches import kept_units
+from tiercel.training.nonfinite_batches import serialize_microbatches
+from tiercel.training.nonfinite_guard import SerializeMicrobatches, copy_rollouts
 from tiercel.training.optimizer_step import TokensSeen, Update, sharing_metrics
 from tiercel.training.session import Session
 from tiercel.training.step import Step
 from tiercel.training.trainer import Trainer
 
-Attempt = Callable[[Callable[[], Update], Kept], Update | None]
+Attempt = Callable[[Callable[[], Update], SerializeMicrobatches], Update | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,7 @@ class StepUpdates:
         return {
             "loss": _mean([update.loss for update in self.updates]),
             "grad_norm": _mean([update.grad_norm for update in self.updates]),
-            "loss_scale/skipped": sum(update.was_skipped for update in self.updates),
+            "loss_scale/skipped": sum(update.overflowed for update in self.updates),
             **_per_token(in_loss, sum(update.tokens for update in self.updates)),
             **_per_token(in_pass, passed),
             **gap_metrics(apart),
@@ -59,7 +59,7 @@ class StepUpdates:
 
     def skipped_of_all(self, ranks: Ranks) -> dict[str, int]:
         """Return `group/skipped`, over all ranks."""
-        return {"group/skipped": ranks.total(self.skipped)}
+        return {"group/skipped": ranks.all_reduce_sum(self.skipped)}
 
 
 def update_policy(
@@ -68,7 +68,7 @@ def update_policy(
     """Make the updates of a step under its learning rate, each checked to be finite, and warn of an engine that has
     gone wrong. Raises NonFiniteError, and TrainingError if that engine stops the run."""
     step.metrics["lr"] = session.prepare_update(trainer, step)
-    keep = partial(keep_groups, rollouts=session.run.rollouts_file(step.updates_done))
+    keep = partial(copy_rollouts, rollouts=session.run.rollouts_file(step.updates_done))
     learnt = learn(trainer, groups, recipe, partial(session.guard.attempt, trainer, keep=keep))
     warn_of_gap(recipe, step.number, *learnt.in_passes())
     trainer.vision.end_step()
@@ -87,7 +87,7 @@ def learn(
     updates = [
         attempt(
             partial(update_on_minibatch, trainer, minibatch, precomputed, recipe),
-            partial(kept_units, minibatch.units, precomputed),
+            partial(serialize_microbatches, minibatch.units, precomputed),
         )
         for _ in range(recipe.optim.rollout_epochs)
         for minibatch, precomputed in every

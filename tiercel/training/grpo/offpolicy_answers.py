@@ -1,11 +1,9 @@
 """Answers of rows in place of completions: what a student learns off policy."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-
-import torch
 
 from tiercel.config.schema import DistillRecipe, GrpoRecipe
 from tiercel.data.encoding import taught_prompt_encoder
@@ -13,22 +11,29 @@ from tiercel.data.rows import only_last_turn
 from tiercel.errors import DataError
 from tiercel.models.families.base import Family
 from tiercel.models.prompts import encode_conversation
-from tiercel.rollout.trajectory import written_text
+from tiercel.rollout.trajectory import given_completion
+from tiercel.training.distillation.teacher_term import Encode
 from tiercel.types import Completion, EncodedPrompt, Group, Row
 
 
-def learnt_prompt_encoder(family: Family, recipe: GrpoRecipe) -> Callable[[Row, int], EncodedPrompt]:
+def learnt_prompt_encoder(family: Family, recipe: GrpoRecipe, for_teacher: Encode | None) -> Encode:
     """Make a function that encodes a row as a prompt to learn from. It raises DataError, so that the row is rejected,
-    if the row's answer replaces a completion and is too long."""
+    if the row's answer replaces a completion and is too long, or if `for_teacher`, which encodes the prompt of a
+    teacher that has its own, cannot take the row."""
     encode = taught_prompt_encoder(family, recipe)
+    if for_teacher is not None:
+        encode = partial(_if_teachable, encode, for_teacher)
     if not isinstance(recipe, DistillRecipe) or not recipe.teacher.rows_share:
         return encode
     return partial(_with_answer, encode, family, recipe)
 
 
-def _with_answer(
-    encode: Callable[[Row, int], EncodedPrompt], family: Family, recipe: DistillRecipe, row: Row, index: int
-) -> EncodedPrompt:
+def _if_teachable(encode: Encode, for_teacher: Encode, row: Row, index: int) -> EncodedPrompt:
+    for_teacher(row, index)
+    return encode(row, index)
+
+
+def _with_answer(encode: Encode, family: Family, recipe: DistillRecipe, row: Row, index: int) -> EncodedPrompt:
     prompt = encode(row, index)
     if _is_answered(recipe, index):
         _answer(recipe, family, prompt)
@@ -38,14 +43,21 @@ def _with_answer(
 def answered_groups(
     recipe: GrpoRecipe, family: Family, prompts: Sequence[EncodedPrompt], policy_version: int
 ) -> list[Group]:
-    """Make groups of one completion, the row's answer, for the recipe's share of the prompts. The seed and the prompt's
+    """Make groups whose completions are all the row's answer, for the recipe's share of the prompts. The answer stands
+    there as often as others have completions, so that the share is that of the loss too. The seed and the prompt's
     index decide which ones. Raises DataError if such a row has no answer."""
     if not isinstance(recipe, DistillRecipe):
         return []
-    chosen = [prompt for prompt in prompts if _is_answered(recipe, prompt.index)]
+    count = recipe.rollout.group_size
     return [
-        Group(prompt=prompt, completions=(_answer(recipe, family, prompt),), policy_version=policy_version)
-        for prompt in chosen
+        Group(
+            prompt=prompt,
+            completions=(_answer(recipe, family, prompt),) * count,
+            policy_version=policy_version,
+            is_of_row=True,
+        )
+        for prompt in prompts
+        if _is_answered(recipe, prompt.index)
     ]
 
 
@@ -65,10 +77,4 @@ def _answer(recipe: DistillRecipe, family: Family, prompt: EncodedPrompt) -> Com
             f"{recipe.rollout.max_new_tokens}; raise it",
             field="messages",
         )
-    return Completion(
-        token_ids_L=token_ids_L,
-        logprobs_L=torch.full((len(token_ids_L),), torch.nan),
-        text=written_text(family, token_ids_L.tolist()),
-        is_truncated=False,
-        seed=0,
-    )
+    return given_completion(family, token_ids_L)

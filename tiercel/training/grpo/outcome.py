@@ -57,7 +57,7 @@ def step_metrics(trainer: Trainer, rollouts: Rollouts, outcome: StepOutcome, ste
         **updates.metrics(),
         **rollout_metrics(step.number, outcome.recorded, recipe),
         **branch_metrics(outcome.recorded),
-        **ranks.sum(rollouts.sampler.metrics()),
+        **ranks.all_reduce_sums(rollouts.sampler.metrics()),
         **outcome.advantages.penalties.metrics(ranks),
         **outcome.sampled.metrics(),
         **updates.skipped_of_all(ranks),

@@ -54,7 +54,7 @@ class PolicySync:
             return
         policy, strategy = self._trainer.policy, self._trainer.strategy
         if policy.peft is None and self._form is None:
-            self._form = self._trainer.ranks.on_first(lambda: CheckpointForm.of(policy.family, policy.model))
+            self._form = self._trainer.ranks.run_on_first(lambda: CheckpointForm.of(policy.family, policy.model))
         if self._form is not None and isinstance(self.sampler, ColocatedSampler) and strategy.passes_are_private:
             self.sampler.load_weights(version, self._form.weights(policy.model))
             return
@@ -65,13 +65,13 @@ class PolicySync:
         else:
             weights = {name: each.to(policy.compute_dtype) for name, each in strategy.model_weights().items()}
             write = partial(save_model, policy.family, policy.model, weights=weights)
-        directory = ranks.on_first(lambda: publisher.publish(version, write))
+        directory = ranks.run_on_first(lambda: publisher.publish(version, write))
         if self._form is not None and isinstance(self.sampler, ColocatedSampler):
             self.sampler.load_weights(version, read_weights(directory))
         else:
             self.sampler.load_policy(version, directory)
         self._directories.append(directory)
-        ranks.on_first(lambda: publisher.keep_only(self._directories))
+        ranks.run_on_first(lambda: publisher.keep_only(self._directories))
 
     def close(self) -> None:
         self.sampler.close()

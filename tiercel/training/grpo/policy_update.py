@@ -17,10 +17,10 @@ from tiercel.devices import moved
 from tiercel.packing.batch import MicrobatchUnit, PolicyBatch
 from tiercel.packing.logprobs import TokenScores
 from tiercel.packing.pass_options import PassOptions
-from tiercel.training.finite import faulty_rows, without_graph
 from tiercel.training.grpo.minibatches import Minibatch
 from tiercel.training.grpo.precomputed_values import PrecomputedValues
 from tiercel.training.grpo.train_inference_mismatch import LARGEST_GAP, gap_counts, gap_limits, require_near
+from tiercel.training.nonfinite_guard import faulty_rows, without_graph
 from tiercel.training.optimizer_step import MicrobatchLoss, TokensSeen, Update, backward_and_step, pass_counts
 from tiercel.training.trainer import Trainer
 
@@ -35,22 +35,22 @@ def update_on_minibatch(
         policy_microbatch_losses(trainer, unit, each, recipe) for unit, each in zip(units, precomputed, strict=True)
     ]
     accept = partial(require_near, recipe, trainer.ranks.heartbeat.activity.step)
-    with trainer.vision.update([images for unit in units for images in unit.images_of_passes]):
+    with trainer.training_mode(), trainer.vision.update([images for unit in units for images in unit.images_of_passes]):
         return backward_and_step(trainer, passes, minibatch.totals.tokens, accept)
 
 
 def policy_microbatch_losses(
     trainer: Trainer, unit: MicrobatchUnit[PolicyBatch], precomputed: Sequence[PrecomputedValues], recipe: GrpoRecipe
 ) -> Iterator[MicrobatchLoss]:
-    """Yield what each microbatch of a unit adds to the loss. Compute its gradient before asking for the next."""
+    """Yield what each microbatch of a unit adds to the loss; the caller has turned on training mode. Compute its
+    gradient before asking for the next."""
     rewards_entropy = recipe.algorithm.entropy_coef > 0
     inputs = trainer.inputs(unit, with_gradient=True)
     for number, (batch, each) in enumerate(zip(unit.batches, precomputed, strict=True)):
-        with trainer.training_mode():
-            packed, features_KH, prefix = next(inputs)
-            target = None if trainer.teacher is None else trainer.teacher.target(batch)
-            asked = PassOptions(entropy_gradient=rewards_entropy, target=target)
-            scores = trainer.learner(packed, features_KH, trainer.temperature, prefix, asked)
+        packed, features_KH, prefix = next(inputs)
+        target = None if trainer.teacher is None else trainer.teacher.target(batch)
+        options = PassOptions(entropy_gradient=rewards_entropy, target=target)
+        scores = trainer.learner(packed, features_KH, trainer.temperature, prefix, options)
         own = _policy_microbatch_loss(batch, scores, each, trainer, recipe)
         yield replace(own, pass_sums={**own.pass_sums, **pass_counts(trainer, own.loss, unit, number)})
     next(inputs, None)  # the gradients of open prefixes go back through them

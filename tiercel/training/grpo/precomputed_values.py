@@ -15,7 +15,7 @@ from tiercel.config.conflicts.algorithm import updates_per_rollout
 from tiercel.config.schema import GrpoRecipe
 from tiercel.devices import moved
 from tiercel.distributed.ranks import Ranks
-from tiercel.packing.batch import AdvantageGroup, MicrobatchUnit, PolicyBatch, advantage_groups, in_row_order
+from tiercel.packing.batch import AdvantageGroup, MicrobatchUnit, PolicyBatch, advantage_groups, in_completion_order
 from tiercel.training.policy_passes import NO_TOTALS
 from tiercel.training.trainer import Trainer
 from tiercel.types import ScoredGroup
@@ -74,7 +74,7 @@ def _threshold(
     all did."""
     found = [entropy_N for of_unit in entropies for entropy_N in of_unit]
     counts = [_has_advantage(batch) | is_of_all for unit in units for batch in unit.batches]
-    every = ranks.gather(torch.cat(found).cpu()[torch.cat(counts)] if found else torch.empty(0))
+    every = ranks.all_gather(torch.cat(found).cpu()[torch.cat(counts)] if found else torch.empty(0))
     return entropy_threshold(torch.cat(every), share)
 
 
@@ -94,7 +94,7 @@ class Penalties:
 
     def metrics(self, ranks: Ranks) -> dict[str, float]:
         """Return `kl/mean` over the tokens of all ranks, if it was computed here."""
-        return {} if self.old_logprobs is None else ranks.mean("kl/mean", self.kl_sum, self.tokens)
+        return {} if self.old_logprobs is None else ranks.all_reduce_mean("kl/mean", self.kl_sum, self.tokens)
 
 
 NO_PENALTIES = Penalties(of_group={}, old_logprobs=None, kl_sum=0.0, tokens=0)
@@ -124,8 +124,8 @@ def kl_penalties(trainer: Trainer, scored: Sequence[ScoredGroup]) -> Penalties:
             lengths += batch.packed.scored_lengths
     if not units:
         return _by_group(groups, [], [], kl.coef)
-    values = in_row_order(units, torch.cat(sums).tolist())
-    return _by_group(groups, values, in_row_order(units, torch.cat(logprobs).cpu().split(lengths)), kl.coef)
+    values = in_completion_order(units, torch.cat(sums).tolist())
+    return _by_group(groups, values, in_completion_order(units, torch.cat(logprobs).cpu().split(lengths)), kl.coef)
 
 
 def _by_group(

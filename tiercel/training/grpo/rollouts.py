@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from tiercel.algorithms import advantage_of
+from tiercel.algorithms.section import Algorithm
+from tiercel.config.conflicts.rewards import unlearnt_rewards
 from tiercel.config.schema import GrpoRecipe
 from tiercel.data.order import indices_of_try
 from tiercel.distributed.ranks import Ranks
 from tiercel.environments.dialogues import EnvironmentDialogues
-from tiercel.rewards.runtime.metrics import FailureStats, count_failures
+from tiercel.log import logger
+from tiercel.rewards.runtime.metrics import NO_FAILURES, count_failures
 from tiercel.rewards.runtime.scorer import Scorer
 from tiercel.rollout.pending import PendingGroup
 from tiercel.rollout.sampler import Sampler, sampling_params
@@ -40,12 +43,15 @@ def open_rollouts(
     recipe: GrpoRecipe, session: Session, trainer: Trainer
 ) -> Iterator[tuple[StepBatches[EncodedPrompt], "Rollouts"]]:
     """Start the rewards, the workers that encode rows, and the engine, and stop them at the end."""
+    for line in unlearnt_rewards(recipe):
+        logger.warning(line)
     rewards = Scorer(recipe.rewards, recipe.reliability, trainer.family.coordinate_space)
-    sampling = open_sampler(recipe, trainer, session.run, session.read.every)
+    sampling = open_sampler(recipe, trainer, session.run, session.rows.every)
+    for_teacher = None if trainer.teacher is None else trainer.teacher.encode
     with (
         entered(rewards, "starting the rewards") as scorer,
         open_dialogues(recipe, trainer.family) as dialogues,
-        StepBatches(session, learnt_prompt_encoder(trainer.family, recipe)) as rows,
+        StepBatches(session, learnt_prompt_encoder(trainer.family, recipe, for_teacher)) as rows,
         entered(sampling, f"starting the {recipe.rollout.engine} engine") as sync,
     ):
         restored = pending_of(session.found) | journal_of(session.run.path, session.start)
@@ -94,12 +100,12 @@ class Rollouts:
 
     def groups_for(self, prompts: Sequence[EncodedPrompt]) -> tuple[Group, ...]:
         """Return the groups of a step's prompts, sampling those that are not there yet."""
-        prompts = self.ranks.together(partial(self.completion_sampler.begun, prompts))
+        prompts = self.ranks.run_on_all(partial(self.completion_sampler.begun, prompts))
         for prompt in prompts:
             if (kept := self._restored.pop(prompt.index, None)) is not None:
                 self._ready[prompt.index] = kept.with_prompt(prompt)
         missing = [prompt for prompt in prompts if prompt.index not in self._ready]
-        if self.ranks.any(bool(missing)):
+        if self.ranks.all_reduce_any(bool(missing)):
             with self.sampler.awake():
                 sampled = self._sampled(missing)
             self._ready |= {group.prompt.index: group for group in sampled}
@@ -114,7 +120,7 @@ class Rollouts:
     def keep_for_resume(self, run: RunDirectory, step: int, groups: Sequence[Group]) -> None:
         """Keep the groups of a step whose turns were answered, in case the run is killed before it has learnt them."""
         if self.recipe.rollout.has_turns:
-            self.ranks.together(partial(keep_in_journal, run.path, self.ranks.rank, step, groups))
+            self.ranks.run_on_all(partial(keep_in_journal, run.path, self.ranks.rank, step, groups))
 
     def begin_lookahead(self, upcoming: Sequence[Sequence[EncodedPrompt]]) -> None:
         """Sample the groups of later steps in the background. `upcoming` has the prompts of each."""
@@ -129,7 +135,7 @@ class Rollouts:
         if self._ahead is None:
             return
         begun = self._begun.popleft() if self._begun else None
-        groups = self.ranks.together(lambda: () if begun is None else begun.result())
+        groups = self.ranks.run_on_all(lambda: () if begun is None else begun.result())
         self._ready |= {group.prompt.index: group for group in groups}
 
     def pending(self) -> list[PendingGroup]:
@@ -139,11 +145,10 @@ class Rollouts:
     def score(self, groups: Sequence[Group]) -> tuple[ScoredGroup, ...]:
         """Score this rank's groups. Raises TrainingError, on all ranks, if too many completions of all ranks have a
         failed reward."""
-        scored = self.ranks.together(partial(self.scorer.score, groups))
-        none = FailureStats(completions=0, failed=0, first_failure=None)
-        failures = sum(self.ranks.gather(count_failures(scored)), none)
+        scored = self.ranks.run_on_all(partial(self.scorer.score, groups))
+        failures = sum(self.ranks.all_gather(count_failures(scored)), NO_FAILURES)
         most = self.recipe.reliability.max_failed_reward_fraction
-        self.ranks.together(lambda: failures.require_at_most(most))
+        self.ranks.run_on_all(lambda: failures.require_at_most(most))
         return scored
 
     def _sampled(self, prompts: Sequence[EncodedPrompt]) -> tuple[Group, ...]:
@@ -151,7 +156,7 @@ class Rollouts:
         count = self._params.first_parts
         if self._has_engine_per_rank:
             return sample_on_all_ranks(self.ranks, prompts, count, self._draw)
-        return self.ranks.together(partial(self._draw, prompts, range(count)))
+        return self.ranks.run_on_all(partial(self._draw, prompts, range(count)))
 
     def _draw(self, prompts: Sequence[EncodedPrompt], numbers: range) -> tuple[Group, ...]:
         """Sample the completions with these indices in each group. With branches these are the indices of first parts,
@@ -196,13 +201,23 @@ def has_variance(group: ScoredGroup, depends_on: str) -> bool:
     return len(seen) > 1
 
 
+def teaches(group: ScoredGroup, algorithm: Algorithm) -> bool:
+    """Return whether a group has an advantage that is not 0. With pass_k every draw of k passes, and all advantages are
+    0, if fewer than k completions are wrong."""
+    advantage = advantage_of(algorithm.advantage)
+    if not has_variance(group, advantage.depends_on):
+        return False
+    is_wrong = [not each.is_correct for each in group.completions if each.total is not None]
+    return not advantage.needs_pass_k or sum(is_wrong) >= min(algorithm.pass_k or 1, len(is_wrong))
+
+
 def sample_and_score(session: Session, trainer: Trainer, rollouts: Rollouts, step: Step) -> SampledGroups:
     """Sample completions of the step's prompts and score them; sample further prompts if the recipe wants groups whose
     rewards differ. All ranks call it."""
     recipe, ranks = rollouts.recipe, session.ranks
     with step.phase("rollout"):
         rollouts.add_ready(
-            ranks.together(partial(answered_groups, recipe, trainer.family, step.prompts, step.updates_done))
+            ranks.run_on_all(partial(answered_groups, recipe, trainer.family, step.prompts, step.number))
         )
         groups = rollouts.groups_for(step.prompts)
         rollouts.keep_for_resume(session.run, step.number, groups)
@@ -237,6 +252,5 @@ def resample_until_full(
 
 
 def _good_indices(ranks: Ranks, scored: Sequence[ScoredGroup], recipe: GrpoRecipe) -> list[int]:
-    depends_on = advantage_of(recipe.algorithm.advantage).depends_on
-    own = [group.group.prompt.index for group in scored if has_variance(group, depends_on)]
-    return sorted(index for indices in ranks.gather(own) for index in indices)
+    own = [group.group.prompt.index for group in scored if teaches(group, recipe.algorithm)]
+    return sorted(index for indices in ranks.all_gather(own) for index in indices)

@@ -26,9 +26,9 @@ def token_records(
     if most == 0:
         return []
     first = everyone[:most]
-    chosen = ranks.on_first(lambda: frozenset(group.group.prompt.index for group in first))
+    chosen = ranks.run_on_first(lambda: frozenset(group.group.prompt.index for group in first))
     found: Seen = {}
-    for of_rank in ranks.gather_to_first(_of_completions(seen, chosen)):
+    for of_rank in ranks.gather_on_first(_of_completions(seen, chosen)):
         found = of_rank | found
     return [_group_tokens(family, group, found) for group in first]
 
@@ -76,4 +76,5 @@ def _token_record(family: Family, completion: Completion, values: tuple[Tensor, 
 
 
 def _rounded(values_L: Tensor) -> Values:
-    return tuple(finite(round(value, 4)) for value in values_L.tolist())
+    """Keep what a page shows; further digits would be half of the file."""
+    return tuple(finite(round(value, 3)) for value in values_L.tolist())

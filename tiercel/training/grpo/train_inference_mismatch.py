@@ -89,7 +89,8 @@ def require_near(recipe: GrpoRecipe, step: int, sums: Mapping[str, float], large
     if recipe.rollout.parity_action == "stop" and (problem := gap_problem(recipe, sums, largest)) is not None:
         raise TrainingError(
             f"step {step + 1}: {problem}; this update was not made; {recipe.rollout.engine_kind.remedy}, and run the "
-            "same command again, which goes on from the newest checkpoint; rollout.parity_action: warn would go on"
+            "same command again to resume from the newest checkpoint; to go on despite this, set "
+            "rollout.parity_action: warn"
         )
 
 

@@ -4,40 +4,40 @@ from collections.abc import Iterator
 from functools import partial
 
 from tiercel.packing.batch import MicrobatchUnit
-from tiercel.packing.examples import ExamplePass
-from tiercel.training.finite import faulty_examples
+from tiercel.packing.examples import ExampleBatch
+from tiercel.training.nonfinite_guard import faulty_examples
 from tiercel.training.offline.objectives import Objective, UpdateInputs
 from tiercel.training.optimizer_step import MicrobatchLoss, Update, backward_and_step, pass_counts
 from tiercel.training.trainer import Trainer
 
 
-def example_update(trainer: Trainer, objective: Objective, plan: UpdateInputs) -> Update:
+def example_update(trainer: Trainer, objective: Objective, inputs: UpdateInputs) -> Update:
     """Make one update from a step's examples. Raises NonFiniteError."""
-    units = trainer.example_units(plan.made)
-    passes = [example_microbatch_losses(trainer, objective, unit, plan) for unit in units]
-    with trainer.vision.update([images for unit in units for images in unit.images_of_passes]):
-        return backward_and_step(trainer, passes, plan.tokens)
+    units = trainer.example_units(inputs.groups)
+    passes = [example_microbatch_losses(trainer, objective, unit, inputs) for unit in units]
+    with trainer.training_mode(), trainer.vision.update([images for unit in units for images in unit.images_of_passes]):
+        return backward_and_step(trainer, passes, inputs.tokens)
 
 
 def example_microbatch_losses(
-    trainer: Trainer, objective: Objective, unit: MicrobatchUnit[ExamplePass], plan: UpdateInputs
+    trainer: Trainer, objective: Objective, unit: MicrobatchUnit[ExampleBatch], inputs: UpdateInputs
 ) -> Iterator[MicrobatchLoss]:
-    """Yield what each microbatch of a unit adds to the loss. Compute its gradient before asking for the next."""
-    inputs = trainer.inputs(unit, with_gradient=True)
+    """Yield what each microbatch of a unit adds to the loss; the caller has turned on training mode. Compute its
+    gradient before asking for the next."""
+    forward_inputs = trainer.inputs(unit, with_gradient=True)
     for number, each in enumerate(unit.batches):
-        with trainer.training_mode():
-            packed, features_KH, prefix = next(inputs)
-            scores = trainer.learner(packed, features_KH, trainer.temperature, prefix, asked=objective.asked(each))
-        share = objective.share(each, scores, plan)
+        packed, features_KH, prefix = next(forward_inputs)
+        scores = trainer.learner(packed, features_KH, trainer.temperature, prefix, options=objective.pass_options(each))
+        terms = objective.loss_terms(each, scores, inputs)
         yield MicrobatchLoss(
-            loss=share.loss,
-            loss_sums=share.sums,
+            loss=terms.loss,
+            loss_sums=terms.sums,
             pass_sums={
                 **({} if scores.values_N is not None else {"entropy/mean": scores.entropy_N.sum()}),
-                **pass_counts(trainer, share.loss, unit, number),
+                **pass_counts(trainer, terms.loss, unit, number),
             },
             tokens=len(packed.targets_N),
             row_ids=each.prompt_ids,
-            faulty_rows=partial(faulty_examples, each.prompt_ids, share.losses_B),
+            faulty_rows=partial(faulty_examples, each.prompt_ids, terms.losses_B),
         )
-    next(inputs, None)  # the gradients of open prefixes go back through them
+    next(forward_inputs, None)  # the gradients of open prefixes go back through them

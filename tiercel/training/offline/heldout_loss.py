@@ -15,22 +15,22 @@ from tiercel.errors import NonFiniteError
 from tiercel.message_text import counted
 from tiercel.models.families.base import Family
 from tiercel.packing.examples import ExampleGroup
-from tiercel.rollout.trajectory import written_text
+from tiercel.rollout.trajectory import given_completion
 from tiercel.training.evaluation import ROWS_AT_ONCE, heldout_loader
-from tiercel.training.finite import faulty_examples
-from tiercel.training.offline.objectives import Known, Objective, PassTerms, answer_sums
-from tiercel.training.policy_passes import Passes
+from tiercel.training.nonfinite_guard import faulty_examples
+from tiercel.training.offline.objectives import LossTerms, Objective, ReferenceSums, answer_sums
+from tiercel.training.policy_passes import PolicyPasses
 from tiercel.training.rank_balancing import grouped_by_rank
 from tiercel.training.step_batches import next_batch
-from tiercel.types import Completion, Example, Group, RejectedRow, RewardValue, ScoredCompletion, ScoredGroup
+from tiercel.types import Example, Group, RejectedRow, RewardValue, ScoredCompletion, ScoredGroup
 
 
 def heldout_loss(
-    passes: Passes,
+    passes: PolicyPasses,
     objective: Objective,
     recipe: OfflineRecipe,
     table: RowTable,
-    known: Known | None = None,
+    known: ReferenceSums | None = None,
     keep: Callable[[Sequence[ScoredGroup]], object] | None = None,
 ) -> dict[str, float]:
     """Compute `eval/loss`, and for pairs also `eval/accuracy` and `eval/margin`. What a loss computes over all rows of
@@ -40,25 +40,25 @@ def heldout_loss(
     objective = objective.judge()
     ranks, sums, examples, loss, weight = passes.ranks, Counter[str](), 0, 0.0, 0
     rejected = list(table.rejected)
-    for made in _bundles_of(passes, recipe, table, rejected):
-        plan = objective.plan(passes, made, known)
-        shares, faulty, pairs = list[PassTerms](), list[str](), list[ScoredGroup]()
-        for unit in passes.example_units(plan.made) or [passes.empty_examples()]:  # a rank may have no row
+    for groups in _groups_of(passes, recipe, table, rejected):
+        inputs = objective.prepare(passes, groups, known)
+        loss_terms, faulty, pairs = list[LossTerms](), list[str](), list[ScoredGroup]()
+        for unit in passes.example_units(inputs.groups) or [passes.empty_examples()]:  # a rank may have no row
             for each, scores in zip(unit.batches, passes.scores(unit), strict=True):
-                shares.append(share := objective.share(each, scores, plan))
-                faulty += [] if bool(share.loss.isfinite()) else faulty_examples(each.prompt_ids, share.losses_B)
-                if keep is not None and share.values_B2 is not None and passes.is_counted:
-                    pairs += map(partial(_judged, passes.family), each.examples, share.values_B2.tolist())
-        found = ranks.sum({name: passes.share_of_sums * value for name, value in _added(shares).items()})
+                loss_terms.append(terms := objective.loss_terms(each, scores, inputs))
+                faulty += [] if bool(terms.loss.isfinite()) else faulty_examples(each.prompt_ids, terms.losses_B)
+                if keep is not None and terms.values_B2 is not None and passes.is_counted:
+                    pairs += map(partial(_judged, passes.family), each.examples, terms.values_B2.tolist())
+        found = ranks.all_reduce_sums({name: passes.sum_weight * value for name, value in _added(loss_terms).items()})
         if not math.isfinite(found["loss"]):
-            raise NonFiniteError(f"eval/loss is {found['loss']}", ranks.gather(faulty))
-        own = plan.tokens if recipe.purpose == "sft" else plan.examples
-        loss, weight, examples = loss + found.pop("loss") * own, weight + own, examples + plan.examples
+            raise NonFiniteError(f"eval/loss is {found['loss']}", ranks.all_gather(faulty))
+        own = inputs.tokens if recipe.purpose == "sft" else inputs.examples
+        loss, weight, examples = loss + found.pop("loss") * own, weight + own, examples + inputs.examples
         sums.update(found)
         if keep is not None:
             keep(sorted(pairs, key=lambda pair: pair.group.prompt.index))
         passes.vision.end_step()
-    ranks.together(lambda: require_few_bad(len(rejected), table.total, recipe.data, rejected))
+    ranks.run_on_all(lambda: require_few_bad(len(rejected), table.total, recipe.data, rejected))
     means = {
         f"eval/{name}": sums[f"pairs/{name}"] / max(1, examples)
         for name in ("accuracy", "margin")
@@ -71,13 +71,7 @@ def _judged(family: Family, example: Example, values: Sequence[float]) -> Scored
     """Make a group of a pair's answers, the chosen one first, which is right if its value is the higher one."""
     answers = [
         ScoredCompletion(
-            completion=Completion(
-                token_ids_L=each.token_ids_L,
-                logprobs_L=torch.full((len(each.token_ids_L),), math.nan),
-                text=written_text(family, each.token_ids_L.tolist()),
-                is_truncated=False,
-                seed=0,
-            ),
+            completion=given_completion(family, each.token_ids_L),
             rewards={"value": RewardValue(value=value)},
             total=value,
             is_correct=None if number else value > values[1],
@@ -90,16 +84,16 @@ def _judged(family: Family, example: Example, values: Sequence[float]) -> Scored
     )
 
 
-def sums_of(passes: Passes, recipe: OfflineRecipe, table: RowTable) -> dict[int, torch.Tensor]:
+def sums_of(passes: PolicyPasses, recipe: OfflineRecipe, table: RowTable) -> dict[int, torch.Tensor]:
     """Sum the policy's logprobs over each answer of every row, by the row's number. All ranks get all sums. Inside
     `as_reference` they are the reference's."""
     found: dict[int, torch.Tensor] = {}
     ld_alpha = recipe.dpo.ld_alpha if isinstance(recipe, DpoRecipe) else None
-    for made in _bundles_of(passes, recipe, table, []):
-        found |= answer_sums(passes, made, of_reference=True, ld_alpha=ld_alpha)
+    for groups in _groups_of(passes, recipe, table, []):
+        found |= answer_sums(passes, groups, of_reference=True, ld_alpha=ld_alpha)
         passes.vision.end_step()
     own = {number: sums_2.cpu() for number, sums_2 in found.items()}
-    return {number: sums_2 for each in passes.ranks.gather(own) for number, sums_2 in each.items()}
+    return {number: sums_2 for each in passes.ranks.all_gather(own) for number, sums_2 in each.items()}
 
 
 def loss_in_words(row: Mapping[str, float]) -> str:
@@ -110,8 +104,8 @@ def loss_in_words(row: Mapping[str, float]) -> str:
     return f"loss {loss:.4f} a token (perplexity {math.exp(min(loss, 700.0)):.4g}) {rows}"
 
 
-def _bundles_of(
-    passes: Passes, recipe: OfflineRecipe, table: RowTable, rejected: list[RejectedRow]
+def _groups_of(
+    passes: PolicyPasses, recipe: OfflineRecipe, table: RowTable, rejected: list[RejectedRow]
 ) -> Iterator[list[ExampleGroup]]:
     """Yield this rank's bundles of the rows, some at a time, and add the rows of all ranks that cannot be encoded to
     `rejected`. The index of each is the number of its row."""
@@ -123,9 +117,9 @@ def _bundles_of(
             yield grouped_by_rank(passes, batch.prompts)
 
 
-def _added(shares: Sequence[PassTerms]) -> dict[str, float]:
+def _added(loss_terms: Sequence[LossTerms]) -> dict[str, float]:
     """Add up what passes give; all have the same sums."""
     rows = [
-        {"loss": float(share.loss)} | {name: float(value) for name, value in share.sums.items()} for share in shares
+        {"loss": float(terms.loss)} | {name: float(value) for name, value in terms.sums.items()} for terms in loss_terms
     ]
     return {name: sum(row[name] for row in rows) for name in rows[0]}

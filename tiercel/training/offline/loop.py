@@ -12,11 +12,11 @@ from tiercel.packing.examples import all_items
 from tiercel.runs.directory import RunDirectory
 from tiercel.training.finished_step import FinishedStep
 from tiercel.training.metrics import memory_metrics, utilisation_metrics
-from tiercel.training.nonfinite_batches import kept_plan
+from tiercel.training.nonfinite_batches import serialize_update_inputs
 from tiercel.training.offline.example_loss import example_update
 from tiercel.training.offline.heldout_loss import heldout_loss
 from tiercel.training.offline.objectives import Objective, objective_of
-from tiercel.training.offline.precomputed import Precomputed, precomputed
+from tiercel.training.offline.precomputed import ReferenceCache, load_or_compute_reference
 from tiercel.training.optimizer_step import NO_UPDATE, sharing_metrics
 from tiercel.training.rank_balancing import grouped_by_rank
 from tiercel.training.session import Session, open_session
@@ -38,13 +38,13 @@ def steps(recipe: OfflineRecipe, run: RunDirectory) -> Iterator[FinishedStep]:
             return
         trainer = session.open_trainer()
         objective = objective_of(recipe)
-        objective.state.update(session.kept_state)
+        objective.state.update(session.restored_state)
         loop = OfflineLoop(
             recipe=recipe,
             session=session,
             trainer=trainer,
             objective=objective,
-            reference=precomputed(recipe, session, trainer),
+            reference=load_or_compute_reference(recipe, session, trainer),
             order=session.table.order(recipe.train.seed, recipe.data),
         )
         if session.start == 0 and (row := loop.evaluated(0)):
@@ -57,7 +57,7 @@ def steps(recipe: OfflineRecipe, run: RunDirectory) -> Iterator[FinishedStep]:
                     one_step(loop, step)
                 with session.progress.handler.without_this_thread():
                     yield session.finished(step)
-                session.save_step(step, trainer)
+                session.save_if_due(step, trainer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,13 +68,13 @@ class OfflineLoop:
     session: Session
     trainer: Trainer
     objective: Objective
-    reference: Precomputed
+    reference: ReferenceCache
     order: RowOrder
 
     def evaluated(self, step: int) -> dict[str, float]:
         """Compute the loss of the held-out rows after `step` updates, and record how pairs were judged; empty if there
         are no such rows."""
-        table = self.session.read.heldout
+        table = self.session.rows.heldout
         if table is None:
             return {}
         session, trainer = self.session, self.trainer
@@ -91,27 +91,30 @@ def one_step(loop: OfflineLoop, step: Step) -> None:
     session, trainer, objective = loop.session, loop.trainer, loop.objective
     with step.phase("learn"):
         rate = session.prepare_update(trainer, step)
-        made = grouped_by_rank(trainer, step.prompts)
-        plan = objective.plan(trainer, made, loop.reference.of(made, loop.order))
-        attempted, kept = partial(example_update, trainer, objective, plan), partial(kept_plan, plan, objective.state)
+        groups = grouped_by_rank(trainer, step.prompts)
+        inputs = objective.prepare(trainer, groups, loop.reference.of(groups, loop.order, session.ranks))
+        attempted, kept = (
+            partial(example_update, trainer, objective, inputs),
+            partial(serialize_update_inputs, inputs, objective.state),
+        )
         update = session.guard.attempt(trainer, attempted, kept) or NO_UPDATE
         trainer.vision.end_step()
     step.metrics = {
         "loss": update.loss,
         "lr": rate,
         "grad_norm": update.grad_norm,
-        **(objective.metrics(update.loss_sums, plan.examples) if update is not NO_UPDATE else {}),
+        **(objective.metrics(update.loss_sums, inputs.examples) if update is not NO_UPDATE else {}),
         **update.token_means("entropy/"),
         "tokens/prompt": update.pass_sums["packed/repeated"] - update.tokens,
         **sharing_metrics(update.pass_sums),
         "tokens/completion": update.tokens,
         **update.token_means(METRICS),
-        "loss_scale/skipped": int(update.was_skipped),
+        "loss_scale/skipped": int(update.overflowed),
         "time/step": step.times()["time/step"],
         **memory_metrics(session.ranks, trainer.policy.device),
-        **utilisation_metrics(trainer, all_items(plan.made), step.seconds("learn")),
+        **utilisation_metrics(trainer, all_items(inputs.groups), step.seconds("learn")),
     }
-    session.keep(step, state=objective.state)
+    session.stage_for_saving(step, state=objective.state)
     if session.is_evaluated_after(step):
         step.metrics |= loop.evaluated(step.updates_done)
     session.record_step(step)

@@ -17,11 +17,12 @@ from torch import Tensor
 from tiercel.config import flatten
 from tiercel.config.conflicts.paths import PATH_CHECKS
 from tiercel.config.keys import declared_name
-from tiercel.config.parts import whole_parts
 from tiercel.config.schema import DpoRecipe, OfflineRecipe
+from tiercel.config.trained_parts import whole_parts
 from tiercel.data.order import RowOrder
 from tiercel.data.picture_files import beginning, files_of
 from tiercel.data.reading import RowTable
+from tiercel.distributed.ranks import Ranks
 from tiercel.errors import RunError
 from tiercel.packing.examples import ExampleGroup
 from tiercel.regular_files import open_new, require_regular
@@ -29,7 +30,7 @@ from tiercel.runs.files import file_sha256
 from tiercel.runs.identity import may_differ
 from tiercel.runs.progress import waiting
 from tiercel.training.offline.heldout_loss import sums_of
-from tiercel.training.offline.objectives import Known
+from tiercel.training.offline.objectives import ReferenceSums
 from tiercel.training.session import Session
 from tiercel.training.trainer import Trainer
 from tiercel.types import ImageRoots
@@ -39,29 +40,30 @@ FILE = "reference.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Precomputed:
+class ReferenceCache:
     """The reference's sums of every row, by its number. `train` is None if each step computes its own."""
 
-    train: Known | None = None
-    heldout: Known | None = None
+    train: ReferenceSums | None = None
+    heldout: ReferenceSums | None = None
 
-    def of(self, made: list[ExampleGroup], order: RowOrder) -> Known | None:
-        """Look up a step's examples, by their index."""
+    def of(self, groups: list[ExampleGroup], order: RowOrder, ranks: Ranks) -> ReferenceSums | None:
+        """Look up a step's examples, of all ranks, by their index: ranks that compute a row together need each
+        other's."""
         if self.train is None:
             return None
-        indices = [example.prompt.index for bundle in made for example in bundle.examples]
-        return {index: self.train[order.row(index)] for index in indices}
+        own = [example.prompt.index for group in groups for example in group.examples]
+        return {index: self.train[order.row(index)] for indices in ranks.all_gather(own) for index in indices}
 
 
-def precomputed(recipe: OfflineRecipe, session: Session, trainer: Trainer) -> Precomputed:
+def load_or_compute_reference(recipe: OfflineRecipe, session: Session, trainer: Trainer) -> ReferenceCache:
     """Compute the reference of all rows, or read what the run computed before; empty if the recipe does not want it.
     Raises RunError if a run that trains whole weights has changed them, so that its start can no longer be computed."""
     if not isinstance(recipe, DpoRecipe) or not recipe.dpo.precompute_reference:
-        return Precomputed()
+        return ReferenceCache()
     file, ranks = session.run.path / FILE, session.ranks
-    tables = {"train": session.table} | ({"heldout": session.read.heldout} if session.read.heldout is not None else {})
-    identity = ranks.on_first(lambda: _identity(recipe, tables, ranks.heartbeat.beat))
-    found = ranks.on_first(lambda: _read(file, identity))
+    tables = {"train": session.table} | ({"heldout": session.rows.heldout} if session.rows.heldout is not None else {})
+    identity = ranks.run_on_first(lambda: _identity(recipe, tables, ranks.heartbeat.beat))
+    found = ranks.run_on_first(lambda: _read(file, identity))
     if found is None:
         if session.start > 0 and whole_parts(recipe):
             raise RunError(
@@ -71,8 +73,8 @@ def precomputed(recipe: OfflineRecipe, session: Session, trainer: Trainer) -> Pr
         ranks.heartbeat.begin("reference", session.start)
         with waiting("computing the reference of all pairs"), trainer.as_reference():
             found = {name: sums_of(trainer, recipe, table) for name, table in tables.items()}
-        ranks.on_first(lambda: _write(file, identity, found))
-    return Precomputed(train=found["train"], heldout=found.get("heldout"))
+        ranks.run_on_first(lambda: _write(file, identity, found))
+    return ReferenceCache(train=found["train"], heldout=found.get("heldout"))
 
 
 def _identity(recipe: OfflineRecipe, tables: Mapping[str, RowTable], beat: Callable[[], None]) -> str:

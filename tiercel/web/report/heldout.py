@@ -100,15 +100,14 @@ def _names(before: GroupFile, after: GroupFile) -> tuple[str, str]:
 
 
 def sorted_by_change(pairs: Sequence[Pair]) -> dict[Change, list[Pair]]:
-    """Sort pairs by their change: right or wrong if a reward says so, else by the reward.
-
-    Where other rows were judged, a row that was not judged counts as wrong, as in eval/accuracy.
-    """
+    """Sort pairs by their change: right or wrong if a reward says so, else by the reward. Once one row was judged, rows
+    that no reward judges are left out, as in eval/accuracy."""
     knows = any(column.answer.is_correct is not None for pair in pairs for column in pair)
     kinds: tuple[Change, ...] = ("fixed", "broken", "right", "wrong") if knows else ("better", "worse", "same")
     sorted_in: dict[Change, list[Pair]] = {kind: [] for kind in kinds}
     for pair in pairs:
-        sorted_in[_change_of(pair, knows)].append(pair)
+        if not knows or any(column.answer.is_correct is not None for column in pair):
+            sorted_in[_change_of(pair, knows)].append(pair)
     return sorted_in
 
 
@@ -151,7 +150,7 @@ def _single(only: GroupFile) -> HeldOutTab:
     rows = [(Column(name, group, "after"),) for group in only.groups]
     if any(row[0].answer.is_correct is not None for row in rows):
         right = [row for row in rows if row[0].answer.is_correct is True]
-        kinds = {"Right": right, "Wrong": [row for row in rows if row[0].answer.is_correct is not True]}
+        kinds = {"Right": right, "Wrong": [row for row in rows if row[0].answer.is_correct is False]}
     else:
         kinds = {"Rows": rows}
     return HeldOutTab(

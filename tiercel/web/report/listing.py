@@ -77,7 +77,7 @@ def runs_below(folder: Path, depth: int = DEEPEST) -> Iterator[Path]:
         yield folder
         return
     try:
-        inside = sorted(Path(entry.path) for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
+        inside = sorted(Path(entry.path) for entry in os.scandir(folder) if entry.name[0] != "." and _is_folder(entry))
     except OSError:
         return
     for path in inside:
@@ -85,11 +85,16 @@ def runs_below(folder: Path, depth: int = DEEPEST) -> Iterator[Path]:
             yield from runs_below(path, depth - 1)
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """A link in a circle, or into a folder that may not be entered, leads to none; is_dir raises an error for it."""
+    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
+
+
 def listed(folders: list[Path]) -> list[ListedRun]:
     """List the runs below the folders, the one that changed last at the end. Raises RunError if a folder is not
     there."""
     for folder in folders:
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             raise RunError(f"{folder} is not a folder; name one that holds runs, or a run")
     paths = dict.fromkeys(path for folder in folders for path in runs_below(folder))
     return sorted(map(_entry, paths), key=lambda entry: entry.changed)

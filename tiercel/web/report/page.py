@@ -12,7 +12,7 @@ from markupsafe import Markup
 from tiercel.message_text import counted
 from tiercel.reliability.diagnosis import symptoms
 from tiercel.runs.files import write_atomically
-from tiercel.web.report import parts
+from tiercel.web.report import page_sections
 from tiercel.web.report.boxes import has_boxes
 from tiercel.web.report.numbers import evenly_spaced
 from tiercel.web.report.pictures import Album
@@ -49,22 +49,22 @@ def render(run: RecordedRun) -> str:
     steps = [run.rollout_steps[place] for place in evenly_spaced(len(run.rollout_steps), MOST_STEPS)]
     rollouts = [read_groups(run, "rollouts", step) for step in steps]
     made = {  # held-out rows first: what they take of the album stays in the page
-        "heldout": parts.held_out_part(evaluations, album) if any(file.groups for file in evaluations) else "",
-        "rollouts": parts.rollouts_part(rollouts, len(run.rollout_steps), album) if rollouts else "",
-        "ranks": parts.times_part(run),
-        "details": parts.details_part(run, _BAD_ROWS_SHOWN),
+        "heldout": page_sections.held_out_part(evaluations, album) if any(file.groups for file in evaluations) else "",
+        "rollouts": page_sections.rollouts_part(rollouts, len(run.rollout_steps), album) if rollouts else "",
+        "ranks": page_sections.times_part(run),
+        "details": page_sections.details_part(run, _BAD_ROWS_SHOWN),
     }
     said = [*notices(run), *_page_notices(evaluations, rollouts, album)]
-    made["curves"] = parts.curves_part(run, said, parts.findings_part(symptoms(run.metrics)))
-    shown = {tab: made[tab] for tab in parts.TABS if made.get(tab, "").strip()}
+    made["curves"] = page_sections.curves_part(run, said, page_sections.findings_part(symptoms(run.metrics)))
+    shown = {tab: made[tab] for tab in page_sections.TABS if made.get(tab, "").strip()}
     return offline(
         "page.html",
         title=f"{run.name}: tiercel {run.kind}",
         origin="the run directory alone",
         name=run.name,
         status=f"{run.kind}, {progress(run)}",
-        tabs={tab: _TITLES.get(tab, parts.TABS[tab]) for tab in shown},
-        keys=[key for key in parts.KEYS if key not in parts.LIVE_KEYS],
+        tabs={tab: _TITLES.get(tab, page_sections.TABS[tab]) for tab in shown},
+        keys=[key for key in page_sections.KEYS if key not in page_sections.LIVE_KEYS],
         parts=shown,
     )
 

@@ -7,6 +7,7 @@ from tiercel.runs.recipe import is_run, not_a_run
 from tiercel.runs.records import CompletionRecord, GroupRecord, groups_path
 from tiercel.runs.step_files import steps_of
 from tiercel.web.report.reading import group_file
+from tiercel.writing import reading
 
 WIDTH = 100  # characters of a question or a completion
 
@@ -32,9 +33,10 @@ def rollouts_of(run: Path, step: int | None = None) -> StepRollouts:
 
 def require_rollouts(run: Path, step: int | None) -> None:
     """Raise RunError, with the steps that there are, if a run has no rollouts of a step."""
-    known = steps_of(run / "rollouts")
     if not is_run(run):
         raise not_a_run(run)
+    with reading(run):
+        known = steps_of(run / "rollouts")
     if not known:
         raise RunError(f"{run} has no rollouts; a method that samples nothing has none")
     if step is not None and step not in known:

@@ -218,7 +218,7 @@ def _held_out_notices(run: RecordedRun) -> Iterator[Notice]:
     loss = run.series("eval/loss")
     if len(loss) > 1:
         step, lowest = min(loss, key=lambda point: point[1])
-        if loss[-1][1] > lowest * (1 + _OVERFIT):
+        if loss[-1][1] - lowest > _OVERFIT * abs(lowest):
             yield warning(
                 f"Held-out loss was lowest, {short(lowest)}, at step {step:,} and is {short(loss[-1][1])} now: "
                 "an earlier checkpoint, or fewer steps, would do better on rows like these."

@@ -2,18 +2,21 @@
 
 import asyncio
 import json
+import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+import traceback
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from tiercel.errors import RunError
+from tiercel.reliability.redaction import redact
 from tiercel.web.report.files import sign_of
 from tiercel.web.report.listing import runs_below
 from tiercel.web.view.live import LiveRun
-from tiercel.web.view.parts import overview
+from tiercel.web.view.live_sections import overview
 
 _DEPTH = 2  # folders below one that is given
 _MOST_RUNS = 200
@@ -96,6 +99,7 @@ class Following:
         self._queues: set[asyncio.Queue[str | None]] = set()
         self._signs: dict[tuple[str, str], Any] = {}
         self._task: asyncio.Task | None = None
+        self._told = ""  # of what went wrong
 
     async def events(self) -> AsyncIterator[str]:
         """Yield server-sent events until the server stops: `hello`, then a `change` for each run that changed."""
@@ -133,22 +137,32 @@ class Following:
             queue.put_nowait(event)
 
     async def _follow(self) -> None:
-        await asyncio.to_thread(self._look_ahead)
+        await self._attempted(self._look_ahead)
         while True:
             started = time.monotonic()
-            events = await asyncio.to_thread(self._look) if self._queues else []
+            events = await self._attempted(self._look) if self._queues else []
             for event in events:
                 self._tell(event)
             took = time.monotonic() - started
             await asyncio.sleep(max(LOOK_SECONDS, took * (1 / _SHARE_OF_TIME - 1) if not self._is_reading() else 0.1))
 
-    def _look_ahead(self) -> None:
+    async def _attempted(self, look: Callable[[], list[str]]) -> list[str]:
+        """Look in a thread. What nobody foresaw is printed once, and the pages wait for the next look."""
+        try:
+            return await asyncio.to_thread(look)
+        except Exception as error:
+            if repr(error) != self._told:
+                self._told = repr(error)
+                print(redact(traceback.format_exc()), file=sys.stderr, flush=True)
+            return []
+
+    def _look_ahead(self) -> list[str]:
         """Read what the first page that opens will ask for."""
         for run in self._runs.all()[:1]:
             with suppress(OSError):
                 run.drawn(overview)
                 run.known_groups()
-        self._look()
+        return self._look()
 
     def _is_reading(self) -> bool:
         return bool(self._queues) and any(run.groups.unread for run in self._runs.all())
@@ -156,10 +170,10 @@ class Following:
     def _look(self) -> list[str]:
         events = [_event("change", {"run": None, "kinds": ["runs"]})] if self._runs.refresh() else []
         for run in self._runs.all():
-            signs = run.signs()
-            kinds = [kind for kind, sign in signs.items() if self._signs.get((run.name, kind)) != sign]
-            self._signs |= {(run.name, kind): sign for kind, sign in signs.items()}
             try:
+                signs = run.signs()
+                kinds = [kind for kind, sign in signs.items() if self._signs.get((run.name, kind)) != sign]
+                self._signs |= {(run.name, kind): sign for kind, sign in signs.items()}
                 if run.has_readers and ("groups" in kinds or run.groups.unread):
                     run.groups.refresh()
                 if run.groups.unread:

@@ -25,7 +25,7 @@ from tiercel.web.view.cards import cards_part, row_part
 from tiercel.web.view.compare import MOST_RUNS, compare_part
 from tiercel.web.view.filters import after_of, find, wanted_of
 from tiercel.web.view.live import LiveRun
-from tiercel.web.view.parts import PARTS, SCRIPTS, page
+from tiercel.web.view.live_sections import PARTS, SCRIPTS, page
 from tiercel.web.view.runs import Following, Runs
 
 CARDS = 10  # of one answer

@@ -67,9 +67,10 @@ def bound(port: int | None) -> socket.socket:
 def kept_token(port: int) -> str:
     """Return the secret of this user's pages on a port. It is kept in the user's state directory, readable by the user
     alone, so that a page goes on when its server is started again; if that cannot be written, a new one."""
-    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "tiercel"
-    file, token = folder / f"view-token-{port}", secrets.token_urlsafe(TOKEN_BYTES)
-    with suppress(OSError):
+    token = secrets.token_urlsafe(TOKEN_BYTES)
+    with suppress(OSError, RuntimeError):  # RuntimeError: neither HOME nor a user of this number, as in a container
+        folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "tiercel"
+        file = folder / f"view-token-{port}"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with suppress(FileExistsError):
             descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

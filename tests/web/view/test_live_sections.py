@@ -58,7 +58,9 @@ def write_sign(run, rank: int, age: float = 0.0, **more) -> None:
     os.utime(file, (time.time() - age, time.time() - age))
 
 
-def test_ranks_are_shown_with_their_phase_and_time_since_progress(tmp_path):
+def test_ranks_are_shown_with_their_phase_and_time_since_progress(tmp_path, monkeypatch):
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
     run = make_sft(tmp_path / "run", steps=3)
     write_sign(run, 1, waits_in="sum of loss", phase="learn", rows=["a", "b", "c", "d", "e"])
     write_sign(run, 0)

@@ -17,11 +17,11 @@ from tests.training.test_loops import grpo_recipe, run_grpo, run_offline, sft_re
 from tiercel.cli.main import main
 from tiercel.errors import NonFiniteError, TrainingError
 from tiercel.runs.directory import read_metrics
-from tiercel.training.finite import kept_of_step, require_finite_weights
 from tiercel.training.grpo.policy_update import update_on_minibatch
 from tiercel.training.grpo.precomputed_values import precompute_values
-from tiercel.training.nonfinite_batches import read_kept
-from tiercel.training.replay import kept_directory
+from tiercel.training.nonfinite_batches import load_saved_update
+from tiercel.training.nonfinite_guard import nonfinite_directories, require_finite_weights
+from tiercel.training.replay import find_nonfinite_directory
 
 FAMILY = "qwen2_5_vl"
 ADAPTER = "adapter/adapter_model.safetensors"
@@ -114,8 +114,11 @@ def test_each_update_of_a_step_that_is_left_out_is_kept(tiny_checkpoints, rows, 
     rows_of = [json.loads((kept / "report.json").read_text())["rows"] for kept in (first, second)]
     assert rows_of[0] != rows_of[1]
     (run / "nonfinite/step-000000-by hand").mkdir()
-    assert kept_of_step(run, 0) == kept_of_step(run, None) == [first, second] and kept_of_step(run, 1) == []
-    assert kept_directory(run, 0) == kept_directory(run, None) == second
+    assert (
+        nonfinite_directories(run, 0) == nonfinite_directories(run, None) == [first, second]
+        and nonfinite_directories(run, 1) == []
+    )
+    assert find_nonfinite_directory(run, 0) == find_nonfinite_directory(run, None) == second
 
 
 def test_only_as_many_are_left_out_as_the_recipe_allows(tiny_checkpoints, rows):
@@ -229,7 +232,7 @@ def test_a_kept_microbatch_is_what_was_computed(tiny_checkpoints, rows, monkeypa
     monkeypatch.setattr("tiercel.training.grpo.minibatch_updates.update_on_minibatch", update)
     with planning([Fault(site="loss", kind="nan", step=0)]), pytest.raises(NonFiniteError):
         run_grpo(recipe)
-    (kept,) = read_kept(Path(recipe.output) / "nonfinite/step-000000", torch.device("cpu"))
+    (kept,) = load_saved_update(Path(recipe.output) / "nonfinite/step-000000", torch.device("cpu"))
     (unit,), (batch,) = units, kept.unit.batches
     wanted = unit.batches[0]
     for name in ("token_ids_T", "positions_DT", "scoring_N", "targets_N", "continuation_of_N"):
@@ -245,7 +248,7 @@ def test_a_kept_microbatch_is_what_was_computed(tiny_checkpoints, rows, monkeypa
     assert '"MicrobatchUnit"' in metadata[header]
     for name in ("PolicyUnit", "Microbatches"):
         save_file(tensors, file, {header: metadata[header].replace('"MicrobatchUnit"', f'"{name}"')})
-        (older,) = read_kept(file.parent, torch.device("cpu"))
+        (older,) = load_saved_update(file.parent, torch.device("cpu"))
         assert older.unit.batches[0].packed.tree == wanted.packed.tree
     assert [each.sha256 for each in batch.packed.images] == [each.sha256 for each in wanted.packed.images]
     assert all(

@@ -5,7 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from markupsafe import Markup
 
 from tiercel.web.report.page import first_and_last
-from tiercel.web.report.parts import KEYS, TABS, curves_part, details_part, findings_part, held_out_part, times_part
+from tiercel.web.report.page_sections import (
+    KEYS,
+    TABS,
+    curves_part,
+    details_part,
+    findings_part,
+    held_out_part,
+    times_part,
+)
 from tiercel.web.report.reading import RecordedRun, read_groups
 from tiercel.web.report.templates import drawn
 from tiercel.web.report.verdict import notices

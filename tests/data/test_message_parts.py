@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tests.data.test_formats import ASSISTANT, accepted, contents, refused
-from tiercel.data.formats.parts import with_visuals_of_parts
+from tiercel.data.formats.message_parts import with_visuals_of_parts
 from tiercel.types import ImageSource, VideoSource
 
 TEXT = {"type": "text", "text": "What is it?"}

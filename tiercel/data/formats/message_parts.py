@@ -87,7 +87,7 @@ def _may_have_parts(turn: Any) -> bool:
 
 def _is_conversation(turns: Sequence[Any]) -> bool:
     """Return whether turns begin with a question, and are not only an answer."""
-    return bool(turns) and isinstance(turns[0], Mapping) and turns[0].get("role") in ("system", "user")
+    return bool(turns) and isinstance(turns[0], dict | Mapping) and turns[0].get("role") in ("system", "user")
 
 
 def _columns(record: Mapping[str, Any], visuals: Sequence[tuple[str, Any]], side: str) -> dict[str, Any]:

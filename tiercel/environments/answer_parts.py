@@ -1,7 +1,6 @@
 """An answer of the user's code as parts: texts, and pictures as files in base64."""
 
 import base64
-import io
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,6 +49,9 @@ def _file(picture: Any) -> bytes:
         raise UnusableAnswer(
             f"answered a {type(picture).__name__} as a picture; give a PIL image, or the bytes of a file"
         )
-    stream = io.BytesIO()
-    picture.save(stream, "PNG", compress_level=1)
-    return stream.getvalue()
+    from tiercel.image_decoding import png_file  # only now, because it needs numpy
+
+    try:
+        return png_file(picture)
+    except ValueError as error:
+        raise UnusableAnswer(f"answered a picture, but {error}") from error

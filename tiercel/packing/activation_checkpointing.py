@@ -70,7 +70,7 @@ class _Products(TorchDispatchMode):
         return product
 
 
-class KeptAttention:
+class SavedAttention:
     """The attention `attend`, computed once for each layer; the recomputation gets the kept output."""
 
     def __init__(self, attend: PackAttend):

@@ -39,11 +39,11 @@ KEPT_GROUPS = "groups.jsonl"  # for people; a replay reads MICROBATCHES
 MICROBATCHES = "microbatches-{rank:03d}.safetensors"
 OF_TOKENS = ("logprobs_N", "old_logprobs_N", "kl_N", "entropy_N", "teacher_N", "weights_N")  # fields of LossInput
 T = TypeVar("T")
-Kept = Callable[[Sequence[int] | None], bytes]  # takes numbers of microbatches; None: all
+SerializeMicrobatches = Callable[[Sequence[int] | None], bytes]  # takes numbers of microbatches; None: all
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TracedPart:
+class TracedMicrobatch:
     """What a microbatch leaves behind in case the update is not finite."""
 
     row_ids: tuple[str, ...]
@@ -56,7 +56,7 @@ class TracedPart:
 class UpdateTrace:
     """What an update computed on this rank, to find the rows at fault. It is read only if the update is not finite."""
 
-    parts: list[TracedPart] = field(default_factory=list)
+    parts: list[TracedMicrobatch] = field(default_factory=list)
 
     @property
     def rows(self) -> list[str]:
@@ -87,11 +87,11 @@ def non_finite(trainer: Trainer, loss: float, norm: float, trace: UpdateTrace) -
     """Make the error on all ranks, which call this together. `loss` and `norm` are over all ranks."""
     of_loss = not math.isfinite(loss)
     places = trace.places_at_fault(of_loss=of_loss)
-    rows = trainer.ranks.gather(trace.rows_of(places, of_loss=of_loss))
+    rows = trainer.ranks.all_gather(trace.rows_of(places, of_loss=of_loss))
     if not any(rows):
-        places, rows = trace.places, trainer.ranks.gather(trace.rows)
+        places, rows = trace.places, trainer.ranks.all_gather(trace.rows)
     what = f"the loss is {loss}" if of_loss else f"the gradient norm is {norm}"
-    spoilt = trainer.ranks.gather(spoilt_weight(trainer.policy.trained_parameters()))
+    spoilt = trainer.ranks.all_gather(spoilt_weight(trainer.policy.trained_parameters()))
     if (name := next(filter(None, spoilt), None)) is not None:
         rank = spoilt.index(name)
         where = f" on rank {rank}" if trainer.ranks.world_size > 1 else ""
@@ -158,7 +158,7 @@ def require_finite_weights(weights: Mapping[str, Tensor], step: int) -> None:
     if name is not None:
         raise TrainingError(
             f"the trained weight {name} is not finite after step {step}, so no checkpoint was written; lower optim.lr; "
-            "the same command goes on from the newest checkpoint"
+            "run the same command again to resume from the newest checkpoint"
         )
 
 
@@ -167,19 +167,19 @@ def local_part(parameter: Tensor) -> Tensor:
     return parameter.to_local() if hasattr(parameter, "to_local") else parameter.detach()
 
 
-def kept_name(run: Path, step: int, number: int) -> Path:
+def nonfinite_directory(run: Path, step: int, number: int) -> Path:
     """Return the folder of the step's `number`-th update that was not finite, counted from 1."""
     return run / FOLDER / (f"step-{step:06d}" + (f"-{number}" if number > 1 else ""))
 
 
-def kept_of_step(run: Path, step: int | None) -> list[Path]:
+def nonfinite_directories(run: Path, step: int | None) -> list[Path]:
     """List the folders of a step, or of every step if it is None, in order."""
     found = ((KEPT_NAME.fullmatch(directory.name), directory) for directory in (run / FOLDER).glob("step-*"))
     numbered = [((int(name[1]), int(name[2] or 1)), directory) for name, directory in found if name is not None]
     return [directory for numbers, directory in sorted(numbered) if step in (None, numbers[0])]
 
 
-def keep_groups(directory: Path, rollouts: Path) -> None:
+def copy_rollouts(directory: Path, rollouts: Path) -> None:
     """Copy a step's groups from rollouts/, because the next start of the run truncates rollouts/."""
     with open_regular(rollouts) as source, open_new(directory / KEPT_GROUPS, "wb") as kept:
         shutil.copyfileobj(source, kept)
@@ -187,10 +187,10 @@ def keep_groups(directory: Path, rollouts: Path) -> None:
 
 class FiniteGuard:
     """A guard that skips updates that are not finite, up to reliability.max_skipped_updates in a start of the run;
-    `left_out` counts them. All ranks call it together."""
+    `skipped_updates` counts them. All ranks call it together."""
 
     def __init__(self, run: RunDirectory, recipe: BaseRecipe):
-        self.left_out = 0
+        self.skipped_updates = 0
         self._run = run
         self._recipe = recipe
         self._kept: Counter[int] = Counter()  # by step, which may have several updates
@@ -199,7 +199,7 @@ class FiniteGuard:
         self,
         trainer: Trainer,
         update: Callable[[], T],
-        kept: Kept,
+        kept: SerializeMicrobatches,
         keep: Callable[[Path], None] = lambda directory: None,
     ) -> T | None:
         """Make the update; None if it is skipped. `kept` returns the microbatches at fault on this rank as a file's
@@ -210,28 +210,35 @@ class FiniteGuard:
             return update()
         except NonFiniteError as error:
             again = self._keep(trainer, step, error, kept, keep)
-            if self.left_out >= self._recipe.reliability.max_skipped_updates:
+            if self.skipped_updates >= self._recipe.reliability.max_skipped_updates:
                 raise NonFiniteError(error.what, error.rows, again) from error
-            self.left_out += 1
-            trainer.strategy.leave_out()
-            logger.warning(f"step {step + 1}: an update was skipped ({self.left_out} so far): {error.what}; {again}")
+            self.skipped_updates += 1
+            trainer.strategy.discard_gradients()
+            logger.warning(
+                f"step {step + 1}: an update was skipped ({self.skipped_updates} so far): {error.what}; {again}"
+            )
             return None
 
     def _keep(
-        self, trainer: Trainer, step: int, error: NonFiniteError, kept: Kept, keep: Callable[[Path], None]
+        self,
+        trainer: Trainer,
+        step: int,
+        error: NonFiniteError,
+        kept: SerializeMicrobatches,
+        keep: Callable[[Path], None],
     ) -> str:
         """Keep what the update was computed from, and return what the user can do. A full disk must not hide why the
         run ends."""
         self._kept[step] += 1
-        directory = kept_name(self._run.path, step, self._kept[step])
+        directory = nonfinite_directory(self._run.path, step, self._kept[step])
         weights = trainer.strategy.trained_weights() if self._recipe.lora is not None else {}
-        files = trainer.ranks.gather_to_first(kept(error.places) if trainer.is_counted else b"")
+        files = trainer.ranks.gather_on_first(kept(error.places) if trainer.is_counted else b"")
         report = {"step": step, "what": error.what, "rows": error.rows, "world_size": trainer.ranks.world_size}
 
         def write() -> str:
             try:
                 if self._kept[step] == 1:
-                    for old in kept_of_step(self._run.path, step):  # of an earlier start of the run
+                    for old in nonfinite_directories(self._run.path, step):  # of an earlier start of the run
                         remove(old)
                 make_directory(directory.parent)
                 make_directory(directory)
@@ -247,4 +254,4 @@ class FiniteGuard:
                 return f"it could not be kept in {directory} for a replay: {problem}"
             return f"`tiercel replay {self._run.path}` computes it again, row by row, from {directory}"
 
-        return trainer.ranks.on_first(write)
+        return trainer.ranks.run_on_first(write)
