@@ -1,13 +1,17 @@
 """Steps whose layers are compiled: traced as on a GPU, but run on a CPU operation by operation (`aot_eager`)."""
 
+from collections import Counter
+
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.rollout.recorded_step import RecordedStep
 from tests.rollout.test_captured import PARAMS, SEEDS, sampler_of, tokens
 from tests.tiny_models import random_ids, tiny_policy, tiny_prompts
 from tiercel.models.vision_cache import VisionStore
+from tiercel.rollout.local.compiled_layers import ComputeOnce
 from tiercel.rollout.local.cuda_graphs import FixedDecoder
 from tiercel.rollout.local.decoding_weights import NarrowLinears
 from tiercel.rollout.local.engine import LocalSampler
@@ -49,6 +53,20 @@ def test_logits_are_those_of_layers_that_are_not_compiled(tiny_checkpoints, name
                 ids_R = random_ids(policy.family, len(kept), generator)
                 assert torch.equal(compiled.step(ids_R), plain.step(ids_R))
     assert counters["stats"]["unique_graphs"] == graphs
+
+
+def test_repeated_operations_are_computed_once():
+    """x @ a twice is one product, also through a cast of x; x + 1 and x + 2 are two sums, and two draws stay two."""
+
+    def step(x, a):
+        same = (x.bfloat16() @ a) * (x.bfloat16() @ a)
+        return same, x + 1, x + 2, torch.rand_like(x), torch.rand_like(x)
+
+    traced = make_fx(step)(torch.ones(2, 3), torch.ones(3, 4).bfloat16())
+    ComputeOnce()(traced.graph)
+    names = Counter(node.target.name() for node in traced.graph.nodes if node.op == "call_function")
+    assert names["aten::mm"] == 1 and names["aten::_to_copy"] == 1
+    assert names["aten::add.Tensor"] == 2 and names["aten::rand_like"] == 2
 
 
 def test_layers_that_cannot_be_compiled_are_decoded_without(tiny_checkpoints):

@@ -65,16 +65,34 @@ def test_present_weights_are_copied_to_where_they_were(tiny_checkpoints):
     with linears.of_present_weights():
         assert len(linears.copies) == len(adapted) and all(weight is not None for weight, _ in linears.copies.values())
         places = [weight.data_ptr() for weight, _ in linears.copies.values()]
-    assert linears.held_bytes == 2 * sum(
-        parameter.numel() for name, parameter in policy.model.named_parameters() if name in adapted
-    )
+    layers = policy.family.language_model(policy.model).layers
+    assert len(set(places)) == len(adapted) - 3 * len(layers)  # q, k and v have one, and so have gate and up
+    parameters = {weight for weight, _ in linears.copies.values()}
+    assert linears.held_bytes == sum(2 * weight.numel() for weight in parameters)
     move_adapter(policy, 0.1, seed=7)
     with linears.of_present_weights():
         assert [weight.data_ptr() for weight, _ in linears.copies.values()] == places
-        for layer, (weight, bias) in linears.copies.items():
-            assert torch.equal(weight, layer.weight.bfloat16()) and bias is None
     linears.release()
     assert linears.held_bytes == 0
+
+
+def test_adapters_of_one_input_share_their_first_matrix(tiny_checkpoints):
+    """With a rank of 2, the shared matrix has six rows, and the second one of k_proj is 0 outside columns 2 and 3."""
+    policy = bfloat16_policy(tiny_checkpoints["qwen2_5_vl"], lora={"rank": 2, "alpha": 4})
+    attention = policy.family.language_model(policy.model).layers[0].self_attn
+    layers = attention.q_proj, attention.k_proj, attention.v_proj
+    own = attention.k_proj.lora_B["default"].weight
+    linears = NarrowLinears(policy)
+    inputs = torch.randn(4, attention.q_proj.in_features, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), linears.of_present_weights(), policy.autocast():
+        plain = [layer(inputs) for layer in layers]
+        with linears.in_place():
+            (first,) = {layer.lora_A["default"].weight for layer in layers}
+            second = attention.k_proj.lora_B["default"].weight
+            joined = [layer(inputs) for layer in layers]
+    assert first.shape == (6, attention.q_proj.in_features)
+    assert torch.equal(second[:, 2:4], own.bfloat16()) and not second[:, :2].any() and not second[:, 4:].any()
+    assert all(torch.equal(*both) for both in zip(plain, joined, strict=True))
 
 
 def test_the_adapter_of_the_reference_is_not_copied(tiny_checkpoints):

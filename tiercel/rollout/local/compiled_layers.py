@@ -10,7 +10,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tag, Tensor, nn
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
 from torch.fx.experimental import _config
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -39,7 +42,13 @@ class CompiledStep:
             if kind in spans and not any(is_mixture(part) for part in layer.modules())
         }
         self.functions = {
-            kind: torch.compile(kind.forward, dynamic=True, fullgraph=True, backend=backend)
+            kind: torch.compile(
+                kind.forward,
+                dynamic=True,
+                fullgraph=True,
+                backend=backend,
+                options={"joint_custom_pre_pass": ComputeOnce()} if backend == "inductor" else None,
+            )
             for kind in {type(layer) for layer, _ in self.windows.values()}
         }
 
@@ -65,6 +74,26 @@ class CompiledStep:
         self, layer: nn.Module, attention: LayerAttention, *inputs: Any, attention_form: GivenForm, **options: Any
     ) -> Any:
         return self.functions[type(layer)](layer, *inputs, attention_form=attention, **options)
+
+
+class ComputeOnce(CustomGraphPass):
+    """Removes repeated operations from a graph without gradient, such as the product with the first matrix that several
+    adapters share. Inductor itself does so only in graphs with gradient."""
+
+    def __call__(self, graph: Graph) -> None:
+        known: dict[object, Node] = {}
+        for node in graph.nodes:
+            if node.op != "call_function" or node.is_impure() or not isinstance(node.target, OpOverload):
+                continue
+            if node.target._schema.is_mutable or Tag.nondeterministic_seeded in node.target.tags:
+                continue
+            key = node.target, str(node.args), str(node.kwargs)
+            if known.setdefault(key, node) is not node:
+                node.replace_all_uses_with(known[key])
+                graph.erase_node(node)
+
+    def uuid(self) -> bytes:
+        return get_hash_for_files((__file__,))
 
 
 def _attention(

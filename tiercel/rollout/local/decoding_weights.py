@@ -5,13 +5,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
+from typing import TypeGuard
 
 import torch
 from peft.tuners.lora.layer import Linear as LoraLinear
+from peft.tuners.lora.layer import LoraLayer
 from torch import Tensor, nn
 
 from tiercel.models.policy import REFERENCE, Policy
 
+SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # the layers of a block
 FEW_ROWS = 8  # oneDNN's order for 8 rows is good for 1 to 32 rows
 
 
@@ -158,23 +162,25 @@ def _identity(layer: nn.Module) -> tuple[object, ...]:
 
 class NarrowLinears:
     """Copies of the decoder's linear layers and of the head. They stay where they are from rollout to rollout, because
-    captured steps read them."""
+    captured steps read them. Adapters of layers that have the same input share one first matrix, which is the first
+    matrices of all of them, and have a second one that is 0 for the others, so that a compiled step multiplies once."""
 
     def __init__(self, policy: Policy):
         self.dtype = policy.compute_dtype
         self.layers = _float32_layers(policy) if policy.needs_autocast else []
+        self.joined = list(_joined_adapters(policy)) if self.layers else []
         self.copies: dict[nn.Linear, tuple[nn.Parameter, nn.Parameter | None]] = {}
+        self._own: dict[nn.Linear, Tensor] = {}  # the part of a copy that is the layer's own weight
 
     @contextmanager
     def of_present_weights(self) -> Iterator[None]:
         """Copy the current weights, for `in_place`."""
-        for layer in self.layers:
-            if layer not in self.copies:
-                bias = None if layer.bias is None else self._empty_like(layer.bias)
-                self.copies[layer] = self._empty_like(layer.weight), bias
-            for copy, weight in zip(self.copies[layer], (layer.weight, layer.bias), strict=True):
-                if copy is not None:
-                    copy.copy_(weight)
+        if not self.copies:
+            self._allocate()
+        for layer, (_, bias) in self.copies.items():
+            self._own[layer].copy_(layer.weight)
+            if bias is not None:
+                bias.copy_(layer.bias)
         yield
 
     @contextmanager
@@ -188,13 +194,51 @@ class NarrowLinears:
 
     @property
     def held_bytes(self) -> int:
-        return sum(copy.nbytes for copies in self.copies.values() for copy in copies if copy is not None)
+        return sum(each.nbytes for each in {each for both in self.copies.values() for each in both if each is not None})
 
     def release(self) -> None:
         self.copies.clear()
+        self._own.clear()
 
-    def _empty_like(self, weight: Tensor) -> nn.Parameter:
-        return nn.Parameter(torch.empty_like(weight, dtype=self.dtype, requires_grad=False), requires_grad=False)
+    def _allocate(self) -> None:
+        for adapters in self.joined:
+            ranks = [first.out_features for first, _ in adapters]
+            shared = self._copy(adapters[0][0].weight, sum(ranks), adapters[0][0].in_features)
+            for (first, second), end in zip(adapters, accumulate(ranks), strict=True):
+                rows = slice(end - first.out_features, end)
+                wide = self._copy(second.weight, second.out_features, sum(ranks))
+                self.copies |= {first: (shared, None), second: (wide, None)}
+                self._own |= {first: shared.data[rows], second: wide.data[:, rows]}
+        for layer in self.layers:
+            if layer not in self.copies:
+                bias = None if layer.bias is None else self._copy(layer.bias, *layer.bias.shape)
+                self.copies[layer] = self._copy(layer.weight, *layer.weight.shape), bias
+                self._own[layer] = self.copies[layer][0].data
+
+    def _copy(self, like: Tensor, *shape: int) -> nn.Parameter:
+        return nn.Parameter(torch.zeros(shape, dtype=self.dtype, device=like.device), requires_grad=False)
+
+
+def _joined_adapters(policy: Policy) -> Iterator[list[tuple[nn.Linear, nn.Linear]]]:
+    """Yield the two matrices of each adapter of a group of layers that have the same input. If theirs differ after all,
+    the results are the same, only nothing is saved."""
+    for parent in policy.family.language_model(policy.model).modules():
+        for names in SAME_INPUT:
+            layers = [layer for name in names if isinstance(layer := getattr(parent, name, None), LoraLayer)]
+            adapters = [
+                (first, second)
+                for layer in layers
+                if "default" in layer.lora_A
+                and _is_float32(first := layer.lora_A["default"])
+                and _is_float32(second := layer.lora_B["default"])
+            ]
+            if len(adapters) > 1:
+                yield adapters
+
+
+def _is_float32(layer: nn.Module) -> TypeGuard[nn.Linear]:
+    """Return whether a layer of an adapter is a product in float32, without a bias."""
+    return type(layer) is nn.Linear and layer.bias is None and layer.weight.dtype == torch.float32
 
 
 def _float32_layers(policy: Policy) -> list[nn.Linear]:
