@@ -1,5 +1,6 @@
 """Causal language models without pictures, on tiny random checkpoints."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,12 +8,14 @@ import torch
 
 from tests.generic_models import GENERIC, save_generic_checkpoint
 from tests.tiny_models import make_row, noise_image, tiny_policy
-from tiercel.config.schema import Model
+from tiercel.algorithms.preference_sections import Ranking
+from tiercel.config.schema import Data, Lora, Model, RewardRecipe, Train
 from tiercel.errors import DataError, ModelError
 from tiercel.models.families.text_only import TextOnly
 from tiercel.models.prompts import encode_conversation, encode_prompt, render
 from tiercel.models.weights.loading import load_family
 from tiercel.packing.forward_equivalence_check import check_forward_equivalence
+from tiercel.training.trainer import build_trainer
 from tiercel.types import Message
 
 SHARED = ("qwen3", "llama", "mistral", "gemma", "olmo2", "gemma3_text", "mistral_sliding", "mixtral", "qwen3_moe")
@@ -31,6 +34,24 @@ def test_a_decoder_with_attention_shares_prompts(checkpoints, name):
     assert isinstance(policy.family, TextOnly)
     found = check_forward_equivalence(policy)
     assert found.obstacle is None and found.difference < 1e-5
+
+
+def test_a_reward_model_is_proved_by_its_logprobs(checkpoints, tmp_path):
+    recipe = RewardRecipe(
+        model=Model(path=str(checkpoints["qwen3"]), dtype="float32"),
+        lora=Lora(rank=2),
+        data=Data(train="rows.jsonl"),
+        ranking=Ranking(),
+        train=Train(steps=1),
+        output=str(tmp_path / "run"),
+    )
+    assert build_trainer(recipe).policy.family.unshared is None
+
+
+def test_weights_that_wait_on_the_cpu_for_their_gpus_are_proved_there(checkpoints):
+    """fsdp2 and deepspeed load them so."""
+    policy = tiny_policy(checkpoints["qwen3"], noise=0.1, dtype="bfloat16")
+    assert check_forward_equivalence(replace(policy, device=torch.device("cuda"))).obstacle is None
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -26,12 +26,13 @@ def group(*completions: tuple[float | None, bool, float]):
 )
 def test_a_group_differs_in_what_the_advantage_looks_at(other, good_for):
     pair = group((1.0, True, 0.5), other)
-    assert {name for name in ("totals", "right", "rewards", "all") if has_variance(pair, name)} == good_for
+    assert {name for name in ("totals", "right", "rewards", "all") if has_variance(pair, name, [1.0])} == good_for
+    assert not has_variance(pair, "rewards", [0.0])
 
 
 @pytest.mark.parametrize(("right", "is_good"), ((0, False), (1, True), (2, True), (3, False), (4, False)))
 def test_with_pass_k_a_group_needs_k_wrong_completions(right, is_good):
     four = group(*((float(number < right), number < right, 0.0) for number in range(4)))
     algorithm = Algorithm(advantage="pass_k", pass_k=2)
-    assert teaches(four, algorithm) == is_good
+    assert teaches(four, algorithm, [1.0]) == is_good
     assert bool(found("pass_k", [1.0] * right + [0.0] * (4 - right), pass_k=2).any()) == is_good

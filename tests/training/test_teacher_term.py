@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,13 @@ import torch
 
 from benchmarks.float64 import all_in_float64, in_float64
 from tests.packing.test_examples import plain_words, random_pairs
-from tests.tiny_models import FAMILY_NAMES, tiny_policy
+from tests.tiny_models import FAMILY_NAMES, make_row, tiny_policy
 from tests.training.test_loops import grpo_recipe, merged, run_grpo, write_rows
 from tests.training.test_offline import bytes_of, without_times
 from tiercel.algorithms.teacher import DIVERGENCES, Teacher
 from tiercel.cli.main import main
 from tiercel.config import DistillRecipe, recipe_to_yaml
+from tiercel.config.schema import Data
 from tiercel.data.encoding import prompt_encoder
 from tiercel.distributed.ranks import ALONE
 from tiercel.errors import DataError, ModelError, NonFiniteError, TrainingError
@@ -24,7 +26,13 @@ from tiercel.packing.batch import advantage_group
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.pass_options import PassOptions
 from tiercel.runs.directory import read_metrics
-from tiercel.training.distillation.teacher_term import LocalTeacher, Teaching, require_same_vocabulary, token_texts
+from tiercel.training.distillation.teacher_term import (
+    LocalTeacher,
+    Teaching,
+    require_same_vocabulary,
+    teacher_encoder,
+    token_texts,
+)
 from tiercel.training.grpo import minibatch_updates
 from tiercel.training.grpo.offpolicy_answers import answered_groups
 from tiercel.training.policy_passes import NO_TOTALS, PolicyPasses
@@ -33,7 +41,7 @@ from tiercel.training.trainer import build_trainer
 from tiercel.types import Completion, Message, Row
 
 
-def passes_of(policy, form="split"):
+def passes_of(policy, form="split", max_tokens=300):
     return PolicyPasses(
         policy=policy,
         learner=PackedPolicy(policy, form, False),
@@ -41,7 +49,7 @@ def passes_of(policy, form="split"):
         ranks=ALONE,
         passes_are_private=True,
         temperature=1.0,
-        max_tokens=300,
+        max_tokens=max_tokens,
     )
 
 
@@ -85,6 +93,33 @@ def test_divergence_and_gradient_equal_plain_passes_of_student_and_teacher(tiny_
         assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-5), divergence
         errors = [float((each - wanted).norm() / wanted.norm()) for each in (gradient(student, found), plain)]
         assert errors[0] < max(1e-5, 1.5 * errors[1]), divergence
+
+
+def test_rows_that_ask_the_same_have_teachers_of_their_own(tiny_checkpoints):
+    """Two rows of one prompt and one completion of 80 tokens, whose answers the teacher is told: in one microbatch the
+    student's tree has them once, and each row's divergence is what it is apart."""
+    checkpoint = tiny_checkpoints["qwen2_5_vl"]
+    student, other = (tiny_policy(checkpoint, noise=noise) for noise in (0.1, 0.4))
+    section = Teacher(path="teacher", prompt="{prompt} It is {answer}.")
+    told_by = LocalTeacher(section=section, passes=passes_of(other), words=other.family.vocabulary_size)
+    encode = teacher_encoder(section, Data(train="rows.jsonl"), other.family, student.family)
+    teaching = Teaching(section=section, told_by=told_by, encode=encode, ranks=ALONE)
+    ids = torch.tensor(student.family.tokenizer(" is the seven" * 40)["input_ids"][:80])
+    groups = []
+    for number, answer in enumerate(("[1, 20]", "no seven 7 7")):
+        row = replace(make_row("row", "Where is the seven?", 0), answer=answer)
+        prompt = prompt_encoder(student.family, Data(train="rows.jsonl"))(row, number)
+        groups.append(advantage_group(prompt, [completion(ids)], [0.0]))
+    taught, learner = teaching.with_teacher_terms(groups), passes_of(student, max_tokens=20_000)
+
+    def divergences(groups):
+        (batch,) = [batch for unit in learner.units(groups, NO_TOTALS) for batch in unit.batches]
+        scores = learner.learner(batch.packed, None, 1.0, options=PassOptions(target=teaching.target(batch)))
+        return batch.packed.tree.length, scores.divergence_N.detach().view(len(groups), -1).sum(1)
+
+    (length, first), (_, second), (together, both) = map(divergences, (taught[:1], taught[1:], taught))
+    assert together == length and abs(first - second) > 1e-3
+    torch.testing.assert_close(both, torch.cat([first, second]))
 
 
 def plain_passes(student, other, answers):

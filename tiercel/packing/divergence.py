@@ -54,6 +54,7 @@ class Target:
     tokens: TeacherTokens
     distribution: Callable[[Tensor], Tensor] | None  # (M, V) from the teacher's states; None if it gives none
     measure: Callable[[Tensor, Tensor], Tensor]  # a divergence (M,) of the policy's logprobs from the teacher's
+    is_by_row: bool = False  # the teacher's prompt is its own, so rows of one prompt may have different teachers
 
     def of_tokens(self, places_M: Tensor) -> "Target":
         """Return the target of some of the tokens."""

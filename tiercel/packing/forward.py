@@ -92,7 +92,8 @@ class PackedPolicy(nn.Module):
         loss needs besides."""
         if self.context is None:
             hidden_NH = self.scoring_states(batch, features_KH, prefix, options.noise)
-            distinct = None if self.form == "repeated" else batch.distinct()
+            is_by_row = options.target is not None and options.target.is_by_row
+            distinct = None if self.form == "repeated" or is_by_row else batch.distinct()
             if distinct is None:
                 return self._scores(hidden_NH, batch.targets_N, temperature, options)
             first_M, which_N = distinct

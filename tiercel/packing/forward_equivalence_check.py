@@ -84,6 +84,8 @@ def check_forward_equivalence(policy: Policy) -> ForwardEquivalence:
     repeated form is correct."""
     if getattr(policy.model.get_output_embeddings(), "bias", None) is not None:
         raise ModelError(f"{_model(policy)} cannot be trained: its head has a bias")
+    # A model that is sharded later is still on the CPU, where an autocast of the GPU casts nothing.
+    policy = replace(policy, device=policy.model.get_input_embeddings().weight.device)
     family = policy.family
     policy.model.eval()
     family.unshared = None
@@ -193,7 +195,9 @@ def _packed(policy: Policy, items: list[PackItem], form: str) -> Tensor:
     """Compute the logprobs (N,) as the learner does."""
     packed = pack(items)
     features = VisionStore(policy, 0).features(packed.images)
-    return PackedPolicy(policy, form, False)(packed, features, 1.0).logprobs_N
+    learner = PackedPolicy(policy, form, False)
+    learner.value_head = None  # logprobs are compared, whatever the policy is trained for
+    return learner(packed, features, 1.0).logprobs_N
 
 
 def _items(policy: Policy) -> list[PackItem]:

@@ -110,6 +110,7 @@ class Teaching:
             tokens=batch.teacher,
             distribution=self.told_by.distribution,
             measure=lambda policy_MV, teacher_MV: measure(policy_MV, teacher_MV, mix),
+            is_by_row=self.section.prompt is not None,
         )
 
     def term(self, batch: PolicyBatch, scores: TokenScores) -> TeacherTerm | None:

@@ -187,25 +187,28 @@ class SampledGroups:
         )
 
 
-def has_variance(group: ScoredGroup, depends_on: str) -> bool:
-    """Return whether two scorable completions differ in what the advantage depends on (Advantage.depends_on)."""
+def has_variance(group: ScoredGroup, depends_on: str, weights: Sequence[float]) -> bool:
+    """Return whether two scorable completions differ in what the advantage depends on (Advantage.depends_on). `weights`
+    are those of the rewards; one of weight 0 is only measured."""
     seen = set()
     for completion in group.completions:
         if completion.total is not None:
             values = {
                 "totals": completion.total,
                 "right": bool(completion.is_correct),
-                "rewards": tuple(value.value for value in completion.rewards.values()),
+                "rewards": tuple(
+                    value.value for value, weight in zip(completion.rewards.values(), weights, strict=True) if weight
+                ),
             }
             seen.add(tuple(values.values()) if depends_on == "all" else values[depends_on])
     return len(seen) > 1
 
 
-def teaches(group: ScoredGroup, algorithm: Algorithm) -> bool:
-    """Return whether a group has an advantage that is not 0. With pass_k every draw of k passes, and all advantages are
-    0, if fewer than k completions are wrong."""
+def teaches(group: ScoredGroup, algorithm: Algorithm, weights: Sequence[float]) -> bool:
+    """Return whether a group has an advantage that is not 0; `weights` are those of the rewards. With pass_k every draw
+    of k passes, and all advantages are 0, if fewer than k completions are wrong."""
     advantage = advantage_of(algorithm.advantage)
-    if not has_variance(group, advantage.depends_on):
+    if not has_variance(group, advantage.depends_on, weights):
         return False
     is_wrong = [not each.is_correct for each in group.completions if each.total is not None]
     return not advantage.needs_pass_k or sum(is_wrong) >= min(algorithm.pass_k or 1, len(is_wrong))
@@ -252,5 +255,6 @@ def resample_until_full(
 
 
 def _good_indices(ranks: Ranks, scored: Sequence[ScoredGroup], recipe: GrpoRecipe) -> list[int]:
-    own = [group.group.prompt.index for group in scored if teaches(group, recipe.algorithm)]
+    weights = [reward.weight for reward in recipe.rewards]
+    own = [group.group.prompt.index for group in scored if teaches(group, recipe.algorithm, weights)]
     return sorted(index for indices in ranks.all_gather(own) for index in indices)
