@@ -259,6 +259,11 @@ class Completion:
         return torch.ones_like(self.token_ids_L, dtype=torch.bool)
 
     @property
+    def failure(self) -> str | None:
+        """Return why the environment of its trajectory failed, or None."""
+        return None if self.trajectory is None else self.trajectory.failure
+
+    @property
     def sampled_logprobs(self) -> Tensor:
         """Return the logprobs of the tokens that the policy sampled."""
         return self.logprobs_L[self.is_sampled_L]

@@ -1,5 +1,7 @@
 """Groups that a checkpoint kept for the next step, when their files are not what was written."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -36,6 +38,13 @@ def test_other_tensors_are_refused(kept):
     (kept / TENSORS).write_bytes(b"\x80\x02" * 50)
     with pytest.raises(ModelError, match=r"pending\.safetensors cannot be read as a safetensors file"):
         load_pending(kept)
+
+
+def test_half_of_a_surrogate_pair_is_a_question_mark(tmp_path):
+    (completion,) = trajectory_group().completions
+    odd = replace(completion, trajectory=replace(completion.trajectory, failure="unknown label \ud83d"))
+    save_pending(tmp_path, [PendingGroup(index=3, policy_version=1, completions=(odd,))])
+    assert load_pending(tmp_path)[3].completions[0].trajectory.failure == "unknown label ?"
 
 
 def test_trajectories_come_back_with_their_pictures(tmp_path):

@@ -128,6 +128,29 @@ def test_before_min_new_tokens_the_engine_cannot_say_the_policys_logprob(family,
     assert logprobs[0].isnan() and logprobs[1] == -0.5
 
 
+def test_a_stop_string_ends_a_completion_before_min_new_tokens_too(family, prompts, scripted):
+    """vLLM looks for it only after them, and answers with what it wrote behind it."""
+    sampler = sampler_of(family, scripted())
+    sampler.load_policy(0, Path(POLICY))
+    first = 5 + SEEDS[0] % 7
+    params = replace(PARAMS, min_new_tokens=2, stop=(family.tokenizer.decode([first]),))
+    (group,) = sampler.sample(prompts[:1], params, SEEDS[:1])
+    completion = group.completions[0]
+    assert completion.token_ids_L.tolist() == [first] and len(completion.logprobs_L) == 1
+    assert not completion.is_truncated
+
+
+def test_patience_begins_when_the_last_server_is_left(family, prompts, scripted):
+    """Not with the last answer: a tool may have taken longer than that."""
+    sampler = sampler_of(family, scripted(), scripted())
+    sampler._last_sign = 0.0
+    first, second = sampler.servers
+    sampler._leave(first, http.ServerFault("gone"))
+    assert sampler._last_sign == 0.0
+    sampler._leave(second, http.ServerFault("gone"))
+    assert time.monotonic() - sampler._last_sign < 5
+
+
 @pytest.mark.parametrize("fault", ("500", "drops", "hangs", "fewer", "nonsense", "other policy", "aborts", "restarted"))
 def test_a_fault_is_tried_again_and_nothing_is_lost_or_counted_twice(fault, family, prompts, scripted, monkeypatch):
     monkeypatch.setattr(http, "BACKOFF_SECONDS", (0.01,))

@@ -8,7 +8,7 @@ import pytest
 from tests.rewards.samples import scored, scored_group
 from tests.tiny_models import tiny_policy, tiny_recipe
 from tiercel.errors import TrainingError
-from tiercel.training.evaluation import Evaluator, Tally, require_few_failures
+from tiercel.training.evaluation import Evaluator, Tally, require_few_failures, rows_at_once
 from tiercel.training.policy_passes import passes_for_inference
 from tiercel.types import RewardValue
 
@@ -65,7 +65,7 @@ def test_failed_rewards_are_counted_told_and_limited(tiny_checkpoints):
 @pytest.mark.parametrize(("world_size", "sizes"), ((1, [8, 8, 4]), (4, [2] * 10), (100, [1] * 20)))
 def test_a_call_scores_as_many_rows_as_in_a_step(world_size, sizes):
     recipe = SimpleNamespace(optim=SimpleNamespace(prompts_per_step=4), rollout=SimpleNamespace(group_size=2))
-    seen = []
+    seen, beats = [], []
     scorer = SimpleNamespace(score=lambda groups: seen.append(len(groups)) or groups)
     evaluator = Evaluator(
         completion_sampler=None,
@@ -73,6 +73,13 @@ def test_a_call_scores_as_many_rows_as_in_a_step(world_size, sizes):
         family=None,
         recipe=recipe,
         scorer=scorer,
-        ranks=SimpleNamespace(world_size=world_size),
+        ranks=SimpleNamespace(world_size=world_size, heartbeat=SimpleNamespace(beat=lambda: beats.append(1))),
     )
     assert evaluator._scored(list(range(20))) == list(range(20)) and seen == sizes
+    assert len(beats) == len(sizes)
+
+
+@pytest.mark.parametrize(("has_turns", "expected"), ((False, 512), (True, 8)))
+def test_with_turns_as_many_rows_are_sampled_as_a_step_has_completions(has_turns, expected):
+    rollout = SimpleNamespace(group_size=2, has_turns=has_turns)
+    assert rows_at_once(SimpleNamespace(optim=SimpleNamespace(prompts_per_step=4), rollout=rollout), 2) == expected

@@ -22,6 +22,22 @@ def test_a_steps_groups_of_all_ranks_come_back_until_the_next_step(tmp_path):
     assert sorted(journal_of(tmp_path, 5)) == [42] and sorted(journal_of(tmp_path, 6)) == [50]
 
 
+def test_a_group_with_a_failed_trajectory_is_sampled_again(tmp_path):
+    """The database that was away may be back."""
+    (completion,) = group_at(41).completions
+    failed = replace(completion, trajectory=replace(completion.trajectory, failure="no database"))
+    keep_in_journal(tmp_path, 0, 5, [group_at(40), replace(group_at(41), completions=(completion, failed))])
+    assert sorted(journal_of(tmp_path, 5)) == [40]
+
+
+def test_a_group_comes_back_only_behind_the_prompt_that_it_followed(tmp_path):
+    group = group_at(40)
+    keep_in_journal(tmp_path, 0, 5, [group])
+    kept = journal_of(tmp_path, 5)[40]
+    assert kept.with_prompt(group.prompt) is not None
+    assert kept.with_prompt(replace(group.prompt, token_ids_P=group.prompt.token_ids_P + 1)) is None
+
+
 def test_no_folder_of_an_earlier_step_stays(tmp_path):
     for step in (5, 6, 7):
         for rank in (0, 1):

@@ -1,5 +1,7 @@
 """Which groups are good enough to learn from, depending on what the advantage reads."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.algorithms.test_advantages import found
@@ -28,6 +30,15 @@ def test_a_group_differs_in_what_the_advantage_looks_at(other, good_for):
     pair = group((1.0, True, 0.5), other)
     assert {name for name in ("totals", "right", "rewards", "all") if has_variance(pair, name, [1.0])} == good_for
     assert not has_variance(pair, "rewards", [0.0])
+
+
+@pytest.mark.parametrize("overlong", ("keep", "mask"))
+def test_a_group_that_is_truncated_throughout_teaches_nothing_if_that_is_masked(overlong):
+    pair = group((1.0, True, 0.5), (0.0, False, 0.5))
+    cut = [replace(each, completion=replace(each.completion, is_truncated=True)) for each in pair.completions]
+    algorithm = Algorithm(overlong=overlong)
+    assert teaches(replace(pair, completions=tuple(cut)), algorithm, [1.0]) == (overlong == "keep")
+    assert teaches(replace(pair, completions=(pair.completions[0], cut[1])), algorithm, [1.0])
 
 
 @pytest.mark.parametrize(("right", "is_good"), ((0, False), (1, True), (2, True), (3, False), (4, False)))

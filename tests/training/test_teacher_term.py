@@ -335,6 +335,18 @@ def test_a_teacher_that_sees_pictures_by_other_words_is_refused(tiny_checkpoints
         require_same_vocabulary(one, other)
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_asked_the_same"), (({"depth": 9, "out_hidden_size": 99}, True), ({"patch_size": 16}, False))
+)
+def test_a_teacher_of_another_size_is_asked_what_the_policy_is(tiny_checkpoints, changes, is_asked_the_same):
+    """Depth and width of its tower change no token and no pixel."""
+    policy, teacher = (tiny_policy(tiny_checkpoints["qwen2_5_vl"]).family for _ in range(2))
+    for name, value in changes.items():
+        setattr(teacher.checkpoint.config.vision_config, name, value)
+    encode = teacher_encoder(Teacher(path="teacher"), Data(train="rows.jsonl"), teacher, policy)
+    assert (encode is None) == is_asked_the_same
+
+
 def test_a_teacher_with_other_words_is_refused(write, tiny_checkpoints, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(tiny_checkpoints["qwen2_5_vl"], other)

@@ -13,6 +13,7 @@ from tiercel.models.policy import load_for_inference, load_start
 from tiercel.reliability.heartbeat import Heartbeat
 from tiercel.runs.evaluation_groups import EvaluationsFile, EvaluationSink
 from tiercel.runs.identity import digest_of, identity
+from tiercel.training.evaluation import rows_at_once
 from tiercel.training.run import launched_ranks
 
 
@@ -29,10 +30,11 @@ def run(recipe: Recipe, arguments: Namespace, heartbeat: Heartbeat) -> None:
         written: list[EvaluationsFile] = []
         for name, judged in _judged(recipe, Path(arguments.target), arguments.adapter).items():
             kept = EvaluationSink()
-            if output is not None:
+            if output is not None and isinstance(recipe, GrpoRecipe):
                 adapter = None if judged.adapter is None else digest_of(str(judged.adapter))
                 of_model = identity(recipe.with_values({"model.path": judged.path}))
-                kept = EvaluationsFile(output, len(written), [of_model, adapter, ranks.world_size])
+                at_once = rows_at_once(recipe, ranks.world_size)
+                kept = EvaluationsFile(output, len(written), [of_model, adapter, at_once])
                 written.append(kept)
             found = score(recipe, judged, ranks, kept)
             if ranks.is_first:

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,23 @@ class PendingGroup:
     index: int  # of the prompt in the global order
     policy_version: int
     completions: tuple[Completion, ...]
+    prompt: str | None = None  # a hash of its tokens; None in files of versions that did not write it
 
     @classmethod
     def of(cls, group: Group) -> "PendingGroup":
         """Make a pending group of a group."""
-        return cls(index=group.prompt.index, policy_version=group.policy_version, completions=group.completions)
+        return cls(
+            index=group.prompt.index,
+            policy_version=group.policy_version,
+            completions=group.completions,
+            prompt=_hash_of(group.prompt),
+        )
 
-    def with_prompt(self, prompt: EncodedPrompt) -> Group:
-        """Return the group with its prompt, which was encoded again."""
+    def with_prompt(self, prompt: EncodedPrompt) -> Group | None:
+        """Return the group with its prompt, which was encoded again; None if the prompt is another one, because the
+        environment's `reset` answered otherwise than before."""
+        if self.prompt not in (None, _hash_of(prompt)):
+            return None
         return Group(prompt=prompt, completions=self.completions, policy_version=self.policy_version)
 
 
@@ -60,9 +70,11 @@ def save_pending(directory: Path, groups: Sequence[PendingGroup]) -> None:
                 tensors |= _picture_tensors(completion.trajectory.images)
                 entry["trajectory"] = _trajectory_entry(completion.trajectory)
             completions.append(entry)
-        described.append({"index": group.index, "policy_version": group.policy_version, "completions": completions})
+        entry = {"index": group.index, "policy_version": group.policy_version, "prompt": group.prompt}
+        described.append({**entry, "completions": completions})
     save_file(tensors, directory / TENSORS)
-    (directory / GROUPS).write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
+    text = json.dumps(described, ensure_ascii=False)
+    (directory / GROUPS).write_text(text, encoding="utf-8", errors="replace")  # halves of surrogate pairs
 
 
 def load_pending(directory: Path) -> dict[int, PendingGroup]:
@@ -79,6 +91,10 @@ def load_pending(directory: Path) -> dict[int, PendingGroup]:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{directory / GROUPS} does not contain the groups of a step: {error}") from error
     return {group.index: group for group in groups}
+
+
+def _hash_of(prompt: EncodedPrompt) -> str:
+    return sha256(prompt.token_ids_P.numpy().tobytes()).hexdigest()[:32]
 
 
 def _picture_tensors(images: Sequence[EncodedImage]) -> dict[str, Tensor]:
@@ -129,6 +145,7 @@ def _pending_group(entry: dict[str, Any], tensors: dict[str, Tensor]) -> Pending
     return PendingGroup(
         index=index,
         policy_version=entry["policy_version"],
+        prompt=entry.get("prompt"),
         completions=tuple(
             _completion(completion, f"{index}.{number}", tensors)
             for number, completion in enumerate(entry["completions"])

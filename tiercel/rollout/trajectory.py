@@ -1,7 +1,7 @@
 """The completion of a sample whose turns are answered, built for every engine. Shape suffixes: docs/shapes.md."""
 
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from copy import copy
 from dataclasses import replace
 
@@ -13,6 +13,9 @@ from tiercel.reward_types import PolicyTurn
 from tiercel.rollout.dialogue import Dialogue, Dialogues, Limits, TrajectoryEnd, TurnReply
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.types import Completion, EncodedImage, EncodedPrompt, Trajectory
+
+BEAT_SECONDS = 1.0  # while an engine waits for answers
+THREADS = 64  # trajectories that end at a time
 
 
 def written_text(family: Family, token_ids: Sequence[int]) -> str:
@@ -187,6 +190,16 @@ class TrajectoryBuilder:
         self.token_ids += token_ids
         self.logprobs += logprobs
         self.is_sampled += [is_sampled] * len(token_ids)
+
+
+def ended_trajectories(builders: Sequence[TrajectoryBuilder], beat: Callable[[], None]) -> list[Completion]:
+    """End the trajectories, all at once, because an environment may take long to give their rewards. `beat` is called
+    meanwhile, every second."""
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="ending") as threads:
+        ending = [threads.submit(builder.completion) for builder in builders]
+        while wait(ending, BEAT_SECONDS).not_done:
+            beat()
+    return [each.result() for each in ending]
 
 
 def begun_trajectories(

@@ -73,9 +73,9 @@ def file_sha256(path: Path) -> str:
 
 
 def json_line(values: Mapping[str, Any]) -> str:
-    """Format values as one line of JSON without secrets. Raises ValueError for NaN and infinities, which JSON does not
-    have."""
+    """Format values as one line of JSON without secrets, and with "?" for half of a surrogate pair, which is no text.
+    Raises ValueError for NaN and infinities, which JSON does not have."""
     line = json.dumps(values, ensure_ascii=False, allow_nan=False)
     if redact(line) != line:
         line = json.dumps(redact_values(values), ensure_ascii=False, allow_nan=False)
-    return line + "\n"
+    return line.encode("utf-8", "replace").decode() + "\n"

@@ -50,10 +50,12 @@ class ForeignReply(ValueError):
 
 
 def read_reply(line: bytes | bytearray) -> Mapping[str, Any]:
-    """Parse a line as a reply. Raises ForeignReply."""
+    """Parse a line as a reply, with "?" for half of a surrogate pair, which is no text. Raises ForeignReply."""
     _require_small(_TEXT.sub(b"", _ESCAPED.sub(b"", line)))
     try:
         reply = json.loads(line)
+        if b"\\ud" in line.lower():
+            reply = json.loads(json.dumps(reply, ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError) as error:
         raise ForeignReply from error
     if not isinstance(reply, dict):

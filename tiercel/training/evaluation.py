@@ -196,7 +196,7 @@ class Evaluator:
                 bad += len(more)
                 ranks.run_on_first(partial(kept.add, records, number, bad - len(table.rejected)))
                 add(records)
-                show(min(number * ROWS_AT_ONCE * ranks.world_size, len(table.rows)))
+                show(min(number * rows_at_once(self.recipe, ranks.world_size), len(table.rows)))
         evaluation = tally.evaluation(bad)
         ranks.run_on_all(lambda: require_few_bad(bad, table.total, self.recipe.data, rejected))
         if evaluation.failures.failed:
@@ -212,7 +212,7 @@ class Evaluator:
         sampler, ranks = self.completion_sampler, self.ranks
         params = greedy_params(self.recipe.rollout)
         encode = prompt_encoder(self.family, self.recipe.data)
-        at_once = ROWS_AT_ONCE * ranks.world_size
+        at_once = rows_at_once(self.recipe, ranks.world_size)
         with heldout_loader(table.rows, encode, self.recipe, ranks, at_once, start) as loader:
             for _ in range(loader.steps_left):
                 batch = next_batch(loader, ranks)
@@ -225,10 +225,23 @@ class Evaluator:
     def _scored(self, groups: Sequence[Group]) -> list[ScoredGroup]:
         """Score as many completions at a time as a rank has of a step, because reliability.reward_timeout is for as
         many."""
-        of_step = self.recipe.optim.prompts_per_step * self.recipe.rollout.group_size
-        most = max(1, of_step // self.ranks.world_size)
-        parts = (groups[part.start : part.stop] for part in blocks_of(len(groups), most))
-        return [scored for part in parts for scored in self.scorer.score(part)]
+        scored: list[ScoredGroup] = []
+        for part in blocks_of(len(groups), _of_step(self.recipe, self.ranks.world_size)):
+            scored += self.scorer.score(groups[part.start : part.stop])
+            self.ranks.heartbeat.beat()
+        return scored
+
+
+def rows_at_once(recipe: GrpoRecipe, world_size: int) -> int:
+    """Return how many rows all ranks sample at a time. With turns it is as many as there are completions in a step,
+    because each trajectory has a process, or a session of a server."""
+    most = _of_step(recipe, world_size) if recipe.rollout.has_turns else ROWS_AT_ONCE
+    return min(most, ROWS_AT_ONCE) * world_size
+
+
+def _of_step(recipe: GrpoRecipe, world_size: int) -> int:
+    """Return how many completions a rank has of a step, at least 1."""
+    return max(1, recipe.optim.prompts_per_step * recipe.rollout.group_size // world_size)
 
 
 def require_few_failures(evaluation: Evaluation, recipe: GrpoRecipe) -> None:

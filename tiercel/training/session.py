@@ -199,8 +199,9 @@ class Session:
             raise
 
     def _save_before(self, trainer: Trainer, step: Step, reason: str) -> None:
+        is_unscored = "step" not in step.metrics and self.is_evaluated_after(step)  # its evaluation failed
         try:
-            if "step" not in step.metrics:  # its evaluation failed
+            if "step" not in step.metrics:
                 step.metrics = self._whole_row(step)
                 self._record(step.metrics)
             self._save(trainer)
@@ -208,6 +209,11 @@ class Session:
             logger.warning(f"step {step.updates_done} could not be saved: {error}")
             return
         logger.warning(f"{reason}; step {step.updates_done} was saved; run the same command again to resume from it")
+        if is_unscored:
+            logger.warning(
+                f"the held-out rows were not scored after step {step.updates_done}: `tiercel eval {self.run.path}` "
+                "scores the newest checkpoint"
+            )
 
     def _save(self, trainer: Trainer) -> None:
         kept, self.unsaved.newest = self.unsaved.newest, None

@@ -38,6 +38,12 @@ def test_texts_may_hold_what_they_like():
     assert read_reply(json.dumps(reply).encode()) == reply
 
 
+def test_half_of_a_surrogate_pair_is_a_question_mark():
+    """A policy may write it as an escape, and a reward's exception may quote it."""
+    reply = {"failure": "unknown label \ud83d", "parts": ["\U0001f600", r"\ud83d"]}
+    assert read_reply(json.dumps(reply).encode()) == {**reply, "failure": "unknown label ?"}
+
+
 def test_secrets_of_the_environment_are_taken_out(monkeypatch):
     monkeypatch.setenv("OWN_TOKEN", "canary-0123456")
     monkeypatch.setenv("HTTPS_PROXY", "http://service:canary%40proxy@proxy:3128")

@@ -7,6 +7,7 @@ from tests.trajectories import TURNS, trajectory_group
 from tiercel.config.schema import Reliability
 from tiercel.errors import RecipeError
 from tiercel.reward_types import RewardValue, SampleImage
+from tiercel.rewards.runtime.metrics import count_failures
 from tiercel.rewards.runtime.scorer import Scorer, is_right, make_sample, reward_names, weighted_sum
 from tiercel.types import Message
 
@@ -180,3 +181,12 @@ def test_a_completion_whose_environment_failed_cannot_be_scored():
         (found,) = rewards.score([trajectory_group(failure="it ended")])
     assert found.completions[0].total is None
     assert found.completions[0].rewards["format"].failure == "it ended"
+
+
+def test_a_failed_environment_counts_without_rewards_too():
+    """Distillation may have none, or only such that are measured."""
+    for rewards in ((), (reward(name="format", weight=0),)):
+        with scorer(*rewards) as found:
+            groups = found.score([trajectory_group(failure="it ended"), trajectory_group()])
+        assert [group.completions[0].total is None for group in groups] == [True, False]
+        assert count_failures(groups).failed == 1 and count_failures(groups).first_failure == "it ended"

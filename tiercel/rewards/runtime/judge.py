@@ -34,7 +34,7 @@ Answer to grade:
 
 Reply with a whole number from 0 (wrong) to 10 (right), inside <answer></answer>, and nothing else.
 """
-WORTH_A_TRY = (408, 409, 425, 429, 500, 502, 503, 504)
+WORTH_A_TRY = {408, 409, 425, 429, *range(500, 600)} - {501, 505}
 FIRST_PAUSE = 0.5  # seconds; doubled with every try
 MOST_BYTES = 1 << 22  # the largest reply
 _NUMBER = r"-?[0-9]{1,9}(?:\.[0-9]{1,9})?"

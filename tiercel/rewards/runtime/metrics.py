@@ -52,7 +52,8 @@ def count_failures(scored: Sequence[ScoredGroup]) -> FailureStats:
 
 
 def _first_failure(completion: ScoredCompletion) -> str | None:
-    return next((value.failure for value in completion.rewards.values() if value.failure is not None), None)
+    failures = (value.failure for value in completion.rewards.values() if value.failure is not None)
+    return next(failures, completion.completion.failure)  # distillation may have no rewards
 
 
 def reward_statistics(scored: Sequence[ScoredGroup], least_group: int = 2) -> dict[str, float]:

@@ -212,13 +212,13 @@ class Scorer:
         return tuple(dict(zip(self.names, values, strict=True)) for values in found)
 
     def _scored(self, completion: Completion, rewards: Mapping[str, RewardValue]) -> ScoredCompletion:
-        if completion.trajectory is not None and (failure := completion.trajectory.failure) is not None:
+        if (failure := completion.failure) is not None:
             rewards = {name: RewardValue(value=None, failure=failure) for name in rewards}
         values = tuple(rewards.values())
         return ScoredCompletion(
             completion=completion,
             rewards=rewards,
-            total=weighted_sum(values, self._weights),
+            total=weighted_sum(values, self._weights) if failure is None else None,
             is_correct=is_right(values, self._right_from),
         )
 

@@ -28,7 +28,13 @@ from tiercel.rollout.local.decoding_weights import NarrowLinears, PrepackedLinea
 from tiercel.rollout.local.turns import TurnSettings, sample_turns
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.rollout.token_sampling import TokenDraw
-from tiercel.rollout.trajectory import begun_trajectories, completes_a_stop, stop_reach, written_text
+from tiercel.rollout.trajectory import (
+    begun_trajectories,
+    completes_a_stop,
+    ended_trajectories,
+    stop_reach,
+    written_text,
+)
 from tiercel.types import Completion, EncodedPrompt, Group
 
 PREPACKED_BYTES = Rollout().prepacked_bytes  # used if there is no recipe
@@ -146,7 +152,7 @@ class LocalSampler:
         )
         with self.weights.in_place():
             sample_turns(settings, self.decoder, builders, logits_BV.repeat_interleave(size, 0))
-        return self._groups(prompts, [builder.completion() for builder in builders])
+        return self._groups(prompts, ended_trajectories(builders, self.beat))
 
     def _groups(self, prompts: list[EncodedPrompt], completions: list[Completion]) -> list[Group]:
         """Group the completions by prompt, in order."""

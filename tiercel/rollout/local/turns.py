@@ -20,10 +20,9 @@ from tiercel.rollout.local.decoding import Decoder, RowDecoder
 from tiercel.rollout.local.paused_rows import ResumedTokens, RowState
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.rollout.token_sampling import TokenDraw
-from tiercel.rollout.trajectory import TrajectoryBuilder, completes_a_stop
+from tiercel.rollout.trajectory import BEAT_SECONDS, TrajectoryBuilder, completes_a_stop
 
 JOIN_EVERY = 16  # drawn tokens
-BEAT_SECONDS = 1.0  # while the engine waits for answers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

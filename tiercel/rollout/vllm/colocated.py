@@ -22,7 +22,7 @@ from tiercel.errors import ElsewhereError, EnvironmentProblem, TiercelError, Tra
 from tiercel.models.families.base import Family
 from tiercel.rollout.dialogue import Dialogues
 from tiercel.rollout.sampler import SamplingParams
-from tiercel.rollout.trajectory import TrajectoryBuilder, begun_trajectories
+from tiercel.rollout.trajectory import TrajectoryBuilder, begun_trajectories, ended_trajectories
 from tiercel.rollout.vllm.full_weights import reload
 from tiercel.rollout.vllm.requests import (
     ImpossibleCompletion,
@@ -179,7 +179,9 @@ class ColocatedSampler:
             asked = [PromptRequest.of_turn(each, params) for each in open_ones]
             outputs = self._outputs(asked, failed)
             if outputs is None:
-                return [tuple(builder.completion() for builder in builders) for builders in begun]
+                every = [builder for builders in begun for builder in builders]
+                ended = iter(ended_trajectories(every, self.ranks.heartbeat.beat))
+                return [tuple(next(ended) for _ in builders) for builders in begun]
             try:
                 open_ones = self._going_on(open_ones, asked, outputs)
             except TiercelError as error:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from tiercel.models.layers.delta_net import BRANCHING_MODELS
 from tiercel.rollout.dialogue import TurnReply
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.rollout.token_sampling import sampling_seed
-from tiercel.rollout.trajectory import TrajectoryBuilder, written_text
+from tiercel.rollout.trajectory import TrajectoryBuilder, completes_a_stop, written_text
 from tiercel.types import Completion, EncodedImage, EncodedPrompt
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM has kernels for
@@ -145,11 +146,15 @@ def make_completion(
     params: SamplingParams,
 ) -> Completion:
     """Make a Completion from an engine's answer. The text is decoded here, so that it is the same from every engine.
-    Raises ImpossibleCompletion."""
+    A completion ends with the token that completes a stop string, which vLLM does not look for among the first
+    `min_new_tokens`. Raises ImpossibleCompletion."""
     if not token_ids or len(token_ids) > params.max_new_tokens:
         raise ImpossibleCompletion(f"token_ids: got {len(token_ids)}; expected 1 to {params.max_new_tokens}")
     if len(logprobs) != len(token_ids):
         raise ImpossibleCompletion(f"logprobs: got {len(logprobs)} for {len(token_ids)} token_ids")
+    early = [token_ids[:length] for length in range(1, min(params.min_new_tokens, len(token_ids) - 1) + 1)]
+    if params.stop and (stop := next(compress(early, completes_a_stop(family, early, params.stop)), None)):
+        token_ids, logprobs, finish_reason = stop, logprobs[: len(stop)], "stop"
     ids_L = torch.tensor(list(token_ids), dtype=torch.int64)
     logprobs_L = torch.tensor(list(logprobs), dtype=torch.float32)
     _require_possible(family, ids_L, logprobs_L)

@@ -116,7 +116,7 @@ class ServerSampler:
         self.ranks = ranks
         self.policy: LoadedPolicy | None = None
         self._loaded: list[LoadedPolicy] = []  # it and earlier ones from which completions are still drawn
-        self._last_answer = time.monotonic()
+        self._last_sign = time.monotonic()  # of the servers: an answer, or a fault after which none was left
         self._probe: EncodedPrompt | None = None  # the prompt that checks a server that is back
         self._retries = 0  # requests that were sent again
         self._loop = asyncio.new_event_loop()
@@ -219,7 +219,7 @@ class ServerSampler:
         ]
 
     async def _sample(self, every: Sequence[_GroupRequest]) -> tuple[Group, ...]:
-        self._last_answer = time.monotonic()
+        self._last_sign = time.monotonic()
         room = asyncio.Semaphore(REQUESTS_IN_FLIGHT)
 
         async def one(asked: _GroupRequest) -> Group:
@@ -233,7 +233,7 @@ class ServerSampler:
     ) -> tuple[Group, ...]:
         """Sample all trajectories side by side; none waits for the answers of another."""
         assert self.policy is not None
-        self._last_answer = time.monotonic()
+        self._last_sign = time.monotonic()
         room, policy = asyncio.Semaphore(REQUESTS_IN_FLIGHT), self.policy
 
         async def one(builder: TrajectoryBuilder) -> Completion:
@@ -253,7 +253,7 @@ class ServerSampler:
     async def _sample_everywhere(
         self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
     ) -> tuple[Group, ...]:
-        self._last_answer = time.monotonic()
+        self._last_sign = time.monotonic()
         groups: list[Group] = []
 
         async def ask(state: _ServerState) -> None:
@@ -291,7 +291,7 @@ class ServerSampler:
         state.good += 1
         if state.good >= FORGIVEN:
             state.faults.nonsense = 0
-        self._last_answer = time.monotonic()
+        self._last_sign = time.monotonic()
         self.ranks.heartbeat.beat()
         return Group(prompt=asked.prompt, completions=completions, policy_version=asked.policy.version)
 
@@ -340,7 +340,7 @@ class ServerSampler:
             if all(state.faults.are_too_wrong for state in self.servers):
                 raise TrainingError(self._useless())
             now = time.monotonic()
-            since = self._last_answer if first_fault is None else first_fault
+            since = self._last_sign if first_fault is None else first_fault
             if now - since > self.pool.patience_seconds and (first_fault is not None or not self._good_servers()):
                 raise TrainingError(self._lost(prompt))
             due = next((s for s in self.servers if s.fault and not s.is_tried and s.next_try <= now), None)
@@ -403,6 +403,8 @@ class ServerSampler:
             state.next_try = math.inf
             logger.warning(f"{state.server.url} is not used any more: {NONSENSE} invalid answers, the last: {fault}")
         elif is_news:
+            if not self._good_servers():
+                self._last_sign = time.monotonic()  # the answers of tools may have taken long before
             logger.warning(f"{state.server.url} failed ({fault}); its prompts are tried again")
 
     async def _load(self, state: _ServerState, policy: LoadedPolicy) -> None:

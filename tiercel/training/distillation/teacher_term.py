@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,11 @@ from tiercel.types import Completion, EncodedPrompt, Row, ScoredGroup
 
 Encode = Callable[[Row, int], EncodedPrompt]
 UTF8_BYTES = 4  # per character, at most
+# What decides pixels, tokens and positions, in a config or that of its tower, whatever the tower's width and depth.
+SIZES_OF_TOKENS = (
+    *("image_seq_length", "mm_tokens_per_image", "image_size", "patch_size", "hidden_stride"),
+    *("spatial_patch_size", "temporal_patch_size", "spatial_merge_size", "tokens_per_second"),
+)
 TOP_TOKENS = 256  # tokens whose whole distribution exists at a time
 
 
@@ -216,16 +222,21 @@ def _encode_otherwise(encode: Encode, template: str, row: Row, index: int) -> En
 def _sees_the_same(teacher: Family, policy: Family) -> bool:
     """Return whether both make the same pixels and tokens from a row."""
     one, other = teacher.checkpoint, policy.checkpoint
-    parts = [
-        [
-            None if part is None else part.to_dict()
-            for part in (each.image_processor, getattr(each.config, "vision_config", None))
-        ]
-        for each in (one, other)
-    ]
     return (
         teacher.architecture == policy.architecture
         and one.chat_template == other.chat_template
-        and parts[0] == parts[1]
+        and _seen_by(teacher) == _seen_by(policy)
         and (teacher.min_pixels, teacher.max_pixels) == (policy.min_pixels, policy.max_pixels)
     )
+
+
+def _seen_by(family: Family) -> list[Any]:
+    """Return what decides how a family sees a picture, besides its kind. For a model without a family of its own, it
+    is the whole config of its tower."""
+    checkpoint = family.checkpoint
+    processor = None if checkpoint.image_processor is None else checkpoint.image_processor.to_dict()
+    tower = getattr(checkpoint.config, "vision_config", None)
+    if family.needs_proof:
+        return [processor, None if tower is None else tower.to_dict()]
+    sizes = [getattr(config, name, None) for config in (checkpoint.config, tower) for name in SIZES_OF_TOKENS]
+    return [processor, sizes]

@@ -63,7 +63,7 @@ def step_advantages(
     indices of the prompts that are learnt from; None is all.
     """
     if not recipe.learns_from_rewards:
-        return [[0.0] * len(group.completions) for group in scored]
+        return [[0.0 if each.completion.failure is None else None for each in group.completions] for group in scored]
     algorithm = recipe.algorithm
     mine = [
         group_rewards(group, (penalties or {}).get(group.group.prompt.index))

@@ -37,8 +37,11 @@ def keep_in_journal(run: Path, rank: int, step: int, groups: Sequence[Group]) ->
 
 
 def journal_of(run: Path, step: int) -> dict[int, PendingGroup]:
-    """Return the groups that all ranks kept of a step, by their prompt's global index."""
+    """Return the groups that all ranks kept of a step, by their prompt's global index. A group with a trajectory that
+    failed is left out: what failed may be mended by now, so it is sampled again."""
     found: dict[int, PendingGroup] = {}
     for place in sorted((run / FOLDER).glob(f"step-{step:06d}/rank-*")):
-        found |= load_pending(place)
+        for index, group in load_pending(place).items():
+            if all(completion.failure is None for completion in group.completions):
+                found[index] = group
     return found

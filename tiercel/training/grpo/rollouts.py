@@ -102,8 +102,9 @@ class Rollouts:
         """Return the groups of a step's prompts, sampling those that are not there yet."""
         prompts = self.ranks.run_on_all(partial(self.completion_sampler.begun, prompts))
         for prompt in prompts:
-            if (kept := self._restored.pop(prompt.index, None)) is not None:
-                self._ready[prompt.index] = kept.with_prompt(prompt)
+            kept = self._restored.pop(prompt.index, None)
+            if kept is not None and (group := kept.with_prompt(prompt)) is not None:
+                self._ready[prompt.index] = group
         missing = [prompt for prompt in prompts if prompt.index not in self._ready]
         if self.ranks.all_reduce_any(bool(missing)):
             with self.sampler.awake():
@@ -206,9 +207,14 @@ def has_variance(group: ScoredGroup, depends_on: str, weights: Sequence[float]) 
 
 def teaches(group: ScoredGroup, algorithm: Algorithm, weights: Sequence[float]) -> bool:
     """Return whether a group has an advantage that is not 0; `weights` are those of the rewards. With pass_k every draw
-    of k passes, and all advantages are 0, if fewer than k completions are wrong."""
+    of k passes, and all advantages are 0, if fewer than k completions are wrong. If truncated completions are
+    masked, some other one must be there to learn from."""
     advantage = advantage_of(algorithm.advantage)
     if not has_variance(group, advantage.depends_on, weights):
+        return False
+    if algorithm.overlong == "mask" and all(
+        each.completion.is_truncated for each in group.completions if each.total is not None
+    ):
         return False
     is_wrong = [not each.is_correct for each in group.completions if each.total is not None]
     return not advantage.needs_pass_k or sum(is_wrong) >= min(algorithm.pass_k or 1, len(is_wrong))
