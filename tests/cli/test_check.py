@@ -119,3 +119,23 @@ def test_progress_is_written_into_a_file_line_by_line(tiny_checkpoints, tmp_path
     assert main(["check", str(tmp_path / "recipe.yaml")]) == EXIT_DONE
     written = "".join(capsys.readouterr().out.splitlines())  # lines are wrapped at the width of the console
     assert [count for count in ("256 of 300 rows", "300 of 300 rows") if count not in written] == []
+
+
+@pytest.mark.parametrize("fault", ("missing", "cut short", "too long"))
+def test_a_first_row_that_is_rejected_does_not_end_the_check(tiny_checkpoints, tmp_path, fault):
+    """Rewards are tried on the first row that can be used."""
+    for name in ("a.png", "cut.png"):
+        noise_image(56, 56, seed=0).save(tmp_path / name)
+    (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:900])
+    good = {"messages": [{"role": "user", "content": "<image>Where?"}], "images": ["a.png"], "answer": "[1, 20]"}
+    bad = {
+        "missing": {**good, "images": ["none.png"]},
+        "cut short": {**good, "images": ["cut.png"]},
+        "too long": {**good, "messages": [{"role": "user", "content": "<image>" + "seven " * 500}]},
+    }[fault]
+    rows = [bad, *[good] * 4]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    changes = {"rewards": [{"name": "exact"}], "data": {"max_bad_fraction": 0.5, "eval": None}}
+    recipe = grpo_recipe(tiny_checkpoints["qwen2_5_vl"], tmp_path / "rows.jsonl", tmp_path / "run", **changes)
+    (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(recipe))
+    assert main(["check", str(tmp_path / "recipe.yaml")]) == EXIT_DONE

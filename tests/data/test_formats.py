@@ -421,6 +421,22 @@ def test_vlm_r1_row_takes_the_gpt_turn_as_answer():
     assert row.columns == {"accu_reward_method": "default"}
 
 
+def test_llavas_answer_column_wins_over_the_gpt_turn():
+    record = {
+        "image": "a.png",
+        "conversations": [{"from": "human", "value": "<image>How many?"}, {"from": "gpt", "value": "1, 2, 3: three."}],
+        "answer": "3",
+    }
+    row = accepted(record, "vlm_r1")
+    assert row.answer == "3" and row.messages[-1].content == "1, 2, 3: three."
+
+
+def test_a_solution_is_learnt_with_its_thought():
+    solution = "<think>because</think><answer>5</answer>"
+    row = accepted({"problem": "<image>Find x", "solution": solution, "images": ["a.png"]}, "qa")
+    assert row.answer == "5" and row.messages[-1].content == solution
+
+
 def test_vlm_r1_solution_wins_over_the_gpt_turn():
     record = {
         "image": ["a.png", "b.png"],
@@ -839,8 +855,7 @@ def test_a_column_beside_the_answer_is_not_lost():
     assert (row.answer, row.columns["answer"]) == ("1", "2")
     assert "answer" not in accepted({"messages": [USER], "answer": "2"}, "swift").columns
     human = {"conversations": [{"from": "human", "value": "?"}], "answer": "2"}
-    assert accepted(human, "vlm_r1").columns == {"answer": "2"}
-    assert accepted(human, "sharegpt").answer == "2"
+    assert accepted(human, "vlm_r1").answer == accepted(human, "sharegpt").answer == "2"
     alpaca = accepted({"instruction": "?", "output": "1", "answer": "2", "solution": "3"}, "alpaca")
     assert (alpaca.answer, alpaca.columns["answer"]) == ("3", "2")
 

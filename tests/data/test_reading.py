@@ -46,6 +46,32 @@ def test_json_lines_in_order_with_blank_lines_and_byte_order_mark(tmp_path):
     assert (table.total, table.rejected, table.format, table.file) == (3, (), "tiercel", str(file))
 
 
+def test_one_file_of_a_pattern_may_have_no_row_that_can_be_used(tmp_path):
+    """Writers in parallel leave empty files; what is wrong elsewhere is counted over all files."""
+    for name, text in (
+        ("part-0", f"{line('a')}\n{line('b')}"),
+        ("part-1", ""),
+        ("part-2", '{"messages": [], "id": "c"}'),
+    ):
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    table = read(str(tmp_path / "part-*.jsonl"))
+    assert [row.id for row in table.rows] == ["a", "b"] and table.total == 3
+    assert [Path(row.file).name for row in table.rejected] == ["part-2.jsonl"]
+    (tmp_path / "part-0.jsonl").write_text("")
+    with pytest.raises(DataError, match=r"none of its rows \(1\) can be used"):
+        read(str(tmp_path / "part-*.jsonl"))
+    (tmp_path / "part-2.jsonl").write_text("")
+    with pytest.raises(DataError, match="the file has no rows"):
+        read(str(tmp_path / "part-*.jsonl"))
+
+
+def test_a_row_whose_parts_python_printed_is_rejected_alone(tmp_path):
+    odd = {"messages": [{"role": "user", "content": "[{'type': 'text', 'text': 'hi'}]"}], "id": "odd"}
+    (tmp_path / "rows.jsonl").write_text(f"{line('a')}\n{json.dumps(odd)}\n{line('b')}")
+    table = read(tmp_path / "rows.jsonl")
+    assert [row.id for row in table.rows] == ["a", "b"] and [row.id for row in table.rejected] == ["odd"]
+
+
 @pytest.mark.parametrize("wrong", ({"id": ["y" * 3000]}, {"answer_image": 10**3000}, {"messages": [{"y" * 3000: 1}]}))
 def test_a_reason_shows_only_the_beginning_of_a_long_value(tmp_path, wrong):
     file = tmp_path / "rows.jsonl"

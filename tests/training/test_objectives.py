@@ -13,6 +13,7 @@ from tiercel.config.schema import DpoRecipe, KtoRecipe, SftRecipe
 from tiercel.data.encoding import ExampleEncoder, with_answer_of
 from tiercel.data.order import file_order
 from tiercel.data.reading import read_training_rows
+from tiercel.errors import DataError
 from tiercel.packing import sharing
 from tiercel.packing.batch import MicrobatchUnit
 from tiercel.packing.examples import ExampleBatch
@@ -208,6 +209,19 @@ def test_a_borrowed_answer_may_be_longer_than_a_row(tiny_checkpoints, tmp_path, 
     own, borrowed = encode(rows[2], 0).conversations
     assert len(borrowed.token_ids_L) > 180 > len(own.token_ids_L)
     assert len(borrowed.prompt.token_ids_P) + len(borrowed.token_ids_L) > 200
+
+
+def test_a_row_borrows_the_next_answer_that_can_be_used(tiny_checkpoints, tmp_path, rows):
+    """The row is not to blame if the next one's answer has an end token."""
+    recipe = recipe_of(KtoRecipe, tiny_checkpoints["qwen2_5_vl"], tmp_path, kto=Kto())
+    bare = replace(rows[0], images=(), messages=(Message(role="user", content="?"), rows[0].messages[-1]))
+    odd = replace(bare, messages=(bare.messages[0], Message(role="assistant", content="7<|im_end|>7")))
+    family = build_trainer(recipe).family
+    encode = ExampleEncoder(recipe=recipe, family=family, rows=[bare, odd, bare], order=file_order(3))
+    own, borrowed = encode(bare, 0).conversations
+    assert torch.equal(own.token_ids_L, borrowed.token_ids_L)
+    with pytest.raises(DataError):
+        encode(odd, 1)
 
 
 def test_kto_starts_at_a_half_and_tells_labels_apart(tiny_checkpoints, tmp_path, rows):

@@ -13,13 +13,13 @@ from tiercel.config.schema import Data, Model, Train
 from tiercel.distributed.ranks import ALONE
 from tiercel.errors import DataError, RecipeError, RunError
 from tiercel.image_decoding import png_file
-from tiercel.inference_and_export.generate import Generator, as_message, in_words, load_generator
+from tiercel.inference_and_export.generate import Generator, as_turns, in_words, load_generator
 from tiercel.inference_and_export.scores import HeldoutScore, ModelToScore, score
 from tiercel.inference_and_export.weights import CheckpointChoice, trained_weights, with_weights
 from tiercel.models.policy import load_for_inference, load_start
 from tiercel.runs.evaluation_groups import EvaluationsInMemory
 from tiercel.runs.recipe import is_run, require_no_redaction
-from tiercel.types import Completion, ImageSource, Message
+from tiercel.types import Completion, ImageSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,8 @@ class LoadedModel:
                 "count: several completions need a temperature above 0; at 0, all of them would be the same"
             )
         sources = [_source(image) for image in images]
-        turns = [as_message(prompt, len(images))] if isinstance(prompt, str) else [_turn(each) for each in prompt]
         found = self.generator.complete(
-            turns,
+            as_turns(prompt, len(images)),
             sources,
             count=count,
             max_new_tokens=max_new_tokens,
@@ -151,7 +150,3 @@ def _source(image: Any) -> ImageSource:
         return ImageSource(data=png_file(image))
     except ValueError as error:
         raise DataError(f"images: {error}") from error
-
-
-def _turn(turn: Mapping[str, str]) -> Message:
-    return Message(role=turn["role"], content=turn["content"])  # type: ignore[arg-type]

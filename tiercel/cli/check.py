@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tiercel.algorithms.custom_trial import try_own_functions
-from tiercel.cli.dry_run import Readers, dry_run, require_answers, truth_readers
+from tiercel.cli.dry_run import Readers, dry_run, first_prompts, require_answers, truth_readers
 from tiercel.config import GrpoRecipe, Recipe
 from tiercel.config.keys import named
 from tiercel.data.coverage import run_coverage
@@ -24,6 +24,7 @@ from tiercel.data.media.images import open_header
 from tiercel.data.odd_rows import odd_boxes, odd_lines
 from tiercel.data.reading import RowTable, read_run_rows, require_few_bad, write_fix_report
 from tiercel.data.scan import PlannedPrompt, Scan, ScanReport, decoded_size
+from tiercel.data.stores import view_of
 from tiercel.devices import training_device
 from tiercel.errors import DataError, EnvironmentProblem
 from tiercel.log import printed
@@ -107,7 +108,10 @@ def _check(recipe: Recipe, arguments: Namespace, console: Console) -> None:
                 console.print(line, markup=False)
             if not recipe.rollout.engine_kind.shares_weights:
                 require_served(family, recipe.rollout.engine)
-            dry_run(recipe, family, dialogues, train.rows, console)
+            rejected = {(row.file, row.line) for report in reports for row in report.rejected}
+            looked = map(view_of(train.rows).look, range(len(train.rows)))
+            usable = (row for row in looked if isinstance(row, Row) and (row.file, row.line) not in rejected)
+            dry_run(recipe, family, dialogues, train.rows, first_prompts(recipe, family, usable), console)
             _try_own_functions(recipe, console)
             if recipe.rollout.engine_kind.is_served:
                 _ask_servers(recipe, family, console)

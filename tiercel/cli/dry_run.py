@@ -1,7 +1,7 @@
 """Scoring of a made-up completion of a real row before a run, with the recipe's environment and rewards."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from itertools import product
@@ -30,42 +30,54 @@ MOST_SHOWN = 5
 
 
 def dry_run(
-    recipe: GrpoRecipe, family: Family, dialogues: EnvironmentDialogues | None, rows: Sequence[Row], console: Console
+    recipe: GrpoRecipe,
+    family: Family,
+    dialogues: EnvironmentDialogues | None,
+    rows: Sequence[Row],
+    prompts: Sequence[EncodedPrompt],
+    console: Console,
 ) -> None:
-    """Ask the environment and every reward about the first row, and about the first row of each environment if there
-    are several; without an environment, also functions of the user's about more rows and completions. Raises
-    TrainingError if one fails, as it would in training."""
+    """Ask the environment and every reward about `prompts`, those of `first_prompts`; without an environment, also
+    functions of the user's about more rows and completions. Raises TrainingError if one fails, as it would in
+    training."""
     with Scorer(recipe.rewards, recipe.reliability, family.coordinate_space) as scorer:
         silent = _try_own(recipe, family, rows, console) if dialogues is None else {}
-        first, *of_others = _firsts(family, rows)
-        values = _asked(recipe, family, dialogues, first, scorer)
-        for row in of_others:
-            _asked(recipe, family, dialogues, row, scorer)
-            console.print(f"environment {family.environment_of(row)}: answers a made-up completion of row {row.id}")
+        first, *of_others = prompts
+        values = _asked(family, dialogues, first, scorer)
+        for prompt in of_others:
+            _asked(family, dialogues, prompt, scorer)
+            name, row = family.environment_of(prompt.row), prompt.row
+            console.print(f"environment {name}: answers a made-up completion of row {row.id}")
     for name, value in values.items():
         shown = "does not apply" if value.value is None else f"{value.value:g}"
         if name in silent:
             asked = f"made-up completions of {counted(silent[name], 'row')}"
             console.print(f"reward {name}: does not apply to {asked}, because it returned None; does it end by return?")
             continue
-        console.print(f"reward {name}: {shown} for a made-up completion of row {first.id}")
+        console.print(f"reward {name}: {shown} for a made-up completion of row {first.row.id}")
 
 
-def _firsts(family: Family, rows: Sequence[Row]) -> list[Row]:
-    """Return the first row of each environment; one row if all have the same."""
-    if not family.tools_by_environment:
-        return list(rows[:1])
-    firsts: dict[str | None, Row] = {}
+def first_prompts(recipe: GrpoRecipe, family: Family, rows: Iterable[Row]) -> list[EncodedPrompt]:
+    """Encode the first of the usable rows for each environment; one row if all have the same. Raises DataError if none
+    can be encoded."""
+    encode, firsts = prompt_encoder(family, recipe.data), dict[str | None, EncodedPrompt]()
+    problem: DataError | None = None
     for row in rows:
-        with suppress(DataError):  # the scan has said that a row is rejected
-            firsts.setdefault(family.environment_of(row), row)
+        try:
+            if (name := family.environment_of(row)) not in firsts:
+                firsts[name] = encode(row, 0)
+        except DataError as error:  # such as a picture that is cut short, which only --decode looks for
+            problem = error
+        if firsts and not family.tools_by_environment:
+            break
+    if not firsts:
+        raise problem or DataError("no row can be used", field="messages")
     return list(firsts.values())
 
 
 def _asked(
-    recipe: GrpoRecipe, family: Family, dialogues: EnvironmentDialogues | None, row: Row, scorer: Scorer
+    family: Family, dialogues: EnvironmentDialogues | None, prompt: EncodedPrompt, scorer: Scorer
 ) -> Mapping[str, RewardValue]:
-    prompt = prompt_encoder(family, recipe.data)(row, 0)
     completion = _completion(family, made_up(prompt.opened))
     if dialogues is not None:
         (prompt,) = dialogues.prompts_of([prompt])
@@ -76,7 +88,7 @@ def _asked(
     (scored,) = scorer.score([Group(prompt=prompt, completions=(completion,), policy_version=0)])
     for name, value in scored.completions[0].rewards.items():
         if value.failure is not None:
-            raise TrainingError(f"reward {name} failed on row {row.id}:\n{value.failure}")
+            raise TrainingError(f"reward {name} failed on row {prompt.row.id}:\n{value.failure}")
     return scored.completions[0].rewards
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tiercel.config import Recipe, RewardRecipe
 from tiercel.errors import RunError
-from tiercel.inference_and_export.generate import as_message, in_words, load_generator
+from tiercel.inference_and_export.generate import as_turns, in_words, load_generator
 from tiercel.inference_and_export.weights import CheckpointChoice, trained_weights, with_weights
 from tiercel.log import printed
 from tiercel.runs.recipe import is_run
@@ -28,7 +28,7 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
     generator = load_generator(recipe, adapter)
     with printed():
         (completion,) = generator.complete(
-            [as_message(arguments.prompt, len(images))],
+            as_turns(arguments.prompt, len(images)),
             images,
             max_new_tokens=arguments.max_new_tokens,
             environment=arguments.environment,

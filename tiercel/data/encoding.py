@@ -21,6 +21,7 @@ from tiercel.errors import DataError, RecipeError
 from tiercel.models.families.base import Family
 from tiercel.models.prompts import encode_conversation, encode_prompt
 from tiercel.types import (
+    EncodedConversation,
     EncodedImage,
     EncodedPrompt,
     Example,
@@ -33,6 +34,7 @@ from tiercel.types import (
 )
 
 T = TypeVar("T")
+NEXT_ROWS = 8  # whose answers KTO may borrow
 
 
 def prompt_encoder(family: Family, data: Data) -> Callable[[Row, int], EncodedPrompt]:
@@ -66,11 +68,22 @@ class ExampleEncoder:
         data, sides = self.recipe.data, row.sides if self.recipe.purpose == "pairs" else (row,)
         conversations = [_encode(self.family, data, encode_conversation, side, index) for side in sides]
         if isinstance(self.recipe, KtoRecipe) and self.recipe.kto.loss == "kto":  # the other losses need no divergence
-            other = with_answer_of(row, self.rows[self.order.row(index + 1)])
-            # A borrowed answer may be longer than the row's own, which the row is not to blame for.
-            twice = data.model_copy(update={"max_prompt_tokens": 2 * data.max_prompt_tokens})
-            conversations.append(_encode(self.family, twice, encode_conversation, other, index))
+            conversations.append(self._with_borrowed_answer(row, index))
         return Example(conversations=tuple(conversations))
+
+    def _with_borrowed_answer(self, row: Row, index: int) -> EncodedConversation:
+        """Encode the row with the answer of the next row whose answer can be used: the row is not to blame for that
+        of another one, nor for its length. Raises DataError if there is none among the next NEXT_ROWS."""
+        data = self.recipe.data
+        twice = data.model_copy(update={"max_prompt_tokens": 2 * data.max_prompt_tokens})
+        for ahead in range(1, NEXT_ROWS + 1):
+            try:
+                other = with_answer_of(row, self.rows[self.order.row(index + ahead)])
+                return _encode(self.family, twice, encode_conversation, other, index)
+            except DataError:
+                if ahead == NEXT_ROWS:
+                    raise
+        raise AssertionError("unreachable")
 
 
 def require_usable(recipe: BaseRecipe, row: Row) -> None:

@@ -27,6 +27,7 @@ from tiercel.data.row_files import RowFile, make_indexes, open_index, row_file, 
 from tiercel.data.rows import Purpose, Reading, shortened
 from tiercel.data.stores import MemoryStore, RowView, joined, repeated_ids, view_of
 from tiercel.errors import DataError
+from tiercel.log import logger
 from tiercel.message_text import counted
 from tiercel.regular_files import open_to_append, read_text
 from tiercel.reliability.redaction import redact_values
@@ -218,10 +219,12 @@ def read_rows(
             raise DataError(f"{source.name}: no file matches this pattern")
         if len(files) == 1:
             return _table_of(describe(replace(files[0], count=source.count), stems[files[0].name]), config, beat)
+        files = _with_rows(files)
         if is_large:
             make_indexes(files, lambda file: describe(file, stems[file.name]), source.name, config, beat)
-        every = [_table_of(describe(file, stems[file.name]), config, beat) for file in files]
+        every = [_table_of(describe(file, stems[file.name]), config, beat, is_whole=False) for file in files]
         table = _joined(every, source.name)
+        _require_usable(table, purpose)
         if source.count is None:
             return table
         rows, rejected = _part(view_of(table.rows), table.rejected, source.count, source.name)
@@ -229,6 +232,16 @@ def read_rows(
 
     tables = [read(source, files) for source, files in zip(sources, parts, strict=True)]
     return _joined(tables, ", ".join(names))
+
+
+def _with_rows(files: Sequence[RowSource]) -> list[RowSource]:
+    """Leave out the files of a pattern that are empty, as writers in parallel leave some, unless all are."""
+    empty = [file for file in files if os.path.isfile(file.path) and os.path.getsize(file.path) == 0]
+    if len(empty) == len(files):
+        return list(files[:1])
+    for file in empty:
+        logger.warning(f"{file.name}: the file is empty and is left out")
+    return [file for file in files if file not in empty]
 
 
 def _side_by_side(tables: Sequence[RowTable], name: str) -> RowTable:
@@ -270,8 +283,9 @@ def _is_large(parts: Sequence[RowSource]) -> bool:
         return False
 
 
-def _table_of(read: RowFile, config: Data, beat: Callable[[], None]) -> RowTable:
-    """Read the rows of one file, directory or data set."""
+def _table_of(read: RowFile, config: Data, beat: Callable[[], None], *, is_whole: bool = True) -> RowTable:
+    """Read the rows of one file, directory or data set. One that is not the whole of a source may have none that can be
+    used."""
     source, file = read.source, read.source.name
     with telling_unreadable(file):
         found = None if read.indexed is None else open_index(read.indexed, config, beat)
@@ -283,22 +297,28 @@ def _table_of(read: RowFile, config: Data, beat: Callable[[], None]) -> RowTable
             rows, rejected, without = RowView([found.store]), list(found.rejected), Counter(dict(found.without))
     if source.count is not None:
         rows, rejected = _part(rows, rejected, source.count, file)
-    title = FORMATS[read.format].title
-    if not rows:
-        raise DataError(
-            f"{file}: none of its rows ({len(rejected):,}) can be used as {title} rows for {read.reading.purpose}:\n"
-            f"{first_reasons(rejected)}"
-        )
-    _require_pictures(rows, without, config.columns, file)
-    return RowTable(
+    table = RowTable(
         file=file,
-        format=title,
+        format=FORMATS[read.format].title,
         rows=rows,
         rejected=tuple(rejected),
         counts=(len(rows),),
         without=tuple(without.items()),
         labelled=labelled_columns(source),
     )
+    if is_whole:
+        _require_usable(table, read.reading.purpose)
+    if rows:
+        _require_pictures(rows, without, config.columns, file)
+    return table
+
+
+def _require_usable(table: RowTable, purpose: Purpose) -> None:
+    if not table.rows:
+        raise DataError(
+            f"{table.file}: none of its rows ({len(table.rejected):,}) can be used as {table.format} rows for "
+            f"{purpose}:\n{first_reasons(table.rejected)}"
+        )
 
 
 def _require_pictures(rows: RowView, without: Mapping[str, int], names: Mapping[str, str], file: str) -> None:

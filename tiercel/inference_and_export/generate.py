@@ -1,12 +1,14 @@
 """Completions of prompts by a model that was loaded for inference, with the prompt of training."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tiercel.config import Recipe
 from tiercel.config.schema import GrpoRecipe, Rollout
 from tiercel.data.encoding import row_images
+from tiercel.data.rows import IMAGE_MARK, place_marks, read_messages
 from tiercel.devices import training_device
 from tiercel.errors import DataError
 from tiercel.models.families.base import ENVIRONMENT_COLUMN
@@ -80,9 +82,15 @@ def load_generator(recipe: Recipe, adapter: Path | None) -> Generator:
     return Generator(recipe=recipe, policy=policy, sampler=sampler)
 
 
-def as_message(prompt: str, image_count: int) -> Message:
-    """Return a user turn. Without an `<image>` mark, the images come first."""
-    return Message(role="user", content=prompt if "<image>" in prompt else "<image>" * image_count + prompt)
+def as_turns(prompt: str | Sequence[Mapping[str, Any]], image_count: int) -> tuple[Message, ...]:
+    """Return a text, or turns as rows have them, as turns. Without an `<image>` mark, the images come first. Raises
+    DataError if the marks are not as many, if a turn cannot be read, or if none is the user's."""
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    turns = read_messages(list(prompt), "prompt")
+    if not any(turn.role == "user" for turn in turns):
+        raise DataError("there is no user turn to answer", field="prompt")
+    return place_marks(turns, IMAGE_MARK, image_count, "prompt", {})
 
 
 def in_words(completion: Completion) -> str:

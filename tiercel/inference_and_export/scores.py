@@ -63,6 +63,7 @@ def _reference(recipe: OfflineRecipe, ranks: Ranks) -> ReferenceSums | None:
         return None
     policy, rows = load_start(recipe, training_device()), heldout_rows(recipe, ranks)
     assert rows is not None
+    prove_where_needed(policy)
     return sums_of(passes_for_inference(policy, recipe, ranks), recipe, rows)
 
 

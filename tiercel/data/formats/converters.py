@@ -84,7 +84,7 @@ def from_swift(record: Mapping[str, Any]) -> RowDraft:
 
 
 def from_vlm_r1(record: Mapping[str, Any]) -> RowDraft:
-    """Read VLM-R1's rows. The answer is `solution`, or else the gpt turn that ends the conversation."""
+    """Read VLM-R1's rows. The answer is `solution` or `answer`, or else the gpt turn that ends the conversation."""
     _refuse(record, "tools")
     field, last = "conversations", None
     if given(record, field):
@@ -93,7 +93,7 @@ def from_vlm_r1(record: Mapping[str, Any]) -> RowDraft:
     else:
         field = "problem"
         messages = (Message(role="user", content=read_content(record.get(field), field)),)
-    answers = ("solution", "answer") if field == "problem" else ("solution",)
+    answers = ("solution", "answer")
     draft = _draft(record, messages, field, read=("conversations", "system"), answers=answers, otherwise=last)
     return replace(draft, named={**draft.named, **_named_by_vlm_r1(messages, last)})
 
@@ -198,11 +198,12 @@ def from_qa(record: Mapping[str, Any]) -> RowDraft:
     field = next((key for key in QUESTIONS if given(record, key)), QUESTIONS[0])
     asked = record.get(field)
     turns = list(asked) if isinstance(asked, list) else [{"role": "user", "content": read_content(asked, field)}]
-    draft = _draft(record, read_messages(turns, field), field, read=(field,), answers=("answer", "solution"))
+    answers = ("answer", "solution")
+    draft = _draft(record, read_messages(turns, field), field, read=(field,), answers=answers)
     if draft.messages[-1].role != "user" or draft.answer is None:
         return draft
-    given_answer = record.get("answer") if given(record, "answer") else draft.answer
-    text = _answer_text(given_answer)
+    key = next((key for key in answers if given(record, key)), None)
+    text = _answer_text(draft.answer if key is None else record[key])  # with the thought before it
     answered = () if text is None else (Message(role="assistant", content=text),)
     return replace(draft, messages=(*draft.messages, *answered))
 

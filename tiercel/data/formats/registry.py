@@ -1,6 +1,7 @@
 """List the formats of rows, with one entry for each; read records by them, and detect the format of a file."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
@@ -291,7 +292,8 @@ def detect_format(records: Sequence[Mapping[str, Any]], file: str) -> FormatName
     do."""
     found = set[FormatName]()
     for record in records:
-        found |= _formats_of(record)
+        with suppress(DataError):  # it is rejected when it is read
+            found |= _formats_of(record)
     # Rows that have only messages and images mean the same in tiercel's format and in ms-swift's.
     if not found and any(given(record, "messages") for record in records):
         return "tiercel"

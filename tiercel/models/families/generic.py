@@ -25,6 +25,7 @@ from tiercel.devices import moved
 from tiercel.errors import DataError, EnvironmentProblem, ModelError, TiercelError
 from tiercel.models.families.base import Checkpoint, Family, HuggingFaceModel
 from tiercel.models.families.image_transforms import picture_image, picture_tensor, random_picture, views_sha256
+from tiercel.models.layers.value_head import NAME as VALUE_HEAD
 from tiercel.models.prompts import render, token_ids
 from tiercel.types import EncodedImage, EncodedPrompt, ImagePlan, Message, PixelLimits, Size
 
@@ -280,7 +281,7 @@ def _parts(model: HuggingFaceModel) -> Mapping[Part, tuple[str, ...]]:
     return {
         "vision": (names[id(tower)] + ".",),
         "projector": ("",),
-        "language": tuple(names[id(module)] + "." for module in language),
+        "language": (*(names[id(module)] + "." for module in language), VALUE_HEAD + "."),
     }
 
 

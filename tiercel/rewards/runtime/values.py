@@ -24,6 +24,7 @@ from tiercel.models.weights.loading import DTYPES, load_family, read_tensors
 from tiercel.models.weights.memory_errors import first_line, is_out_of_memory
 from tiercel.packing.examples import example_groups, example_units
 from tiercel.packing.forward import PackedPolicy
+from tiercel.packing.forward_equivalence_check import prove_where_needed
 from tiercel.packing.pass_options import chosen_form
 from tiercel.rewards.external import RewardModel
 from tiercel.types import EncodedImage, EncodedPrompt, Example, Message, VideoSource
@@ -149,6 +150,7 @@ def load_value_model(options: RewardModel, path: Path) -> ValueModel:
     _require_value_head(adapter or path)
     policy = frozen_policy(family, DTYPES[options.dtype], device, adapter, is_valued=True)
     policy.model.requires_grad_(False)
+    prove_where_needed(policy)
     obstacle = family.sharing_obstacle(family.language_model(policy.model).config)
     learner = PackedPolicy(policy, chosen_form("auto", device, obstacle), False)
     return ValueModel(options=options, learner=learner.eval(), vision=VisionStore(policy, 0))
