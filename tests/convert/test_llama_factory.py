@@ -34,6 +34,8 @@ SETS = {
     "both": {"hf_hub_url": "org/rows", "ms_hub_url": "ms/rows"},
     "there": {"ms_hub_url": "ms/rows"},
     "script": {"script_url": "own_script"},
+    "inside": {"file_name": "sub/rows.json"},
+    "swapped": {"file_name": "rows.json", "columns": {"system": "instruction", "prompt": "input"}},
 }  # fmt: skip
 
 
@@ -133,6 +135,11 @@ def test_another_yaml_file_is_no_command(home):
         ("both", "hf:org/rows:train", ""),
         ("there", "hf:ms/rows:train", "an id of ModelScope"),
         ("script", "data/own_script", "own_script is no file of rows that tiercel reads"),
+        (
+            "swapped",
+            "data/rows.json",
+            "system: instruction, prompt: input: tiercel reads a column of this name otherwise",
+        ),
         ("none", "none", "has no such entry; write the file that it names"),
     ],
 )
@@ -140,6 +147,19 @@ def test_a_data_set_by_its_entry(home, name, train, spoken):
     draft = drafted(f"llamafactory-cli train --do_train --model_name_or_path org/m --dataset {name}")
     assert draft.values["data.train"] == train
     assert spoken in told(draft) and (f"--dataset {name}: " in told(draft)) == bool(spoken)
+
+
+def test_pictures_start_in_the_folder_of_all_data_sets(home):
+    line = "llamafactory-cli train --do_train --model_name_or_path org/m --dataset"
+    assert drafted(f"{line} inside").values["data.image_root"] == "data"
+    assert "data.image_root" not in drafted(f"{line} boxes").values
+
+
+def test_files_may_begin_with_a_byte_order_mark(home):
+    (home / "data" / "dataset_info.json").write_text(json.dumps(SETS), encoding="utf-8-sig")
+    (home / "train.yaml").write_text(RECIPE, encoding="utf-8-sig")
+    text = imported(str(home / "train.yaml"))[0]
+    assert "data/boxes.json" in text and "org/vl" in text
 
 
 def test_where_data_sets_are_described():

@@ -48,6 +48,41 @@ def test_layers_by_a_pattern_stay_as_they_are(tmp_path):
     assert values["lora.targets"] == r"model\.language_model\..*\.(q_proj|v_proj)"
 
 
+UNSLOTH = """
+from unsloth import FastVisionModel
+from trl import SFTConfig, SFTTrainer
+model, tokenizer = FastVisionModel.from_pretrained("org/vl", load_in_4bit=True, revision="abc", oddity=1)
+model = FastVisionModel.get_peft_model(model, r=32, use_rslora=True, finetune_vision_layers=False, random_state=7)
+arguments = SFTConfig("out", learning_rate=2e-4)
+arguments.max_steps = 77
+trainer = SFTTrainer(model=model, args=arguments, train_dataset=load_dataset(path="org/rows", split="train"))
+"""
+
+
+def test_what_is_said_beside_the_config_is_not_lost(tmp_path):
+    """The adapter of Unsloth, arguments of from_pretrained, attributes that are set later, and what has no name."""
+    draft = drafted(UNSLOTH, written(tmp_path, UNSLOTH))
+    expected = {
+        "model.path": "org/vl", "model.revision": "abc", "model.quantize": "nf4", "lora.rank": 32, "lora.alpha": 16.0,
+        "lora.kind": "rslora", "output": "out", "train.steps": 77, "data.train": "hf:org/rows:train",
+    }  # fmt: skip
+    assert {key: draft.values.get(key) for key in expected} == expected
+    notes = told(draft)
+    assert "--oddity 1" in notes and "--finetune_vision_layers false" in notes and "--random_state 7" in notes
+
+
+def test_later_trainings_and_models_of_a_script_are_named(tmp_path):
+    text = f"""{SCRIPT}
+reference = AutoModelForCausalLM.from_pretrained("org/other", revision="def")
+first = AutoModelForCausalLM.from_pretrained("org/third")
+second = SFTConfig(output_dir="later", max_steps=5)
+"""
+    draft = drafted(text, written(tmp_path, text))
+    assert draft.values["output"] == "out" and draft.values["model.revision"] == "def"
+    notes = told(draft)
+    assert 'SFTConfig(output_dir="later", max_steps=5)' in notes and "org/third" in notes
+
+
 LOADED = """
 train_ds = load_dataset("org/many", "boxes")["train"]
 eval_ds = load_dataset("org/other", split="test")

@@ -32,6 +32,14 @@ def test_continued_lines_comments_and_quotes():
     ]
 
 
+def test_a_comment_ends_at_its_line():
+    """Also one that ends with a backslash, as a line of a command that was commented out."""
+    assert words("# A=0,1 \\\ntrain \\\n  --a 1\n  # other \\\ntrain --b 2") == [
+        ["train", "--a", "1"],
+        ["train", "--b", "2"],
+    ]
+
+
 def test_a_hash_inside_a_word_is_no_comment():
     assert words("train --dataset org/rows#500 --x 1") == [["train", "--dataset", "org/rows#500", "--x", "1"]]
 

@@ -63,7 +63,7 @@ def _text_of(file: Path) -> str:
             raise RecipeError(
                 [f"has {size} bytes, but a script that starts training may have at most {LARGEST_SCRIPT}"]
             )
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise RecipeError([f"line {line} is not UTF-8 text; save the file as UTF-8"]) from error

@@ -26,7 +26,7 @@ class Accelerate:
 def mapping_in(file: Path | None, read: Callable[[str], Any] = lambda text: parse(text)[0]) -> dict[Any, Any] | None:
     """Read a file that holds a mapping, as YAML if not told otherwise; None where it is not there or holds none."""
     try:
-        tree = None if file is None else read(file.read_text(encoding="utf-8"))
+        tree = None if file is None else read(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError):
         return None
     return tree if isinstance(tree, dict) else None

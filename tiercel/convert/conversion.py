@@ -4,7 +4,7 @@ of such keys, then the values that several flags decide together, and finally a 
 import os
 from collections.abc import Iterator
 from itertools import takewhile
-from os.path import dirname, realpath
+from os.path import dirname, realpath, sep
 from pathlib import Path
 from posixpath import normpath
 
@@ -54,7 +54,12 @@ def refusals(launch: Launch) -> list[str]:
 
 def set_image_root(launch: Launch, draft: RecipeDraft) -> None:
     """Set the directory in which relative paths of images start, if it is not that of the rows. In ms-swift it is
-    the working directory, and then ROOT_IMAGE_DIR."""
+    the working directory, and then ROOT_IMAGE_DIR; in LLaMA-Factory it is that of all data sets."""
+    if launch.framework == "LLaMA-Factory" and "data.image_root" not in draft.values:
+        folder = launch.text("dataset_dir") or "data"
+        if any(dirname(realpath(path)).startswith(realpath(folder) + sep) for path in _files(draft)):
+            remark = "LLaMA-Factory starts relative paths of images there, also those of files in folders inside"
+            draft.set("data.image_root", folder, remark=remark)
     if launch.framework != "ms-swift":
         return
     if root := launch.environment.get("ROOT_IMAGE_DIR"):

@@ -270,7 +270,7 @@ def _template(launch: Launch, draft: RecipeDraft) -> None:
     if not (path := launch.text(name)):
         return
     file = launch.file(path)
-    text = "" if file is None else file.read_text(encoding="utf-8").strip()
+    text = "" if file is None else file.read_text(encoding="utf-8-sig").strip()
     asked = _CONTENT.sub("{prompt}", text)
     if file is None:
         draft.note(

@@ -14,6 +14,9 @@ CONFIGS = {
 }  # fmt: skip
 _ADAPTERS = {"r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save",
              "task_type": "lora_task_type"}  # fmt: skip
+_ADAPTER_CONFIGS = ("LoraConfig", "BitsAndBytesConfig")
+_NAMES_OF_MODELS = ("pretrained_model_name_or_path", "model_name")
+_OF_MODEL = {"revision": "model_revision"}
 _READERS = ("json", "parquet")  # of load_dataset: of files that tiercel reads
 _MODEL = re.compile(r"Model|(ForConditionalGeneration|ForCausalLM|ForVision2Seq)\.from_pretrained$")
 _SIZE = re.compile(r"\d+|0?\.\d+")
@@ -21,6 +24,7 @@ _CHANGES = ("map", "filter", "select", "shuffle", "with_transform", "set_transfo
 _NO_ROWS = ("random", "np", "numpy", "pool", "executor")  # which have such methods too
 _OF_TRAINER = ("eval_dataset", "formatting_func", "data_collator", "compute_metrics", "callbacks")
 _LONGEST = 80  # characters of code that are shown
+_USUAL_OF_UNSLOTH = {"lora_r": "16", "lora_alpha": "16", "lora_dropout": "0.0"}
 _USUAL = {"lora_r": "8", "lora_alpha": "8", "lora_dropout": "0.0"}  # PEFT's defaults, for which `trl` has others
 
 
@@ -37,14 +41,20 @@ def words_of_script(text: str) -> tuple[str, ...] | None:
 
 
 def _words_of(tree: ast.Module) -> tuple[str, ...] | None:
+    _spell_out(tree)
     known, calls = _assigned(tree), _calls(tree)
-    config = next(((name, node) for name, node in calls if name in CONFIGS), None)
-    if config is None:
+    configs = [call for call in calls if call[0] in CONFIGS]
+    if not configs:
         return None
+    config, *later = configs
+    other_models = [node for name, node in calls if _loads_model(name, node)][1:]
+    calls = [call for call in calls if call[1] not in other_models]
     words = ["trl", CONFIGS[config[0]], *_flags(_keywords(config[1]), known)]
     given = {word for word in words if word.startswith("--")}
     beside = [flag for name, node in calls for flag in _beside(name, node, known)]
     flags = [*beside, *_rows(calls, _bound(tree), known), *_changes(calls, known)]
+    flags += [["--later_config", *(_code(node) for _, node in later)]] if later else []
+    flags += [["--later_model", *map(_code, other_models)]] if other_models else []
     if {"--train_test_split", "--dataset_test_split"} & {flag[0] for flag in flags}:
         given.add("--eval_dataset")  # which these say better
     for flag in flags:
@@ -52,6 +62,34 @@ def _words_of(tree: ast.Module) -> tuple[str, ...] | None:
             given.add(flag[0])
             words += flag
     return tuple(words)
+
+
+def _spell_out(tree: ast.Module) -> None:
+    """Turn what is said otherwise into arguments by name: the first one of a config, which is output_dir; the path of
+    load_dataset into its first one; and attributes that are set later."""
+    by_name = {
+        node.targets[0].id: node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and isinstance(node.targets[0], ast.Name)
+    }
+    for name, call in _calls(tree):
+        if name in CONFIGS and call.args:
+            call.keywords.append(ast.keyword(arg="output_dir", value=call.args[0]))
+        path = next((keyword for keyword in call.keywords if keyword.arg == "path"), None)
+        if name == "load_dataset" and path is not None and not call.args:
+            call.keywords.remove(path)
+            call.args.append(path.value)
+    for node in ast.walk(tree):
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if isinstance(node, ast.Assign) and isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+            made = by_name.get(target.value.id)
+            if made is not None and _name(made.func) in (*CONFIGS, *_ADAPTER_CONFIGS):
+                made.keywords = [each for each in made.keywords if each.arg != target.attr]
+                made.keywords.append(ast.keyword(arg=target.attr, value=node.value))
+
+
+def _loads_model(name: str, node: ast.Call) -> bool:
+    return name == "from_pretrained" and _MODEL.search(ast.unparse(node.func)) is not None
 
 
 def _calls(tree: ast.Module) -> list[tuple[str, ast.Call]]:
@@ -64,10 +102,11 @@ def _beside(name: str, node: ast.Call, known: Mapping[str, ast.expr]) -> Iterato
     """Yield the flags that correspond to a call beside the config."""
     keywords = _keywords(node)
     first = node.args[:1]
-    if name == "LoraConfig":
+    if name == "LoraConfig" or (name == "get_peft_model" and "r" in keywords):
         yield ["--use_peft"]
         given = {_ADAPTERS.get(key, key): _values(value, known) for key, value in keywords.items()}
-        for key, words in ({key: [word] for key, word in _USUAL.items()} | given).items():
+        usual = _USUAL if name == "LoraConfig" else _USUAL_OF_UNSLOTH
+        for key, words in ({key: [word] for key, word in usual.items()} | given).items():
             yield [f"--{key}", *words]
     elif name == "BitsAndBytesConfig":
         yield from ([f"--{key}", *_values(value, known)] for key, value in keywords.items())
@@ -79,8 +118,15 @@ def _beside(name: str, node: ast.Call, known: Mapping[str, ast.expr]) -> Iterato
                 yield [f"--{flag}", *_values(value, known)]
         if first and _is_text(first[0], known):
             yield ["--model_name_or_path", *_values(first[0], known)]
-    elif name == "from_pretrained" and first and _MODEL.search(ast.unparse(node.func)):
-        yield ["--model_name_or_path", *_values(first[0], known)]
+    elif _loads_model(name, node):
+        names = [value for key, value in keywords.items() if key in _NAMES_OF_MODELS]
+        for value in [*first, *names][:1]:
+            yield ["--model_name_or_path", *_values(value, known)]
+        for key, value in keywords.items():
+            if key not in _NAMES_OF_MODELS:
+                yield [f"--{_OF_MODEL.get(key, key)}", *_values(value, known)]
+        if "load_in_4bit" in keywords and not ast.unparse(node.func).startswith("Fast"):  # Unsloth's are nf4
+            yield ["--bnb_4bit_quant_type", "fp4"]
 
 
 def _rows(

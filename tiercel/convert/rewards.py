@@ -17,7 +17,7 @@ def registered(file: Path) -> dict[str, str]:
     """Return classes and functions by the names that `orms['name'] = Class` gives them, and all top-level ones by their
     own names; empty if the file cannot be parsed."""
     try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+        tree = ast.parse(file.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
     own: dict[str, str] = {}

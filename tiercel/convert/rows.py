@@ -19,6 +19,12 @@ _COLUMNS = re.compile(
     "instruction|input|output|history|conversations|messages|system|images|videos|chosen|rejected|kto_tag|label|from|"
     "value|role|content|human|user|gpt|assistant|observation|function_call"
 )
+# What each column of dataset_info.json is called if it says nothing; tiercel reads these names so.
+_MEANINGS = {
+    "prompt": "instruction", "query": "input", "response": "output", "history": "history", "messages": "conversations",
+    "system": "system", "images": "images", "videos": "videos", "chosen": "chosen", "rejected": "rejected",
+    "kto_tag": "kto_tag",
+}  # fmt: skip
 EXAMPLE_SCRIPTS = ("grpo_vlm.py", "gspo_vlm.py", "rloo_vlm.py")
 
 # VLM-R1 adds a request to every question. Its rewards look for the tags; the wording is tiercel's.
@@ -102,6 +108,14 @@ def _described(launch: Launch, draft: RecipeDraft, name: str, flag: str) -> str:
     renamed = {str(word) for part in ("columns", "tags") for word in (entry.get(part) or {}).values()}
     if strange := sorted(word for word in renamed if not _COLUMNS.fullmatch(word)):
         draft.note(f"{', '.join(strange)}: docs/data.md says which columns are read", flag, subject=subject)
+    swapped = [
+        f"{name}: {given}"
+        for name, given in (entry.get("columns") or {}).items()
+        if given in _MEANINGS.values() and _MEANINGS.get(name) != given
+    ]
+    if swapped:
+        text = f"{', '.join(swapped)}: tiercel reads a column of this name otherwise; rename it in the file"
+        draft.note(text, flag, subject=subject)
     rows = min(filter(None, (entry.get("num_samples"), limit)), default=None)
     if limit is not None and rows == limit:
         path = str(PurePath(folder, str(entry.get("file_name"))))
@@ -238,7 +252,7 @@ def _counted(draft: RecipeDraft, path: str) -> int | None:
         return None
     if file.suffix == ".json":
         try:
-            rows = json.loads(file.read_text(encoding="utf-8"))
+            rows = json.loads(file.read_text(encoding="utf-8-sig"))
         except ValueError:
             return None
         return len(rows) if isinstance(rows, list) else None
@@ -308,7 +322,7 @@ def _system(launch: Launch, draft: RecipeDraft) -> None:
         return
     file = launch.file(text)
     if file is not None:
-        draft.set("data.system", file.read_text(encoding="utf-8").strip(), "system", remark="its text")
+        draft.set("data.system", file.read_text(encoding="utf-8-sig").strip(), "system", remark="its text")
     elif re.fullmatch(r"\S+\.(txt|md|json|jinja)", text):
         draft.note("the file is not on this machine; put its text into data.system", "system")
     else:

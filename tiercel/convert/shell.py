@@ -61,6 +61,9 @@ _PARAMETER = re.compile(
 )
 
 
+_END_OF_COMMENT = re.compile(r"^([ \t]*#[^\n]*?)\\+[ \t]*$", re.MULTILINE)  # the next line is no part of it
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShellCommand:
     """The words of one command, and the environment that the script gives it: exported variables, and assignments
@@ -99,7 +102,8 @@ class _Script:
 
     def commands(self, script: str) -> Iterator[ShellCommand]:
         """Yield each command of the script. Assignments alone, and `export`, only change those that follow."""
-        text = _HEREDOC.sub("", re.sub(r"\\(?:\n|\s*\Z)", " ", script.replace("\r\n", "\n")))
+        script = _END_OF_COMMENT.sub(r"\1", script.replace("\r\n", "\n"))
+        text = _HEREDOC.sub("", re.sub(r"\\(?:\n|\s*\Z)", " ", script))
         for match in _COMMAND.finditer(text):
             if match["open"]:
                 raise ValueError(f"a {match['open']} is not closed, or brackets are nested too deeply")

@@ -284,7 +284,7 @@ def _deepspeed(launch: Launch, draft: RecipeDraft, value: str) -> tuple[Sharding
     file = launch.file(value) if value.endswith(".json") and not is_text else None
     if is_text or file is not None:
         try:
-            found = sharding_of_json(json.loads(value if file is None else file.read_text(encoding="utf-8")))
+            found = sharding_of_json(json.loads(value if file is None else file.read_text(encoding="utf-8-sig")))
         except ValueError:
             found = None
         if found is None:
