@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,7 @@ from tests.api.right_answers import right
 from tests.forked import commands
 from tests.training.test_offline import bytes_of, without_times
 from tiercel.api.given import MOST_FOLDERS, is_rows, write_rows
+from tiercel.api.recipe import Recipe
 from tiercel.api.running import _handed_on
 from tiercel.cli.main import main
 from tiercel.config.data import Data
@@ -32,6 +35,7 @@ from tiercel.config.schema import Model, SftRecipe, Train
 from tiercel.data.media.images import decode
 from tiercel.data.reading import read_rows
 from tiercel.errors import DataError, ModelError, RecipeError, RunError
+from tiercel.log import printed
 from tiercel.runs.ending import ending_of
 from tiercel.training import session
 from tiercel.training.finished_step import FinishedStep
@@ -113,6 +117,39 @@ def test_a_picture_that_is_not_there_is_named_where_it_was_looked_for(tmp_path, 
 
     assert names() == [str(tmp_path / "lost.png"), str(tmp_path / "there.png"), coded]
     assert names(image_root="pictures")[0] == "lost.png"
+
+
+def test_a_column_that_json_does_not_have_is_left_out_and_a_missing_number_is_none(tmp_path):
+    rows = [
+        {"question": "?", "score": math.nan, "when": None},
+        {"question": "?", "score": 0.5, "when": date(2026, 1, 2)},
+    ]
+    said: list[str] = []
+    with printed(said.append):
+        written = write_rows(rows, tmp_path / "run")
+    first, second = map(json.loads, Path(written.file).read_text(encoding="utf-8").splitlines())
+    assert first["score"] is None and second == {"question": "?", "score": 0.5}
+    assert len(said) == 1 and "the column when" in said[0] and "row 2" in said[0]
+
+
+def test_a_data_frame_is_its_rows(tmp_path):
+    class Frame(dict):
+        columns = ("question",)
+
+        def to_dict(self, orient):
+            assert orient == "records"
+            return [{"question": "?"}]
+
+    written = write_rows(Frame(question=["?"]), tmp_path / "run")
+    assert json.loads(Path(written.file).read_text(encoding="utf-8")) == {"question": "?"}
+
+
+def test_all_splits_at_once_are_refused():
+    class Split:
+        features = ()
+
+    with pytest.raises(RecipeError, match=r"data: has several splits \(train, test\)"):
+        Recipe({}).changed(data={"train": Split(), "test": Split()})
 
 
 def test_bytes_of_a_file_and_arrays_are_pictures(tmp_path):

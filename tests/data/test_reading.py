@@ -65,6 +65,18 @@ def test_one_file_of_a_pattern_may_have_no_row_that_can_be_used(tmp_path):
         read(str(tmp_path / "part-*.jsonl"))
 
 
+@pytest.mark.parametrize("odd", ('{"id": "odd", "score": NaN}', '{"id": "odd", "id": "odd"}'))
+def test_one_value_of_a_json_list_is_rejected_alone(tmp_path, odd):
+    """Python writes NaN by default."""
+    (tmp_path / "rows.json").write_text(f"[\n{line('a')} ,\n{odd}, {line('b')}\n]\n")
+    table = read(tmp_path / "rows.json")
+    assert [row.id for row in table.rows] == ["a", "b"] and [row.line for row in table.rejected] == [2]
+    (tmp_path / "rows.json").write_text(f"[{line('a')}, {odd}")
+    with pytest.raises(DataError) as problem:
+        read(tmp_path / "rows.json")
+    assert "name it .jsonl" not in str(problem.value)
+
+
 def test_a_row_whose_parts_python_printed_is_rejected_alone(tmp_path):
     odd = {"messages": [{"role": "user", "content": "[{'type': 'text', 'text': 'hi'}]"}], "id": "odd"}
     (tmp_path / "rows.jsonl").write_text(f"{line('a')}\n{json.dumps(odd)}\n{line('b')}")
@@ -389,14 +401,16 @@ def test_directories_that_are_no_data_set(tmp_path, files, says):
         read_rows(tmp_path, config(), "grpo")
 
 
-def test_a_directory_of_parquet_files_is_one_data_set(tmp_path):
+@pytest.mark.parametrize("name", ("train-0000{0}-of-00002", "000{0}", "part-0000{0}-9c1e-c000.snappy", "part.{0}"))
+def test_a_directory_of_parquet_files_is_one_data_set(tmp_path, name):
+    """Files of the hub, of Spark and of dask."""
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
     for number in range(2):
         columns = {"problem": [f"{number}a", f"{number}b"], "solution": ["x", "y"]}
         (tmp_path / "data").mkdir(exist_ok=True)
-        parquet.write_table(pyarrow.table(columns), tmp_path / "data" / f"train-0000{number}-of-00002.parquet")
+        parquet.write_table(pyarrow.table(columns), tmp_path / "data" / f"{name.format(number)}.parquet")
     table = read_rows(tmp_path, config(), "grpo")
     assert [(row.line, row.messages[0].content) for row in table.rows] == [(1, "0a"), (2, "0b"), (3, "1a"), (4, "1b")]
 

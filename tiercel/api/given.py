@@ -3,6 +3,7 @@ names files, so that `tiercel check` and a resume from the command line find wha
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from tiercel.api.functions import named_function, written_function
 from tiercel.data.class_labels import class_labels, with_names
 from tiercel.data.media.file_names import ADDRESS_KEYS, visual_of
 from tiercel.errors import DataError, RecipeError
+from tiercel.log import logger
 from tiercel.regular_files import open_new
 from tiercel.rewards.runtime.in_process import register_function
 from tiercel.runs.files import file_sha256, write_atomically
@@ -55,7 +57,12 @@ def write_rows(rows: Iterable[Any], output: Path, image_root: str | None = None)
     `datasets.Dataset` is written as Arrow files, which are mapped, unless its rows name pictures by paths. Raises
     DataError if a row is not a mapping, or contains what JSON cannot."""
     folder = _folder(output)
-    if hasattr(rows, "save_to_disk") and not _names_media(rows):
+    if hasattr(rows, "columns"):  # a table whose iterator yields columns: of polars, pyarrow or pandas
+        table: Any = rows
+        method = next((name for name in ("to_dicts", "to_pylist") if hasattr(table, name)), None)
+        rows = getattr(table, method)() if method is not None else table.to_dict("records")
+    is_changed = getattr(rows, "format", {}).get("type") == "custom"  # by with_transform, which no file can hold
+    if hasattr(rows, "save_to_disk") and not is_changed and not _names_media(rows):
         return WrittenRows(str(_saved_table(rows, folder)), ())
     digest, part, writer = hashlib.sha256(), folder / "rows.tmp", _RowWriter(folder, image_root is not None)
     with writing(part), open_new(part, "wb") as file:
@@ -136,14 +143,22 @@ class _RowWriter:
     def __init__(self, folder: Path, is_rooted: bool):
         self.folder, self.is_rooted = folder, is_rooted
         self.media_folders: set[str] = set()
+        self.left_out: set[str] = set()  # columns with a value that JSON does not have
 
     def line(self, row: Any, number: int) -> str:
         if not isinstance(row, Mapping):
             raise DataError(f"data: row {number} is a {type(row).__name__}, but each row must be a dict of its columns")
         try:
-            return json.dumps({name: self._plain(value, name) for name, value in row.items()}, ensure_ascii=False)
+            plain = {name: self._plain(value, name) for name, value in row.items() if name not in self.left_out}
         except (TypeError, ValueError) as error:
             raise DataError(f"data: row {number} cannot be written as JSON: {error}") from error
+        for name, value in plain.items():
+            try:
+                json.dumps(value)
+            except (TypeError, ValueError) as error:  # such as a date
+                self.left_out.add(name)
+                logger.warning(f"data: the column {name} is left out, because of row {number}: {error}")
+        return json.dumps({name: plain[name] for name in plain if name not in self.left_out}, ensure_ascii=False)
 
     def _plain(self, value: Any, column: str) -> Any:
         """Return a value that JSON can represent. Pictures become files, and paths of media become absolute."""
@@ -158,7 +173,8 @@ class _RowWriter:
             # A missing picture is named where it was looked for; a text without an ending is no name of a file.
             is_lost = not self.is_rooted and "." in str(value)[-6:] and os.path.isdir(os.path.dirname(value) or ".")
             return self._named(Path(value)) if is_lost or os.path.isfile(value) else str(value)
-        return value.tolist() if hasattr(value, "tolist") else value  # numbers and arrays of numpy
+        value = value.tolist() if hasattr(value, "tolist") else value  # numbers and arrays of numpy
+        return None if isinstance(value, float) and math.isnan(value) else value  # which pandas has for a missing value
 
     def _named(self, path: Path) -> str:
         self.media_folders.add(str(path.absolute().parent))

@@ -52,6 +52,8 @@ class Recipe:
         for name, value in keys.items():
             if value is None:
                 continue
+            if isinstance(value, Mapping) and value and all(hasattr(each, "features") for each in value.values()):
+                raise RecipeError([f"{name}: has several splits ({', '.join(value)}); pass one of them"])
             section, _, leaf = SHORT.get(name, name).partition(".")
             if leaf:
                 value = {leaf: value}

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -33,7 +34,7 @@ from tiercel.data.readers import Record, records_of
 from tiercel.data.reading import heldout_source, require_count, sources_of, write_bad_rows
 from tiercel.data.remote import parts_of, source_of
 from tiercel.data.row_files import image_roots_of
-from tiercel.data.rows import with_turns_of_text
+from tiercel.data.rows import parts_of_text, with_turns_of_text
 from tiercel.errors import DataError, RunError
 from tiercel.log import logger
 from tiercel.types import ImageRoots, RejectedRow
@@ -41,6 +42,7 @@ from tiercel.writing import writing
 
 FAILED, PICTURES = "failed.jsonl", "pictures"
 _COLUMNS = (*VISUALS, "file_name")
+_CONTENTS = ("content", "value")  # of a turn
 _LOCK, _PART = ".fetch.lock", ".part"
 _SAY_SECONDS = 10.0
 _AHEAD = 4  # downloads that wait, for each that runs
@@ -227,7 +229,9 @@ class _Source:
 def _changed(record: Mapping[str, Any], column_names: Mapping[str, str], change: Change) -> dict[str, Any]:
     """Copy a record with each path or URL of a picture changed: those in the columns of pictures, and in parts of
     turns."""
-    found = {key: _in_parts(value, change) for key, value in with_turns_of_text(record).items()}
+    with suppress(DataError):  # otherwise the run rejects this row
+        record = with_turns_of_text(record)
+    found = {key: _in_parts(value, change) for key, value in record.items()}
     for name in _COLUMNS:
         path = column_names.get(name, name)
         found = _within(found, [path] if path in found else path.split("."), change)
@@ -257,8 +261,17 @@ def _in_parts(value: Any, change: Change) -> Any:
         return [_in_parts(each, change) for each in value]
     if isinstance(value, dict):
         _, keys = visual_of(value)
-        return {key: (_everywhere if key in keys else _in_parts)(each, change) for key, each in value.items()}
+        inner = {key: _parts_in_text(each) if key in _CONTENTS else each for key, each in value.items()}
+        return {key: (_everywhere if key in keys else _in_parts)(each, change) for key, each in inner.items()}
     return value
+
+
+def _parts_in_text(value: Any) -> Any:
+    """Parse the parts of a turn that stand there as JSON text; anything else stays as it is."""
+    parts = None
+    with suppress(DataError):
+        parts = parts_of_text(value, "content") if isinstance(value, str) else None
+    return value if parts is None else parts
 
 
 def _base64(value: Any) -> str:

@@ -14,10 +14,20 @@ from typing import Any
 from tiercel.config.row_sources import RowSource
 from tiercel.data.class_labels import class_labels, with_names
 from tiercel.data.hub import cached_files, read_batches
-from tiercel.data.records import Record, json_problem, kind_of, loads, record_of_line, record_of_object
+from tiercel.data.records import (
+    Record,
+    json_problem,
+    kind_of,
+    loads,
+    parts_of_list,
+    record_of_json,
+    record_of_line,
+    record_of_object,
+)
 from tiercel.data.tar_shards import read_tar
 from tiercel.errors import DataError, EnvironmentProblem
 
+_NUMBER = re.compile(r"\d+")  # as in 0001 of the hub's own files, or in part-00000-... of Spark
 _SHARD = re.compile(r"-\d+-of-\d+(-[0-9a-f]+)?$")  # the end of the name of a file that is one part of a data set
 _MOST_EXPANSION, _LEAST_LIMIT = 200, 2**30  # text rarely compresses to a twentieth; bytes
 _BATCH_ROWS, _BATCH_BYTES = 256, 1 << 22  # read at once; rows with embedded images are large
@@ -129,9 +139,15 @@ def read_json_list(file: Path) -> Iterator[Record]:
     _refuse_utf16(data, file)
     if not data.strip():
         return
+    data = data.removeprefix(b"\xef\xbb\xbf").strip()
     try:
-        values = loads(data.removeprefix(b"\xef\xbb\xbf"))
+        values = loads(data)
     except (ValueError, RecursionError) as error:
+        if data.startswith(b"[") and (parts := parts_of_list(data)) is not None:
+            yield from (record_of_json(part, number) for number, part in enumerate(parts, start=1))
+            return
+        if data.startswith(b"["):
+            raise DataError(f"{file}: {json_problem(error)}") from error
         raise DataError(
             f"{file}: {json_problem(error)}. If the file has one object per line, name it .jsonl"
         ) from error
@@ -253,7 +269,7 @@ def _parquet_files(directory: Path) -> list[Path]:
         raise DataError(
             f"{directory}: is not a data set: it has neither {_STATE} (from save_to_disk) nor Parquet files"
         )
-    splits = sorted({_SHARD.sub("", file.stem) for file in files})
+    splits = sorted({_NUMBER.sub("N", _SHARD.sub("", file.stem)) for file in files})
     if len(splits) > 1:
         reason = f"has Parquet files of several data sets: {', '.join(splits)}"
         raise DataError(f"{directory}: {reason}; put each data set into its own directory")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -54,6 +55,23 @@ def loads(data: bytes) -> Any:
     return _DECODER.decode(data.decode("utf-8"))
 
 
+def parts_of_list(data: bytes) -> list[bytes] | None:
+    """Return the values of a JSON list as they are written, each to be read strictly; None if not even their ends can
+    be found."""
+    try:
+        text, place, parts = data.decode("utf-8"), 1, list[bytes]()
+        while True:
+            start = _SPACE.match(text, place).end()  # type: ignore[union-attr]
+            _, place = _LENIENT.raw_decode(text, start)
+            parts.append(text[start:place].encode())
+            place = _SPACE.match(text, place).end()  # type: ignore[union-attr]
+            if text[place] != ",":
+                return parts if text[place] == "]" and place + 1 == len(text) else None
+            place += 1
+    except (ValueError, IndexError, RecursionError):
+        return None
+
+
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Make an object of its keys. Raises ValueError if a key is given twice, because only one value could be read."""
     found = dict(pairs)
@@ -74,6 +92,8 @@ def _finite(text: str) -> float:
     return value
 
 
+_SPACE = re.compile(r"[ \t\r\n]*")
+_LENIENT = json.JSONDecoder()
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_each_once)
 
 

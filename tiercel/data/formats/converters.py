@@ -288,7 +288,7 @@ def _refuse(record: Mapping[str, Any], *keys: str) -> None:
     for key in keys:
         if record.get(key) and key in ("chosen", "rejected"):
             raise DataError("belongs to a preference pair; use `tiercel dpo`, which learns from pairs", field=key)
-        if record.get(key):
+        if record.get(key) and record[key] not in ("[]", "{}", "null"):  # as tables write that there is none
             raise DataError(f"tiercel trains on images, videos and text; it does not read rows with `{key}`", field=key)
 
 
