@@ -93,7 +93,7 @@ FORMATS: dict[FormatName, DataFormat] = {
         title="LLaVA and VLM-R1",
         rows="VLM-R1's and LLaVA's rows",
         marks="conversations, or problem with solution",
-        answer=f"`solution`, else {_LAST_TURN}; beside `problem` also `answer`",
+        answer=f"`solution`, else `answer`, else {_LAST_TURN}",
         turns=("conversations", "problem"),
     ),
     "sharegpt": DataFormat(
