@@ -80,6 +80,7 @@ def test_own_row_with_every_part():
 def test_id_defaults_to_file_stem_and_line_and_may_be_a_number():
     assert accepted({"messages": [USER]}).id == "rec:4"
     assert accepted({"messages": [USER], "id": 0}).id == "0"
+    assert accepted({"messages": [USER], "id": 7.0}).id == "7"
     assert refused({"messages": [USER], "id": True}).field == "id"
     assert refused({"messages": [USER], "id": ""}).id == "rec:4"
 

@@ -22,6 +22,13 @@ def test_a_steps_groups_of_all_ranks_come_back_until_the_next_step(tmp_path):
     assert sorted(journal_of(tmp_path, 5)) == [42] and sorted(journal_of(tmp_path, 6)) == [50]
 
 
+def test_what_ranks_left_that_are_gone_is_removed(tmp_path):
+    for rank in (0, 1, 2):
+        keep_in_journal(tmp_path, rank, 5, [group_at(40 + rank)])
+    keep_in_journal(tmp_path, 0, 5, [group_at(40)], world_size=2)
+    assert sorted(journal_of(tmp_path, 5)) == [40, 41]
+
+
 def test_a_group_with_a_failed_trajectory_is_sampled_again(tmp_path):
     """The database that was away may be back."""
     (completion,) = group_at(41).completions

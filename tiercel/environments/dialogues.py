@@ -6,7 +6,7 @@ when they finish.
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +28,7 @@ from tiercel.rollout.token_sampling import sampling_seed
 from tiercel.sandbox.process import FOREIGN_REPLY
 from tiercel.types import EncodedImage, EncodedPrompt, ImageSource, Message, VideoSource
 
+RESET_TRIES = 2  # for a prompt: if the second one works, the others of its samples do too
 THREADS = 64  # number of answers awaited at a time
 UNKNOWN = "unknown"  # the tool of an answer to a call of an unknown tool
 
@@ -82,13 +83,13 @@ class EnvironmentDialogues:
 
     def _observed(self, prompt: EncodedPrompt) -> EncodedPrompt:
         setting = self._setting_of(prompt)
-        try:
-            with setting.processes.lent() as process:
-                observation = setting.reset(process, prompt.row, self._seed_of(prompt, 0))
-            encoded = setting.encode(with_observation(prompt.row, observation), prompt.index)
-        except (EnvironmentFailure, DataError):
-            return prompt
-        return replace(encoded, row=prompt.row)
+        for _ in range(RESET_TRIES):
+            with suppress(EnvironmentFailure, DataError):
+                with setting.processes.lent() as process:
+                    observation = setting.reset(process, prompt.row, self._seed_of(prompt, 0))
+                encoded = setting.encode(with_observation(prompt.row, observation), prompt.index)
+                return replace(encoded, row=prompt.row)
+        return prompt
 
     def _setting_of(self, prompt: EncodedPrompt) -> EnvironmentSetting:
         return self._settings[self._family.environment_of(prompt.row)]

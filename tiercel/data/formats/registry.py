@@ -374,6 +374,8 @@ def _read_id(record: Mapping[str, Any], default: str) -> str:
     id = record.get("id")
     if id is None:
         return default
+    if isinstance(id, float) and id.is_integer():  # as a column of Parquet has whole numbers if one is missing
+        id = int(id)
     if isinstance(id, bool) or not isinstance(id, str | int) or id == "":
         raise DataError(f"is {brief(repr(id), 80)}, but an id must be text or an integer", field="id")
     require_plain_value(id, "id", 0)

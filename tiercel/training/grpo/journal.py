@@ -17,8 +17,9 @@ from tiercel.writing import GO_ON, writing
 FOLDER, STEP = "journal", re.compile(r"step-\d{6,}")
 
 
-def keep_in_journal(run: Path, rank: int, step: int, groups: Sequence[Group]) -> None:
-    """Keep a rank's groups of a step, replacing those of an earlier step."""
+def keep_in_journal(run: Path, rank: int, step: int, groups: Sequence[Group], world_size: int | None = None) -> None:
+    """Keep a rank's groups of a step, replacing those of an earlier step. With `world_size`, the first rank removes
+    what ranks left that are no longer there."""
     folder = run / FOLDER
     place, temporary = folder / f"step-{step:06d}" / f"rank-{rank}", folder / f"rank-{rank}.tmp"
     with writing(place, GO_ON):
@@ -34,6 +35,10 @@ def keep_in_journal(run: Path, rank: int, step: int, groups: Sequence[Group]) ->
                 remove(older)
                 with suppress(OSError):  # another rank's groups are there
                     older.parent.rmdir()
+        if rank == 0 and world_size is not None:
+            for left in folder.glob("step-*/rank-*"):
+                if left.name.removeprefix("rank-").isdigit() and int(left.name.removeprefix("rank-")) >= world_size:
+                    remove(left)
 
 
 def journal_of(run: Path, step: int) -> dict[int, PendingGroup]:

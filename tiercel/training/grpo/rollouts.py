@@ -121,7 +121,8 @@ class Rollouts:
     def keep_for_resume(self, run: RunDirectory, step: int, groups: Sequence[Group]) -> None:
         """Keep the groups of a step whose turns were answered, in case the run is killed before it has learnt them."""
         if self.recipe.rollout.has_turns:
-            self.ranks.run_on_all(partial(keep_in_journal, run.path, self.ranks.rank, step, groups))
+            rank, world_size = self.ranks.rank, self.ranks.world_size
+            self.ranks.run_on_all(partial(keep_in_journal, run.path, rank, step, groups, world_size))
 
     def begin_lookahead(self, upcoming: Sequence[Sequence[EncodedPrompt]]) -> None:
         """Sample the groups of later steps in the background. `upcoming` has the prompts of each."""
