@@ -119,29 +119,50 @@ def test_a_picture_that_is_not_there_is_named_where_it_was_looked_for(tmp_path, 
     assert names(image_root="pictures")[0] == "lost.png"
 
 
-def test_a_column_that_json_does_not_have_is_left_out_and_a_missing_number_is_none(tmp_path):
+def test_values_that_json_does_not_have_are_left_out_and_a_missing_number_is_none(tmp_path):
     rows = [
-        {"question": "?", "score": math.nan, "when": None},
-        {"question": "?", "score": 0.5, "when": date(2026, 1, 2)},
+        {"question": "0", "score": math.nan, "answer": "a"},
+        {"question": "1", "score": np.array([0.5, math.nan]), "answer": {1, 2}},
+        {"question": "2", "score": np.float64(0.5), "answer": "b", "when": date(2026, 1, 2)},
     ]
     said: list[str] = []
     with printed(said.append):
         written = write_rows(rows, tmp_path / "run")
-    first, second = map(json.loads, Path(written.file).read_text(encoding="utf-8").splitlines())
-    assert first["score"] is None and second == {"question": "?", "score": 0.5}
-    assert len(said) == 1 and "the column when" in said[0] and "row 2" in said[0]
+    found = [json.loads(line) for line in Path(written.file).read_text(encoding="utf-8").splitlines()]
+    assert [row["score"] for row in found] == [None, [0.5, None], 0.5]
+    assert [row["answer"] for row in found] == ["a", None, "b"] and found[2]["when"] is None
+    assert len(said) == 2 and "the column answer" in said[0] and "row 2" in said[0] and "the column when" in said[1]
 
 
-def test_a_data_frame_is_its_rows(tmp_path):
-    class Frame(dict):
-        columns = ("question",)
+@pytest.mark.parametrize("package", ("pandas", "pyarrow"))
+def test_a_table_is_its_rows(tmp_path, package):
+    module = pytest.importorskip(package)
+    columns = {"question": ["a?", "b?"], "answer": ["a", "b"]}
+    table = module.DataFrame(columns) if package == "pandas" else module.table(columns)
+    lines = Path(write_rows(table, tmp_path / "run").file).read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"question": "a?", "answer": "a"},
+        {"question": "b?", "answer": "b"},
+    ]
 
-        def to_dict(self, orient):
-            assert orient == "records"
-            return [{"question": "?"}]
 
-    written = write_rows(Frame(question=["?"]), tmp_path / "run")
-    assert json.loads(Path(written.file).read_text(encoding="utf-8")) == {"question": "?"}
+def test_rows_of_a_class_with_columns_are_taken_as_they_come(tmp_path):
+    class Mine:
+        columns, format = ["question"], None
+
+        def __iter__(self):
+            return iter([{"question": "?"}])
+
+    assert json.loads(Path(write_rows(Mine(), tmp_path / "run").file).read_text(encoding="utf-8")) == {"question": "?"}
+
+
+def test_rows_that_a_transform_makes_are_written_as_it_makes_them(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"question": ["a", "b"]}).with_transform(
+        lambda batch: {"question": [f"{text}?" for text in batch["question"]]}
+    )
+    lines = Path(write_rows(rows, tmp_path / "run").file).read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["question"] for line in lines] == ["a?", "b?"]
 
 
 def test_all_splits_at_once_are_refused():

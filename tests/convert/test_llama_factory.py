@@ -138,7 +138,7 @@ def test_another_yaml_file_is_no_command(home):
         (
             "swapped",
             "data/rows.json",
-            "system: instruction, prompt: input: tiercel reads a column of this name otherwise",
+            "system: instruction, prompt: input: tiercel reads columns of these names with another meaning",
         ),
         ("none", "none", "has no such entry; write the file that it names"),
     ],

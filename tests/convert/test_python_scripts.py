@@ -71,6 +71,18 @@ def test_what_is_said_beside_the_config_is_not_lost(tmp_path):
     assert "--oddity 1" in notes and "--finetune_vision_layers false" in notes and "--random_state 7" in notes
 
 
+def test_attributes_belong_to_the_config_that_was_made_last(tmp_path):
+    text = """
+args: SFTConfig = SFTConfig(output_dir="first")
+args.max_steps = 1
+args = SFTConfig(output_dir="second")
+args.max_steps = 2
+trainer = SFTTrainer(model="org/vl", args=args, train_dataset=load_dataset("org/rows"))
+"""
+    values = drafted(text, written(tmp_path, text)).values
+    assert (values["output"], values["train.steps"]) == ("first", 1)
+
+
 def test_later_trainings_and_models_of_a_script_are_named(tmp_path):
     text = f"""{SCRIPT}
 reference = AutoModelForCausalLM.from_pretrained("org/other", revision="def")

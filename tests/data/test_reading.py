@@ -65,7 +65,9 @@ def test_one_file_of_a_pattern_may_have_no_row_that_can_be_used(tmp_path):
         read(str(tmp_path / "part-*.jsonl"))
 
 
-@pytest.mark.parametrize("odd", ('{"id": "odd", "score": NaN}', '{"id": "odd", "id": "odd"}'))
+@pytest.mark.parametrize(
+    "odd", ('{"score": NaN}', '{"id": "odd", "id": "odd"}', '{"id": "a\tb"}', f'{{"id": {"7" * 5000}}}')
+)
 def test_one_value_of_a_json_list_is_rejected_alone(tmp_path, odd):
     """Python writes NaN by default."""
     (tmp_path / "rows.json").write_text(f"[\n{line('a')} ,\n{odd}, {line('b')}\n]\n")

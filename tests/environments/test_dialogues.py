@@ -317,6 +317,24 @@ def test_a_reset_that_answers_each_sample_otherwise_fails(write, opened, prompt,
     assert "the same for each of its samples" in other.failure and "row row-1" in other.failure
 
 
+def test_a_reset_that_fails_once_fails_no_sample(write, opened, prompt, tmp_path):
+    source = write(f"""
+        from pathlib import Path
+
+        class Env:
+            def reset(self, **row):
+                mark = Path({str(tmp_path / "asked")!r})
+                if not mark.exists():
+                    mark.touch()
+                    raise OSError("busy")
+                return "Begin."
+        """)
+    with opened(f"{source}:Env") as dialogues:
+        (begun,) = dialogues.prompts_of([prompt])
+        (dialogue,) = dialogues.open(begun, [0])
+        assert begun is not prompt and dialogue.end().failure is None
+
+
 def test_a_reset_that_is_too_long_for_a_prompt_fails_its_samples_with_the_reason(write, opened, prompt):
     source = write("""
         class Env:

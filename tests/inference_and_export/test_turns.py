@@ -20,6 +20,12 @@ def test_each_picture_has_its_mark(prompt):
     assert turn.role == "user" and turn.content == "<image>What?"
 
 
+@pytest.mark.parametrize("text", ("[{'type': 'text', 'text': 'hi'}] is a list?", '[{"type":"text","text":"hi"}]'))
+def test_a_text_is_asked_as_it_is(text):
+    (turn,) = as_turns(text, 0)
+    assert turn.content == text
+
+
 @pytest.mark.parametrize(
     ("prompt", "pictures"),
     (

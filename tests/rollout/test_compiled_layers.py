@@ -69,6 +69,16 @@ def test_repeated_operations_are_computed_once():
     assert names["aten::add.Tensor"] == 2 and names["aten::rand_like"] == 2
 
 
+def test_the_pass_is_given_to_inductor_and_is_the_same_for_all(tiny_checkpoints, monkeypatch):
+    """Dynamo compiles again for options that are not equal."""
+    given = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: given.append(options["options"]))
+    policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"])
+    for backend in ("inductor", "inductor", "aot_eager"):
+        FixedDecoder(policy, VisionStore(policy, 0), None, backend)
+    assert given[0] == given[1] and isinstance(given[0]["joint_custom_pre_pass"], ComputeOnce) and given[2] is None
+
+
 def test_layers_that_cannot_be_compiled_are_decoded_without(tiny_checkpoints):
     def refuses(graph, inputs):
         raise RuntimeError("no C compiler")

@@ -1,6 +1,9 @@
 """Completions of several turns, built by hand."""
 
+import time
 from dataclasses import replace
+from threading import Barrier
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,8 +13,9 @@ from tests.tiny_models import FAMILY_NAMES, tiny_prompts
 from tiercel.config.schema import Model
 from tiercel.models.families.base import Family
 from tiercel.models.weights.loading import load_family
+from tiercel.rollout import trajectory
 from tiercel.rollout.dialogue import Limits
-from tiercel.rollout.trajectory import TrajectoryBuilder, completes_a_stop, written_text
+from tiercel.rollout.trajectory import TrajectoryBuilder, completes_a_stop, ended_trajectories, written_text
 from tiercel.types import Completion, Observation
 
 LIMITS = Limits(max_turns=3, max_tokens=60)
@@ -141,3 +145,20 @@ def test_texts_and_stops(family):
     assert written_text(family, ids_of(family, " the seven", has_end=False)) == " the seven"
     rows = [ids_of(family, text, has_end=False) for text in (" the seven", " the", " seven the 1 2 3 4 5 6 7 8 9")]
     assert completes_a_stop(family, rows, ("seven", "x")) == [True, False, False]
+
+
+def test_trajectories_end_side_by_side_and_in_their_order(monkeypatch):
+    """Each waits until the other has begun to end; without a beat they would be ended as a stall."""
+    monkeypatch.setattr(trajectory, "BEAT_SECONDS", 0.01)
+    both, beats = Barrier(2), []
+
+    def ends(text):
+        def completion():
+            both.wait(timeout=20)
+            time.sleep(0.05)
+            return text
+
+        return SimpleNamespace(completion=completion)
+
+    assert ended_trajectories([ends("a"), ends("b")], lambda: beats.append(1)) == ["a", "b"] and beats
+    assert ended_trajectories([], lambda: None) == []

@@ -179,6 +179,15 @@ def test_a_server_that_is_gone_for_good_ends_the_run_by_name(family, prompts, sc
     assert "the same command" in str(caught.value) and caught.value.exit_code == 3
 
 
+def test_servers_that_fail_every_completion_end_the_question_to_all_of_them(family, prompts, scripted, monkeypatch):
+    """They answer all else, so they are good again after each pause."""
+    monkeypatch.setattr(http, "BACKOFF_SECONDS", (0.01, 0.02))
+    sampler = sampler_of(family, scripted(faults=["500"] * 1000), patience=0.5)
+    sampler.load_policy(0, Path(POLICY))
+    with pytest.raises(TrainingError, match=r"no answer within rollout.patience \(0.5 s\)"):
+        sampler.sample_everywhere(prompts[:1], PARAMS, SEEDS[:1])
+
+
 def test_losing_one_of_two_servers_does_not_end_the_run(family, prompts, scripted):
     good = scripted()
     said: list[str] = []

@@ -100,13 +100,16 @@ def test_files_of_a_stall_are_not_written_through(tmp_path, key, elsewhere):
 def test_the_journal_keeps_to_its_own_names(tmp_path, elsewhere):
     folder = tmp_path / FOLDER
     for name in ("step-000001", "step-000001 (copy)", "step-thesis"):
-        (folder / name / "rank-0").mkdir(parents=True)
+        for rank in ("rank-0", "rank-5"):  # the second one is gone
+            (folder / name / rank).mkdir(parents=True)
     (folder / "step-000002").symlink_to(elsewhere)
-    (elsewhere / "rank-0").mkdir()
+    for rank in ("rank-0", "rank-5"):
+        (elsewhere / rank).mkdir()
     (folder / "rank-0.tmp").symlink_to(elsewhere)
-    keep_in_journal(tmp_path, 0, 3, [])
+    keep_in_journal(tmp_path, 0, 3, [], world_size=2)
     kept = {path.parent.name for path in folder.glob("*/rank-0")}
     assert kept == {"step-000001 (copy)", "step-thesis", "step-000002", "step-000003"}
+    assert {path.parent.name for path in folder.glob("*/rank-5")} == kept - {"step-000003"}
     assert (elsewhere / "thesis.txt").exists() and (elsewhere / "rank-0").exists()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / FOLDER).symlink_to(elsewhere)

@@ -43,6 +43,9 @@ def test_a_group_comes_back_only_behind_the_prompt_that_it_followed(tmp_path):
     kept = journal_of(tmp_path, 5)[40]
     assert kept.with_prompt(group.prompt) is not None
     assert kept.with_prompt(replace(group.prompt, token_ids_P=group.prompt.token_ids_P + 1)) is None
+    (image, *others) = group.prompt.images or trajectory_group().completions[0].trajectory.images
+    other = replace(image, sha256="other")
+    assert kept.with_prompt(replace(group.prompt, images=(other, *others))) is None  # of the same size
 
 
 def test_no_folder_of_an_earlier_step_stays(tmp_path):

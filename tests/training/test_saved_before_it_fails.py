@@ -67,8 +67,10 @@ def test_an_evaluation_that_fails_loses_no_step(tiny_checkpoints, tmp_path, monk
 
     monkeypatch.setattr(loop, "heldout_loss", fail)
     settings = {"train": {"steps": 4, "save_every": 50, "eval_every": 2}}
-    with pytest.raises(DataError, match="no such row"):
+    said: list[str] = []
+    with pytest.raises(DataError, match="no such row"), printed(said.append):
         run_offline(sft_recipe(tiny_checkpoints["qwen2_vl"], write_rows(tmp_path), tmp_path / "run", **settings))
+    assert any(f"tiercel eval {tmp_path / 'run'}" in line for line in said)
     assert saved(tmp_path / "run") == ["step-000002"]
     assert [row["step"] for row in read_metrics(tmp_path / "run")] == [0, 1, 2]
 

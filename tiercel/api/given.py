@@ -26,6 +26,7 @@ from tiercel.writing import writing
 
 PICTURES = ("image", "images")  # columns of pictures
 MEDIA = (*PICTURES, "video", "videos")  # columns whose texts are files
+ROWS_AT_ONCE = 10_000  # of a table, as Python's objects
 MOST_FOLDERS = 8  # of media that a recipe lists one by one
 
 
@@ -54,14 +55,11 @@ class WrittenRows:
 def write_rows(rows: Iterable[Any], output: Path, image_root: str | None = None) -> WrittenRows:
     """Write rows as JSON lines, and their pictures next to them. The file's name contains a hash of its content, so
     that equal rows give the same recipe. Paths start in the working directory, or else in `image_root`. A
-    `datasets.Dataset` is written as Arrow files, which are mapped, unless its rows name pictures by paths. Raises
-    DataError if a row is not a mapping, or contains what JSON cannot."""
+    `datasets.Dataset` is written as Arrow files, which are mapped, unless its rows name pictures by paths. Values that
+    JSON does not have are left out, and told. Raises DataError if a row is not a mapping, or a picture is none."""
     folder = _folder(output)
-    if hasattr(rows, "columns"):  # a table whose iterator yields columns: of polars, pyarrow or pandas
-        table: Any = rows
-        method = next((name for name in ("to_dicts", "to_pylist") if hasattr(table, name)), None)
-        rows = getattr(table, method)() if method is not None else table.to_dict("records")
-    is_changed = getattr(rows, "format", {}).get("type") == "custom"  # by with_transform, which no file can hold
+    rows, layout = _each_row(rows), getattr(rows, "format", None)
+    is_changed = isinstance(layout, Mapping) and layout.get("type") == "custom"  # by with_transform
     if hasattr(rows, "save_to_disk") and not is_changed and not _names_media(rows):
         return WrittenRows(str(_saved_table(rows, folder)), ())
     digest, part, writer = hashlib.sha256(), folder / "rows.tmp", _RowWriter(folder, image_root is not None)
@@ -73,6 +71,20 @@ def write_rows(rows: Iterable[Any], output: Path, image_root: str | None = None)
     path = folder / f"rows-{digest.hexdigest()[:16]}.jsonl"
     part.replace(path)
     return WrittenRows(str(path), _few(writer.media_folders))
+
+
+def _each_row(rows: Any) -> Any:
+    """Return the rows of a table of polars, pyarrow or pandas, which iterates over columns; other rows as they are."""
+    if not hasattr(rows, "columns"):
+        return rows
+    if hasattr(rows, "iter_rows"):
+        return rows.iter_rows(named=True)
+    if hasattr(rows, "to_batches"):
+        return (row for batch in rows.to_batches() for row in batch.to_pylist())
+    if hasattr(rows, "iloc"):
+        parts = (rows.iloc[start : start + ROWS_AT_ONCE] for start in range(0, len(rows), ROWS_AT_ONCE))
+        return (row for part in parts for row in part.to_dict("records"))
+    return rows
 
 
 def _with_names(rows: Iterable[Any]) -> Iterable[Any]:
@@ -143,22 +155,30 @@ class _RowWriter:
     def __init__(self, folder: Path, is_rooted: bool):
         self.folder, self.is_rooted = folder, is_rooted
         self.media_folders: set[str] = set()
-        self.left_out: set[str] = set()  # columns with a value that JSON does not have
+        self.told: set[str] = set()  # columns with a value that JSON does not have
 
     def line(self, row: Any, number: int) -> str:
         if not isinstance(row, Mapping):
             raise DataError(f"data: row {number} is a {type(row).__name__}, but each row must be a dict of its columns")
         try:
-            plain = {name: self._plain(value, name) for name, value in row.items() if name not in self.left_out}
+            plain = {name: self._plain(value, name) for name, value in row.items()}
         except (TypeError, ValueError) as error:
             raise DataError(f"data: row {number} cannot be written as JSON: {error}") from error
-        for name, value in plain.items():
-            try:
-                json.dumps(value)
-            except (TypeError, ValueError) as error:  # such as a date
-                self.left_out.add(name)
-                logger.warning(f"data: the column {name} is left out, because of row {number}: {error}")
-        return json.dumps({name: plain[name] for name in plain if name not in self.left_out}, ensure_ascii=False)
+        try:
+            return json.dumps(plain, ensure_ascii=False)
+        except (TypeError, ValueError):
+            return json.dumps({name: self._in_json(value, name, number) for name, value in plain.items()})
+
+    def _in_json(self, value: Any, column: str, number: int) -> Any:
+        """Return a value, or None for one that JSON does not have, such as a date; a row that needs it is rejected."""
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            if column not in self.told:
+                self.told.add(column)
+                logger.warning(f"data: values of the column {column} are left out, as in row {number}: {error}")
+            return None
+        return value
 
     def _plain(self, value: Any, column: str) -> Any:
         """Return a value that JSON can represent. Pictures become files, and paths of media become absolute."""
@@ -173,7 +193,9 @@ class _RowWriter:
             # A missing picture is named where it was looked for; a text without an ending is no name of a file.
             is_lost = not self.is_rooted and "." in str(value)[-6:] and os.path.isdir(os.path.dirname(value) or ".")
             return self._named(Path(value)) if is_lost or os.path.isfile(value) else str(value)
-        value = value.tolist() if hasattr(value, "tolist") else value  # numbers and arrays of numpy
+        if hasattr(value, "tolist"):  # numbers and arrays of numpy
+            plain = value.tolist()
+            return self._plain(plain, column) if isinstance(plain, list | float) else plain
         return None if isinstance(value, float) and math.isnan(value) else value  # which pandas has for a missing value
 
     def _named(self, path: Path) -> str:

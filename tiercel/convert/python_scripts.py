@@ -67,11 +67,6 @@ def _words_of(tree: ast.Module) -> tuple[str, ...] | None:
 def _spell_out(tree: ast.Module) -> None:
     """Turn what is said otherwise into arguments by name: the first one of a config, which is output_dir; the path of
     load_dataset into its first one; and attributes that are set later."""
-    by_name = {
-        node.targets[0].id: node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and isinstance(node.targets[0], ast.Name)
-    }
     for name, call in _calls(tree):
         if name in CONFIGS and call.args:
             call.keywords.append(ast.keyword(arg="output_dir", value=call.args[0]))
@@ -79,13 +74,19 @@ def _spell_out(tree: ast.Module) -> None:
         if name == "load_dataset" and path is not None and not call.args:
             call.keywords.remove(path)
             call.args.append(path.value)
-    for node in ast.walk(tree):
-        target = node.targets[0] if isinstance(node, ast.Assign) else None
-        if isinstance(node, ast.Assign) and isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
-            made = by_name.get(target.value.id)
-            if made is not None and _name(made.func) in (*CONFIGS, *_ADAPTER_CONFIGS):
-                made.keywords = [each for each in made.keywords if each.arg != target.attr]
-                made.keywords.append(ast.keyword(arg=target.attr, value=node.value))
+    made: dict[str, ast.Call] = {}
+    assigned = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
+    ]
+    for node in sorted(assigned, key=lambda node: node.lineno):
+        target, value = node.targets[0] if isinstance(node, ast.Assign) else node.target, node.value
+        if isinstance(target, ast.Name) and isinstance(value, ast.Call):
+            made[target.id] = value
+        elif isinstance(target, ast.Attribute) and value is not None:
+            config = made.get(_name(target.value))
+            if config is not None and _name(config.func) in (*CONFIGS, *_ADAPTER_CONFIGS):
+                config.keywords = [each for each in config.keywords if each.arg != target.attr]
+                config.keywords.append(ast.keyword(arg=target.attr, value=value))
 
 
 def _loads_model(name: str, node: ast.Call) -> bool:
@@ -102,7 +103,7 @@ def _beside(name: str, node: ast.Call, known: Mapping[str, ast.expr]) -> Iterato
     """Yield the flags that correspond to a call beside the config."""
     keywords = _keywords(node)
     first = node.args[:1]
-    if name == "LoraConfig" or (name == "get_peft_model" and "r" in keywords):
+    if name == "LoraConfig" or (name == "get_peft_model" and ast.unparse(node.func).startswith("Fast")):  # Unsloth's
         yield ["--use_peft"]
         given = {_ADAPTERS.get(key, key): _values(value, known) for key, value in keywords.items()}
         usual = _USUAL if name == "LoraConfig" else _USUAL_OF_UNSLOTH
@@ -125,7 +126,9 @@ def _beside(name: str, node: ast.Call, known: Mapping[str, ast.expr]) -> Iterato
         for key, value in keywords.items():
             if key not in _NAMES_OF_MODELS:
                 yield [f"--{_OF_MODEL.get(key, key)}", *_values(value, known)]
-        if "load_in_4bit" in keywords and not ast.unparse(node.func).startswith("Fast"):  # Unsloth's are nf4
+        if _values(keywords.get("load_in_4bit", ast.Constant(False)), known) == ["true"] and not ast.unparse(
+            node.func
+        ).startswith("Fast"):  # Unsloth's are nf4
             yield ["--bnb_4bit_quant_type", "fp4"]
 
 

@@ -114,7 +114,9 @@ def _described(launch: Launch, draft: RecipeDraft, name: str, flag: str) -> str:
         if given in _MEANINGS.values() and _MEANINGS.get(name) != given
     ]
     if swapped:
-        text = f"{', '.join(swapped)}: tiercel reads a column of this name otherwise; rename it in the file"
+        text = (
+            f"{', '.join(swapped)}: tiercel reads columns of these names with another meaning; rename them in the file"
+        )
         draft.note(text, flag, subject=subject)
     rows = min(filter(None, (entry.get("num_samples"), limit)), default=None)
     if limit is not None and rows == limit:

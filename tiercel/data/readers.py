@@ -27,6 +27,7 @@ from tiercel.data.records import (
 from tiercel.data.tar_shards import read_tar
 from tiercel.errors import DataError, EnvironmentProblem
 
+LONGEST_MARGIN = 1000  # bytes of space before a list
 _NUMBER = re.compile(r"\d+")  # as in 0001 of the hub's own files, or in part-00000-... of Spark
 _SHARD = re.compile(r"-\d+-of-\d+(-[0-9a-f]+)?$")  # the end of the name of a file that is one part of a data set
 _MOST_EXPANSION, _LEAST_LIMIT = 200, 2**30  # text rarely compresses to a twentieth; bytes
@@ -139,14 +140,15 @@ def read_json_list(file: Path) -> Iterator[Record]:
     _refuse_utf16(data, file)
     if not data.strip():
         return
-    data = data.removeprefix(b"\xef\xbb\xbf").strip()
+    data = data.removeprefix(b"\xef\xbb\xbf")
     try:
         values = loads(data)
     except (ValueError, RecursionError) as error:
-        if data.startswith(b"[") and (parts := parts_of_list(data)) is not None:
+        is_list = data[:LONGEST_MARGIN].lstrip().startswith(b"[")
+        if is_list and (parts := parts_of_list(data)) is not None:
             yield from (record_of_json(part, number) for number, part in enumerate(parts, start=1))
             return
-        if data.startswith(b"["):
+        if is_list:
             raise DataError(f"{file}: {json_problem(error)}") from error
         raise DataError(
             f"{file}: {json_problem(error)}. If the file has one object per line, name it .jsonl"

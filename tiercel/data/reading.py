@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from hashlib import sha256
-from itertools import accumulate, chain
+from itertools import accumulate, chain, compress
 from pathlib import Path
 from typing import Any
 
@@ -236,12 +236,12 @@ def read_rows(
 
 def _with_rows(files: Sequence[RowSource]) -> list[RowSource]:
     """Leave out the files of a pattern that are empty, as writers in parallel leave some, unless all are."""
-    empty = [file for file in files if os.path.isfile(file.path) and os.path.getsize(file.path) == 0]
-    if len(empty) == len(files):
+    is_empty = [os.path.isfile(file.path) and os.path.getsize(file.path) == 0 for file in files]
+    if all(is_empty):
         return list(files[:1])
-    for file in empty:
+    for file in compress(files, is_empty):
         logger.warning(f"{file.name}: the file is empty and is left out")
-    return [file for file in files if file not in empty]
+    return [file for file, is_out in zip(files, is_empty, strict=True) if not is_out]
 
 
 def _side_by_side(tables: Sequence[RowTable], name: str) -> RowTable:

@@ -59,7 +59,8 @@ def parts_of_list(data: bytes) -> list[bytes] | None:
     """Return the values of a JSON list as they are written, each to be read strictly; None if not even their ends can
     be found."""
     try:
-        text, place, parts = data.decode("utf-8"), 1, list[bytes]()
+        text, parts = data.decode("utf-8").strip(), list[bytes]()
+        place = 1
         while True:
             start = _SPACE.match(text, place).end()  # type: ignore[union-attr]
             _, place = _LENIENT.raw_decode(text, start)
@@ -93,7 +94,7 @@ def _finite(text: str) -> float:
 
 
 _SPACE = re.compile(r"[ \t\r\n]*")
-_LENIENT = json.JSONDecoder()
+_LENIENT = json.JSONDecoder(strict=False, parse_int=str, parse_float=str)
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_each_once)
 
 

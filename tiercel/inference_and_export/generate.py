@@ -85,9 +85,10 @@ def load_generator(recipe: Recipe, adapter: Path | None) -> Generator:
 def as_turns(prompt: str | Sequence[Mapping[str, Any]], image_count: int) -> tuple[Message, ...]:
     """Return a text, or turns as rows have them, as turns. Without an `<image>` mark, the images come first. Raises
     DataError if the marks are not as many, if a turn cannot be read, or if none is the user's."""
-    if isinstance(prompt, str):
-        prompt = [{"role": "user", "content": prompt}]
-    turns = read_messages(list(prompt), "prompt")
+    if isinstance(prompt, str):  # whatever it looks like
+        turns: tuple[Message, ...] = (Message(role="user", content=prompt),)
+    else:
+        turns = read_messages(list(prompt), "prompt")
     if not any(turn.role == "user" for turn in turns):
         raise DataError("there is no user turn to answer", field="prompt")
     return place_marks(turns, IMAGE_MARK, image_count, "prompt", {})

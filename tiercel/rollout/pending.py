@@ -31,7 +31,7 @@ class PendingGroup:
     index: int  # of the prompt in the global order
     policy_version: int
     completions: tuple[Completion, ...]
-    prompt: str | None = None  # a hash of its tokens; None in files of versions that did not write it
+    prompt: str | None = None  # a hash of its tokens and pictures; None in files of versions that did not write it
 
     @classmethod
     def of(cls, group: Group) -> "PendingGroup":
@@ -94,7 +94,10 @@ def load_pending(directory: Path) -> dict[int, PendingGroup]:
 
 
 def _hash_of(prompt: EncodedPrompt) -> str:
-    return sha256(prompt.token_ids_P.numpy().tobytes()).hexdigest()[:32]
+    found = sha256(prompt.token_ids_P.numpy().tobytes())
+    for image in prompt.images:
+        found.update(image.sha256.encode())
+    return found.hexdigest()[:32]
 
 
 def _picture_tensors(images: Sequence[EncodedImage]) -> dict[str, Tensor]:

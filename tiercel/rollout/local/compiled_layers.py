@@ -47,7 +47,7 @@ class CompiledStep:
                 dynamic=True,
                 fullgraph=True,
                 backend=backend,
-                options={"joint_custom_pre_pass": ComputeOnce()} if backend == "inductor" else None,
+                options={"joint_custom_pre_pass": COMPUTE_ONCE} if backend == "inductor" else None,
             )
             for kind in {type(layer) for layer, _ in self.windows.values()}
         }
@@ -94,6 +94,9 @@ class ComputeOnce(CustomGraphPass):
 
     def uuid(self) -> bytes:
         return get_hash_for_files((__file__,))
+
+
+COMPUTE_ONCE = ComputeOnce()  # one for all: Dynamo would compile again for another
 
 
 def _attention(

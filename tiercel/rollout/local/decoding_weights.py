@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from tiercel.models.policy import REFERENCE, Policy
 
 SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # the layers of a block
+MOST_JOINED = 128  # ranks together: the wider second matrices take memory
 FEW_ROWS = 8  # oneDNN's order for 8 rows is good for 1 to 32 rows
 
 
@@ -229,10 +230,11 @@ def _joined_adapters(policy: Policy) -> Iterator[list[tuple[nn.Linear, nn.Linear
                 (first, second)
                 for layer in layers
                 if "default" in layer.lora_A
+                and not layer.lora_variant
                 and _is_float32(first := layer.lora_A["default"])
                 and _is_float32(second := layer.lora_B["default"])
             ]
-            if len(adapters) > 1:
+            if len(adapters) > 1 and sum(first.out_features for first, _ in adapters) <= MOST_JOINED:
                 yield adapters
 
 

@@ -26,7 +26,7 @@ from tiercel.models.layers.delta_net import BRANCHING_MODELS
 from tiercel.rollout.dialogue import TurnReply
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.rollout.token_sampling import sampling_seed
-from tiercel.rollout.trajectory import TrajectoryBuilder, completes_a_stop, written_text
+from tiercel.rollout.trajectory import TrajectoryBuilder, completes_a_stop, stop_reach, written_text
 from tiercel.types import Completion, EncodedImage, EncodedPrompt
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM has kernels for
@@ -152,12 +152,11 @@ def make_completion(
         raise ImpossibleCompletion(f"token_ids: got {len(token_ids)}; expected 1 to {params.max_new_tokens}")
     if len(logprobs) != len(token_ids):
         raise ImpossibleCompletion(f"logprobs: got {len(logprobs)} for {len(token_ids)} token_ids")
-    early = [token_ids[:length] for length in range(1, min(params.min_new_tokens, len(token_ids) - 1) + 1)]
-    if params.stop and (stop := next(compress(early, completes_a_stop(family, early, params.stop)), None)):
-        token_ids, logprobs, finish_reason = stop, logprobs[: len(stop)], "stop"
     ids_L = torch.tensor(list(token_ids), dtype=torch.int64)
     logprobs_L = torch.tensor(list(logprobs), dtype=torch.float32)
     _require_possible(family, ids_L, logprobs_L)
+    if (length := _early_stop(family, token_ids, params)) is not None:
+        token_ids, ids_L, logprobs_L, finish_reason = token_ids[:length], ids_L[:length], logprobs_L[:length], "stop"
     logprobs_L[: params.min_new_tokens] = math.nan
     has_end = token_ids[-1] in family.checkpoint.end_token_ids
     if finish_reason == "stop" and not has_end and not params.stop:
@@ -171,6 +170,15 @@ def make_completion(
         is_truncated=not has_end and finish_reason != "stop",
         seed=seed,
     )
+
+
+def _early_stop(family: Family, token_ids: Sequence[int], params: SamplingParams) -> int | None:
+    """Return how many tokens there are up to a stop string that ends within the first `min_new_tokens`, or None."""
+    lengths = range(1, min(params.min_new_tokens, len(token_ids) - 1) + 1)
+    if not params.stop or not lengths:
+        return None
+    ends = [token_ids[max(0, length - stop_reach(params.stop)) : length] for length in lengths]
+    return next(compress(lengths, completes_a_stop(family, ends, params.stop)), None)
 
 
 def _require_possible(family: Family, ids_L: Tensor, logprobs_L: Tensor) -> None:

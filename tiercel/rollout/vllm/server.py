@@ -260,9 +260,11 @@ class ServerSampler:
             for asked in self._asked(prompts, params, seeds):
                 groups.append(await self._ask(state, asked, await self._request(asked)))
 
+        first_fault: float | None = None
         while not groups and prompts:
-            await self._pick(prompts[0], None)  # wait until a server answers
+            await self._pick(prompts[0], first_fault)  # wait until a server answers
             await self._on_good_servers(ask)
+            first_fault = first_fault or time.monotonic()
         return tuple(groups)
 
     async def _group(self, asked: _GroupRequest) -> Group:

@@ -36,6 +36,7 @@ UTF8_BYTES = 4  # per character, at most
 # What decides pixels, tokens and positions, in a config or that of its tower, whatever the tower's width and depth.
 SIZES_OF_TOKENS = (
     *("image_seq_length", "mm_tokens_per_image", "image_size", "patch_size", "hidden_stride"),
+    *("image_grid_pinpoints", "vision_aspect_ratio"),
     *("spatial_patch_size", "temporal_patch_size", "spatial_merge_size", "tokens_per_second"),
 )
 TOP_TOKENS = 256  # tokens whose whole distribution exists at a time

@@ -30,15 +30,15 @@ def keep_in_journal(run: Path, rank: int, step: int, groups: Sequence[Group], wo
         make_directory(place.parent)
         remove(place)
         temporary.rename(place)
-        for older in folder.glob(f"step-*/rank-{rank}"):
-            if older != place and STEP.fullmatch(older.parent.name) and not older.parent.is_symlink():
-                remove(older)
+        for left in folder.glob("step-*/rank-*"):
+            if left == place or not STEP.fullmatch(left.parent.name) or left.parent.is_symlink():
+                continue
+            number = left.name.removeprefix("rank-")
+            is_gone = rank == 0 and world_size is not None and number.isdigit() and int(number) >= world_size
+            if number == str(rank) or is_gone:
+                remove(left)
                 with suppress(OSError):  # another rank's groups are there
-                    older.parent.rmdir()
-        if rank == 0 and world_size is not None:
-            for left in folder.glob("step-*/rank-*"):
-                if left.name.removeprefix("rank-").isdigit() and int(left.name.removeprefix("rank-")) >= world_size:
-                    remove(left)
+                    left.parent.rmdir()
 
 
 def journal_of(run: Path, step: int) -> dict[int, PendingGroup]:
