@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tiercel.models.policy import REFERENCE, Policy
 
 SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # the layers of a block
-MOST_JOINED = 128  # ranks together: the wider second matrices take memory
+MOST_JOINED = 192  # ranks together, as three of 64: the wider second matrices take memory
 FEW_ROWS = 8  # oneDNN's order for 8 rows is good for 1 to 32 rows
 
 
