@@ -167,7 +167,8 @@ class _RowWriter:
         try:
             return json.dumps(plain, ensure_ascii=False)
         except (TypeError, ValueError):
-            return json.dumps({name: self._in_json(value, name, number) for name, value in plain.items()})
+            held = {name: self._in_json(value, name, number) for name, value in plain.items()}
+            return json.dumps(held, ensure_ascii=False)
 
     def _in_json(self, value: Any, column: str, number: int) -> Any:
         """Return a value, or None for one that JSON does not have, such as a date; a row that needs it is rejected."""

@@ -61,7 +61,9 @@ _PARAMETER = re.compile(
 )
 
 
-_END_OF_COMMENT = re.compile(r"^([ \t]*#[^\n]*?)\\+[ \t]*$", re.MULTILINE)  # the next line is no part of it
+_END_OF_COMMENT = re.compile(
+    r"^([ \t]*#[^\n]*?)\\+[ \t]*$", re.MULTILINE
+)  # a comment does not continue on the next line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,7 @@
 """Encode rows in loader workers: decode and resize the images, render and tokenise the turns."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -74,16 +74,16 @@ class ExampleEncoder:
     def _with_borrowed_answer(self, row: Row, index: int) -> EncodedConversation:
         """Encode the row with the answer of the next row whose answer can be used: the row is not to blame for that
         of another one, nor for its length. Raises DataError if there is none among the next NEXT_ROWS."""
+        for ahead in range(1, NEXT_ROWS):
+            with suppress(DataError):
+                return self._with_answer_ahead(row, index, ahead)
+        return self._with_answer_ahead(row, index, NEXT_ROWS)
+
+    def _with_answer_ahead(self, row: Row, index: int, ahead: int) -> EncodedConversation:
         data = self.recipe.data
         twice = data.model_copy(update={"max_prompt_tokens": 2 * data.max_prompt_tokens})
-        for ahead in range(1, NEXT_ROWS + 1):
-            try:
-                other = with_answer_of(row, self.rows[self.order.row(index + ahead)])
-                return _encode(self.family, twice, encode_conversation, other, index)
-            except DataError:
-                if ahead == NEXT_ROWS:
-                    raise
-        raise AssertionError("unreachable")
+        other = with_answer_of(row, self.rows[self.order.row(index + ahead)])
+        return _encode(self.family, twice, encode_conversation, other, index)
 
 
 def require_usable(recipe: BaseRecipe, row: Row) -> None:

@@ -84,7 +84,7 @@ def check_forward_equivalence(policy: Policy) -> ForwardEquivalence:
     repeated form is correct."""
     if getattr(policy.model.get_output_embeddings(), "bias", None) is not None:
         raise ModelError(f"{_model(policy)} cannot be trained: its head has a bias")
-    # A model that is sharded later is still on the CPU, where an autocast of the GPU casts nothing.
+    # A model that is sharded later is still on the CPU, and the autocast of a GPU does not cast there.
     policy = replace(policy, device=policy.model.get_input_embeddings().weight.device)
     family = policy.family
     policy.model.eval()

@@ -73,7 +73,7 @@ def file_sha256(path: Path) -> str:
 
 
 def json_line(values: Mapping[str, Any]) -> str:
-    """Format values as one line of JSON without secrets, and with "?" for half of a surrogate pair, which is no text.
+    """Format values as one line of JSON without secrets, and with "?" for half of a surrogate pair, which is not text.
     Raises ValueError for NaN and infinities, which JSON does not have."""
     line = json.dumps(values, ensure_ascii=False, allow_nan=False)
     if redact(line) != line:

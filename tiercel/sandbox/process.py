@@ -50,7 +50,7 @@ class ForeignReply(ValueError):
 
 
 def read_reply(line: bytes | bytearray) -> Mapping[str, Any]:
-    """Parse a line as a reply, with "?" for half of a surrogate pair, which is no text. Raises ForeignReply."""
+    """Parse a line as a reply, with "?" for half of a surrogate pair, which is not text. Raises ForeignReply."""
     _require_small(_TEXT.sub(b"", _ESCAPED.sub(b"", line)))
     try:
         reply = json.loads(line)
