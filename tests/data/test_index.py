@@ -118,13 +118,13 @@ def break_head(folder):
 
 
 def break_column(folder):
-    data = bytearray((folder / "offset.bin").read_bytes())
+    data = bytearray((folder / "rows.bin").read_bytes())
     data[3] ^= 1
-    (folder / "offset.bin").write_bytes(data)
+    (folder / "rows.bin").write_bytes(data)
 
 
 def cut_column(folder):
-    os.truncate(folder / "line.bin", 5)
+    os.truncate(folder / "rows.bin", 5)
 
 
 def lose_column(folder):

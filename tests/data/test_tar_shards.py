@@ -126,10 +126,15 @@ def test_headers_that_are_damaged_end_with_a_bad_row_and_other_files_are_no_shar
             records(file)
 
 
+@pytest.mark.parametrize("is_small", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_rows_of_an_index_equal_those_in_memory(tmp_path, monkeypatch, seed):
+def test_rows_of_an_index_equal_those_in_memory(tmp_path, monkeypatch, seed, is_small):
+    """Small shards are read as a whole, others in parts that several processes share."""
     draw = random.Random(seed)
     monkeypatch.setattr("tiercel.data.index_sources._SPANS", 3)
+    if not is_small:
+        monkeypatch.setattr("tiercel.data.index_sources.LARGEST_SMALL_FILE", 0)
+        monkeypatch.setattr("tiercel.data.tar_shards._KEPT_BYTES", 0)
     for part in range(2):
         members = []
         for number in range(draw.randint(5, 30)):
@@ -163,6 +168,23 @@ def test_shards_that_are_large_together_are_indexed_and_none_is_held_open(tmp_pa
         assert [type(store).__name__ for store in rows.stores] == [kind] * 3
     assert [each.id for each in rows] == ["0", "1", "2"]
     assert not any(os.readlink(f"/proc/self/fd/{fd}").endswith(".tar") for fd in fds())
+
+
+def test_a_small_shard_that_was_just_read_is_read_again_if_it_has_changed(tmp_path):
+    file = shard(tmp_path / "a.tar", row("a"))
+    assert [each.value["id"] for each in records(file)] == ["a"]
+    os.replace(shard(tmp_path / "new.tar", row("b")), file)
+    assert [each.value["id"] for each in records(file)] == ["b"]
+
+
+def test_each_index_maps_one_file_because_a_process_may_map_some_65000(tmp_path, monkeypatch):
+    for number in range(3):
+        shard(tmp_path / f"{number}.tar", row(f"{number}"))
+    monkeypatch.setattr("tiercel.data.reading.MOST_HELD_BYTES", 0)
+    data = config(tmp_path, tmp_path / "*.tar", prompt=None)
+    rows = read_rows(data.train, data, "sft").rows
+    with open("/proc/self/maps") as maps:
+        assert sum(f"{tmp_path}/cache/" in line for line in maps) == len(rows.stores) == 3
 
 
 def fds():

@@ -2,14 +2,14 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
 from tiercel.config.data import Data, FormatName
 from tiercel.config.row_sources import RowSource
 from tiercel.data.formats.columns import lacking, named, require_columns
 from tiercel.data.formats.registry import detect_format
-from tiercel.data.index import cache_folder, kept
+from tiercel.data.index import cache_folder, kept_unlocked
 from tiercel.data.readers import files_of, records_of
 from tiercel.data.records import Record
 from tiercel.errors import DataError
@@ -32,13 +32,13 @@ def begun(source: RowSource, config: Data) -> tuple[FormatName, Iterator[Record]
     return _format(first, config, source.name), chain(first, records), without
 
 
-def known_format(source: RowSource, config: Data, beat: Callable[[], None]) -> FormatName:
+def known_format(source: RowSource, config: Data) -> FormatName:
     """Return the format of a source. It is kept in the cache, because a start with 1,000 shards would read the first
     rows of each only for it."""
     states = [(os.path.abspath(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files_of(source)]
     key = ["format", source.name, config.format, dict(config.columns), states]
     try:
-        return kept(cache_folder(config.cache), key, lambda: begun(source, config)[0], beat)
+        return kept_unlocked(cache_folder(config.cache), key, lambda: begun(source, config)[0])
     except OSError:  # the cache cannot be written
         return begun(source, config)[0]
 

@@ -3,17 +3,19 @@
 An index is a folder in the cache (`data.cache`), named by the file's path and by how its rows are read:
 
     index.json       what it is an index of, and the sizes and checksums of the other files
-    COLUMN.bin       one number for each usable row: COLUMNS of stores.py, and PLACES
+    rows.bin         the usable rows as ENTRY: COLUMNS of stores.py, and where the row and its id lie
     ids.bin          the ids of the usable rows, end to end
-    rejected.jsonl   the rows that cannot be used, with reasons
+    rejected.jsonl   the rows that cannot be used, with reasons, if there are any
 
 It is written under a temporary name and renamed, so what is there is whole. It is used if the version of the code that
 reads rows, the file's size, time, beginning and end, and the checksums are as written, and if the rejected rows are
-still rejected for the same reasons; otherwise it is made again. Processes of a machine share the pages of the columns.
+still rejected for the same reasons; otherwise it is made again. Processes of a machine share the pages of rows.bin,
+which is one file because a process may map some 65,000, and a data set may have thousands of shards.
 """
 
 import fcntl
 import json
+import mmap
 import os
 import shutil
 import tempfile
@@ -41,15 +43,19 @@ from tiercel.log import logger
 from tiercel.regular_files import read_regular
 from tiercel.types import RejectedRow, Row
 
-PLACES: dict[str, np.dtype[Any]] = {
-    "offset": np.dtype("<u8"),  # with `length`, the numbers of IndexSource.records
-    "length": np.dtype("<u4"),
-    "number": np.dtype("<u4"),  # of the row within its record
-    "id_offset": np.dtype("<u8"),  # in ids.bin
-    "id_length": np.dtype("<u4"),
-}
-_ALL = COLUMNS | PLACES
-_HEAD = "index.json"
+ENTRY = np.dtype(
+    [
+        *COLUMNS.items(),
+        ("offset", "<u8"),  # with `length`, the numbers of IndexSource.records
+        ("id_offset", "<u8"),  # in ids.bin
+        ("length", "<u4"),
+        ("number", "<u4"),  # of the row within its record
+        ("id_length", "<u4"),
+    ],
+    align=True,
+)
+_HEAD, _REJECTED = "index.json", "rejected.jsonl"
+_LOCKS = 2  # digits of an index's name that name its lock: thousands of shards share 256 of them
 SAY_SECONDS = 10.0
 _IDS_AT_ONCE = 1 << 16
 _WAIT_SECONDS = 0.1
@@ -71,7 +77,7 @@ class FileStore(RowStore):
         self.file, self.cache = source.reading.file, folder.parent
         self.key = sha256(json.dumps([source.key, head["of"], head["version"], head["files"]]).encode()).hexdigest()
         self._source, self.folder, self._head = source, folder, head
-        self._columns = {name: _mapped(folder / f"{name}.bin", dtype, head["rows"]) for name, dtype in _ALL.items()}
+        self._entries = _mapped(folder / "rows.bin", ENTRY, head["rows"])
         self._record = source.reader(head["of"])
 
     def __reduce__(self) -> tuple[Any, ...]:  # for loader workers that are not forked
@@ -86,30 +92,36 @@ class FileStore(RowStore):
         return sum(file.stat().st_size for file in self.folder.iterdir())
 
     def look(self, number: int) -> Row | RejectedRow:
-        at = {name: int(self._columns[name][number]) for name in ("offset", "length", "line", "number")}
-        record = self._record(at["offset"], at["length"], at["line"])
+        entry = self._entries[number]
+        offset, length, line, place = (int(entry[name]) for name in ("offset", "length", "line", "number"))
+        record = self._record(offset, length, line)
         found = [] if record is None else self._source.rows(record)
-        if at["number"] >= len(found):
+        if place >= len(found):
             raise DataError(
-                f"{self.file}: line {at['line']} differs from what its index {self.folder} has; delete that folder, "
+                f"{self.file}: line {line} differs from what its index {self.folder} has; delete that folder, "
                 "and the next start makes it again"
             )
-        return found[at["number"]]
+        return found[place]
 
     def column(self, name: str) -> np.ndarray:
-        return self._columns[name]
+        return self._entries[name]
 
     def ids(self) -> Iterator[str]:
         every = _mapped(self.folder / "ids.bin", np.dtype(np.uint8), self._head["id_bytes"])
         for first in range(0, len(self), _IDS_AT_ONCE):
-            some = slice(first, first + _IDS_AT_ONCE)
-            places = (self._columns[name][some].tolist() for name in ("id_offset", "id_length"))
-            for start, length in zip(*places, strict=True):
-                yield every[start : start + length].tobytes().decode()
+            some = self._entries[first : first + _IDS_AT_ONCE]
+            starts, lengths = some["id_offset"].tolist(), some["id_length"].tolist()
+            text = every[starts[0] : starts[-1] + lengths[-1]].tobytes()
+            for start, length in zip(starts, lengths, strict=True):
+                yield text[start - starts[0] : start - starts[0] + length].decode()
 
 
 def _mapped(file: Path, dtype: np.dtype[Any], count: int) -> np.ndarray:
-    return np.memmap(file, dtype, "r", shape=(count,)) if count else np.empty(0, dtype)
+    """Map a file; numpy's own `memmap` takes five times as long, which counts with thousands of shards."""
+    if not count:
+        return np.empty(0, dtype)
+    with open(file, "rb") as stream:
+        return np.frombuffer(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), dtype, count)
 
 
 def _mapped_whole(file: Path, dtype: np.dtype[Any]) -> np.ndarray:
@@ -121,7 +133,7 @@ def indexed(source: IndexSource, cache: Path, beat: Callable[[], None]) -> Index
     be written, and DataError if the file changes meanwhile."""
     folder = cache / source.key
     cache.mkdir(parents=True, exist_ok=True)
-    with locked(folder.with_suffix(".lock"), beat):
+    with locked(cache / f"index-{source.key[:_LOCKS]}.lock", beat):
         found = _opened(source, folder)
         if isinstance(found, str):
             if found:
@@ -151,7 +163,8 @@ def _opened(source: IndexSource, folder: Path) -> IndexedRows | str:
             return "the file has changed since its index was made"
         if any(_checksum(folder / name) != known for name, known in head["files"].items()):
             return "its index is damaged"
-        lines = [json.loads(line) for line in read_regular(folder / "rejected.jsonl").splitlines()]
+        text = read_regular(folder / _REJECTED) if _REJECTED in head["files"] else b""
+        lines = [json.loads(line) for line in text.splitlines()]
         rejected = [RejectedRow(file=source.reading.file, **line["row"]) for line in lines]
         store = FileStore(source, folder, head)
     except FileNotFoundError:
@@ -207,16 +220,26 @@ def kept(folder: Path, key: Sequence[Any], make: Callable[[], Any], beat: Callab
     """Return what `make` finds out, as JSON holds it, from a file that the key names, or else write that. Raises
     OSError if it cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{sha256(json.dumps([*key, version()]).encode()).hexdigest()[:32]}.json"
-    with locked(file.with_suffix(".lock"), beat):
-        try:
-            return json.loads(read_regular(file))
-        except (ValueError, OSError):
-            found = make()
-        new = file.with_suffix(f".{os.getpid()}.tmp")
-        new.write_text(json.dumps(found), encoding="utf-8")
-        new.replace(file)
+    with locked(_kept_file(folder, key).with_suffix(".lock"), beat):
+        return kept_unlocked(folder, key, make)
+
+
+def kept_unlocked(folder: Path, key: Sequence[Any], make: Callable[[], Any]) -> Any:
+    """Do as `kept` for what takes so little time that several processes may find it out at once."""
+    file = _kept_file(folder, key)
+    try:
+        return json.loads(read_regular(file))
+    except (ValueError, OSError):
+        found = make()
+    folder.mkdir(parents=True, exist_ok=True)
+    new = file.with_suffix(f".{os.getpid()}.tmp")
+    new.write_text(json.dumps(found), encoding="utf-8")
+    new.replace(file)
     return found
+
+
+def _kept_file(folder: Path, key: Sequence[Any]) -> Path:
+    return folder / f"{sha256(json.dumps([*key, version()]).encode()).hexdigest()[:32]}.json"
 
 
 @contextmanager
@@ -237,7 +260,7 @@ def locked(file: Path, beat: Callable[[], None]) -> Iterator[None]:
 class _Part:
     """Holds what was read of a part of a file."""
 
-    columns: dict[str, np.ndarray]
+    entries: np.ndarray  # of ENTRY, (rows,)
     ids: bytes
     rejected: list[dict[str, Any]]
     without: Counter[str]
@@ -245,9 +268,8 @@ class _Part:
 
 def _make(source: IndexSource, folder: Path, beat: Callable[[], None]) -> None:
     """Write the index of a file in place of one that is there. The caller holds its lock."""
-    for left in folder.parent.glob(f"{folder.name}.*.tmp"):
-        shutil.rmtree(left, ignore_errors=True)  # of a process that was killed
-    new = folder.with_suffix(f".{os.getpid()}.tmp")
+    new = folder.with_suffix(".tmp")
+    shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
     new.mkdir()
     try:
         of = source.identity()
@@ -269,26 +291,23 @@ def _written(source: IndexSource, new: Path, beat: Callable[[], None]) -> dict[s
     without: Counter[str] = Counter()
     parts = list(source.parts(beat))
     id_bytes, rows, spoken = 0, 0, time.monotonic()
-    columns = {name: open(new / f"{name}.bin", "wb") for name in _ALL}  # noqa: SIM115
-    with open(new / "ids.bin", "wb") as ids:
+    with open(new / "rows.bin", "wb") as entries, open(new / "ids.bin", "wb") as ids:
         for done, part in enumerate(spread(partial(_part, source), parts), start=1):
             beat()
-            part.columns["id_offset"] += np.uint64(id_bytes)
-            for name, values in part.columns.items():
-                columns[name].write(values.tobytes())
+            part.entries["id_offset"] += np.uint64(id_bytes)
+            entries.write(part.entries.tobytes())
             ids.write(part.ids)
             rejected += part.rejected
             without.update(part.without)
-            id_bytes, rows = id_bytes + len(part.ids), rows + len(part.columns["line"])
+            id_bytes, rows = id_bytes + len(part.ids), rows + len(part.entries)
             if time.monotonic() - spoken > SAY_SECONDS:
                 spoken = time.monotonic()
                 logger.info(f"{source.reading.file}: {rows:,} rows indexed, {done / len(parts):.0%} of the file")
-    for stream in columns.values():
-        stream.close()
     repeats = _without_repeats(source, new)
     rejected = sorted(rejected + repeats, key=lambda each: (each["row"]["line"], each["number"]))
-    text = "".join(json.dumps(each) + "\n" for each in rejected)
-    (new / "rejected.jsonl").write_text(text, encoding="utf-8")
+    if rejected:
+        text = "".join(json.dumps(each) + "\n" for each in rejected)
+        (new / _REJECTED).write_text(text, encoding="utf-8")
     return {
         "rows": rows - len(repeats),
         "id_bytes": id_bytes,
@@ -298,25 +317,25 @@ def _written(source: IndexSource, new: Path, beat: Callable[[], None]) -> dict[s
 
 def _without_repeats(source: IndexSource, new: Path) -> list[dict[str, Any]]:
     """Take the rows out whose id an earlier row has; return them as rejected rows."""
-    columns = {name: _mapped_whole(new / f"{name}.bin", dtype) for name, dtype in _ALL.items()}
+    entries = _mapped_whole(new / "rows.bin", ENTRY)
     every = _mapped_whole(new / "ids.bin", np.dtype(np.uint8))
 
     def id_of(number: int) -> str:
-        start = int(columns["id_offset"][number])
-        return every[start : start + int(columns["id_length"][number])].tobytes().decode()
+        start = int(entries["id_offset"][number])
+        return every[start : start + int(entries["id_length"][number])].tobytes().decode()
 
-    firsts = same_ids(columns["id"], id_of)
+    firsts = same_ids(entries["id"], id_of)
     if not firsts:
         return []
-    lines, found = columns["line"], []
+    lines, found = entries["line"], []
     for number, first in firsts.items():
         reason = f"{shortened(id_of(number))!r} is already the id of line {lines[first]}"
         row = {"id": id_of(number), "line": int(lines[number]), "field": "id"}
         row["reason"] = f"{reason}; if rows share ids, set data.ids: line"
-        place = {name: int(columns[name][number]) for name in ("offset", "length", "number")}
+        place = {name: int(entries[name][number]) for name in ("offset", "length", "number")}
         found.append({**place, "repeats": True, "row": row})
-    for name, values in columns.items():
-        np.delete(values, list(firsts)).tofile(new / f"{name}.bin")
+    kept_entries = np.delete(entries, list(firsts))  # a copy, so the mapped file can be written
+    kept_entries.tofile(new / "rows.bin")
     return found
 
 
@@ -335,11 +354,9 @@ def _part(source: IndexSource, part: Any) -> _Part:
                 rejected.append({**place, "row": _plain(row)})
                 continue
             id = row.id.encode()
-            values.append((*facts_of(row), offset, length, number, len(ids), len(id)))
+            values.append((*facts_of(row), offset, len(ids), length, number, len(id)))
             ids += id
-    table = np.array(values, np.uint64).reshape(-1, len(_ALL))
-    columns = {name: table[:, place].astype(dtype) for place, (name, dtype) in enumerate(_ALL.items())}
-    return _Part(columns=columns, ids=bytes(ids), rejected=rejected, without=without)
+    return _Part(entries=np.array(values, ENTRY), ids=bytes(ids), rejected=rejected, without=without)
 
 
 def _plain(row: RejectedRow) -> dict[str, Any]:

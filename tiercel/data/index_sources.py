@@ -29,10 +29,11 @@ from tiercel.data.readers import (
 )
 from tiercel.data.records import Record, record_of_line
 from tiercel.data.rows import Reading
-from tiercel.data.tar_shards import record_of_members, spans
+from tiercel.data.tar_shards import placed_records, record_of_members, spans
 from tiercel.errors import DataError
 from tiercel.types import RejectedRow, Row
 
+LARGEST_SMALL_FILE = 1 << 26  # bytes; several processes share the rows of a larger file, and beat while they read it
 _CHUNK = 1 << 20  # bytes of lines that a process reads at once
 _SPANS = 64  # rows of a tar shard that a process reads at once
 _ENDS = 1 << 16  # bytes at the beginning and at the end of a file that tell whether it is the same
@@ -148,7 +149,11 @@ class TarShard(LineFile):
     record_of = staticmethod(record_of_members)
 
     def parts(self, beat: Callable[[], None]) -> Iterator[Any]:
-        """Yield some rows: the number of the first, then offset and length of each."""
+        """Yield some rows: the number of the first, then offset and length of each. A small shard is read as a
+        whole."""
+        if Path(self.path).stat().st_size <= LARGEST_SMALL_FILE:
+            yield None
+            return
         every = spans(Path(self.path))
         line = 1
         while some := list(islice(every, _SPANS)):
@@ -157,6 +162,9 @@ class TarShard(LineFile):
             line += len(some)
 
     def records(self, part: Any) -> Iterator[tuple[int, int, Record]]:
+        if part is None:
+            yield from placed_records(Path(self.path))
+            return
         first, some = part
         with open(self.path, "rb") as stream:
             for line, (offset, length) in enumerate(some, start=first):

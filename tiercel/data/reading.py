@@ -212,7 +212,7 @@ def read_rows(
     parts = [parts_of(source, config, beat) for source in sources]
     is_large = _is_large([*chain(*parts)])  # together; many small shards do not fit in memory either
     stems = distinct_stems(part.name for part in chain(*parts))
-    describe = partial(row_file, config=config, purpose=purpose, beat=beat, is_large=is_large)
+    describe = partial(row_file, config=config, purpose=purpose, is_large=is_large)
 
     def read(source: RowSource, files: Sequence[RowSource]) -> RowTable:
         if not files:

@@ -13,7 +13,7 @@ from tiercel.config.row_sources import RowSource
 from tiercel.data.format_detection import begun, known_format
 from tiercel.data.hub import places_of_files
 from tiercel.data.index import SAY_SECONDS, IndexedRows, cache_folder, has_index, indexed
-from tiercel.data.index_sources import IndexSource, index_source
+from tiercel.data.index_sources import LARGEST_SMALL_FILE, IndexSource, index_source
 from tiercel.data.media.images import open_header
 from tiercel.data.parallel_map import spread
 from tiercel.data.records import Record
@@ -23,7 +23,6 @@ from tiercel.log import logger
 from tiercel.types import ImageRoots
 
 MANY_FILES = 8  # of a pattern: their indexes are made several at once
-LARGEST_SMALL_FILE = 1 << 26  # bytes; several processes share the rows of a larger file, and beat while they read it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,15 +36,13 @@ class RowFile:
     first: tuple[FormatName, Iterator[Record], Counter[str]] | None  # what `begun` found, if it had to be asked
 
 
-def row_file(
-    source: RowSource, stem: str, *, config: Data, purpose: Purpose, beat: Callable[[], None], is_large: bool
-) -> RowFile:
+def row_file(source: RowSource, stem: str, *, config: Data, purpose: Purpose, is_large: bool) -> RowFile:
     """Find out how the rows of a source are read. Raises DataError."""
     file = source.name
     roots = image_roots_of(source, config)
     with telling_unreadable(file):
         first = None if is_large else begun(source, config)
-        format = known_format(source, config, beat) if first is None else first[0]
+        format = known_format(source, config) if first is None else first[0]
     reading = Reading(
         file=file,
         purpose=purpose,

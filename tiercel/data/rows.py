@@ -304,7 +304,7 @@ def only_last_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Train only on the last assistant turn; on none if the row itself excludes that turn."""
     last = max((number for number, message in enumerate(messages) if message.role == "assistant"), default=None)
     return tuple(
-        replace(message, is_trained=message.is_trained and number == last) if message.role == "assistant" else message
+        replace(message, is_trained=False) if message.role == "assistant" and number != last else message
         for number, message in enumerate(messages)
     )
 

@@ -18,12 +18,12 @@ from tiercel.errors import DataError
 from tiercel.types import ImageSource, RejectedRow, Row, VideoSource
 
 COLUMNS: dict[str, np.dtype[Any]] = {
-    "line": np.dtype("<u4"),  # counted from 1
     "id": np.dtype("<u8"),  # hash of the id
     "beginning": np.dtype("<u8"),  # hash of the system turn and the pictures; equal for rows that begin alike
+    "said": np.dtype("<u8"),  # hash of what the row says
+    "line": np.dtype("<u4"),  # counted from 1
     "images": np.dtype("<u2"),  # number of images
     "videos": np.dtype("<u2"),  # number of videos
-    "said": np.dtype("<u8"),  # hash of what the row says
 }
 
 
@@ -41,7 +41,7 @@ class UnusableRow(DataError):
 
 def facts_of(row: Row) -> tuple[int, ...]:
     """Return the values of a row in COLUMNS."""
-    return tuple(fact(row) for fact in _FACTS.values())
+    return tuple(_FACTS[name](row) for name in COLUMNS)
 
 
 def hash_of(value: object) -> int:
