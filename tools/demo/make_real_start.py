@@ -138,8 +138,8 @@ def lesson(
     color_words: Tensor,
     shape_words: Tensor,
 ) -> tuple[Tensor, tuple[float, float]]:
-    """Compare the tokens of pictures with the words' embeddings. Returns the loss and the shares of colors and shapes
-    that are right."""
+    """Compare the tokens of pictures with the words as a caption writes them (`_words`). Returns the loss and the shares
+    of colors and shapes that are right."""
     states = model.model.vision_tower(batch.pixels, output_hidden_states=True).hidden_states
     features = model.model.multi_modal_projector(states[-1][:, 1:])  # (N, 16, H)
     loss = binary_cross_entropy_with_logits(outline(states[OUTLINED][:, 1:]), drawn_pixels(batch.pixels))
@@ -148,10 +148,10 @@ def lesson(
         (features[:, : TOKENS // 2], color_words, batch.colors),
         (features[:, TOKENS // 2 :], shape_words, batch.shapes),
     ):
-        cosines = normalize(tokens, dim=-1) @ normalize(words, dim=-1).T
+        cosines = torch.einsum("nth,wth->ntw", normalize(tokens, dim=-1), normalize(words, dim=-1))
         repeated = truth[:, None].expand(tokens.shape[:2])
         loss = loss + cross_entropy(SHARPNESS * cosines.flatten(0, 1), repeated.flatten())
-        loss = loss + (tokens - words[repeated]).square().mean() / words.square().mean()
+        loss = loss + (tokens - words[truth]).square().mean() / words.square().mean()
         right.append(float((cosines.mean(1).argmax(-1) == truth).float().mean()))
     return loss, (right[0], right[1])
 
@@ -219,8 +219,10 @@ def ship(checkpoint: Path) -> None:
 
 
 def _words(names: tuple[str, ...], tokenizer: PreTrainedTokenizerBase, embedding: Tensor) -> Tensor:
-    """Return the embeddings of words (W, H); that of a word of several tokens is their mean."""
-    return torch.stack([embedding[tokenizer.encode(f" {name}", add_special_tokens=False)].mean(0) for name in names])
+    """Return the embeddings of words (W, TOKENS / 2, H), each repeated as a caption repeats it: the tokens of a word of
+    several take turns."""
+    ids = [tokenizer.encode(f" {name}", add_special_tokens=False) for name in names]
+    return torch.stack([embedding[torch.tensor(found * TOKENS)[: TOKENS // 2]] for found in ids])
 
 
 if __name__ == "__main__":
