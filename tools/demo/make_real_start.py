@@ -138,8 +138,8 @@ def lesson(
     color_words: Tensor,
     shape_words: Tensor,
 ) -> tuple[Tensor, tuple[float, float]]:
-    """Compare the tokens of pictures with the words as a caption writes them (`_words`). Returns the loss and the shares
-    of colors and shapes that are right."""
+    """Compare the tokens of pictures with the words as a caption writes them. Returns the loss and the shares of colors
+    and shapes that are right."""
     states = model.model.vision_tower(batch.pixels, output_hidden_states=True).hidden_states
     features = model.model.multi_modal_projector(states[-1][:, 1:])  # (N, 16, H)
     loss = binary_cross_entropy_with_logits(outline(states[OUTLINED][:, 1:]), drawn_pixels(batch.pixels))
