@@ -1,11 +1,12 @@
 """The run of `tiercel demo --real` by tiercel, TRL and ms-swift: reward and held-out accuracy by step, and seconds.
 
-    .venv-real/bin/python -m benchmarks.real_peers --seeds 0 1 2
+    make bench-real-peers                                   three seeds, one after the other; about 45 minutes each
     .venv-real/bin/python -m benchmarks.real_peers --seeds 0 --sides tiercel trl --steps 20
 
 All start from the model of the demo with the same rows in the order that tiercel drew them, and have its reward, group,
 lengths and learning rate. Every tenth step, `tiercel eval` scores each side's adapter on the demo's held-out questions.
-What a side has finished is not run again. Writes benchmarks/results/real_peers.json, .md and .svg.
+What a side has finished is not run again, and seeds that the results file has of the same machine, versions and steps
+stay. Writes benchmarks/results/real_peers.json and .md, and the curves as .svg, which needs matplotlib.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from tiercel.runs.directory import read_metrics
 from tiercel.runs.records import groups_path
 from tiercel.training.evaluation import wilson
 
+FILE = RESULTS / "real_peers.json"
 RUNS = Path("runs/real-peers")
 SIDES = {"tiercel": "tiercel", "trl": "TRL", "swift": "ms-swift"}
 LAST = 10  # steps whose mean reward the table has
@@ -90,13 +92,14 @@ def by_peer(side: str, out: Path, rows: Path, seed: int, steps: int) -> None:
             run_command("eval", str(RECIPES / RECIPE), "--adapter", str(adapter), "--output", str(scored))
 
 
-def accuracies(files: dict[int, Path]) -> dict[int, dict[str, list[float]]]:
-    """Return by step the accuracies, with 95 % intervals, of the questions that need the picture and of all."""
-    found = {}
+def accuracies(files: dict[int, Path]) -> list[dict[str, Any]]:
+    """Return for each step the accuracies, with 95 % intervals, of the questions that need the picture and of all."""
+    found = []
     for step, file in files.items():
         counts = by_kind(read_groups(file))
         seen = [sum(counts[kind][place] for kind in SEEN) for place in (0, 1)]
-        found[step] = {name: [c[0] / c[1], *wilson(*c)] for name, c in (("seen", seen), ("all", counts["all"]))}
+        shares = {name: [c[0] / c[1], *wilson(*c)] for name, c in (("seen", seen), ("all", counts["all"]))}
+        found.append({"step": step, **shares})
     return found
 
 
@@ -114,7 +117,7 @@ def figures(side: str, run: Path, first: Path, steps: int) -> dict[str, Any]:
         rewards, seconds = [row["reward"] for row in rows], [row["seconds"] for row in rows]
         scored |= {step: run / f"evaluation-{step}.jsonl" for step in places}
     found = accuracies(scored)
-    reached = next((step for step in found if found[step]["seen"][0] >= GOAL), None)
+    reached = next((each["step"] for each in found if each["seen"][0] >= GOAL), None)
     return {
         "rewards": rewards,
         "seconds": seconds,
@@ -128,7 +131,7 @@ def table(results: dict[str, Any]) -> str:
     rows = []
     for seed, sides in results["seeds"].items():
         for side, found in sides.items():
-            last = found["accuracy"][max(found["accuracy"])]
+            last = found["accuracy"][-1]
             reached = found["seconds_to_goal"]
             rows.append(
                 [
@@ -142,6 +145,33 @@ def table(results: dict[str, Any]) -> str:
             )
     titles = [f"reward, first {LAST} steps", f"last {LAST}", "shape and colour right at the end", "all right"]
     return markdown_table(["", *titles, "a step", f"until {GOAL} of shape and colour"], rows)
+
+
+def draw(results: dict[str, Any], file: Path) -> None:
+    """Draw reward and accuracy by step, and accuracy by seconds, with a line for each seed of a side."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    FigureCanvasSVG(figure)
+    reward, by_step, by_seconds = figure.subplots(1, 3)
+    for number, side in enumerate(SIDES):
+        for found in (sides[side] for sides in results["seeds"].values() if side in sides):
+            line: dict[str, Any] = {"color": f"C{number}", "label": SIDES[side], "alpha": 0.8}
+            ends = range(1, results["steps"] + 1)
+            reward.plot(ends, [statistics.mean(found["rewards"][max(0, end - LAST) : end]) for end in ends], **line)
+            steps = [each["step"] for each in found["accuracy"]]
+            seen = [each["seen"][0] for each in found["accuracy"]]
+            by_step.plot(steps, seen, marker=".", **line)
+            by_seconds.plot([sum(found["seconds"][:step]) for step in steps], seen, marker=".", **line)
+    reward.set(xlabel="step", ylabel=f"reward, mean of {LAST} steps")
+    by_step.set(xlabel="step", ylabel="held-out shape and color right")
+    by_seconds.set(xlabel="seconds of steps", ylabel="held-out shape and color right", xscale="log")
+    for panel in (by_step, by_seconds):
+        panel.axhline(GOAL, color="gray", linewidth=0.8, linestyle=":")
+    lines, names = reward.get_legend_handles_labels()
+    reward.legend(*zip(*{name: (line, name) for line, name in zip(lines, names, strict=True)}.values(), strict=True))
+    figure.savefig(file, metadata={"Date": None})
 
 
 def learn(seed: int, sides: Sequence[str], steps: int) -> dict[str, Any]:
@@ -162,10 +192,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50, help="a multiple of ten")
     options = parser.parse_args()
     prepare()
-    results: dict[str, Any] = {"machine": machine(), "versions": versions(), "steps": options.steps, "seeds": {}}
+    head = {"machine": machine(), "versions": versions(), "steps": options.steps}
+    before = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
+    kept = before["seeds"] if before and {name: before[name] for name in head} == head else {}
+    results: dict[str, Any] = {**head, "seeds": kept}
     for seed in options.seeds:
         results["seeds"][str(seed)] = learn(seed, options.sides, options.steps)
-        write_results(RESULTS / "real_peers.json", results, table(results))
+        write_results(FILE, results, table(results))
+    draw(results, FILE.with_suffix(".svg"))
     print(table(results))
 
 
