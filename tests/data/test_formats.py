@@ -4,6 +4,7 @@ import base64
 import datetime
 import decimal
 import json
+import math
 
 import pytest
 
@@ -253,7 +254,7 @@ def test_boxes_must_be_as_many_as_marks_and_lie_on_an_image():
 
 
 def test_values_that_json_or_utf8_cannot_hold_are_refused():
-    assert refused({"messages": [USER], "meta": {"score": [float("nan")]}}).field == "meta.score[0]"
+    assert refused({"messages": [USER], "answer": float("nan")}).field == "answer"
     assert refused({"messages": [USER], "answer": b"x"}).field == "answer"
     assert refused({"messages": [{"role": "user", "content": "\ud800"}]}).field == "messages[0].content"
     assert refused({"messages": [USER], "id": "\udc00"}).id == "rec:4"
@@ -271,10 +272,16 @@ def test_values_that_json_or_utf8_cannot_hold_are_refused():
     assert refused({"messages": [USER], "id": nested}).reason == "is nested too deeply"
 
 
+def test_a_number_that_is_not_finite_in_a_column_that_no_format_reads_leaves_the_column_out():
+    """Tables of pandas have NaN where a number is missing."""
+    row = accepted({"messages": [USER], "score": float("nan"), "meta": {"x": [math.inf]}, "width": 2.5})
+    assert row.left_out == (("score", "float nan"), ("meta", "float inf")) and row.columns == {"width": 2.5}
+
+
 def test_reasons_and_fields_have_a_limit():
     turn = {"role": "user", "content": "a", "x" * 9000: 1}
     assert len(refused({"messages": [turn]}).reason) < 300
-    assert len(refused({"messages": [USER], "x" * 9000: float("nan")}).field) == 5000
+    assert len(refused({"messages": [USER], "x" * 9000: "\ud800"}).field) == 5000
 
 
 # ms-swift

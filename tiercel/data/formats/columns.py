@@ -68,8 +68,8 @@ def require_plain(record: Mapping[str, Any]) -> None:
 
 
 def foreign_columns(record: Mapping[str, Any], read: Container[str]) -> dict[str, str]:
-    """Map each column whose value has a type that JSON does not know, such as bytes or a date, to that type; skip the
-    columns in `read`. Images and videos are read elsewhere."""
+    """Map each column whose value has a type that JSON does not know, such as bytes or a date, to that type, or to the
+    number if it is not finite; skip the columns in `read`. Images and videos are read elsewhere."""
     kinds = {key: _foreign(value, DEEPEST) for key, value in record.items() if key not in read}
     kinds = {key: kind for key, kind in kinds.items() if key not in VISUALS}
     return {key: kind for key, kind in kinds.items() if kind is not None}
@@ -77,6 +77,8 @@ def foreign_columns(record: Mapping[str, Any], read: Container[str]) -> dict[str
 
 def _foreign(value: Any, levels: int) -> str | None:
     kind = type(value)
+    if kind is float and not math.isfinite(value):
+        return "float " + str(value)  # nan, with which tables of pandas say that a number is missing
     if kind in _ALWAYS_PLAIN or kind is str or kind is float or levels == 0:
         return None
     if kind is not list and kind is not dict:

@@ -200,6 +200,8 @@ def resolve(path: str, roots: ImageRoots) -> Path:
         status = file.stat()
     except FileNotFoundError as error:
         where = "" if path.startswith("/") else f" under data.image_root ({roots.base})"
+        if "\\" in path and (base / path.replace("\\", "/")).is_file():
+            raise ImageProblem(path, "has backslashes, as on Windows; write it with /") from error
         raise ImageProblem(path, f"there is no such file{where}") from error
     except (OSError, RuntimeError) as error:  # RuntimeError is raised for a loop of links before Python 3.13
         raise ImageProblem(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
