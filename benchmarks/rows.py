@@ -92,7 +92,7 @@ def main() -> None:
         found |= {"wanted": wanted, "ways": {}}
         for way, figures in measured(made, part, given.ways):
             found["ways"][way] = {**figures, "load": round(os.getloadavg()[0], 1)}
-            found["index_bytes"] = sum(_size(file) for file in made.glob("cache/rows/*/*"))
+            found["index_bytes"] = sum(_size(file) for file in made.glob("cache/rows/*.index"))
             print(way, json.dumps(found["ways"][way]), flush=True)
             _write(given.out, given.part, found)
 

@@ -44,8 +44,11 @@ def random_lines(draw, count):
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A folder with a picture, in which files of any size are indexed, in parts of 2,000 bytes."""
+    """A folder with a picture, in which files of any size are indexed, in parts of 2,000 bytes; few rows are handled at
+    once, and few ids are held."""
     monkeypatch.setattr("tiercel.data.index_sources._CHUNK", 2000)
+    monkeypatch.setattr("tiercel.data.index._AT_ONCE", 7)
+    monkeypatch.setattr("tiercel.data.index._HELD_ID_BYTES", 100)
     Image.new("RGB", (16, 16)).save(tmp_path / "a.png")
     return tmp_path
 
@@ -104,7 +107,7 @@ def read(place, monkeypatch):
 def test_an_index_is_made_once_and_a_file_that_changed_is_named(place, monkeypatch, caplog):
     write(place / "rows.jsonl", "abc")
     read(place, monkeypatch)
-    (head,) = place.glob("cache/rows/*/index.json")
+    (head,) = place.glob("cache/rows/*.index")
     made = head.stat().st_mtime_ns
     read(place, monkeypatch)
     assert head.stat().st_mtime_ns == made and caplog.messages == []
@@ -113,38 +116,40 @@ def test_an_index_is_made_once_and_a_file_that_changed_is_named(place, monkeypat
     assert len(caplog.messages) == 1 and "has changed" in caplog.text and str(place / "rows.jsonl") in caplog.text
 
 
-def break_head(folder):
-    (folder / "index.json").write_text("{")
+def break_head(data):
+    return data[:-20] + b"{" + data[-19:]
 
 
-def break_column(folder):
-    data = bytearray((folder / "rows.bin").read_bytes())
-    data[3] ^= 1
-    (folder / "rows.bin").write_bytes(data)
+def break_column(data):
+    return data[:3] + bytes([data[3] ^ 1]) + data[4:]
 
 
-def cut_column(folder):
-    os.truncate(folder / "rows.bin", 5)
+def cut(data):
+    return data[:-5]
 
 
-def lose_column(folder):
-    (folder / "ids.bin").unlink()
+def lose_rows(data):
+    return data[64:]
 
 
-def age(folder):
-    head = json.loads((folder / "index.json").read_text())
-    (folder / "index.json").write_text(json.dumps({**head, "version": "old"}))
+def lose_all(data):
+    return b""
 
 
-@pytest.mark.parametrize("harm", [break_head, break_column, cut_column, lose_column, age])
+def age(data):
+    return data.replace(version().encode(), b"0123456789abcdef")
+
+
+@pytest.mark.parametrize("harm", [break_head, break_column, cut, lose_rows, lose_all, age])
 def test_an_index_that_is_damaged_or_of_another_version_is_made_again(place, monkeypatch, caplog, harm):
     write(place / "rows.jsonl", "abc")
     read(place, monkeypatch)
-    (folder,) = (file.parent for file in place.glob("cache/rows/*/index.json"))
-    harm(folder)
+    (file,) = place.glob("cache/rows/*.index")
+    made = file.read_bytes()
+    file.write_bytes(harm(made))
     assert [row.id for row in read(place, monkeypatch).rows] == ["a", "b", "c"]
     assert len(caplog.messages) == 1 and "made again" in caplog.text
-    assert json.loads((folder / "index.json").read_text())["version"] == version()
+    assert file.read_bytes() == made
 
 
 def test_a_picture_that_came_back_makes_its_row_usable_again(place, monkeypatch):
@@ -210,11 +215,11 @@ def test_a_process_killed_while_it_writes_leaves_nothing_half_and_the_next_one_t
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as child:
         assert child.stdout.readline() == "reading\n"
         until = time.monotonic() + 60
-        while not any(file.stat().st_size for file in place.glob("cache/rows/*.tmp/ids.bin")):
+        while not any(file.stat().st_size for file in place.glob("cache/rows/*.tmp")):
             assert time.monotonic() < until
             time.sleep(0.005)
         child.send_signal(signal.SIGKILL)
-    assert list(place.glob("cache/rows/*.tmp")) and not list(place.glob("cache/rows/*/index.json"))
+    assert list(place.glob("cache/rows/*.tmp")) and not list(place.glob("cache/rows/*.index"))
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root, timeout=120)
     assert done.stdout == "reading\n30000\n" and not list(place.glob("cache/rows/*.tmp"))
 
@@ -258,9 +263,8 @@ def test_the_command_makes_the_index_and_says_where_it_lies(place, monkeypatch, 
     words = ["data", "index", str(place / "recipe.yaml"), f"data.eval={place / 'few.jsonl'}"]
     assert main(words) == 0
     said = capsys.readouterr().out
-    (folder,) = (file for file in (place / "cache" / "rows").iterdir() if file.is_dir())
-    size = sum(file.stat().st_size for file in folder.iterdir())
-    assert "data.train: 10 rows, 9 usable, 1 rejected" in said and f"{size:,} bytes, in {folder}" in said
+    (file,) = (place / "cache" / "rows").glob("*.index")
+    assert "data.train: 10 rows, 9 usable, 1 rejected" in said and f"{file.stat().st_size:,} bytes, in {file}" in said
     assert "data.eval: 1 row, 1 usable, 0 rejected; no index: 1 file held in memory" in said
     assert list((place / "cache" / "rows").glob("*.json"))  # what the run would find out about its rows
     assert main([*words, "data.max_bad_fraction=0"]) == 2

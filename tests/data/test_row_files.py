@@ -114,12 +114,12 @@ def test_a_start_that_was_killed_is_finished_by_the_next(place, monkeypatch):
     child = subprocess.Popen([sys.executable, "-c", MAKES, str(place)], start_new_session=True)
     try:
         until = time.monotonic() + 60
-        while len([*(place / "cache").glob("rows/*/index.json")]) < 3 and time.monotonic() < until:
+        while len([*(place / "cache").glob("rows/*.index")]) < 3 and time.monotonic() < until:
             time.sleep(0.02)
     finally:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-    there = len([*(place / "cache").glob("rows/*/index.json")])
+    there = len([*(place / "cache").glob("rows/*.index")])
     assert 3 <= there < 12
     made = makers(monkeypatch)
     assert facts(table_of(place)) == facts(table_of(place, "other")) and made == [12, 12]

@@ -59,7 +59,7 @@ def _index_in_words(table: RowTable) -> str:
     said = f"{counted(table.total, 'row')}, {len(table.rows):,} usable, {len(table.rejected):,} rejected"
     if not found:
         return f"{said}; no index: {held} held in memory (docs/data.md#large-files)"
-    place = found[0].folder if len(found) == 1 else f"{len(found):,} folders of {found[0].cache}"
+    place = found[0].path if len(found) == 1 else f"{len(found):,} files of {found[0].cache}"
     said += f"\n  index: {sum(store.size for store in found):,} bytes, in {place}"
     return said if len(found) == len(stores) else f"{said}; {held} held in memory"
 

@@ -1,16 +1,16 @@
 """The index of a large file or directory of rows: where each row lies, and what a run must know of it before its turn.
 
-An index is a folder in the cache (`data.cache`), named by the file's path and by how its rows are read:
+An index is a file in the cache (`data.cache`), named by the file's path and by how its rows are read:
 
-    index.json       what it is an index of, and the sizes and checksums of the other files
-    rows.bin         the usable rows as ENTRY: COLUMNS of stores.py, and where the row and its id lie
-    ids.bin          the ids of the usable rows, end to end
-    rejected.jsonl   the rows that cannot be used, with reasons, if there are any
+    the usable rows as ENTRY: COLUMNS of stores.py, and where the row and its id lie
+    their ids, end to end
+    the head, JSON: what it is an index of, a checksum of the above, and the rows that cannot be used, with reasons
+    the length of the head, 8 bytes
 
 It is written under a temporary name and renamed, so what is there is whole. It is used if the version of the code that
-reads rows, the file's size, time, beginning and end, and the checksums are as written, and if the rejected rows are
-still rejected for the same reasons; otherwise it is made again. Processes of a machine share the pages of rows.bin,
-which is one file because a process may map some 65,000, and a data set may have thousands of shards.
+reads rows, the file's size, time, beginning and end, and the checksum are as written, and if the rejected rows are
+still rejected for the same reasons; otherwise it is made again. Processes of a machine share its pages. It is one file
+because a data set may have thousands of shards, and a process may map some 65,000 files.
 """
 
 import fcntl
@@ -29,7 +29,7 @@ from functools import cache, partial
 from hashlib import sha256
 from os.path import expanduser
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 
@@ -54,10 +54,11 @@ ENTRY = np.dtype(
     ],
     align=True,
 )
-_HEAD, _REJECTED = "index.json", "rejected.jsonl"
+_LENGTH_BYTES = 8
 _LOCKS = 2  # digits of an index's name that name its lock: thousands of shards share 256 of them
 SAY_SECONDS = 10.0
-_IDS_AT_ONCE = 1 << 16
+_AT_ONCE = 1 << 16  # rows
+_HELD_ID_BYTES = 1 << 22  # while an index is made; more are written to a temporary file
 _WAIT_SECONDS = 0.1
 
 
@@ -73,15 +74,18 @@ class IndexedRows:
 class FileStore(RowStore):
     """Reads a row from its file when it is asked for."""
 
-    def __init__(self, source: IndexSource, folder: Path, head: Mapping[str, Any]):
-        self.file, self.cache = source.reading.file, folder.parent
-        self.key = sha256(json.dumps([source.key, head["of"], head["version"], head["files"]]).encode()).hexdigest()
-        self._source, self.folder, self._head = source, folder, head
-        self._entries = _mapped(folder / "rows.bin", ENTRY, head["rows"])
+    def __init__(self, source: IndexSource, path: Path, head: Mapping[str, Any]):
+        self.file, self.cache = source.reading.file, path.parent
+        named = [source.key, head["of"], head["version"], head["checksum"]]
+        self.key = sha256(json.dumps(named).encode()).hexdigest()
+        self._source, self.path, self._head = source, path, head
+        with open(path, "rb") as stream:  # numpy's own `memmap` takes five times as long
+            self._bytes = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        self._entries = np.frombuffer(self._bytes, ENTRY, head["rows"]) if head["rows"] else np.empty(0, ENTRY)
         self._record = source.reader(head["of"])
 
     def __reduce__(self) -> tuple[Any, ...]:  # for loader workers that are not forked
-        return FileStore, (self._source, self.folder, self._head)
+        return FileStore, (self._source, self.path, self._head)
 
     def __len__(self) -> int:
         return int(self._head["rows"])
@@ -89,7 +93,7 @@ class FileStore(RowStore):
     @property
     def size(self) -> int:
         """Return the size of the index, in bytes."""
-        return sum(file.stat().st_size for file in self.folder.iterdir())
+        return len(self._bytes)
 
     def look(self, number: int) -> Row | RejectedRow:
         entry = self._entries[number]
@@ -98,7 +102,7 @@ class FileStore(RowStore):
         found = [] if record is None else self._source.rows(record)
         if place >= len(found):
             raise DataError(
-                f"{self.file}: line {line} differs from what its index {self.folder} has; delete that folder, "
+                f"{self.file}: line {line} differs from what its index {self.path} has; delete that file, "
                 "and the next start makes it again"
             )
         return found[place]
@@ -107,39 +111,26 @@ class FileStore(RowStore):
         return self._entries[name]
 
     def ids(self) -> Iterator[str]:
-        every = _mapped(self.folder / "ids.bin", np.dtype(np.uint8), self._head["id_bytes"])
-        for first in range(0, len(self), _IDS_AT_ONCE):
-            some = self._entries[first : first + _IDS_AT_ONCE]
-            starts, lengths = some["id_offset"].tolist(), some["id_length"].tolist()
-            text = every[starts[0] : starts[-1] + lengths[-1]].tobytes()
+        for first in range(0, len(self), _AT_ONCE):
+            some = self._entries[first : first + _AT_ONCE]
+            starts, lengths = (some["id_offset"] + np.uint64(self._entries.nbytes)).tolist(), some["id_length"].tolist()
+            text = self._bytes[starts[0] : starts[-1] + lengths[-1]]
             for start, length in zip(starts, lengths, strict=True):
                 yield text[start - starts[0] : start - starts[0] + length].decode()
-
-
-def _mapped(file: Path, dtype: np.dtype[Any], count: int) -> np.ndarray:
-    """Map a file; numpy's own `memmap` takes five times as long, which counts with thousands of shards."""
-    if not count:
-        return np.empty(0, dtype)
-    with open(file, "rb") as stream:
-        return np.frombuffer(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), dtype, count)
-
-
-def _mapped_whole(file: Path, dtype: np.dtype[Any]) -> np.ndarray:
-    return _mapped(file, dtype, file.stat().st_size // dtype.itemsize)
 
 
 def indexed(source: IndexSource, cache: Path, beat: Callable[[], None]) -> IndexedRows:
     """Open the index of a file, or make it. One process makes it while others wait. Raises OSError if the cache cannot
     be written, and DataError if the file changes meanwhile."""
-    folder = cache / source.key
+    file = _file(source, cache)
     cache.mkdir(parents=True, exist_ok=True)
     with locked(cache / f"index-{source.key[:_LOCKS]}.lock", beat):
-        found = _opened(source, folder)
+        found = _opened(source, file)
         if isinstance(found, str):
             if found:
                 logger.warning(f"{source.reading.file}: {found}; its index is made again")
-            _make(source, folder, beat)
-            found = _opened(source, folder)
+            _make(source, file, beat)
+            found = _opened(source, file)
         if isinstance(found, str):
             raise DataError(f"{source.reading.file}: {found}, while its index was made; start again")
     return found
@@ -148,27 +139,31 @@ def indexed(source: IndexSource, cache: Path, beat: Callable[[], None]) -> Index
 def has_index(source: IndexSource, cache: Path) -> bool:
     """Return whether a file has an index of this version, which may be one of the file before it changed."""
     try:
-        return bool(json.loads(read_regular(cache / source.key / _HEAD))["version"] == version())
+        return bool(_head_of(_file(source, cache))["version"] == version())
     except (ValueError, LookupError, TypeError, OSError):
         return False
 
 
-def _opened(source: IndexSource, folder: Path) -> IndexedRows | str:
+def _file(source: IndexSource, cache: Path) -> Path:
+    return cache / f"{source.key}.index"
+
+
+def _opened(source: IndexSource, file: Path) -> IndexedRows | str:
     """Return what an index has, or why it cannot be used; no reason if there is none."""
     try:
-        head = json.loads(read_regular(folder / _HEAD))
+        head = _head_of(file)
         if head["version"] != version():
             return "its index is of another version of tiercel"
         if head["of"] != source.identity():
             return "the file has changed since its index was made"
-        if any(_checksum(folder / name) != known for name, known in head["files"].items()):
-            return "its index is damaged"
-        text = read_regular(folder / _REJECTED) if _REJECTED in head["files"] else b""
-        lines = [json.loads(line) for line in text.splitlines()]
+        with open(file, "rb") as stream:
+            if head["checksum"] != _checksum(stream, head["rows"] * ENTRY.itemsize + head["id_bytes"]):
+                return "its index is damaged"
+        lines = head.pop("rejected")
         rejected = [RejectedRow(file=source.reading.file, **line["row"]) for line in lines]
-        store = FileStore(source, folder, head)
+        store = FileStore(source, file, head)
     except FileNotFoundError:
-        return "its index is damaged" if (folder / _HEAD).exists() else ""
+        return ""
     except (ValueError, LookupError, TypeError, OSError):
         return "its index is damaged"
     record_at = source.reader(head["of"])
@@ -181,12 +176,23 @@ def _opened(source: IndexSource, folder: Path) -> IndexedRows | str:
     return IndexedRows(store=store, rejected=tuple(rejected), without=tuple(map(tuple, head["without"])))
 
 
-def _checksum(file: Path) -> list[int]:
-    total = 0
+def _head_of(file: Path) -> dict[str, Any]:
+    """Read the head of an index. Raises ValueError and OSError if there is none."""
     with open(file, "rb") as stream:
-        while block := stream.read(1 << 22):
-            total = zlib.crc32(block, total)
-        return [stream.tell(), total]
+        end = stream.seek(-_LENGTH_BYTES, os.SEEK_END)
+        length = int.from_bytes(stream.read(), "little")
+        stream.seek(end - length)
+        found: dict[str, Any] = json.loads(stream.read(length))
+        return found
+
+
+def _checksum(stream: BinaryIO, count: int) -> int:
+    """Return the CRC of a file's first `count` bytes."""
+    total = 0
+    stream.seek(0)
+    for start in range(0, count, 1 << 22):
+        total = zlib.crc32(stream.read(min(1 << 22, count - start)), total)
+    return total
 
 
 @cache
@@ -266,36 +272,37 @@ class _Part:
     without: Counter[str]
 
 
-def _make(source: IndexSource, folder: Path, beat: Callable[[], None]) -> None:
+def _make(source: IndexSource, file: Path, beat: Callable[[], None]) -> None:
     """Write the index of a file in place of one that is there. The caller holds its lock."""
-    new = folder.with_suffix(".tmp")
-    shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
-    new.mkdir()
+    new = file.with_suffix(".tmp")  # may be there, of a process that was killed
     try:
         of = source.identity()
-        head = _written(source, new, beat)
-        if source.identity() != of:
-            raise DataError(f"{source.reading.file}: has changed while it was read; start again when it is complete")
-        head |= {"version": version(), "of": of, "files": {}}
-        head["files"] = {file.name: _checksum(file) for file in sorted(new.iterdir())}
-        (new / _HEAD).write_text(json.dumps(head), encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
-        new.rename(folder)
+        shutil.rmtree(file.with_suffix(""), ignore_errors=True)  # indexes were folders
+        with open(new, "w+b") as stream:
+            head = _written(source, stream, beat)
+            if source.identity() != of:
+                raise DataError(
+                    f"{source.reading.file}: has changed while it was read; start again when it is complete"
+                )
+            head |= {"version": version(), "of": of, "checksum": _checksum(stream, stream.tell())}
+            text = json.dumps(head).encode()
+            stream.write(text + len(text).to_bytes(_LENGTH_BYTES, "little"))
+        new.replace(file)
     finally:
-        shutil.rmtree(new, ignore_errors=True)
+        new.unlink(missing_ok=True)
 
 
-def _written(source: IndexSource, new: Path, beat: Callable[[], None]) -> dict[str, Any]:
-    """Write columns, ids and rejected rows; return what index.json says of them."""
+def _written(source: IndexSource, stream: BinaryIO, beat: Callable[[], None]) -> dict[str, Any]:
+    """Write rows and ids; return what the head says of them."""
     rejected: list[dict[str, Any]] = []
     without: Counter[str] = Counter()
     parts = list(source.parts(beat))
     id_bytes, rows, spoken = 0, 0, time.monotonic()
-    with open(new / "rows.bin", "wb") as entries, open(new / "ids.bin", "wb") as ids:
+    with tempfile.SpooledTemporaryFile(_HELD_ID_BYTES, dir=os.path.dirname(stream.name)) as ids:
         for done, part in enumerate(spread(partial(_part, source), parts), start=1):
             beat()
             part.entries["id_offset"] += np.uint64(id_bytes)
-            entries.write(part.entries.tobytes())
+            stream.write(part.entries.tobytes())
             ids.write(part.ids)
             rejected += part.rejected
             without.update(part.without)
@@ -303,26 +310,27 @@ def _written(source: IndexSource, new: Path, beat: Callable[[], None]) -> dict[s
             if time.monotonic() - spoken > SAY_SECONDS:
                 spoken = time.monotonic()
                 logger.info(f"{source.reading.file}: {rows:,} rows indexed, {done / len(parts):.0%} of the file")
-    repeats = _without_repeats(source, new)
+        repeats = _without_repeats(stream, ids) if rows else []
+        ids.seek(0)
+        shutil.copyfileobj(ids, stream)
     rejected = sorted(rejected + repeats, key=lambda each: (each["row"]["line"], each["number"]))
-    if rejected:
-        text = "".join(json.dumps(each) + "\n" for each in rejected)
-        (new / _REJECTED).write_text(text, encoding="utf-8")
     return {
         "rows": rows - len(repeats),
         "id_bytes": id_bytes,
         "without": list(without.items()),
+        "rejected": rejected,
     }
 
 
-def _without_repeats(source: IndexSource, new: Path) -> list[dict[str, Any]]:
-    """Take the rows out whose id an earlier row has; return them as rejected rows."""
-    entries = _mapped_whole(new / "rows.bin", ENTRY)
-    every = _mapped_whole(new / "ids.bin", np.dtype(np.uint8))
+def _without_repeats(stream: BinaryIO, ids: IO[bytes]) -> list[dict[str, Any]]:
+    """Take the rows out whose id an earlier row has; return them as rejected rows. The stream has the rows, and stays
+    at their end."""
+    stream.flush()
+    entries = np.frombuffer(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), ENTRY)
 
     def id_of(number: int) -> str:
-        start = int(entries["id_offset"][number])
-        return every[start : start + int(entries["id_length"][number])].tobytes().decode()
+        ids.seek(int(entries["id_offset"][number]))
+        return ids.read(int(entries["id_length"][number])).decode()
 
     firsts = same_ids(entries["id"], id_of)
     if not firsts:
@@ -334,8 +342,13 @@ def _without_repeats(source: IndexSource, new: Path) -> list[dict[str, Any]]:
         row["reason"] = f"{reason}; if rows share ids, set data.ids: line"
         place = {name: int(entries[name][number]) for name in ("offset", "length", "number")}
         found.append({**place, "repeats": True, "row": row})
-    kept_entries = np.delete(entries, list(firsts))  # a copy, so the mapped file can be written
-    kept_entries.tofile(new / "rows.bin")
+    is_kept = np.ones(len(entries), dtype=bool)
+    is_kept[list(firsts)] = False
+    stream.seek(0)
+    for first in range(0, len(entries), _AT_ONCE):  # each part is copied before what is written reaches it
+        some = slice(first, first + _AT_ONCE)
+        stream.write(entries[some][is_kept[some]].tobytes())
+    stream.truncate()
     return found
 
 
