@@ -1,10 +1,10 @@
 """The run of `tiercel demo --real` by tiercel, TRL and ms-swift: reward and held-out accuracy by step, and seconds.
 
-    make bench-real-peers                                   three seeds, one after the other; about 45 minutes each
+    make bench-real-peers                                   three seeds, one after the other; half an hour each
     .venv-real/bin/python -m benchmarks.real_peers --seeds 0 --sides tiercel trl --steps 20
 
 All start from the model of the demo with the same rows in the order that tiercel drew them, and have its reward, group,
-lengths and learning rate. Every tenth step, `tiercel eval` scores each side's adapter on the demo's held-out questions.
+lengths and learning rate. Every fifth step, `tiercel eval` scores each side's adapter on the demo's held-out questions.
 What a side has finished is not run again, and seeds that the results file has of the same machine, versions and steps
 stay. Writes benchmarks/results/real_peers.json and .md, and the curves as .svg, which needs matplotlib.
 """
@@ -189,7 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--sides", nargs="+", choices=tuple(SIDES), default=list(SIDES))
-    parser.add_argument("--steps", type=int, default=50, help="a multiple of ten")
+    parser.add_argument("--steps", type=int, default=30, help="a multiple of five")
     options = parser.parse_args()
     prepare()
     head = {"machine": machine(), "versions": versions(), "steps": options.steps}

@@ -18,7 +18,7 @@ LEARNING_RATE = 4e-4
 WARMUP_STEPS = 3
 LORA_RANK = 8
 LORA_ALPHA = 16
-SAVE_EVERY = 10
+SAVE_EVERY = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
