@@ -9,8 +9,10 @@ import pytest
 from tests.forked import commands
 from tests.training.test_loops import grpo_recipe, run_grpo, run_offline, sft_recipe, write_rows
 from tests.training.test_resume import write_recipe
+from tiercel.cli.evaluate import _judged
 from tiercel.cli.main import main
 from tiercel.errors import EXIT_DONE, EXIT_USER
+from tiercel.models.policy import load_start
 from tiercel.runs.evaluation_groups import EvaluationsFile
 from tiercel.runs.records import groups_path
 from tiercel.training import evaluation
@@ -96,3 +98,19 @@ def test_a_recipe_without_completions_is_told_so(tiny_checkpoints, tmp_path, cap
         assert main(["eval", target, "--output", str(tmp_path / "scored.jsonl")]) == EXIT_USER
         assert "sft has a held-out loss, but no completions to write" in capsys.readouterr().err
     assert not (tmp_path / "scored.jsonl").exists()
+
+
+def test_a_recipe_is_scored_as_what_its_run_would_start_from(tmp_path):
+    recipe = grpo_recipe("model", tmp_path / "rows.jsonl", tmp_path / "run", lora={"init": "runs/sft/adapter"})
+    ((label, judged),) = _judged(recipe, tmp_path / "grpo.yaml", None).items()
+    assert label == "runs/sft/adapter:" and judged.load is load_start and str(judged.adapter) == label[:-1]
+    ((label, judged),) = _judged(recipe, tmp_path / "grpo.yaml", Path("other")).items()
+    assert label == "other:" and judged.load is not load_start
+
+
+def test_the_key_of_a_full_fine_tuning_run_goes_with_its_model(tiny_checkpoints, tmp_path, capsys):
+    rows = write_rows(tmp_path)
+    run = run_offline(sft_recipe(tiny_checkpoints["qwen2_5_vl"], rows, tmp_path / "run", lora=None, train={"steps": 1}))
+    assert main(["eval", str(run), "data.eval=b.jsonl"]) == EXIT_USER
+    said = capsys.readouterr().err
+    assert f"model.path={run}/checkpoints/step-000001/model" in said and "--adapter" not in said

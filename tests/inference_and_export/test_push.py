@@ -48,6 +48,8 @@ class Hub(BaseHTTPRequestHandler):
         return self._answer({})
 
     def do_GET(self) -> None:
+        if "/me/cup" not in self.path:
+            return self._answer({"error": "not found"}, 404)
         if "/tree/" in self.path:
             return self._answer([{"type": "file", "path": name, "oid": "0" * 40, "size": 1} for name in self.files])
         private = any(map(is_private, self.created)) if self.is_private is None else self.is_private
@@ -99,7 +101,7 @@ def recipe(tiny_checkpoints, tmp_path):
 @pytest.mark.parametrize("merge, weights", [(True, "model.safetensors"), (False, "adapter_model.safetensors")])
 def test_a_run_is_sent_with_a_card(hub, recipe, merge, weights):
     run = run_offline(recipe)
-    assert push(recipe, run, "me/cup", merge=merge).endswith("me/cup")
+    assert push(recipe, run, "cup", merge=merge).endswith("me/cup")  # of the user of the token
     (created,) = hub.created
     assert is_private(created) and created["token"] == "Bearer hf_secretofthistest"
     assert weights in hub.files and "README.md" in hub.files

@@ -3,7 +3,9 @@
 import pytest
 
 from tiercel.errors import DataError
-from tiercel.inference_and_export.generate import as_turns
+from tiercel.inference_and_export.generate import Generator, as_turns
+from tiercel.runs.recipe import recipe_of_model
+from tiercel.types import Message
 
 
 @pytest.mark.parametrize(
@@ -39,3 +41,20 @@ def test_a_text_is_asked_as_it_is(text):
 def test_a_prompt_whose_pictures_do_not_fit_is_refused(prompt, pictures):
     with pytest.raises(DataError):
         as_turns(prompt, pictures)
+
+
+def test_turns_after_the_last_question_are_left_out_with_a_word(caplog):
+    as_turns([{"role": "user", "content": "What?"}, {"role": "assistant", "content": "It"}], 0)
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("template", "asked", "told"),
+    ((None, "What?", 0), ("{prompt} Think {{first}}.", "What? Think {first}.", 0), ("{prompt} {hint}", "What?", 1)),
+)
+def test_the_question_is_worded_as_in_training(caplog, template, asked, told):
+    recipe = recipe_of_model("model").with_values({"data.prompt": template})
+    generator = Generator(recipe=recipe, policy=None, sampler=None)
+    messages = (Message(role="system", content="Be brief."), Message(role="user", content="What?"))
+    assert [turn.content for turn in generator._as_in_training(messages)] == ["Be brief.", asked]
+    assert len(caplog.messages) == told

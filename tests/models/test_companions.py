@@ -6,12 +6,13 @@ import stat
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
+import torch
+from transformers import AutoConfig, AutoTokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from tiercel.config.schema import Model
-from tiercel.models.weights.loading import load_family
-from tiercel.models.weights.saving import FILES, write_companions
+from tiercel.models.weights.loading import load_family, load_weights
+from tiercel.models.weights.saving import FILES, name_of_base, save_model, write_companions
 from tiercel.writing import let_others_read
 
 TEMPLATE = (
@@ -34,6 +35,36 @@ def written(checkpoint: Path, target: Path, template: str | None = None, **limit
 def test_without_a_word_of_the_recipe_they_are_the_checkpoints_bytes(tiny_checkpoints, tmp_path, name):
     checkpoint = tiny_checkpoints[name]
     assert companions(written(checkpoint, tmp_path / "out")) == companions(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("name", "older"),
+    (
+        ("qwen2_5_vl", {"rope_theta": 5e6, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}),
+        (
+            "gemma3",
+            {"rope_theta": 2e6, "rope_local_base_freq": 3e4, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        ),
+    ),
+)
+def test_rotary_settings_have_their_older_names_too(tiny_checkpoints, tmp_path, name, older):
+    """Readers for transformers 4 know no other names, and transformers 5 reads the same from both."""
+    checkpoint = tmp_path / "published"
+    shutil.copytree(tiny_checkpoints[name], checkpoint)
+    config = json.loads((checkpoint / "config.json").read_text())
+    text = config.get("text_config", config)
+    for key in ("rope_parameters", "dtype"):
+        text.pop(key, None)
+        config.pop(key, None)
+    text |= older
+    (checkpoint / "config.json").write_text(json.dumps({**config, "torch_dtype": "float32"}))
+    family = load_family(Model(path=str(checkpoint), dtype="float32"))
+    save_model(family, load_weights(family, torch.bfloat16, torch.device("cpu")), tmp_path / "out")
+    saved = json.loads((tmp_path / "out/config.json").read_text())
+    inner = saved.get("text_config", saved)
+    assert {key: inner[key] for key in older} == older and saved["torch_dtype"] == saved["dtype"] == "bfloat16"
+    read, was = (AutoConfig.from_pretrained(place).get_text_config() for place in (tmp_path / "out", checkpoint))
+    assert read.rope_parameters == was.rope_parameters
 
 
 @pytest.mark.parametrize("name", ("qwen2_5_vl", "internvl", "gemma3"))
@@ -102,3 +133,9 @@ def test_safetensors_that_only_their_owner_may_read_get_the_mode_of_other_files(
     closed.chmod(0o600)
     let_others_read(tmp_path)
     assert stat.S_IMODE(closed.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
+
+
+def test_an_adapter_names_its_base_as_the_hub_does():
+    cached = "/home/me/.cache/huggingface/hub/models--Qwen--Qwen2.5-VL-3B-Instruct/snapshots/66285546d2b8"
+    assert name_of_base(cached) == "Qwen/Qwen2.5-VL-3B-Instruct"
+    assert name_of_base("/data/models/mine") == "/data/models/mine"

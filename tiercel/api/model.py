@@ -1,5 +1,6 @@
 """A model that answers prompts from Python."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,8 +9,8 @@ from typing import Any
 from tiercel.api.given import are_paths, is_rows, write_rows
 from tiercel.api.run import Run
 from tiercel.config import Recipe as AnyRecipe
-from tiercel.config import RewardRecipe, SftRecipe
-from tiercel.config.schema import Data, Model, Train
+from tiercel.config import RewardRecipe
+from tiercel.config.schema import Data
 from tiercel.distributed.ranks import ALONE
 from tiercel.errors import DataError, RecipeError, RunError
 from tiercel.image_decoding import png_file
@@ -18,7 +19,7 @@ from tiercel.inference_and_export.scores import HeldoutScore, ModelToScore, scor
 from tiercel.inference_and_export.weights import CheckpointChoice, trained_weights, with_weights
 from tiercel.models.policy import load_for_inference, load_start
 from tiercel.runs.evaluation_groups import EvaluationsInMemory
-from tiercel.runs.recipe import is_run, require_no_redaction
+from tiercel.runs.recipe import is_run, recipe_of_model, require_no_redaction
 from tiercel.types import Completion, ImageSource
 
 
@@ -48,16 +49,16 @@ class LoadedModel:
         prompt: str | Sequence[Mapping[str, str]],
         images: Sequence[Any] = (),
         *,
-        max_new_tokens: int = 256,
+        max_new_tokens: int | None = None,
         temperature: float = 0.0,
         count: int = 1,
         seed: int = 0,
         environment: str | None = None,
     ) -> Answer:
         """Complete a prompt: a text, or turns with `role` and `content`. `images`: paths or Pillow images; `<image>`
-        marks their places, else they come first. Greedy at temperature 0; above it, `count` completions are drawn.
-        `environment` names which of the recipe's answers, if there are several. Raises DataError for pictures that do
-        not fit the marks."""
+        marks their places, else they come first. `max_new_tokens` is by default that of a GRPO run, else 256. Greedy at
+        temperature 0; above it, `count` completions are drawn. `environment` names which of the recipe's answers, if
+        there are several. Raises DataError for pictures that do not fit the marks."""
         if count > 1 and temperature <= 0:
             raise DataError(
                 "count: several completions need a temperature above 0; at 0, all of them would be the same"
@@ -83,7 +84,7 @@ def load(source: Run | str | Path, *, adapter: str | Path | None = None, checkpo
     if run is None:
         if checkpoint is not None or best:
             raise RecipeError([f"{source} is not a run, so it has no checkpoints; leave out checkpoint and best"])
-        return LoadedModel(load_generator(_recipe_of_model(str(source)), chosen))
+        return LoadedModel(load_generator(recipe_of_model(str(source)), chosen))
     if chosen is not None and (checkpoint is not None or best):
         raise RecipeError(["adapter: takes the place of a checkpoint of the run; leave out checkpoint and best"])
     recipe = run.recipe
@@ -137,15 +138,10 @@ def _run_of(source: Run | str | Path) -> Run | None:
     return Run(source) if is_run(Path(source)) else None
 
 
-def _recipe_of_model(path: str) -> SftRecipe:
-    """Return a recipe that contains only the model."""
-    return SftRecipe(model=Model(path=path), data=Data(train="-"), train=Train(steps=1), output="-")
-
-
 def _source(image: Any) -> ImageSource:
     """Return a picture in the form that a row contains."""
     if isinstance(image, str | Path):
-        return ImageSource(path=str(Path(image).absolute()))
+        return ImageSource(path=os.path.realpath(image))
     try:
         return ImageSource(data=png_file(image))
     except ValueError as error:

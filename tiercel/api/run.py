@@ -10,7 +10,7 @@ from typing import Any
 from tiercel.api.recipe import Recipe
 from tiercel.api.running import train
 from tiercel.config import Recipe as AnyRecipe
-from tiercel.runs.recipe import load_run_recipe, require_no_redaction
+from tiercel.runs.recipe import is_run, load_run_recipe, not_a_run, require_no_redaction
 from tiercel.web.report.page import describe, render
 from tiercel.web.report.reading import read_run
 from tiercel.web.report.rollout_table import StepRollouts, rollouts_of
@@ -42,9 +42,11 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the rows of metrics.jsonl, one for each step; `pandas.DataFrame(run.metrics)` is a table."""
+        """Return the rows of metrics.jsonl, one for each step; `pandas.DataFrame(run.metrics)` is a table. Raises
+        RunError if the directory is not a run."""
         from tiercel.runs.directory import read_metrics
 
+        self._require_run()
         return read_metrics(self.path)
 
     @property
@@ -55,7 +57,9 @@ class Run:
 
     def rollouts(self, step: int | None = None) -> StepRollouts:
         """Return a step's prompts with their completions, rewards and advantages, by default the newest step's; they
-        print as a table. The result is empty for a method that samples nothing."""
+        print as a table. The result is empty for a method that samples nothing. Raises RunError if the directory is not
+        a run."""
+        self._require_run()
         return rollouts_of(self.path, step)
 
     @property
@@ -102,6 +106,10 @@ class Run:
 
         choice = CheckpointChoice(step=checkpoint, is_best=best)
         return push(self.recipe, self.path, name, merge=merge, choice=choice, public=public)
+
+    def _require_run(self) -> None:
+        if not is_run(self.path):
+            raise not_a_run(self.path)
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}): {describe(self.path)}"

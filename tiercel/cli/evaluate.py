@@ -44,10 +44,13 @@ def run(recipe: Recipe, arguments: Namespace, heartbeat: Heartbeat) -> None:
 
 
 def _judged(recipe: Recipe, target: Path, adapter: Path | None) -> dict[str, ModelToScore]:
-    """Return each model to score under the label that is printed before its score."""
+    """Return each model to score under the label that is printed before its score. Of a recipe, it is the model that a
+    run would start from, unless an adapter is given."""
     if not os.path.isdir(target):
-        load = partial(load_for_inference, adapter=adapter)
-        return {f"{adapter or recipe.model.path}:": ModelToScore(path=recipe.model.path, load=load, adapter=adapter)}
+        load = load_start if adapter is None else partial(load_for_inference, adapter=adapter)
+        start = None if recipe.lora is None or recipe.lora.init is None else Path(recipe.lora.init)
+        judged = ModelToScore(path=recipe.model.path, load=load, adapter=adapter or start)
+        return {f"{judged.adapter or recipe.model.path}:": judged}
     given = None if adapter is None else Trained(model=recipe.model.path, adapter=adapter, state={})
     trained = given or trained_weights(target, recipe)
     load = partial(load_for_inference, adapter=trained.adapter)

@@ -1,5 +1,7 @@
 """`tiercel predict`: complete one prompt greedily."""
 
+import os
+import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -24,7 +26,7 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
         choice = CheckpointChoice(step=arguments.checkpoint, is_best=arguments.best)
         trained = trained_weights(path, recipe, choice)
         recipe, adapter = with_weights(recipe, trained), adapter or trained.adapter
-    images = [ImageSource(path=str(image.absolute())) for image in arguments.image]
+    images = [ImageSource(path=os.path.realpath(image)) for image in arguments.image]
     generator = load_generator(recipe, adapter)
     with printed():
         (completion,) = generator.complete(
@@ -34,3 +36,5 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
             environment=arguments.environment,
         )
     print(in_words(completion))
+    if completion.is_truncated:
+        print("the completion was cut off; allow more tokens by --max-new-tokens", file=sys.stderr)

@@ -4,12 +4,12 @@ import os
 from argparse import Namespace
 from pathlib import Path
 
-from tiercel.config import GrpoRecipe, Recipe, SftRecipe, detect_kind, load_recipe
-from tiercel.config.schema import Data, Deepspeed, Model, Train
+from tiercel.config import GrpoRecipe, Recipe, detect_kind, load_recipe
+from tiercel.config.schema import Deepspeed
 from tiercel.errors import RecipeError
 from tiercel.message_text import counted
 from tiercel.runs.adapters import starting_adapter
-from tiercel.runs.recipe import is_run, load_run_recipe, require_no_redaction
+from tiercel.runs.recipe import is_run, load_run_recipe, recipe_of_model, require_no_redaction
 
 
 def trained_recipe(arguments: Namespace) -> Recipe:
@@ -72,11 +72,12 @@ def evaluated_recipe(arguments: Namespace) -> Recipe:
     if not os.path.isdir(target):
         return _with_heldout(_any_kind(target, arguments.overrides), target)
     if arguments.overrides:
-        adapter = max(target.glob("checkpoints/step-*/adapter"), default=target / "checkpoints/step-N/adapter")
+        part, given = ("model", "model.path=") if load_run_recipe(target).lora is None else ("adapter", "--adapter ")
+        found = max(target.glob(f"checkpoints/step-*/{part}"), default=target / "checkpoints/step-N" / part)
         raise RecipeError(
             [
                 f"{arguments.overrides[0]}: cannot be set here, because a run is evaluated with its own recipe; write "
-                f"tiercel eval {target / 'config.yaml'} {arguments.overrides[0]} --adapter {adapter}"
+                f"tiercel eval {target / 'config.yaml'} {arguments.overrides[0]} {given}{found}"
             ]
         )
     recipe = _with_heldout(load_run_recipe(target), target)
@@ -107,8 +108,7 @@ def predicting_recipe(arguments: Namespace) -> Recipe:
         recipe = load_run_recipe(path)
         require_no_redaction(recipe, path)
         return recipe
-    model = Model(path=arguments.model, dtype="float32")
-    recipe = SftRecipe(model=model, data=Data(train="-"), train=Train(steps=1), output="-")
+    recipe = recipe_of_model(arguments.model)
     # Nothing is trained, so the rule that quantized weights need an adapter does not apply.
     return recipe.with_values({"model.quantize": arguments.quantize})
 

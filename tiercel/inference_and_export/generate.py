@@ -3,14 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 from tiercel.config import Recipe
 from tiercel.config.schema import GrpoRecipe, Rollout
 from tiercel.data.encoding import row_images
-from tiercel.data.rows import IMAGE_MARK, place_marks, read_messages
+from tiercel.data.rows import IMAGE_MARK, fill_prompt, place_marks, read_messages
 from tiercel.devices import training_device
 from tiercel.errors import DataError
+from tiercel.log import logger
 from tiercel.models.families.base import ENVIRONMENT_COLUMN
 from tiercel.models.policy import Policy, load_for_inference
 from tiercel.models.prompts import encode_prompt
@@ -22,10 +24,13 @@ from tiercel.rollout.token_sampling import sampling_seed
 from tiercel.training.grpo.completion_sampling import CompletionSampler, open_dialogues
 from tiercel.types import Completion, ImageRoots, ImageSource, Message, Row
 
+MOST_NEW_TOKENS = 256  # of a model that no GRPO run has limited
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generator:
-    """A model that completes prompts as the run did, with its system message, template, tools and pixel limits."""
+    """A model that completes prompts as the run did, with its system message, data.prompt, template, tools and pixel
+    limits."""
 
     recipe: Recipe
     policy: Policy
@@ -46,7 +51,7 @@ class Generator:
         recipe's; `environment` is one of several by its name.
         Raises DataError if the prompt or a picture cannot be encoded."""
         recipe, family = self.recipe, self.policy.family
-        own = recipe.rollout if isinstance(recipe, GrpoRecipe) else Rollout()
+        own = recipe.rollout if isinstance(recipe, GrpoRecipe) else Rollout(max_new_tokens=MOST_NEW_TOKENS)
         asked = Rollout(group_size=max(2, count), max_new_tokens=max_new_tokens or own.max_new_tokens, stop=own.stop)
         params = greedy_params(asked)
         if temperature > 0:
@@ -54,7 +59,7 @@ class Generator:
         folders = tuple(str(Path(each.path).parent) for each in images if each.path is not None)
         row = Row(
             id="prompt",
-            messages=tuple(messages),
+            messages=self._as_in_training(tuple(messages)),
             images=tuple(images),
             columns={} if environment is None else {ENVIRONMENT_COLUMN: environment},
             file="a prompt",
@@ -70,6 +75,16 @@ class Generator:
             completion_sampler = CompletionSampler(sampler=self.sampler, dialogues=dialogues)
             (group,) = completion_sampler.sample(completion_sampler.begun([request]), params, [sampling_seed(seed, 0)])
         return group.completions
+
+    def _as_in_training(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """Put data.prompt around the last user turn, unless it takes columns of rows."""
+        if (template := self.recipe.data.prompt) is None:
+            return messages
+        if names := {name for _, name, *_ in Formatter().parse(template) if name} - {"prompt"}:
+            taken = ", ".join(sorted(names))
+            logger.warning(f"data.prompt takes columns of rows ({taken}), so it is not put around this prompt")
+            return messages
+        return fill_prompt(messages, template, {})
 
 
 def load_generator(recipe: Recipe, adapter: Path | None) -> Generator:
@@ -91,6 +106,8 @@ def as_turns(prompt: str | Sequence[Mapping[str, Any]], image_count: int) -> tup
         turns = read_messages(list(prompt), "prompt")
     if not any(turn.role == "user" for turn in turns):
         raise DataError("there is no user turn to answer", field="prompt")
+    if turns[-1].role != "user":
+        logger.warning("the turns after the last user turn are left out, because the model answers that one")
     return place_marks(turns, IMAGE_MARK, image_count, "prompt", {})
 
 

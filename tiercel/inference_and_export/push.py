@@ -43,6 +43,7 @@ def push(
         api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=os.environ.get("HF_TOKEN"))
         try:
             address = api.create_repo(name, private=not public, exist_ok=True)
+            name = address.repo_id  # with the user's name before it
             _require_visibility(name, bool(api.repo_info(name).private), public=public)
             api.upload_folder(
                 repo_id=name,

@@ -84,7 +84,7 @@ def score(recipe: Recipe, judged: ModelToScore, ranks: Ranks, kept: EvaluationSi
         objective = objective_of(chosen)
         objective.state.update(judged.state)
         row = heldout_loss(passes, objective, chosen, rows, known)
-        return HeldoutScore(line=loss_in_words(row), metrics=row)
+        return HeldoutScore(line=loss_in_words(row, is_of_tokens=recipe.kind != "kto"), metrics=row)
     store, prepacked_bytes = VisionStore(policy, 0), chosen.rollout.prepacked_bytes
     sampler = LocalSampler(policy, store, prepacked_bytes=prepacked_bytes, beat=ranks.heartbeat.beat)
     space = policy.family.coordinate_space

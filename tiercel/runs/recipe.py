@@ -3,14 +3,16 @@
 import os
 from pathlib import Path
 
-from tiercel.config import Kind, Recipe, flatten, load_recipe
+from tiercel.config import Kind, Recipe, SftRecipe, flatten, load_recipe
 from tiercel.config.keys import RECIPES
+from tiercel.config.schema import Data, Learner, Model, Train
 from tiercel.config.yaml_text import LARGEST_TEXT
 from tiercel.errors import RunError
 from tiercel.regular_files import read_text
 from tiercel.reliability.redaction import is_redacted
 from tiercel.writing import reading
 
+LONGEST_PROMPT = 32_768  # tokens, for a model without a recipe
 MOST_NAMED = 8  # runs in a message
 
 
@@ -49,3 +51,14 @@ def require_no_redaction(recipe: Recipe, path: Path) -> None:
                 f"{path / 'config.yaml'}: {key} held a secret and was written without it; pass `tiercel eval` the "
                 "recipe file that the run was started with, and an --adapter"
             )
+
+
+def recipe_of_model(path: str) -> SftRecipe:
+    """Return a recipe that contains only a model, for prompts as long as large pictures need. The weights are in
+    float32 on CPUs, which compute in bfloat16 slowly, and otherwise in bfloat16."""
+    from tiercel.devices import training_device  # imports torch
+
+    model = Model(path=path, dtype="float32" if training_device().type == "cpu" else "bfloat16")
+    data = Data(train="-", max_prompt_tokens=LONGEST_PROMPT)
+    learner = Learner(max_tokens_per_microbatch=LONGEST_PROMPT)  # no row may be longer
+    return SftRecipe(model=model, data=data, learner=learner, train=Train(steps=1), output="-")

@@ -209,7 +209,7 @@ class _Names:
         patterns = {
             key: {
                 name: value
-                for pattern, value in getattr(config, key).items()
+                for pattern, value in reversed(getattr(config, key).items())  # the first that matches counts
                 for name, published in chosen.items()
                 if re.fullmatch(rf"(.*\.)?({pattern})", published)
             }

@@ -320,6 +320,10 @@ def _loaded(
         require_finite(dict(floats), directory)  # integers are quantised
     # The generation config is not used here, and transformers refuses to save some of the published ones.
     model.generation_config = GenerationConfig()
+    head = model.get_output_embeddings()
+    if head is not None and head.weight is not model.get_input_embeddings().weight:
+        for config in (model.config, model.config.get_text_config()):
+            config.tie_word_embeddings = False  # or engines would not read the head of an export
     decoder: Any = family.language_model(model)
     route_attention(decoder)
     keep_frequencies(decoder)

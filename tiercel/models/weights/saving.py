@@ -2,6 +2,7 @@
 config."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,9 @@ FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
+    "tekken.json",
+    "sentencepiece.bpe.model",
+    "spiece.model",
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",
@@ -38,12 +42,16 @@ FILES = (
 TEMPLATE = "chat_template.jinja"
 OWN_TEMPLATE = "chat_template"  # a key of older checkpoints' files
 EDGES = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}  # the older and the newer name of a limit
+OLDER_ROTARY = re.compile("rope_(?!parameters).*")  # keys of config.json
 Config = dict[str, Any]
 
 
 def write_companions(family: Family, directory: Path) -> None:
     """Write the files that accompany the weights of a family's model."""
-    copy_files(Path(family.checkpoint.path), directory)
+    source = Path(family.checkpoint.path)
+    copy_files(source, directory)
+    published = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    _change(directory / "config.json", lambda config: _keep_older_keys(config, published))
     _change(directory / GENERATION, lambda config: _stop_at(config, family.checkpoint.end_token_ids))
     if family.checkpoint.chat_template != family.tokenizer.chat_template:
         _write_template(family.checkpoint.chat_template, directory)
@@ -59,6 +67,18 @@ def copy_files(source: Path, directory: Path) -> None:
     for name in FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, directory / name)
+
+
+def _keep_older_keys(config: Config, published: Config) -> None:
+    """Add the names of rotary settings and of the dtype that the checkpoint has and transformers 5 does not write.
+    Readers for transformers 4 know no others, and would silently compute with another base."""
+    for name, value in published.items():
+        if isinstance(value, dict) and isinstance(own := config.get(name), dict) and name.endswith("_config"):
+            _keep_older_keys(own, value)
+        elif OLDER_ROTARY.fullmatch(name):
+            config.setdefault(name, value)
+    if "torch_dtype" in published and isinstance(config.get("dtype"), str):
+        config["torch_dtype"] = config["dtype"]
 
 
 def _write_template(template: str, directory: Path) -> None:
@@ -111,6 +131,12 @@ def save_trained(policy: Policy, directory: Path, weights: Mapping[str, Tensor] 
     return directory / "adapter"
 
 
+def name_of_base(path: str) -> str:
+    """Return the hub's name of a model in its cache, so that an adapter can be loaded elsewhere; else the path."""
+    found = re.fullmatch(r".*/models--([^/]+)--([^/]+)/snapshots/[0-9a-f]+/?", path)
+    return path if found is None else f"{found[1]}/{found[2]}"
+
+
 def save_adapter(
     policy: Policy,
     directory: Path,
@@ -129,7 +155,7 @@ def save_adapter(
     tensors = {name: state[name].detach().to(dtype).cpu().contiguous() for name in sorted(state)}
     save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
     config = dict(policy.peft.peft_config["default"].to_dict())
-    config["base_model_name_or_path"] = policy.family.checkpoint.path
+    config["base_model_name_or_path"] = name_of_base(policy.family.checkpoint.path)
     config["inference_mode"] = True
     text = json.dumps(config, indent=2, sort_keys=True, default=_plain)
     (directory / "adapter_config.json").write_text(text, encoding="utf-8")

@@ -96,11 +96,13 @@ def sums_of(passes: PolicyPasses, recipe: OfflineRecipe, table: RowTable) -> dic
     return {number: sums_2 for each in passes.ranks.all_gather(own) for number, sums_2 in each.items()}
 
 
-def loss_in_words(row: Mapping[str, float]) -> str:
-    """Return what `heldout_loss` found as one line for a person."""
+def loss_in_words(row: Mapping[str, float], *, is_of_tokens: bool) -> str:
+    """Return what `heldout_loss` found as one line for a person. A loss of whole answers has no perplexity."""
     loss, rows = row["eval/loss"], f"on {counted(int(row['eval/count']), 'held-out row')}"
     if "eval/accuracy" in row:
         return f"accuracy {row['eval/accuracy']:.3f}, margin {row['eval/margin']:.4f}, loss {loss:.4f} {rows}"
+    if not is_of_tokens:
+        return f"loss {loss:.4f} an answer {rows}"
     return f"loss {loss:.4f} a token (perplexity {math.exp(min(loss, 700.0)):.4g}) {rows}"
 
 
