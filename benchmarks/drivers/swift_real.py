@@ -9,6 +9,7 @@ from swift.arguments import RLHFArguments
 from swift.callbacks import TrainerCallback, callbacks_map
 from swift.pipelines.train.rlhf import SwiftRLHF
 from swift.rewards import ORM, orms
+from swift.rlhf_trainers.rollout_mixin import RolloutTrainerMixin
 from swift.template import TemplateMeta, register_template
 from swift.template.templates.llava import LlavaHfTemplate
 
@@ -64,6 +65,19 @@ def write_rows(task: RealTask) -> Path:
     file = task.out / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return file
+
+
+def with_an_end(trainer: Any, samples: list[Any], outputs: list[Any]) -> list[Any]:
+    """Do as ms-swift, and put the token back that ended a completion which is empty otherwise: ms-swift 4.6 ends with a
+    RuntimeError at a completion without tokens, and the policy samples some."""
+    found = POSTPROCESS(trainer, samples, outputs)
+    for sample in found:
+        if sample.response_token_ids in (None, [], [[]]):
+            sample.response_token_ids = [trainer.template.tokenizer.eos_token_id]
+    return found
+
+
+POSTPROCESS = RolloutTrainerMixin._postprocess_rollout_outputs
 
 
 def make_arguments(task: RealTask) -> RLHFArguments:
@@ -135,6 +149,7 @@ def main() -> None:
     )
     callbacks_map["logged_steps"] = LoggedSteps
     orms["word_for_word"] = ExactReward
+    RolloutTrainerMixin._postprocess_rollout_outputs = with_an_end
     SwiftRLHF(make_arguments(TASK)).main()
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tiercel.config.data import Data
-from tiercel.data.class_labels import class_labels, with_names
+from tiercel.data.class_labels import class_labels, decoded, encoded_columns
 from tiercel.data.reading import read_rows
 
 LABEL = {"names": ["cat", "dog"], "_type": "ClassLabel"}
@@ -40,7 +40,27 @@ def test_names_take_the_place_of_labels_at_every_depth(kind, value, read):
     described = {"info": {"features": {"it": kind, "count": NUMBER}}}
     labels = class_labels({b"huggingface": json.dumps(described).encode()})
     assert [*labels] == ["it"]
-    assert with_names({"it": value, "count": 1}, labels) == {"it": read, "count": 1}
+    assert decoded({"it": value, "count": 1}, labels, has_json=True) == {"it": read, "count": 1}
+
+
+JSON = {"_type": "Json"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "read"),
+    [
+        (JSON, '"Where?"', "Where?"),
+        (JSON, "[1, 2.5]", [1, 2.5]),
+        (JSON, None, None),
+        ({"feature": JSON, "_type": "List"}, ['{"role": "user"}', "7"], [{"role": "user"}, 7]),
+        ([{"from": NUMBER, "value": JSON}], [{"from": 1, "value": '"a\\"b"'}], [{"from": 1, "value": 'a"b'}]),
+    ],
+)
+def test_text_of_json_is_read_as_the_value_that_it_holds(kind, value, read):
+    metadata = {b"huggingface": json.dumps({"info": {"features": {"it": kind}}}).encode()}
+    columns = encoded_columns(metadata)
+    assert decoded({"it": value}, columns, has_json=True) == {"it": read} and class_labels(metadata) == {}
+    assert decoded({"it": value}, columns, has_json=False) == {"it": value}  # datasets has read it
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"info": null}', '{"info": {"features": []}}'])
@@ -74,3 +94,22 @@ def test_the_answer_is_the_name_and_this_is_told(tmp_path, monkeypatch, form, is
     assert [row.answer for row in table.rows] == ["dog", "cat", "dog"]
     assert table.rows[0].messages[-1].content == "dog"
     assert table.notes == ("column kind: class labels are read as their names, not as numbers",)
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_columns_in_which_datasets_found_several_types_are_read_as_from_the_file(tmp_path, monkeypatch, is_large):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("tiercel.data.reading.MOST_HELD_BYTES", 0 if is_large else 1 << 25)
+    answers = ["seven", 7, [12, 30, 45, 60], None, 'a "b"']
+    rows = [{"question": "Where?", "answer": answer, "id": f"{number}"} for number, answer in enumerate(answers)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = datasets.load_dataset("json", data_files=str(file), split="train", cache_dir=str(tmp_path / "made"))
+    made.to_parquet(str(tmp_path / "rows.parquet"))
+    found = []
+    for given in (file, tmp_path / "rows.parquet"):
+        config = Data(train=str(given), cache=str(tmp_path / "index"))
+        table = read_rows(str(given), config, "grpo")
+        found.append([(row.id, [turn.content for turn in row.messages], row.answer) for row in table.rows])
+    assert found[0] == found[1] and [answer for *_, answer in found[0]] == answers and table.notes == ()

@@ -321,6 +321,18 @@ def test_pictures_of_parts_and_of_renamed_columns_are_found(server, web, tmp_pat
     }
 
 
+def test_pictures_in_renamed_columns_stay_and_numbers_that_are_missing_go(server, web, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    pictures = [[{"bytes": picture(), "path": "x"}], [{"bytes": None, "path": f"{server.url}/a"}]]
+    columns = {"pics": pictures, "question": ["?", "?"], "answer": ["a", "b"], "score": [float("nan"), 1.0]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "rows.parquet")
+    data = Data(train=str(tmp_path / "rows.parquet"), columns={"images": "pics"})
+    assert fetch(data, tmp_path / "to", web, 1).failed == ()
+    rows = read_rows(tmp_path / "to/train.jsonl", data, "grpo").rows
+    assert [len(row.images) for row in rows] == [1, 1] and rows[0].images[0].data == picture()
+    assert [row.columns for row in rows] == [{}, {"score": 1.0}]
+
+
 def test_a_part_of_the_rows_and_several_files(server, web, tmp_path):
     data = rows_with(tmp_path, *(f"{server.url}/{number}" for number in range(6)))
     done = fetch(data.model_copy(update={"train": f"{data.train}#2"}), tmp_path / "to", web, 2)

@@ -9,7 +9,7 @@ import math
 import pytest
 
 from tiercel.data.formats.converters import clean_answer
-from tiercel.data.formats.registry import FORMATS, detect_format, expanded, parse_record
+from tiercel.data.formats.registry import FORMATS, default_id, detect_format, expanded, parse_record
 from tiercel.data.media.images import ImageProblem
 from tiercel.data.rows import Reading
 from tiercel.errors import DataError
@@ -208,9 +208,7 @@ def test_embedded_images_keep_their_name():
     assert row.images == (ImageSource(path="/home/me/a.png", data=b"x"), ImageSource(path="b.png"))
 
 
-@pytest.mark.parametrize(
-    "image", [5, {}, {"bytes": "text"}, {"bytes": None, "path": None}, ["a.png"], {"bytes": b"x", "path": 1}]
-)
+@pytest.mark.parametrize("image", [5, {}, {"bytes": "text"}, ["a.png"], {"bytes": b"x", "path": 1}])
 def test_images_of_another_kind_are_refused(image):
     assert refused({"messages": [USER], "images": [image]}).field == "images[0]"
 
@@ -254,7 +252,7 @@ def test_boxes_must_be_as_many_as_marks_and_lie_on_an_image():
 
 
 def test_values_that_json_or_utf8_cannot_hold_are_refused():
-    assert refused({"messages": [USER], "answer": float("nan")}).field == "answer"
+    assert refused({"messages": [USER], "answer": [math.nan]}).field == "answer[0]"
     assert refused({"messages": [USER], "answer": b"x"}).field == "answer"
     assert refused({"messages": [{"role": "user", "content": "\ud800"}]}).field == "messages[0].content"
     assert refused({"messages": [USER], "id": "\udc00"}).id == "rec:4"
@@ -276,6 +274,35 @@ def test_a_number_that_is_not_finite_in_a_column_that_no_format_reads_leaves_the
     """Tables of pandas have NaN where a number is missing."""
     row = accepted({"messages": [USER], "score": float("nan"), "meta": {"x": [math.inf]}, "width": 2.5})
     assert row.left_out == (("score", "float nan"), ("meta", "float inf")) and row.columns == {"width": 2.5}
+
+
+def test_a_number_that_is_missing_is_missing_in_every_column():
+    row = accepted({"question": "?", "id": math.nan, "answer": "3", "label": math.nan, "caption": math.nan}, "qa")
+    assert (row.id, row.answer, row.columns) == ("rec:4", "3", {})
+    assert accepted({"messages": [USER], "answer": math.nan}).answer is None
+
+
+def test_whole_numbers_that_a_table_holds_as_floats():
+    row = accepted({"messages": [USER], "images": ["a.png", "b.png"], "max_pixels": 784.0, "answer_image": 1.0})
+    assert (row.pixels, row.answer_image) == (PixelLimits(most=784), 1)
+    assert refused({"messages": [USER], "images": ["a.png"], "max_pixels": 784.5}).field == "max_pixels"
+
+
+@pytest.mark.parametrize("images", ([None], [{"bytes": None, "path": None}]))
+def test_a_list_of_pictures_that_are_not_there_is_empty(images):
+    assert accepted({"messages": [USER], "images": images}).images == ()
+
+
+def test_pictures_and_videos_as_verl_writes_them():
+    row = accepted({"messages": [USER], "images": [{"image": "a.png"}]})
+    assert row.images == (ImageSource(path="a.png"),)
+    video = {"type": "video", "video": "a.mp4", "fps": 2}
+    assert accepted({"messages": [USER], "videos": [video]}).videos == (VideoSource(path="a.mp4", fps=2.0),)
+    assert refused({"messages": [USER], "videos": [{**video, "max_frames": 8}]}).field == "videos[0]"
+
+
+def test_a_file_name_that_is_not_utf_8_gives_ids_that_can_be_written():
+    assert default_id("donn\udce9es.jsonl", 3).encode() == b"donn\\udce9es:3"
 
 
 def test_reasons_and_fields_have_a_limit():
@@ -343,7 +370,7 @@ def test_swift_norm1_boxes_need_a_readable_image_and_shares():
         ("[1, 2]", "objects"),
         ({"bbox": [[1, 2, 3, 4]], "bbox_type": "norm1000"}, "objects.bbox_type"),
         ({"bbox": [[1, 2, 3, 4]], "image_id": [1]}, "objects.bbox[0]"),
-        ({"bbox": [[1, 2, 3, 4]], "image_id": [0.0]}, "objects.image_id"),
+        ({"bbox": [[1, 2, 3, 4]], "image_id": [0.5]}, "objects.image_id"),
         ({"bbox": [[1, 2, 3, 4]], "ref": ["x"]}, "objects.ref"),
         ({"bbox": [[1, 2, 3, 4]], "ref": [5]}, "objects.ref"),
         ({"bbox": []}, "objects.bbox"),
@@ -1021,6 +1048,11 @@ VERL = {
     "extra_info": {"index": 1},
 }
 QUESTION = {"image": "a.png", "question": "<image>Find x.", "answer": "5"}
+
+
+def test_the_prompt_of_verl_comes_before_the_raw_question():
+    row = accepted({**VERL, "problem": "Find x.", "question": "x?"}, "verl")
+    assert contents(row) == ["Think.", "<image>Find x.", "5"] and row.answer == "5"
 
 
 def test_questions_with_answers_are_told_by_their_keys():

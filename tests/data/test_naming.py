@@ -52,6 +52,13 @@ def test_rows_without_the_column_and_lines_that_are_no_rows_stay_as_they_are(tmp
     assert [row.answer for row in table.rows] == ["5", "6"] and len(table.rejected) == 1
 
 
+def test_a_row_whose_named_column_is_null_does_not_get_its_own_column_of_that_name(tmp_path):
+    rows = ({"question": "a?", "gold": "5", "answer": "said 4"}, {"question": "b?", "gold": None, "answer": "said 6"})
+    file = write(tmp_path / "a.jsonl", *rows)
+    table = read_rows(file, Data(train=file, columns={"answer": "gold"}), "grpo")
+    assert [row.answer for row in table.rows] == ["5", None] and table.notes == ("data.columns: rows without gold: 1",)
+
+
 def test_mixed_files_have_names_of_their_own(tmp_path):
     one = write(tmp_path / "a.jsonl", {"q": "Find x.", "answer": "5"})
     two = write(tmp_path / "b.jsonl", {"question": "Find y.", "answer": "6"})
@@ -90,7 +97,7 @@ def test_a_key_that_is_there_twice_rejects_its_row(tmp_path, line):
     assert len(table.rows) == 1 and "is set twice; keep one" in rejected.reason
 
 
-@pytest.mark.parametrize("number", ("1", 1.0, True, [0]))
+@pytest.mark.parametrize("number", ("1", 0.5, True, [0]))
 def test_a_number_of_an_image_that_is_none_rejects_its_row(tmp_path, number):
     row = {"messages": [{"role": "user", "content": "x"}], "images": ["a.png", "b.png"], "answer": [1, 2, 3, 4]}
     file = write(tmp_path / "a.jsonl", row, row | {"answer_image": number})

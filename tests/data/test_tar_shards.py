@@ -153,6 +153,31 @@ def test_rows_of_an_index_equal_those_in_memory(tmp_path, monkeypatch, seed, is_
         assert [orders[0].row(index) for index in range(99)] == [orders[1].row(index) for index in range(99)]
 
 
+def test_json_may_name_members_in_turns_by_their_whole_path_or_beside_a_null(tmp_path):
+    part = {"type": "image", "image": "a.png"}
+    turns = [{"role": "user", "content": [part, {"type": "text", "text": "?"}]}]
+    members = [
+        *[("d/a.png", picture()), ("d/a.json", {"messages": turns})],
+        *[("d/b.png", picture()), ("d/b.json", {"messages": TURNS, "image": "d/b.png"})],
+        *[("d/c.png", picture()), ("d/c.json", {"messages": TURNS, "images": None, "image": "c.png"})],
+        *[
+            ("d/e.0.png", picture()),
+            ("d/e.1.png", picture()),
+            ("d/e.json", {"messages": turns, "more": "a.png e.0.png"}),
+        ],
+        *[("d/f.0.png", picture()), ("d/f.1.png", picture())],
+        ("d/f.json", {"messages": [{"role": "user", "content": [{"type": "image", "image": "d/f.1.png"}]}]}),
+    ]
+    a, b, c, e, f = records(shard(tmp_path / "a.tar", members))
+    assert a.value["messages"][0]["content"][0]["image"]["bytes"] == picture() and "images" not in a.value
+    assert b.value["image"]["bytes"] == c.value["image"]["bytes"] == picture()
+    assert [each["path"] for each in e.value["images"]] == ["e.0.png", "e.1.png"]  # no part names one of them
+    assert "f.0.png" in f.problem
+    file = shard(tmp_path / "b.tar", members[:6])
+    rows = read_rows(file, config(tmp_path, "x", prompt=None), "grpo").rows
+    assert [len(row.images) for row in rows] == [1, 1, 1]
+
+
 def test_a_tar_that_is_compressed_is_refused_by_name(tmp_path):
     (tmp_path / "a.tar.gz").write_bytes(b"")
     with pytest.raises(DataError, match=r"\.tar"):
@@ -185,6 +210,7 @@ def test_each_index_maps_one_file_because_a_process_may_map_some_65000(tmp_path,
     rows = read_rows(data.train, data, "sft").rows
     with open("/proc/self/maps") as maps:
         assert sum(f"{tmp_path}/cache/" in line for line in maps) == len(rows.stores) == 3
+    assert not any(f"{tmp_path}/" in os.readlink(f"/proc/self/fd/{fd}") for fd in fds())  # a limit of some thousand
 
 
 def fds():

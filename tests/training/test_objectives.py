@@ -22,7 +22,7 @@ from tiercel.training.offline.objectives import answer_sums, objective_of, refer
 from tiercel.training.policy_passes import PolicyPasses
 from tiercel.training.rank_balancing import grouped_by_rank
 from tiercel.training.trainer import build_trainer
-from tiercel.types import Message
+from tiercel.types import ImageSource, Message
 
 LN2 = math.log(2)
 ROOMY = {"max_tokens_per_microbatch": 450}
@@ -281,6 +281,7 @@ def test_a_borrowed_answer_brings_its_boxes(rows):
     own = replace(
         row,
         messages=(replace(row.messages[0], content="<bbox> or what?"), replace(row.messages[-1], content="<bbox>")),
+        images=(ImageSource(path="a.png"),),
         boxes=((0.0, 0.0, 1.0, 1.0), (1.0, 1.0, 2.0, 2.0)),
         box_images=(0, 0),
     )
@@ -293,6 +294,8 @@ def test_a_borrowed_answer_brings_its_boxes(rows):
     made = with_answer_of(own, lent)
     assert made.messages[-1].content == "at <bbox>" and made.messages[0] == own.messages[0]
     assert (made.boxes, made.box_images) == (((0.0, 0.0, 1.0, 1.0), (5.0, 5.0, 6.0, 6.0)), (0, 0))
+    with pytest.raises(DataError):
+        with_answer_of(replace(row, images=(), boxes=(), box_images=()), lent)
 
 
 def test_dft_weighs_tokens_by_their_probability_and_held_out_rows_do_not(tiny_checkpoints, tmp_path, rows):

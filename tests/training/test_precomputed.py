@@ -106,6 +106,14 @@ def test_another_adapter_at_the_same_place_is_another_identity(identity, tmp_pat
     assert identity() != before
 
 
+def test_another_text_of_the_template_is_another_identity(identity, tmp_path):
+    template = tmp_path / "own.jinja"
+    template.write_text("A {{ messages }}")
+    before = identity({"template": str(template)})
+    template.write_text("B {{ messages }}")
+    assert identity({"template": str(template)}) != before
+
+
 def test_what_a_run_may_change_or_write_otherwise_keeps_the_identity(identity, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = identity()

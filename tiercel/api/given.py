@@ -14,7 +14,7 @@ from typing import Any
 from PIL import Image
 
 from tiercel.api.functions import named_function, written_function
-from tiercel.data.class_labels import class_labels, with_names
+from tiercel.data.class_labels import class_labels, decoded
 from tiercel.data.media.file_names import ADDRESS_KEYS, visual_of
 from tiercel.errors import DataError, RecipeError
 from tiercel.log import logger
@@ -91,7 +91,7 @@ def _with_names(rows: Iterable[Any]) -> Iterable[Any]:
     """Return the rows, those of `datasets` with the names of their class labels, as files of `datasets` are read."""
     schema = getattr(getattr(rows, "features", None), "arrow_schema", None)
     labels = class_labels(schema.metadata) if schema is not None else {}
-    return (with_names(row, labels) for row in rows) if labels else rows
+    return (decoded(row, labels, has_json=False) for row in rows) if labels else rows
 
 
 def _names_media(table: Any) -> bool:

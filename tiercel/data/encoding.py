@@ -104,6 +104,8 @@ def with_answer_of(row: Row, other: Row) -> Row:
     answer = other.messages[-1]
     kept = sum(message.content.count("<bbox>") for message in row.messages[:-1])
     lent = answer.content.count("<bbox>")
+    if lent and not row.images:
+        raise DataError("has no picture, so it cannot borrow an answer with boxes", field="boxes")
     return replace(
         row,
         messages=(*row.messages[:-1], answer),

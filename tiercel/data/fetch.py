@@ -23,8 +23,8 @@ import numpy as np
 
 from tiercel.config.data import Data
 from tiercel.config.row_sources import RowSource, names_in
-from tiercel.data.formats.columns import VISUALS, foreign_columns
-from tiercel.data.formats.registry import default_id
+from tiercel.data.formats.columns import VISUALS, foreign_columns, missing_numbers
+from tiercel.data.formats.registry import READ, default_id
 from tiercel.data.index import locked
 from tiercel.data.media.download import Web, download
 from tiercel.data.media.file_names import visual_of
@@ -148,6 +148,7 @@ class _Source:
 
     def __init__(self, given: str | Sequence[str], config: Data):
         self.config = config
+        self._read = {*READ, *(name.partition(".")[0] for name in config.columns.values()), *config.columns.values()}
         self._sources = [_chosen(source, parts_of(source, config)) for source in map(source_of, names_in(given))]
 
     def records(self) -> Iterator[tuple[RowSource, Record]]:
@@ -202,12 +203,12 @@ class _Source:
                 if name not in roots_of:
                     roots_of[name] = image_roots_of(source, self.config)
                 if reason is None:
-                    foreign = foreign_columns(record.value, ())
+                    foreign = missing_numbers(record.value) | foreign_columns(record.value, self._read)
                     left_out |= foreign
                     value = {key: each for key, each in record.value.items() if key not in foreign}
                     try:
                         changed = _changed(value, self.config.columns, partial(change, roots_of[name]))
-                        line = json.dumps(changed, default=_base64)
+                        line = json.dumps(changed, default=_base64, allow_nan=False)
                         stream.write(line + "\n")
                     except (TypeError, ValueError, RecursionError) as error:
                         reason = f"has a value that JSON does not have: {error}"

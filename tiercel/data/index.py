@@ -13,6 +13,7 @@ still rejected for the same reasons; otherwise it is made again. Processes of a 
 because a data set may have thousands of shards, and a process may map some 65,000 files.
 """
 
+import ctypes
 import fcntl
 import json
 import mmap
@@ -20,6 +21,7 @@ import os
 import shutil
 import tempfile
 import time
+import weakref
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +36,7 @@ from typing import IO, Any, BinaryIO
 import numpy as np
 
 from tiercel.data.formats.columns import lacking
-from tiercel.data.index_sources import IndexSource
+from tiercel.data.index_sources import LARGEST_SMALL_FILE, IndexSource
 from tiercel.data.parallel_map import spread
 from tiercel.data.rows import shortened
 from tiercel.data.stores import COLUMNS, RowStore, RowView, facts_of, same_ids
@@ -55,7 +57,8 @@ ENTRY = np.dtype(
     align=True,
 )
 _LENGTH_BYTES = 8
-_LOCKS = 2  # digits of an index's name that name its lock: thousands of shards share 256 of them
+_LIBRARY = ctypes.CDLL(None, use_errno=True)
+_LOCKS = 2  # digits of a small file's index that name its lock: thousands of shards share 256 of them
 SAY_SECONDS = 10.0
 _AT_ONCE = 1 << 16  # rows
 _HELD_ID_BYTES = 1 << 22  # while an index is made; more are written to a temporary file
@@ -79,9 +82,8 @@ class FileStore(RowStore):
         named = [source.key, head["of"], head["version"], head["checksum"]]
         self.key = sha256(json.dumps(named).encode()).hexdigest()
         self._source, self.path, self._head = source, path, head
-        with open(path, "rb") as stream:  # numpy's own `memmap` takes five times as long
-            self._bytes = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        self._entries = np.frombuffer(self._bytes, ENTRY, head["rows"]) if head["rows"] else np.empty(0, ENTRY)
+        self._bytes = mapped(path)
+        self._entries = self._bytes[: head["rows"] * ENTRY.itemsize].view(ENTRY)
         self._record = source.reader(head["of"])
 
     def __reduce__(self) -> tuple[Any, ...]:  # for loader workers that are not forked
@@ -114,9 +116,28 @@ class FileStore(RowStore):
         for first in range(0, len(self), _AT_ONCE):
             some = self._entries[first : first + _AT_ONCE]
             starts, lengths = (some["id_offset"] + np.uint64(self._entries.nbytes)).tolist(), some["id_length"].tolist()
-            text = self._bytes[starts[0] : starts[-1] + lengths[-1]]
+            text = self._bytes[starts[0] : starts[-1] + lengths[-1]].tobytes()
             for start, length in zip(starts, lengths, strict=True):
                 yield text[start - starts[0] : start - starts[0] + length].decode()
+
+
+def mapped(file: Path) -> np.ndarray:
+    """Map a file that is not empty, uint8 (bytes,). Python's own `mmap` would keep a descriptor open for each map, and
+    a process may have some thousand of them."""
+    map_pages = _LIBRARY.mmap
+    map_pages.restype = ctypes.c_void_p
+    map_pages.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_ssize_t)
+    with open(file, "rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        address = map_pages(None, size, mmap.PROT_READ, mmap.MAP_SHARED, stream.fileno(), 0)
+        if address in (None, ctypes.c_void_p(-1).value):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(file))
+    pages = (ctypes.c_uint8 * size).from_address(address)
+    weakref.finalize(pages, _LIBRARY.munmap, ctypes.c_void_p(address), ctypes.c_size_t(size))
+    found = np.ctypeslib.as_array(pages)
+    found.flags.writeable = False
+    return found
 
 
 def indexed(source: IndexSource, cache: Path, beat: Callable[[], None]) -> IndexedRows:
@@ -124,7 +145,8 @@ def indexed(source: IndexSource, cache: Path, beat: Callable[[], None]) -> Index
     be written, and DataError if the file changes meanwhile."""
     file = _file(source, cache)
     cache.mkdir(parents=True, exist_ok=True)
-    with locked(cache / f"index-{source.key[:_LOCKS]}.lock", beat):
+    is_small = sum(each.stat().st_size for each in source.files) <= LARGEST_SMALL_FILE
+    with locked(cache / f"index-{source.key[: _LOCKS if is_small else None]}.lock", beat):
         found = _opened(source, file)
         if isinstance(found, str):
             if found:
@@ -369,7 +391,9 @@ def _part(source: IndexSource, part: Any) -> _Part:
             id = row.id.encode()
             values.append((*facts_of(row), offset, len(ids), length, number, len(id)))
             ids += id
-    return _Part(entries=np.array(values, ENTRY), ids=bytes(ids), rejected=rejected, without=without)
+    entries = np.zeros(len(values), ENTRY)  # so that what aligns them is 0 too
+    entries[:] = values
+    return _Part(entries=entries, ids=bytes(ids), rejected=rejected, without=without)
 
 
 def _plain(row: RejectedRow) -> dict[str, Any]:

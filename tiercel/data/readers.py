@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tiercel.config.row_sources import RowSource
-from tiercel.data.class_labels import class_labels, with_names
+from tiercel.data.class_labels import class_labels, decoded, encoded_columns
 from tiercel.data.hub import cached_files, read_batches
 from tiercel.data.records import (
     Record,
@@ -300,17 +300,18 @@ def _records_of_batches(batches: Iterable[Any]) -> Iterator[Record]:
 
 def _values_of(batch: Any) -> list[dict[str, Any] | str]:
     try:
-        values, labels = batch.to_pylist(), class_labels(batch.schema.metadata)
-        return [with_names(value, labels) for value in values] if labels else values
-    except (ValueError, OverflowError):
+        values, encoded = batch.to_pylist(), encoded_columns(batch.schema.metadata)
+        return [decoded(value, encoded, has_json=True) for value in values] if encoded else values
+    except (ValueError, OverflowError, RecursionError):
         return [value_at(batch, number) for number in range(batch.num_rows)]
 
 
 def value_at(batch: Any, number: int) -> dict[str, Any] | str:
     """Return a row of an Arrow batch, or the reason why it cannot be read."""
     try:
-        return with_names(batch.slice(number, 1).to_pylist()[0], class_labels(batch.schema.metadata))
-    except (ValueError, OverflowError) as error:
+        (value,) = batch.slice(number, 1).to_pylist()
+        return decoded(value, encoded_columns(batch.schema.metadata), has_json=True)
+    except (ValueError, OverflowError, RecursionError) as error:
         return f"has a value that cannot be read: {error}"
 
 

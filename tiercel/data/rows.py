@@ -104,6 +104,12 @@ def is_filled(value: Any) -> bool:
     return not isinstance(value, dict | Mapping) or any(each is not None for each in value.values())
 
 
+def whole(value: Any) -> Any:
+    """Return a whole number as an int, also if a table holds it as a float, as in a column in which some are missing;
+    any other value stays as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def read_messages(
     value: Any,
     field: str,
@@ -333,10 +339,10 @@ def fill_prompt(
 
 def read_pixels(record: Mapping[str, Any]) -> PixelLimits | None:
     """Read the row's own `min_pixels` and `max_pixels`."""
-    for key in ("min_pixels", "max_pixels"):
-        if given(record, key) and (type(record[key]) is not int or record[key] < 1):
-            raise DataError(f"is {_brief(record[key])}, but must be a positive integer", field=key)
-    least, most = record.get("min_pixels"), record.get("max_pixels")
+    least, most = whole(record.get("min_pixels")), whole(record.get("max_pixels"))
+    for key, value in (("min_pixels", least), ("max_pixels", most)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise DataError(f"is {_brief(value)}, but must be a positive integer", field=key)
     if least is not None and most is not None and least > most:
         raise DataError(f"is {least}, but must be at most the row's max_pixels, {most}", field="min_pixels")
     return None if least is None and most is None else PixelLimits(least=least, most=most)

@@ -11,7 +11,7 @@ import io
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -22,6 +22,7 @@ from tiercel.errors import DataError
 _BROKEN = (tarfile.TarError, ValueError, OverflowError)  # raised for headers that are no headers
 _KEPT_BYTES = 1 << 23
 _PICTURES = frozenset({"bmp", "gif", "jpeg", "jpg", "png", "tif", "tiff", "webp"})
+_TURNS, _NAMES = ("messages", "conversations", "prompt"), ("image", "path", "url")
 _OCTAL = re.compile(rb"0*([0-7]+)[ \0]*")
 
 
@@ -148,18 +149,44 @@ def _record(stem: str, contents: dict[str, bytes], line: int) -> Record:
                 is_plain = is_plain and ending == "txt" and column.isascii()
             except UnicodeDecodeError as error:
                 return Record(line=line, problem=f"member {name!r} {json_problem(error)}")
-    named = own.get("images", own.get("image"))
-    if named is None and pictures:
-        own["images"] = list(pictures.values())
-    elif pictures:
-        many = named if isinstance(named, list) else [named]
-        if unnamed := next((name for name in pictures if name not in many), None):
-            problem = f"its JSON names images, but not the member {unnamed!r}; name all of them, or none"
-            return Record(line=line, problem=problem)
-        key = "images" if "images" in own else "image"
-        found = [pictures.get(each, each) if isinstance(each, str) else each for each in many]
-        own[key] = found if isinstance(named, list) else found[0]
+    if pictures and (problem := _place_pictures(own, pictures, stem[: -len(base)], text or b"")) is not None:
+        return Record(line=line, problem=problem)
     return Record(line=line, value={"id": stem, **own}, is_plain=is_plain)
+
+
+def _place_pictures(own: dict[str, Any], pictures: Mapping[str, Any], folder: str, text: bytes) -> str | None:
+    """Put the pictures of a row where its JSON (`text`, read as `own`) names them, by their names or their whole paths,
+    or else in `images`. Return what is wrong, if anything is."""
+    by_path = {f"{folder}{name}": each for name, each in pictures.items()} | dict(pictures)
+    key = "image" if own.get("images") is None else "images"
+    named, used = own.get(key), list[Any]()
+    if named is None and any(name.encode() in text for name in pictures):
+        own |= {name: _with_members(own[name], by_path, used) for name in _TURNS if isinstance(own.get(name), list)}
+    if named is None and not used:
+        own["images"] = list(pictures.values())
+        return None
+    many = named if isinstance(named, list) else [named]
+    used += [by_path[each] for each in many if isinstance(each, str) and each in by_path]
+    if unnamed := next((name for name, each in pictures.items() if each not in used), None):
+        return f"its JSON names images, but not the member {unnamed!r}; name all of them, or none"
+    if named is not None:
+        found = [by_path.get(each, each) if isinstance(each, str) else each for each in many]
+        own[key] = found if isinstance(named, list) else found[0]
+    return None
+
+
+def _with_members(value: Any, pictures: Mapping[str, Any], used: list[Any]) -> Any:
+    """Put members in place of their names in the parts of turns, and add them to `used`."""
+    if isinstance(value, list):
+        return [_with_members(each, pictures, used) for each in value]
+    if not isinstance(value, dict):
+        return value
+    changed = {key: _with_members(each, pictures, used) for key, each in value.items()}
+    for key in _NAMES if value.get("type") == "image" else ():
+        if isinstance(name := value.get(key), str) and name in pictures:
+            changed[key] = pictures[name]
+            used.append(pictures[name])
+    return changed
 
 
 class _Member(NamedTuple):

@@ -17,10 +17,12 @@ _MOST_NAMED = 20  # the most columns in a message
 
 def named(record: Record, column_names: Mapping[str, str]) -> Record:
     """Copy a record with some columns under other names. `column_names` maps each new name to the name in the row. A
-    column that the row does not have is skipped; a value inside another column is copied and also stays there."""
+    column that the row does not have is skipped; where it is null, the row's own column of the new name, which is
+    something else, is left out. A value inside another column is copied and also stays there."""
     found = {name: value for name, given in column_names.items() if (value := column(record.value, given)) is not None}
     moved = {column_names[name] for name in found}
-    kept = {key: value for key, value in record.value.items() if key not in moved}
+    null = {name for name, given in column_names.items() if name not in found and given in record.value}
+    kept = {key: value for key, value in record.value.items() if key not in moved and key not in null}
     return replace(record, value={**kept, **found})
 
 
@@ -65,6 +67,11 @@ def require_plain(record: Mapping[str, Any]) -> None:
         _require_text(key, "row")
         if key not in VISUALS:
             require_plain_value(value, key or "row", DEEPEST)
+
+
+def missing_numbers(record: Mapping[str, Any]) -> dict[str, str]:
+    """Map each column that holds nan, with which tables of pandas say that a number is missing, to that word."""
+    return {key: "float " + str(value) for key, value in record.items() if type(value) is float and math.isnan(value)}
 
 
 def foreign_columns(record: Mapping[str, Any], read: Container[str]) -> dict[str, str]:

@@ -191,11 +191,12 @@ def _side(record: Mapping[str, Any], key: str, role: Role) -> tuple[Message, ...
     return () if value is None else (Message(role=role, content=read_content(value, key)),)
 
 
-def from_qa(record: Mapping[str, Any]) -> RowDraft:
-    """Read a question, as text or as turns, and its answer. If the row has no assistant turn after the question and the
-    answer is text, a number or a list of numbers, the answer also becomes the assistant turn."""
+def from_qa(record: Mapping[str, Any], questions: Sequence[str] = QUESTIONS) -> RowDraft:
+    """Read a question, as text or as turns, from the first of `questions` that the row has, and its answer. If the row
+    has no assistant turn after the question and the answer is text, a number or a list of numbers, the answer also
+    becomes the assistant turn."""
     _refuse(record, "tools", "chosen", "rejected")
-    field = next((key for key in QUESTIONS if given(record, key)), QUESTIONS[0])
+    field = next((key for key in questions if given(record, key)), questions[0])
     asked = record.get(field)
     turns = list(asked) if isinstance(asked, list) else [{"role": "user", "content": read_content(asked, field)}]
     answers = ("answer", "solution")
@@ -206,6 +207,11 @@ def from_qa(record: Mapping[str, Any]) -> RowDraft:
     text = _answer_text(draft.answer if key is None else record[key])  # with the thought before it
     answered = () if text is None else (Message(role="assistant", content=text),)
     return replace(draft, messages=(*draft.messages, *answered))
+
+
+def from_verl(record: Mapping[str, Any]) -> RowDraft:
+    """Read verl's rows. `prompt` comes before a column with the raw question that its preprocessing may have left."""
+    return from_qa(record, ("prompt", *(key for key in QUESTIONS if key != "prompt")))
 
 
 def _answer_text(answer: Any) -> str | None:

@@ -9,7 +9,7 @@ from os.path import basename, splitext
 from typing import Any
 
 from tiercel.config.data import FormatName
-from tiercel.data.formats.columns import VISUALS, foreign_columns, require_plain, require_plain_value
+from tiercel.data.formats.columns import VISUALS, foreign_columns, missing_numbers, require_plain, require_plain_value
 from tiercel.data.formats.converters import (
     EXPRESSIONS,
     QUESTIONS,
@@ -23,6 +23,7 @@ from tiercel.data.formats.converters import (
     from_swift,
     from_tiercel,
     from_trl,
+    from_verl,
     from_vlm_r1,
 )
 from tiercel.data.formats.message_parts import has_openai_parts, with_visuals_of_parts
@@ -39,6 +40,7 @@ from tiercel.data.rows import (
     given,
     read_pixels,
     shortened,
+    whole,
     with_turns_of_text,
 )
 from tiercel.errors import DataError
@@ -48,7 +50,7 @@ from tiercel.types import RejectedRow, Row
 
 # All columns that some format reads. In every other column, a value that JSON does not know is left out.
 # fmt: off
-_READ = frozenset((
+READ = frozenset((
     "id", "messages", "conversations", "query", "response", "history", "system", "instruction", "input", "output",
     "prompt", "completion", "question", "problem", "chosen", "rejected", "rejected_response", "rejected_messages",
     "label", "kto_tag", "objects", "boxes", "box_images", "bbox", "file_name", "answer", "solution",
@@ -143,7 +145,7 @@ FORMATS: dict[FormatName, DataFormat] = {
         answer="`answer`, else `solution`; for SFT it is also the assistant turn",
     ),
     "verl": DataFormat(
-        convert=from_qa,
+        convert=from_verl,
         title="verl",
         rows="verl's rows: `prompt` as a list of turns",
         marks="prompt with reward_model",
@@ -202,8 +204,9 @@ def parse_record(
     file = reading.file
     id = default or default_id(file, line, reading.stem)
     try:
-        id = id if reading.ids == "line" else _read_id(record, id)
-        left_out = {} if is_plain else foreign_columns(record, _READ)
+        missing = {} if is_plain else missing_numbers(record)
+        left_out = {} if is_plain else missing | foreign_columns(record, READ)
+        id = id if reading.ids == "line" else _read_id(without(record, *missing), id)
         record = with_visuals_of_parts(with_turns_of_text(without(record, *left_out)))
         if not is_plain:
             require_plain(record)
@@ -271,7 +274,10 @@ def paired(chosen: Row, rejected: Row) -> Row:
 
 def default_id(file: str, line: int, stem: str | None = None) -> str:
     """Return the id of a row that has none: file name and line."""
-    return f"{stem or splitext(basename(file))[0]}:{line}"
+    name = stem or splitext(basename(file))[0]
+    if not name.isascii():
+        name = name.encode(errors="backslashreplace").decode()  # the name of a file need not be UTF-8
+    return f"{name}:{line}"
 
 
 def distinct_stems(files: Iterable[str]) -> dict[str, str]:
@@ -302,7 +308,7 @@ def detect_format(records: Sequence[Mapping[str, Any]], file: str) -> FormatName
     if len(found) == 1:
         return found.pop()
     names = sorted({key for record in records for key in record})
-    keys, known_keys = ", ".join(names) or "none", sorted(_READ | {*VISUALS})
+    keys, known_keys = ", ".join(names) or "none", sorted(READ | {*VISUALS})
     others = [key for key in names if key not in known_keys]
     near = [(each, key) for key in others for each in get_close_matches(key, known_keys, 1, 0.8)]
     meant = "".join(f" If {key} means {each}, set data.columns: {{{each}: {key}}}." for each, key in near)
@@ -374,8 +380,7 @@ def _read_id(record: Mapping[str, Any], default: str) -> str:
     id = record.get("id")
     if id is None:
         return default
-    if isinstance(id, float) and id.is_integer():  # as a column of Parquet has whole numbers if one is missing
-        id = int(id)
+    id = whole(id)
     if isinstance(id, bool) or not isinstance(id, str | int) or id == "":
         raise DataError(f"is {brief(repr(id), 80)}, but an id must be text or an integer", field="id")
     require_plain_value(id, "id", 0)

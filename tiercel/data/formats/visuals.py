@@ -6,7 +6,7 @@ from typing import Any
 
 from tiercel.data.media.embedded import embedded_picture
 from tiercel.data.media.images import require_path
-from tiercel.data.rows import given, is_filled, wrong_value
+from tiercel.data.rows import given, is_filled, whole, wrong_value
 from tiercel.errors import DataError
 from tiercel.types import Box, ImageSource, Point, VideoSource
 
@@ -30,15 +30,22 @@ def _visuals(record: Mapping[str, Any], kind: str) -> dict[str, Any]:
         raise DataError(f"the row has both `{kind}` and `{kind}s`; keep one", field=f"{kind}s")
     key = kind if is_filled(record.get(kind)) else f"{kind}s"
     value = record.get(key)
-    if not is_filled(value):
+    if not is_filled(value) or (isinstance(value, list) and all(map(_is_null, value))):
         return {}
     if key == "video" or not isinstance(value, list):  # a list under `video` is the frames of one video
         return {key: value}
     return {f"{key}[{number}]": item for number, item in enumerate(value)}
 
 
+def _is_null(value: Any) -> bool:
+    """Return whether a table has nothing in a list's only place: null, or an object of nulls."""
+    return value is None or (isinstance(value, Mapping) and bool(value) and not is_filled(value))
+
+
 def read_video(value: Any, field: str) -> VideoSource:
     described: Mapping[str, Any] = value if isinstance(value, Mapping) else {}
+    if described.get("type") == "video" and "path" not in described:  # as verl and qwen-vl-utils have it
+        described = {"path" if key == "video" else key: each for key, each in described.items() if key != "type"}
     if not described:
         described = {"frames" if isinstance(value, list) else "path": value}
     unknown = [key for key in described if key not in ("path", "frames", "fps") and given(described, key)]
@@ -61,10 +68,13 @@ def read_video(value: Any, field: str) -> VideoSource:
 
 
 def read_image(value: Any, field: str) -> ImageSource:
-    """Read a picture: a path, a data: URL, its bytes, or {"bytes", "path"}."""
+    """Read a picture: a path, a data: URL, its bytes, {"bytes", "path"}, or verl's {"image"}."""
     if isinstance(value, bytes):
         return ImageSource(data=value)
-    path, data = (value.get("path"), value.get("bytes")) if isinstance(value, dict | Mapping) else (value, None)
+    path, data = value, None
+    if isinstance(value, dict | Mapping):
+        path, data = value.get("path"), value.get("bytes")
+        path = value.get("image") if path is None and isinstance(value.get("image"), str) else path
     if isinstance(text := path if data is None else data, str):
         data = embedded_picture(text, field) or data
         path = path if text is not path else None if isinstance(data, bytes) else path
@@ -99,6 +109,7 @@ def read_box_images(value: Any, field: str, box_count: int) -> tuple[int, ...]:
     """Read the image number of each box; 0 for all if none are given."""
     if value is None or value == []:
         return (0,) * box_count
+    value = list(map(whole, value)) if isinstance(value, list) else value
     if not isinstance(value, list) or not all(type(number) is int for number in value):
         raise wrong_value(value, "it must be a list of image numbers, counted from 0", field)
     if len(value) != box_count:
@@ -108,6 +119,7 @@ def read_box_images(value: Any, field: str, box_count: int) -> tuple[int, ...]:
 
 def read_image_number(value: Any, field: str) -> int | None:
     """Read the number of an image; None if none is given."""
+    value = whole(value)
     if value is None or type(value) is int:
         return value
     raise wrong_value(value, "it must be the number of an image, counted from 0", field)

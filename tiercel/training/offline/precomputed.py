@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from os.path import isdir, realpath
+from os.path import expanduser, isdir, realpath
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,8 @@ def _identity(recipe: OfflineRecipe, tables: Mapping[str, RowTable], beat: Calla
     # the first bytes are hashed, but not the time, which copying the data changes. Of the adapter at lora.init all
     # bytes are hashed, of the checkpoint only the path.
     digest = sha256(json.dumps(_described(recipe)).encode())
+    if recipe.data.template is not None:
+        digest.update(file_sha256(Path(expanduser(recipe.data.template))).encode())
     if isinstance(recipe, DpoRecipe) and recipe.dpo.ld_alpha is not None:
         digest.update(f"ld_alpha {recipe.dpo.ld_alpha}".encode())
     if recipe.lora is not None and recipe.lora.init is not None:
