@@ -2,15 +2,18 @@
 
 import json
 from collections.abc import Mapping
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.tiny_models import noise_image
 from tiercel.config.schema import DpoRecipe
 from tiercel.data.reading import read_training_rows
-from tiercel.training.offline.precomputed import _identity
+from tiercel.distributed.ranks import ALONE
+from tiercel.errors import TrainingError
+from tiercel.training.offline.precomputed import ReferenceCache, _identity
 
 TURNS = [{"role": "user", "content": "<image>Where is it?"}, {"role": "assistant", "content": "At <bbox>."}]
 PAIR = {
@@ -119,3 +122,13 @@ def test_what_a_run_may_change_or_write_otherwise_keeps_the_identity(identity, t
     before = identity()
     assert identity({"workers": 0, "image_root": str(tmp_path), "train": "rows.jsonl"}) == before
     assert identity({"system": "Another."}) != before
+
+
+def test_a_row_without_a_reference_is_named():
+    cache = ReferenceCache(train={0: torch.zeros(2)})
+    prompts = [SimpleNamespace(index=index, row=SimpleNamespace(id=f"row-{index}")) for index in (0, 1)]
+    groups = [SimpleNamespace(examples=[SimpleNamespace(prompt=prompt)]) for prompt in prompts]
+    order = SimpleNamespace(row=lambda index: index)
+    assert cache.of(groups[:1], order, ALONE).keys() == {0}
+    with pytest.raises(TrainingError, match="row-1"):
+        cache.of(groups, order, ALONE)

@@ -3,7 +3,9 @@
 import pytest
 
 from tiercel.config.schema import Optim
+from tiercel.errors import RecipeError
 from tiercel.training.schedule import learning_rate
+from tiercel.training.session import require_warmup
 
 
 def rates(total: int, **keys) -> list[float]:
@@ -30,3 +32,9 @@ def test_rates_of_four_steps(keys, expected):
 
 def test_the_decay_of_wsd_is_a_tenth_of_the_run():
     assert rates(40, schedule="wsd")[35:] == pytest.approx([1, 1, 0.75, 0.5, 0.25])
+
+
+def test_a_rise_longer_than_the_epochs_is_refused():
+    require_warmup(7, 7)
+    with pytest.raises(RecipeError):
+        require_warmup(8, 7)

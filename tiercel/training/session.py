@@ -14,7 +14,7 @@ from tiercel.config.tracker_packages import require_packages
 from tiercel.data.order import prompts_of_epochs, steps_of_epochs
 from tiercel.data.reading import RowTable, RunRows
 from tiercel.distributed.ranks import Ranks
-from tiercel.errors import EXIT_TAKEN, NonFiniteError, Terminated, TiercelError
+from tiercel.errors import EXIT_TAKEN, NonFiniteError, RecipeError, Terminated, TiercelError
 from tiercel.log import logger
 from tiercel.message_text import counted
 from tiercel.reliability.diagnosis import Diagnosis
@@ -258,6 +258,7 @@ def open_session(recipe: BaseRecipe, run: RunDirectory) -> Iterator[Session]:
         require_same_rows(ranks, rows)
         length = run_length(recipe, len(read.train.rows))
         require_steps_to_profile(recipe.train.profile, length.steps)
+        require_warmup(recipe.optim.warmup_steps, length.steps)
         progress.total_steps = length.steps
         stop = stack.enter_context(StopRequest())
         ranks.run_on_first(lambda: require_packages(recipe.trackers))
@@ -310,6 +311,17 @@ def set_up_numerics(recipe: BaseRecipe) -> None:
     elif _OWN_THREADS:
         torch.set_num_threads(_OWN_THREADS.pop("before"))
     torch.use_deterministic_algorithms(recipe.train.deterministic)
+
+
+def require_warmup(warmup_steps: int, last: int) -> None:
+    """Raise RecipeError if the learning rate would still rise at the end of the run, which epochs may decide."""
+    if warmup_steps > last:
+        raise RecipeError(
+            [
+                f"optim.warmup_steps: is {warmup_steps}, but the run has only {last} steps, so optim.lr would never be "
+                "reached; use fewer warmup steps"
+            ]
+        )
 
 
 def run_length(recipe: BaseRecipe, row_count: int) -> RunLength:

@@ -22,8 +22,9 @@ from tiercel.config.trained_parts import whole_parts
 from tiercel.data.order import RowOrder
 from tiercel.data.picture_files import beginning, files_of
 from tiercel.data.reading import RowTable
+from tiercel.data.stores import view_of
 from tiercel.distributed.ranks import Ranks
-from tiercel.errors import RunError
+from tiercel.errors import RunError, TrainingError
 from tiercel.packing.examples import ExampleGroup
 from tiercel.regular_files import open_new, require_regular
 from tiercel.runs.files import file_sha256
@@ -33,7 +34,7 @@ from tiercel.training.offline.heldout_loss import sums_of
 from tiercel.training.offline.objectives import ReferenceSums
 from tiercel.training.session import Session
 from tiercel.training.trainer import Trainer
-from tiercel.types import ImageRoots
+from tiercel.types import ImageRoots, RejectedRow
 from tiercel.writing import GO_ON, NOT_OURS, reading, writing
 
 FILE = "reference.safetensors"
@@ -51,8 +52,16 @@ class ReferenceCache:
         other's."""
         if self.train is None:
             return None
-        own = [example.prompt.index for group in groups for example in group.examples]
-        return {index: self.train[order.row(index)] for indices in ranks.all_gather(own) for index in indices}
+        own = [(example.prompt.index, example.prompt.row.id) for group in groups for example in group.examples]
+        found = {}
+        for index, id in (pair for pairs in ranks.all_gather(own) for pair in pairs):
+            if (number := order.row(index)) not in self.train:
+                raise TrainingError(
+                    f"row {id} was rejected when the reference of all rows was computed, but can be used now; remove "
+                    f"{FILE} from the run, and the next start computes it again"
+                )
+            found[index] = self.train[number]
+        return found
 
 
 def load_or_compute_reference(recipe: OfflineRecipe, session: Session, trainer: Trainer) -> ReferenceCache:
@@ -92,8 +101,12 @@ def _identity(recipe: OfflineRecipe, tables: Mapping[str, RowTable], beat: Calla
         for file in sorted(each for each in adapter if each.suffix in (".json", ".safetensors")):
             digest.update(file_sha256(file).encode())
     pictures: dict[tuple[str, ImageRoots], None] = {}
-    for row in (row for table in tables.values() for row in table.rows):
+    views = [view_of(table.rows) for table in tables.values()]
+    for row in (view.look(number) for view in views for number in range(len(view))):
         beat()
+        if isinstance(row, RejectedRow):  # of an indexed file, since its index was made
+            digest.update(repr(row).encode())
+            continue
         for side in row.sides:
             digest.update(repr(replace(side, rejected=None, file="", image_roots=ImageRoots())).encode())
             pictures.update(dict.fromkeys(files_of(side)))
