@@ -12,7 +12,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from tiercel.config.schema import Model
 from tiercel.models.weights.loading import load_family, load_weights
-from tiercel.models.weights.saving import FILES, name_of_base, save_model, write_companions
+from tiercel.models.weights.saving import FILES, _keep_older_names, name_of_base, save_model, write_companions
 from tiercel.writing import let_others_read
 
 TEMPLATE = (
@@ -37,6 +37,7 @@ def test_without_a_word_of_the_recipe_they_are_the_checkpoints_bytes(tiny_checkp
     assert companions(written(checkpoint, tmp_path / "out")) == companions(checkpoint)
 
 
+@pytest.mark.parametrize("is_flat", (False, True))
 @pytest.mark.parametrize(
     ("name", "older"),
     (
@@ -47,8 +48,11 @@ def test_without_a_word_of_the_recipe_they_are_the_checkpoints_bytes(tiny_checkp
         ),
     ),
 )
-def test_rotary_settings_have_their_older_names_too(tiny_checkpoints, tmp_path, name, older):
-    """Readers for transformers 4 know no other names, and transformers 5 reads the same from both."""
+def test_rotary_settings_have_their_older_names_too(tiny_checkpoints, tmp_path, name, older, is_flat):
+    """Readers for transformers 4 know no other names, and transformers 5 reads the same from both. The published config
+    of Qwen2.5-VL is flat, but the saved one is not."""
+    if is_flat and name != "qwen2_5_vl":
+        pytest.skip("its published config is not flat")
     checkpoint = tmp_path / "published"
     shutil.copytree(tiny_checkpoints[name], checkpoint)
     config = json.loads((checkpoint / "config.json").read_text())
@@ -57,6 +61,8 @@ def test_rotary_settings_have_their_older_names_too(tiny_checkpoints, tmp_path, 
         text.pop(key, None)
         config.pop(key, None)
     text |= older
+    if is_flat:
+        config = {**config.pop("text_config"), **config}
     (checkpoint / "config.json").write_text(json.dumps({**config, "torch_dtype": "float32"}))
     family = load_family(Model(path=str(checkpoint), dtype="float32"))
     save_model(family, load_weights(family, torch.bfloat16, torch.device("cpu")), tmp_path / "out")
@@ -139,3 +145,14 @@ def test_an_adapter_names_its_base_as_the_hub_does():
     cached = "/home/me/.cache/huggingface/hub/models--Qwen--Qwen2.5-VL-3B-Instruct/snapshots/66285546d2b8"
     assert name_of_base(cached) == "Qwen/Qwen2.5-VL-3B-Instruct"
     assert name_of_base("/data/models/mine") == "/data/models/mine"
+
+
+def test_older_names_that_would_be_read_as_something_else_are_left_out(tiny_checkpoints, tmp_path):
+    checkpoint = tiny_checkpoints["qwen2_5_vl"]
+    for place in ("published", "out"):
+        shutil.copytree(checkpoint, tmp_path / place)
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["text_config"] |= {"rope_theta": 7.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    (tmp_path / "published/config.json").write_text(json.dumps(config))
+    _keep_older_names(tmp_path / "published", tmp_path / "out")
+    assert (tmp_path / "out/config.json").read_bytes() == (checkpoint / "config.json").read_bytes()

@@ -22,6 +22,7 @@ from tiercel.models.layers.quantized import loading_options, require_package, st
 from tiercel.models.policy import load_for_inference, make_trainable, weights_dtype
 from tiercel.models.weights.adapters import has_no_effect
 from tiercel.models.weights.loading import ADAPTER_CONFIG, load_weights, named_few, read_config, read_json
+from tiercel.models.weights.saving import name_of_base
 from tiercel.packing.pass_options import chosen_form
 from tiercel.rollout.local.engine import require_decodable
 from tiercel.training.distillation.served_teacher import recipe_of_teacher
@@ -111,7 +112,8 @@ def _told_of_adapter(recipe: BaseRecipe, family: Family) -> list[str]:
 def _told_of_origin(recipe: BaseRecipe, family: Family) -> list[str]:
     assert recipe.lora is not None and recipe.lora.init is not None
     made_for = read_json(Path(recipe.lora.init) / ADAPTER_CONFIG).get("base_model_name_or_path")
-    here = {Path(each).name for each in (recipe.model.path, family.checkpoint.path)}
+    paths = (recipe.model.path, family.checkpoint.path)
+    here = {Path(each).name for path in paths for each in (path, name_of_base(path))}
     if not isinstance(made_for, str) or not made_for or Path(made_for).name in here:
         return []
     return [

@@ -12,6 +12,7 @@ import torch
 from peft import get_peft_model_state_dict
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import AutoConfig
 
 from tiercel.errors import ModelError
 from tiercel.models.families.base import Family, HuggingFaceModel
@@ -42,16 +43,15 @@ FILES = (
 TEMPLATE = "chat_template.jinja"
 OWN_TEMPLATE = "chat_template"  # a key of older checkpoints' files
 EDGES = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}  # the older and the newer name of a limit
-OLDER_ROTARY = re.compile("rope_(?!parameters).*")  # keys of config.json
+# Keys of config.json that transformers 5 has replaced by `rope_parameters`
+OLDER_ROTARY = re.compile("rope_(?!parameters).*|partial_rotary_factor|rotary_.*|(global|local)_rope_theta")
+CACHED = re.compile(r".*/models--([^/]+)--([^/]+)/snapshots/([0-9a-f]+)/?")  # a model in the hub's cache
 Config = dict[str, Any]
 
 
 def write_companions(family: Family, directory: Path) -> None:
     """Write the files that accompany the weights of a family's model."""
-    source = Path(family.checkpoint.path)
-    copy_files(source, directory)
-    published = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    _change(directory / "config.json", lambda config: _keep_older_keys(config, published))
+    copy_files(Path(family.checkpoint.path), directory)
     _change(directory / GENERATION, lambda config: _stop_at(config, family.checkpoint.end_token_ids))
     if family.checkpoint.chat_template != family.tokenizer.chat_template:
         _write_template(family.checkpoint.chat_template, directory)
@@ -69,14 +69,32 @@ def copy_files(source: Path, directory: Path) -> None:
             shutil.copyfile(source / name, directory / name)
 
 
-def _keep_older_keys(config: Config, published: Config) -> None:
+def _keep_older_names(source: Path, directory: Path) -> None:
     """Add the names of rotary settings and of the dtype that the checkpoint has and transformers 5 does not write.
-    Readers for transformers 4 know no others, and would silently compute with another base."""
+    Readers for transformers 4 know no others, and would silently compute with another base. They are left out if
+    transformers 5 would read them as something else."""
+    file = directory / "config.json"
+    plain, read = file.read_bytes(), _rotary(directory)
+    published = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    _change(file, lambda config: _add_older_names(config, published))
+    if _rotary(directory) != read:
+        file.write_bytes(plain)
+
+
+def _rotary(directory: Path) -> Any:
+    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    return getattr(config.get_text_config(), "rope_parameters", None)
+
+
+def _add_older_names(config: Config, published: Config) -> None:
+    decoder = config.get("text_config")
+    # transformers 5 also moves the decoder's settings of published configs, such as Qwen2.5-VL's, into `text_config`.
+    place = decoder if isinstance(decoder, dict) and "text_config" not in published else config
     for name, value in published.items():
         if isinstance(value, dict) and isinstance(own := config.get(name), dict) and name.endswith("_config"):
-            _keep_older_keys(own, value)
+            _add_older_names(own, value)
         elif OLDER_ROTARY.fullmatch(name):
-            config.setdefault(name, value)
+            place.setdefault(name, value)
     if "torch_dtype" in published and isinstance(config.get("dtype"), str):
         config["torch_dtype"] = config["dtype"]
 
@@ -133,7 +151,7 @@ def save_trained(policy: Policy, directory: Path, weights: Mapping[str, Tensor] 
 
 def name_of_base(path: str) -> str:
     """Return the hub's name of a model in its cache, so that an adapter can be loaded elsewhere; else the path."""
-    found = re.fullmatch(r".*/models--([^/]+)--([^/]+)/snapshots/[0-9a-f]+/?", path)
+    found = CACHED.fullmatch(path)
     return path if found is None else f"{found[1]}/{found[2]}"
 
 
@@ -156,6 +174,8 @@ def save_adapter(
     save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
     config = dict(policy.peft.peft_config["default"].to_dict())
     config["base_model_name_or_path"] = name_of_base(policy.family.checkpoint.path)
+    if (cached := CACHED.fullmatch(policy.family.checkpoint.path)) is not None:
+        config["revision"] = cached[3]
     config["inference_mode"] = True
     text = json.dumps(config, indent=2, sort_keys=True, default=_plain)
     (directory / "adapter_config.json").write_text(text, encoding="utf-8")
@@ -188,6 +208,7 @@ def save_model(
         own = {name: weights.pop(name).float().cpu() for name in tuple(weights) if name.startswith(f"{NAME}.")}
         save_file(own, directory / WHOLE_FILE)
     family.save(model, directory, weights)
+    _keep_older_names(Path(family.checkpoint.path), directory)
     write_companions(family, directory)
 
 
