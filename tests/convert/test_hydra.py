@@ -216,3 +216,10 @@ def test_keys_of_columns_are_names_where_no_format_reads_them(home, line, column
     assert draft.values.get("data.columns") == columns
     if columns is None:
         assert "data.prompt_key" in told(draft) and "is read by this name" in told(draft)
+
+
+def test_null_is_no_value_on_the_command_line_either():
+    nothing = ("trainer.max_actor_ckpt_to_keep", "actor_rollout_ref.model.lora_rank", "custom_reward_function.path")
+    draft = drafted(" ".join([VERL, *(f"{name}=null" for name in nothing)]))
+    assert draft.values == drafted(VERL).values and "lora.rank" not in draft.values
+    assert "=null" not in told(drafted(VERL))

@@ -48,6 +48,7 @@ def test_layers_by_a_pattern_stay_as_they_are(tmp_path):
     assert values["lora.targets"] == r"model\.language_model\..*\.(q_proj|v_proj)"
 
 
+SEVEN = r"(.*\.)?(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
 UNSLOTH = """
 from unsloth import FastVisionModel
 from trl import SFTConfig, SFTTrainer
@@ -69,6 +70,23 @@ def test_what_is_said_beside_the_config_is_not_lost(tmp_path):
     assert {key: draft.values.get(key) for key in expected} == expected
     notes = told(draft)
     assert "--oddity 1" in notes and "--finetune_vision_layers false" in notes and "--random_state 7" in notes
+
+
+@pytest.mark.parametrize(
+    ("given", "targets"),
+    (
+        ("FastVisionModel.get_peft_model(model, r=32", "all"),
+        ("FastVisionModel.get_peft_model(model, r=32, finetune_vision_layers=False", SEVEN),
+        ("FastLanguageModel.get_peft_model(model, r=32", SEVEN),
+        ('FastVisionModel.get_peft_model(model, target_modules=["q_proj"]', r"(.*\.)?(q_proj)"),
+    ),
+)
+def test_layers_that_unsloth_adapts(tmp_path, given, targets):
+    before, after = UNSLOTH.split(
+        "FastVisionModel.get_peft_model(model, r=32, use_rslora=True, finetune_vision_layers=False"
+    )
+    text = f"{before}{given}{after}"
+    assert drafted(text, written(tmp_path, text)).values["lora.targets"] == targets
 
 
 def test_attributes_belong_to_the_config_that_was_made_last(tmp_path):

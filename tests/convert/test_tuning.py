@@ -306,3 +306,25 @@ def test_an_adapter_to_go_on_from_is_described_by_its_own_config(tmp_path, targe
 
 def test_an_adapter_that_is_elsewhere_is_to_be_described():
     assert "sft/adapter_config.json is not on this machine; write its" in told(drafted(f"{GRPO} --adapters sft"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype"),
+    (
+        ("--bf16 true", "bfloat16"),
+        ("", "bfloat16"),  # TRL's own default
+        ("--bf16 false", "float16"),
+        ("--fp16 true", "float16"),
+    ),
+)
+def test_the_launchers_precision_is_that_of_a_script_without_one(flags, dtype):
+    check(
+        f"accelerate launch --mixed_precision fp16 trl/scripts/grpo.py {TRL.removeprefix('trl grpo ')} {flags}",
+        {"model.dtype": dtype},
+    )
+
+
+def test_negations_of_switches():
+    check(f"{TRL} --no_gradient_checkpointing", {"learner.gradient_checkpointing": False})
+    assert values_of(f"{TRL} --no_gradient_checkpointing") == values_of(f"{TRL} --gradient_checkpointing false")
+    assert "perhaps" not in told(drafted(f"{TRL} --no-gradient-checkpointing"))

@@ -1,10 +1,13 @@
 """Weights that a token uses and weights that are stored, for published configs, worked out by hand."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.tiny_models import tiny_recipe
+from tiercel.errors import ModelError
+from tiercel.models.layers.experts import experts_of_a_token
 from tiercel.planning.sizes import bare_family, count, read_config
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -37,3 +40,15 @@ def test_qwen3_5_27b():
     assert sizes.weights == pytest.approx(27.4e9, rel=0.01)
     assert sizes.cached_layers == 16
     assert sizes.state_elements == 48 * (48 * 128 * 128 + (2 * 2048 + 6144) * 4)
+
+
+def test_experts_cannot_be_quantised():
+    recipe = tiny_recipe(CONFIGS / "qwen3_vl_30b_a3b", dtype="bfloat16", lora={"rank": 16})
+    path, config = read_config(recipe.model)
+    with pytest.raises(ModelError, match="experts"):
+        count(recipe.with_values({"model.quantize": "nf4"}), config, bare_family(path, config))
+
+
+def test_the_number_of_experts_of_a_token_by_either_name():
+    assert experts_of_a_token(SimpleNamespace(num_experts_per_tok=8)) == 8
+    assert experts_of_a_token(SimpleNamespace(top_k_experts=4)) == 4  # Gemma 4

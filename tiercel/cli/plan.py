@@ -12,7 +12,7 @@ from rich.table import Table
 from tiercel.cli.values import size
 from tiercel.config import Recipe
 from tiercel.doctor.machine import allowed_memory
-from tiercel.errors import EnvironmentProblem
+from tiercel.errors import EnvironmentProblem, RecipeError
 from tiercel.log import printed
 from tiercel.message_text import counted
 from tiercel.planning.devices import DEVICES, Device, Machine
@@ -29,6 +29,14 @@ SHOWN_UNIT = 10**8  # bytes; tables show tenths of a gigabyte
 
 def run(recipe: Recipe, arguments: Namespace) -> None:
     """Print the plan. If nothing fits, raises EnvironmentProblem with the nearest change that would."""
+    if arguments.gpus % recipe.train.context_parallel:
+        raise RecipeError(
+            [
+                f"train.context_parallel: is {recipe.train.context_parallel}, but must divide the number of GPUs "
+                f"({arguments.gpus}); name a multiple of it with --gpus"
+            ],
+            arguments.recipe,
+        )
     device = DEVICES[arguments.device or ASSUMED_DEVICE]
     memory = arguments.fit or arguments.gpu_memory or ASSUMED_MEMORY
     machine = Machine(
@@ -120,6 +128,8 @@ def show(plan: MemoryPlan, name: str) -> None:
             f"idle: {plan.idle_ranks} of {plan.machine.ranks} ranks, because a step has {counted(busy, 'row')} to "
             "learn from; raise optim.prompts_per_step, or take fewer GPUs"
         )
+    if sizes.vision_weights and not plan.measures_tower:
+        console.print("the passes of this family's vision tower are not in the plan; leave memory for them")
     if plan.flex_problem:
         console.print(f"{plan.flex_problem}; a run takes learner.form: dense, for which this memory is not planned")
     if plan.chosen:

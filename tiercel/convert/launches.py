@@ -3,7 +3,7 @@ methods that tiercel does not have."""
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -235,6 +235,8 @@ def launch_of(command: ShellCommand, file: Path | None = None) -> Launch | Forei
     launcher, _, _ = parsed_flags(plain)
     in_file = _of_config(flags, folders, is_nested=framework in OVERRIDING)
     without_value = frozenset(name for name, value in in_file.items() if value in (None, {}) and name not in flags)
+    if framework in OVERRIDING:  # as in its file
+        without_value |= {name for name, given in flags.items() if given in (("null",), ("None",))}
     flags = {**{name: _flag_words(value) for name, value in in_file.items()}, **flags}
     if framework == "TRL" and method is not None:  # `trl` passes these flags on to accelerate, its file's too
         known = {*rows_of(framework, method), *without_value}
@@ -251,6 +253,8 @@ def launch_of(command: ShellCommand, file: Path | None = None) -> Launch | Forei
         if asked not in METHODS:
             return no_method(f"--{name} {asked}", OTHER_METHODS.get(asked, VERBS))
         method = METHODS[asked]
+    if framework not in OVERRIDING:
+        flags = _without_negations(flags, rows_of(framework, method))
     script = next((PurePath(word).name for word in reversed(words[:place]) if word.endswith(".py")), "")
     named = launcher.get("config_file") or launcher.get("accelerate_config") or ()
     variables = dict(word.split("=", 1) for word in words[:place] if _VARIABLE.fullmatch(word))
@@ -273,6 +277,16 @@ def launch_of(command: ShellCommand, file: Path | None = None) -> Launch | Forei
     )
 
 
+def _without_negations(flags: Mapping[str, tuple[str, ...]], known: Container[str]) -> dict[str, tuple[str, ...]]:
+    """Read --no_NAME and --no-NAME, which transformers makes for each switch that is on by default, as NAME false."""
+    found = {}
+    for name, words in flags.items():
+        switch = re.sub(r"^no[_-]", "", name)
+        is_negation = switch != name and not words and name not in known and switch.replace("-", "_") in known
+        found[switch.replace("-", "_") if is_negation else name] = ("false",) if is_negation else words
+    return found
+
+
 def _starter_of(before: Sequence[str]) -> str:
     """Return the program that starts a process for each GPU that it sees if nothing gives a number; empty for any
     other. `before` are the words before the flags."""
@@ -293,7 +307,7 @@ def file_in(folders: Sequence[Path], path: str) -> Path | None:
 def _of_config(flags: Mapping[str, tuple[str, ...]], folders: Sequence[Path], *, is_nested: bool) -> dict[str, object]:
     """Read the flags of --config's YAML file with their values; those of the command take precedence over them."""
     tree = mapping_in(file_in(folders, words[0])) if (words := flags.get("config")) else None
-    keys = leaves(tree or {}) if is_nested else (tree or {}).items()
+    keys = leaves(tree) if is_nested and tree else (tree or {}).items()
     return {str(name): value for name, value in keys}
 
 

@@ -107,7 +107,10 @@ def _beside(name: str, node: ast.Call, known: Mapping[str, ast.expr]) -> Iterato
         yield ["--use_peft"]
         given = {_ADAPTERS.get(key, key): _values(value, known) for key, value in keywords.items()}
         usual = _USUAL if name == "LoraConfig" else _USUAL_OF_UNSLOTH
-        for key, words in ({key: [word] for key, word in usual.items()} | given).items():
+        given = {key: [word] for key, word in usual.items()} | given
+        if name != "LoraConfig" and given.get("lora_target_modules", ["all-linear"]) == ["all-linear"]:
+            given["lora_target_modules"] = _targets_of_unsloth(node, given)
+        for key, words in given.items():
             yield [f"--{key}", *words]
     elif name == "BitsAndBytesConfig":
         yield from ([f"--{key}", *_values(value, known)] for key, value in keywords.items())
@@ -130,6 +133,15 @@ def _beside(name: str, node: ast.Call, known: Mapping[str, ast.expr]) -> Iterato
             node.func
         ).startswith("Fast"):  # Unsloth's are nf4
             yield ["--bnb_4bit_quant_type", "fp4"]
+
+
+def _targets_of_unsloth(node: ast.Call, given: Mapping[str, list[str]]) -> list[str]:
+    """Return the layers with adapters if a call of Unsloth names none: those of the language model, and for its vision
+    models those of the tower too, unless a switch turns these off."""
+    has_tower = ast.unparse(node.func).startswith(("FastVisionModel", "FastModel"))
+    if has_tower and given.get("finetune_vision_layers") != ["false"]:
+        return ["all-linear"]
+    return ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 def _rows(

@@ -233,12 +233,14 @@ def _precision(launch: Launch, draft: RecipeDraft) -> None:
     in_file = launch.accelerate.precision if launch.accelerate else ""
     mixed = launch.launcher.get("mixed_precision", ("",))[0] or in_file
     loaded = (launch.text("dtype", "torch_dtype") or "").lower()
-    if launch.is_true("fp16") or mixed == "fp16":
+    if launch.is_true("fp16"):
         draft.set("model.dtype", "float16", *labels)
-    elif launch.is_true("bf16") or mixed == "bf16":
+    elif launch.is_true("bf16"):
         draft.set("model.dtype", "bfloat16", *labels)
     elif launch.framework == "TRL" and "bf16" not in launch.flags:
         draft.set("model.dtype", "bfloat16", *labels, remark="TRL's default, --bf16")
+    elif mixed in ("fp16", "bf16"):  # which transformers takes if its own flags are off
+        draft.set("model.dtype", "float16" if mixed == "fp16" else "bfloat16", *labels)
     elif launch.framework in ("TRL", "VLM-R1"):
         draft.set("model.dtype", loaded if loaded in ("bfloat16", "float16") else "float32", *labels)
 

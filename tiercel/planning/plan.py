@@ -9,7 +9,7 @@ from tiercel.config.schema import GrpoRecipe, Recipe
 from tiercel.planning.devices import Machine
 from tiercel.planning.memory import Measured, cached_rows
 from tiercel.planning.options import Option, admitted, measure, memory_of, option, study
-from tiercel.planning.probe import NOTHING
+from tiercel.planning.probe import NOTHING, VisionBytes
 from tiercel.planning.remedies import MORE_RANKS, Changes, Remedy, changed, engines, find_remedy, words
 from tiercel.planning.sizes import ModelSizes
 
@@ -31,6 +31,7 @@ class MemoryPlan:
     change: str | None  # the remedy in words
     remedy: Remedy | None  # the nearest recipe that fits, if no option does
     flex_problem: str | None = None  # why the card cannot run FlexAttention for the model
+    measures_tower: bool = True  # whether the passes of the vision tower are counted
 
     @property
     def shown(self) -> Option:
@@ -82,6 +83,7 @@ def make_plan(
         change=remedy.words(machine.ranks) if remedy else None,
         remedy=remedy,
         flex_problem=subject.flex_problem(machine),
+        measures_tower=measured.vision != VisionBytes(),
     )
 
 

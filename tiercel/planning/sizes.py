@@ -15,7 +15,8 @@ from tiercel.distributed.strategies.muon import layer_matrices
 from tiercel.errors import ModelError
 from tiercel.models.families.base import Checkpoint, Family
 from tiercel.models.layers.attention import heads_of
-from tiercel.models.layers.quantized import STORED_BYTES, quantizable, stored_quantization
+from tiercel.models.layers.experts import experts_of_a_token
+from tiercel.models.layers.quantized import STORED_BYTES, quantizable, require_linear_layers, stored_quantization
 from tiercel.models.policy import make_trainable, weights_dtype
 from tiercel.models.weights.hub import CONFIG, resolve
 from tiercel.models.weights.loading import family_class
@@ -99,6 +100,8 @@ def count(recipe: BaseRecipe, config: Any, family: Family) -> ModelSizes:
         model = family.model_class.from_config(config, dtype=weights_dtype(recipe), attn_implementation="sdpa")
         model.requires_grad_(False)
         make_trainable(family, model, without_files(recipe), torch.device("meta"))
+    if recipe.model.quantize is not None:
+        require_linear_layers(model, recipe.model.quantize)
     text = config.get_text_config()
     heads = max(heads_of(text), key=lambda heads: heads.size * heads.keys)
     parameters = dict(model.named_parameters())
@@ -131,7 +134,7 @@ def count(recipe: BaseRecipe, config: Any, family: Family) -> ModelSizes:
         trained_matrices=_trained({name: parameters[name] for name in layer_matrices(model) & parameters.keys()}),
         obstacle=family.sharing_obstacle(text),
         expert_weights=experts,
-        expert_share=text.num_experts_per_tok / expert_count if experts else 1.0,
+        expert_share=experts_of_a_token(text) / expert_count if experts else 1.0,
         cached_layers=text.num_hidden_layers - kinds[DELTA],
         state_elements=kinds[DELTA] * _state_elements(text) if kinds[DELTA] else 0,
         quantize=quantize,

@@ -12,7 +12,7 @@ from tiercel.algorithms import advantage_of
 from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import Ranks
 from tiercel.models.layers.attention import attention_spans_of, heads_of
-from tiercel.models.layers.experts import ExpertLayer, mixtures
+from tiercel.models.layers.experts import ExpertLayer, experts_of_a_token, mixtures
 from tiercel.models.policy import Policy
 from tiercel.packing.layout import PackedTokens, PackItem, pack
 from tiercel.packing.tree import groups_tree
@@ -70,8 +70,8 @@ def _of_experts(mixture: ExpertLayer, config: Any) -> int:
     decoder's."""
     width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
     products = 3 if any(parameter.requires_grad for parameter in mixture.block.experts.parameters()) else 2
-    chosen = 3 * products * config.num_experts_per_tok * width
-    return 2 * config.hidden_size * (chosen + 2 * mixture.router.num_experts)
+    chosen = 3 * products * experts_of_a_token(config) * width
+    return 2 * config.hidden_size * (chosen + 2 * mixture.count)
 
 
 def rollout_metrics(step: int, scored: Sequence[ScoredGroup], recipe: GrpoRecipe) -> dict[str, float]:

@@ -33,16 +33,30 @@ class ExpertLayer:
         return next(getattr(self.block, name) for name in _ROUTERS if hasattr(self.block, name))
 
     @property
+    def experts(self) -> Any:
+        """Return the module of the experts without its adapter."""
+        experts = self.block.experts
+        return experts.get_base_layer() if hasattr(experts, "get_base_layer") else experts
+
+    @property
+    def count(self) -> int:
+        """Return the number of experts. Gemma 4's router does not say it."""
+        return int(getattr(self.router, "num_experts", None) or self.experts.num_experts)
+
+    @property
     def uses_kernels(self) -> bool:
         """Return whether transformers computes these experts with a selectable implementation."""
-        experts = self.block.experts
-        plain = experts.get_base_layer() if hasattr(experts, "get_base_layer") else experts  # PEFT's, with an adapter
-        return hasattr(plain, "_apply_gate")
+        return hasattr(self.experts, "_apply_gate")
 
     @property
     def expert_parameters(self) -> tuple[str, ...]:
         """Return the names of the experts' weights. Call it on a model without an adapter."""
         return tuple(f"{self.name}.experts.{name}" for name, _ in self.block.experts.named_parameters())
+
+
+def experts_of_a_token(config: Any) -> int:
+    """Return how many experts compute each token. `config` is the decoder's."""
+    return int(getattr(config, "num_experts_per_tok", None) or config.top_k_experts)
 
 
 def is_mixture(module: nn.Module) -> bool:
@@ -81,7 +95,7 @@ class ExpertLoad:
             yield
             return
         hooks = [
-            mixture.block.experts.register_forward_pre_hook(self._counter(layer, mixture.router.num_experts))
+            mixture.block.experts.register_forward_pre_hook(self._counter(layer, mixture.count))
             for layer, mixture in enumerate(self.mixtures)
         ]
         try:

@@ -46,6 +46,16 @@ def require_package(key: str) -> None:
         raise EnvironmentProblem(f"{key}: needs the package bitsandbytes; pip install 'tiercel[quantize]'")
 
 
+def require_linear_layers(model: nn.Module, kind: Quantization) -> None:
+    """Raise ModelError for a model with experts, whose weights cannot be quantised."""
+    if mixtures(model):
+        raise ModelError(
+            f"model.quantize: is {kind}, but bitsandbytes quantises only linear layers, which the experts of "
+            "this model are not, so most of its weights would stay as they are; remove this key, or use a model "
+            "without experts"
+        )
+
+
 def loading_options(
     family: Family, quantize: Quantization | None, dtype: torch.dtype, device: torch.device, *, is_stored: bool
 ) -> dict[str, Any]:
@@ -61,12 +71,7 @@ def loading_options(
 
     with torch.device("meta"):
         shapes = family.model_class.from_config(family.checkpoint.config)
-    if mixtures(shapes):
-        raise ModelError(
-            f"model.quantize: is {quantize}, but bitsandbytes quantises only linear layers, which the experts of "
-            "this model are not, so most of its weights would stay as they are; remove this key, or use a model "
-            "without experts"
-        )
+    require_linear_layers(shapes, quantize)
     inside = quantizable(family, shapes, quantize)
     others = [name for name, module in shapes.named_modules() if isinstance(module, nn.Linear) and name not in inside]
     kind = (

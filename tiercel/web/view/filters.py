@@ -171,7 +171,11 @@ def _texts(record: Any) -> Iterator[str]:
         values: Sequence[Any] = [record.get("id"), record.get("question"), record.get("answer")]
         values = [*values, *(each.get("text") for each in completions)]
         values = [*values, *(turn.get(name) for turn in turns for name in ("text", "answer"))]
-        yield from (value if isinstance(value, str) else json.dumps(value) for value in values if value is not None)
+        yield from (
+            value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            for value in values
+            if value is not None
+        )
 
 
 def read_group(files: StepFiles, columns: Columns, position: int) -> GroupRecord | None:
