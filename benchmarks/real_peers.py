@@ -194,10 +194,10 @@ def main() -> None:
     prepare()
     head = {"machine": machine(), "versions": versions(), "steps": options.steps}
     before = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
-    kept = before["seeds"] if before and {name: before[name] for name in head} == head else {}
+    kept = before["seeds"] if {name: before.get(name) for name in head} == head else {}
     results: dict[str, Any] = {**head, "seeds": kept}
     for seed in options.seeds:
-        results["seeds"][str(seed)] = learn(seed, options.sides, options.steps)
+        results["seeds"].setdefault(str(seed), {}).update(learn(seed, options.sides, options.steps))
         write_results(FILE, results, table(results))
     draw(results, FILE.with_suffix(".svg"))
     print(table(results))

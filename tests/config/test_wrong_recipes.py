@@ -174,9 +174,6 @@ WRONG = [
         "optim.decay_steps",
         "only optim.schedule: wsd has a decay of its own",
     ),
-    grpo(
-        "optim.schedule=wsd & optim.decay_steps=9 & optim.warmup_steps=4 & train.steps=12", "optim.decay_steps", "fewer"
-    ),
     grpo("rewards.0.name=accuracy", "rewards.0.name", "math"),
     grpo("rewards.0.name=fromat", "rewards.0.name", "format"),
     grpo("rollout.engine=sglang", "rollout.engine", "sglang is not in this version"),

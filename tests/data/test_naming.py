@@ -57,6 +57,12 @@ def test_a_row_whose_named_column_is_null_does_not_get_its_own_column_of_that_na
     file = write(tmp_path / "a.jsonl", *rows)
     table = read_rows(file, Data(train=file, columns={"answer": "gold"}), "grpo")
     assert [row.answer for row in table.rows] == ["5", None] and table.notes == ("data.columns: rows without gold: 1",)
+    rows = ({"question": "a?", "meta": {"gold": None}, "answer": "said 6"}, {"question": "b?", "meta": {"gold": "7"}})
+    file = write(tmp_path / "b.jsonl", *rows)
+    assert [row.answer for row in read_rows(file, Data(train=file, columns={"answer": "meta.gold"}), "grpo").rows] == [
+        None,
+        "7",
+    ]
 
 
 def test_mixed_files_have_names_of_their_own(tmp_path):

@@ -168,7 +168,12 @@ def test_json_may_name_members_in_turns_by_their_whole_path_or_beside_a_null(tmp
         *[("d/f.0.png", picture()), ("d/f.1.png", picture())],
         ("d/f.json", {"messages": [{"role": "user", "content": [{"type": "image", "image": "d/f.1.png"}]}]}),
     ]
-    a, b, c, e, f = records(shard(tmp_path / "a.tar", members))
+    deep = [f"{each}" for each in ("[" * 900, '"é.png"', "]" * 900)]
+    members += [("g.png", picture()), ("g.json", f'{{"messages": {"".join(deep).replace("é", "g")}}}'.encode())]
+    url = {"type": "image_url", "image_url": {"url": "é.png"}}
+    members += [("é.png", picture()), ("é.json", {"messages": [{"role": "user", "content": [url]}]})]
+    a, b, c, e, f, g, h = records(shard(tmp_path / "a.tar", members))
+    assert len(g.value["images"]) == 1 and h.value["messages"][0]["content"][0]["image"]["bytes"] == picture()
     assert a.value["messages"][0]["content"][0]["image"]["bytes"] == picture() and "images" not in a.value
     assert b.value["image"]["bytes"] == c.value["image"]["bytes"] == picture()
     assert [each["path"] for each in e.value["images"]] == ["e.0.png", "e.1.png"]  # no part names one of them

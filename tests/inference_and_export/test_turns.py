@@ -2,6 +2,7 @@
 
 import pytest
 
+from tiercel.data.rows import IMAGE_MARK, place_marks
 from tiercel.errors import DataError
 from tiercel.inference_and_export.generate import Generator, as_turns
 from tiercel.runs.recipe import recipe_of_model
@@ -18,13 +19,13 @@ from tiercel.types import Message
     ),
 )
 def test_each_picture_has_its_mark(prompt):
-    (turn,) = as_turns(prompt, 1)
+    (turn,) = place_marks(as_turns(prompt), IMAGE_MARK, 1, "prompt", {})
     assert turn.role == "user" and turn.content == "<image>What?"
 
 
 @pytest.mark.parametrize("text", ("[{'type': 'text', 'text': 'hi'}] is a list?", '[{"type":"text","text":"hi"}]'))
 def test_a_text_is_asked_as_it_is(text):
-    (turn,) = as_turns(text, 0)
+    (turn,) = as_turns(text)
     assert turn.content == text
 
 
@@ -40,11 +41,11 @@ def test_a_text_is_asked_as_it_is(text):
 )
 def test_a_prompt_whose_pictures_do_not_fit_is_refused(prompt, pictures):
     with pytest.raises(DataError):
-        as_turns(prompt, pictures)
+        place_marks(as_turns(prompt), IMAGE_MARK, pictures, "prompt", {})
 
 
 def test_turns_after_the_last_question_are_left_out_with_a_word(caplog):
-    as_turns([{"role": "user", "content": "What?"}, {"role": "assistant", "content": "It"}], 0)
+    as_turns([{"role": "user", "content": "What?"}, {"role": "assistant", "content": "It"}])
     assert len(caplog.messages) == 1
 
 
@@ -56,5 +57,7 @@ def test_the_question_is_worded_as_in_training(caplog, template, asked, told):
     recipe = recipe_of_model("model").with_values({"data.prompt": template})
     generator = Generator(recipe=recipe, policy=None, sampler=None)
     messages = (Message(role="system", content="Be brief."), Message(role="user", content="What?"))
-    assert [turn.content for turn in generator._as_in_training(messages)] == ["Be brief.", asked]
+    worded = generator._as_in_training(messages)
+    assert [turn.content for turn in worded] == ["Be brief.", asked]
+    assert place_marks(worded, IMAGE_MARK, 1, "prompt", {})[1].content == f"<image>{asked}"  # before all of it, as rows
     assert len(caplog.messages) == told

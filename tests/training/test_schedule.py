@@ -5,7 +5,7 @@ import pytest
 from tiercel.config.schema import Optim
 from tiercel.errors import RecipeError
 from tiercel.training.schedule import learning_rate
-from tiercel.training.session import require_warmup
+from tiercel.training.session import require_schedule
 
 
 def rates(total: int, **keys) -> list[float]:
@@ -34,7 +34,15 @@ def test_the_decay_of_wsd_is_a_tenth_of_the_run():
     assert rates(40, schedule="wsd")[35:] == pytest.approx([1, 1, 0.75, 0.5, 0.25])
 
 
-def test_a_rise_longer_than_the_epochs_is_refused():
-    require_warmup(7, 7)
+@pytest.mark.parametrize(
+    ("keys", "last"),
+    (
+        ({"warmup_steps": 8}, 7),
+        ({"warmup_steps": 4, "schedule": "wsd", "decay_steps": 9}, 12),
+        ({"warmup_steps": 38, "schedule": "wsd"}, 40),  # falls over a tenth
+    ),
+)
+def test_a_schedule_that_does_not_fit_the_run_is_refused(keys, last):
     with pytest.raises(RecipeError):
-        require_warmup(8, 7)
+        require_schedule(Optim(**keys), last)
+    require_schedule(Optim(**keys), last + 2)

@@ -65,7 +65,7 @@ class LoadedModel:
             )
         sources = [_source(image) for image in images]
         found = self.generator.complete(
-            as_turns(prompt, len(images)),
+            as_turns(prompt),
             sources,
             count=count,
             max_new_tokens=max_new_tokens,

@@ -15,7 +15,8 @@ from tiercel.types import ImageSource
 
 
 def run(recipe: Recipe, arguments: Namespace) -> None:
-    """Print the completion of a model or of a run's checkpoint, with the run's system message and template."""
+    """Print the completion of a model or of a run's checkpoint, with the run's system message, data.prompt and
+    template."""
     if isinstance(recipe, RewardRecipe):
         raise RunError(
             f"{arguments.model} is a reward model, which does not generate text; `tiercel eval {arguments.model}` "
@@ -30,11 +31,11 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
     generator = load_generator(recipe, adapter)
     with printed():
         (completion,) = generator.complete(
-            as_turns(arguments.prompt, len(images)),
+            as_turns(arguments.prompt),
             images,
             max_new_tokens=arguments.max_new_tokens,
             environment=arguments.environment,
         )
     print(in_words(completion))
     if completion.is_truncated:
-        print("the completion was cut off; allow more tokens by --max-new-tokens", file=sys.stderr)
+        print("the completion was cut off; allow more tokens with --max-new-tokens", file=sys.stderr)

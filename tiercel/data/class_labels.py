@@ -48,9 +48,8 @@ def _is_json(kind: Mapping[str, Any]) -> bool:
 
 
 def decoded(record: Mapping[str, Any], columns: Mapping[str, Any], *, has_json: bool) -> dict[str, Any]:
-    """Copy a record with the names of its class labels in their place, and with `has_json`, which is that datasets has
-    not read it, the values that JSON texts hold. `columns` are those that have some. Raises ValueError and
-    RecursionError for a text that is not JSON."""
+    """Copy a record with the names of its class labels in their place. If `has_json`, JSON texts are also replaced by
+    what they hold; rows that datasets itself has read have none. `columns` are those that have labels or JSON."""
     return {key: _decoded(value, columns[key], has_json) if key in columns else value for key, value in record.items()}
 
 
@@ -61,7 +60,7 @@ def _decoded(value: Any, kind: Any, has_json: bool) -> Any:
         known = -1 <= value < len(kind["names"])
         return [*kind["names"], None][value] if known else value
     if isinstance(kind, Mapping) and _is_json(kind):
-        return loads(value.encode()) if has_json and isinstance(value, str) else value
+        return _of_json(value) if has_json and isinstance(value, str) else value
     if isinstance(kind, Mapping) and isinstance(kind.get("_type"), str) and "feature" in kind:
         kind = [kind["feature"]]  # a list
     if isinstance(value, list) and isinstance(kind, list) and len(kind) == 1:
@@ -71,3 +70,16 @@ def _decoded(value: Any, kind: Any, has_json: bool) -> Any:
     if isinstance(value, Mapping) and isinstance(kind, Mapping):
         return {key: _decoded(each, kind.get(key), has_json) for key, each in value.items()}
     return value
+
+
+def _of_json(text: str) -> Any:
+    """Return the text, the object or the list of objects that is written as JSON. Anything else stays as it is written:
+    datasets writes the number 42 and the text "42" alike, and of the two a turn or an answer is the text."""
+    try:
+        found = loads(text.encode())
+    except (ValueError, RecursionError):
+        return text
+    if isinstance(found, list) and found and all(type(each) in (int, float) for each in found):
+        return json.dumps(found)  # as other files give a box; datasets writes it without spaces
+    is_list = isinstance(found, list) and bool(found) and all(isinstance(each, dict) for each in found)
+    return found if is_list or isinstance(found, str | dict) else text

@@ -24,7 +24,8 @@ import numpy as np
 from tiercel.config.data import Data
 from tiercel.config.row_sources import RowSource, names_in
 from tiercel.data.formats.columns import VISUALS, foreign_columns, missing_numbers
-from tiercel.data.formats.registry import READ, default_id
+from tiercel.data.formats.message_parts import IN_ORDER
+from tiercel.data.formats.registry import default_id
 from tiercel.data.index import locked
 from tiercel.data.media.download import Web, download
 from tiercel.data.media.file_names import visual_of
@@ -148,7 +149,8 @@ class _Source:
 
     def __init__(self, given: str | Sequence[str], config: Data):
         self.config = config
-        self._read = {*READ, *(name.partition(".")[0] for name in config.columns.values()), *config.columns.values()}
+        names = [config.columns.get(name, name) for name in (*_COLUMNS, *IN_ORDER)]
+        self._picture_columns = {*names, *(name.partition(".")[0] for name in names)}
         self._sources = [_chosen(source, parts_of(source, config)) for source in map(source_of, names_in(given))]
 
     def records(self) -> Iterator[tuple[RowSource, Record]]:
@@ -203,7 +205,7 @@ class _Source:
                 if name not in roots_of:
                     roots_of[name] = image_roots_of(source, self.config)
                 if reason is None:
-                    foreign = missing_numbers(record.value) | foreign_columns(record.value, self._read)
+                    foreign = missing_numbers(record.value) | foreign_columns(record.value, self._picture_columns)
                     left_out |= foreign
                     value = {key: each for key, each in record.value.items() if key not in foreign}
                     try:

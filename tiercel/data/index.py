@@ -49,7 +49,7 @@ ENTRY = np.dtype(
     [
         *COLUMNS.items(),
         ("offset", "<u8"),  # with `length`, the numbers of IndexSource.records
-        ("id_offset", "<u8"),  # in ids.bin
+        ("id_offset", "<u8"),  # among the ids, in bytes
         ("length", "<u4"),
         ("number", "<u4"),  # of the row within its record
         ("id_length", "<u4"),
@@ -122,8 +122,8 @@ class FileStore(RowStore):
 
 
 def mapped(file: Path) -> np.ndarray:
-    """Map a file that is not empty, uint8 (bytes,). Python's own `mmap` would keep a descriptor open for each map, and
-    a process may have some thousand of them."""
+    """Map a file that is not empty, and return its bytes, uint8 (bytes,). Python's own `mmap` would keep a descriptor
+    open for each map, and a process may have some thousand of them."""
     map_pages = _LIBRARY.mmap
     map_pages.restype = ctypes.c_void_p
     map_pages.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_ssize_t)
@@ -134,7 +134,8 @@ def mapped(file: Path) -> np.ndarray:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), str(file))
     pages = (ctypes.c_uint8 * size).from_address(address)
-    weakref.finalize(pages, _LIBRARY.munmap, ctypes.c_void_p(address), ctypes.c_size_t(size))
+    unmap = weakref.finalize(pages, _LIBRARY.munmap, ctypes.c_void_p(address), ctypes.c_size_t(size))
+    unmap.atexit = False  # other threads may still read them then
     found = np.ctypeslib.as_array(pages)
     found.flags.writeable = False
     return found
@@ -145,13 +146,13 @@ def indexed(source: IndexSource, cache: Path, beat: Callable[[], None]) -> Index
     be written, and DataError if the file changes meanwhile."""
     file = _file(source, cache)
     cache.mkdir(parents=True, exist_ok=True)
-    is_small = sum(each.stat().st_size for each in source.files) <= LARGEST_SMALL_FILE
+    is_small = os.path.isfile(source.path) and os.path.getsize(source.path) <= LARGEST_SMALL_FILE
     with locked(cache / f"index-{source.key[: _LOCKS if is_small else None]}.lock", beat):
         found = _opened(source, file)
         if isinstance(found, str):
             if found:
                 logger.warning(f"{source.reading.file}: {found}; its index is made again")
-            _make(source, file, beat)
+            _make(source, file, file.with_suffix(".small.tmp" if is_small else ".tmp"), beat)
             found = _opened(source, file)
         if isinstance(found, str):
             raise DataError(f"{source.reading.file}: {found}, while its index was made; start again")
@@ -181,13 +182,15 @@ def _opened(source: IndexSource, file: Path) -> IndexedRows | str:
         with open(file, "rb") as stream:
             if head["checksum"] != _checksum(stream, head["rows"] * ENTRY.itemsize + head["id_bytes"]):
                 return "its index is damaged"
+        if head.pop("head") != _checksum_of(head):
+            return "its index is damaged"
         lines = head.pop("rejected")
         rejected = [RejectedRow(file=source.reading.file, **line["row"]) for line in lines]
-        store = FileStore(source, file, head)
     except FileNotFoundError:
         return ""
     except (ValueError, LookupError, TypeError, OSError):
         return "its index is damaged"
+    store = FileStore(source, file, head)
     record_at = source.reader(head["of"])
     for line, row in zip(lines, rejected, strict=True):
         if line["repeats"]:
@@ -206,6 +209,10 @@ def _head_of(file: Path) -> dict[str, Any]:
         stream.seek(end - length)
         found: dict[str, Any] = json.loads(stream.read(length))
         return found
+
+
+def _checksum_of(head: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(head).encode())
 
 
 def _checksum(stream: BinaryIO, count: int) -> int:
@@ -294,9 +301,9 @@ class _Part:
     without: Counter[str]
 
 
-def _make(source: IndexSource, file: Path, beat: Callable[[], None]) -> None:
-    """Write the index of a file in place of one that is there. The caller holds its lock."""
-    new = file.with_suffix(".tmp")  # may be there, of a process that was killed
+def _make(source: IndexSource, file: Path, new: Path, beat: Callable[[], None]) -> None:
+    """Write the index of a file as `new`, and put it in place of one that is there. `new` may be left of a process that
+    was killed. The caller holds the lock of both."""
     try:
         of = source.identity()
         shutil.rmtree(file.with_suffix(""), ignore_errors=True)  # indexes were folders
@@ -307,7 +314,7 @@ def _make(source: IndexSource, file: Path, beat: Callable[[], None]) -> None:
                     f"{source.reading.file}: has changed while it was read; start again when it is complete"
                 )
             head |= {"version": version(), "of": of, "checksum": _checksum(stream, stream.tell())}
-            text = json.dumps(head).encode()
+            text = json.dumps({**head, "head": _checksum_of(head)}).encode()
             stream.write(text + len(text).to_bytes(_LENGTH_BYTES, "little"))
         new.replace(file)
     finally:

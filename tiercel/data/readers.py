@@ -302,7 +302,7 @@ def _values_of(batch: Any) -> list[dict[str, Any] | str]:
     try:
         values, encoded = batch.to_pylist(), encoded_columns(batch.schema.metadata)
         return [decoded(value, encoded, has_json=True) for value in values] if encoded else values
-    except (ValueError, OverflowError, RecursionError):
+    except (ValueError, OverflowError):
         return [value_at(batch, number) for number in range(batch.num_rows)]
 
 
@@ -311,7 +311,7 @@ def value_at(batch: Any, number: int) -> dict[str, Any] | str:
     try:
         (value,) = batch.slice(number, 1).to_pylist()
         return decoded(value, encoded_columns(batch.schema.metadata), has_json=True)
-    except (ValueError, OverflowError, RecursionError) as error:
+    except (ValueError, OverflowError) as error:
         return f"has a value that cannot be read: {error}"
 
 

@@ -8,6 +8,7 @@ unpickled.
 """
 
 import io
+import json
 import os
 import re
 import tarfile
@@ -16,13 +17,14 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from tiercel.data.formats.message_parts import CONTENT, IN_ORDER
+from tiercel.data.media.file_names import visual_of
 from tiercel.data.records import Record, json_problem, record_of_json
 from tiercel.errors import DataError
 
 _BROKEN = (tarfile.TarError, ValueError, OverflowError)  # raised for headers that are no headers
 _KEPT_BYTES = 1 << 23
 _PICTURES = frozenset({"bmp", "gif", "jpeg", "jpg", "png", "tif", "tiff", "webp"})
-_TURNS, _NAMES = ("messages", "conversations", "prompt"), ("image", "path", "url")
 _OCTAL = re.compile(rb"0*([0-7]+)[ \0]*")
 
 
@@ -160,8 +162,9 @@ def _place_pictures(own: dict[str, Any], pictures: Mapping[str, Any], folder: st
     by_path = {f"{folder}{name}": each for name, each in pictures.items()} | dict(pictures)
     key = "image" if own.get("images") is None else "images"
     named, used = own.get(key), list[Any]()
-    if named is None and any(name.encode() in text for name in pictures):
-        own |= {name: _with_members(own[name], by_path, used) for name in _TURNS if isinstance(own.get(name), list)}
+    if named is None and any(name.encode() in text or json.dumps(name)[1:-1].encode() in text for name in pictures):
+        turns = {name: own[name] for name in IN_ORDER if isinstance(own.get(name), list)}
+        own |= {name: [_with_members(turn, by_path, used) for turn in value] for name, value in turns.items()}
     if named is None and not used:
         own["images"] = list(pictures.values())
         return None
@@ -175,18 +178,27 @@ def _place_pictures(own: dict[str, Any], pictures: Mapping[str, Any], folder: st
     return None
 
 
-def _with_members(value: Any, pictures: Mapping[str, Any], used: list[Any]) -> Any:
-    """Put members in place of their names in the parts of turns, and add them to `used`."""
-    if isinstance(value, list):
-        return [_with_members(each, pictures, used) for each in value]
-    if not isinstance(value, dict):
-        return value
-    changed = {key: _with_members(each, pictures, used) for key, each in value.items()}
-    for key in _NAMES if value.get("type") == "image" else ():
-        if isinstance(name := value.get(key), str) and name in pictures:
-            changed[key] = pictures[name]
+def _with_members(turn: Any, pictures: Mapping[str, Any], used: list[Any]) -> Any:
+    """Put members in place of their names in the parts of a turn, and add them to `used`."""
+    if not isinstance(turn, dict):
+        return turn
+    return {
+        key: [_with_member(part, pictures, used) for part in value]
+        if key in CONTENT and isinstance(value, list)
+        else value
+        for key, value in turn.items()
+    }
+
+
+def _with_member(part: Any, pictures: Mapping[str, Any], used: list[Any]) -> Any:
+    if not isinstance(part, dict):
+        return part
+    for key in visual_of(part)[1]:
+        name = part[key].get("url") if isinstance(part.get(key), dict) else part.get(key)
+        if isinstance(name, str) and name in pictures:
             used.append(pictures[name])
-    return changed
+            return {"type": "image", "image": pictures[name]}
+    return part
 
 
 class _Member(NamedTuple):

@@ -24,8 +24,6 @@ from tiercel.rollout.token_sampling import sampling_seed
 from tiercel.training.grpo.completion_sampling import CompletionSampler, open_dialogues
 from tiercel.types import Completion, ImageRoots, ImageSource, Message, Row
 
-MOST_NEW_TOKENS = 256  # of a model that no GRPO run has limited
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generator:
@@ -47,11 +45,11 @@ class Generator:
         seed: int = 0,
         environment: str | None = None,
     ) -> tuple[Completion, ...]:
-        """Complete one prompt `count` times, or once and greedily at temperature 0. `max_new_tokens` is by default the
-        recipe's; `environment` is one of several by its name.
-        Raises DataError if the prompt or a picture cannot be encoded."""
+        """Complete one prompt `count` times, or once and greedily at temperature 0. Without an `<image>` mark, the
+        images come first. `max_new_tokens` is by default the recipe's; `environment` is one of several by its name.
+        Raises DataError if the marks are not as many as the images, or if the prompt or a picture cannot be encoded."""
         recipe, family = self.recipe, self.policy.family
-        own = recipe.rollout if isinstance(recipe, GrpoRecipe) else Rollout(max_new_tokens=MOST_NEW_TOKENS)
+        own = recipe.rollout if isinstance(recipe, GrpoRecipe) else Rollout()
         asked = Rollout(group_size=max(2, count), max_new_tokens=max_new_tokens or own.max_new_tokens, stop=own.stop)
         params = greedy_params(asked)
         if temperature > 0:
@@ -59,7 +57,7 @@ class Generator:
         folders = tuple(str(Path(each.path).parent) for each in images if each.path is not None)
         row = Row(
             id="prompt",
-            messages=self._as_in_training(tuple(messages)),
+            messages=place_marks(self._as_in_training(tuple(messages)), IMAGE_MARK, len(images), "prompt", {}),
             images=tuple(images),
             columns={} if environment is None else {ENVIRONMENT_COLUMN: environment},
             file="a prompt",
@@ -97,9 +95,9 @@ def load_generator(recipe: Recipe, adapter: Path | None) -> Generator:
     return Generator(recipe=recipe, policy=policy, sampler=sampler)
 
 
-def as_turns(prompt: str | Sequence[Mapping[str, Any]], image_count: int) -> tuple[Message, ...]:
-    """Return a text, or turns as rows have them, as turns. Without an `<image>` mark, the images come first. Raises
-    DataError if the marks are not as many, if a turn cannot be read, or if none is the user's."""
+def as_turns(prompt: str | Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
+    """Return a text, or turns as rows have them, as turns. Raises DataError if a turn cannot be read, or if none is the
+    user's."""
     if isinstance(prompt, str):  # whatever it looks like
         turns: tuple[Message, ...] = (Message(role="user", content=prompt),)
     else:
@@ -108,7 +106,7 @@ def as_turns(prompt: str | Sequence[Mapping[str, Any]], image_count: int) -> tup
         raise DataError("there is no user turn to answer", field="prompt")
     if turns[-1].role != "user":
         logger.warning("the turns after the last user turn are left out, because the model answers that one")
-    return place_marks(turns, IMAGE_MARK, image_count, "prompt", {})
+    return turns
 
 
 def in_words(completion: Completion) -> str:

@@ -55,7 +55,7 @@ def require_no_redaction(recipe: Recipe, path: Path) -> None:
 
 def recipe_of_model(path: str) -> SftRecipe:
     """Return a recipe that contains only a model, for prompts as long as large pictures need. The weights are in
-    float32 on CPUs, which compute in bfloat16 slowly, and otherwise in bfloat16."""
+    float32 on a CPU, where bfloat16 is slow, and otherwise in bfloat16."""
     from tiercel.devices import training_device  # imports torch
 
     model = Model(path=path, dtype="float32" if training_device().type == "cpu" else "bfloat16")

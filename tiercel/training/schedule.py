@@ -12,6 +12,11 @@ def seed_step(seed: int, step: int, rank: int) -> None:
     torch.manual_seed((seed * 1_000_003 + step + rank * 7_919_000_003) % 2**63)
 
 
+def decay_steps(optim: Optim, total_steps: int) -> int:
+    """Return over how many of its last updates the rate of `wsd` falls."""
+    return optim.decay_steps or max(1, total_steps // 10)
+
+
 def learning_rate(optim: Optim, step: int, total_steps: int) -> float:
     """Compute the rate of the update that follows `step` finished steps. `wsd`: Hu et al. 2024 (MiniCPM)."""
     if step < optim.warmup_steps:
@@ -21,7 +26,7 @@ def learning_rate(optim: Optim, step: int, total_steps: int) -> float:
         case "constant":
             return optim.lr
         case "wsd":
-            share = min(1.0, (total_steps - step) / (optim.decay_steps or max(1, total_steps // 10)))
+            share = min(1.0, (total_steps - step) / decay_steps(optim, total_steps))
         case "linear":
             share = 1 - progress
         case "cosine":

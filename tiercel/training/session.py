@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tiercel.config.row_sources import names_in
-from tiercel.config.schema import BaseRecipe
+from tiercel.config.schema import BaseRecipe, Optim
 from tiercel.config.tracker_packages import require_packages
 from tiercel.data.order import prompts_of_epochs, steps_of_epochs
 from tiercel.data.reading import RowTable, RunRows
@@ -38,7 +38,7 @@ from tiercel.training.rows import (
     require_same_rows,
 )
 from tiercel.training.run_content import NAMED, content_of, require_content_of
-from tiercel.training.schedule import learning_rate, seed_step
+from tiercel.training.schedule import decay_steps, learning_rate, seed_step
 from tiercel.training.start_checks import require_installed
 from tiercel.training.step import Step
 from tiercel.training.strategy_choice import read_token_budget, write_token_budget
@@ -258,7 +258,6 @@ def open_session(recipe: BaseRecipe, run: RunDirectory) -> Iterator[Session]:
         require_same_rows(ranks, rows)
         length = run_length(recipe, len(read.train.rows))
         require_steps_to_profile(recipe.train.profile, length.steps)
-        require_warmup(recipe.optim.warmup_steps, length.steps)
         progress.total_steps = length.steps
         stop = stack.enter_context(StopRequest())
         ranks.run_on_first(lambda: require_packages(recipe.trackers))
@@ -270,6 +269,8 @@ def open_session(recipe: BaseRecipe, run: RunDirectory) -> Iterator[Session]:
 
         found = ranks.run_on_first(lambda: roll_back_to_checkpoint(run, require_own))
         kept = Rows(run.metrics_file) if ranks.is_first else ()
+        if found is None:
+            require_schedule(recipe.optim, length.steps)
         is_over = found is not None and found.step >= length.steps
         names = recipe.trackers if ranks.is_first and not is_over else ()
         trackers = stack.enter_context(open_trackers(names, recipe, run.path, kept, length.steps))
@@ -313,13 +314,23 @@ def set_up_numerics(recipe: BaseRecipe) -> None:
     torch.use_deterministic_algorithms(recipe.train.deterministic)
 
 
-def require_warmup(warmup_steps: int, last: int) -> None:
-    """Raise RecipeError if the learning rate would still rise at the end of the run, which epochs may decide."""
-    if warmup_steps > last:
+def require_schedule(optim: Optim, last: int) -> None:
+    """Raise RecipeError if the learning rate would still rise at the end of a new run, whose length epochs may decide,
+    or if it would fall before it has risen."""
+    if optim.warmup_steps > last:
         raise RecipeError(
             [
-                f"optim.warmup_steps: is {warmup_steps}, but the run has only {last} steps, so optim.lr would never be "
-                "reached; use fewer warmup steps"
+                f"optim.warmup_steps: is {optim.warmup_steps}, but the run has only {last} steps, so optim.lr would "
+                "never be reached; use fewer warmup steps"
+            ]
+        )
+    room = last - optim.warmup_steps
+    if optim.schedule == "wsd" and (decay := decay_steps(optim, last)) > room:
+        raise RecipeError(
+            [
+                f"optim.decay_steps: is {decay}, but the run's {last} steps minus optim.warmup_steps "
+                f"({optim.warmup_steps}) leave {room}; use at most that many, or the rate would fall before it has "
+                "risen"
             ]
         )
 

@@ -182,8 +182,6 @@ def _run_length(recipe: BaseRecipe) -> Problems:
         yield conflict("two lengths", train.steps, train.epochs)
     if train.steps is not None and optim.warmup_steps > train.steps:
         yield conflict("warmup_steps", optim.warmup_steps, train.steps)
-    if train.steps is not None and (optim.decay_steps or 0) > train.steps - optim.warmup_steps >= 0:
-        yield conflict("warmup_steps and decay_steps", optim.decay_steps, optim.warmup_steps, train.steps)
     if optim.min_lr > 0 and (optim.schedule == "constant" or optim.min_lr > optim.lr):
         why = "a constant learning rate does not fall" if optim.schedule == "constant" else f"optim.lr is {optim.lr:g}"
         yield conflict("min_lr", optim.min_lr, why)

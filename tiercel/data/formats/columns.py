@@ -17,13 +17,22 @@ _MOST_NAMED = 20  # the most columns in a message
 
 def named(record: Record, column_names: Mapping[str, str]) -> Record:
     """Copy a record with some columns under other names. `column_names` maps each new name to the name in the row. A
-    column that the row does not have is skipped; where it is null, the row's own column of the new name, which is
-    something else, is left out. A value inside another column is copied and also stays there."""
+    column that the row does not have is skipped. If it is null, the row's own column of the new name is something else,
+    and is left out. A value inside another column is copied and also stays there."""
     found = {name: value for name, given in column_names.items() if (value := column(record.value, given)) is not None}
     moved = {column_names[name] for name in found}
-    null = {name for name, given in column_names.items() if name not in found and given in record.value}
+    null = {name for name, given in column_names.items() if name not in found and _is_null(record.value, given)}
     kept = {key: value for key, value in record.value.items() if key not in moved and key not in null}
     return replace(record, value={**kept, **found})
+
+
+def _is_null(value: Any, given: str) -> bool:
+    """Return whether a column, or a value inside another column, is there and null."""
+    for key in (given,) if given in value else given.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            return False
+        value = value[key]
+    return value is None
 
 
 def lacking(record: Record, column_names: Mapping[str, str]) -> list[str]:

@@ -16,10 +16,10 @@ from tiercel.data.media.file_names import visual_of
 from tiercel.data.rows import given, parts_of_text
 from tiercel.errors import DataError
 
-_IN_ORDER = ("messages", "conversations", "prompt", "question", "problem", "completion", "chosen")
+IN_ORDER = ("messages", "conversations", "prompt", "question", "problem", "completion", "chosen")
 _ANSWERS = ("completion", "chosen")  # these may repeat the turns of the question
 _REPEATING = ("rejected_messages", "rejected")  # likewise
-_CONTENT = ("content", "value")
+CONTENT = ("content", "value")
 _BEFORE_PARTS = frozenset("[ \t\r\n\v\f")  # what a list of parts as JSON text may begin with
 OPENAI_PARTS = ("image_url", "input_image")
 
@@ -34,7 +34,7 @@ def with_visuals_of_parts(record: Mapping[str, Any]) -> Mapping[str, Any]:
     {"type": "image"} in place of each. If the rejected side of a pair brings others, these are in `rejected_images` and
     `rejected_videos`. Raises DataError if one cannot be read, if the record has other ones in such a column, and if an
     answer alone brings others than its question."""
-    turns = {key: record[key] for key in (*_IN_ORDER, *_REPEATING) if isinstance(record.get(key), list)}
+    turns = {key: record[key] for key in (*IN_ORDER, *_REPEATING) if isinstance(record.get(key), list)}
     if not any(_may_have_parts(turn) for value in turns.values() for turn in value):
         return record  # as a rule, and a tenth of the time that a row takes
     found = {key: brought for key, value in turns.items() if (brought := list(_visuals(value, key)))}
@@ -42,7 +42,7 @@ def with_visuals_of_parts(record: Mapping[str, Any]) -> Mapping[str, Any]:
     if not found and not is_numbered:
         return record
     every: list[tuple[str, Any]] = []
-    for key in _IN_ORDER:
+    for key in IN_ORDER:
         brought = found.get(key, [])
         is_whole = key in _ANSWERS and _is_conversation(turns.get(key, ())) and brought[: len(every)] == every
         every = brought if is_whole else [*every, *brought]
@@ -126,7 +126,7 @@ def _visuals(turns: list[Any], field: str) -> Iterator[tuple[str, Any]]:
 def _parts(turns: Any, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the parts of turns that are objects, each after its place."""
     for number, turn in enumerate(turns if isinstance(turns, list) else ()):
-        for key in _CONTENT if isinstance(turn, Mapping) else ():
+        for key in CONTENT if isinstance(turn, Mapping) else ():
             place = f"{field}[{number}].{key}"
             for index, part in enumerate(_listed(turn.get(key), place)):
                 if isinstance(part, Mapping) and isinstance(part.get("type"), str):
@@ -143,7 +143,7 @@ def _bare(turn: Any) -> Any:
     """Return a turn without what its parts bring."""
     if not isinstance(turn, Mapping):
         return turn
-    contents = {key: _listed(turn.get(key), key) for key in _CONTENT}
+    contents = {key: _listed(turn.get(key), key) for key in CONTENT}
     return {**turn, **{key: [_bare_part(part) for part in parts] for key, parts in contents.items() if parts}}
 
 

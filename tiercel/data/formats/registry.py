@@ -50,7 +50,7 @@ from tiercel.types import RejectedRow, Row
 
 # All columns that some format reads. In every other column, a value that JSON does not know is left out.
 # fmt: off
-READ = frozenset((
+_READ = frozenset((
     "id", "messages", "conversations", "query", "response", "history", "system", "instruction", "input", "output",
     "prompt", "completion", "question", "problem", "chosen", "rejected", "rejected_response", "rejected_messages",
     "label", "kto_tag", "objects", "boxes", "box_images", "bbox", "file_name", "answer", "solution",
@@ -205,7 +205,7 @@ def parse_record(
     id = default or default_id(file, line, reading.stem)
     try:
         missing = {} if is_plain else missing_numbers(record)
-        left_out = {} if is_plain else missing | foreign_columns(record, READ)
+        left_out = {} if is_plain else missing | foreign_columns(record, _READ)
         id = id if reading.ids == "line" else _read_id(without(record, *missing), id)
         record = with_visuals_of_parts(with_turns_of_text(without(record, *left_out)))
         if not is_plain:
@@ -308,7 +308,7 @@ def detect_format(records: Sequence[Mapping[str, Any]], file: str) -> FormatName
     if len(found) == 1:
         return found.pop()
     names = sorted({key for record in records for key in record})
-    keys, known_keys = ", ".join(names) or "none", sorted(READ | {*VISUALS})
+    keys, known_keys = ", ".join(names) or "none", sorted(_READ | {*VISUALS})
     others = [key for key in names if key not in known_keys]
     near = [(each, key) for key in others for each in get_close_matches(key, known_keys, 1, 0.8)]
     meant = "".join(f" If {key} means {each}, set data.columns: {{{each}: {key}}}." for each, key in near)

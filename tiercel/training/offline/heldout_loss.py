@@ -102,7 +102,7 @@ def loss_in_words(row: Mapping[str, float], *, is_of_tokens: bool) -> str:
     if "eval/accuracy" in row:
         return f"accuracy {row['eval/accuracy']:.3f}, margin {row['eval/margin']:.4f}, loss {loss:.4f} {rows}"
     if not is_of_tokens:
-        return f"loss {loss:.4f} an answer {rows}"
+        return f"loss {loss:.4f} per answer {rows}"
     return f"loss {loss:.4f} a token (perplexity {math.exp(min(loss, 700.0)):.4g}) {rows}"
 
 

@@ -76,8 +76,9 @@ def load_or_compute_reference(recipe: OfflineRecipe, session: Session, trainer: 
     if found is None:
         if session.start > 0 and whole_parts(recipe):
             raise RunError(
-                f"{file} is missing or was computed for other rows or pictures, and the reference cannot be computed "
-                "again, because training has changed its weights; start a new run in another output"
+                f"{file} is missing or was computed for other rows, pictures or another data.template, and the "
+                "reference cannot be computed again, because training has changed its weights; start a new run in "
+                "another output"
             )
         ranks.heartbeat.begin("reference", session.start)
         with waiting("computing the reference of all pairs"), trainer.as_reference():
@@ -105,7 +106,7 @@ def _identity(recipe: OfflineRecipe, tables: Mapping[str, RowTable], beat: Calla
     for row in (view.look(number) for view in views for number in range(len(view))):
         beat()
         if isinstance(row, RejectedRow):  # of an indexed file, since its index was made
-            digest.update(repr(row).encode())
+            digest.update(repr(replace(row, file="")).encode())
             continue
         for side in row.sides:
             digest.update(repr(replace(side, rejected=None, file="", image_roots=ImageRoots())).encode())
