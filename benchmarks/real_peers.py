@@ -6,7 +6,7 @@
 All start from the model of the demo with the same rows in the order that tiercel drew them, and have its reward, group,
 lengths and learning rate. Every fifth step, `tiercel eval` scores each side's adapter on the demo's held-out questions.
 What a side has finished is not run again, and seeds that the results file has of the same machine, versions and steps
-stay. Writes benchmarks/results/real_peers.json and .md, and the curves as .svg, which needs matplotlib.
+stay. Writes benchmarks/results/real_peers.json and .md, and the curves as docs/real_peers.svg, which needs matplotlib.
 """
 
 import argparse
@@ -143,8 +143,8 @@ def table(results: dict[str, Any]) -> str:
                     "not reached" if reached is None else f"{reached:.0f} s",
                 ]
             )
-    titles = [f"reward, first {LAST} steps", f"last {LAST}", "shape and colour right at the end", "all right"]
-    return markdown_table(["", *titles, "a step", f"until {GOAL} of shape and colour"], rows)
+    titles = [f"reward, first {LAST} steps", f"last {LAST}", "shape and color right at the end", "all right"]
+    return markdown_table(["", *titles, "a step", f"until {GOAL} of shape and color"], rows)
 
 
 def draw(results: dict[str, Any], file: Path) -> None:
@@ -166,7 +166,7 @@ def draw(results: dict[str, Any], file: Path) -> None:
             by_seconds.plot([sum(found["seconds"][:step]) for step in steps], seen, marker=".", **line)
     reward.set(xlabel="step", ylabel=f"reward, mean of {LAST} steps")
     by_step.set(xlabel="step", ylabel="held-out shape and color right")
-    by_seconds.set(xlabel="seconds of steps", ylabel="held-out shape and color right", xscale="log")
+    by_seconds.set(xlabel="seconds of steps", ylabel="held-out shape and color right")
     for panel in (by_step, by_seconds):
         panel.axhline(GOAL, color="gray", linewidth=0.8, linestyle=":")
     lines, names = reward.get_legend_handles_labels()
@@ -199,7 +199,7 @@ def main() -> None:
     for seed in options.seeds:
         results["seeds"].setdefault(str(seed), {}).update(learn(seed, options.sides, options.steps))
         write_results(FILE, results, table(results))
-    draw(results, FILE.with_suffix(".svg"))
+    draw(results, ROOT / "docs/real_peers.svg")
     print(table(results))
 
 
