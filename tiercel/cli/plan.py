@@ -77,7 +77,8 @@ def write_fit(recipe: Recipe, machine: Machine, arguments: Namespace) -> None:
         remedy = (
             "add the section lora, or more GPUs with --gpus"
             if recipe.lora is None
-            else "nf4 weights and the shortest lengths were tried; use a smaller checkpoint, or more GPUs with --gpus"
+            else "the smallest weights and the shortest lengths were tried; use a smaller checkpoint, or more GPUs "
+            "with --gpus"
         )
         asked = f"{machine.ranks} x {arguments.fit.text}"
         raise EnvironmentProblem(f"{arguments.recipe} does not fit into {asked} of GPU memory; {remedy}")

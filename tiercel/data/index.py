@@ -2,7 +2,7 @@
 
 An index is a file in the cache (`data.cache`), named by the file's path and by how its rows are read:
 
-    the usable rows as ENTRY: COLUMNS of stores.py, and where the row and its id lie
+    the usable rows, each an ENTRY: the COLUMNS of stores.py, and the places of the row and of its id
     their ids, end to end
     the head, JSON: what it is an index of, a checksum of the above, and the rows that cannot be used, with reasons
     the length of the head, 8 bytes

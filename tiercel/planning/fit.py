@@ -67,13 +67,13 @@ class Fit:
 def find_fit(recipe: Recipe, machine: Machine) -> Fit | None:
     """Find the nearest recipe that fits the machine's ranks, or return None if none fits. Logs what is tried."""
     has_experts = False  # which the first plan tells; their weights cannot be quantised
-    for wanted in _ladder(recipe):
+    for rung in _ladder(recipe):
+        wanted = {key: value for key, value in rung.items() if not (has_experts and key == "model.quantize")}
+        if rung and not wanted:
+            continue  # without the quantisation it is the recipe itself
         lighter = recipe.with_values(wanted)
         if rule_problems(lighter):
             continue
-        if wanted and "model.quantize" in wanted and has_experts:
-            wanted = {key: value for key, value in wanted.items() if key != "model.quantize"}
-            lighter = recipe.with_values(wanted)
         logger.info(f"trying {words(wanted) or 'the recipe as it is'}")
         plan = make_plan(lighter, machine, more_ranks=(1,))
         has_experts = plan.sizes.expert_weights > 0
