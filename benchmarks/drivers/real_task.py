@@ -31,22 +31,27 @@ class RealTask:
     steps: int
     seed: int
 
-    def read_rows(self) -> list[dict[str, Any]]:
+    def read_rows(self, per_step: int = PROMPTS_PER_STEP) -> list[dict[str, Any]]:
         """Return the rows, as many as the steps need. Raises ValueError if there are fewer."""
-        lines = self.rows.read_text(encoding="utf-8").splitlines()[: self.steps * PROMPTS_PER_STEP]
-        if len(lines) < self.steps * PROMPTS_PER_STEP:
+        lines = self.rows.read_text(encoding="utf-8").splitlines()[: self.steps * per_step]
+        if len(lines) < self.steps * per_step:
             raise ValueError(f"{self.rows}: has {len(lines)} rows for {self.steps} steps; write more")
         return [json.loads(line) for line in lines]
 
 
-def parse_real_task(description: str | None) -> RealTask:
-    """Read the task from the command line."""
+def parser_of_tasks(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser that reads the fields of RealTask."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("model", "rows", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     for name in ("steps", "seed"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    return RealTask(**vars(parser.parse_args()))
+    return parser
+
+
+def parse_real_task(description: str | None) -> RealTask:
+    """Read the task from the command line."""
+    return RealTask(**vars(parser_of_tasks(description).parse_args()))
 
 
 def exact(completions: Sequence[str], answers: Sequence[str]) -> list[float]:

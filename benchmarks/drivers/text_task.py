@@ -1,13 +1,12 @@
-"""The runs of benchmarks.real_text as TRL gets them: model, rows in the order of their steps, what is kept.
+"""The runs of benchmarks.real_text as TRL gets them: method, model, rows in the order of their steps, what is kept.
 
 This is imported in every framework's environment, so it needs only Python's standard library.
 """
 
-import argparse
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from benchmarks.drivers.real_task import RealTask, parser_of_tasks
 
 GROUP_SIZE = 8
 COMPLETION_TOKENS = 6
@@ -17,35 +16,22 @@ DPO_BETA = 0.1
 WARMUP_STEPS = 3
 LORA_RANK = 8
 LORA_ALPHA = 16
-SAVE_EVERY = 10
+SAVE_EVERY = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TextTask:
-    """The task of one run."""
+class TextTask(RealTask):
+    """The task of one run. Its rows have a question, an answer, and a wrong answer."""
 
     method: str  # a key of LEARNING_RATES
-    model: Path
-    rows: Path  # JSON Lines: question, answer, wrong
-    out: Path
-    steps: int
-    seed: int
 
-    def read_rows(self) -> list[dict[str, Any]]:
+    def rows_of_steps(self) -> list[dict[str, Any]]:
         """Return the rows, as many as the steps need. Raises ValueError if there are fewer."""
-        count = self.steps * ROWS_PER_STEP[self.method]
-        lines = self.rows.read_text(encoding="utf-8").splitlines()[:count]
-        if len(lines) < count:
-            raise ValueError(f"{self.rows}: has {len(lines)} rows for {self.steps} steps; write more")
-        return [json.loads(line) for line in lines]
+        return self.read_rows(ROWS_PER_STEP[self.method])
 
 
 def parse_text_task(description: str | None) -> TextTask:
     """Read the task from the command line."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of_tasks(description)
     parser.add_argument("--method", choices=tuple(LEARNING_RATES), required=True)
-    for name in ("model", "rows", "out"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    for name in ("steps", "seed"):
-        parser.add_argument(f"--{name}", type=int, required=True)
     return TextTask(**vars(parser.parse_args()))

@@ -87,7 +87,7 @@ def in_order(trainer: type) -> type:
 
 
 def by_sft(task: TextTask, parts: dict[str, Any]) -> Any:
-    rows = [{"prompt": asked(row), "completion": said(row["answer"])} for row in task.read_rows()]
+    rows = [{"prompt": asked(row), "completion": said(row["answer"])} for row in task.rows_of_steps()]
     config = SFTConfig(**common(task), max_length=None, packing=False)
     return in_order(SFTTrainer)(**parts, args=config, train_dataset=Dataset.from_list(rows))
 
@@ -95,14 +95,14 @@ def by_sft(task: TextTask, parts: dict[str, Any]) -> Any:
 def by_dpo(task: TextTask, parts: dict[str, Any]) -> Any:
     rows = [
         {"prompt": asked(row), "chosen": said(row["answer"]), "rejected": said(row["wrong"])}
-        for row in task.read_rows()
+        for row in task.rows_of_steps()
     ]
     config = DPOConfig(**common(task), max_length=None, beta=DPO_BETA, loss_type="sigmoid")
     return in_order(DPOTrainer)(**parts, args=config, train_dataset=Dataset.from_list(rows))
 
 
 def by_grpo(task: TextTask, parts: dict[str, Any]) -> Any:
-    rows = [{"prompt": asked(row), "answer": row["answer"]} for row in task.read_rows()]
+    rows = [{"prompt": asked(row), "answer": row["answer"]} for row in task.rows_of_steps()]
 
     def reward(completions: list[Any], answer: list[str], **columns: Any) -> list[float]:
         return exact([turns[0]["content"] for turns in completions], answer)
