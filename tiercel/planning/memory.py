@@ -364,7 +364,9 @@ def _prepacked(recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad) -> i
 
 def _narrow(recipe: BaseRecipe, sizes: ModelSizes) -> int:
     """Return the bytes of the copies that a GPU decodes from if autocast would otherwise cast float32 weights."""
-    return 0 if recipe.model.dtype == "float32" else BYTES[recipe.model.dtype] * (sizes.trained - sizes.trained_vision)
+    if recipe.model.dtype == "float32":
+        return 0
+    return BYTES[recipe.model.dtype] * (sizes.trained - sizes.trained_vision + sizes.joined_adapter)
 
 
 def cache_token_bytes(recipe: BaseRecipe, sizes: ModelSizes, tensor_parallel: int) -> int:

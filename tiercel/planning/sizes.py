@@ -20,6 +20,7 @@ from tiercel.models.layers.quantized import STORED_BYTES, quantizable, require_l
 from tiercel.models.policy import make_trainable, weights_dtype
 from tiercel.models.weights.hub import CONFIG, resolve
 from tiercel.models.weights.loading import family_class
+from tiercel.rollout.local.decoding_weights import joined_adapters
 
 DELTA = "linear_attention"  # the kind of a delta net's layer in config.json
 
@@ -41,6 +42,7 @@ class ModelSizes:
     vision_weights: int  # tower and projector
     adapter: int
     vision_adapter: int  # of these
+    joined_adapter: int  # zeros in the wider matrices of adapters that a GPU decodes with at once
     trained: int
     trained_vision: int  # of these
     trained_matrices: int  # of `trained`: what Muon updates
@@ -129,6 +131,7 @@ def count(recipe: BaseRecipe, config: Any, family: Family) -> ModelSizes:
         vision_weights=_elements(vision),
         adapter=_elements(parameters, adapter=True),
         vision_adapter=_elements(vision, adapter=True),
+        joined_adapter=_widening(family.language_model(model)),
         trained=_trained(parameters),
         trained_vision=_trained(vision),
         trained_matrices=_trained({name: parameters[name] for name in layer_matrices(model) & parameters.keys()}),
@@ -174,6 +177,15 @@ def _layers_of(language: nn.Module) -> nn.ModuleList:
     if not isinstance(layers, nn.ModuleList):
         raise ModelError(f"{type(language).__name__} has no list of decoder layers, which a plan needs to count")
     return layers
+
+
+def _widening(language_model: nn.Module) -> int:
+    """Count the zeros of second matrices that take the ranks of all adapters of a group."""
+    return sum(
+        second.out_features * (sum(first.out_features for first, _ in adapters) - second.in_features)
+        for adapters in joined_adapters(language_model)
+        for _, second in adapters
+    )
 
 
 def _elements(parameters: dict[str, nn.Parameter], *, adapter: bool = False) -> int:

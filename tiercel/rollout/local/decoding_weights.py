@@ -169,7 +169,7 @@ class NarrowLinears:
     def __init__(self, policy: Policy):
         self.dtype = policy.compute_dtype
         self.layers = _float32_layers(policy) if policy.needs_autocast else []
-        self.joined = list(_joined_adapters(policy)) if self.layers else []
+        self.joined = list(joined_adapters(policy.family.language_model(policy.model))) if self.layers else []
         self.copies: dict[nn.Linear, tuple[nn.Parameter, nn.Parameter | None]] = {}
         self._own: dict[nn.Linear, Tensor] = {}  # the part of a copy that is the layer's own weight
 
@@ -220,10 +220,10 @@ class NarrowLinears:
         return nn.Parameter(torch.zeros(shape, dtype=self.dtype, device=like.device), requires_grad=False)
 
 
-def _joined_adapters(policy: Policy) -> Iterator[list[tuple[nn.Linear, nn.Linear]]]:
+def joined_adapters(language_model: nn.Module) -> Iterator[list[tuple[nn.Linear, nn.Linear]]]:
     """Yield the two matrices of each adapter of a group of layers that have the same input. If theirs differ after all,
     the results are the same, only nothing is saved."""
-    for parent in policy.family.language_model(policy.model).modules():
+    for parent in language_model.modules():
         for names in SAME_INPUT:
             layers = [layer for name in names if isinstance(layer := getattr(parent, name, None), LoraLayer)]
             adapters = [
