@@ -224,6 +224,21 @@ def test_a_row_borrows_the_next_answer_that_can_be_used(tiny_checkpoints, tmp_pa
         encode(odd, 1)
 
 
+def test_a_row_does_not_borrow_an_answer_to_its_own_question(tiny_checkpoints, tmp_path, rows):
+    """Answers to one prompt often stand side by side; the loss needs one to another prompt."""
+    recipe = recipe_of(KtoRecipe, tiny_checkpoints["qwen2_5_vl"], tmp_path, kto=Kto())
+    bare = replace(rows[0], images=(), messages=(Message(role="user", content="?"), rows[0].messages[-1]))
+    same = replace(bare, messages=(bare.messages[0], Message(role="assistant", content="8")))
+    asking = replace(bare, messages=(Message(role="user", content="7?"), Message(role="assistant", content="4 4")))
+    family = build_trainer(recipe).family
+    encode = ExampleEncoder(recipe=recipe, family=family, rows=[bare, same, asking], order=file_order(3))
+    _, borrowed = encode(bare, 0).conversations
+    assert torch.equal(borrowed.token_ids_L, encode(asking, 2).conversations[0].token_ids_L)
+    encode = ExampleEncoder(recipe=recipe, family=family, rows=[bare, same], order=file_order(2))
+    own, borrowed = encode(bare, 0).conversations
+    assert torch.equal(borrowed.token_ids_L, own.token_ids_L)  # no row asks anything else
+
+
 def test_kto_starts_at_a_half_and_tells_labels_apart(tiny_checkpoints, tmp_path, rows):
     recipe = recipe_of(KtoRecipe, tiny_checkpoints["qwen2_5_vl"], tmp_path, kto=Kto(beta=0.5))
     trainer, objective, made = begun(recipe, rows)

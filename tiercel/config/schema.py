@@ -196,7 +196,8 @@ class Train(Section):
     steps: PositiveInt | None = None
     """Number of steps; exactly one of steps and epochs is given."""
     epochs: PositiveFloat | None = None
-    """Passes over the training rows; the last step may run short."""
+    """Passes over the training rows; the last step may run short. If you raise it after the run has ended with such a
+    step, the rows that would have filled that step are left out."""
     seed: NonNegativeInt = 0
     """Order of the rows, sampling, adapter initialisation and dropout are functions of this."""
     strategy: Literal["auto", StrategyName] = "auto"

@@ -72,18 +72,28 @@ class ExampleEncoder:
         return Example(conversations=tuple(conversations))
 
     def _with_borrowed_answer(self, row: Row, index: int) -> EncodedConversation:
-        """Encode the row with the answer of the next row whose answer can be used: the row is not to blame for that
-        of another one, nor for its length. Raises DataError if there is none among the next NEXT_ROWS."""
+        """Encode the row with the answer of the next row that asks something else and whose answer can be used: the row
+        is not to blame for that of another one, nor for its length. Raises DataError if there is none among the next
+        NEXT_ROWS, except that the last of them may ask the same."""
         for ahead in range(1, NEXT_ROWS):
             with suppress(DataError):
-                return self._with_answer_ahead(row, index, ahead)
-        return self._with_answer_ahead(row, index, NEXT_ROWS)
+                other = self._row_ahead(index, ahead)
+                if not _asks_the_same(row, other):
+                    return self._with_answer_of(row, other, index)
+        return self._with_answer_of(row, self._row_ahead(index, NEXT_ROWS), index)
 
-    def _with_answer_ahead(self, row: Row, index: int, ahead: int) -> EncodedConversation:
+    def _row_ahead(self, index: int, ahead: int) -> Row:
+        return self.rows[self.order.row(index + ahead)]
+
+    def _with_answer_of(self, row: Row, other: Row, index: int) -> EncodedConversation:
         data = self.recipe.data
         twice = data.model_copy(update={"max_prompt_tokens": 2 * data.max_prompt_tokens})
-        other = with_answer_of(row, self.rows[self.order.row(index + ahead)])
-        return _encode(self.family, twice, encode_conversation, other, index)
+        return _encode(self.family, twice, encode_conversation, with_answer_of(row, other), index)
+
+
+def _asks_the_same(row: Row, other: Row) -> bool:
+    """Return whether two rows have the same turns before the answer, and the same pictures."""
+    return row.messages[:-1] == other.messages[:-1] and row.visuals == other.visuals
 
 
 def require_usable(recipe: BaseRecipe, row: Row) -> None:
