@@ -11,6 +11,7 @@ from tiercel.config.schema import Lora, Optim, PartRates
 from tiercel.distributed.strategies.muon import MuonAndAdamW
 from tiercel.distributed.strategies.optimizer import (
     build_optimizer,
+    clip_gradients,
     optimizer_tensors,
     restore_optimizer,
     set_learning_rate,
@@ -32,6 +33,14 @@ def test_each_part_moves_by_its_share_of_the_scheduled_rate(tiny_checkpoints):
     for name, change in moved.items():
         rate = 5e-4 if name in policy.whole_parameters() else 5e-3
         torch.testing.assert_close(change, torch.full_like(change, rate), rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize(("most", "expected"), [(1.0, [0.6, 0.8]), (10.0, [3.0, 4.0]), (0.0, [3.0, 4.0])])
+def test_gradients_are_scaled_down_to_a_norm_and_with_0_not_at_all(most, expected):
+    weight = torch.nn.Linear(2, 1, bias=False)
+    weight.weight.grad = torch.tensor([[3.0, 4.0]])
+    clip_gradients(dict(weight.named_parameters()), 5.0, most)
+    torch.testing.assert_close(weight.weight.grad, torch.tensor([expected]), rtol=1e-5, atol=0)
 
 
 def test_a_rate_of_a_part_that_the_targets_leave_out_is_refused(tiny_checkpoints):

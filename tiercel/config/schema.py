@@ -150,8 +150,8 @@ class Optim(Section):
     rollout_epochs: PositiveInt = 1
     """Passes over the parts of a rollout. With more than one update per rollout the old logprobs are computed once,
     before the first."""
-    max_grad_norm: PositiveFloat = 1.0
-    """The gradient is scaled down to this norm if it is longer."""
+    max_grad_norm: NonNegativeFloat = 1.0
+    """The gradient is scaled down to this norm if it is longer. 0: it is never scaled down."""
 
     @property
     def is_of_torch(self) -> bool:

@@ -92,7 +92,9 @@ def gradient_norm(parameters: Mapping[str, nn.Parameter]) -> Tensor:
 
 
 def clip_gradients(parameters: Mapping[str, nn.Parameter], norm: float, max_norm: float) -> None:
-    """Scale all gradients, whose norm is `norm`, to a norm of at most `max_norm`."""
+    """Scale all gradients, whose norm is `norm`, to a norm of at most `max_norm`. 0: leave them as they are."""
+    if max_norm == 0:
+        return
     scale = min(1.0, max_norm / (norm + 1e-6))
     for parameter in parameters.values():
         if parameter.grad is not None:
