@@ -81,7 +81,8 @@ def test_check_prints_the_proof(place, capsys):
 def test_predict_completes_a_prompt(place, capsys):
     words = ["Where is the seven?", "--max-new-tokens", "4"]
     assert main(["predict", str(place / "grpo"), *words]) == 0
-    assert capsys.readouterr().out
+    said = capsys.readouterr()
+    assert said.out and "--max-new-tokens" in said.err  # four tokens are too few
 
 
 def test_a_reward_of_boxes_needs_data_coordinates(place, capsys):

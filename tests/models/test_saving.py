@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from tests.models.test_families import huggingface_inputs
@@ -15,7 +15,7 @@ from tests.tiny_models import FAMILY_NAMES, move_adapter, tiny_policy, tiny_prom
 from tiercel.config.schema import Lora, Model
 from tiercel.errors import ModelError
 from tiercel.models.policy import Policy, load_for_inference
-from tiercel.models.weights.loading import load_family, read_tensors
+from tiercel.models.weights.loading import load_family, load_weights, read_tensors
 from tiercel.models.weights.saving import restore_adapter, save_adapter, save_model, save_trained
 
 ALL = Lora(rank=4, alpha=8, targets="all")
@@ -168,6 +168,22 @@ def test_plain_transformers_loads_a_whole_model(tiny_checkpoints, tmp_path, name
     assert family.checkpoint.chat_template == policy.family.checkpoint.chat_template
     assert family.checkpoint.end_token_ids == policy.family.checkpoint.end_token_ids
     assert family.plan_image((120, 50)) == policy.family.plan_image((120, 50))
+
+
+def test_a_head_of_its_own_is_read_and_exported_though_config_json_ties_it(tiny_checkpoints, tmp_path):
+    """Some published config.json say nothing of it, and their family ties heads by default."""
+    given = shutil.copytree(tiny_checkpoints["gemma3"], tmp_path / "given")
+    (file,) = given.glob("*.safetensors")
+    tensors = load_file(file)
+    (embedding,) = (name for name in tensors if "embed_tokens" in name)
+    save_file({**tensors, "lm_head.weight": tensors[embedding] + 0.5}, file, metadata={"format": "pt"})
+    family = load_family(Model(path=str(given), dtype="float32"))
+    model = load_weights(family, torch.float32, torch.device("cpu"))
+    save_model(family, model, tmp_path / "exported")
+    config = json.loads((tmp_path / "exported/config.json").read_text())
+    assert config["tie_word_embeddings"] is config["text_config"]["tie_word_embeddings"] is False
+    head = plain_model(tmp_path / "exported").get_output_embeddings().weight
+    assert torch.equal(head, tensors[embedding] + 0.5)
 
 
 def test_files_beside_the_weights_are_copied_byte_for_byte(tiny_checkpoints, tmp_path):
