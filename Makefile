@@ -54,7 +54,8 @@ WORKERS ?= 2
 # Files of tests side by side, each with one thread: more threads gain little on tiny models.
 TESTS = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(PART)
 # make test-scale THIRD=1: the suite's core cases and a third of the others (tools/ci_plan.py); without it, all of them.
-PART = $(if $(THIRD),--third $(THIRD))
+# make test LEFT_TO_LOWEST=1: without the third that make test-lowest THIRD=1 runs.
+PART = $(if $(THIRD),--third $(THIRD)) $(if $(LEFT_TO_LOWEST),--left-to-lowest $(LEFT_TO_LOWEST))
 # A CPU build of torch takes torchvision's Python part alone; tests/conftest.py declares its missing operators.
 TORCHVISION := 0.28.0
 LOWEST_TORCHVISION := 0.26.0

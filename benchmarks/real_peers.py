@@ -48,8 +48,9 @@ def prepare() -> None:
 
 def by_tiercel(run: Path, seed: int, steps: int) -> None:
     """Train with tiercel, which scores the held-out rows itself."""
-    settings = [f"train.seed={seed}", f"train.steps={steps}", f"train.eval_every={SAVE_EVERY}", f"output={run}"]
-    run_command("grpo", str(RECIPES / RECIPE), *settings)
+    settings = {"seed": seed, "steps": steps, "eval_every": SAVE_EVERY, "threads": "null"}  # as many as the peers'
+    given = [f"train.{key}={value}" for key, value in settings.items()]
+    run_command("grpo", str(RECIPES / RECIPE), *given, f"output={run}")
 
 
 def rows_in_order(run: Path, steps: int) -> Path:

@@ -30,11 +30,14 @@ def listed(name: str) -> tuple[str, ...]:
 
 
 CORE_CASES = listed("core_cases.txt")
+PASSED_OVER = ("benchmarks", "docs", "convert", "messages", "tools")  # by test-lowest: no version changes them
+NOT_WITH_LOWEST = tuple(f"tests/{name}/" for name in (*PASSED_OVER, "trackers"))
 LONG_FILES = {file: place for place, file in enumerate(listed("long_files.txt"))}
 
 
 def pytest_addoption(parser):
     parser.addoption("--third", type=int, choices=(0, 1, 2), help="only the core cases and this third of the others")
+    parser.addoption("--left-to-lowest", type=int, choices=(0, 1, 2), help="without this third if test-lowest runs it")
 
 
 def pytest_configure(config):
@@ -46,14 +49,25 @@ def is_of_third(case: str, third: int) -> bool:
     return case.startswith(CORE_CASES) or zlib.crc32(case.encode()) % 3 == third
 
 
+def is_left_to_lowest(case: str, third: int) -> bool:
+    """Say whether `make test` may leave a case to `make test-lowest` of this third: all but the core cases and those of
+    folders that it passes over or lacks the packages for."""
+    return not case.startswith((*CORE_CASES, *NOT_WITH_LOWEST)) and is_of_third(case, third)
+
+
 def pytest_collection_modifyitems(config, items):
-    """Keep the cases of `--third`, if it is given, and begin with the longest files: a worker takes whole files."""
-    third = config.getoption("--third")
-    if third is not None:
-        left_out = [item for item in items if not is_of_third(item.nodeid, third)]
-        config.hook.pytest_deselected(items=left_out)
-        gone = set(left_out)
-        items[:] = [item for item in items if item not in gone]
+    """Keep the cases of `--third`, if it is given, or those that are not left to the lowest versions, and begin with
+    the longest files: a worker takes whole files."""
+    third, other = config.getoption("--third"), config.getoption("--left-to-lowest")
+    kept = [
+        item
+        for item in items
+        if (third is None or is_of_third(item.nodeid, third))
+        and (other is None or not is_left_to_lowest(item.nodeid, other) or item.get_closest_marker("skipif"))
+    ]
+    if len(kept) < len(items):
+        config.hook.pytest_deselected(items=list(set(items) - set(kept)))
+        items[:] = kept
     items.sort(key=lambda item: LONG_FILES.get(item.nodeid.partition("::")[0], len(LONG_FILES)))
 
 

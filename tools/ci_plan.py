@@ -80,9 +80,12 @@ class Step:
     target: str
     third: int | None
     why: str
+    left_to_lowest: int | None = None  # the third that test-lowest runs instead
 
     @property
     def arguments(self) -> str:
+        if self.left_to_lowest is not None:
+            return f"{self.target} LEFT_TO_LOWEST={self.left_to_lowest}"
         return self.target if self.third is None else f"{self.target} THIRD={self.third}"
 
 
@@ -97,7 +100,9 @@ def plan_steps(commit: str, changed: Iterable[str]) -> list[Step]:
         for suite in suites
     }
     whole = _fitting(forced)
-    steps = [Step(target, None, "always whole") for target in ALWAYS_WHOLE]
+    steps = [Step(target, None, "always whole") for target in ALWAYS_WHOLE if target != "test"]
+    shared = f"always whole, third {third} of it by test-lowest with the lowest versions"
+    steps.insert(ALWAYS_WHOLE.index("test"), Step("test", None, shared, left_to_lowest=third))
     for target in DIVIDED:
         part = f"core cases and third {third} of the rest, by the commit's hash"
         if target in whole:

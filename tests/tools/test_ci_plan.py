@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import CORE_CASES, LONG_FILES, is_of_third
+from tests.conftest import CORE_CASES, LONG_FILES, PASSED_OVER, is_left_to_lowest, is_of_third
 from tests.forked import commands
 from tools.ci_plan import (
     ALWAYS_WHOLE,
@@ -24,7 +24,8 @@ COMMIT = "00000004" + 32 * "a"  # 4 % 3 = 1
 
 def test_a_change_of_nothing_that_matters_takes_a_third_of_each_suite():
     steps = plan_steps(COMMIT, ["README.md"])
-    assert [step.arguments for step in steps] == [*ALWAYS_WHOLE, *(f"{name} THIRD=1" for name in DIVIDED)]
+    whole = [f"{name} LEFT_TO_LOWEST=1" if name == "test" else name for name in ALWAYS_WHOLE]
+    assert [step.arguments for step in steps] == [*whole, *(f"{name} THIRD=1" for name in DIVIDED)]
 
 
 @pytest.mark.parametrize(
@@ -98,6 +99,16 @@ def test_a_suite_that_takes_a_third_leaves_the_other_cases_out(tmp_path, monkeyp
     assert code == 0, output
     taken = [line for line in output.splitlines() if "::" in line]
     assert taken and all(is_of_third(case, 0) for case in taken) and " deselected" in output
+
+
+def test_each_case_of_make_test_runs_in_it_or_in_a_third_of_test_lowest():
+    cases = [*CORE_CASES, *(f"tests/data/test_more.py::test_case[{number}]" for number in range(60))]
+    kept = [f"tests/docs/test_more.py::test_case[{number}]" for number in range(60)]
+    left = [{case for case in cases + kept if is_left_to_lowest(case, third)} for third in range(3)]
+    assert set.union(*left) == set(cases) - set(CORE_CASES) and sum(map(len, left)) == 60
+    assert all(is_of_third(case, third) for third in range(3) for case in left[third])
+    passed_over = f"$(addprefix --ignore=tests/,{' '.join(PASSED_OVER)})"
+    assert passed_over in (ROOT / "Makefile").read_text()
 
 
 def test_every_long_file_is_there():
