@@ -34,6 +34,7 @@
 # make bench-long-rows  one long row computed by 1, 2 and 4 ranks together: gradient, memory
 # make bench-view      the page on a run of 10,000 steps and 1 GB: first paint, filters, memory of the server
 # make bench-pairs     pairs, and ten questions of one picture, against plain transformers and TRL's DPOTrainer
+# make bench-real-text   sums learnt by SmolLM2 with SFT, DPO and GRPO, beside TRL: losses, rewards, held-out accuracy; an hour
 # make bench-real-peers  the run of demo-real by TRL and ms-swift too: rewards, held-out accuracy and seconds by step; hours
 # make bench-peers     whole steps against TRL and ms-swift, in environments of their own; hours, on a quiet machine
 # make gpu-proof       on one CUDA GPU, python3 with torch there: exactness, runs, time, memory; goes on where it ended
@@ -61,7 +62,7 @@ TORCHVISION := 0.28.0
 LOWEST_TORCHVISION := 0.26.0
 
 .PHONY: venv environments test-all ci-plan demo demo-pairs demo-zoom demo-real test test-real lint types wheel test-wheel test-catalogue test-quantized test-families test-generic test-lowest test-scale test-view test-services vllm-env test-vllm test-ray site faults \
-	faults-short docs bench-exact bench-learner bench-scaling bench-rollout bench-pairs bench-trees bench-rows bench-long-rows bench-view bench-peers bench-real-peers gpu-proof gpu-null gpu-compile gpu-toy clean
+	faults-short docs bench-exact bench-learner bench-scaling bench-rollout bench-pairs bench-trees bench-rows bench-long-rows bench-view bench-peers bench-real-peers bench-real-text gpu-proof gpu-null gpu-compile gpu-toy clean
 
 venv: .venv/.made
 
@@ -300,6 +301,10 @@ bench-rows: venv
 
 bench-long-rows: venv
 	.venv/bin/python -m benchmarks.long_rows
+
+bench-real-text: .venv-real/.made .venv-trl/.made
+	.venv-real/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt matplotlib
+	.venv-real/bin/python -m benchmarks.real_text
 
 bench-real-peers: .venv-real/.made .venv-trl/.made .venv-swift/.made
 	.venv-real/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt matplotlib

@@ -1,11 +1,12 @@
 """SmolLM2-135M-Instruct learns sums by SFT, and from there by DPO and by GRPO: tiercel beside TRL on the same rows.
 
-    .venv-real/bin/python -m benchmarks.real_text                         three methods, three seeds; needs .venv-trl
+    make bench-real-text                                              three methods, three seeds; an hour
     .venv-real/bin/python -m benchmarks.real_text --methods grpo --seeds 0
 
 SFT starts from the published weights. DPO and GRPO start from tiercel's merged model of a short SFT, which answers some
 sums. Rows, their order, LoRA, rates and lengths are equal. `tiercel eval` scores both sides' adapters every twentieth
-step on sums that are in no file of training rows. Writes benchmarks/results/real_text.json and .md.
+step on sums that are in no file of training rows. What has been run is not run again. Writes
+benchmarks/results/real_text.json and .md, and the curves as docs/real_text.svg, which needs matplotlib.
 """
 
 import argparse
@@ -51,6 +52,7 @@ SUMS_TEMPLATE = TEMPLATE.replace(
     "<|im_end|>{% if not loop.last or add_generation_prompt %}{{ '\\n' }}{% endif %}{% endfor %}",
 )
 START_STEPS = 20  # of SFT, after which DPO and GRPO begin
+SIDES = {"tiercel": "tiercel", "trl": "TRL"}
 LAST = 10  # steps whose mean the table has
 WATCHED = {"sft": "loss", "dpo": "loss", "grpo": "reward/mean"}  # key of metrics.jsonl
 
@@ -186,10 +188,32 @@ def table(results: dict[str, Any]) -> str:
                 watched, scores = found["watched"], found["accuracy"]
                 means = [statistics.mean(part) for part in (watched[:LAST], watched[-LAST:])]
                 shares = ["{:.3f} ({:.3f} to {:.3f})".format(*scores[place]["share"]) for place in (0, -1)]
-                names = f"{method}, seed {seed}, {'TRL' if side == 'trl' else side}"
+                names = f"{method}, seed {seed}, {SIDES[side]}"
                 rows.append([names, *(f"{mean:.3f}" for mean in means), *shares])
     titles = [f"loss or reward, first {LAST} steps", f"last {LAST}", "right before", "right after"]
     return markdown_table(["", *titles], rows)
+
+
+def draw(results: dict[str, Any], file: Path) -> None:
+    """Draw what is watched of each method by step, with a line for each seed of a side."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    FigureCanvasSVG(figure)
+    panels = figure.subplots(1, len(results["methods"]), squeeze=False)[0]
+    for panel, (method, seeds) in zip(panels, results["methods"].items(), strict=True):
+        for seed, sides in seeds.items():
+            for number, (side, name) in enumerate(SIDES.items()):
+                watched = sides[side]["watched"]
+                means = [statistics.mean(watched[max(0, end - LAST) : end]) for end in range(1, len(watched) + 1)]
+                label = name if seed == next(iter(seeds)) else None
+                panel.plot(range(1, len(means) + 1), means, color=f"C{number}", label=label, alpha=0.8)
+        panel.set(
+            title=method.upper(), xlabel="step", ylabel=f"{WATCHED[method].partition('/')[0]}, mean of {LAST} steps"
+        )
+        panel.legend()
+    figure.savefig(file, metadata={"Date": None})
 
 
 def main() -> None:
@@ -212,6 +236,7 @@ def main() -> None:
         for seed in options.seeds:
             results["methods"][method][str(seed)] = learn(method, model, options.steps, seed)
             write_results(FILE, results, table(results))
+    draw(results, ROOT / "docs/real_text.svg")
     print(table(results))
 
 
