@@ -553,6 +553,7 @@ WRONG = [
         "the reward length needs the number of tokens up to which it is 1",
     ),
     grpo("rewards.1.name=exact", "rewards.1.name", "keep one entry"),
+    grpo("rewards.1={name: exact, weight: 0.5}", "rewards.1.name", "keep one entry"),
     grpo("rewards.0={call: mine.py}", "rewards.0.call", "must be file.py:function"),
     grpo("rewards.0={call: yours.py:score}", "rewards.0.call", "no such file"),
     grpo("rewards.0.weight=0 & rewards.1.weight=0", "rewards.0.weight", "all advantages would be 0"),

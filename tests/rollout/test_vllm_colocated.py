@@ -16,7 +16,11 @@ class HalfAnEngine(ColocatedSampler):
     """One of two ranks, each a thread, that share an engine. It samples three turns, or fails after the second."""
 
     def __init__(self, rank: int, fails: bool):
-        self.ranks, self.group, self.fails, self.turns = SimpleNamespace(rank=rank), "both", fails, 0
+        self.ranks, self.group, self.fails, self.turns = SimpleNamespace(rank=rank, heartbeat=self), "both", fails, 0
+        self.beats = 0
+
+    def beat(self):
+        self.beats += 1
 
     def _request(self, asked):
         return asked
@@ -56,6 +60,14 @@ def test_an_error_of_one_rank_ends_all_ranks_of_its_engine(monkeypatch):
         first, second = (each.exception() for each in both)
     assert type(first) is EnvironmentProblem
     assert type(second) is ElsewhereError and second.exit_code == first.exit_code
+
+
+def test_each_turn_of_all_trajectories_is_a_sign_of_life(monkeypatch):
+    engine = HalfAnEngine(0, fails=False)
+    monkeypatch.setattr(engine, "_of_engine", lambda own: ([own], 0))
+    for _ in range(2):
+        engine._outputs([SimpleNamespace()])
+    assert engine.beats == 2
 
 
 def test_weights_are_not_dropped_where_vllm_cannot_read_them_again():

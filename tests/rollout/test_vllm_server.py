@@ -91,6 +91,18 @@ def test_a_prompt_is_one_request_with_its_pictures_and_all_that_sampling_depends
     assert len(pictures) == sum(len(prompt.images) for prompt in prompts)
 
 
+@pytest.mark.parametrize("versions", [1, 2, 3, 5])
+def test_servers_keep_the_versions_that_completions_are_still_drawn_from(family, scripted, versions):
+    server = scripted()
+    client = VllmServer(server.url, None, 20.0)
+    pool = ServerPool(servers=(client,), needs=NEEDS, patience_seconds=20.0, versions=versions)
+    sampler = ServerSampler(family, pool)
+    names = [f"policy-run-{version}-aaaaaaaa" for version in range(7)]
+    for version, name in enumerate(names):
+        sampler.load_policy(version, Path("policies") / name)
+        assert list(server.adapters) == names[: version + 1][-versions:]
+
+
 class FirstRank(Ranks):
     """Keeps what the other ranks get from the first one."""
 

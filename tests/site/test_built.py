@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 SITE = ROOT / "site"
 TYPES = {
     "chain": ("Row", "EncodedPrompt", "Completion", "Trajectory", "ScoredGroup"),
-    "rewards": ("Sample", "SampleImage", "PolicyTurn", "extract_answer", "Reward"),
+    "rewards": ("Sample", "SampleImage", "PolicyTurn", "answer_of", "extract_answer", "Reward"),
     "losses": ("LossInput", "LossOutput", "TokenTerms", "RewardTable", "policy_loss"),
     "models": ("Family",),
     "parts": ("Sampler", "Strategy", "Tracker"),

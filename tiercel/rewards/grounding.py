@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from tiercel.config_base import Fraction
 from tiercel.reward_types import Box, Sample
-from tiercel.rewards.answers import extract_answer, parse_box, parse_boxes, parse_point
+from tiercel.rewards.answers import answer_of, parse_box, parse_boxes, parse_point
 from tiercel.rewards.base import TruthReward
 from tiercel.rewards.boxes import ciou, giou, iou, to_original
 from tiercel.rewards.ground_truth import Truth
@@ -28,7 +28,7 @@ class FirstBox(TruthReward):
 
     def compare(self, sample: Sample, truth: Truth) -> float:
         wanted = truth.box()
-        given = parse_box(extract_answer(sample.completion))
+        given = parse_box(answer_of(sample))
         if given is None:
             return 0.0
         value = self.overlap(_in_pixels(truth, given), wanted)
@@ -139,7 +139,7 @@ class PointInBox(TruthReward):
 
     def compare(self, sample: Sample, truth: Truth) -> float:
         wanted = truth.boxes()
-        given = parse_point(extract_answer(sample.completion))
+        given = parse_point(answer_of(sample))
         if given is None:
             return 0.0
         x, y, _, _ = _in_pixels(truth, (*given, *given))
@@ -209,7 +209,7 @@ def matched_pairs(given: Sequence[Box], wanted: Sequence[Box], threshold: float)
 
 
 def _all_given(truth: Truth) -> list[Box]:
-    return [_in_pixels(truth, box) for box in parse_boxes(extract_answer(truth.sample.completion))]
+    return [_in_pixels(truth, box) for box in parse_boxes(answer_of(truth.sample))]
 
 
 def _in_pixels(truth: Truth, box: Box) -> Box:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from tiercel.config_base import Keys, NonNegativeFloat, Problems, shown
 from tiercel.errors import DataError
 from tiercel.reward_types import Sample
-from tiercel.rewards.answers import LETTERS, extract_answer, parse_choice, parse_number
+from tiercel.rewards.answers import LETTERS, answer_of, extract_answer, parse_choice, parse_number
 from tiercel.rewards.base import Reward, RewardEntry, TruthReward
 from tiercel.rewards.ground_truth import Truth, number_of
 
@@ -30,7 +30,7 @@ class Exact(TruthReward):
     own_right_from: ClassVar[float | None] = 1.0
 
     def compare(self, sample: Sample, truth: Truth) -> float:
-        return float(_stripped(extract_answer(sample.completion)) in _accepted(truth, _stripped))
+        return float(_stripped(answer_of(sample)) in _accepted(truth, _stripped))
 
 
 class Normalised(TruthReward):
@@ -41,7 +41,7 @@ class Normalised(TruthReward):
     own_right_from: ClassVar[float | None] = 1.0
 
     def compare(self, sample: Sample, truth: Truth) -> float:
-        return float(normalised(extract_answer(sample.completion)) in _accepted(truth, normalised))
+        return float(normalised(answer_of(sample)) in _accepted(truth, normalised))
 
 
 class Ocr(TruthReward):
@@ -55,7 +55,7 @@ class Ocr(TruthReward):
     def compare(self, sample: Sample, truth: Truth) -> float:
         from rapidfuzz.distance import Levenshtein
 
-        given = _stripped(extract_answer(sample.completion))
+        given = _stripped(answer_of(sample))
         return max(Levenshtein.normalized_similarity(given, _stripped(text)) for text in truth.texts())
 
 
@@ -73,7 +73,7 @@ class Number(TruthReward):
 
     def compare(self, sample: Sample, truth: Truth) -> float:
         wanted = truth.number()
-        given = parse_number(extract_answer(sample.completion))
+        given = parse_number(answer_of(sample))
         absolute, relative = number_of(self.tolerance or 0), number_of(self.relative_tolerance or 0)
         assert absolute is not None and relative is not None
         return float(given is not None and abs(given - wanted) <= max(absolute, relative * abs(wanted)))
@@ -90,7 +90,7 @@ class Count(TruthReward):
         wanted = truth.number()
         if wanted < 0 or wanted.denominator != 1:
             raise truth.malformed("is not a count; use a whole number, at least 0")
-        given = parse_number(extract_answer(sample.completion))
+        given = parse_number(answer_of(sample))
         return 0.0 if given is None else float(max(Fraction(0), 1 - abs(given - wanted) / max(Fraction(1), wanted)))
 
 
@@ -114,7 +114,7 @@ class Choice(TruthReward):
         if wanted is None:
             admissible = "a letter from A to Z" if self.choices is None else f"one of {', '.join(choices)}"
             raise truth.malformed(f"is not {admissible}")
-        return float(parse_choice(extract_answer(sample.completion), choices) == wanted)
+        return float(parse_choice(answer_of(sample), choices) == wanted)
 
 
 class Json(Reward):
@@ -126,7 +126,7 @@ class Json(Reward):
     """File with a JSON schema that the answer must satisfy."""
 
     def score(self, sample: Sample) -> float:
-        value = parse_json(extract_answer(sample.completion))
+        value = parse_json(answer_of(sample))
         if self.json_schema is None:
             return float(isinstance(value, dict | list))
         return float(value is not None and _is_valid(value, self.json_schema))

@@ -192,6 +192,13 @@ class TrajectoryBuilder:
         self.is_sampled += [is_sampled] * len(token_ids)
 
 
+def awaited(reply: Future[TurnReply], beat: Callable[[], None]) -> TurnReply:
+    """Wait for the answer to a turn. `beat` is called meanwhile, every second."""
+    while wait([reply], BEAT_SECONDS).not_done:
+        beat()
+    return reply.result()
+
+
 def ended_trajectories(builders: Sequence[TrajectoryBuilder], beat: Callable[[], None]) -> list[Completion]:
     """End the trajectories, all at once, because an environment may take long to give their rewards. `beat` is called
     meanwhile, every second."""

@@ -16,6 +16,8 @@ CASES = [
     ("The answer is 12", "12", 1.0),
     ("The answer is 13", "12", 0.0),
     ("no idea", "12", 0.0),
+    (r"\boxed{\begin{pmatrix}1\\2\end{pmatrix}}", r"\begin{bmatrix}1\\2\end{bmatrix}", 1.0),
+    (r"\boxed{\begin{pmatrix}1\\3\end{pmatrix}}", r"\begin{pmatrix}1\\2\end{pmatrix}", 0.0),
 ]
 
 

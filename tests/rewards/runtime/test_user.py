@@ -111,6 +111,12 @@ def test_what_is_no_finite_number_is_a_failure(reward_file, answer, reason):
     assert value.value is None and reason in value.failure
 
 
+def test_a_decimal_is_a_number(reward_file):
+    call = reward_file("from decimal import Decimal\n\ndef score(sample):\n    return Decimal('0.5')\n")
+    (value,) = score(call, sample())
+    assert value.value == 0.5 and value.failure is None
+
+
 def test_prints_do_not_disturb_and_their_last_lines_are_shown_in_failures(reward_file):
     call = reward_file("""
         import os

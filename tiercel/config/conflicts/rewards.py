@@ -3,7 +3,7 @@
 from tiercel.algorithms import advantage_of
 from tiercel.config.conflicts.table import conflict
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
-from tiercel.config_base import Keys, Problems, Section, shown
+from tiercel.config_base import Keys, Problems, shown
 from tiercel.rewards.base import RewardEntry
 from tiercel.rewards.external import ByModel, OfEnvironment, RewardModel
 from tiercel.rewards.registry import TELLS_RIGHT as TELLS_RIGHT
@@ -22,8 +22,8 @@ def reward_entries(recipe: GrpoRecipe) -> Problems:
 
 
 def reward_names(recipe: GrpoRecipe) -> Problems:
-    """Refuse an entry that is given twice. Two entries with the same name are different if their sections differ, such
-    as the rows that they apply to or the judge."""
+    """Refuse an entry that is given twice. Two entries with the same name are different if any of their options
+    differs."""
     first: dict[str, str] = {}
     for index, reward in enumerate(recipe.rewards):
         own = "name" if reward.name else "call"
@@ -31,7 +31,7 @@ def reward_names(recipe: GrpoRecipe) -> Problems:
         if given is None:
             continue
         key = f"rewards.{index}.{own}"
-        entry = repr((given, [(option, value) for option, value in reward if isinstance(value, Section)]))
+        entry = repr((given, [(option, value) for option, value in reward if option != "weight"]))
         if entry in first:
             yield Keys(key, first[entry]).problem(
                 f"is {shown(given)}, which is already used at {first[entry]}; keep one entry, with the sum of the "

@@ -38,6 +38,7 @@ class InProcessReward:
         self._name = call.rpartition(":")[2]
         self._seconds = limits.reward_timeout
         self._thread: ThreadPoolExecutor | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # one for the run, so that clients may keep connections
         self._function: Any = None
 
     def start(self) -> None:
@@ -50,12 +51,13 @@ class InProcessReward:
         except NoReward as error:
             raise RecipeError([f"{self._name} {error}"]) from error
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=self._name)
+        self._loop = asyncio.new_event_loop()
 
     def score(self, samples: Sequence[Sample]) -> tuple[RewardValue, ...]:
         """Return a value for each sample, in order."""
-        assert self._thread is not None
+        assert self._thread is not None and self._loop is not None
         replies: dict[int, Mapping[str, Any]] = {}
-        work = self._thread.submit(self._score, samples, replies)
+        work = self._thread.submit(score_batch, self._function, samples, self._loop, replies.__setitem__)
         while True:
             try:
                 work.result(self._seconds)
@@ -73,10 +75,6 @@ class InProcessReward:
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
-
-    def _score(self, samples: Sequence[Sample], replies: dict[int, Mapping[str, Any]]) -> None:
-        loop = asyncio.new_event_loop()
-        try:
-            score_batch(self._function, samples, loop, replies.__setitem__)
-        finally:
-            loop.close()
+        if self._loop is not None:
+            self._loop.close()
+            self._loop = None

@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 from tiercel.reward_types import Sample
-from tiercel.rewards.answers import extract_answer
+from tiercel.rewards.answers import answer_of, extract_answer
 from tiercel.rewards.characters import plain
 from tiercel.rewards.ground_truth import LIST_OR_SEVERAL, is_list_of_numbers
 from tiercel.rewards.numbers import parse_number, sure_number
@@ -22,10 +22,13 @@ _DELIMITED = re.compile(
     r"\$\$(?P<a>[^$]+)\$\$|\$(?P<b>[^$]+)\$|\\\((?P<c>.{1,1000}?)\\\)|\\\[(?P<d>.{1,1000}?)\\\]", re.DOTALL
 )
 _LONGEST = 1_000  # characters of an expression
+COMPARISON_SECONDS = 2  # of towers of powers, which no time is enough for; others take milliseconds
 _SPACES = re.compile(r"\s{2,}|\t")
 _TAIL = re.compile(r"\A.*(?:\b(?:is|are|be|equals|get|gives)\b|[是为得:])(.*)\Z", re.DOTALL)
 _ROOT = re.compile(r"√\s*(?:([0-9]+|[A-Za-z])|\(([^()]*)\)|\{([^{}]*)\})")
-_NAME = re.compile(r"\\(?:text|mathrm|operatorname|mbox|textbf|mathbf)\s*\{[^{}]*\}|\\[A-Za-z]+")
+_NAME = re.compile(
+    r"\\(?:begin|end)\s*\{[a-zA-Z]+\*?\}|\\(?:text|mathrm|operatorname|mbox|textbf|mathbf)\s*\{[^{}]*\}|\\[A-Za-z]+"
+)
 _WORDS = re.compile(r"\s*\$?\\(?:text|textbf|mathrm|mbox)\s*\{\s*([^{}]*[A-Za-z]{2}[^{}]*?)\s*\}\$?\s*")
 _WORD = re.compile(r"[A-Za-z]{2,}|[\u3400-\u9fff]")
 _MATHEMATICAL = re.compile(
@@ -61,11 +64,10 @@ def score(sample: Sample) -> float | None:
             f"{sample.answer!r} does not contain an expression that math-verify can read reliably; use one such as "
             r"5\sqrt{2}, 3/4 or x = 2, or a list of them (reward math)"
         )
-    said = extract_answer(sample.completion)
+    said = answer_of(sample)
     if _plain_words(said) in {found[1].casefold() for truth in map(str, truths) if (found := _WORDS.fullmatch(truth))}:
         return 1.0
-    given = _parsed(said)
-    return float(bool(given) and any(_are_equal(list(each), list(given)) for each in wanted))
+    return float(any(_equals(truth, said) for truth in truths))
 
 
 def _plain_words(said: str) -> str:
@@ -83,10 +85,13 @@ def _wanted(truth: Any) -> tuple[Any, ...]:
     return _parsed(repr(truth), is_truth=True) if is_number else ()
 
 
-def _are_equal(wanted: list[Any], given: list[Any]) -> bool:
+@functools.lru_cache(maxsize=1024)
+def _equals(truth: Any, said: str) -> bool:
+    """Return whether an answer has the value of a right one; completions of a group often say the same."""
     from math_verify import verify
 
-    return verify(wanted, given)
+    given = _parsed(said)
+    return bool(given) and verify(list(_wanted(truth)), list(given), timeout_seconds=COMPARISON_SECONDS)
 
 
 @functools.lru_cache(maxsize=1024)

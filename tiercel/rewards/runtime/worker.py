@@ -19,6 +19,7 @@ import signal
 import socket
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from types import ModuleType
 from typing import Any
 
@@ -221,7 +222,7 @@ def checked_value(value: Any) -> dict[str, Any]:
         return {"value": None}
     if not isinstance(value, numbers.Real) and getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()  # a number in an array or a tensor
-    if not isinstance(value, numbers.Real):
+    if not isinstance(value, numbers.Real | Decimal):
         return {
             "failure": (
                 f"returned {_brief(value)}, a {type(value).__name__}, but a reward must return a number or None"

@@ -20,7 +20,7 @@ from tiercel.rollout.local.decoding import Decoder, RowDecoder
 from tiercel.rollout.local.paused_rows import ResumedTokens, RowState
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.rollout.token_sampling import TokenDraw
-from tiercel.rollout.trajectory import BEAT_SECONDS, TrajectoryBuilder, completes_a_stop
+from tiercel.rollout.trajectory import BEAT_SECONDS, TrajectoryBuilder, awaited, completes_a_stop
 
 JOIN_EVERY = 16  # drawn tokens
 
@@ -178,9 +178,7 @@ class _Turns:
         return [number for number in self.waiting if self.rows[number].reply.done()]
 
     def _goes_on(self, row: _Row) -> bool:
-        while not wait([row.reply], BEAT_SECONDS).done:
-            self.settings.beat()
-        return row.builder.add_reply(row.reply.result())
+        return row.builder.add_reply(awaited(row.reply, self.settings.beat))
 
     def _bring_back(self, numbers: Sequence[int]) -> None:
         """Run what these rows observed, and put them into the batch."""

@@ -22,7 +22,7 @@ from tiercel.errors import ElsewhereError, EnvironmentProblem, TiercelError, Tra
 from tiercel.models.families.base import Family
 from tiercel.rollout.dialogue import Dialogues
 from tiercel.rollout.sampler import SamplingParams
-from tiercel.rollout.trajectory import TrajectoryBuilder, begun_trajectories, ended_trajectories
+from tiercel.rollout.trajectory import TrajectoryBuilder, awaited, begun_trajectories, ended_trajectories
 from tiercel.rollout.vllm.full_weights import reload
 from tiercel.rollout.vllm.requests import (
     ImpossibleCompletion,
@@ -196,7 +196,7 @@ class ColocatedSampler:
         return [
             builder
             for builder, reply in zip(builders, replies, strict=True)
-            if reply is not None and builder.add_reply(reply.result())
+            if reply is not None and builder.add_reply(awaited(reply, self.ranks.heartbeat.beat))
         ]
 
     def _outputs(self, asked: Sequence[PromptRequest], failed: TiercelError | None = None) -> list[Any] | None:
@@ -211,7 +211,11 @@ class ColocatedSampler:
             raise ElsewhereError(*end)
         every = [request for requests, _ in shares for request in requests]
         start = sum(len(requests) for requests, _ in shares[:place])
-        return self._generate(every)[start : start + len(asked)] if every else None
+        if not every:
+            return None
+        sampled = self._generate(every)[start : start + len(asked)]
+        self.ranks.heartbeat.beat()  # each turn of a trajectory may take as long as a whole answer
+        return sampled
 
     def _of_engine(self, own: _Share) -> tuple[list[_Share], int]:
         """Return the shares of all ranks that share the engine, in their order, and the place of this rank's."""

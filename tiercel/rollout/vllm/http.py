@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from tiercel.errors import EnvironmentProblem
 from tiercel.http_json import AnswerType, HttpReply, NoAnswer, WrongAnswer, ask, brief, key_of, new_client
 from tiercel.reliability.redaction import redact
@@ -66,7 +68,9 @@ class VllmServer:
         address = url.rstrip("/").removesuffix("/v1")
         self.url = redact(address)  # for messages
         self._seconds = timeout_seconds
-        self._client = new_client(base_url=address, headers={"Authorization": f"Bearer {key}"} if key else {})
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        limits = httpx.Limits(max_connections=None)  # the callers bound how many requests are under way
+        self._client = new_client(base_url=address, headers=headers, limits=limits)
 
     async def close(self) -> None:
         await self._client.aclose()

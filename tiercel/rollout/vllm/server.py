@@ -145,7 +145,7 @@ class ServerSampler:
         before = [each for each in self._loaded if each.name != policy.name]
         self.policy, is_new = policy, len(before) == len(self._loaded)
         kept = self.pool.versions - 1
-        self._loaded = [*before[len(before) - kept :], policy] if kept else [policy]
+        self._loaded = [*before[-kept:], policy] if kept else [policy]
         if is_new:
             self._run(self._leave_all(self.ranks.run_on_first(lambda: self._faults_after_loading(policy))))
         gone = [each for each in before if each not in self._loaded]
@@ -234,7 +234,7 @@ class ServerSampler:
         """Sample all trajectories side by side; none waits for the answers of another."""
         assert self.policy is not None
         self._last_sign = time.monotonic()
-        room, policy = asyncio.Semaphore(REQUESTS_IN_FLIGHT), self.policy
+        room, policy = asyncio.Semaphore(REQUESTS_IN_FLIGHT * params.group_size), self.policy  # a turn is a request
 
         async def one(builder: TrajectoryBuilder) -> Completion:
             while True:
