@@ -23,6 +23,7 @@ DIVIDED = (
     "test-generic",
     "test-lowest",
     "test-scale",
+    "test-real",
     "test-vllm",
 )
 STEPS = ALWAYS_WHOLE + DIVIDED
@@ -35,6 +36,7 @@ SECONDS_OF_THE_REST = {
     "test-wheel": 100,
     "test-quantized": 50,
     "test-families": 60,
+    "test-real": 80,
     "test-catalogue": 200,
     "test-lowest": 300,
     "test-scale": 650,
@@ -51,6 +53,7 @@ FORCED = {
     "benchmarks/faults/": ("test-catalogue",),
     "benchmarks/generic": ("test-generic",),
     "tiercel/algorithms/": ("test-catalogue",),
+    "tiercel/demo/real": ("test-real",),
     "tiercel/distributed/": ("test-scale",),
     "tiercel/environments/": ("test-catalogue",),
     "tiercel/packing/": ("test-catalogue", "test-generic"),
@@ -68,6 +71,7 @@ FORCED = {
     "tests/distributed/": ("test-scale",),
     "tests/models/": ("test-families",),
     "tests/models/test_generic": ("test-generic",),
+    "tests/real/": ("test-real",),
     "tests/tiny_models.py": ("test-families",),
     "tests/vllm/": ("test-vllm",),
 }
@@ -101,7 +105,7 @@ def plan_steps(commit: str, changed: Iterable[str]) -> list[Step]:
     }
     whole = _fitting(forced)
     steps = [Step(target, None, "always whole") for target in ALWAYS_WHOLE if target != "test"]
-    shared = f"always whole, third {third} of it by test-lowest with the lowest versions"
+    shared = f"always; its third {third} runs in test-lowest, with the lowest versions"
     steps.insert(ALWAYS_WHOLE.index("test"), Step("test", None, shared, left_to_lowest=third))
     for target in DIVIDED:
         part = f"core cases and third {third} of the rest, by the commit's hash"
