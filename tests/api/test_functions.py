@@ -16,7 +16,10 @@ SESSION = """
 import json
 import math as m
 import re
+import urllib.parse
+import xml.dom.minidom
 from collections import Counter
+from typing import List, Optional
 
 LIMIT = 3
 WORDS = ("red", "green")
@@ -45,6 +48,17 @@ def round(number):
 
 def rounded(completion):
     return round(len(completion) / 2)
+
+def said(texts: List[str], found: Optional[int] = None) -> List[float]:
+    CONNECTION = [helper(text) for text in texts]  # not the global object
+    other = [shortened(text) for text in texts]
+    return [one + two for one, two in zip(CONNECTION, other)]
+
+said.batched = True
+shortened = helper
+
+def fetched(completion):
+    return urllib.parse.quote(completion) + xml.dom.minidom.__name__
 
 def around(limit):
     def inner(completion):
@@ -106,6 +120,29 @@ def test_a_helper_that_is_named_like_a_builtin_comes_too(session):
     alone: dict = {"__name__": "a_file"}
     exec(source, alone)
     assert alone["rounded"]("a") == session["rounded"]("a") == 1  # Python's own round(0.5) is 0
+
+
+def test_annotations_attributes_aliases_and_local_names_come_as_they_are(session):
+    source, reason = written_function(session["said"])
+    assert reason == "" and "CONNECTION = " in source
+    alone: dict = {"__name__": "a_file"}
+    exec(source, alone)
+    assert alone["said"](["aab"]) == session["said"](["aab"]) == [4] and alone["said"].batched is True
+
+
+def test_modules_below_a_package_are_imported_by_name(session):
+    source, _ = written_function(session["fetched"])
+    lines = source.splitlines()
+    assert "import urllib.parse" in lines and "import xml.dom.minidom" in lines
+    alone: dict = {"__name__": "a_file"}
+    exec(source, alone)
+    assert alone["fetched"]("a b") == "a%20bxml.dom.minidom"
+
+
+def test_an_attribute_that_cannot_be_written_down_is_named(session):
+    session["said"].client = object()
+    source, reason = written_function(session["said"])
+    assert source is None and "client" in reason
 
 
 def test_a_function_of_a_module_is_named_there():

@@ -1,14 +1,16 @@
 """The source of a function that was defined in a session or a notebook, as a file that works on its own."""
 
 import ast
+import dis
 import inspect
 import linecache
 import math
 import sys
 import textwrap
+import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 PLAIN = (bool, int, float, str, bytes, type(None))
@@ -60,11 +62,34 @@ def _collect(function: Any, parts: dict[str, str]) -> None:
     scope = _scope_of(function)
     parts.setdefault(name, "")  # for a function that calls itself
     for used in _names_used(source):
-        if used in parts or used not in scope:
+        if used not in scope:
             continue  # a missing name raises an error when the function is called, as in the session
-        _collect_value(used, scope[used], parts)
+        if used not in parts:
+            _collect_value(used, scope[used], parts)
+        if isinstance(scope[used], ModuleType):
+            parts |= {module: f"import {module}" for module in _modules_below(scope[used], used, source)}
     del parts[name]
-    parts[name] = source
+    parts[name] = source + "".join(f"{name}.{key} = {value!r}\n" for key, value in _attributes(function))
+
+
+def _attributes(function: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes that the user has given a function, such as `batched`."""
+    for key, value in vars(function).items() if inspect.isfunction(function) else ():
+        if key == "__wrapped__":  # by functools.wraps, which the source calls
+            continue
+        if not _is_plain(value):
+            raise _CannotStandAlone(f"its attribute {key} is a {type(value).__name__}, which cannot be written down")
+        yield key, value
+
+
+def _modules_below(module: ModuleType, name: str, source: str) -> Iterator[str]:
+    """Yield the modules below a package that a source names, such as urllib.request: a module that other modules of
+    the session have imported may be missing elsewhere."""
+    for node in ast.walk(ast.parse(source)):
+        dotted = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+        below = module.__name__ + dotted.removeprefix(name)
+        if dotted.startswith(f"{name}.") and below in sys.modules:
+            yield below
 
 
 def _collect_value(name: str, value: Any, parts: dict[str, str]) -> None:
@@ -75,6 +100,8 @@ def _collect_value(name: str, value: Any, parts: dict[str, str]) -> None:
     elif inspect.isfunction(value) or inspect.isclass(value):
         if value.__module__ == "__main__":
             _collect(value, parts)
+            if value.__name__ != name:
+                parts[name] = f"{name} = {value.__name__}\n"
         else:
             alias = "" if value.__name__ == name else f" as {name}"
             parts[name] = f"from {value.__module__} import {value.__name__}{alias}"
@@ -83,6 +110,8 @@ def _collect_value(name: str, value: Any, parts: dict[str, str]) -> None:
     elif type(value).__module__ == "re":
         parts["re"] = "import re"
         parts[name] = f"{name}=re.compile({value.pattern!r}, {value.flags})\n"
+    elif (of_typing := next((key for key, each in vars(typing).items() if each is value), None)) is not None:
+        parts[name] = f"from typing import {of_typing} as {name}"
     else:
         raise _CannotStandAlone(
             f"it uses {name}, a {type(value).__name__} of this session, which cannot be written down"
@@ -125,10 +154,15 @@ def _scope_of(function: Any) -> Mapping[str, Any]:
     return methods[0].__globals__ if methods else {}
 
 
-def _names_used(source: str) -> Iterator[str]:
-    """Yield each name that a piece of source reads, in order, including decorators and annotations."""
-    seen: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in seen:
-            seen.add(node.id)
-            yield node.id
+def _names_used(source: str) -> tuple[str, ...]:
+    """Return the names of the module that a piece of source reads, including those of decorators and annotations."""
+    return tuple(dict.fromkeys(_names_read(compile(source, "<source>", "exec"))))
+
+
+def _names_read(code: CodeType) -> Iterator[str]:
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"):
+            yield step.argval
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names_read(inner)

@@ -276,6 +276,7 @@ class _FunctionWriter:
                 write_atomically(path, source)
             return f"{path}:{name}"
         if may_run_here:
+            logger.info(f"{name} runs in this process, without limits of time and memory: {reason}")
             return register_function(function, self._name_here(function, name), self.output)
         raise RecipeError([f'{name}: {reason}; put it into a file, and pass "file.py:{name}"'])
 
