@@ -88,6 +88,19 @@ def test_a_second_turn_keeps_its_own_logprobs(tiny_checkpoints):
         torch.testing.assert_close(each, *trainer_logprobs(passes_of(policy), [group]), rtol=0, atol=1e-5)
 
 
+def test_answers_of_several_servers_to_a_prompt_keep_their_own_logprobs(tiny_checkpoints):
+    policy = tiny_policy(tiny_checkpoints["qwen2_vl"], noise=0.1)
+    prompt = tiny_prompts(policy.family)[1]
+    groups = [
+        Group(prompt=prompt, completions=(completion(torch.arange(*ids)),), policy_version=0)
+        for ids in ((5, 9), (20, 26), (30, 34))
+    ]
+    together = trainer_logprobs(passes_of(policy), groups)
+    for group, found in zip(groups, together, strict=True):
+        (alone,) = trainer_logprobs(passes_of(policy), [group])
+        torch.testing.assert_close(found, alone, rtol=0, atol=1e-5)
+
+
 def test_rows_of_a_picture_in_several_microbatches_keep_their_own_logprobs(tiny_checkpoints):
     """The third row asks about the picture of the first, so it goes through the learner before the second."""
     policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], noise=0.1)

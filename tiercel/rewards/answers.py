@@ -26,6 +26,7 @@ __all__ = [
 _OPEN_ANSWER = "<answer>"
 _CLOSE_ANSWER = "</answer>"
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+_CALL = re.compile(r"<\|?tool_call>|\[TOOL_CALLS\]")
 _FRAMED = re.compile(r"<\|begin_of_box\|>(.*?)<\|end_of_box\|>", re.DOTALL)  # as GLM-4.1V and later write answers
 _FRAME = re.compile(r"<\|(?:begin|end)_of_box\|>")
 
@@ -40,8 +41,10 @@ MOST_BOXES = 200  # matching them takes time that grows with the cube of their n
 
 
 def answer_of(sample: Sample) -> str:
-    """Return the answer of a completion, by `extract_answer`. If the chat template opened the thought and it was never
-    closed, there is no answer."""
+    """Return the answer of a completion, by `extract_answer`. There is none if the chat template opened a thought that
+    was never closed, or if a trajectory was cut off at a call of a tool."""
+    if sample.is_truncated and sample.turns and (sample.turns[-1].calls or _CALL.search(sample.completion)):
+        return ""
     return extract_answer(sample.opened + sample.completion)
 
 

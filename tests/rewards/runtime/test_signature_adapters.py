@@ -87,6 +87,7 @@ def test_texts_are_chosen_by_an_attribute(reward_file):
         "float('one' == each)",
         "float(each in ('one',))",
         "float(each != 'one')",
+        "float('o' in each[-20:])",
     ),
 )
 def test_a_conversation_is_not_taken_for_a_text(reward_file, taken):

@@ -218,6 +218,10 @@ class Conversation(list[Any]):
     def __contains__(self, value: object) -> bool:
         return super().__contains__(self._not_text(value))
 
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        return type(self)(found) if isinstance(place, slice) else found  # the same check for completion[-20:]
+
     def count(self, value: object) -> int:
         return super().count(self._not_text(value))
 

@@ -9,6 +9,7 @@ and 64 in steps of 0.25. So there the mean, a high quantile and the largest diff
 tolerances. In float32 the largest difference is held to the tolerance itself.
 """
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -226,8 +227,10 @@ def trainer_logprobs(trainer: PolicyPasses, groups: Sequence[Group]) -> list[Ten
     ]
     trainer.vision.end_step()
     rows = iter(in_completion_order(units, found))
-    known = {_name(group.item.prompt): torch.cat([next(rows) for _ in group.numbers]) for group in whole}
-    return [known[_name(group.prompt)] for group in groups]
+    known: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)  # several of a prompt that several servers answer
+    for group in whole:
+        known[_name(group.item.prompt)].append(torch.cat([next(rows) for _ in group.numbers]))
+    return [known[_name(group.prompt)].popleft() for group in groups]
 
 
 def _name(prompt: EncodedPrompt) -> tuple[int, int]:

@@ -1,8 +1,11 @@
-"""A thought that the chat template opened is not the answer, if the completion ends within it."""
+"""What is not an answer: a thought that the chat template opened, and a call of a tool at which a trajectory ended."""
+
+from dataclasses import replace
 
 import pytest
 
 from tests.rewards.samples import reward, sample
+from tiercel.reward_types import PolicyTurn, ToolCall
 from tiercel.rewards.runtime.mathematics import score as math_score
 
 GUESSES = {
@@ -30,3 +33,17 @@ def test_a_guess_in_a_thought_that_was_cut_off_is_no_answer(name):
 def test_the_reward_math_reads_no_thought_either():
     assert math_score(sample("so 3 + 4 = 7", "7")) == 1.0
     assert math_score(sample("so 3 + 4 = 7", "7", opened="<think>\n")) == 0.0
+
+
+ZOOM = '<tool_call>{"name": "zoom", "arguments": {"box": [0, 0, 400, 50]}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    "text, calls", [(ZOOM, (ToolCall(name="zoom", arguments={}),)), (ZOOM.removesuffix("}</tool_call>"), ())]
+)
+def test_a_call_at_which_the_turns_ran_out_is_no_answer(text, calls):
+    iou = reward(name="iou")
+    called = replace(sample(text, [0, 0, 200, 100]), turns=(PolicyTurn(text=text, token_count=9, calls=calls),))
+    assert iou.score(called) == 1.0  # the environment ended the trajectory with this call
+    assert iou.score(replace(called, is_truncated=True)) == 0.0
+    assert iou.score(replace(called, completion="[0, 0, 400, 50]", is_truncated=True, turns=())) == 1.0
