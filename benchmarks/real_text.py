@@ -116,7 +116,7 @@ def make_recipe(method: str, model: Path, steps: int, seed: int, run: Path) -> P
         recipe["rewards"] = [{"name": "exact"}]
         recipe["rollout"] = {"group_size": GROUP_SIZE, "max_new_tokens": COMPLETION_TOKENS}
     if method == "dpo":
-        recipe["dpo"] = {"beta": DPO_BETA}
+        recipe["dpo"] = {"loss": "sigmoid", "beta": DPO_BETA}
     file = run.with_name(f"{run.name}.yaml")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(recipe, indent=2), encoding="utf-8")  # JSON is YAML
