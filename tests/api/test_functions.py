@@ -139,6 +139,13 @@ def test_modules_below_a_package_are_imported_by_name(session):
     assert alone["fetched"]("a b") == "a%20bxml.dom.minidom"
 
 
+def test_a_constant_that_holds_a_secret_is_not_written(session, monkeypatch):
+    session["LIMIT"] = "sk-" + "a1B2" * 10
+    monkeypatch.setenv("JUDGE_API_KEY", session["LIMIT"])
+    source, reason = written_function(session["right"])
+    assert source is None and "LIMIT" in reason and "a1B2" not in reason
+
+
 def test_an_attribute_that_cannot_be_written_down_is_named(session):
     session["said"].client = object()
     source, reason = written_function(session["said"])

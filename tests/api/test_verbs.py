@@ -38,7 +38,7 @@ from tiercel.errors import DataError, ModelError, RecipeError, RunError
 from tiercel.log import printed
 from tiercel.runs.ending import ending_of
 from tiercel.training import session
-from tiercel.training.finished_step import FinishedStep
+from tiercel.training.finished_step import FinishedStep, StepControl
 
 KEYS = {
     "lora": {"rank": 4, "alpha": 8},
@@ -101,6 +101,40 @@ def test_rows_in_memory_may_name_pictures_anywhere(keys, rows, tmp_path, monkeyp
         tc.load(run.recipe.model.path, best=True)
     with pytest.raises(RecipeError):
         tc.load(run, adapter=tmp_path / "no adapter", best=True)
+
+
+def test_rows_may_name_pictures_that_are_links(tmp_path):
+    """The hub's cache has links to files that are named by their hash."""
+    for folder in ("blobs", "snapshot"):
+        (tmp_path / folder).mkdir()
+    Image.new("RGB", (9, 9)).save(tmp_path / "blobs/0123.png")
+    (tmp_path / "snapshot/a.png").symlink_to(tmp_path / "blobs/0123.png")
+    asked = {"messages": [{"role": "user", "content": "<image>?"}], "images": [tmp_path / "snapshot/a.png"]}
+    written = write_rows([asked], tmp_path / "run")
+    assert {str(tmp_path / "blobs"), str(tmp_path / "snapshot")} <= set(written.media_folders)
+
+
+def test_half_of_a_surrogate_pair_and_a_data_set_without_an_iterator_are_written(tmp_path):
+    class Rows:  # as a map-style Dataset of torch
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, place):
+            if place >= 2:
+                raise IndexError
+            return {"messages": [{"role": "user", "content": f"{place}\ud83d"}]}
+
+    lines = Path(write_rows(Rows(), tmp_path / "run").file).read_text(encoding="utf-8").splitlines()
+    assert is_rows(Rows()) and [json.loads(line)["messages"][0]["content"] for line in lines] == ["0?", "1?"]
+
+
+def test_a_rate_that_no_step_can_have_is_refused():
+    step = FinishedStep(number=1, metrics={}, run=Path("run"), control=StepControl())
+    for rate in (-1e-5, float("nan"), float("inf")):
+        with pytest.raises(ValueError):
+            step.set_lr(rate)
+    step.set_lr(0.0)
+    step.set_lr(None)
 
 
 def test_a_picture_that_is_not_there_is_named_where_it_was_looked_for(tmp_path, monkeypatch):
@@ -366,7 +400,7 @@ def test_what_json_cannot_hold_is_one_problem_among_the_others(tmp_path):
     with pytest.raises(RecipeError) as error:
         tc.grpo(model="m", train_dataset=rows, rewards="exact", seed=object(), max_steps=np.int64(2), output="runs/x")
     keys = {line.partition(":")[0] for line in error.value.problems}
-    assert keys == {"train_dataset", "train.seed", "max_steps"}
+    assert keys == {"train_dataset", "train.seed", "max_steps", "model.path"}
 
 
 def test_somebody_elses_folder_stays_as_it_is(keys, tmp_path):

@@ -1,5 +1,6 @@
 """Files, overrides and kinds of recipes; writing recipes and comparing them."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +121,22 @@ def test_overrides_change_leaves_lists_and_sections(workplace: Path):
     assert recipe.lora is not None and recipe.lora.rank == 16
     assert recipe.data.system == "a=b: c"
     assert (recipe.train.steps, recipe.train.seed) == (3, 7)
+
+
+@pytest.mark.parametrize("text", ["Use #tags and # marks", "First line.\nSecond line.", "one # two"])
+def test_an_override_whose_text_yaml_would_change_is_refused(workplace: Path, text: str):
+    with pytest.raises(RecipeError) as error:
+        load_recipe("grpo", "grpo.yaml", [f"data.system={text}"])
+    assert "put the text in double quotes" in str(error.value)
+    quoted = json.dumps(text)
+    assert load_recipe("grpo", "grpo.yaml", [f"data.system={quoted}"]).data.system == text
+
+
+def test_a_key_with_dots_in_a_file_is_told_how_to_write_it(workplace: Path):
+    tree = yaml.safe_load(Path("grpo.yaml").read_text())
+    Path("dotted.yaml").write_text(yaml.safe_dump({**tree, "optim.lr": 1e-4}))
+    (line,) = problems("grpo", "dotted.yaml")
+    assert line.startswith("optim.lr: ") and "below optim:" in line
 
 
 def test_the_last_override_of_a_key_counts(workplace: Path):

@@ -63,6 +63,16 @@ def test_progress_keeps_it_alive(tmp_path):
     assert not (tmp_path / "stall").exists()
 
 
+def test_time_that_the_caller_of_the_steps_takes_is_no_stall(tmp_path):
+    heartbeat, ends = Heartbeat(), Ends()
+    with watchdog(tmp_path, heartbeat, ends):
+        heartbeat.begin("record", 4)
+        with heartbeat.away():
+            assert not ends.happened.wait(3 * LIMIT)
+        assert ends.happened.wait(10 * LIMIT)  # afterwards it counts
+    assert ends.codes == [EXIT_STALL]
+
+
 def test_a_phase_may_have_a_longer_limit(tmp_path):
     heartbeat, ends = Heartbeat(), Ends()
     with watchdog(tmp_path, heartbeat, ends, save=60.0):

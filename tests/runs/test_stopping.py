@@ -44,3 +44,22 @@ def test_the_second_signal_ends_the_process_at_once(first):
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert result.stdout == "noted True\n"
     assert result.returncode == -signal.SIGTERM
+
+
+def test_a_second_interrupt_in_a_session_is_an_exception_and_not_its_end():
+    program = textwrap.dedent(
+        """
+        import signal, sys, time
+        from tiercel.runs.ending import SAME_STOP_SECONDS, StopRequest
+        sys.ps1 = ">>> "
+        try:
+            with StopRequest():
+                signal.raise_signal(signal.SIGINT)
+                time.sleep(SAME_STOP_SECONDS + 0.1)
+                signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            print("kept", flush=True)
+        """
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.stdout, result.returncode) == ("kept\n", 0)

@@ -78,6 +78,12 @@ def own_function(key: str, call: str) -> OwnFunction:
     return OwnFunction(key, call)
 
 
+def forget_own_functions() -> None:
+    """Forget what was loaded, so that the next run of this process reads edited files again."""
+    own_function.cache_clear()
+    _module.cache_clear()
+
+
 def own_terms(call: str, batch: LossInput) -> TokenTerms:
     """Call a user's own loss. Raises TrainingError if it fails or returns anything other than values (N,)."""
     if not len(batch.logprobs_N):

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from tiercel.algorithms.advantages import AdvantageKeys
 from tiercel.algorithms.correction import Correction
-from tiercel.algorithms.custom import ADVANTAGE_KEY, LOSS_KEY, own_function
+from tiercel.algorithms.custom import ADVANTAGE_KEY, LOSS_KEY, forget_own_functions, own_function
 from tiercel.algorithms.kl import Kl
 from tiercel.algorithms.losses import LossKeys
 from tiercel.algorithms.surrogates import SurrogateKeys
@@ -46,6 +46,8 @@ def own_calls(algorithm: Algorithm) -> dict[str, str]:
 
 
 def load_own_functions(algorithm: Algorithm) -> None:
-    """Load the user's own functions that a recipe names. Raises RecipeError if one cannot be loaded."""
+    """Load the user's own functions that a recipe names, as their files are now. Raises RecipeError if one cannot be
+    loaded."""
+    forget_own_functions()
     for key, call in own_calls(algorithm).items():
         own_function(key, call)

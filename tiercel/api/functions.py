@@ -1,17 +1,18 @@
 """The source of a function that was defined in a session or a notebook, as a file that works on its own."""
 
 import ast
-import dis
 import inspect
 import linecache
 import math
+import symtable
 import sys
 import textwrap
-import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
+
+from tiercel.reliability.redaction import redact
 
 PLAIN = (bool, int, float, str, bytes, type(None))
 
@@ -96,6 +97,8 @@ def _collect_value(name: str, value: Any, parts: dict[str, str]) -> None:
     if isinstance(value, ModuleType):
         parts[name] = f"import {value.__name__} as {name}" if value.__name__ != name else f"import {name}"
     elif _is_plain(value):
+        if redact(repr(value)) != repr(value):
+            raise _CannotStandAlone(f"it uses {name}, which holds a secret; read it from the environment inside")
         parts[name] = f"{name} = {value!r}\n"
     elif inspect.isfunction(value) or inspect.isclass(value):
         if value.__module__ == "__main__":
@@ -110,12 +113,22 @@ def _collect_value(name: str, value: Any, parts: dict[str, str]) -> None:
     elif type(value).__module__ == "re":
         parts["re"] = "import re"
         parts[name] = f"{name}=re.compile({value.pattern!r}, {value.flags})\n"
-    elif (of_typing := next((key for key, each in vars(typing).items() if each is value), None)) is not None:
-        parts[name] = f"from typing import {of_typing} as {name}"
+    elif (there := _name_there(value, name)) is not None:  # such as typing's List and Literal
+        alias = "" if there == name else f" as {name}"
+        parts[name] = f"from {value.__module__} import {there}{alias}"
     else:
         raise _CannotStandAlone(
             f"it uses {name}, a {type(value).__name__} of this session, which cannot be written down"
         )
+
+
+def _name_there(value: Any, name: str) -> str | None:
+    """Return the name by which the module of a value has it, `name` if it is one; None if it has none."""
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    if module is None or module.__name__ == "__main__":
+        return None
+    names = [key for key, each in vars(module).items() if each is value]
+    return name if name in names else next(iter(names), None)
 
 
 def _is_plain(value: Any) -> bool:
@@ -154,15 +167,17 @@ def _scope_of(function: Any) -> Mapping[str, Any]:
     return methods[0].__globals__ if methods else {}
 
 
-def _names_used(source: str) -> tuple[str, ...]:
-    """Return the names of the module that a piece of source reads, including those of decorators and annotations."""
-    return tuple(dict.fromkeys(_names_read(compile(source, "<source>", "exec"))))
-
-
-def _names_read(code: CodeType) -> Iterator[str]:
-    for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"):
-            yield step.argval
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _names_read(inner)
+def _names_used(source: str) -> Iterator[str]:
+    """Yield each name of the module that a piece of source reads, in order, including decorators and annotations. A
+    parameter or a local variable is none, even if the module has the same name."""
+    of_module, waiting = set[str](), [symtable.symtable(source, "", "exec")]
+    while waiting:
+        scope = waiting.pop()
+        waiting += scope.get_children()
+        symbols = [each for each in scope.get_symbols() if each.is_referenced()]
+        of_module |= {each.get_name() for each in symbols if scope.get_type() == "module" or each.is_global()}
+    seen: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in of_module - seen:
+            seen.add(node.id)
+            yield node.id

@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import os
+import secrets
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,8 @@ MOST_FOLDERS = 8  # of media that a recipe lists one by one
 
 def is_rows(value: Any) -> bool:
     """Return whether a value is rows rather than a path, a list of paths or a section of the recipe."""
-    return isinstance(value, Iterable) and not isinstance(value, str | Path | Mapping) and not are_paths(value)
+    is_read = isinstance(value, Iterable) or hasattr(type(value), "__getitem__")  # such as a torch Dataset
+    return is_read and not isinstance(value, str | Path | Mapping) and not are_paths(value)
 
 
 def are_paths(value: Any) -> bool:
@@ -62,10 +64,11 @@ def write_rows(rows: Iterable[Any], output: Path, image_root: str | None = None)
     is_changed = isinstance(layout, Mapping) and layout.get("type") == "custom"  # by with_transform
     if hasattr(rows, "save_to_disk") and not is_changed and not _names_media(rows):
         return WrittenRows(str(_saved_table(rows, folder)), ())
-    digest, part, writer = hashlib.sha256(), folder / "rows.tmp", _RowWriter(folder, image_root is not None)
+    part = folder / f"rows.{secrets.token_hex(4)}.tmp"  # ranks under torchrun write the same rows at the same time
+    digest, writer = hashlib.sha256(), _RowWriter(folder, image_root is not None)
     with writing(part), open_new(part, "wb") as file:
         for number, row in enumerate(_with_names(rows), start=1):
-            line = (writer.line(row, number) + "\n").encode()
+            line = (writer.line(row, number) + "\n").encode("utf-8", "replace")  # half of a surrogate pair is no text
             digest.update(line)
             file.write(line)
     path = folder / f"rows-{digest.hexdigest()[:16]}.jsonl"
@@ -114,20 +117,20 @@ def _has_paths(kind: Any, column: str) -> bool:
 
 def _saved_table(table: Any, folder: Path) -> Path:
     """Write a `datasets.Dataset` batch by batch, pictures included, and return its directory."""
-    part = folder / "table.tmp"
+    part = folder / f"table.{secrets.token_hex(4)}.tmp"
     with writing(part):
-        if os.path.lexists(part):
-            shutil.rmtree(part)  # of a process that was killed
         part.mkdir()
         table.save_to_disk(str(part))
         digest = hashlib.sha256()
         for file in sorted(part.glob("*.arrow")):
             digest.update(file_sha256(file).encode())
         path = folder / f"rows-{digest.hexdigest()[:16]}"
-        if path.is_dir():
-            shutil.rmtree(part)
-        else:
+        try:
             part.rename(path)
+        except OSError:  # it is there
+            if not path.is_dir():
+                raise
+            shutil.rmtree(part)
     return path
 
 
@@ -200,7 +203,7 @@ class _RowWriter:
         return None if isinstance(value, float) and math.isnan(value) else value  # which pandas has for a missing value
 
     def _named(self, path: Path) -> str:
-        self.media_folders.add(str(path.absolute().parent))
+        self.media_folders |= {str(path.absolute().parent), os.path.dirname(os.path.realpath(path))}  # of a link, too
         return str(path.absolute())
 
 
@@ -234,7 +237,7 @@ def _saved(data: bytes, folder: Path) -> Path:
     path = folder / "images" / hashlib.sha256(data).hexdigest()
     if not path.is_file():
         path.parent.mkdir(exist_ok=True)
-        part = path.with_suffix(".tmp")
+        part = path.with_suffix(f".{secrets.token_hex(4)}.tmp")
         with writing(path), open_new(part, "wb") as file:
             file.write(data)
         part.replace(path)

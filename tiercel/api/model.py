@@ -63,7 +63,7 @@ class LoadedModel:
             raise DataError(
                 "count: several completions need a temperature above 0; at 0, all of them would be the same"
             )
-        sources = [_source(image) for image in images]
+        sources = [_source(image) for image in ([images] if _is_picture(images) else images)]
         found = self.generator.complete(
             as_turns(prompt),
             sources,
@@ -138,10 +138,17 @@ def _run_of(source: Run | str | Path) -> Run | None:
     return Run(source) if is_run(Path(source)) else None
 
 
+def _is_picture(images: Any) -> bool:
+    """Return whether this is one picture instead of a list of them."""
+    return isinstance(images, str | Path) or hasattr(images, "save")
+
+
 def _source(image: Any) -> ImageSource:
     """Return a picture in the form that a row contains."""
     if isinstance(image, str | Path):
         return ImageSource(path=os.path.realpath(image))
+    if not hasattr(image, "save"):
+        raise DataError(f"images: is a {type(image).__name__}, but a picture is a path or a Pillow image")
     try:
         return ImageSource(data=png_file(image))
     except ValueError as error:

@@ -2,15 +2,17 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from tiercel.api.given import are_paths, is_rows, write_functions, write_rows
 from tiercel.config import BaseRecipe, Kind, recipe_to_yaml
-from tiercel.config.keys import RECIPES
+from tiercel.config.keys import RECIPES, every_key
 from tiercel.config.loading import Recipe as AnyRecipe
 from tiercel.config.loading import read_tree, recipe_of_tree, superseded
+from tiercel.config.yaml_text import render
 from tiercel.errors import RecipeError
 from tiercel.runs.adapters import starting_adapter
 from tiercel.writing import write_text
@@ -19,7 +21,7 @@ PathText = str | PathLike[str]
 SHORT = {"steps": "train.steps", "lr": "optim.lr", "seed": "train.seed", "eval": "data.eval"}  # keys of sections
 NAMED = {"model": "path", "data": "train"}  # the key that a plain value for a section sets
 ROWS = ("train", "eval")  # keys of the section `data`
-STAND_IN = "given.py:function_{}"
+STAND_IN, ROWS_STAND_IN = "given:function_{}", "hf:given/rows"  # of forms that name no file
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,41 +39,42 @@ class Recipe:
     def to_file(self, path: PathText) -> None:
         """Write the recipe as YAML, which the command line can read. Raises RecipeError if it contains rows or
         functions, which only a run's own config.yaml can name."""
-        import yaml
-
         if holding := sorted(_held(self.tree)):
             raise RecipeError(
                 [f"{holding[0]}: contains objects in memory; start a run, which writes them to its config.yaml"]
             )
-        write_text(Path(path), yaml.safe_dump(dict(self.tree), sort_keys=False, allow_unicode=True))
+        write_text(Path(path), render(_plain(dict(self.tree))))
 
     def changed(self, **keys: Any) -> "Recipe":
-        """Return the recipe with these arguments, in the form that the functions that train accept. None leaves a key
-        as it is, and a mapping changes the keys that it names in an existing section."""
+        """Return the recipe with these arguments, in the form that the functions that train accept. A mapping changes
+        the keys that it names in an existing section, also in sections below it. None removes a key, as null does on
+        the command line."""
         tree = dict(self.tree)
         for name, value in keys.items():
-            if value is None:
-                continue
+            if name == "rewards":
+                value = reward_entries(value)
             if isinstance(value, Mapping) and value and all(hasattr(each, "features") for each in value.values()):
                 raise RecipeError([f"{name}: has several splits ({', '.join(value)}); pass one of them"])
             section, _, leaf = SHORT.get(name, name).partition(".")
+            before = tree.get(section)
+            if value is None:
+                if leaf and isinstance(before, Mapping):
+                    tree[section] = {key: given for key, given in before.items() if key != leaf}
+                elif not leaf:
+                    tree.pop(section, None)
+                continue
             if leaf:
                 value = {leaf: value}
             elif section in NAMED and not (isinstance(value, Mapping) and not _is_row(value)):
                 value = {NAMED[section]: value}
-            before = tree.get(section)
-            if isinstance(before, Mapping) and isinstance(value, Mapping):
-                lost = superseded(f"{section}.{leaf}" for leaf, given in value.items() if given is not None)
-                kept = {leaf: given for leaf, given in before.items() if f"{section}.{leaf}" not in lost}
-                value = {**kept, **value}
-            tree[section] = value
+            tree[section] = _changed(before, value, section)
         return Recipe(tree)
 
     def judged(self, kind: Kind) -> AnyRecipe:
         """Validate the whole recipe, then write what is in memory into the run directory that it names. Returns what
         the command line would have read. Raises RecipeError with every problem."""
         plain = {name: _plain(value) for name, value in self.tree.items()}
-        recipe_of_tree(kind, _with_stand_ins(plain, []), check_paths=False)
+        recipe_of_tree(kind, _with_stand_ins(plain, []))
         output = Path(plain["output"])
         data = dict(plain["data"])
         for name in ROWS:
@@ -100,7 +103,9 @@ def reward_entries(rewards: Iterable[Any] | None) -> list[Any] | None:
     your own; (reward, weight) gives it a weight."""
     if rewards is None:
         return None
-    given = [rewards] if callable(rewards) or isinstance(rewards, str | Mapping) else rewards
+    is_one = callable(rewards) or isinstance(rewards, str | Mapping)
+    is_weighted = isinstance(rewards, tuple) and len(rewards) == 2 and isinstance(rewards[1], int | float)
+    given = [rewards] if is_one or is_weighted else rewards
     return [_entry(each) for each in given]
 
 
@@ -114,6 +119,20 @@ def _entry(reward: Any) -> dict[str, Any]:
     return {"call": reward}
 
 
+def _changed(before: Any, given: Any, path: str) -> Any:
+    """Return the value of the section at `path` with the keys that are given. What is not a section is replaced."""
+    if not isinstance(before, Mapping) or not isinstance(given, Mapping) or path not in _sections():
+        return given
+    lost = superseded(f"{path}.{leaf}" for leaf, value in given.items() if value is not None)
+    kept = {leaf: value for leaf, value in before.items() if f"{path}.{leaf}" not in lost}
+    return kept | {leaf: _changed(kept.get(leaf), value, f"{path}.{leaf}") for leaf, value in given.items()}
+
+
+@cache
+def _sections() -> frozenset[str]:
+    return frozenset(key.path for key in every_key() if key.section is not None and not key.is_list_of_sections)
+
+
 def _is_row(value: Mapping[str, Any]) -> bool:
     """Return whether a mapping that was passed as `data` is a row and not a section, because it has none of a section's
     keys."""
@@ -125,7 +144,7 @@ def _with_stand_ins(tree: Any, functions: list[Any]) -> Any:
     written. `functions` collects those that were found; each has a text of its own."""
     if isinstance(tree, Mapping):
         return {
-            name: "given.jsonl" if name in ROWS and is_rows(value) else _with_stand_ins(value, functions)
+            name: ROWS_STAND_IN if name in ROWS and is_rows(value) else _with_stand_ins(value, functions)
             for name, value in tree.items()
         }
     if isinstance(tree, list | tuple):

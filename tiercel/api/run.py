@@ -5,10 +5,10 @@ import html
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 from tiercel.api.recipe import Recipe
-from tiercel.api.running import train
+from tiercel.api.running import StepIterator, train
 from tiercel.config import Recipe as AnyRecipe
 from tiercel.runs.recipe import is_run, load_run_recipe, not_a_run, require_no_redaction
 from tiercel.web.report.page import describe, render
@@ -70,14 +70,19 @@ class Run:
         metric, step, value = best_checkpoint(self.path, self.recipe)
         return Best(step=step, metric=metric, value=value, path=self.path / "checkpoints" / f"step-{step:06d}")
 
-    def resume(self, **keys: Any) -> "Run":
+    @overload
+    def resume(self, *, iterate: Literal[True], **keys: Any) -> StepIterator: ...
+    @overload
+    def resume(self, **keys: Any) -> "Run": ...
+    def resume(self, **keys: Any) -> "Run | StepIterator":
         """Resume the run, with changed keys such as `steps=400`, in its own directory, also if that was copied or
-        moved."""
+        moved; rows and functions that came from Python must stay where they were written. With `iterate=True` you get
+        an iterator over the steps."""
         recipe = self.recipe
         require_no_redaction(recipe, self.path)
-        keys = {"output": str(self.path), **keys, "iterate": False}
-        train(recipe.kind, Recipe(_given(recipe.model_dump(mode="json"))), keys)
-        return self
+        given = Recipe(_given(recipe.model_dump(mode="json")))
+        made = train(recipe.kind, given, {"output": str(self.path), **keys})
+        return self if isinstance(made, Path) else made
 
     def export(
         self, target: str | Path, *, merge: bool = True, checkpoint: int | None = None, best: bool = False

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tiercel.api.recipe import Recipe, reward_entries, text_of
+from tiercel.api.recipe import Recipe, text_of
 from tiercel.config import Kind
 from tiercel.config import Recipe as AnyRecipe
 from tiercel.doctor.packages import imported
@@ -35,8 +35,6 @@ def train(kind: Kind, recipe: Recipe, keys: Mapping[str, Any]) -> Path | StepIte
     after the current step; a script then gets Terminated, but a notebook does not."""
     options = {"on_step": None, "nproc": 1, "iterate": False} | {k: v for k, v in keys.items() if k in OPTIONS}
     changes = {name: value for name, value in keys.items() if name not in OPTIONS}
-    if "rewards" in changes:
-        changes["rewards"] = reward_entries(changes["rewards"])
     judged = recipe.changed(**changes).judged(kind)
     on_step, nproc = options["on_step"], options["nproc"]
     if nproc > 1:
@@ -50,7 +48,7 @@ def train(kind: Kind, recipe: Recipe, keys: Mapping[str, Any]) -> Path | StepIte
         _run_ranks(judged, nproc)
         return Path(judged.output)
     if options["iterate"]:
-        steps = _steps(judged)
+        steps = _steps(judged, on_step)
         atexit.register(_close, weakref.ref(steps))  # for a loop that an error ended while a variable held its steps
         return steps
     for _ in _steps(judged, on_step):
@@ -72,9 +70,10 @@ def _steps(recipe: AnyRecipe, on_step: OnStep | None = None) -> Generator[Finish
         with process_guard(recipe, recipe.kind, raise_here if is_interactive() else None) as heartbeat:
             for last in (steps := run_recipe(recipe, heartbeat)):
                 try:
-                    if on_step is not None:
-                        on_step(last)
-                    yield last
+                    with heartbeat.away():
+                        if on_step is not None:
+                            on_step(last)
+                        yield last
                 except (Exception, GeneratorExit) as error:
                     steps.throw(error)  # it ends the run as an error of its own would, which saves before
     except Terminated as ended:

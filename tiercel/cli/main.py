@@ -196,6 +196,9 @@ def _hint(words: Sequence[str]) -> str:
 def entry_point() -> None:
     """Run the `tiercel` script."""
     redact_tracebacks()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # some locales cannot write every character
     try:
         code = _written_main()
     except BrokenPipeError:

@@ -50,6 +50,11 @@ def _translate(details: ErrorDetails, kind: Kind) -> Problems:
     if not path:
         yield Keys("recipe").problem("is nested too deeply; a recipe has sections with keys")
         return
+    if details["type"] == "extra_forbidden" and "." in str(details["loc"][-1]) and declared_name(path) in keys_of(kind):
+        section, _, leaf = path.rpartition(".")
+        value = shown(details["input"], key=leaf)
+        yield Keys(path).problem(f"a key of a file has no dots; write {leaf}: {value} below {section}:")
+        return
     if details["type"] == "extra_forbidden" and declared_name(path) in keys_of(kind):
         yield Keys(path).problem(_of_other_rewards(details))
         return

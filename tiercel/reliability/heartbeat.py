@@ -34,6 +34,7 @@ class Heartbeat:
         self.rank = rank
         self.activity = Activity()
         self.last_progress_at = time.monotonic()
+        self.is_away = False  # the caller of the steps works: its time is no stall
         self.file: Path | None = None  # where the watchdog shows what the rank is doing, while its run is open
 
     def begin(self, phase: str, step: int, rows: Sequence[str] = ()) -> None:
@@ -59,6 +60,16 @@ class Heartbeat:
     def beat(self) -> None:
         """Report progress."""
         self.last_progress_at = time.monotonic()
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Leave out the time inside, in which the caller of the Python API works."""
+        self.is_away = True
+        try:
+            yield
+        finally:
+            self.beat()
+            self.is_away = False
 
     @contextmanager
     def collective(self, name: str) -> Iterator[None]:

@@ -179,6 +179,8 @@ class Watchdog:
     def _quiet_and_limit(self, phase: str) -> tuple[float, float]:
         """Return the seconds without progress and the limit. In a phase that reports no progress, imports and reading
         count as progress, and the phase's own limit applies for as long as the process works at all."""
+        if self.heartbeat.is_away:
+            self.heartbeat.beat()
         quiet, idle = self.heartbeat.quiet_seconds, self._work.idle_seconds()
         if phase not in SHOWN_BY_WORK:
             return quiet, self.limit(phase)

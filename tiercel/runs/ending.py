@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -133,7 +134,9 @@ class StopRequest:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self.is_set and now - self._asked_at > SAME_STOP_SECONDS:
-            signal.signal(number, signal.SIG_DFL)
+            is_session = hasattr(sys, "ps1") or "ipykernel" in sys.modules  # whose process must not be ended
+            before = self._before.get(number)
+            signal.signal(number, before if is_session and callable(before) else signal.SIG_DFL)
             signal.raise_signal(number)
         if not self.is_set:
             self.is_set, self._asked_at = True, now

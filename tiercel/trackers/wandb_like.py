@@ -36,12 +36,14 @@ class WandbLike:
 def open_wandb(place: TrackerPlace) -> WandbLike:
     """Open a wandb run: online if the user is logged in; with WANDB_MODE=offline, a directory to synchronise later. A
     run with the same id is continued. Offline, each process writes its own directory, and synchronising a later one
-    replaces the earlier one, so each must contain all rows."""
+    replaces the earlier one, so each must contain all rows. A run that the script has opened is used and left open."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     import wandb
 
-    run = wandb.init(
+    if (own := wandb.run) is not None:
+        own.config.update(dict(place.config), allow_val_change=True)
+    run = own or wandb.init(
         project=_variable("WANDB_PROJECT") or place.project,
         name=_variable("WANDB_NAME") or place.name,
         id=_variable("WANDB_RUN_ID") or place.id,
@@ -57,7 +59,8 @@ def open_wandb(place: TrackerPlace) -> WandbLike:
     def log(values: dict[str, Any], step: int) -> None:
         run.log({STEP: step, **values})
 
-    return WandbLike(log=log, image=wandb.Image, close=run.finish, needs_earlier=run.offline)
+    close = run.finish if own is None else lambda: None
+    return WandbLike(log=log, image=wandb.Image, close=close, needs_earlier=run.offline)
 
 
 def open_swanlab(place: TrackerPlace) -> WandbLike:

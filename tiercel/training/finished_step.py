@@ -1,5 +1,6 @@
 """The step as the Python API hands it out: metrics and rollouts, `stop()` and `set_lr()`."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,5 +48,7 @@ class FinishedStep:
 
     def set_lr(self, lr: float | None) -> None:
         """Learn with this rate from the next step on; None goes back to the recipe's schedule. A run that is resumed
-        begins with its schedule."""
+        begins with its schedule. Raises ValueError if it is negative or not finite."""
+        if lr is not None and not 0 <= lr < math.inf:
+            raise ValueError(f"lr is {lr}, but a rate is a finite number from 0 on")
         self.control.lr = lr
