@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,11 @@ def end_with_parent(parent: int, code: int = 1) -> None:
         os._exit(code)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def usable_cores() -> int:
+    """Count the cores that this process may use, which a scheduler may have limited."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def process_fields(process: int | str) -> list[str]:

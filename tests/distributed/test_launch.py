@@ -286,3 +286,29 @@ def test_ranks_with_different_recipes_are_refused_by_name(tiny_checkpoints, tmp_
     assert done.returncode != 0
     assert "the ranks differ" in done.stderr and "on rank 0" in done.stderr and "on rank 1" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+TWO_RUNS = """
+import os, sys
+del os.environ["LOCAL_WORLD_SIZE"]  # which only torchrun sets
+import tiercel as tc
+for name in ("one", "two"):
+    tc.grpo(sys.argv[1], output=f"{sys.argv[2]}/{name}", train={"strategy": "fsdp2"}, steps=1)
+"""
+
+
+def test_two_runs_of_a_script_under_torchrun(tiny_checkpoints, tmp_path):
+    """The second run of the processes finds the ranks, although torchrun's store has the addresses of the first."""
+    recipe = make_recipe(tiny_checkpoints, tmp_path, "run")
+    (tmp_path / "script.py").write_text(TWO_RUNS)
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "script.py")]
+    done = subprocess.run(
+        [sys.executable, *words, str(recipe), str(tmp_path)],
+        env={**ENVIRONMENT, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [len(rollouts(tmp_path / name)) > 0 for name in ("one", "two")] == [True, True]

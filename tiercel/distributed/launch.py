@@ -19,6 +19,7 @@ from tiercel.distributed.exit_diagnosis import describe_rank_exits, memory_kills
 from tiercel.distributed.rank_monitor import RankMonitor
 from tiercel.distributed.rank_status_files import NOTES, noted_code, told_file
 from tiercel.errors import EXIT_TRAINING, ElsewhereError, TiercelError, TrainingError
+from tiercel.processes import usable_cores
 
 
 def launch(arguments: Sequence[str], processes: int, max_restarts: int, stall_timeout: float) -> None:
@@ -31,7 +32,7 @@ def launch(arguments: Sequence[str], processes: int, max_restarts: int, stall_ti
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # A shared store would keep the addresses of ended ranks after a restart.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // processes)))
     with TemporaryDirectory(prefix="tiercel-") as notes:
         os.environ[NOTES] = notes
         config = LaunchConfig(

@@ -6,18 +6,21 @@ unpickled.
 
 import math
 import os
+import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import count
 from types import FrameType
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from tiercel.errors import EXIT_STALL, ElsewhereError, StallError, Terminated, TiercelError
+from tiercel.errors import EXIT_STALL, ElsewhereError, EnvironmentProblem, StallError, Terminated, TiercelError
+from tiercel.message_text import counted
 from tiercel.reliability.heartbeat import Heartbeat
 from tiercel.reliability.stall import RankStatus, code_path, code_place, culprits
 
@@ -122,9 +125,10 @@ class Ranks:
 
     def in_turns(self, action: Callable[[], T]) -> T:
         """Run an action on one rank of each machine after the other, and return each rank's own result."""
-        own, turns = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        machines = self.all_gather(platform.node())  # not every launcher sets LOCAL_WORLD_SIZE
+        own = machines[: self.rank].count(machines[self.rank])
         result: list[T] = []
-        for turn in range(max(self.all_gather(turns))):
+        for turn in range(max(map(machines.count, machines))):
             self.run_on_all(lambda turn=turn: result.append(action()) if turn == own else None)  # type: ignore[misc]
         return result[0]
 
@@ -166,6 +170,7 @@ class Ranks:
 
 
 ALONE = Ranks()
+JOINED = count()  # process groups that this process has made
 
 
 def largest_by_name(every: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -212,9 +217,14 @@ def joined_ranks(timeout_seconds: float, heartbeat: Heartbeat) -> Iterator[Ranks
         return
     heartbeat.begin("join", 0)
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(_own_gpu())
     with heartbeat.collective("joining the others"):
-        dist.init_process_group(_backend(torch.cuda.is_available()), timeout=timedelta(seconds=timeout_seconds))
+        patience = timedelta(seconds=timeout_seconds)
+        store, rank, world_size = next(dist.rendezvous("env://", timeout=patience))
+        # torchrun's store outlives a group, and would still have the addresses of an earlier run of this process
+        store = dist.PrefixStore(f"run-{next(JOINED)}", store)
+        backend = _backend(torch.cuda.is_available())
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=patience)
     ranks = Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), heartbeat=heartbeat)
     try:
         yield ranks
@@ -229,6 +239,18 @@ def require_group(device: torch.device) -> None:
     """Make a process group of one rank if no launcher started this process: FSDP2 and DeepSpeed always need a group."""
     if not dist.is_initialized():
         dist.init_process_group(_backend(device.type == "cuda"), store=dist.HashStore(), rank=0, world_size=1)
+
+
+def _own_gpu() -> int:
+    """Return the number of this rank's GPU on its machine. Raises EnvironmentProblem if the machine has fewer GPUs than
+    ranks."""
+    own, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if own >= gpus:
+        raise EnvironmentProblem(
+            f"this machine has {counted(gpus, 'GPU')} for its ranks, and this is the rank with the number {own} of it; "
+            "start one rank for each GPU, or change CUDA_VISIBLE_DEVICES"
+        )
+    return own
 
 
 def _backend(has_gpu: bool) -> str:

@@ -5,7 +5,6 @@ import os
 import re
 import resource
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 from tiercel.doctor.verdict import Status, Verdict
 from tiercel.message_text import counted
 from tiercel.packing.kernel_table import known_fits
-from tiercel.processes import control_groups
+from tiercel.processes import control_groups, usable_cores
 from tiercel.reliability.card_faults import FAULTS
 
 OTHER_BUILD = next(fault.remedy for fault in FAULTS if fault.code == "driver")
@@ -46,8 +45,7 @@ def machine_verdicts(directory: Path) -> Iterator[Verdict]:
     yield open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield processes(resource.getrlimit(resource.RLIMIT_NPROC)[0], cgroup_numbers("pids", "pids.max"))
     yield memory(total_memory(), memory_limits())
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    yield processors(cores, cgroup_cores())
+    yield processors(usable_cores(), cgroup_cores())
 
 
 def disk(name: str, directory: Path, least_bytes: int, remedy: str) -> Verdict:

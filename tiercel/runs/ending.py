@@ -109,6 +109,8 @@ def is_held(lock: Path) -> bool:
 
 
 SAME_STOP_SECONDS = 0.5  # signals so close to each other are one request
+# SIGTERM from the scheduler and from the launcher: the second is handled only when a long call of torch has returned.
+SAME_STOP_OF_A_RANK = 20.0
 
 
 class StopRequest:
@@ -133,7 +135,8 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.is_set and now - self._asked_at > SAME_STOP_SECONDS:
+        is_rank = number == signal.SIGTERM and "RANK" in os.environ
+        if self.is_set and now - self._asked_at > (SAME_STOP_OF_A_RANK if is_rank else SAME_STOP_SECONDS):
             is_session = hasattr(sys, "ps1") or "ipykernel" in sys.modules  # whose process must not be ended
             before = self._before.get(number)
             signal.signal(number, before if is_session and callable(before) else signal.SIG_DFL)

@@ -35,6 +35,7 @@ from tiercel.reliability.privacy import give_up_reading_others
 TICK = 0.1  # seconds between checks of the memory; the limit can be exceeded by what is allocated in that time
 CLEAN = 0  # exit code: nothing is left
 UNCLEAN = 1
+STOPS = (signal.SIGTERM, signal.SIGINT)
 
 _END_WAIT = 5.0  # seconds that killed processes get to end, even if they keep forking
 _PR_SET_PDEATHSIG = 1
@@ -62,6 +63,9 @@ def main(charge_json: str) -> NoReturn:
     charge = SupervisorTask(**json.loads(charge_json))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # the user's code may have stopped this process
+    # A scheduler's SIGTERM goes to all processes of a job; the trainer decides when these end.
+    for number in STOPS:
+        signal.signal(number, lambda number, frame: None)
     worker = os.fork()
     if worker == 0:
         _work(charge)
@@ -89,9 +93,26 @@ def _leave_output_to_the_worker() -> None:
     os.close(nowhere)
 
 
+def _stops_end_forks() -> None:
+    """Let the processes that the user's code forks be ended by SIGTERM, as multiprocessing does. The signals are held
+    back until they have their default handlers again."""
+
+    def begin() -> None:
+        for number in STOPS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+
+    os.register_at_fork(
+        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, STOPS),
+        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS),
+        after_in_child=begin,
+    )
+
+
 def _work(charge: SupervisorTask) -> NoReturn:
     """Run the worker's side of the fork, in its own session."""
     os.setsid()
+    _stops_end_forks()
     os.close(charge.control)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     mark_descendants(charge.mark)

@@ -57,7 +57,7 @@ def _reported(run: RunDirectory) -> Path:
 def fetch(recipe: BaseRecipe, ranks: Ranks) -> None:
     """Download what the recipe names on a hub, which shows its own progress and may take hours."""
     for source in checkpoints_of(recipe):
-        if not isdir(expanduser(source.path)):
+        if ranks.all_reduce_any(not isdir(expanduser(source.path))):  # a machine may lack the directory
             ranks.heartbeat.begin("download", 0)
         ranks.run_on_all(partial(resolve, source))
 

@@ -217,6 +217,25 @@ def test_a_process_that_died_between_batches_is_replaced(reward_file, is_awaited
     assert gone(int(other_pid))
 
 
+def test_a_stop_of_the_whole_job_leaves_the_answer_to_the_trainer(reward_file):
+    """A scheduler's SIGTERM reaches every process; a pool of the user's own still ends its processes by it."""
+    call = reward_file("""
+        import multiprocessing, os, signal, subprocess, sys, time
+
+        def score(sample):
+            os.kill(os.getppid(), signal.SIGTERM)  # of the process that watches over this one
+            os.kill(os.getpid(), signal.SIGTERM)
+            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+            child.start()
+            child.terminate()
+            child.join(30)
+            program = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+            program.terminate()
+            return float((child.exitcode, program.wait(30)) == (-signal.SIGTERM, -signal.SIGTERM))
+        """)
+    assert [(value.value, value.failure) for value in score(call, sample(), sample())] == [(1.0, None)] * 2
+
+
 def test_a_process_that_ends_during_a_batch_is_not_asked_for_it_again(reward_file, tmp_path):
     call = reward_file("""
         import os
