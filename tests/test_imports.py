@@ -4,6 +4,8 @@ import ast
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -65,15 +67,36 @@ def home_of_module(name: str) -> str:
     return longer if longer in LAYER_OF else first
 
 
-def imported(file: Path) -> set[str]:
-    """Homes of the tiercel modules that a file imports, inside functions too."""
-    names: list[str] = []
+@dataclass(frozen=True)
+class Source:
+    """What the tests ask of a file: its imports, inside functions and for type checkers too, classes and patterns."""
+
+    modules: list[str]  # import MODULE
+    members: list[tuple[str, str]]  # from MODULE import MEMBER
+    classes: list[str]
+    patterns: list[str]  # texts in calls of re
+
+
+@cache
+def source(file: Path) -> Source:
+    found = Source([], [], [], [])
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
+            found.modules.extend(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0 and node.module is not None, f"{file}: imports are written in full"
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
+            found.members.extend((node.module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ClassDef):
+            found.classes.append(node.name)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).startswith("re."):
+            texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
+            found.patterns.extend(text.decode() if isinstance(text, bytes) else str(text) for text in texts)
+    return found
+
+
+def imported(file: Path) -> set[str]:
+    """Homes of the tiercel modules that a file imports, inside functions too."""
+    names = [*source(file).modules, *(f"{module}.{member}" for module, member in source(file).members)]
     homes = {home_of_module(name.removeprefix("tiercel.")) for name in names if name.startswith("tiercel.")}
     return {home if home in LAYER_OF else "__init__" for home in homes}
 
@@ -104,12 +127,9 @@ def imports_of_modules() -> dict[str, set[str]]:
     files = {module_name(file): file for file in module_files()}
     found: dict[str, set[str]] = {}
     for name, file in files.items():
-        nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
-        plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-        from_nodes = [node for node in nodes if isinstance(node, ast.ImportFrom)]
-        members = {(node.module or "", alias.name) for node in from_nodes for alias in node.names}
+        members = source(file).members
         taken = {f"{module}.{member}" if f"{module}.{member}" in files else module for module, member in members}
-        found[name] = (plain | taken) & files.keys()
+        found[name] = {*source(file).modules, *taken} & files.keys()
     return found
 
 
@@ -123,9 +143,8 @@ def test_no_modules_import_each_other_in_a_circle():
 def test_a_class_name_has_one_meaning():
     homes: dict[str, list[str]] = {}
     for file in module_files():
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                homes.setdefault(node.name, []).append(module_name(file))
+        for name in source(file).classes:
+            homes.setdefault(name, []).append(module_name(file))
     assert {name: found for name, found in homes.items() if len(found) > 1} == {}
 
 
@@ -134,14 +153,8 @@ ESCAPES_AND_SETS = re.compile(r"\\.|\[\^?\]?[^]]*\]")
 
 
 def test_patterns_are_those_of_python_3_10():
-    found = []
-    for file in module_files():
-        calls = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
-        for call in (call for call in calls if ast.unparse(call.func).startswith("re.")):
-            texts = [node.value for node in ast.walk(call) if isinstance(node, ast.Constant)]
-            texts = [text.decode() if isinstance(text, bytes) else str(text) for text in texts]
-            found += [text for text in texts if NEWER_PATTERN.search(ESCAPES_AND_SETS.sub("x", text))]
-    assert found == []
+    patterns = [text for file in module_files() for text in source(file).patterns]
+    assert [text for text in patterns if NEWER_PATTERN.search(ESCAPES_AND_SETS.sub("x", text))] == []
 
 
 def test_the_report_knows_run_directories_and_the_parser_only():
