@@ -4,19 +4,23 @@ executed."""
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
 
 from tiercel.convert.arithmetic import evaluated
 
-CONFIGS = {
-    "GRPOConfig": "grpo", "RLOOConfig": "rloo", "SFTConfig": "sft", "DPOConfig": "dpo", "KTOConfig": "kto",
-    "RewardConfig": "reward", "CPOConfig": "cpo", "ORPOConfig": "orpo", "GKDConfig": "gkd",
-    "DistillationConfig": "distillation",
+_METHODS = ("GRPO", "RLOO", "SFT", "DPO", "KTO", "Reward", "CPO", "ORPO", "GKD", "Distillation")
+CONFIGS = {f"{name}Config": name.lower() for name in _METHODS}
+# The names of arguments that are given by their places.
+_PLACES = {
+    "load_dataset": ("path", "name", "data_dir", "data_files"), "train_test_split": ("test_size", "train_size"),
+    "from_pretrained": ("model_name",), **dict.fromkeys(CONFIGS, ("output_dir",)),
 }  # fmt: skip
-_ADAPTERS = {"r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save",
-             "task_type": "lora_task_type"}  # fmt: skip
-_ADAPTER_CONFIGS = ("LoraConfig", "BitsAndBytesConfig")
-_NAMES_OF_MODELS = ("pretrained_model_name_or_path", "model_name")
-_OF_MODEL = {"revision": "model_revision"}
+_FLAGS = {  # of arguments with another name
+    "r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save",
+    "task_type": "lora_task_type", "pretrained_model_name_or_path": "model_name_or_path",
+    "model_name": "model_name_or_path", "revision": "model_revision",
+}  # fmt: skip
 _READERS = ("json", "parquet")  # of load_dataset: of files that tiercel reads
 _MODEL = re.compile(r"Model|(ForConditionalGeneration|ForCausalLM|ForVision2Seq)\.from_pretrained$")
 _SIZE = re.compile(r"\d+|0?\.\d+")
@@ -24,8 +28,10 @@ _CHANGES = ("map", "filter", "select", "shuffle", "with_transform", "set_transfo
 _NO_ROWS = ("random", "np", "numpy", "pool", "executor")  # which have such methods too
 _OF_TRAINER = ("eval_dataset", "formatting_func", "data_collator", "compute_metrics", "callbacks")
 _LONGEST = 80  # characters of code that are shown
-_USUAL_OF_UNSLOTH = {"lora_r": "16", "lora_alpha": "16", "lora_dropout": "0.0"}
-_USUAL = {"lora_r": "8", "lora_alpha": "8", "lora_dropout": "0.0"}  # PEFT's defaults, for which `trl` has others
+_USUAL_OF_UNSLOTH = {"lora_r": ["16"], "lora_alpha": ["16"], "lora_dropout": ["0.0"]}
+_USUAL = {"lora_r": ["8"], "lora_alpha": ["8"], "lora_dropout": ["0.0"]}  # PEFT's defaults, for which `trl` has others
+
+_Flag = tuple[str, list[str]]  # its name without dashes, and its words
 
 
 def words_of_script(text: str) -> tuple[str, ...] | None:
@@ -33,249 +39,242 @@ def words_of_script(text: str) -> tuple[str, ...] | None:
     makes no config. An argument that is computed stays as its code, with a dollar sign before it. Raises ValueError if
     the code is nested too deeply."""
     try:
-        return _words_of(ast.parse(text))
+        return _PythonScript(ast.parse(text)).words()
     except SyntaxError:
         return None
     except (RecursionError, MemoryError) as error:  # the parser's own stack is small
         raise ValueError("its code is nested too deeply") from error
 
 
-def _words_of(tree: ast.Module) -> tuple[str, ...] | None:
-    _spell_out(tree)
-    known, calls = _assigned(tree), _calls(tree)
-    configs = [call for call in calls if call[0] in CONFIGS]
-    if not configs:
-        return None
-    config, *later = configs
-    other_models = [node for name, node in calls if _loads_model(name, node)][1:]
-    calls = [call for call in calls if call[1] not in other_models]
-    words = ["trl", CONFIGS[config[0]], *_flags(_keywords(config[1]), known)]
-    given = {word for word in words if word.startswith("--")}
-    beside = [flag for name, node in calls for flag in _beside(name, node, known)]
-    flags = [*beside, *_rows(calls, _bound(tree), known), *_changes(calls, known)]
-    flags += [["--later_config", *(_code(node) for _, node in later)]] if later else []
-    flags += [["--later_model", *map(_code, other_models)]] if other_models else []
-    if {"--train_test_split", "--dataset_test_split"} & {flag[0] for flag in flags}:
-        given.add("--eval_dataset")  # which these say better
-    for flag in flags:
-        if flag[0] not in given:
-            given.add(flag[0])
-            words += flag
-    return tuple(words)
+@dataclass(frozen=True, eq=False, slots=True)
+class _Call:
+    """A call: the name that is called, without what stands before it, and the arguments by their names."""
+
+    node: ast.Call
+    name: str
+    arguments: dict[str, ast.expr]
+
+    @property
+    def path(self) -> str:
+        """Return the whole name, such as `trl.SFTConfig`."""
+        return ast.unparse(self.node.func)
+
+    @property
+    def loads_model(self) -> bool:
+        return self.name == "from_pretrained" and _MODEL.search(self.path) is not None
+
+    @property
+    def loads_rows(self) -> bool:
+        return self.name == "load_dataset" and "path" in self.arguments
 
 
-def _spell_out(tree: ast.Module) -> None:
-    """Turn what is said otherwise into arguments by name: the first one of a config, which is output_dir; the path of
-    load_dataset into its first one; and attributes that are set later."""
-    for name, call in _calls(tree):
-        if name in CONFIGS and call.args:
-            call.keywords.append(ast.keyword(arg="output_dir", value=call.args[0]))
-        path = next((keyword for keyword in call.keywords if keyword.arg == "path"), None)
-        if name == "load_dataset" and path is not None and not call.args:
-            call.keywords.remove(path)
-            call.args.append(path.value)
-    made: dict[str, ast.Call] = {}
-    assigned = [
-        node for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
-    ]
-    for node in sorted(assigned, key=lambda node: node.lineno):
-        target, value = node.targets[0] if isinstance(node, ast.Assign) else node.target, node.value
-        if isinstance(target, ast.Name) and isinstance(value, ast.Call):
-            made[target.id] = value
-        elif isinstance(target, ast.Attribute) and value is not None:
-            config = made.get(_name(target.value))
-            if config is not None and _name(config.func) in (*CONFIGS, *_ADAPTER_CONFIGS):
-                config.keywords = [each for each in config.keywords if each.arg != target.attr]
-                config.keywords.append(ast.keyword(arg=target.attr, value=value))
+_Source = tuple[_Call, ast.expr | None]  # a call of load_dataset, and the split that is taken
 
 
-def _loads_model(name: str, node: ast.Call) -> bool:
-    return name == "from_pretrained" and _MODEL.search(ast.unparse(node.func)) is not None
+class _PythonScript:
+    """The calls of a script in the order in which they end (of `a().b()`, a is first), and the values of its names."""
+
+    def __init__(self, tree: ast.Module):
+        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        nodes.sort(key=lambda node: (node.end_lineno or 0, node.end_col_offset or 0))
+        self.calls = {node: _call_of(node) for node in nodes}
+        self.values: dict[str, list[ast.expr]] = {}  # all that are assigned to a name, and that a function returns
+        for target, value in _assignments(tree):
+            if isinstance(target, ast.Name):
+                self.values.setdefault(target.id, []).append(value)
+            elif isinstance(target, ast.Attribute):
+                self._set_later(_name(target.value), target.attr, value)
+        self.known = {name: values[0] for name, values in self.values.items() if len(values) == 1}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                returned = [inner.value for inner in ast.walk(node) if isinstance(inner, ast.Return) and inner.value]
+                self.values.setdefault(node.name, []).extend(returned)
+
+    def _set_later(self, name: str, attribute: str, value: ast.expr) -> None:
+        """Give an attribute to the config that the name stands for so far."""
+        made = [value for value in self.values.get(name, ()) if isinstance(value, ast.Call)]
+        config = self.calls[made[-1]] if made else None
+        if config is not None and config.name in (*CONFIGS, "LoraConfig", "BitsAndBytesConfig"):
+            config.arguments[attribute] = value
+            config.node.keywords.append(ast.keyword(arg=attribute, value=value))  # which notes show
+
+    def words(self) -> tuple[str, ...] | None:
+        """Return the words of the command; None without a config. If a flag is said twice, the first counts."""
+        calls = list(self.calls.values())
+        configs = [call for call in calls if call.name in CONFIGS]
+        models = [call for call in calls if call.loads_model]
+        if not configs:
+            return None
+        beside = [self._beside(call) for call in calls if call not in models[1:]]
+        flags: dict[str, list[str]] = {}
+        for name, words in chain(self._given(configs[0]).items(), *beside, self._rows(), self._changes()):
+            flags.setdefault(name, words)
+        if {"train_test_split", "dataset_test_split"} & {*flags}:  # which say it better
+            flags.pop("eval_dataset", None)
+        for name, others in (("later_config", configs[1:]), ("later_model", models[1:])):
+            if others:
+                flags[name] = [_code(call.node) for call in others]
+        own = [word for name, words in flags.items() for word in (f"--{name}", *words)]
+        return ("trl", CONFIGS[configs[0].name], *own)
+
+    def _given(self, call: _Call) -> dict[str, list[str]]:
+        """Return the arguments of a call as flags."""
+        return {_FLAGS.get(name, name): _words_of(value, self.known) for name, value in call.arguments.items()}
+
+    def _beside(self, call: _Call) -> Iterator[_Flag]:
+        """Yield the flags that correspond to a call beside the config."""
+        if call.name == "LoraConfig":
+            yield from {"use_peft": [], **_USUAL, **self._given(call)}.items()
+        elif call.name == "get_peft_model" and call.path.startswith("Fast"):  # Unsloth's
+            given = self._given(call)
+            if given.get("lora_target_modules", ["all-linear"]) == ["all-linear"]:
+                given["lora_target_modules"] = _targets_of_unsloth(call, given)
+            yield from {"use_peft": [], **_USUAL_OF_UNSLOTH, **given}.items()
+        elif call.name == "BitsAndBytesConfig" or call.loads_model:
+            given = self._given(call)
+            yield from given.items()
+            if given.get("load_in_4bit", ["false"]) != ["false"] and not call.path.startswith("Fast"):
+                yield "bnb_4bit_quant_type", ["fp4"]  # the default of transformers; that of `trl` and Unsloth is nf4
+        elif call.name.endswith("Trainer"):
+            model, rewards = call.arguments.get("model"), call.arguments.get("reward_funcs")
+            if model is not None and self._is_text(model):
+                yield "model_name_or_path", _words_of(model, self.known)
+            if rewards is not None:
+                yield "reward_funcs", _words_of(rewards, self.known)
+
+    def _is_text(self, node: ast.expr) -> bool:
+        node = self.known.get(node.id, node) if isinstance(node, ast.Name) else node
+        return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+    def _rows(self) -> Iterator[_Flag]:
+        """Yield the flags of the training rows: those of the `load_dataset` that `train_dataset` of the trainer comes
+        from, else of the first that does not give `eval_dataset`. Every other one is named, as it may load rows to
+        train on."""
+        loads = [call for call in self.calls.values() if call.loads_rows]
+        trainer = next((call.arguments for call in self.calls.values() if call.name.endswith("Trainer")), {})
+        trained, held = (self._source(trainer.get(f"{name}_dataset"), set()) for name in ("train", "eval"))
+        left = [call for call in loads if held is None or call is not held[0]]
+        source = trained or (self._source(left[0].node, set()) if left else None)
+        if source is not None:
+            yield from self._loaded(*source)
+        if trained and held and held[0] is trained[0] and held[1] is not None and held[1] is not trained[1]:
+            yield "dataset_test_split", self._literal(held[1])
+        if others := [call for call in loads if source is None or call is not source[0]]:
+            yield "load_dataset", [_code(call.node) for call in others]
+
+    def _source(self, node: ast.expr | None, seen: set[str]) -> _Source | None:
+        """Find the `load_dataset` that rows come from, through names, subscripts, methods and functions. `seen` are the
+        names that were looked up, each of them once."""
+        inner: list[ast.expr] = []
+        if isinstance(node, ast.Name) and node.id not in seen:
+            seen.add(node.id)
+            inner = self.values.get(node.id, [])
+        elif isinstance(node, ast.Subscript):
+            found = self._source(node.value, seen)
+            is_split = found is not None and found[1] is None and not isinstance(node.slice, ast.Slice)
+            return (found[0], node.slice) if found is not None and is_split else found
+        elif isinstance(node, ast.Call):
+            if (call := self.calls[node]).loads_rows:
+                return call, call.arguments.get("split")
+            inner = [node.func, *node.args, *(keyword.value for keyword in node.keywords)]
+        elif isinstance(node, ast.Attribute):
+            inner = [node.value]
+        elif isinstance(node, ast.List | ast.Tuple):
+            inner = node.elts
+        return next(filter(None, (self._source(part, seen) for part in inner)), None)
+
+    def _loaded(self, call: _Call, split: ast.expr | None) -> Iterator[_Flag]:
+        """Yield the flags of one `load_dataset`. If its name is that of a reader of files, such as json, the data set
+        is the file."""
+        given = call.arguments
+        name, files = self._literal(given["path"]), given.get("data_files")
+        listed = [] if files is None or isinstance(files, ast.Dict) else self._literal(files)
+        if name[0] in _READERS and len(listed) == 1 and not listed[0].startswith("$"):
+            name, files = listed, None
+        if name[0] not in _READERS:
+            yield "dataset_name", name
+        for flag, value in (("dataset_config", given.get("name")), ("dataset_train_split", split)):
+            if value is not None:
+                yield flag, self._literal(value)
+        for flag, value in (("data_dir", given.get("data_dir")), ("data_files", files)):
+            if value is not None:
+                yield flag, [_code(value)]
+
+    def _changes(self) -> Iterator[_Flag]:
+        """Yield a flag for each way in which the script changes its rows, its pictures or its batches: the table says
+        what to do about it, since none of that code is executed."""
+        changed: dict[str, list[str]] = {}
+        for node, call in self.calls.items():
+            is_method = isinstance(node.func, ast.Attribute) and _name(node.func.value) not in _NO_ROWS
+            if call.name == "train_test_split" and is_method:
+                yield self._split_off(call)
+            elif call.name in _CHANGES and is_method:
+                shown = [*node.args, *call.arguments.values()][:1]
+                changed.setdefault(f"dataset.{call.name}", []).extend(map(_code, shown))
+            elif call.name == "from_pretrained" and "Processor" in call.path:
+                sizes = [name for name in ("max_pixels", "min_pixels", "size") if name in call.arguments]
+                yield from ((f"processor.{name}", self._pixels(call.arguments[name])) for name in sizes)
+            elif call.name.endswith("Trainer"):
+                yield from ((name, [_code(call.arguments[name])]) for name in _OF_TRAINER if name in call.arguments)
+        yield from changed.items()
+
+    def _split_off(self, call: _Call) -> _Flag:
+        """Return the flag of the rows that are held out: a share or a number; a quarter if no size is given."""
+        names = [name for name in ("test_size", "train_size") if name in call.arguments]
+        sizes = {name: self._literal(call.arguments[name])[0] for name in names}
+        if not sizes:
+            return "train_test_split", ["0.25"]
+        if _SIZE.fullmatch(sizes.get("test_size", "")):
+            return "train_test_split", [sizes["test_size"]]
+        if names == ["train_size"] and _SIZE.fullmatch(sizes["train_size"]) and float(sizes["train_size"]) < 1:
+            return "train_test_split", [f"{1 - float(sizes['train_size']):g}"]
+        return "dataset.train_test_split", [f"{name}={size.lstrip('$')}" for name, size in sizes.items()]
+
+    def _pixels(self, node: ast.expr) -> list[str]:
+        """Return a number of pixels, which is often written as a product."""
+        names = {name: str(value.value) for name, value in self.known.items() if isinstance(value, ast.Constant)}
+        code = ast.unparse(node)
+        number = None if "/" in code else evaluated(code, names)
+        return self._literal(node) if number is None else [str(number)]
+
+    def _literal(self, node: ast.expr) -> list[str]:
+        """Return the words of a value, with a dollar sign before a name that is not assigned one."""
+        words = _words_of(node, self.known)
+        return [f"${node.id}"] if isinstance(node, ast.Name) and words == [node.id] else words or [""]
 
 
-def _calls(tree: ast.Module) -> list[tuple[str, ast.Call]]:
-    """Return every call with the name that is called, in the order in which they end: of `a().b()`, a is first."""
-    found = [(name, node) for node in ast.walk(tree) if isinstance(node, ast.Call) and (name := _name(node.func))]
-    return sorted(found, key=lambda call: (call[1].end_lineno or 0, call[1].end_col_offset or 0))
+def _call_of(node: ast.Call) -> _Call:
+    name = _name(node.func)
+    places = ("model",) if name.endswith("Trainer") else _PLACES.get(name, ())
+    by_place = dict(zip(places, node.args, strict=False))
+    by_name = {keyword.arg or "arguments_of_a_mapping": keyword.value for keyword in node.keywords}
+    return _Call(node=node, name=name, arguments={**by_place, **by_name})
 
 
-def _beside(name: str, node: ast.Call, known: Mapping[str, ast.expr]) -> Iterator[list[str]]:
-    """Yield the flags that correspond to a call beside the config."""
-    keywords = _keywords(node)
-    first = node.args[:1]
-    if name == "LoraConfig" or (name == "get_peft_model" and ast.unparse(node.func).startswith("Fast")):  # Unsloth's
-        yield ["--use_peft"]
-        given = {_ADAPTERS.get(key, key): _values(value, known) for key, value in keywords.items()}
-        usual = _USUAL if name == "LoraConfig" else _USUAL_OF_UNSLOTH
-        given = {key: [word] for key, word in usual.items()} | given
-        if name != "LoraConfig" and given.get("lora_target_modules", ["all-linear"]) == ["all-linear"]:
-            given["lora_target_modules"] = _targets_of_unsloth(node, given)
-        for key, words in given.items():
-            yield [f"--{key}", *words]
-    elif name == "BitsAndBytesConfig":
-        yield from ([f"--{key}", *_values(value, known)] for key, value in keywords.items())
-        if "load_in_4bit" in keywords and "bnb_4bit_quant_type" not in keywords:
-            yield ["--bnb_4bit_quant_type", "fp4"]  # the default of transformers; `trl` has another
-    elif name.endswith("Trainer"):
-        for key, flag in (("model", "model_name_or_path"), ("reward_funcs", "reward_funcs")):
-            if (value := keywords.get(key)) is not None and (key != "model" or _is_text(value, known)):
-                yield [f"--{flag}", *_values(value, known)]
-        if first and _is_text(first[0], known):
-            yield ["--model_name_or_path", *_values(first[0], known)]
-    elif _loads_model(name, node):
-        names = [value for key, value in keywords.items() if key in _NAMES_OF_MODELS]
-        for value in [*first, *names][:1]:
-            yield ["--model_name_or_path", *_values(value, known)]
-        for key, value in keywords.items():
-            if key not in _NAMES_OF_MODELS:
-                yield [f"--{_OF_MODEL.get(key, key)}", *_values(value, known)]
-        if _values(keywords.get("load_in_4bit", ast.Constant(False)), known) == ["true"] and not ast.unparse(
-            node.func
-        ).startswith("Fast"):  # Unsloth's are nf4
-            yield ["--bnb_4bit_quant_type", "fp4"]
+def _assignments(tree: ast.Module) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield what is assigned to what, by lines; one value for several names counts for each of them."""
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.AnnAssign)]
+    for node in sorted(nodes, key=lambda node: node.lineno):
+        targets, value = node.targets if isinstance(node, ast.Assign) else [node.target], node.value
+        if value is None:
+            continue
+        for target in targets:
+            names = target.elts if isinstance(target, ast.Tuple) else [target]
+            parts = value.elts if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple | ast.List) else []
+            yield from zip(names, parts if len(parts) == len(names) else [value] * len(names), strict=True)
 
 
-def _targets_of_unsloth(node: ast.Call, given: Mapping[str, list[str]]) -> list[str]:
+def _targets_of_unsloth(call: _Call, given: Mapping[str, list[str]]) -> list[str]:
     """Return the layers with adapters if a call of Unsloth names none: those of the language model, and for its vision
     models those of the tower too, unless a switch turns these off."""
-    has_tower = ast.unparse(node.func).startswith(("FastVisionModel", "FastModel"))
+    has_tower = call.path.startswith(("FastVisionModel", "FastModel"))
     if has_tower and given.get("finetune_vision_layers") != ["false"]:
         return ["all-linear"]
     return ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def _rows(
-    calls: list[tuple[str, ast.Call]], bound: Mapping[str, list[ast.expr]], known: Mapping[str, ast.expr]
-) -> Iterator[list[str]]:
-    """Yield the flags of the training rows: those of the `load_dataset` that `train_dataset` of the trainer comes from,
-    else of the first that does not give `eval_dataset`. Every other one is named, as it may load rows to train on."""
-    loads = [node for name, node in calls if name == "load_dataset" and node.args]
-    trainer = next((_keywords(node) for name, node in calls if name.endswith("Trainer")), {})
-    trained, held = (_source(trainer.get(f"{name}_dataset"), bound, set()) for name in ("train", "eval"))
-    left = [node for node in loads if held is None or node is not held[0]]
-    source = trained or (_source(left[0], bound, set()) if left else None)
-    if source is not None:
-        yield from _loaded(*source, known)
-    if trained and held and held[0] is trained[0] and held[1] is not None and held[1] is not trained[1]:
-        yield ["--dataset_test_split", *_literal(held[1], known)]
-    if others := [node for node in loads if source is None or node is not source[0]]:
-        yield ["--load_dataset", *map(_code, others)]
-
-
-def _changes(calls: list[tuple[str, ast.Call]], known: Mapping[str, ast.expr]) -> Iterator[list[str]]:
-    """Yield a flag for each way in which the script changes its rows, its pictures or its batches: the table says what
-    to do about it, since none of that code is executed."""
-    changed: dict[str, list[str]] = {}
-    for name, node in calls:
-        is_method = isinstance(node.func, ast.Attribute) and _name(node.func.value) not in _NO_ROWS
-        if name == "train_test_split" and is_method:
-            yield _split_off(node, known)
-        elif name in _CHANGES and is_method:
-            shown = [*node.args, *_keywords(node).values()][:1]
-            changed.setdefault(f"--dataset.{name}", []).extend(map(_code, shown))
-        elif name == "from_pretrained" and "Processor" in ast.unparse(node.func):
-            sizes = {
-                key: value for key, value in _keywords(node).items() if key in ("max_pixels", "min_pixels", "size")
-            }
-            yield from ([f"--processor.{key}", *_pixels(value, known)] for key, value in sizes.items())
-        elif name.endswith("Trainer"):
-            yield from ([f"--{key}", _code(value)] for key, value in _keywords(node).items() if key in _OF_TRAINER)
-    yield from ([flag, *shown] for flag, shown in changed.items())
-
-
-def _split_off(node: ast.Call, known: Mapping[str, ast.expr]) -> list[str]:
-    """Return the flag of the rows that are held out: a share or a number; a quarter if no size is given."""
-    given = {**dict(zip(("test_size", "train_size"), node.args, strict=False)), **_keywords(node)}
-    sizes = {name: _literal(given[name], known)[0] for name in ("test_size", "train_size") if name in given}
-    if not sizes:
-        return ["--train_test_split", "0.25"]
-    if _SIZE.fullmatch(sizes.get("test_size", "")):
-        return ["--train_test_split", sizes["test_size"]]
-    if list(sizes) == ["train_size"] and _SIZE.fullmatch(sizes["train_size"]) and float(sizes["train_size"]) < 1:
-        return ["--train_test_split", f"{1 - float(sizes['train_size']):g}"]
-    return ["--dataset.train_test_split", *(f"{name}={size.lstrip('$')}" for name, size in sizes.items())]
-
-
-def _pixels(node: ast.expr, known: Mapping[str, ast.expr]) -> list[str]:
-    """Return a number of pixels, which is often written as a product."""
-    names = {name: str(value.value) for name, value in known.items() if isinstance(value, ast.Constant)}
-    code = ast.unparse(node)
-    number = None if "/" in code else evaluated(code, names)
-    return _literal(node, known) if number is None else [str(number)]
-
-
-def _loaded(call: ast.Call, split: ast.expr | None, known: Mapping[str, ast.expr]) -> Iterator[list[str]]:
-    """Yield the flags of one `load_dataset`. If its name is that of a reader of files, such as json,
-    the data set is the file."""
-    given = {**dict(zip(("path", "name", "data_dir", "data_files"), call.args, strict=False)), **_keywords(call)}
-    name, files = _literal(given["path"], known), given.get("data_files")
-    listed = [] if files is None or isinstance(files, ast.Dict) else _literal(files, known)
-    if name[0] in _READERS and len(listed) == 1 and not listed[0].startswith("$"):
-        name, files = listed, None
-    if name[0] not in _READERS:
-        yield ["--dataset_name", *name]
-    for flag, value in (("dataset_config", given.get("name")), ("dataset_train_split", split)):
-        if value is not None:
-            yield [f"--{flag}", *_literal(value, known)]
-    for flag, value in (("data_dir", given.get("data_dir")), ("data_files", files)):
-        if value is not None:
-            yield [f"--{flag}", _code(value)]
-
-
-_Source = tuple[ast.Call, ast.expr | None]  # a call of load_dataset, and the split that is taken
-
-
-def _source(node: ast.expr | None, bound: Mapping[str, list[ast.expr]], seen: set[str]) -> _Source | None:
-    """Find the `load_dataset` that rows come from, through names, subscripts, methods and functions. `seen` are the
-    names that were looked up, each of them once."""
-    inner: list[ast.expr] = []
-    if isinstance(node, ast.Name) and node.id not in seen:
-        seen.add(node.id)
-        inner = bound.get(node.id, [])
-    elif isinstance(node, ast.Subscript):
-        found = _source(node.value, bound, seen)
-        is_split = found is not None and found[1] is None and not isinstance(node.slice, ast.Slice)
-        return (found[0], node.slice) if found is not None and is_split else found
-    elif isinstance(node, ast.Call) and _name(node.func) == "load_dataset" and node.args:
-        return node, _keywords(node).get("split")
-    elif isinstance(node, ast.Call):
-        inner = [node.func, *node.args, *_keywords(node).values()]
-    elif isinstance(node, ast.Attribute):
-        inner = [node.value]
-    elif isinstance(node, ast.List | ast.Tuple):
-        inner = node.elts
-    return next(filter(None, (_source(part, bound, seen) for part in inner)), None)
-
-
-def _bound(tree: ast.Module) -> dict[str, list[ast.expr]]:
-    """Return all values that are assigned to each name, also in assignments to several names, and what functions
-    return."""
-    found: dict[str, list[ast.expr]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            returned = [inner.value for inner in ast.walk(node) if isinstance(inner, ast.Return) and inner.value]
-            found.setdefault(node.name, []).extend(returned)
-        elif isinstance(node, ast.AnnAssign | ast.Assign) and node.value is not None:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for name, value in (pair for target in targets for pair in _pairs(target, node.value)):
-                if isinstance(name, ast.Name):
-                    found.setdefault(name.id, []).append(value)
-    return found
-
-
-def _pairs(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
-    """Return what is assigned to what; one value for several names counts for each of them."""
-    if not isinstance(target, ast.Tuple):
-        return [(target, value)]
-    if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts):
-        return list(zip(target.elts, value.elts, strict=True))
-    return [(name, value) for name in target.elts]
-
-
-def _literal(node: ast.expr, known: Mapping[str, ast.expr]) -> list[str]:
-    """Return the words of a value, with a dollar sign before a name that is not assigned one."""
-    words = _values(node, known)
-    return [f"${node.id}"] if isinstance(node, ast.Name) and words == [node.id] else words or [""]
+def _name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _code(node: ast.expr) -> str:
@@ -284,40 +283,12 @@ def _code(node: ast.expr) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
-def _assigned(tree: ast.Module) -> dict[str, ast.expr]:
-    """Return the values of the names that are assigned exactly once."""
-    found: dict[str, list[ast.expr]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            found.setdefault(node.targets[0].id, []).append(node.value)
-    return {name: values[0] for name, values in found.items() if len(values) == 1}
-
-
-def _name(node: ast.expr) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-
-
-def _keywords(node: ast.Call) -> dict[str, ast.expr]:
-    return {keyword.arg or "arguments_of_a_mapping": keyword.value for keyword in node.keywords}
-
-
-def _flags(keywords: Mapping[str, ast.expr], known: Mapping[str, ast.expr]) -> Iterator[str]:
-    for name, value in keywords.items():
-        yield f"--{name}"
-        yield from _values(value, known)
-
-
-def _is_text(node: ast.expr, known: Mapping[str, ast.expr]) -> bool:
-    node = known.get(node.id, node) if isinstance(node, ast.Name) else node
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
-
-
-def _values(node: ast.expr, known: Mapping[str, ast.expr]) -> list[str]:
+def _words_of(node: ast.expr, known: Mapping[str, ast.expr]) -> list[str]:
     """Return the words of a value: of a literal, of a name that is assigned one, or of a list of these."""
     if isinstance(node, ast.Name) and isinstance(known.get(node.id), ast.Constant | ast.List | ast.Tuple):
-        return _values(known[node.id], {})
+        return _words_of(known[node.id], {})
     if isinstance(node, ast.List | ast.Tuple):
-        return [word for item in node.elts for word in _values(item, known)]
+        return [word for item in node.elts for word in _words_of(item, known)]
     if isinstance(node, ast.Name):
         return [node.id]
     try:
