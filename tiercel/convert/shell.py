@@ -16,8 +16,8 @@ from pathlib import Path, PurePath
 from tiercel.convert.arithmetic import evaluated
 from tiercel.convert.python_scripts import words_of_script
 
-BLOCKS = ("if", "then", "elif", "else", "while", "until", "do", "{", "}")
-PREFIXES = ("time", "!", "exec", "nohup", "sudo")  # what follows is the command
+# What follows is the command.
+PREFIXES = ("if", "then", "elif", "else", "while", "until", "do", "{", "}", "time", "!", "exec", "nohup", "sudo")
 CALLERS_WORDS = ("$@", "$*", "${@}", "${*}")  # of whoever starts the script, which is read as if started without any
 DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
 MOST_TEXT = 2_000_000  # characters that the variables of a script give; they could double with each line
@@ -117,7 +117,7 @@ class _Script:
 
     def _finished(self, words: list[str]) -> ShellCommand | None:
         """Make a command of its words; None where they only set variables."""
-        words = list(dropwhile((*BLOCKS, *PREFIXES).__contains__, words))
+        words = list(dropwhile(PREFIXES.__contains__, words))
         if words and words[0] in DECLARATIONS:
             names = [self._assigned(word) for word in words[1:] if not word.startswith("-")]
             self.exported.update(names if words[0] == "export" else ())
@@ -171,8 +171,8 @@ class _Script:
         if match["single"]:
             return part.removeprefix("$")
         if match["double"]:
-            whole = _every_value(part[1:-1])
-            values = None if whole is None else self.variables.get(whole)
+            array = re.fullmatch(r'"\$\{(\w+)\[@\]\}"', part)  # which stands for all of its values
+            values = self.variables.get(array[1]) if array else None
             return _QUOTED_PART.sub(self._filled_in_quotes, part) if values is None else shlex.join(values)
         if match["expansion"]:
             values = self._values(part)
@@ -191,7 +191,7 @@ class _Script:
     def _values(self, expansion: str) -> list[str] | None:
         """Return what an expansion stands for; None where the script does not say."""
         if expansion.startswith("$(("):
-            values = _one(_computed(self._text(expansion[3:-2]), self.variables))
+            values = _computed(self._text(expansion[3:-2]), self.variables)
         elif expansion.startswith(("$(", "`")):
             values = self._printed(expansion[2 if expansion[0] == "$" else 1 : -1])
         else:
@@ -237,30 +237,20 @@ class _Script:
         if lines[-1] == ["pwd"] and all(line[0] == "cd" and len(line) == 2 for line in lines[:-1]):
             return [os.path.normpath(Path.cwd().joinpath(*(line[1] for line in lines[:-1])))]
         printed = PRINTED.get(lines[0][0]) if len(lines) == 1 else None
-        return None if printed is None else _one(printed(lines[0][1:]))
+        return None if printed is None else printed(lines[0][1:])
 
 
-def _every_value(inside: str) -> str | None:
-    """Return the array all of whose values the inside of double quotes stands for; None where it is no `${A[@]}`."""
-    match = re.fullmatch(r"\$\{(\w+)\[@\]\}", inside)
-    return match and match[1]
-
-
-def _one(text: str | None) -> list[str] | None:
-    return None if text is None else [text]
-
-
-def _computed(expression: str, variables: Mapping[str, list[str]]) -> str | None:
+def _computed(expression: str, variables: Mapping[str, list[str]]) -> list[str] | None:
     value = evaluated(expression, {name: values[0] for name, values in variables.items() if values})
-    return None if value is None else str(value)
+    return None if value is None else [str(value)]
 
 
-PRINTED: dict[str, Callable[[list[str]], str | None]] = {
+PRINTED: dict[str, Callable[[list[str]], list[str] | None]] = {
     "expr": lambda words: _computed(" ".join(words), {}),
-    "echo": " ".join,
-    "dirname": lambda words: str(PurePath(words[0]).parent) if words else None,
-    "basename": lambda words: PurePath(words[0]).name.removesuffix(words[1] if words[1:] else "") if words else None,
-    "realpath": lambda words: os.path.abspath(words[0]) if words else None,
+    "echo": lambda words: [" ".join(words)],
+    "dirname": lambda words: [str(PurePath(path).parent) for path in words[:1]] or None,
+    "basename": lambda words: [PurePath(path).name.removesuffix("".join(words[1:2])) for path in words[:1]] or None,
+    "realpath": lambda words: [os.path.abspath(path) for path in words[:1]] or None,
 }
 
 
