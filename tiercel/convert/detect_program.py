@@ -3,21 +3,15 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import PurePath
+from typing import cast
 
-from tiercel.convert.table import KINDS, Framework, Method, environment_row, rows_of
+from tiercel.convert.table import KINDS, PEERS, Framework, Method, environment_row, rows_of
+from tiercel.tables import table_rows
 
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "python3")
-VLM_R1_SCRIPTS = ("grpo_rec.py", "grpo_jsonl.py", "grpo_rec_lora.py")
 LLAMA_FACTORY_SCRIPTS = ("train.py", "train_bash.py", "launcher.py")
-# Modules that `python -m` starts; None for those of another method.
-MODULES: dict[str, Framework | None] = {
-    "verl.trainer.main": "EasyR1",
-    "verl.trainer.main_ppo": "verl",
-    "recipe.dapo.main_dapo": "verl",
-    "verl.trainer.fsdp_sft_trainer": None,
-    "verl.trainer.sft_trainer": None,
-}
 SETTINGS = (".yaml", ".yml", ".json")
 METHODS: dict[str, Method] = {**{name: name for name in KINDS}, "gspo": "grpo", "mpo": "dpo", "reward": "rm"}
 OTHER_METHODS = {  # and the command that comes nearest
@@ -42,30 +36,30 @@ def no_method(word: str, nearest: str) -> Foreign:
     return Foreign(f"{word} is not a method of this version; nearest: {nearest}")
 
 
+@cache
+def _programs() -> tuple[list[str], ...]:
+    """Read the programs, scripts and modules that are known by their names."""
+    return tuple(table_rows(PEERS, "programs.txt"))
+
+
 def start_of(words: Sequence[str]) -> tuple[int, Framework, Method | None] | Foreign | None:
     """Return the place where the flags begin, the framework, and the method, which is None if a flag names it. Return
     Foreign for a command that is not supported, and None if the command does not train."""
-    for i, word in enumerate(words[:-1] if words else []):
+    for i, word in enumerate(words[:-1]):
         name, following = PurePath(word).name, words[i + 1]
-        if name in ("swift", "megatron") and following in ("rlhf", "sft", "pt"):
-            if name == "megatron" or following == "pt":
-                return no_method(f"{name} {following}", "the flags of `swift rlhf` or `swift sft`")
-            return i + 2, "ms-swift", None if following == "rlhf" else "sft"
-        if name in ("llamafactory-cli", "lmf") and following == "train":
-            return i + 2, "LLaMA-Factory", None
+        for program, second, framework, method, nearest in _programs():
+            if name == program and nearest and second in ("", following):
+                return no_method(f"{name} {second}".strip(), nearest)
+            if name == program and second in ("", following):
+                return i + 1 + bool(second), cast(Framework, framework), cast(Method | None, method or None)
         if name == "trl" and following in (*METHODS, *OTHER_METHODS):
             if following in OTHER_METHODS:
                 return no_method(f"trl {following}", OTHER_METHODS[following])
             return i + 2, "TRL", METHODS[following]
         if name in ("rlhf.py", "sft.py") and "swift" in PurePath(word).parts:
             return i + 1, "ms-swift", None if name == "rlhf.py" else "sft"
-        if name in VLM_R1_SCRIPTS:
-            return i + 1, "VLM-R1", "grpo"
         if name == "grpo.py" and "open_r1" in PurePath(word).parts:
             return _stranger(name, words[i + 1 :], "VLM-R1", "grpo") or (i + 1, "VLM-R1", "grpo")
-        if word in MODULES:
-            framework = MODULES[word]
-            return (i + 1, framework, "grpo") if framework else no_method(word, "tiercel sft")
         if name.endswith(".py") and any(PurePath(before).name in LAUNCHERS for before in words[:i]):
             return _by_script(i, name, words[i + 1 :])
     return None
