@@ -20,7 +20,6 @@ from tiercel.cli.import_command import first_launch
 from tiercel.config.loading import problems_of_text
 from tiercel.convert.conversion import draft_of, refusals
 from tiercel.convert.draft import RecipeDraft
-from tiercel.convert.hydra import ACTOR, ROLLOUT
 from tiercel.convert.launches import Launch, launch_of
 from tiercel.convert.preferences import needs_reference
 from tiercel.convert.shell import commands
@@ -229,11 +228,8 @@ def _overrides_are_there(launch: Launch, draft: RecipeDraft) -> bool:
     """Return whether the most important numbers, given or by default, are those of the recipe."""
     if launch.framework not in OVERRIDING:
         return True
-    actor, rollout = ACTOR[launch.framework], ROLLOUT[launch.framework]
-    pairs = {f"{actor}.optim.lr": ("optim.lr", 1e-5), f"{rollout}.n": ("rollout.group_size", 8),
-             "data.max_response_length": ("rollout.max_new_tokens", 256),
-             f"{rollout}.temperature": ("rollout.temperature", 1.0)}  # fmt: skip
-    return all(draft.values.get(key, usual) == launch.real(name) for name, (key, usual) in pairs.items())
+    defaults = {"optim.lr": 1e-5, "rollout.group_size": 8, "rollout.max_new_tokens": 256, "rollout.temperature": 1.0}
+    return all(draft.values.get(key, usual) == launch.real(launch.flag_of(key)) for key, usual in defaults.items())
 
 
 # Mistakes that were found at least once, as predicates; True means correct.

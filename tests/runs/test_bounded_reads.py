@@ -20,12 +20,11 @@ NO_FILE_OF_A_RUN = {
     ),
     **dict.fromkeys(("rollout/vllm/full_weights.py", "distributed/versions.py"), "weights"),
     **dict.fromkeys(("cli/import_command.py", "config/deepspeed.py", "config/loading.py"), "a recipe, a script"),
-    **dict.fromkeys((f"convert/{name}.py" for name in ("accelerate", "hydra", "rewards", "rows")), "a script"),
+    **dict.fromkeys((f"convert/{name}.py" for name in ("launches", "rewards", "rows", "values")), "a script"),
     **dict.fromkeys(
-        ("convert/tuning.py", "doctor/verdict.py", "tables.py", "reliability/card_faults.py"),
-        "a script, our own",
+        ("doctor/verdict.py", "tables.py", "reliability/card_faults.py", "messages/__init__.py", "demo/running.py"),
+        "our own files",
     ),
-    **dict.fromkeys(("messages/__init__.py", "demo/running.py"), "our own files"),
     **dict.fromkeys(("demo/real_parts.py", "demo/real_model.py"), "installed packages, weights"),
     **dict.fromkeys(
         ("data/media/images.py", "data/readers.py", "data/media/videos.py", "image_decoding.py"),

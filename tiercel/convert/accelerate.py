@@ -2,12 +2,12 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from tiercel.config.yaml_text import parse
+from tiercel.convert.values import file_in, mapping_in
 
 Sharding = dict[str, Any]  # keys of a recipe's section train
 FSDP: Sharding = {"train.strategy": "fsdp2"}
@@ -23,18 +23,9 @@ class Accelerate:
     precision: str | None  # bf16, fp16, no
 
 
-def mapping_in(file: Path | None, read: Callable[[str], Any] = lambda text: parse(text)[0]) -> dict[Any, Any] | None:
-    """Read a file that holds a mapping, as YAML if not told otherwise; None where it is not there or holds none."""
-    try:
-        tree = None if file is None else read(file.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError):
-        return None
-    return tree if isinstance(tree, dict) else None
-
-
-def accelerate_of(file: Path, find: Callable[[str], Path | None]) -> Accelerate | None:
-    """Read a configuration file of accelerate, or return None if it is not one. `find` returns the DeepSpeed config
-    that the file may name."""
+def accelerate_of(file: Path, folders: Sequence[Path]) -> Accelerate | None:
+    """Read a configuration file of accelerate, or return None if it is not one. The DeepSpeed config that it may name
+    is looked for beside it, and in `folders`."""
     tree = mapping_in(file)
     if tree is None:
         return None
@@ -44,7 +35,8 @@ def accelerate_of(file: Path, find: Callable[[str], Path | None]) -> Accelerate 
         names = ("zero_stage", "offload_param_device", "offload_optimizer_device")
         sharding = zero(*(given.get(name) for name in names))
         if isinstance(named := given.get("deepspeed_config_file"), str):  # accelerate takes no stage beside it
-            sharding = sharding_of_json(mapping_in(find(named), json.loads)) or sharding_by_name(PurePath(named).name)
+            config = mapping_in(file_in((file.parent, *folders), named), json.loads)
+            sharding = sharding_of_json(config) or sharding_by_name(PurePath(named).name)
     return Accelerate(
         processes=processes if isinstance(processes, int) else None,
         sharding=sharding,

@@ -14,7 +14,7 @@ from tiercel.convert.draft import RecipeDraft, defaults_by_rows, set_by_rows
 from tiercel.convert.fitting import drop_unused, fit
 from tiercel.convert.hydra import refusals_of_overrides, set_hydra, set_hydra_rewards, set_hydra_rows
 from tiercel.convert.launches import METHOD_FLAGS, Launch
-from tiercel.convert.manual_steps import set_package_needed, set_resumed, tell_packages
+from tiercel.convert.manual_steps import set_resumed, tell_packages
 from tiercel.convert.preferences import LOSS_FLAGS, pair_loss, set_preferences, token_loss
 from tiercel.convert.rewards import set_rewards
 from tiercel.convert.rows import set_rows
@@ -22,6 +22,7 @@ from tiercel.convert.sampling import set_sampling
 from tiercel.convert.sizes import set_lengths, set_pack, set_sizes
 from tiercel.convert.table import OVERRIDING
 from tiercel.convert.tuning import TUNERS, set_tuning, tuner_of
+from tiercel.convert.values import split_count
 from tiercel.message_text import counted
 from tiercel.reliability.redaction import redact
 
@@ -75,8 +76,7 @@ def _files(draft: RecipeDraft) -> Iterator[str]:
     more = [entry["path"] for entry in draft.values.get("data.mix", [])]
     for name in (draft.values.get("data.train"), *more, draft.values.get("data.eval")):
         if isinstance(name, str) and not name.startswith("hf:"):
-            path, mark, count = name.rpartition("#")
-            found = draft.launch.file(path if mark and count.isdigit() else name)
+            found = draft.launch.file(split_count(name)[0])
             yield name if found is None else str(found)
 
 
@@ -85,7 +85,7 @@ _LEFT_OUT = ("...", "\u2026")
 
 # Each step may use the values that the steps before it have set.
 STEPS = (
-    set_resumed, set_sizes, set_sampling, set_preferences, set_tuning, set_package_needed, drop_unused, fit, set_rows,
+    set_resumed, set_sizes, set_sampling, set_preferences, set_tuning, drop_unused, fit, set_rows,
     set_image_root, set_rewards, set_lengths, set_pack, tell_packages,
 )  # fmt: skip
 OVERRIDE_STEPS = (

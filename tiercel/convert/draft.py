@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from tiercel.config.keys import allowed_words, every_key, keys_of
+from tiercel.config.keys import allowed_words, keys_of
 from tiercel.config.suggestions import nearest_key
 from tiercel.config.synonyms import word_synonyms
-from tiercel.config.yaml_text import parse
-from tiercel.convert.launches import Launch, number_of, whole_number_of
+from tiercel.convert.launches import Launch
 from tiercel.convert.table import TableRow, words_of
+from tiercel.convert.values import mapping_in, number_of, whole_number_of
 from tiercel.reliability.redaction import redact
 from tiercel.secret_names import is_secret_name
 
@@ -50,8 +50,8 @@ class RecipeDraft:
     peer_updates: float | None = None  # the peer's updates of a rollout; None if it samples none
 
     def set(self, key: str, value: Any, *names: str, remark: str = "") -> None:
-        """Set a key. `names` are the flags and variables that the value depends on, as far as the command gives
-        them."""
+        """Set a key. `names` are the flags and variables that the value depends on. A default is only set if there is a
+        remark, or the command gives one of these."""
         known = keys_of(self.launch.kind).get(key)
         given = self._labels(names)
         if known is not None and (given or remark or known.field.default != value):
@@ -62,16 +62,14 @@ class RecipeDraft:
         """Set a key. The remark says that the value is the peer's default if the command gives none of these flags."""
         self.set(key, value, *flags, remark="; ".join(filter(None, (self.launch.default_remark(*flags), remark))))
 
-    def carry(self, key: str, value: Any, flag: str) -> None:
-        """Set a key if the command gives the flag that decides it."""
-        if flag in self.launch.flags:
-            self.set(key, value, flag)
-
-    def drop(self, *keys: str) -> None:
-        """Remove keys."""
-        for key in keys:
-            self.values.pop(key, None)
-            self.origins.pop(key, None)
+    def drop(self, *starts: str) -> tuple[str, ...]:
+        """Remove the keys that start with one of these texts (`lora.` removes the whole section), and return the labels
+        of what they came from."""
+        removed = [key for key in self.values if key.startswith(starts)]
+        labels = dict.fromkeys(label for key in removed for label in self.origins[key].labels)
+        for key in removed:
+            del self.values[key], self.origins[key]
+        return tuple(labels)
 
     @property
     def updates_per_step(self) -> int:
@@ -87,14 +85,15 @@ class RecipeDraft:
 
     @property
     def tree(self) -> dict[str, Any]:
-        """Return the values as a recipe's sections."""
+        """Return the values as a recipe's sections, in the order of the schema."""
         tree: dict[str, Any] = {}
-        for key, value in self.values.items():
-            branch = tree
-            *sections, leaf = key.split(".")
-            for name in sections:
-                branch = branch.setdefault(name, {})
-            branch[leaf] = value
+        for key in keys_of(self.launch.kind):
+            if key in self.values:
+                branch = tree
+                *sections, leaf = key.split(".")
+                for name in sections:
+                    branch = branch.setdefault(name, {})
+                branch[leaf] = self.values[key]
         return tree
 
     @property
@@ -102,13 +101,12 @@ class RecipeDraft:
         """Return the checkpoint's path or id in lower case."""
         return str(self.values.get("model.path", "")).lower()
 
-    def note(self, text: str, *names: str, subject: str = "", is_change: bool = True) -> None:
-        """Add a note on a subject, or on those of the flags and variables that the command gives. Without either, add
-        nothing."""
+    def note(self, text: str, *names: str, subject: str = "", otherwise: str = "", is_change: bool = True) -> None:
+        """Add a note on a subject, and on those of the flags and variables that the command gives; if there is neither,
+        on `otherwise`. Without any of these, add nothing."""
         given = self._labels(names)
         unsaid = [self.shown(label) for label in given if label.rpartition(" ")[2] not in subject]
-        shown = ", ".join(filter(None, (subject, *unsaid)))
-        if shown:
+        if shown := ", ".join(filter(None, (subject, *unsaid))) or otherwise:
             self.notes.append(Note(labels=given, subject=shown, text=text, is_change=is_change))
 
     def _labels(self, names: Iterable[str]) -> tuple[str, ...]:
@@ -201,21 +199,21 @@ def defaults_by_rows(draft: RecipeDraft) -> None:
     for name, row in launch.rows.items():
         key = row.key if row.treatment == "set" and row.default else None
         if key is not None and key in known and key not in draft.values:
-            value = _value(key, name, row.default)
+            value = _value(known[key].field.annotation, name, row.default)
             if value not in (None, known[key].field.default):
                 draft.set(key, value, remark=f"{launch.framework}'s default of {launch.spelt(name)}")
 
 
 def _set_by_row(draft: RecipeDraft, row: TableRow, label: str, words: tuple[str, ...]) -> None:
-    key = row.key
-    if key is None or key not in keys_of(draft.launch.kind):
+    known, key = keys_of(draft.launch.kind), row.key
+    if key is None or key not in known:
         return
-    name = label.removeprefix("--")
+    name, annotation = label.removeprefix("--"), known[key].field.annotation
     own = words_of(name)
-    if not words and "true or false" not in _type(key) and "true" not in own:
+    if not words and "true or false" not in _type(annotation) and "true" not in own:
         draft.note("is given without a value", name)
         return
-    value = _value(key, label, words or ("true",))
+    value = _value(annotation, label, words or ("true",))
     if value is None:
         if row.default:
             draft.note(f"{draft.launch.framework}'s default; {key} keeps its own", name, is_change=False)
@@ -225,23 +223,18 @@ def _set_by_row(draft: RecipeDraft, row: TableRow, label: str, words: tuple[str,
         word = word_synonyms().get(key, {}).get(value.lower(), value) if not own or value in own.values() else None
     draft.set(key, value if word is None else word, name, remark=row.remark)
     if word is None:
-        draft.note(f"is not in this version; {key} is one of {', '.join(allowed_words(_annotation(key)))}", name)
+        draft.note(f"is not in this version; {key} is one of {', '.join(allowed_words(annotation))}", name)
 
 
-def _annotation(key: str) -> Any:
-    return next(each.field.annotation for each in every_key() if each.path == key)
-
-
-def _type(key: str) -> str:
-    annotation = _annotation(key)
+def _type(annotation: Any) -> str:
     is_switch = annotation is bool or "false" in allowed_words(annotation)
     return "true or false" if is_switch else str(annotation)
 
 
-def _value(key: str, label: str, words: tuple[str, ...]) -> Any:
-    """Convert a flag's words to the key's type; None for "none" and "null". Raises ValueError if the key needs a
+def _value(annotation: Any, label: str, words: tuple[str, ...]) -> Any:
+    """Convert a flag's words to a key's type; None for "none" and "null". Raises ValueError if the key needs a
     number, true or false, or values by name, and the word is none of these."""
-    kind = _type(key)
+    kind = _type(annotation)
     if len(words) == 1 and words[0].lower() in ("none", "null"):
         return None
     if own := words_of(label.removeprefix("--")):
@@ -255,20 +248,12 @@ def _value(key: str, label: str, words: tuple[str, ...]) -> Any:
             raise ValueError(f"{label} {words[0]} is neither true nor false; use one of these instead")
         return words[0].lower() in ("true", "1")
     if "Mapping" in kind:
-        return _values_by_name(label, " ".join(words))
+        text = " ".join(words)
+        if (values := mapping_in(text)) is None:
+            raise ValueError(f"{label} {text} is not a mapping; write it as {{name: value}}")
+        return values
     if re.search(r"\bfloat\b", kind):
         return number_of(label, words[0])
-    if re.search(r"\bint\b", kind):
+    if re.search(r"\bint\b|Literal\[\d", kind):
         return whole_number_of(label, words[0])
     return " ".join(words)
-
-
-def _values_by_name(label: str, text: str) -> dict[Any, Any]:
-    """Read values by name, as JSON, YAML and Python write them."""
-    try:
-        values = parse(text)[0]
-    except ValueError:
-        values = None
-    if not isinstance(values, dict):
-        raise ValueError(f"{label} {text} is not a mapping; write it as {{name: value}}")
-    return values

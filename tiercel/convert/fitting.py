@@ -11,13 +11,10 @@ from tiercel.convert.launches import Launch
 from tiercel.convert.preferences import needs_reference
 from tiercel.convert.tuning import tuner_of
 
-_ENGINE_FLAGS = (
-    "use_vllm", "vllm_mode", "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "sleep_level",
-    "vllm_enable_sleep_mode", "vllm_server_base_url", "vllm_server_host", "vllm_server_port",
-    "vllm_server_timeout", "async_generate", "actor_rollout_ref.rollout.name", "worker.rollout.name",
+_OF_ENGINES = (
+    "rollout.engine", "rollout.vllm.", "rollout.urls", "rollout.patience", "rollout.lookahead", "algorithm.correction.",
 )  # fmt: skip
 _EXPERTS = re.compile(r"a\d+b")  # in the names of mixtures of experts
-_ENGINE_KEYS = ("rollout.vllm.", "rollout.urls", "rollout.patience", "rollout.lookahead", "algorithm.correction.")
 
 
 def fit(launch: Launch, draft: RecipeDraft) -> None:
@@ -38,8 +35,7 @@ def drop_unused(launch: Launch, draft: RecipeDraft) -> None:
         "rollout.vllm.": engine == "vllm",
         "rollout.patience": engine == "vllm-server",
     }
-    unread = tuple(start for start, is_there in is_read.items() if not is_there)
-    draft.drop(*[key for key in values if key.startswith(unread)])
+    draft.drop(*[start for start, is_there in is_read.items() if not is_there])
 
 
 def _trains_whole(draft: RecipeDraft) -> bool:
@@ -69,10 +65,9 @@ def _engine(launch: Launch, draft: RecipeDraft) -> None:
         if engine.is_served:
             draft.note(f"start a plain vLLM in place of {launch.framework}'s server: tiercel serve RECIPE", "vllm_mode")
         return
-    draft.drop(*[key for key in draft.values if key.startswith(_ENGINE_KEYS)])
-    draft.set("rollout.engine", "local", "use_vllm", remark="see above")
-    subject = "" if {*_ENGINE_FLAGS} & {*launch.flags} else "rollout.engine: local"
-    draft.note(f"{reason}; the local engine samples", *_ENGINE_FLAGS, subject=subject)
+    labels = draft.drop(*_OF_ENGINES)
+    draft.set("rollout.engine", "local", remark="see above")
+    draft.note(f"{reason}; the local engine samples", *labels, otherwise="rollout.engine: local")
 
 
 def _obstacle(launch: Launch, draft: RecipeDraft, engine: EngineKind) -> str | None:
@@ -98,30 +93,26 @@ def _named(draft: RecipeDraft, families: Iterable[str]) -> str | None:
 def _reference(launch: Launch, draft: RecipeDraft) -> None:
     """Drop a moving reference if no adapter is trained: only the reference of an adapter can move."""
     if _trains_whole(draft) and "algorithm.kl.sync_every" in draft.values:
-        draft.drop("algorithm.kl.sync_every", "algorithm.kl.sync_mix")
-        flags = ("sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha")
-        draft.note("tiercel moves the reference only for adapters; with whole weights it stays as at the start", *flags)
+        labels = draft.drop("algorithm.kl.sync_every", "algorithm.kl.sync_mix")
+        text = "tiercel moves the reference only for adapters; with whole weights it stays as at the start"
+        draft.note(text, *labels)
 
 
 def _sharding(launch: Launch, draft: RecipeDraft) -> None:
     """Replace ZeRO by fsdp2 if ZeRO cannot be used. Under ZeRO a rank holds parts of each weight, so it cannot keep a
     copy of the start or a moving reference, and a trained vision part would wait for all ranks at each picture."""
     if "model.quantize" in draft.values and draft.values.get("train.strategy") == "fsdp2":
-        labels = draft.origins["train.strategy"].labels
+        labels = draft.drop("train.strategy")
         draft.set("train.strategy", "ddp", *labels, remark="see above")
         draft.note("tiercel takes ddp: fsdp2 cannot shard quantised weights, so each rank holds all of them", *labels)
     keeps = needs_reference(draft) and (_trains_whole(draft) or "algorithm.kl.sync_every" in draft.values)
     kind = STRATEGY_KINDS.get(draft.values.get("train.strategy", "auto"))
     if kind is None or not kind.divides_adapters or not (keeps or _trains_vision(draft)):
         return
-    labels = draft.origins["train.strategy"].labels
-    draft.drop(*[key for key in draft.values if key.startswith("train.deepspeed.")])
+    labels = draft.drop("train.strategy", "train.deepspeed.")
     draft.set("train.strategy", "fsdp2", *labels, remark="see above")
-    draft.note(
-        "tiercel takes fsdp2, which shards the model as ZeRO-3 does, without offloading: with ZeRO it trains no vision "
-        "part, and keeps no copy of the start as the reference",
-        *labels,
-    )
+    text = "tiercel takes fsdp2, which shards the model as ZeRO-3 does, without offloading: with ZeRO it trains no"
+    draft.note(f"{text} vision part, and keeps no copy of the start as the reference", *labels)
 
 
 def _sampling(launch: Launch, draft: RecipeDraft) -> None:
@@ -131,7 +122,7 @@ def _sampling(launch: Launch, draft: RecipeDraft) -> None:
         return
     for key, flag, whole in (("rollout.top_p", "top_p", 1.0), ("rollout.top_k", "top_k", 0)):
         if draft.values.get(key, whole) not in (whole, 0):
-            draft.set(key, whole, flag, remark="whole, for several updates of a rollout")
+            labels = draft.drop(key)
+            draft.set(key, whole, *labels, remark="whole, for several updates of a rollout")
             text = f"{flag} gives tokens probability 0: with {updates} updates of a rollout their ratio is not defined"
-            subject = "" if flag in launch.flags else f"{key}: {whole}"
-            draft.note(f"{text}; the recipe has {key}: {whole}", flag, subject=subject)
+            draft.note(f"{text}; the recipe has {key}: {whole}", *labels, otherwise=f"{key}: {whole}")

@@ -17,12 +17,6 @@ from tiercel.convert.tuning import set_trackers, tuner_of
 from tiercel.message_text import counted
 
 _LEAST = 1e-6  # of clip_low, which must be above 0
-ACTOR = {"verl": "actor_rollout_ref.actor", "EasyR1": "worker.actor"}
-ROLLOUT = {"verl": "actor_rollout_ref.rollout", "EasyR1": "worker.rollout"}
-_ESTIMATORS = {
-    **{"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"},
-    **{"k1+": "k2", "k3+": "k2"},
-}
 
 
 def refusals_of_overrides(launch: Launch) -> list[str]:
@@ -57,8 +51,7 @@ def _sizes(launch: Launch, draft: RecipeDraft) -> None:
 def _length(launch: Launch, draft: RecipeDraft) -> None:
     """Set the intervals, which EasyR1 and verl count in rollouts; a step of tiercel is one rollout."""
     if "train.steps" in draft.values:
-        draft.drop("train.epochs")
-        draft.note("the number of steps is given", "trainer.total_epochs", is_change=False)
+        draft.note("the number of steps is given", *draft.drop("train.epochs"), is_change=False)
     for key, text in (
         ("train.save_every", "saves nothing; tiercel saves every 50 steps and the last: train.save_every"),
         ("train.eval_every", "evaluates nothing; tiercel evaluates at the start and the end: train.eval_every"),
@@ -68,8 +61,7 @@ def _length(launch: Launch, draft: RecipeDraft) -> None:
         if (number := int(launch.real(name) or -1)) > 0:
             draft.set(key, number, name)
         else:
-            subject = "" if name in launch.flags else name
-            draft.note(text, name, subject=subject, is_change=key == "train.keep")
+            draft.note(text, name, otherwise=name, is_change=key == "train.keep")
 
 
 def _warmup(launch: Launch, draft: RecipeDraft) -> None:
@@ -83,8 +75,8 @@ def _loss(launch: Launch, draft: RecipeDraft) -> None:
     """Note what the loss and the advantage take from other keys."""
     loss, mean = draft.values.get("algorithm.loss"), launch.flag_of("algorithm.normalise")
     if launch.framework == "verl" and loss in ("gspo", "sapo"):
-        draft.drop("algorithm.normalise")
-        draft.note(f"{loss} of verl takes seq-mean-token-mean, whatever is given", mean, is_change=False)
+        labels = draft.drop("algorithm.normalise")
+        draft.note(f"{loss} of verl takes seq-mean-token-mean, whatever is given", *labels, is_change=False)
     if draft.values.get("algorithm.normalise") == "constant":
         text = "AdamW does not see the constant that the sum is divided by, optim.max_grad_norm does"
         draft.note(text, mean)
@@ -105,7 +97,7 @@ def _clips(launch: Launch, draft: RecipeDraft) -> None:
     lowest, highest = launch.real(low) or 0.0, max(launch.real(high) or 0.0, _LEAST)
     draft.put("algorithm.clip_low", None if lowest >= 1 else max(lowest, _LEAST), low)
     draft.put("algorithm.clip_high", highest, high)
-    draft.note("verl reads clip_ratio_low and clip_ratio_high instead", f"{ACTOR['verl']}.clip_ratio")
+    draft.note("verl reads clip_ratio_low and clip_ratio_high instead", "actor_rollout_ref.actor.clip_ratio")
     if loss == "grpo" or (loss.startswith("gspo") and launch.framework == "EasyR1"):
         if (largest := launch.real(dual) or 0.0) > 1 + highest:
             draft.put("algorithm.delta", largest, dual)
@@ -133,12 +125,11 @@ def _penalty(launch: Launch, draft: RecipeDraft) -> None:
     if not is_in_loss:
         draft.set("algorithm.kl.place", "reward", switch, remark=f"{launch.framework} puts the penalty into the reward")
     asked = launch.text(kind) or "kl"
-    estimator = _ESTIMATORS.get(asked)
-    if is_in_loss and estimator in (None, "k1"):
-        estimator, text = "k2", f"tiercel's loss has no estimator {asked}; k2 has the gradient of the divergence"
-        draft.note(text, kind, subject=kind)
-    elif estimator is None:
-        estimator, text = "k1", f"tiercel's reward has no estimator {asked}; k1 averages to the divergence"
+    estimator = words_of(kind).get(asked)
+    if estimator is None or (is_in_loss and estimator == "k1"):
+        place, estimator = ("loss", "k2") if is_in_loss else ("reward", "k1")
+        merit = "has the gradient of" if is_in_loss else "averages to"
+        text = f"tiercel's {place} has no estimator {asked}; {estimator} {merit} the divergence"
         draft.note(text, kind, subject=kind)
     draft.put("algorithm.kl.estimator", estimator, kind)
 
@@ -182,7 +173,7 @@ def _engine(launch: Launch, draft: RecipeDraft) -> None:
     draft.put("rollout.engine", "vllm", name)
     if engine != "vllm":
         draft.note(f"tiercel samples by vllm instead of {engine}: docs/vllm.md", name, subject=f"{name}={engine}")
-    size, free = launch.flag_of("rollout.vllm.tensor_parallel"), f"{ROLLOUT['verl']}.free_cache_engine"
+    size, free = launch.flag_of("rollout.vllm.tensor_parallel"), "actor_rollout_ref.rollout.free_cache_engine"
     draft.put("rollout.vllm.tensor_parallel", math.gcd(launch.number(size) or 1, launch.processes), size)
     if launch.framework == "EasyR1" or launch.is_true(free):
         level, remark = 2 if tuner_of(launch) == "lora" else 1, "the engine's memory is freed while it learns"
@@ -211,8 +202,6 @@ def _run(launch: Launch, draft: RecipeDraft) -> None:
     if launch.text(resumed := launch.flag_of("resumed")):
         text = "no checkpoint of tiercel; for its weights write lora.init or model.path, and the run begins at step 0"
         draft.note(text, resumed)
-    text = "the same command resumes from the newest checkpoint in `output`"
-    draft.note(text, "trainer.resume_mode", is_change=False)
     if not {*MACHINES} & {*launch.flags}:
         text = f"{launch.processes} processes by default: tiercel grpo RECIPE --nproc {launch.processes}"
         draft.note(text, subject=MACHINES[0], is_change=False)
@@ -242,26 +231,19 @@ def set_hydra_rows(launch: Launch, draft: RecipeDraft) -> None:
 
 def _columns(launch: Launch, draft: RecipeDraft) -> None:
     """Set the names of columns that no format reads. verl's question is a list of turns, EasyR1's a text."""
-    named = {"prompt_key": "prompt" if launch.framework == "verl" else "problem", "answer_key": "answer",
-             "image_key": "images", "video_key": "videos"}  # fmt: skip
-    column_names, flags = {}, []
-    for key, name in named.items():
-        flag = f"data.{key}"
-        given = launch.text(flag)
-        if given is None or given in _READ.get(name, (name,)):
-            draft.note("is read by this name", flag, is_change=False)
-        else:
-            column_names[name] = given
-            flags.append(flag)
-    if column_names:
-        draft.set("data.columns", column_names, *flags)
+    named = {"data.prompt_key": "prompt" if launch.framework == "verl" else "problem", "data.answer_key": "answer",
+             "data.image_key": "images", "data.video_key": "videos"}  # fmt: skip
+    given = {flag: launch.text(flag) for flag in named}
+    renamed = {flag: column for flag, column in given.items() if column not in (None, *_READ[named[flag]])}
+    if renamed:
+        draft.set("data.columns", {named[flag]: column for flag, column in renamed.items()}, *renamed)
 
 
 def _source(word: str) -> str:
     """Write a data set of the hub as tiercel does; `@split` is EasyR1's. Files stay."""
     path, _, split = word.partition("@")
     if re.search(r"\.(json|jsonl|parquet|arrow)$", path) or path.startswith((".", "/", "~", "$")) or "/" not in path:
-        return path if not split else f"{path}@{split}"
+        return word
     return f"hf:{path}:{split or 'train'}" if re.fullmatch(r"[\w.-]+/[\w.-]+", path) else word
 
 
@@ -269,13 +251,11 @@ def _template(launch: Launch, draft: RecipeDraft) -> None:
     name = "data.format_prompt"
     if not (path := launch.text(name)):
         return
-    file = launch.file(path)
-    text = "" if file is None else file.read_text(encoding="utf-8-sig").strip()
-    asked = _CONTENT.sub("{prompt}", text)
-    if file is None:
-        draft.note(
-            "the file is not on this machine; write its text into data.prompt, with {prompt} for the question", name
-        )
+    text = launch.text_in(path)
+    asked = _CONTENT.sub("{prompt}", text or "")
+    if text is None:
+        told = "the file is not on this machine; write its text into data.prompt, with {prompt} for the question"
+        draft.note(told, name)
     elif re.search(r"\{\{|\{%", asked) or "{prompt}" not in asked:
         draft.note("is more than a text around the question; write data.prompt, with {prompt} in it", name)
     else:

@@ -6,16 +6,16 @@ import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path, PurePath
 
 from tiercel.config.keys import Kind
-from tiercel.config.yaml_text import YamlProblem, leaves, parse
-from tiercel.convert.accelerate import Accelerate, accelerate_of, mapping_in
+from tiercel.config.yaml_text import leaves
+from tiercel.convert.accelerate import Accelerate, accelerate_of
 from tiercel.convert.detect_program import METHODS, OTHER_METHODS, SETTINGS, VERBS, Foreign, no_method, start_of
 from tiercel.convert.overrides import override_words
 from tiercel.convert.shell import ShellCommand, quoted
 from tiercel.convert.table import KINDS, OVERRIDING, Framework, Method, TableRow, environment_row, rows_of
+from tiercel.convert.values import file_in, mapping_in, number_of, whole_number_of
 
 # The flag that names the method, and its default.
 METHOD_FLAGS: dict[Framework, tuple[str, str]] = {"ms-swift": ("rlhf_type", "dpo"), "LLaMA-Factory": ("stage", "sft")}
@@ -24,6 +24,7 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _COUNTS = {"NPROC_PER_NODE": ("nproc_per_node", "num_gpus"), "NNODES": ("nnodes", "num_nodes")}
 _UNKNOWN_COUNT = re.compile(r"\$|\b(gpu|auto)$")
 MACHINES = ("trainer.n_gpus_per_node", "trainer.nnodes")  # EasyR1's and verl's numbers of processes
+Flags = dict[str, tuple[str, ...]]  # the words of each
 _PARENTS = 8  # folders above a script in which a relative path is looked for
 
 
@@ -37,11 +38,11 @@ class Launch:
     script: str  # name of the Python file, if there is one
     is_code: bool  # whether the flags are those of a Python script's calls
     starter: str  # the program, if it starts a process for each GPU that it sees; empty for any other
-    flags: dict[str, tuple[str, ...]]
+    flags: Flags
     without_value: frozenset[str]  # flags that stand in --config's YAML file as null; they take their defaults
     earlier: Sequence[str]  # flags that were given again later, with their values
     strays: Sequence[str]  # words that belong to no flag
-    launcher: dict[str, tuple[str, ...]]
+    launcher: Flags
     environment: dict[str, str]
     folders: tuple[Path, ...]  # where relative paths are looked for
     accelerate: Accelerate | None
@@ -116,6 +117,11 @@ class Launch:
         """Find a file by its name in the working directory or in the folders of the script."""
         return file_in(self.folders, path)
 
+    def text_in(self, path: str) -> str | None:
+        """Return the text of a file, without white space around it; None if it is not on this machine."""
+        file = self.file(path)
+        return None if file is None else file.read_text(encoding="utf-8-sig").strip()
+
     @property
     def process_labels(self) -> tuple[str, ...]:
         """Return the labels that give the number of processes. A launcher's flag takes precedence over a variable."""
@@ -176,34 +182,14 @@ class Launch:
     @property
     def given(self) -> dict[str, str]:
         """Return everything that the command sets, as written, by label: `--flag`, `launcher --flag`, `VARIABLE`."""
-        launcher = {f"launcher {label}": f"the launcher's {text}" for label, text in _labelled(self.launcher).items()}
-        variables = {name: f"{name}={value}" for name, value in self.environment.items()}
-        return {**_labelled(self.flags, self.framework in OVERRIDING), **launcher, **variables}
-
-
-def _labelled(flags: Mapping[str, tuple[str, ...]], is_override: bool = False) -> dict[str, str]:
-    if is_override:
-        return {f"--{name}": f"{name}={quoted(words)}" for name, words in flags.items()}
-    return {f"--{name}": f"--{name} {quoted(words)}".strip() for name, words in flags.items()}
-
-
-def number_of(label: str, word: str) -> int | float:
-    """Read a number. Raises ValueError, with the label, if the word is not a number."""
-    try:
-        value = parse(word)[0]
-    except YamlProblem:
-        value = None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{label} {word} is not a number; use a number instead")
-    return value
-
-
-def whole_number_of(label: str, word: str) -> int:
-    """Read a whole number; 3.0 is one. Raises ValueError, with the label, if the word is not a whole number."""
-    value = number_of(label, word)
-    if value != int(value):
-        raise ValueError(f"{label} {word} is not a whole number; use a number instead")
-    return int(value)
+        between = "=" if self.framework in OVERRIDING else " "
+        flags = {f"--{name}": f"{self.spelt(name)}{between}{quoted(words)}" for name, words in self.flags.items()}
+        launcher = {name: f"--{name} {quoted(words)}".strip() for name, words in self.launcher.items()}
+        return {
+            **{label: text.strip() for label, text in flags.items()},
+            **{f"launcher --{name}": f"the launcher's {text}" for name, text in launcher.items()},
+            **{name: f"{name}={value}" for name, value in self.environment.items()},
+        }
 
 
 def _count(label: str, text: str) -> int:
@@ -243,22 +229,16 @@ def launch_of(command: ShellCommand, file: Path | None = None) -> Launch | Forei
         passed = [name for name in flags if name not in known and environment_row(f"launcher {name}")]
         launcher |= {name: flags.pop(name) for name in passed}
     if method is None:
-        name, usual = METHOD_FLAGS[framework]
-        named = flags.get("config", ())
-        if framework == "LLaMA-Factory" and named and file_in(folders, named[0]) is None:
-            raise ValueError(f"{named[0]} is not on this machine, but it names the method")
-        if framework == "LLaMA-Factory" and flags.get("do_train", ("false",))[:1] not in ((), ("true",), ("True",)):
-            return no_method("a command without do_train", "tiercel predict and tiercel eval")
-        asked = (flags.get(name) or (usual,))[0]
-        if asked not in METHODS:
-            return no_method(f"--{name} {asked}", OTHER_METHODS.get(asked, VERBS))
-        method = METHODS[asked]
+        named = _method_by_flag(framework, flags, folders)
+        if isinstance(named, Foreign):
+            return named
+        method = named
     if framework not in OVERRIDING:
         flags = _without_negations(flags, rows_of(framework, method))
     script = next((PurePath(word).name for word in reversed(words[:place]) if word.endswith(".py")), "")
-    named = launcher.get("config_file") or launcher.get("accelerate_config") or ()
+    settings = launcher.get("config_file") or launcher.get("accelerate_config") or ()
     variables = dict(word.split("=", 1) for word in words[:place] if _VARIABLE.fullmatch(word))
-    found = file_in(folders, named[0]) if named else None
+    found = file_in(folders, settings[0]) if settings else None
     is_code = file is not None and file.suffix == ".py"
     return Launch(
         framework=framework,
@@ -273,17 +253,29 @@ def launch_of(command: ShellCommand, file: Path | None = None) -> Launch | Forei
         launcher=launcher,
         environment={**command.environment, **variables},
         folders=folders,
-        accelerate=accelerate_of(found, partial(file_in, (found.parent, *folders))) if found else None,
+        accelerate=accelerate_of(found, folders) if found else None,
     )
 
 
-def _without_negations(flags: Mapping[str, tuple[str, ...]], known: Container[str]) -> dict[str, tuple[str, ...]]:
+def _method_by_flag(framework: Framework, flags: Flags, folders: Sequence[Path]) -> Method | Foreign:
+    """Return the method that a flag names, or its default. Raises ValueError if the file that names it is missing."""
+    name, usual = METHOD_FLAGS[framework]
+    file = flags.get("config", ())
+    if framework == "LLaMA-Factory" and file and file_in(folders, file[0]) is None:
+        raise ValueError(f"{file[0]} is not on this machine, but it names the method")
+    if framework == "LLaMA-Factory" and flags.get("do_train", ("false",))[:1] not in ((), ("true",), ("True",)):
+        return no_method("a command without do_train", "tiercel predict and tiercel eval")
+    asked = (flags.get(name) or (usual,))[0]
+    return METHODS[asked] if asked in METHODS else no_method(f"--{name} {asked}", OTHER_METHODS.get(asked, VERBS))
+
+
+def _without_negations(flags: Flags, known: Container[str]) -> Flags:
     """Read --no_NAME and --no-NAME, which transformers makes for each switch that is on by default, as NAME false."""
     found = {}
     for name, words in flags.items():
-        switch = re.sub(r"^no[_-]", "", name)
-        is_negation = switch != name and not words and name not in known and switch.replace("-", "_") in known
-        found[switch.replace("-", "_") if is_negation else name] = ("false",) if is_negation else words
+        switch = name.removeprefix("no_")
+        is_negation = switch != name and not words and name not in known and switch in known
+        found[switch if is_negation else name] = ("false",) if is_negation else words
     return found
 
 
@@ -297,14 +289,7 @@ def _starter_of(before: Sequence[str]) -> str:
     return "deepspeed" if "deepspeed" in names else program
 
 
-def file_in(folders: Sequence[Path], path: str) -> Path | None:
-    """Find a file by its name in one of the folders."""
-    if "\0" in path or len(path) > 1024 or any(len(part) > 255 for part in path.split("/")):
-        return None
-    return next((place for folder in folders if (place := folder / path).is_file()), None)
-
-
-def _of_config(flags: Mapping[str, tuple[str, ...]], folders: Sequence[Path], *, is_nested: bool) -> dict[str, object]:
+def _of_config(flags: Flags, folders: Sequence[Path], *, is_nested: bool) -> dict[str, object]:
     """Read the flags of --config's YAML file with their values; those of the command take precedence over them."""
     tree = mapping_in(file_in(folders, words[0])) if (words := flags.get("config")) else None
     keys = leaves(tree) if is_nested and tree else (tree or {}).items()
@@ -319,10 +304,10 @@ def _flag_words(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
 
 
-def parsed_flags(words: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], list[str], list[str]]:
+def parsed_flags(words: Sequence[str]) -> tuple[Flags, list[str], list[str]]:
     """Parse flags and their values from `--name value ...`, `--name=value` and `--name`. Return them, the flags that
     are given again later, and the words that belong to no flag; see Launch."""
-    flags: dict[str, tuple[str, ...]] = {}
+    flags: Flags = {}
     earlier: list[str] = []
     strays: list[str] = []
     name: str | None = None

@@ -12,14 +12,6 @@ from tiercel.convert.tuning import tuner_of
 from tiercel.errors import EnvironmentProblem
 
 
-def set_package_needed(launch: Launch, draft: RecipeDraft) -> None:
-    """Add a line if a model is downloaded from ModelScope and the package for it is missing."""
-    for section in ("model", "teacher"):
-        path = str(draft.values.get(f"{section}.path", ""))
-        if draft.values.get(f"{section}.hub") == "modelscope" and not Path(path).is_dir() and not _is_installed():
-            draft.left.append(f"{section}.hub: modelscope needs its package: pip install modelscope")
-
-
 def rows_of_modelscope(draft: RecipeDraft, id: str, subject: str) -> None:
     """Add a line on how to get rows that Hugging Face's hub may not have. `subject` is the flag and its value."""
     name = id.rpartition("/")[2]
@@ -35,6 +27,10 @@ def _is_installed() -> bool:
 def tell_packages(launch: Launch, draft: RecipeDraft) -> None:
     """Add a line for each package to install, as `tiercel check` would ask for it."""
     values = draft.values
+    for section in ("model", "teacher"):
+        is_folder = Path(str(values.get(f"{section}.path", ""))).is_dir()
+        if values.get(f"{section}.hub") == "modelscope" and not is_folder and not _is_installed():
+            draft.left.append(f"{section}.hub: modelscope needs its package: pip install modelscope")
     strategy, engine = STRATEGY_KINDS.get(values.get("train.strategy", "")), values.get("rollout.engine", "local")
     needed = {
         "model.quantize": "bitsandbytes" if values.get("model.quantize") else None,
@@ -52,16 +48,13 @@ def tell_packages(launch: Launch, draft: RecipeDraft) -> None:
 
 
 _FLAG = "resume_from_checkpoint"
-_SWITCH = ("true", "false", "null", "none", "")
 
 
 def set_resumed(launch: Launch, draft: RecipeDraft) -> None:
     """Start from the adapter of the checkpoint that the command continues from; for whole weights, note what to
     write."""
-    words = launch.flags.get("resume_from_checkpoint", ())
-    if not words or words[0].lower() in _SWITCH:
-        text = "the same command resumes from the newest checkpoint in `output`, which must be tiercel's own"
-        draft.note(text, _FLAG, is_change=False)
+    words = launch.flags.get(_FLAG, ())
+    if not words or words[0].lower() in ("true", "false", "null", "none", ""):
         return
     lost = "its optimiser, its position in the rows and its step are not read, and the run begins at step 0"
     if tuner_of(launch) == "full":

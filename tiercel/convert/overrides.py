@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from tiercel.config.yaml_text import YamlProblem, parse
+from tiercel.convert.values import mapping_in
 
 _OVERRIDE = re.compile(r"(?P<add>\+{0,2})(?P<key>[A-Za-z_][\w.]*)=(?P<value>.*)", re.DOTALL)
 
@@ -26,10 +26,6 @@ def override_words(words: Sequence[str]) -> list[str]:
 def values_of(text: str) -> list[str]:
     """Return the values of a list such as ["a", "b"], or else the text without the quotes around it."""
     if text.startswith("[") and text.endswith("]"):
-        try:
-            tree = parse(f"x: {text}")[0]
-        except YamlProblem:
-            return [text]
-        items = tree.get("x") if isinstance(tree, dict) else None
-        return [text] if not isinstance(items, list) else [str(item) for item in items]
+        items = (mapping_in(f"x: {text}") or {}).get("x")
+        return [str(item) for item in items] if isinstance(items, list) else [text]
     return [text.strip("'\"")] if len(text) > 1 else [text]

@@ -10,9 +10,10 @@ from tiercel.algorithms.preference_sections import (
     WITHOUT_REFERENCE,
 )
 from tiercel.convert.draft import RecipeDraft
-from tiercel.convert.launches import Launch, number_of
+from tiercel.convert.launches import Launch
+from tiercel.convert.table import words_of
+from tiercel.convert.values import number_of
 
-_DIVERGENCES = {"reverse_kl": "reverse_kl", "forward_kl": "forward_kl", "js_divergence": "js"}
 LOSS_FLAGS = ("loss_type", "loss_weights", "pref_loss", "pref_bco_weight")
 _SFT_FLAGS = ("rpo_alpha", "cpo_alpha", "pref_ftx")
 _DIFFERS = {
@@ -106,15 +107,12 @@ def _pairs(launch: Launch, draft: RecipeDraft) -> None:
     _divergence(launch, draft, loss)
     if (weight := launch.real("ld_alpha")) is not None and loss not in OF_MEANS and "sigmoid_norm" not in terms:
         draft.set("dpo.ld_alpha", weight, "ld_alpha")
-    if loss == "discopop":
-        draft.carry("dpo.tau", launch.real("discopop_tau"), "discopop_tau")
     if loss == "exo_pair" and not launch.real("label_smoothing"):
         draft.set("dpo.label_smoothing", 0.001, "loss_type", remark="0 has no logarithm; that of its paper")
     smoothed = ("robust", "exo_pair", *MATCHED) if launch.framework == "TRL" and launch.method == "dpo" else SMOOTHED
     referred = () if loss in WITHOUT_REFERENCE else (loss,)
-    for key, takers in (("gamma", ("simpo",)), ("label_smoothing", smoothed), ("precompute_reference", referred)):
-        if loss not in takers:
-            draft.drop(f"dpo.{key}")
+    takers = {"gamma": ("simpo",), "label_smoothing": smoothed, "precompute_reference": referred, "tau": ("discopop",)}
+    draft.drop(*[f"dpo.{key}" for key, losses in takers.items() if loss not in losses])
 
 
 def _tokens(launch: Launch, draft: RecipeDraft) -> None:
@@ -122,12 +120,9 @@ def _tokens(launch: Launch, draft: RecipeDraft) -> None:
     if token_loss(launch) == "dft":
         draft.set("sft.loss", "dft", "loss_type")
     if draft.values.get("sft.loss") == "dft" and "sft.label_smoothing" in draft.values:
-        draft.drop("sft.label_smoothing")
         text = f"{launch.framework}'s dft does not read it either"
-        draft.note(text, "label_smoothing_factor", is_change=False)
-    for key in ("sft.neftune_alpha", "sft.label_smoothing"):
-        if draft.values.get(key) == 0:
-            draft.drop(key)
+        draft.note(text, *draft.drop("sft.label_smoothing"), is_change=False)
+    draft.drop(*[key for key in ("sft.neftune_alpha", "sft.label_smoothing") if draft.values.get(key) == 0])
 
 
 def token_loss(launch: Launch) -> str | None:
@@ -142,7 +137,7 @@ def _divergence(launch: Launch, draft: RecipeDraft, loss: str) -> None:
     given = launch.text("f_divergence_type") or "reverse_kl"
     coef = launch.real("f_alpha_divergence_coef") if given == "alpha_divergence" else None
     name = {1.0: "reverse_kl", 0.0: "forward_kl"}.get(0.5 if coef is None else coef, "alpha")
-    name = _DIVERGENCES.get(given, name)
+    name = words_of("f_divergence_type").get(given, name)
     if name == "reverse_kl":
         return
     if loss not in OF_DIVERGENCES or draft.values.get("dpo.length_normalised"):

@@ -7,9 +7,10 @@ from typing import Any
 
 from tiercel.config.yaml_text import parse
 from tiercel.convert.draft import RecipeDraft
-from tiercel.convert.launches import Launch, number_of
+from tiercel.convert.launches import Launch
 from tiercel.convert.rows import EXAMPLE_SCRIPTS
-from tiercel.convert.table import PEERS
+from tiercel.convert.table import PEERS, words_of
+from tiercel.convert.values import number_of
 from tiercel.tables import table_rows
 
 
@@ -34,10 +35,6 @@ def registered(file: Path) -> dict[str, str]:
 
 
 _BOX = r"\[\d+,\s*\d+,\s*\d+,\s*\d+\]"
-_JUDGED = {  # VLM-R1's --reward_method, and the built-in that comes nearest
-    **{"mcq": "choice", "yes_no": "exact", "math": "math", "llm": "judge"},
-    **dict.fromkeys(("map", "od_ap", "od_ap50", "odLength"), "box_map"),
-}
 
 
 @cache
@@ -53,12 +50,11 @@ def set_rewards(launch: Launch, draft: RecipeDraft) -> None:
         return
     by_script = ("think_format_reward", "accuracy_reward") if launch.script in EXAMPLE_SCRIPTS else ()
     names = launch.words("reward_funcs") or by_script
-    models = (*launch.words("reward_model"), *launch.words("reward_model_name_or_path"))
-    before = models if launch.framework == "TRL" else ()  # weights follow the order, in which TRL's model comes first
-    after = models[len(before) :]
-    entries = [_by_model(path) for path in before]
-    entries += [_entry(launch, draft, name, number) for number, name in enumerate(names, len(before))]
-    entries += [_by_model(path) for path in after]
+    paths = (*launch.words("reward_model"), *launch.words("reward_model_name_or_path"))
+    models: list[dict[str, Any]] = [{"name": "model", "model": {"path": path}} for path in paths]
+    is_first = launch.framework == "TRL"  # its model; the weights follow the order
+    own = [_entry(launch, draft, name, place) for place, name in enumerate(names, len(models) if is_first else 0)]
+    entries = [*models, *own] if is_first else [*own, *models]
     for number, weight in enumerate(launch.words("reward_weights")[: len(entries)]):
         entries[number]["weight"] = float(number_of("--reward_weights", weight))
     flags = ("reward_funcs", "reward_model", "reward_model_name_or_path", "reward_weights")
@@ -68,10 +64,6 @@ def set_rewards(launch: Launch, draft: RecipeDraft) -> None:
         draft.set("rewards", entries, *flags, remark=remark)
     else:
         draft.note("name the rewards: rewards: [{name: exact}]", subject="no --reward_funcs")
-
-
-def _by_model(path: str) -> dict[str, Any]:
-    return {"name": "model", "model": {"path": path}}
 
 
 def _entry(launch: Launch, draft: RecipeDraft, name: str, number: int) -> dict[str, Any]:
@@ -98,7 +90,7 @@ def _of_vlm_r1(launch: Launch, draft: RecipeDraft, name: str) -> dict[str, Any] 
         draft.note("the reward of referring expressions: vlm_r1_rec", *labels, is_change=False)
         return {"name": "vlm_r1_rec"}
     method = launch.text("reward_method") or "default"
-    known = _JUDGED.get(method.partition(":")[0])
+    known = words_of("reward_method").get(method.partition(":")[0])
     if known is None:
         text = f"accuracy judged by {method} has no equivalent: name a built-in (docs/rewards.md), or call a function"
         draft.note(text, *labels, subject="--reward_funcs accuracy")

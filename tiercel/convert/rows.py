@@ -2,41 +2,42 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import PurePath
+from typing import Any
 
-from tiercel.convert.accelerate import mapping_in
+from tiercel.config.yaml_text import parse
 from tiercel.convert.draft import RecipeDraft
-from tiercel.convert.launches import Launch, number_of
+from tiercel.convert.launches import Launch
 from tiercel.convert.manual_steps import rows_of_modelscope
+from tiercel.convert.table import PEERS
+from tiercel.convert.values import mapping_in, number_of, split_count
 from tiercel.message_text import counted
+from tiercel.tables import table_rows
 
 _FILES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet", ".arrow", ".yaml")
 _NO_ROWS = "is no file of rows that tiercel reads; write .jsonl, .json or .parquet"
 _READ = (".json", ".jsonl", ".parquet")
-# What columns and tags of LLaMA-Factory's data sets are called, as data.format reads them.
-_COLUMNS = re.compile(
-    "instruction|input|output|history|conversations|messages|system|images|videos|chosen|rejected|kto_tag|label|from|"
-    "value|role|content|human|user|gpt|assistant|observation|function_call"
-)
 # What each column of dataset_info.json is called if it says nothing; tiercel reads these names so.
 _MEANINGS = {
     "prompt": "instruction", "query": "input", "response": "output", "history": "history", "messages": "conversations",
     "system": "system", "images": "images", "videos": "videos", "chosen": "chosen", "rejected": "rejected",
     "kto_tag": "kto_tag",
 }  # fmt: skip
+# Further columns and tags that data.format reads.
+_COLUMNS = {
+    *_MEANINGS.values(), "messages", "label", "from", "value", "role", "content", "human", "user", "gpt", "assistant",
+    "observation", "function_call",
+}  # fmt: skip
 EXAMPLE_SCRIPTS = ("grpo_vlm.py", "gspo_vlm.py", "rloo_vlm.py")
 
-# VLM-R1 adds a request to every question. Its rewards look for the tags; the wording is tiercel's.
-_THINK_FIRST = (
-    "Think the question through inside <think> </think>, then give only your answer inside <answer> </answer>."
-)
-_TEMPLATES = {
-    "rec": "{prompt} " + _THINK_FIRST + " Write the answer as JSON.",
-    "ic": "{prompt} " + _THINK_FIRST + " Write the answer as JSON.",
-    "odLength": _THINK_FIRST + "\n{prompt}",
-}
-_THOUGHTS_OF_TRL = "Put your reasoning between <think> and </think>, and your answer after it."
+
+@cache
+def _requests() -> dict[tuple[str, str], str]:
+    """Read what the peers ask of the model beside the question, by peer and task."""
+    rows = table_rows(PEERS, "requests.txt")
+    return {(peer, task): parse(text)[0] for peer, tasks, text in rows for task in tasks.split(", ")}
 
 
 def set_rows(launch: Launch, draft: RecipeDraft) -> None:
@@ -45,9 +46,8 @@ def set_rows(launch: Launch, draft: RecipeDraft) -> None:
     readers.get(launch.framework, _joined)(launch, draft)
     _held_out(launch, draft)
     if launch.kind == "distill" and "data.eval" in draft.values:
-        labels = draft.origins["data.eval"].labels
-        draft.drop("data.eval")
-        draft.note("in tiercel rewards score what is held out: write both, data.eval and rewards", *labels)
+        text = "in tiercel rewards score what is held out: write both, data.eval and rewards"
+        draft.note(text, *draft.drop("data.eval"))
     for step in (_columns, _shuffle, _system, _thinking, _limits, _turns):
         step(launch, draft)
 
@@ -71,11 +71,8 @@ def _columns(launch: Launch, draft: RecipeDraft) -> None:
     """Set the names of columns. ms-swift writes the file's name first and its own second, data.columns the reverse."""
     if (text := launch.text("columns")) is None:
         return
-    try:
-        names = json.loads(text)
-    except ValueError:
-        names = None
-    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+    names = mapping_in(text, json.loads)
+    if names is None or not all(isinstance(name, str) for name in names.values()):
         draft.note("is no JSON object of names; write data.columns", "columns")
         return
     column_names = {name: given for given, name in names.items() if name != given}
@@ -96,8 +93,7 @@ def _described(launch: Launch, draft: RecipeDraft, name: str, flag: str) -> str:
     folder = launch.text("dataset_dir") or "data"
     subject = f"--{flag} {name}"
     if folder == "ONLINE":
-        if limit is not None:
-            _tell_limit(draft, name)
+        _tell_limit(draft, name)
         return _limited(f"hf:{name}", limit)
     entry = (mapping_in(launch.file(f"{folder}/dataset_info.json"), json.loads) or {}).get(name)
     if not isinstance(entry, dict):
@@ -105,19 +101,7 @@ def _described(launch: Launch, draft: RecipeDraft, name: str, flag: str) -> str:
         draft.note(text, flag, "dataset_dir", subject=subject)
         _tell_limit(draft, name)
         return _limited(name, limit)
-    renamed = {str(word) for part in ("columns", "tags") for word in (entry.get(part) or {}).values()}
-    if strange := sorted(word for word in renamed if not _COLUMNS.fullmatch(word)):
-        draft.note(f"{', '.join(strange)}: docs/data.md says which columns are read", flag, subject=subject)
-    swapped = [
-        f"{name}: {given}"
-        for name, given in (entry.get("columns") or {}).items()
-        if given in _MEANINGS.values() and _MEANINGS.get(name) != given
-    ]
-    if swapped:
-        text = (
-            f"{', '.join(swapped)}: tiercel reads columns of these names with another meaning; rename them in the file"
-        )
-        draft.note(text, flag, subject=subject)
+    _tell_columns(draft, entry, flag, subject)
     rows = min(filter(None, (entry.get("num_samples"), limit)), default=None)
     if limit is not None and rows == limit:
         path = str(PurePath(folder, str(entry.get("file_name"))))
@@ -139,6 +123,17 @@ def _described(launch: Launch, draft: RecipeDraft, name: str, flag: str) -> str:
     return _limited(str(PurePath(folder, path)), rows)
 
 
+def _tell_columns(draft: RecipeDraft, entry: Mapping[str, Any], flag: str, subject: str) -> None:
+    """Note columns that tiercel does not read, or reads with another meaning."""
+    columns, tags = (entry.get(part) or {} for part in ("columns", "tags"))
+    if strange := sorted({*map(str, columns.values()), *map(str, tags.values())} - _COLUMNS):
+        draft.note(f"{', '.join(strange)}: docs/data.md says which columns are read", flag, subject=subject)
+    meanings = {name: given for name, given in columns.items() if given in _MEANINGS.values()}
+    if swapped := [f"{name}: {given}" for name, given in meanings.items() if _MEANINGS.get(name) != given]:
+        text = "tiercel reads columns of these names with another meaning; rename them in the file"
+        draft.note(f"{', '.join(swapped)}: {text}", flag, subject=subject)
+
+
 def _limited(source: str, rows: int | None) -> str:
     """Name rows as data.train does, if only so many of them are taken."""
     return source if rows is None else f"{source}#{rows}"
@@ -152,8 +147,7 @@ def _tell_limit(draft: RecipeDraft, name: str) -> None:
 
 def _swift_source(launch: Launch, draft: RecipeDraft, word: str, flag: str) -> str:
     """Read a source of the form `path#N` or `id:subset#N`, perhaps with HF:: or MS:: before it."""
-    text, mark, count = word.rpartition("#")
-    text, rows = (text, int(count)) if mark and count.isdigit() else (word, None)
+    text, rows = split_count(word)
     hub, mark, rest = text.partition("::")
     text = rest if mark and hub.upper() in ("HF", "MS") else text
     is_id, suffix = re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w./-]+)?", text), PurePath(text).suffix
@@ -186,7 +180,7 @@ def _trl(launch: Launch, draft: RecipeDraft) -> None:
         )
         draft.set("data.eval", {"count": 100}, remark=remark)
         asked = f"{launch.script} asks for these tags; the wording is tiercel's"
-        draft.set("data.system", _THOUGHTS_OF_TRL, remark=asked)
+        draft.set("data.system", _requests()["TRL", ""], remark=asked)
     if name is None:
         return
     is_local = PurePath(name).suffix in _READ or name.startswith((".", "/", "~")) or "/" not in name
@@ -204,13 +198,12 @@ def _vlm_r1(launch: Launch, draft: RecipeDraft) -> None:
             roots = [""] * len(files)
             draft.note("not one folder for each file; write data.image_root", "image_folders")
         end_to_end(draft, files, "data_file_paths", "image_folders", roots=roots)
-        draft.note("is not read: --data_file_paths names the rows", "dataset_name", is_change=False)
     elif name := launch.text("dataset_name"):
         _listed(draft, name)
     task = launch.text("task_type") or ("rec" if launch.script.startswith("grpo_rec") else "")
-    text = _TEMPLATES.get(task) if "qwen" in draft.model_name else None
+    text = _requests().get(("VLM-R1", task if "qwen" in draft.model_name else ""), _requests()["VLM-R1", ""])
     remark = "VLM-R1 adds a request for the tags its rewards need; the wording is tiercel's"
-    draft.set("data.prompt", text or "{prompt} " + _THINK_FIRST, "task_type", remark=remark)
+    draft.set("data.prompt", text, "task_type", remark=remark)
 
 
 def _listed(draft: RecipeDraft, name: str) -> None:
@@ -237,18 +230,14 @@ def end_to_end(draft: RecipeDraft, sources: Sequence[str], *labels: str, roots: 
     weights = [round(count / known[0], 6) for count in known] if is_known else [1.0] * len(sources)
     _mix(draft, sources, weights, *labels, roots=roots)
     if not is_known and len(sources) > 1:
-        note = (
-            f"{draft.launch.framework} puts the files end to end; tiercel takes equal parts until data.mix.N.weight is "
-            "set: each file's number of rows / that of the first"
-        )
-        draft.note(note, *labels)
+        text = "tiercel takes equal parts until data.mix.N.weight is set: each file's number of rows / that of the"
+        draft.note(f"{draft.launch.framework} puts the files end to end; {text} first", *labels)
 
 
 def _counted(draft: RecipeDraft, path: str) -> int | None:
     """Return how many rows `path#N`, a .jsonl file or a .json list has, or None if it cannot be found or read."""
-    _, mark, count = path.rpartition("#")
-    if mark and count.isdigit():
-        return int(count)
+    if (count := split_count(path)[1]) is not None:
+        return count
     file = draft.launch.file(path) if path.endswith((".jsonl", ".json")) else None
     if file is None:
         return None
@@ -288,10 +277,8 @@ def _held_out(launch: Launch, draft: RecipeDraft) -> None:
             return
     for name in ("split_dataset_ratio", "val_split_ratio", "val_size", "train_test_split"):
         share = launch.real(name) if name in launch.flags else None
-        if share and share >= 1:
-            draft.set("data.eval", {"count": int(share)}, name)
-        elif share:
-            draft.set("data.eval", {"fraction": share}, name)
+        if share:
+            draft.set("data.eval", {"count": int(share)} if share >= 1 else {"fraction": share}, name)
         elif share == 0:
             draft.note("no rows are held out, which is tiercel's default as well", name, is_change=False)
     asked = (launch.text("eval_strategy", "evaluation_strategy") or "no").lower()
@@ -322,9 +309,8 @@ def _shuffle(launch: Launch, draft: RecipeDraft) -> None:
 def _system(launch: Launch, draft: RecipeDraft) -> None:
     if launch.framework != "ms-swift" or not (text := launch.text("system")):
         return
-    file = launch.file(text)
-    if file is not None:
-        draft.set("data.system", file.read_text(encoding="utf-8-sig").strip(), "system", remark="its text")
+    if (written := launch.text_in(text)) is not None:
+        draft.set("data.system", written, "system", remark="its text")
     elif re.fullmatch(r"\S+\.(txt|md|json|jinja)", text):
         draft.note("the file is not on this machine; put its text into data.system", "system")
     else:
@@ -348,12 +334,9 @@ def _limits(launch: Launch, draft: RecipeDraft) -> None:
         draft.put("data.max_prompt_tokens", limit, flag)
         cuts = launch.text("truncation_strategy") or ("left" if launch.kind == "grpo" else "delete")
         is_cut = launch.framework in ("TRL", "LLaMA-Factory") or cuts != "delete"
-        text = "a longer row is left out, as in tiercel"
-        if is_cut:
-            text = f"{launch.framework} cuts a longer row; tiercel rejects it whole"
-        draft.note(text, flag, "truncation_strategy", is_change=is_cut)
-        if flag not in launch.flags:
-            draft.note(text, subject=f"more than {limit} tokens", is_change=is_cut)
+        cut = f"{launch.framework} cuts a longer row; tiercel rejects it whole"
+        text = cut if is_cut else "a longer row is left out, as in tiercel"
+        draft.note(text, flag, "truncation_strategy", otherwise=f"more than {limit} tokens", is_change=is_cut)
     elif "data.max_prompt_tokens" not in draft.values:
         text = f"{launch.framework} has no limit; tiercel rejects rows of more than 4096: data.max_prompt_tokens"
         draft.note(text, subject="length of prompts")
@@ -365,12 +348,9 @@ def _turns(launch: Launch, draft: RecipeDraft) -> None:
             draft.set("data.train_turns", "last" if scale == "last_round" else "all", "loss_scale")
         else:
             draft.note("weights of tokens are 0 or 1: data.train_turns all or last", "loss_scale")
-    elif "loss_scale" in launch.flags:
-        draft.note("what is sampled, or the last answer, is learnt", "loss_scale", is_change=False)
     if launch.framework == "TRL" and launch.kind == "sft":
         names = ("assistant_only_loss", "completion_only_loss")
         asked = any(map(launch.is_true, names))
         text = "assistant turns are learnt, as in tiercel"
         text = text if asked else "TRL learns whole conversations, tiercel their assistant turns"
-        subject = "" if {*names} & {*launch.flags} else "which tokens are learnt"
-        draft.note(text, *names, subject=subject, is_change=not asked)
+        draft.note(text, *names, otherwise="which tokens are learnt", is_change=not asked)

@@ -2,8 +2,14 @@
 
 from tiercel.algorithms.losses import LOSSES
 from tiercel.convert.draft import RecipeDraft
-from tiercel.convert.launches import Launch, whole_number_of
+from tiercel.convert.launches import Launch
+from tiercel.convert.table import words_of
 
+# Of the correction for the engine's other probabilities.
+_CAPS = ("vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max", "rollout_importance_sampling_threshold")
+_CORRECTING = (
+    "vllm_importance_sampling_correction", "vllm_importance_sampling_mode", "rollout_importance_sampling_mode", *_CAPS,
+)  # fmt: skip
 _LEAST_DISTANCE = 1e-6  # the least distance of cispo's bound from 1
 
 
@@ -17,19 +23,13 @@ def set_sampling(launch: Launch, draft: RecipeDraft) -> None:
 
 
 def _engine(launch: Launch, draft: RecipeDraft) -> None:
-    if not launch.is_true("use_vllm"):
-        draft.carry("rollout.engine", "local", "use_vllm")
-        return
     mode = launch.text("vllm_mode") or ("server" if "vllm_server_host" in launch.flags else "colocate")
-    if mode == "server":
+    if not launch.is_true("use_vllm"):
+        draft.set("rollout.engine", "local", "use_vllm")
+    elif mode == "server":
         _servers(launch, draft)
-        return
-    draft.set("rollout.engine", "vllm", "use_vllm", "vllm_mode")
-    level = launch.text("sleep_level")
-    if level and "sleep_level" in launch.flags:
-        draft.set("rollout.vllm.sleep_level", whole_number_of("--sleep_level", level), "sleep_level")
-    elif launch.is_true("vllm_enable_sleep_mode"):
-        draft.set("rollout.vllm.sleep_level", 1, "vllm_enable_sleep_mode")
+    else:
+        draft.set("rollout.engine", "vllm", "use_vllm", "vllm_mode")
 
 
 def _servers(launch: Launch, draft: RecipeDraft) -> None:
@@ -47,50 +47,44 @@ def _servers(launch: Launch, draft: RecipeDraft) -> None:
 
 def _correction(launch: Launch, draft: RecipeDraft) -> None:
     """Set the correction for the difference between the engine's and the trainer's probabilities; in TRL it is on."""
-    key = "algorithm.correction"
-    is_on = launch.is_true("use_vllm")
-    if launch.framework == "TRL":
-        names = [f"vllm_importance_sampling_{part}" for part in ("mode", "clip_max", "cap")]
-        is_on = is_on and launch.is_true("vllm_importance_sampling_correction")
-    else:
-        names = [f"rollout_importance_sampling_{part}" for part in ("mode", "threshold")]
-    caps = map(launch.real, reversed(names[1:]))
-    mode, cap = launch.text(names[0]), next(filter(None, caps), None)
-    if not is_on or mode is None:
+    key, floor_name = "algorithm.correction", "vllm_importance_sampling_clip_min"
+    is_on = launch.framework != "TRL" or launch.is_true("vllm_importance_sampling_correction")
+    mode = launch.text("vllm_importance_sampling_mode", "rollout_importance_sampling_mode")
+    if not (is_on and launch.is_true("use_vllm")) or mode is None:
         if launch.is_true("async_generate"):
             remark = "tiercel corrects completions of an older policy"
             draft.set(f"{key}.level", "token", "async_generate", remark=remark)
             text = f"{launch.framework} learns from older completions without a correction; tiercel corrects them"
             draft.note(text, "async_generate")
         return
-    names = ["vllm_importance_sampling_correction", *names]
     level, _, form = mode.partition("_")
-    values = {"level": level, "mode": form or "truncate", "cap": cap}
-    for part, value in values.items():
-        if value:
-            draft.put(f"{key}.{part}", value, *names)
-    floor = launch.real("vllm_importance_sampling_clip_min")
-    if form == "mask" or floor:
-        own = ["vllm_importance_sampling_clip_min"] if floor else names
-        values["floor"] = floor or 0.0
-        draft.set(f"{key}.floor", floor or 0.0, *own, remark="" if floor else f"{launch.framework} sets none")
+    cap, floor = next(filter(None, map(launch.real, _CAPS)), None), launch.real(floor_name) or 0.0
     if draft.values.get("rollout.top_k") or draft.values.get("rollout.top_p", 1) < 1:
-        draft.drop(*(f"{key}.{part}" for part in values))
-        draft.note("top_p and top_k cut the engine's probabilities, so no correction is taken", *names, subject=key)
+        text = "top_p and top_k cut the engine's probabilities, so no correction is taken"
+        draft.note(text, *_CORRECTING, subject=key)
+        return
+    for part, value in (("level", level), ("mode", form or "truncate"), ("cap", cap)):
+        if value:
+            draft.put(f"{key}.{part}", value, *_CORRECTING)
+    if floor:
+        draft.set(f"{key}.floor", floor, floor_name)
+    elif form == "mask":
+        draft.set(f"{key}.floor", floor, *_CORRECTING, remark=f"{launch.framework} sets none")
 
 
 def _loss(launch: Launch, draft: RecipeDraft) -> None:
     """Set the loss. The level of the ratio is part of the name of a clipped loss in tiercel, and a key for other
     losses."""
     level, loss = launch.text("importance_sampling_level") or "token", launch.text("loss_type") or "grpo"
-    labels = ("importance_sampling_level", "loss_type")
-    if loss in ("luspo", "vespo"):
+    labels, of_sequences = ("importance_sampling_level", "loss_type"), ("luspo", "vespo")
+    if level == "sequence" and draft.values.get("algorithm.top_entropy", 1) < 1:
+        level = "sequence_token"
+        if loss not in of_sequences:
+            draft.note("tokens are chosen by entropy, so each has a ratio of its own: gspo_token", labels[0])
+    if loss in of_sequences:
         _of_sequences(draft, loss, level, labels)
         return
     by_level = {"sequence": "gspo", "sequence_token": "gspo_token"}.get(level)
-    if by_level == "gspo" and draft.values.get("algorithm.top_entropy", 1) < 1:
-        by_level = "gspo_token"
-        draft.note("tokens are chosen by entropy, so each has a ratio of its own: gspo_token", labels[0])
     if by_level is None or loss not in LOSSES or LOSSES[loss].surrogate != LOSSES[by_level].surrogate:
         draft.set("algorithm.loss", loss, *labels, remark=launch.default_remark("loss_type"))
         if by_level is not None:
@@ -105,10 +99,9 @@ def _loss(launch: Launch, draft: RecipeDraft) -> None:
 def _of_sequences(draft: RecipeDraft, loss: str, level: str, labels: tuple[str, str]) -> None:
     """Set a loss whose own ratio is that of a completion; the peer's level only replaces that of luspo."""
     draft.set("algorithm.loss", loss, *labels)
-    by_token = level == "sequence_token" or (level == "sequence" and draft.values.get("algorithm.top_entropy", 1) < 1)
-    ratio = "token" if level == "token" else "sequence_at_token" if by_token else None
-    if loss == "luspo" and ratio is not None:
-        draft.set("algorithm.ratio", ratio, *labels, remark="luspo's own is sequence")
+    ratios = {"token": "token", "sequence_token": "sequence_at_token"}
+    if loss == "luspo" and level in ratios:
+        draft.set("algorithm.ratio", ratios[level], *labels, remark="luspo's own is sequence")
     if loss == "vespo" and "algorithm.correction.level" in draft.values:
         text = f"{draft.launch.framework} puts the correction into its ratio; tiercel puts it into the loss"
         draft.note(text, subject="algorithm.loss: vespo")
@@ -137,28 +130,26 @@ def _largest_weight(draft: RecipeDraft, bound: float | None) -> None:
     remark = f"{framework} gives the largest weight itself"
     draft.set("algorithm.clip_high", max(round(bound - 1, 12), _LEAST_DISTANCE), *labels, remark=remark)
     if bound < 1:
-        text = (
-            f"the largest weight is {bound:g} in {framework}, 1 in tiercel, the least of algorithm.clip_high: AdamW "
-            "does not see a common factor of the loss, but optim.max_grad_norm does"
-        )
-        draft.note(text, *labels, subject=f"cispo's bound {bound:g}")
+        text = f"the largest weight is {bound:g} in {framework}, 1 in tiercel, the least of algorithm.clip_high"
+        cause = "AdamW does not see a common factor of the loss, but optim.max_grad_norm does"
+        draft.note(f"{text}: {cause}", *labels, subject=f"cispo's bound {bound:g}")
 
 
 def _advantage(launch: Launch, draft: RecipeDraft) -> None:
     estimator, scale = launch.text("advantage_estimator"), launch.text("scale_rewards")
-    names = {"grpo": "group_norm", "reinforce_plus_plus": "reinforce_pp_baseline", "rloo": "rloo", "gdpo": "gdpo"}
     labels = ("advantage_estimator", "scale_rewards", "multi_objective_aggregation")
-    advantage = names.get(estimator or "grpo", estimator)
+    advantage = words_of("advantage_estimator").get(estimator or "grpo", estimator)
     if scale == "gdpo" or launch.text("multi_objective_aggregation") == "normalize_then_sum":
         advantage = "gdpo"
     if advantage != "group_norm" or "advantage_estimator" in launch.flags:
         draft.set("algorithm.advantage", advantage, *labels)
-    word = {"true": "group", "false": "none"}.get((scale or "").lower(), scale)
-    if advantage in ("reinforce_pp_baseline", "gdpo"):
-        if word not in (None, "gdpo", "batch") and "scale_rewards" in launch.flags:
-            draft.note(f"tiercel's {advantage} has its own scale, that of the step", "scale_rewards")
-    elif word is not None:
-        draft.carry("algorithm.scale", word, "scale_rewards")
+    if scale is None or "scale_rewards" not in launch.flags:
+        return
+    if advantage not in ("reinforce_pp_baseline", "gdpo"):
+        word = {"true": "group", "false": "none"}.get(scale.lower(), scale)
+        draft.set("algorithm.scale", word, "scale_rewards")
+    elif scale not in ("gdpo", "batch"):
+        draft.note(f"tiercel's {advantage} has its own scale, that of the step", "scale_rewards")
 
 
 def _reference(launch: Launch, draft: RecipeDraft) -> None:
@@ -180,7 +171,7 @@ def _penalty(launch: Launch, draft: RecipeDraft) -> None:
         draft.set("algorithm.kl.place", "reward", "kl_in_reward", "advantage_estimator", remark=remark)
         draft.set("algorithm.kl.estimator", "k1", "kl_in_reward", remark="the log-ratio itself")
     else:
-        draft.carry("algorithm.kl.place", "loss", "kl_in_reward")
+        draft.set("algorithm.kl.place", "loss", "kl_in_reward")
         if launch.is_true("use_bias_correction_kl"):
             _weighted_penalty(launch, draft)
 
@@ -192,7 +183,7 @@ def _weighted_penalty(launch: Launch, draft: RecipeDraft) -> None:
         draft.put("algorithm.kl.by_ratio", True, name)
     else:
         text = "TRL weights the KL estimate by the completion's ratio; tiercel weights it by no ratio"
-        draft.note(text, name, subject="" if name in launch.flags else "the KL estimate")
+        draft.note(text, name, otherwise="the KL estimate")
 
 
 def _switches(launch: Launch, draft: RecipeDraft) -> None:
@@ -206,9 +197,9 @@ def _switches(launch: Launch, draft: RecipeDraft) -> None:
         tries = launch.number("max_resample_times") or 3
         draft.set("rollout.resample_tries", tries, "max_resample_times", "dynamic_sample")
     else:
-        draft.carry("rollout.resample_tries", 0, "dynamic_sample")
+        draft.set("rollout.resample_tries", 0, "dynamic_sample")
     if not launch.is_true("async_generate"):
-        draft.carry("rollout.lookahead", 0, "async_generate")
+        draft.set("rollout.lookahead", 0, "async_generate")
 
 
 def _drawing(launch: Launch, draft: RecipeDraft) -> None:
@@ -216,7 +207,7 @@ def _drawing(launch: Launch, draft: RecipeDraft) -> None:
         draft.set("rollout.top_k", 50, "top_k", remark="transformers' default, with which VLM-R1 samples")
     most = launch.number("max_new_tokens")
     if most is not None and "max_completion_length" not in launch.flags:
-        draft.carry("rollout.max_new_tokens", most, "max_new_tokens")
+        draft.put("rollout.max_new_tokens", most, "max_new_tokens")
 
 
 def _rloo(launch: Launch, draft: RecipeDraft) -> None:

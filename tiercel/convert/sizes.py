@@ -6,6 +6,7 @@ import math
 from tiercel.config.keys import keys_of
 from tiercel.convert.draft import RecipeDraft
 from tiercel.convert.launches import Launch
+from tiercel.convert.values import split_count
 from tiercel.message_text import counted
 
 _BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
@@ -75,9 +76,11 @@ def set_lengths(launch: Launch, draft: RecipeDraft) -> None:
         epochs = launch.real("num_train_epochs") or 1.0
         draft.put("train.epochs", int(epochs) if epochs == int(epochs) else epochs, "num_train_epochs")
     set_warmup(launch, draft, updates)
-    _interval(launch, draft, "train.log_every", "logging_steps")
+    remark = launch.default_remark("logging_steps")
+    _set_interval(draft, "train.log_every", launch.real("logging_steps"), "logging_steps", remark=remark)
     if (launch.text("save_strategy") or "steps").lower() == "steps":
-        _interval(launch, draft, "train.save_every", "save_steps", "save_strategy", remark=_per(launch, updates))
+        remark, labels = launch.default_remark("save_steps") or _per(launch, updates), ("save_steps", "save_strategy")
+        _set_interval(draft, "train.save_every", launch.real("save_steps"), *labels, remark=remark)
     else:
         draft.note("train.save_every is a number of steps, and the last step is always saved", "save_strategy")
     _evaluations(launch, draft)
@@ -94,16 +97,11 @@ def _per(launch: Launch, updates: float) -> str:
     return f"a step of tiercel is {updates:g} updates of {launch.framework}" if updates > 1 else ""
 
 
-def _interval(launch: Launch, draft: RecipeDraft, key: str, flag: str, *others: str, remark: str = "") -> None:
-    """Set an interval, which is given in updates; `remark` is used if the command gives the flag."""
-    if every := launch.real(flag):
-        remark = launch.default_remark(flag) or remark
-        _set_interval(draft, key, every, flag, *others, remark=remark)
-
-
-def _set_interval(draft: RecipeDraft, key: str, every: float, *labels: str, remark: str = "") -> None:
-    """Set an interval in steps, from a number of updates or, below 1, from a share of the run."""
+def _set_interval(draft: RecipeDraft, key: str, every: float | None, *labels: str, remark: str = "") -> None:
+    """Set an interval in steps, from a number of updates or, below 1, from a share of the run; 0 sets none."""
     steps = _run_steps(draft)
+    if not every:
+        return
     if every >= 1:
         draft.set(key, _steps(every, draft.peer_updates_per_step), *labels, remark=remark)
     elif steps is not None:
@@ -157,12 +155,12 @@ def _run_steps(draft: RecipeDraft) -> int | None:
     if "train.steps" in draft.values:
         return int(draft.values["train.steps"])
     sources = [draft.values.get("data.train", ""), *(entry["path"] for entry in draft.values.get("data.mix", []))]
-    counts = [str(source).rpartition("#")[1:] for source in sources]
-    if not all(mark and count.isdigit() for mark, count in counts):
+    counts = [count for _, count in map(split_count, map(str, sources)) if count is not None]
+    if len(counts) < len(sources):
         return None
     held_out = draft.values.get("data.eval")
     share = 1 - held_out["fraction"] if isinstance(held_out, dict) and "fraction" in held_out else 1.0
-    rows = sum(int(count) for _, count in counts) * share * float(draft.values["train.epochs"])
+    rows = sum(counts) * share * float(draft.values["train.epochs"])
     return max(1, math.ceil(rows / int(draft.values.get("optim.prompts_per_step", 16))))
 
 

@@ -29,16 +29,6 @@ _TOLD: dict[Treatment, str] = {
     **dict.fromkeys(("set", "together"), "{row.meaning}; nothing depends on it in this command"),
 }
 
-# The versions of the peers that the tables were made from.
-VERSIONS: dict[Framework, str] = {
-    "ms-swift": "4.6.0.dev0, commit 3602360",
-    "TRL": "1.16.0",
-    "VLM-R1": "commit 90052f4, with TRL 0.17",
-    "LLaMA-Factory": "0.9.6.dev0, commit ff6d4d1",
-    "EasyR1": "commit b44b311",
-    "verl": "commit b178a3c",
-}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableRow:
@@ -52,7 +42,9 @@ class TableRow:
     remark: str
 
     def told(self) -> str:
-        """Return the note on a flag that sets no key."""
+        """Return the note on a flag that sets no key. The remark of one that decides with others is the whole note."""
+        if self.treatment == "together" and self.remark:
+            return self.remark
         tail = f": {self.remark}" if self.remark else ""
         return _TOLD[self.treatment].format(row=self, tail=tail)
 
@@ -86,6 +78,11 @@ def environment_rows() -> tuple[TableRow, ...]:
 def environment_row(name: str) -> TableRow | None:
     """Return the row of a variable, or of a launcher's flag; None if it is not known."""
     return next((row for row in environment_rows() if fnmatchcase(name, row.name)), None)
+
+
+def versions() -> dict[str, str]:
+    """Read the versions of the peers that the tables were made from."""
+    return {peer: version for peer, version in table_rows(PEERS, "versions.txt")}
 
 
 @cache

@@ -2,12 +2,12 @@
 
 import json
 import re
+from itertools import chain
 from typing import Any
 
-from tiercel.config.keys import keys_of
 from tiercel.config.yaml_text import render
 from tiercel.convert.draft import RecipeDraft
-from tiercel.convert.table import VERSIONS
+from tiercel.convert.table import versions
 
 COMMENT_COLUMN = 48
 _HEADINGS = {"Look at these: another meaning, or no equivalent.": True, "Nothing to do about these.": False}
@@ -19,7 +19,7 @@ def recipe_text(draft: RecipeDraft) -> str:
     launch = draft.launch
     lines = [
         f"# Made from a command of {launch.framework}. tiercel check RECIPE says what is still missing.",
-        f"# Flags and defaults are those of {launch.framework} {VERSIONS[launch.framework]}.",
+        f"# Flags and defaults are those of {launch.framework} {versions()[launch.framework]}.",
     ]
     if launch.processes > 1:
         lines.append(f"# It ran {launch.processes} processes: tiercel {launch.kind} RECIPE --nproc {launch.processes}")
@@ -28,9 +28,8 @@ def recipe_text(draft: RecipeDraft) -> str:
             lines += ["#", f"# {heading}"]
             lines += [f"#   {_one_line(note.subject)}: {_one_line(note.text)}" for note in notes]
     lines.append("")
-    tree = draft.tree
-    for section in sorted(tree, key=lambda name: _place(draft, name)):
-        lines += _lines(section, tree[section], section, draft, 0)
+    for section, value in draft.tree.items():
+        lines += _lines(section, value, section, draft, 0)
     return "\n".join(lines) + "\n"
 
 
@@ -38,9 +37,8 @@ def _lines(name: str, value: Any, key: str, draft: RecipeDraft, depth: int) -> l
     indent = "  " * depth
     comment = _comment(draft, key)
     if isinstance(value, dict) and key not in draft.origins:
-        ordered = sorted(value.items(), key=lambda item: _place(draft, f"{key}.{item[0]}"))
-        below = [line for leaf, inner in ordered for line in _lines(leaf, inner, f"{key}.{leaf}", draft, depth + 1)]
-        return [f"{indent}{name}:", *below]
+        below = (_lines(leaf, inner, f"{key}.{leaf}", draft, depth + 1) for leaf, inner in value.items())
+        return [f"{indent}{name}:", *chain.from_iterable(below)]
     line, entries = f"{indent}{name}: {_inline(value)}", []
     if isinstance(value, list) and value and isinstance(value[0], dict):
         line, entries = f"{indent}{name}:", [f"{indent}  - {_inline(entry)}" for entry in value]
@@ -74,23 +72,12 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _inline(value: Any) -> str:
-    """Return a value as one line of YAML."""
+def _inline(value: Any, *, in_brackets: bool = False) -> str:
+    """Return a value as one line of YAML. In brackets, a comma or a bracket would end a text without quotes."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_in_brackets(inner)}" for key, inner in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_inline(inner, in_brackets=True)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(_in_brackets(inner) for inner in value) + "]"
+        return "[" + ", ".join(_inline(inner, in_brackets=True) for inner in value) + "]"
     text = render(value).strip().removesuffix("...").strip()
-    return json.dumps(value, ensure_ascii=False) if "\n" in text else text
-
-
-def _in_brackets(value: Any) -> str:
-    """Return a value for use inside brackets, where a comma or a bracket would end a text without quotes."""
-    text = _inline(value)
-    return text if not isinstance(value, str) or _PLAIN.fullmatch(text) else json.dumps(value, ensure_ascii=False)
-
-
-def _place(draft: RecipeDraft, key: str) -> int:
-    """Return the place of a key in the order of the schema."""
-    keys = list(keys_of(draft.launch.kind))
-    return keys.index(key) if key in keys else len(keys)
+    needs_quotes = in_brackets and isinstance(value, str) and not _PLAIN.fullmatch(text)
+    return json.dumps(value, ensure_ascii=False) if needs_quotes or "\n" in text else text

@@ -2,33 +2,26 @@
 
 import json
 import re
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from tiercel.config.keys import allowed_words, keys_of
 from tiercel.config.trained_parts import PARTS
-from tiercel.convert.accelerate import FSDP, STAGE, Sharding, mapping_in, sharding_by_name, sharding_of_json
+from tiercel.convert.accelerate import FSDP, STAGE, Sharding, sharding_by_name, sharding_of_json
 from tiercel.convert.draft import RecipeDraft
-from tiercel.convert.launches import Launch, whole_number_of
+from tiercel.convert.launches import Launch
 from tiercel.convert.preferences import needs_reference
-from tiercel.convert.table import OVERRIDING, Framework
+from tiercel.convert.table import OVERRIDING, Framework, words_of
+from tiercel.convert.values import mapping_in, whole_number_of
 
 _FREEZERS: dict[Framework, tuple[str, ...]] = {  # in the order of PARTS
     "ms-swift": ("freeze_vit", "freeze_aligner", "freeze_llm"),
     "LLaMA-Factory": ("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"),
 }
-_FREEZE_NAMES = tuple(name for names in _FREEZERS.values() for name in names)
-_BITSANDBYTES = ("bnb", "bitsandbytes")
+_FREEZE_NAMES = (*(name for names in _FREEZERS.values() for name in names), "freeze_vision_modules")
 _QUANTISING = (
     "load_in_8bit", "load_in_4bit", "quant_bits", "quant_method", "quantization_bit", "quantization_method",
     "bnb_4bit_quant_type", "quantization_type",
 )  # fmt: skip
-_OPTIMIZERS = {
-    "adamw_8bit": "adamw_8bit",
-    "adamw_bnb_8bit": "adamw_8bit",
-    "paged_adamw": "paged_adamw",
-    "paged_adamw_32bit": "paged_adamw",
-    "paged_adamw_8bit": "paged_adamw_8bit",
-}
 TUNERS = ("tuner_type", "train_type", "finetuning_type")
 _TOKENS = re.compile(r"(IMAGE|VIDEO)_(MAX|MIN)_TOKEN_NUM")
 _TUNER_LABELS = (*TUNERS, "use_peft")
@@ -50,14 +43,11 @@ def _model(launch: Launch, draft: RecipeDraft) -> None:
                 draft.set(key, "modelscope", "use_hf", "USE_HF", remark="ms-swift's default")
         if "output" not in draft.values:
             draft.set("output", f"output/{PurePath(path).name}", remark="ms-swift's default")
-    if (revision := launch.text("model_revision")) not in (None, "main") and launch.framework != "ms-swift":
+    if (revision := launch.text("model_revision")) not in (None, "main"):
         draft.set("model.revision", revision, "model_revision")
-    elif launch.framework != "ms-swift":
-        draft.note("the hub's newest, as in tiercel", "model_revision", is_change=False)
     if launch.framework == "VLM-R1" and "qwen" not in draft.model_name:
-        for flag in ("max_pixels", "min_pixels"):
-            draft.drop(f"model.{flag}")
-            draft.note("is read for Qwen's models only", flag, is_change=False)
+        labels = draft.drop("model.max_pixels", "model.min_pixels")
+        draft.note("is read for Qwen's models only", *labels, is_change=False)
     side = 32 if re.search(r"qwen3", path or "", re.IGNORECASE) else 28
     for name in sorted(launch.environment):
         if found := _TOKENS.fullmatch(name):
@@ -70,13 +60,12 @@ def _quantised(launch: Launch, draft: RecipeDraft) -> None:
     """Set how the base model is quantised, if bitsandbytes quantises it to 8 bits or to NF4."""
     by_switch = next((bits for bits in ("8", "4") if launch.is_true(f"load_in_{bits}bit")), None)
     bits = by_switch or launch.text("quant_bits", "quantization_bit")
-    method = launch.text("quant_method", "quantization_method") or "bnb"
     numbers = launch.text("bnb_4bit_quant_type", "quantization_type") or "nf4"
-    if bits == "8" and method in _BITSANDBYTES:
-        draft.set("model.quantize", "int8", *_QUANTISING)
-    elif bits == "4" and method in _BITSANDBYTES and numbers == "nf4":
-        draft.set("model.quantize", "nf4", *_QUANTISING)
-    elif bits is not None or method not in _BITSANDBYTES:
+    kind = {"8": "int8", "4": numbers}.get(bits or "")
+    is_known = (launch.text("quant_method", "quantization_method") or "bnb") in ("bnb", "bitsandbytes")
+    if is_known and kind in ("int8", "nf4"):
+        draft.set("model.quantize", kind, *_QUANTISING)
+    elif bits is not None or not is_known:
         draft.note("has no equivalent: model.quantize is nf4 or int8, by bitsandbytes", *_QUANTISING)
 
 
@@ -137,7 +126,7 @@ def _targets(launch: Launch, draft: RecipeDraft, tuner: str) -> None:
     """Set which linear layers have adapters. Parts in `freeze`, and the language model, then keep their own weights."""
     names = ("target_regex", "target_modules", "lora_target_modules", "lora_target")
     flags = (*names, *_FREEZE_NAMES)
-    modules = [word for part in launch.parts(r"[,\s\[\]]+", *names[1:]) if (word := part.strip("'\""))]
+    modules = launch.parts(r"[,\s\[\]'\"]+", *names[1:])
     if tuner == "lora_llm":
         draft.set("lora.targets", "language", "tuner_type", "train_type", *flags)
         draft.set("freeze", [], "tuner_type", "train_type", *flags, remark="tower and projector are trained whole")
@@ -172,7 +161,7 @@ def _pattern(launch: Launch) -> str | None:
 
 def _all_linear(launch: Launch, draft: RecipeDraft, flags: tuple[str, ...]) -> None:
     """Set the linear layers of the parts that are not frozen."""
-    adapted = [part for part in PARTS if part not in _frozen(launch)]
+    adapted = [part for part in PARTS if part not in _frozen(launch, draft)]
     is_said = {"target_modules", "lora_target"} & set(launch.flags)
     remark = "" if is_said else f"{launch.framework}'s default, all linear layers"
     draft.set("lora.targets", adapted[0] if len(adapted) == 1 else "all", *flags, remark=remark)
@@ -182,26 +171,18 @@ def _all_linear(launch: Launch, draft: RecipeDraft, flags: tuple[str, ...]) -> N
         draft.note(text, *flags, subject="lora.targets: all")
 
 
-def _frozen(launch: Launch) -> list[str]:
+def _frozen(launch: Launch, draft: RecipeDraft) -> list[str]:
     """Return the parts that the peer freezes, in the order of the schema."""
-    flags = _FREEZERS[launch.framework]
-    return [part for part, flag in zip(PARTS, flags, strict=True) if launch.is_true(flag)]
+    if launch.is_true("freeze_vision_modules"):  # VLM-R1's
+        return ["vision"] if "internvl" in draft.model_name else ["vision", "projector"]
+    flags = _FREEZERS.get(launch.framework, ())
+    return [part for part, flag in zip(PARTS, flags, strict=False) if launch.is_true(flag)]
 
 
 def _parts(launch: Launch, draft: RecipeDraft) -> None:
     """Set the frozen parts of full fine-tuning."""
-    if tuner_of(launch) != "full":
-        if launch.framework == "VLM-R1":
-            draft.note("with LoRA the tower's own weights stay as they are", "freeze_vision_modules", is_change=False)
-        return
-    if launch.framework in _FREEZERS:
-        frozen, names = _frozen(launch), (*_FREEZE_NAMES, *TUNERS, "use_peft")
-    elif launch.is_true("freeze_vision_modules"):
-        frozen = ["vision"] if "internvl" in draft.model_name else ["vision", "projector"]
-        names = ("freeze_vision_modules",)
-    else:
-        frozen, names = [], ("freeze_vision_modules", "use_peft")
-    draft.put("freeze", frozen, *names)
+    if tuner_of(launch) == "full":
+        draft.put("freeze", _frozen(launch, draft), *_FREEZE_NAMES, *_TUNER_LABELS)
 
 
 def _rates(launch: Launch, draft: RecipeDraft) -> None:
@@ -219,8 +200,8 @@ def _rates(launch: Launch, draft: RecipeDraft) -> None:
             draft.drop(f"optim.part_lr.{part}")
     for name in ("optim", "optimizer"):
         given = launch.text(name) or ""
-        if kind := _OPTIMIZERS.get(given):
-            draft.carry("optim.name", kind, name)
+        if kind := words_of(name).get(given):
+            draft.set("optim.name", kind, name)
             continue
         is_same = given.startswith("adamw")
         text = "AdamW, as in tiercel" if is_same else "tiercel takes AdamW: the section optim"
@@ -282,26 +263,21 @@ def _asked(launch: Launch, draft: RecipeDraft) -> tuple[Sharding | None, str]:
 
 
 def _deepspeed(launch: Launch, draft: RecipeDraft, value: str) -> tuple[Sharding | None, str]:
-    is_text = value.startswith("{")
-    file = launch.file(value) if value.endswith(".json") and not is_text else None
-    if is_text or file is not None:
-        try:
-            found = sharding_of_json(json.loads(value if file is None else file.read_text(encoding="utf-8-sig")))
-        except ValueError:
-            found = None
-        if found is None:
-            draft.note("no stage of ZeRO was found in it; write train.deepspeed.stage", "deepspeed")
-        if file is None:
-            return found, ""
-        draft.note("its stage and offloads are taken over; for the rest see train.deepspeed.config", "deepspeed")
-        return found, f"read from {PurePath(value).name}"
-    found = sharding_by_name(PurePath(value).name)
-    if value.endswith(".json") and found is not None:
-        text = "the file is not on this machine: its stage is taken from its name; see train.deepspeed.config"
-        draft.note(text, "deepspeed")
+    """Read a DeepSpeed config: JSON, a file of it, or else its name."""
+    name, is_file = PurePath(value).name, value.endswith(".json")
+    config = value if value.startswith("{") else launch.file(value) if is_file else None
+    found = sharding_by_name(name) if config is None else sharding_of_json(mapping_in(config, json.loads))
+    if config is not None and found is None:
+        draft.note("no stage of ZeRO was found in it; write train.deepspeed.stage", "deepspeed")
     elif found is None:
         draft.note("the file is not on this machine; write train.strategy: deepspeed with stage 2 or 3", "deepspeed")
-    return found, ""
+    elif config is None and is_file:
+        text = "the file is not on this machine: its stage is taken from its name; see train.deepspeed.config"
+        draft.note(text, "deepspeed")
+    if not isinstance(config, Path):
+        return found, ""
+    draft.note("its stage and offloads are taken over; for the rest see train.deepspeed.config", "deepspeed")
+    return found, f"read from {name}"
 
 
 def _kept_reference(launch: Launch, draft: RecipeDraft) -> None:
@@ -315,8 +291,8 @@ def set_trackers(launch: Launch, draft: RecipeDraft, flag: str = "report_to") ->
     """Set where metrics go beside the run directory."""
     name = launch.spelt(flag)
     known = allowed_words(keys_of("grpo")["trackers"].field.annotation)
-    words = [word for value in launch.words(flag) for word in re.split(r"[\s,'\"]+", value.strip("[]"))]
-    given = [word for word in dict.fromkeys(words) if word not in ("", "none", "console", "file")]
+    words = dict.fromkeys(launch.parts(r"[\s,'\"\[\]]+", flag))
+    given = [word for word in words if word not in ("none", "console", "file")]
     if flag not in launch.flags:
         if given:
             draft.note(f"trackers: [{', '.join(given)}] writes the same", subject=f"{name} is {given[0]} by default")
