@@ -61,9 +61,9 @@ def _quantised(launch: Launch, draft: RecipeDraft) -> None:
     by_switch = next((bits for bits in ("8", "4") if launch.is_true(f"load_in_{bits}bit")), None)
     bits = by_switch or launch.text("quant_bits", "quantization_bit")
     numbers = launch.text("bnb_4bit_quant_type", "quantization_type") or "nf4"
-    kind = {"8": "int8", "4": numbers}.get(bits or "")
+    kind = {"8": "int8", "4": "nf4" if numbers == "nf4" else None}.get(bits or "")
     is_known = (launch.text("quant_method", "quantization_method") or "bnb") in ("bnb", "bitsandbytes")
-    if is_known and kind in ("int8", "nf4"):
+    if is_known and kind is not None:
         draft.set("model.quantize", kind, *_QUANTISING)
     elif bits is not None or not is_known:
         draft.note("has no equivalent: model.quantize is nf4 or int8, by bitsandbytes", *_QUANTISING)
