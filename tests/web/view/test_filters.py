@@ -10,7 +10,7 @@ import pytest
 from tests.web.report.fake_runs import completion, group, new_run, write_lines
 from tiercel.runs.index import append_entry, cut_index, file_entry
 from tiercel.runs.records import groups_path
-from tiercel.web.view.filters import GroupFilter, StepFiles, find, positions, read_group
+from tiercel.web.view.filters import GroupFilter, StepFiles, find, positions
 from tiercel.web.view.groups import Groups
 
 
@@ -46,10 +46,8 @@ def known(run) -> Groups:
 
 
 def names(columns, chosen=None) -> list[str]:
-    return [
-        f"{columns.steps[at]}{columns.names[columns.ids[at]]}"
-        for at in (range(len(columns)) if chosen is None else chosen)
-    ]
+    ids = {code: id for id, code in columns.codes.items()}
+    return [f"{columns.steps[at]}{ids[columns.ids[at]]}" for at in (range(len(columns)) if chosen is None else chosen)]
 
 
 def test_columns_hold_the_numbers_of_each_group(run):
@@ -130,13 +128,13 @@ def test_a_search_goes_on_where_its_time_ended(run):
 
 def test_a_group_is_read_from_its_bytes(run):
     columns = known(run).columns("rollouts")
-    with StepFiles(run, "rollouts") as files:
-        group = read_group(files, columns, 5)
+    with StepFiles(run, "rollouts", columns) as files:
+        group = files.group(5)
         assert group is not None and group.id == "e" and [each.total for each in group.completions] == [1.0, 0.0]
         groups_path(run, "rollouts", 1).unlink()
-        assert read_group(files, columns, 0) is None
+        assert files.group(0) is None
         groups_path(run, "rollouts", 2).write_text("another file by now\n" * 99)
-        assert read_group(files, columns, 2) is None
+        assert files.group(2) is None
 
 
 def test_new_lines_and_a_step_that_is_written_again(run):

@@ -5,18 +5,19 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from tiercel.regular_files import LARGEST_FILE, open_regular, read_text
 from tiercel.reliability.redaction import redact, redact_values
-from tiercel.runs.json_lines import blocks_of_lines
+from tiercel.runs.json_lines import blocks_of_lines, parsed
 from tiercel.web.report.metrics import GrowingMetrics
 
 _LOG_BYTES = 1 << 16  # of the end of log.txt
 _SHORT_YAML = 8192  # characters; a recipe with every key has 5,000
 _MOST_BRACKETS = 10_000  # a recipe has dozens
+T = TypeVar("T")
 Sign = tuple[int, int, int]  # inode, size, time of the last change
 
 
@@ -69,7 +70,7 @@ class Tail:
                 for block in blocks_of_lines(file, size):
                     if self._is_over or block.endswith(b"\n"):
                         self._read += len(block)
-                        self.add(block)
+                        self.add(parsed_lines(block.decode("utf-8", errors="replace")))
         self._inode = inode
         return is_new
 
@@ -77,9 +78,9 @@ class Tail:
         """Forget all lines."""
         self.values: list[Any] = []
 
-    def add(self, block: bytes) -> None:
-        """Take whole lines that are new."""
-        self.values += parsed_lines(block.decode("utf-8", errors="replace"))
+    def add(self, values: list[Any]) -> None:
+        """Take the values of new lines."""
+        self.values += values
 
 
 class MetricsTail(Tail):
@@ -88,8 +89,8 @@ class MetricsTail(Tail):
     def drop(self) -> None:
         self.rows = GrowingMetrics()
 
-    def add(self, block: bytes) -> None:
-        for value in parsed_lines(block.decode("utf-8", errors="replace")):
+    def add(self, values: list[Any]) -> None:
+        for value in values:
             self.rows.add(value)
 
 
@@ -124,12 +125,20 @@ def parsed_lines(text: str) -> list[Any]:
             values: list[Any] = json.loads(f"[{','.join(lines)}]")  # all values share their keys: half the memory
             if len(values) == len(lines):
                 return values
-    return [_parsed(line, is_clean) for line in lines]
+    return [
+        value if is_clean or redact(line) == line else redact_values(value)
+        for line, value in zip(lines, map(parsed, lines), strict=True)
+    ]
 
 
-def _parsed(line: str, is_clean: bool) -> Any:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return value if is_clean or redact(line) == line else redact_values(value)
+def parsed_records(text: str, read: Callable[[Any], T]) -> tuple[list[T], int]:
+    """Read a record of each line without secrets; return them, and how many lines are none. `read` raises ValueError if
+    a value is no record."""
+    records: list[T] = []
+    unreadable = 0
+    for value in parsed_lines(text):
+        try:
+            records.append(read(value))
+        except ValueError:
+            unreadable += 1
+    return records, unreadable

@@ -69,11 +69,7 @@ class Album:
         if room.images < 1:
             self.left_out += 1
             return None
-        try:
-            with opened(file := picture_file(self._folder, sha256)) as image:
-                found = embedded(image.convert("RGB"), id=f"image-{sha256}")
-        except UNREADABLE as error:
-            self.missing[sha256] = f"{file.name}: {in_words(error)}"
+        if (found := self._read(sha256)) is None:
             return None
         if len(found.href) > room.size:
             self.left_out += 1
@@ -82,6 +78,18 @@ class Album:
         room.size -= len(found.href)
         self._taken[sha256] = found
         return found
+
+    def _read(self, sha256: str) -> Embedded | None:
+        """Return a picture as the page shows it; if it cannot be read, note why."""
+        try:
+            with opened(file := picture_file(self._folder, sha256)) as image:
+                return self._shown(image, sha256)
+        except UNREADABLE as error:
+            self.missing[sha256] = f"{file.name}: {in_words(error)}"
+            return None
+
+    def _shown(self, image: Image.Image, sha256: str) -> Embedded:
+        return embedded(image.convert("RGB"), id=f"image-{sha256}")
 
 
 def opened(file: Path) -> Image.Image:

@@ -4,11 +4,10 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from starlette.exceptions import HTTPException
@@ -16,7 +15,7 @@ from starlette.exceptions import HTTPException
 from tiercel.regular_files import LONGEST_LINE
 from tiercel.runs.records import Folder, GroupRecord, groups_path
 from tiercel.runs.step_files import open_step
-from tiercel.web.report.files import parsed_lines
+from tiercel.web.report.files import parsed_records
 from tiercel.web.view.groups import FOLDERS, Columns
 
 FOLDER_TITLES: Mapping[str, str] = {"rollouts": "sampled", "evaluations": "held out"}
@@ -68,7 +67,8 @@ def positions(columns: Columns, wanted: GroupFilter) -> np.ndarray:
     if wanted.steps is not None:
         admitted &= (columns.steps >= wanted.steps[0]) & (columns.steps <= wanted.steps[1])
     if wanted.low is not None or wanted.high is not None:
-        values = _measured(columns, wanted.measure)
+        known = {"best": columns.best, "mean": columns.mean, "worst": columns.worst, **columns.rewards}
+        values = known.get(wanted.measure, np.full(len(columns), np.nan))
         admitted &= values >= (-np.inf if wanted.low is None else wanted.low)
         admitted &= values <= (np.inf if wanted.high is None else wanted.high)
     spread = columns.best - columns.worst
@@ -87,38 +87,25 @@ def positions(columns: Columns, wanted: GroupFilter) -> np.ndarray:
     return chosen
 
 
-def _measured(columns: Columns, measure: str) -> np.ndarray:
-    known = {"best": columns.best, "mean": columns.mean, "worst": columns.worst, **columns.rewards}
-    return known.get(measure, np.full(len(columns), np.nan))
-
-
 def find(
     run: Path, columns: Columns, wanted: GroupFilter, *, after: tuple[int, int] | None, most: int, seconds: float
 ) -> Found:
     """Return at most `most` groups that follow the one at (step, place) `after`. With a text they are read one after
     the other, for at most about `seconds`."""
-    chosen = positions(columns, wanted)
-    start = 0
+    chosen, start = positions(columns, wanted), 0
     if after is not None:
         at = np.flatnonzero((columns.steps[chosen] == after[0]) & (columns.places[chosen] == after[1]))
         start = int(at[0]) + 1 if len(at) else len(chosen)
-    if not wanted.text:
-        part = chosen[start : start + most]
-        return _found(columns, chosen, part.tolist(), start + len(part))
+    plain, written = _lower(wanted.text), _lower(json.dumps(wanted.text, ensure_ascii=False)[1:-1])
     hits: list[int] = []
     until, looked_at = time.monotonic() + seconds, start
-    with StepFiles(run, wanted.folder) as files:
-        holds = _searching(wanted.text)
-        for position in map(int, chosen[start:]):
+    with StepFiles(run, wanted.folder, columns) as files:
+        for position in chosen[start:].tolist():
             if len(hits) >= most or (looked_at > start and time.monotonic() > until):
                 break
             looked_at += 1
-            if holds(files.line(columns, position)):
+            if not wanted.text or _holds(files.line(position), plain, written):
                 hits.append(position)
-    return _found(columns, chosen, hits, looked_at)
-
-
-def _found(columns: Columns, chosen: np.ndarray, hits: Sequence[int], looked_at: int) -> Found:
     last = chosen[looked_at - 1] if looked_at else None
     cursor = None if last is None else (int(columns.steps[last]), int(columns.places[last]))
     return Found(positions=tuple(hits), total=len(chosen), looked_at=looked_at, cursor=cursor)
@@ -127,64 +114,56 @@ def _found(columns: Columns, chosen: np.ndarray, hits: Sequence[int], looked_at:
 class StepFiles(ExitStack):
     """The files of rollouts/ or evaluations/, of which the last one read stays open; a context manager."""
 
-    def __init__(self, run: Path, folder: Folder) -> None:
+    def __init__(self, run: Path, folder: Folder, columns: Columns) -> None:
         super().__init__()
         self._run = run
         self._folder: Folder = folder
+        self._columns = columns
         self._step = -1
 
-    def line(self, columns: Columns, position: int) -> bytes:
+    def line(self, position: int) -> bytes:
         """Return the bytes of a group; none if its file cannot be read."""
-        step = int(columns.steps[position])
+        step = int(self._columns.steps[position])
         try:
             if step != self._step:
                 self.close()
                 self._step = -1
                 self._stream = self.enter_context(open_step(groups_path(self._run, self._folder, step)))
                 self._step = step
-            self._stream.seek(int(columns.starts[position]))
-            return self._stream.read(min(int(columns.bytes[position]), LONGEST_LINE))
+            self._stream.seek(int(self._columns.starts[position]))
+            return self._stream.read(min(int(self._columns.bytes[position]), LONGEST_LINE))
         except (OSError, ValueError, OverflowError):  # a number of the index may be any
             return b""
 
-
-def _searching(text: str) -> Callable[[bytes], bool]:
-    """Return what says whether a line has a text in its question, answers or ids. Letters of ASCII match in both
-    cases."""
-    written = json.dumps(text, ensure_ascii=False)[1:-1].encode("utf-8", errors="replace").lower()
-    plain = text.encode("utf-8", errors="replace").lower()
-
-    def holds(line: bytes) -> bool:
-        if written not in line.lower():
-            return False
-        records = parsed_lines(line.decode("utf-8", errors="replace"))  # several, if the index is of an older file
-        texts = (found for record in records for found in _texts(record))
-        return any(plain in found.encode("utf-8", errors="replace").lower() for found in texts)
-
-    return holds
+    def group(self, position: int) -> GroupRecord | None:
+        """Read one group; None if its line cannot be read, as for a moment while a run is cut."""
+        return _group_of(self.line(position))
 
 
-def _texts(record: Any) -> Iterator[str]:
-    if isinstance(record, dict):
-        completions = [each for each in record.get("completions") or () if isinstance(each, dict)]
-        turns = [turn for each in completions for turn in each.get("turns") or () if isinstance(turn, dict)]
-        values: Sequence[Any] = [record.get("id"), record.get("question"), record.get("answer")]
-        values = [*values, *(each.get("text") for each in completions)]
-        values = [*values, *(turn.get(name) for turn in turns for name in ("text", "answer"))]
-        yield from (
-            value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            for value in values
-            if value is not None
-        )
+def _group_of(line: bytes) -> GroupRecord | None:
+    groups, _ = parsed_records(line.decode("utf-8", errors="replace"), GroupRecord.from_json)
+    return groups[0] if groups else None  # there are several if the index is of an older file
 
 
-def read_group(files: StepFiles, columns: Columns, position: int) -> GroupRecord | None:
-    """Read one group; None if its line cannot be read, as for a moment while a run is cut."""
-    values = parsed_lines(files.line(columns, position).decode("utf-8", errors="replace"))
-    try:
-        return GroupRecord.from_json(values[0]) if values else None
-    except ValueError:
-        return None
+def _holds(line: bytes, plain: bytes, written: bytes) -> bool:
+    """Tell whether a group has a text, as people and as JSON write it, in its question, answers or ids. Letters of
+    ASCII match in both cases."""
+    group = _group_of(line) if written in line.lower() else None
+    return group is not None and any(plain in _lower(text) for text in _texts(group))
+
+
+def _lower(text: str) -> bytes:
+    return text.encode("utf-8", errors="replace").lower()
+
+
+def _texts(group: GroupRecord) -> Iterator[str]:
+    yield from (group.id, group.question)
+    if group.answer is not None:
+        yield group.answer if isinstance(group.answer, str) else json.dumps(group.answer, ensure_ascii=False)
+    for completion in group.completions:
+        yield completion.text
+        for turn in completion.turns:
+            yield from (turn.text, turn.answer or "")
 
 
 _STEPS = re.compile(r"\s*([0-9]{1,12})\s*(?:-\s*([0-9]{1,12})?\s*)?")

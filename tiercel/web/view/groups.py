@@ -1,6 +1,5 @@
 """The groups of a run as columns of numbers, from its index; files without one are read in the background."""
 
-import json
 import os
 import threading
 import time
@@ -22,7 +21,6 @@ FOLDERS: tuple[Folder, ...] = get_args(Folder)
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 _NUMBERS = ("starts", "bytes", "best", "mean", "worst", "judged", "right", "masked")  # of an entry; None is NaN
 _KNOWN = 3 + len(_NUMBERS)  # columns of a table before its rewards
-_MOST_WAITING = 4096  # entries
 _PATIENCE_SECONDS = 3.0  # in which the run writes the index line of a file that it has just written
 
 
@@ -32,9 +30,8 @@ class Columns:
 
     steps: np.ndarray
     places: np.ndarray  # in the step's file, from 0
-    ids: np.ndarray  # codes, see `names`
-    names: Sequence[str]  # ids of rows by code; those of later groups may come
-    codes: Mapping[str, int]
+    ids: np.ndarray  # codes of the ids of rows
+    codes: Mapping[str, int]  # by id; those of later groups may come
     starts: np.ndarray  # of the group's bytes in its file
     bytes: np.ndarray
     best: np.ndarray  # NaN if every completion is masked
@@ -50,69 +47,38 @@ class Columns:
 
 
 class _Steps:
-    """The groups of a folder as one table of numbers, in the order of their steps and places: a row for each group,
-    with its step, its place, the code of its id, each of _NUMBERS and each reward. New entries wait until they are many
-    or are asked for."""
+    """The groups of a folder. Each step has the names of its rewards, and a table of numbers with a row for each group:
+    its step, its place, the code of its id, each of _NUMBERS and each reward."""
 
     def __init__(self) -> None:
-        self.known: set[int] = set()  # steps
-        self._waiting: dict[int, tuple[tuple[str, ...], np.ndarray]] = {}  # with the names of the rewards
-        self._comes_again = False  # a waiting entry has the step of one in the table
-        self._table = np.empty((0, _KNOWN))
-        self._rewards: list[str] = []  # by column of the table after the first _KNOWN
-        self._names: list[str] = []
+        self.tables: dict[int, tuple[tuple[str, ...], np.ndarray]] = {}  # by step
         self._codes: dict[str, int] = {}
 
     def add(self, entry: Mapping[str, Any]) -> None:
         """Take the entry of a step, in place of the one that it had. Raises one of MALFORMED if it is malformed."""
         ids, rewards, step = list(map(str, entry["ids"])), tuple(map(str, entry["rewards"])), int(entry["step"])
-        zeros, places = [0.0] * len(ids), range(len(ids))
-        lines = [[step] * len(ids), places, zeros, *(entry[name] for name in _NUMBERS), *entry["rewards"].values()]
+        codes, places = [self._codes.setdefault(id, len(self._codes)) for id in ids], range(len(ids))
+        lines = [[step] * len(ids), places, codes, *(entry[name] for name in _NUMBERS), *entry["rewards"].values()]
         numbers = np.array(lines, dtype=np.float64)  # ValueError for lists of different lengths
         if numbers.shape != (len(lines), len(ids)):
             raise ValueError("a list in a list")
-        for place, id in enumerate(ids):
-            if id not in self._codes:
-                self._codes[id] = len(self._names)
-                self._names.append(id)
-            numbers[2, place] = self._codes[id]
-        self._comes_again |= step in self.known and step not in self._waiting
-        self.known.add(step)
-        self._waiting[step] = rewards, numbers.T
-        if len(self._waiting) > max(_MOST_WAITING, len(self.known) // 4):
-            self._merge()
+        self.tables[step] = rewards, numbers.T
 
     def columns(self, there: set[int]) -> Columns:
         """Return the groups of the steps whose files are there."""
-        self._merge()
-        table = self._table
-        if self.known - there:
-            table = table[np.isin(table[:, 0], list(there))]
+        tables = [self.tables[step] for step in sorted(there & self.tables.keys())]
+        rewards = list(dict.fromkeys(name for names in dict.fromkeys(names for names, _ in tables) for name in names))
+        nothing = np.empty((0, _KNOWN + len(rewards)))
+        table = np.concatenate([nothing, *(_aligned(own, names, rewards) for names, own in tables)])
         steps, places, ids = (table[:, column].astype(np.int64) for column in range(3))
         return Columns(
             steps=steps,
             places=places,
             ids=ids,
-            names=self._names,
             codes=self._codes,
-            rewards={name: table[:, _KNOWN + place] for place, name in enumerate(self._rewards)},
+            rewards={name: table[:, _KNOWN + place] for place, name in enumerate(rewards)},
             **{name: table[:, 3 + place] for place, name in enumerate(_NUMBERS)},
         )
-
-    def _merge(self) -> None:
-        if not self._waiting:
-            return
-        before = self._rewards.copy()
-        seen = (name for rewards in dict.fromkeys(rewards for rewards, _ in self._waiting.values()) for name in rewards)
-        self._rewards = list(dict.fromkeys((*before, *seen)))
-        kept = _aligned(self._table, before, self._rewards)
-        if self._comes_again:
-            kept = kept[~np.isin(kept[:, 0], list(self._waiting))]
-        table = np.concatenate([kept, *(_aligned(own, names, self._rewards) for names, own in self._waiting.values())])
-        if bool((np.diff(table[:, 0]) < 0).any()):
-            table = table[np.lexsort((table[:, 1], table[:, 0]))]
-        self._table, self._comes_again = table, False
-        self._waiting.clear()
 
 
 def _aligned(table: np.ndarray, rewards: Sequence[str], names: Sequence[str]) -> np.ndarray:
@@ -130,10 +96,9 @@ class _Index(Tail):
     def drop(self) -> None:
         self.steps = {folder: _Steps() for folder in FOLDERS}
 
-    def add(self, block: bytes) -> None:
-        for line in block.split(b"\n"):
+    def add(self, values: list[Any]) -> None:
+        for entry in values:
             with suppress(*MALFORMED):
-                entry = json.loads(line)
                 self.steps[entry["folder"]].add(entry)
 
 
@@ -164,7 +129,8 @@ class Groups:
                 self._index.drop()  # the run was cut, and its files may be others when they come again
             self._there = there
             self._columns.clear()
-            missing = [(folder, step) for folder in FOLDERS for step in there[folder] - self._index.steps[folder].known]
+            steps = self._index.steps
+            missing = [(folder, step) for folder in FOLDERS for step in there[folder] - steps[folder].tables.keys()]
             self.unread = sorted(filter(self._is_due, missing), key=lambda each: -each[1])
 
     def read_unread(self, seconds: float) -> None:
@@ -178,7 +144,7 @@ class Groups:
             with self._lock:
                 if self.unread and self.unread[0] == (folder, step):
                     del self.unread[0]
-                    if entry and step not in self._index.steps[folder].known:
+                    if entry and step not in self._index.steps[folder].tables:
                         with suppress(*MALFORMED):
                             self._index.steps[folder].add(entry)
                         self._columns.pop(folder, None)
