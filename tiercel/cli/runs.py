@@ -4,7 +4,8 @@ import json
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ def print_comparison(paths: Sequence[Path], *, as_json: bool) -> None:
         raise RunError(f"--compare: got {len(paths)} runs, but needs from 2 to {MOST_RUNS}")
     runs = [read_run(path) for path in paths]
     names = list(map(str, paths))
-    recipes = _different(compared_recipes(runs))
-    environments = _different([flat(run.environment) for run in runs])
+    recipes = differing(compared_recipes(runs))
+    environments = differing([flat(run.environment) for run in runs])
     numbers = newest_numbers(runs)
     verdicts = list(map(headline, runs))
     if as_json:
@@ -61,10 +62,6 @@ def newest_numbers(runs: Sequence[RecordedRun]) -> dict[str, list[float | None]]
             values = found.setdefault(title, [None] * len(runs))
             values[series.colour] = series.points[-1][1] if is_held_out else ends(series.points)[1]
     return found
-
-
-def _different(values: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    return {key: [each.get(key) for each in values] for key in differing(values)}
 
 
 def _in_words(value: Any) -> str:
@@ -111,7 +108,7 @@ def run(recipe: None, arguments: Namespace) -> None:
         return
     entries = listed(arguments.folders)
     if arguments.json:
-        print(json.dumps([entry.as_json() for entry in entries], indent=1))
+        print(json.dumps([asdict(entry) for entry in entries], indent=1))
         return
     console = Console(highlight=False, soft_wrap=True)
     if not entries:

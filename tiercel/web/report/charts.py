@@ -32,7 +32,6 @@ class Chart:
     series: tuple[Series, ...]
     from_zero: bool = False
     last_step: int = 0  # of all the charts beside it
-    has_ends: bool = True  # the first series' first and last value stand beside the title
     is_layered: bool = False  # the series lie on one another; each has a value at every step
 
     @property
@@ -46,19 +45,12 @@ class Chart:
 
 def first_and_last(chart: Chart) -> tuple[str, str]:
     """Return the text beside the title, and what its numbers are."""
-    if not chart.has_ends:
-        return "", ""
     points = chart.totals
     first, last, size = ends(points)
     hint = f"mean of the first {size} and of the last {size} steps"
     if chart.series[0].style == "points" or size == 1:
         first, last, hint = points[0][1], points[-1][1], "first and last"
     return short(last) if len(points) == 1 else f"{short(first)} → {short(last)}", hint
-
-
-def swatch(series: Series, is_area: bool) -> str:
-    """Return the classes of a series' mark in the legend."""
-    return f"swatch {'area' if is_area else 'round' if series.style == 'points' else 'flat'} c{series.colour}"
 
 
 def beyond_note(chart: Chart) -> str:
@@ -77,7 +69,7 @@ def chart_numbers(chart: Chart) -> dict[str, Any]:
     """Return what the script draws."""
     low, high, _ = _value_range(_values(chart), chart.from_zero)
     return {
-        "steps": _step_range(chart.series, chart.last_step),
+        "steps": _step_range(chart),
         "values": [low, high],
         "layered": chart.is_layered,
         "series": [_series_numbers(series, chart.is_layered) for series in chart.series],
@@ -130,8 +122,8 @@ def _value_range(values: Sequence[float], from_zero: bool) -> tuple[float, float
     return low, high, beyond
 
 
-def _step_range(series: Sequence[Series], last_step: int = 0) -> tuple[float, float]:
-    steps = [step for each in series for step, _ in each.points]
-    low, high = min(steps), max([last_step, *steps])
+def _step_range(chart: Chart) -> tuple[float, float]:
+    steps = [step for series in chart.series for step, _ in series.points]
+    low, high = min(steps), max([chart.last_step, *steps])
     low = 0 if low <= high / 10 else low
     return (low, high) if high > low else (low - 1, high + 1)

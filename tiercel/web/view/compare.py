@@ -24,13 +24,9 @@ def compare_part(runs: Sequence[tuple[str, RecordedRun]]) -> Markup:
         names=[name for name, _ in runs],
         verdicts=[headline(run).replace("->", "→") for _, run in runs],
         shown=shared_charts(runs),
-        recipes=_differences(compared_recipes([run for _, run in runs])),
-        environments=_differences([flat(run.environment) for _, run in runs]),
+        recipes=differing(compared_recipes([run for _, run in runs])),
+        environments=differing([flat(run.environment) for _, run in runs]),
     )
-
-
-def _differences(values: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
-    return [(key, [each.get(key) for each in values]) for key in differing(values)]
 
 
 def shared_charts(runs: Sequence[tuple[str, RecordedRun]]) -> list[Chart]:
@@ -41,7 +37,7 @@ def shared_charts(runs: Sequence[tuple[str, RecordedRun]]) -> list[Chart]:
             series = tuple(_of_run(each, number, name) for each in chart.series)
             before = merged.get(chart.title, replace(chart, series=()))
             last_step = max(before.last_step, chart.last_step)
-            merged[chart.title] = replace(before, series=before.series + series, last_step=last_step, has_ends=False)
+            merged[chart.title] = replace(before, series=before.series + series, last_step=last_step)
     return list(merged.values())
 
 
@@ -54,10 +50,11 @@ def flat(value: Any) -> dict[str, Any]:
     return {path: each for path, each in leaves(value, in_lists=True) if path}
 
 
-def differing(values: Sequence[Mapping[str, Any]]) -> list[str]:
-    """List the keys that have not the same value everywhere, in their order."""
+def differing(values: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return what is not the same everywhere: the value of each, None if it has none, by key in the order of keys."""
     keys = dict.fromkeys(key for each in values for key in each)
-    return [key for key in keys if any(each.get(key) != values[0].get(key) for each in values)]
+    found = {key: [each.get(key) for each in values] for key in keys}
+    return {key: each for key, each in found.items() if any(value != each[0] for value in each)}
 
 
 def compared_recipes(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
