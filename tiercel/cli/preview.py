@@ -88,9 +88,7 @@ def _preview_row(family: Family, see: Callable[[Row, int], list[Seen]], row: Row
     try:
         seen = see(row, index)
     except DataError as error:
-        return PreviewRow(
-            index=index, id=row.id, place=place, pieces=(), pictures=(), token_count=0, answer="", problem=str(error)
-        )
+        return PreviewRow(index=index, id=row.id, place=place, problem=str(error))
     text: list[TokenPiece] = []
     for number, each in enumerate(seen):
         text += [TokenPiece(kind="given", text="\n\n[the rejected answer]\n")] if number else []

@@ -11,7 +11,7 @@ from tiercel.reward_types import Box
 from tiercel.runs.pictures import picture_file
 from tiercel.runs.records import CompletionRecord, GroupRecord, ImageRecord, groups_path
 from tiercel.trackers.tracker import TrackedPicture
-from tiercel.web.report.boxes import answer_image, has_boxes, predicted_box, true_box
+from tiercel.web.report.boxes import answer_image, has_boxes, placed, predicted_box, true_box
 from tiercel.web.report.numbers import evenly_spaced
 from tiercel.web.report.pictures import opened
 from tiercel.web.report.reading import group_file
@@ -27,7 +27,7 @@ def rollout_pictures(run: Path, step: int, most: int = MOST) -> list[TrackedPict
     true box is green and the completion's is red. Raises RunError or OSError if a file cannot be read."""
     groups = group_file(groups_path(run, "rollouts", step), step).groups
     shown = [group for group in groups if group.images and os.path.lexists(_file_of(run, group))]
-    return [_picture(run, shown[index]) for index in evenly_spaced(len(shown), most)]
+    return [_picture(run, group) for group in evenly_spaced(shown, most)]
 
 
 def _file_of(run: Path, group: GroupRecord) -> Path:
@@ -40,22 +40,17 @@ def _picture(run: Path, group: GroupRecord) -> TrackedPicture:
         image = stored.convert("RGB")
     image.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.LANCZOS)
     if has_boxes(group):
-        boxes = [(true_box(group), TRUE), (predicted_box(group, completion).box, PREDICTED)]
+        boxes = [(true_box(group), TRUE), (predicted_box(group, completion), PREDICTED)]
         _draw(image, record, [(box, colour) for box, colour in boxes if box is not None])
     return TrackedPicture(image=image, caption=caption(group, completion))
 
 
 def _draw(image: Image.Image, record: ImageRecord, boxes: Sequence[tuple[Box, tuple[int, int, int]]]) -> None:
-    """Draw boxes given in pixels of the original image. Corners are sorted and kept close to the picture, because a
-    completion may contain any number."""
+    """Draw boxes given in pixels of the original image."""
     pen = ImageDraw.Draw(image)
     for box, colour in boxes:
-        sides = [
-            min(max(side / record.original_size[axis % 2], -1.0), 2.0) * image.size[axis % 2]
-            for axis, side in enumerate(box)
-        ]
-        xs, ys = sorted(sides[0::2]), sorted(sides[1::2])
-        pen.rectangle((xs[0], ys[0], xs[1], ys[1]), outline=colour, width=max(1, max(image.size) // 128))
+        on_image = placed(box, record.original_size, image.size)
+        pen.rectangle(on_image, outline=colour, width=max(1, max(image.size) // 128))
 
 
 def caption(group: GroupRecord, completion: CompletionRecord) -> str:

@@ -30,7 +30,7 @@ def drawn(folder, card) -> str:
 
 def test_a_shared_part_stands_above_what_follows_it():
     rows = group_card(record(FORKED)).rows
-    assert [(row.depth, row.ranked.completion.text, row.is_empty) for row in rows] == [
+    assert [(row.depth, row.completion.text, row.is_empty) for row in rows] == [
         (0, "A ", False),
         (1, "red dog", False),
         (1, "blue dog", False),
@@ -42,12 +42,12 @@ def test_a_shared_part_stands_above_what_follows_it():
         "2 completions from here, mean reward 0.500",
         "2 completions from here, mean reward 0",
     ]
-    assert [row.ranked.number for row in rows if not row.said] == [1, 2, 3, 4]
+    assert [row.number for row in rows if not row.said] == [1, 2, 3, 4]
 
 
 def test_completions_without_forks_are_ranked_and_whole():
     rows = group_card(record([each | {"forks": []} for each in FORKED])).rows
-    assert [(row.depth, row.ranked.number, row.ranked.completion.text) for row in rows] == [
+    assert [(row.depth, row.number, row.completion.text) for row in rows] == [
         (0, 2, "A blue dog"),
         (0, 1, "A red dog"),
         (0, 3, "No"),
@@ -61,7 +61,7 @@ def test_a_tree_of_two_levels():
         for text, ids in (("abc", [1, 2, 3]), ("abd", [1, 2, 4]), ("axe", [1, 5, 6]), ("axf", [1, 5, 7]))
     ]
     rows = group_card(record(completions)).rows
-    assert [(row.depth, row.ranked.completion.text) for row in rows] == [
+    assert [(row.depth, row.completion.text) for row in rows] == [
         (0, "a"),
         (1, "b"),
         (2, "c"),
@@ -77,7 +77,7 @@ def test_tokens_are_cut_where_the_completion_forks():
     known = [{"texts": each, "logprobs": [-0.5] * len(each), "entropies": None, "gaps": None} for each in texts]
     found = record(FORKED)
     rows = group_card(found, GroupTokens.from_json({"index": found.index, "completions": known})).rows
-    assert [row.ranked.record.texts for row in rows] == [
+    assert [row.record.texts for row in rows] == [
         ("A ",),
         ("red ", "dog"),
         ("blue ", "dog"),

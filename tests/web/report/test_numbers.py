@@ -34,10 +34,10 @@ def test_thinning_keeps_spikes_and_both_ends():
 
 
 def test_evenly_spaced_keeps_first_and_last():
-    assert evenly_spaced(3, 6) == [0, 1, 2]
-    assert evenly_spaced(60, 6) == [0, 12, 24, 35, 47, 59]
-    assert evenly_spaced(5, 1) == [0]
-    assert evenly_spaced(0, 4) == evenly_spaced(5, 0) == []
+    assert evenly_spaced(range(3), 6) == [0, 1, 2]
+    assert evenly_spaced(range(60), 6) == [0, 12, 24, 35, 47, 59]
+    assert evenly_spaced("abcde", 1) == ["a"]
+    assert evenly_spaced([], 4) == evenly_spaced("abcde", 0) == []
 
 
 def test_sign_test_by_hand():

@@ -33,7 +33,7 @@ def record(
 )
 def test_predicted_boxes_are_mapped_to_the_original(tmp_path, space, written):
     made = record(tmp_path, f"<answer>{written}</answer>", space=space)
-    assert predicted_box(made, made.completions[0]).box == pytest.approx((10, 20, 60, 80))
+    assert predicted_box(made, made.completions[0]) == pytest.approx((10, 20, 60, 80))
     assert overlap(made, made.completions[0]) == pytest.approx(1.0)
 
 

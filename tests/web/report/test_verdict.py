@@ -1,7 +1,7 @@
 from tests.web.report.fake_runs import make_empty, make_sft, write_lines
 from tiercel.web.report import describe
 from tiercel.web.report.reading import read_run
-from tiercel.web.report.verdict import notices
+from tiercel.web.report.verdict import notices, unfinished
 
 
 def grpo_rows(count: int, **more: float) -> list[dict]:
@@ -29,7 +29,8 @@ def run_with(tmp_path, rows: list[dict]):
 
 
 def texts(path) -> str:
-    return "\n".join(notice.text for notice in notices(read_run(path)))
+    run = read_run(path)
+    return "\n".join(notice.text for notice in (*unfinished(run), *notices(run)))
 
 
 def test_grpo_in_one_line(tmp_path):

@@ -1,6 +1,5 @@
 """Boxes of rows and of completions, on the original image and as drawn on the page."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,14 +22,6 @@ class Outline:
     label: str  # for readers who cannot see the picture
     tag: str = ""  # written at the box's corner
     image: int = 0  # among the prompt's images, then those that came back
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prediction:
-    """The box of a completion in pixels of the original image; `missing` says why there is none."""
-
-    box: Box | None
-    missing: str
 
 
 def true_box(group: GroupRecord) -> Box | None:
@@ -68,16 +59,14 @@ def _is_scored_by_iou(group: GroupRecord) -> bool:
     return any(name == "iou" or name.startswith("iou_") for name in group.completions[0].rewards)
 
 
-def predicted_box(group: GroupRecord, completion: CompletionRecord) -> Prediction:
-    """Read the completion's box on the image of the right one, with the parser that training uses."""
+def predicted_box(group: GroupRecord, completion: CompletionRecord) -> Box | None:
+    """Read the completion's box with the parser that training uses, in pixels of the original image of the right one.
+    None if there is none, or the run does not say in which coordinates it is."""
     written = parse_box(extract_answer(completion.text))
-    if written is None:
-        return Prediction(box=None, missing="no box")
-    if group.coordinate_space is None:
-        return Prediction(box=None, missing="coordinates unknown")
+    if written is None or group.coordinate_space is None:
+        return None
     image = group.images[answer_image(group)]
-    box = to_original(written, group.coordinate_space, image.original_size, image.processed_size)
-    return Prediction(box=box, missing="")
+    return to_original(written, group.coordinate_space, image.original_size, image.processed_size)
 
 
 def true_outlines(group: GroupRecord) -> list[Outline]:
@@ -86,22 +75,9 @@ def true_outlines(group: GroupRecord) -> list[Outline]:
     return [] if box is None else [Outline(box=box, style="truth", label="right", image=answer_image(group))]
 
 
-def predicted_outlines(
-    group: GroupRecord, completion: CompletionRecord, style: str, label: str, tag: str = ""
-) -> list[Outline]:
-    """Return the completion's box, if it should have one and has."""
-    box = predicted_box(group, completion).box if has_boxes(group) else None
-    return [] if box is None else [Outline(box=box, style=style, label=label, tag=tag, image=answer_image(group))]
-
-
 def box_text(box: Box) -> str:
     """Format a box in whole pixels, for a table."""
     return ", ".join(f"{side:.0f}" if abs(side) < 1e7 else f"{side:.0e}" for side in box)
-
-
-def on(outlines: Sequence[Outline], image: int) -> list[Outline]:
-    """Choose the boxes that lie on one image."""
-    return [outline for outline in outlines if outline.image == image]
 
 
 def shown_size(original: Size) -> Size:
@@ -110,33 +86,10 @@ def shown_size(original: Size) -> Size:
     return max(8, round(original[0] * zoom)), max(8, round(original[1] * zoom))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Drawn:
-    """A box as drawn on the page, and where its tag stands."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-    tag_x: float
-    tag_y: float
-
-
-def drawn_box(outline: Outline, original: Size) -> Drawn:
-    """Place a box on the page. Corners are sorted and kept close to the picture, because a completion may write any
-    number."""
-    shown = shown_size(original)
-    x1, x2 = sorted(_placed(side, original[0], shown[0]) for side in (outline.box[0], outline.box[2]))
-    y1, y2 = sorted(_placed(side, original[1], shown[1]) for side in (outline.box[1], outline.box[3]))
-    return Drawn(
-        x=x1,
-        y=y1,
-        width=max(1.0, x2 - x1),
-        height=max(1.0, y2 - y1),
-        tag_x=min(max(x1 + 3, 2.0), shown[0] - 14.0),
-        tag_y=min(max(y1 + 12, 12.0), shown[1] - 3.0),
+def placed(box: Box, original: Size, shown: Size) -> Box:
+    """Place a box on a picture that is shown in another size. Corners are sorted and kept close to the picture, because
+    a completion may write any number."""
+    (x1, x2), (y1, y2) = (
+        sorted(min(max(side / original[axis], -1.0), 2.0) * shown[axis] for side in box[axis::2]) for axis in (0, 1)
     )
-
-
-def _placed(side: float, original: int, shown: int) -> float:
-    return min(max(side / original, -1.0), 2.0) * shown
+    return x1, y1, x2, y2

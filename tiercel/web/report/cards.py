@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from tiercel.reward_types import ToolCall
+from tiercel.rewards.answers import extract_answer, parse_box
 from tiercel.rewards.boxes import iou, is_proper
 from tiercel.runs.records import CompletionRecord, GroupRecord
 from tiercel.web.report.boxes import box_text, predicted_box, true_box
@@ -54,16 +55,16 @@ def call_text(call: ToolCall) -> str:
 def overlap(group: GroupRecord, completion: CompletionRecord) -> float | None:
     """Return the IoU of the completion's box with the row's, both in pixels of the original image; None if one of
     them is missing."""
-    truth, given = true_box(group), predicted_box(group, completion).box if group.images else None
+    truth, given = true_box(group), predicted_box(group, completion) if group.images else None
     return None if truth is None or given is None else iou(given, truth)
 
 
 def box_cell(group: GroupRecord, completion: CompletionRecord) -> str:
     """Format the completion's box for a table, in pixels of the original image, or say why there is none."""
-    found = predicted_box(group, completion)
-    if found.box is None:
-        return found.missing
-    return box_text(found.box) + ("" if is_proper(found.box) else " (inverted)")
+    box = predicted_box(group, completion)
+    if box is None:
+        return "no box" if parse_box(extract_answer(completion.text)) is None else "coordinates unknown"
+    return box_text(box) + ("" if is_proper(box) else " (inverted)")
 
 
 def failure_reasons(completion: CompletionRecord) -> dict[str, list[str]]:

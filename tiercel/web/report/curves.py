@@ -5,29 +5,15 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import nlargest
-from itertools import chain
+from itertools import accumulate, chain
 from operator import itemgetter
-from typing import Any
 
-from tiercel.runs.records import finite
 from tiercel.tables import table_rows
-from tiercel.web.report.charts import Chart, Series, smoothing
+from tiercel.web.report.charts import Chart, Series
 from tiercel.web.report.reading import RecordedRun
 
-PHASES = {f"time/{name}": name for name in ("rollout", "reward", "advantages", "record", "learn", "sync")}
+PHASES = ("rollout", "reward", "advantages", "record", "learn", "sync")
 _MOST_AREAS = 120  # stretches of a stacked chart
-_OF_TURNS = (
-    " A turn is what the policy writes before a tool or the environment answers. Tokens that came back are read, not "
-    "learnt from. A failed tool call was answered with an error."
-)
-
-
-def curves_note(run: RecordedRun) -> str:
-    """Explain the lines of the charts."""
-    size = smoothing(run.last_step)
-    thick = f"thin: each step; thick: mean of it and the {size - 1} before" if size > 1 else "a point for each step"
-    said = f"Over optimiser steps; {thick}. Dots: held-out rows; whiskers: 95 % interval."
-    return said + (_OF_TURNS if run.series("turns/mean") else "")
 
 
 def charts_of(run: RecordedRun) -> Iterator[Chart]:
@@ -77,28 +63,33 @@ def _chart(
 
 def time_chart(run: RecordedRun) -> Chart | None:
     """Return the seconds of a step, by phase if the run records them; time outside all phases is "other"."""
-    steps = run.series("time/step")
-    phases = {key: found for key in PHASES if any((found := dict(run.series(key))).values())}
+    steps, phases = run.series("time/step"), _phases(run)
     if not steps:
         return None
     if not phases or len(steps) < 2:
         return _chart(run, "Seconds per step", "time/step", "seconds", from_zero=True)
     size = -(-len(steps) // _MOST_AREAS)
     stretches = [steps[start : start + size] for start in range(0, len(steps), size)]
-    layers = [
-        [statistics.fmean(found.get(step, 0.0) for step, _ in part) for part in stretches] for found in phases.values()
-    ]
     totals = [statistics.fmean(value for _, value in part) for part in stretches]
-    rest = [max(0.0, total - sum(parts)) for total, *parts in zip(totals, *layers, strict=True)]
-    labels = [PHASES[key] for key in phases]
+    layers = {
+        name: [statistics.fmean(seconds.get(step, 0.0) for step, _ in part) for part in stretches]
+        for name, seconds in phases.items()
+    }
+    rest = [max(0.0, total - sum(parts)) for total, *parts in zip(totals, *layers.values(), strict=True)]
     if max(rest) > 0.01 * max(totals):
-        layers, labels = [*layers, rest], [*labels, "other"]
+        layers[_OTHER] = rest
     at = [part[-1][0] for part in stretches]
-    series = [
-        Series(label=label, points=tuple(zip(at, layer, strict=True)), colour=colour)
-        for colour, (label, layer) in enumerate(zip(labels, layers, strict=True))
-    ]
+    series = (
+        Series(label=name, points=tuple(zip(at, layer, strict=True)), colour=colour)
+        for colour, (name, layer) in enumerate(layers.items())
+    )
     return Chart(title="Seconds per step", series=tuple(series), is_layered=True)
+
+
+def _phases(run: RecordedRun) -> dict[str, dict[int, float]]:
+    """Return the seconds of each phase that the run records, by step."""
+    found = {name: dict(run.series(f"time/{name}")) for name in PHASES}
+    return {name: seconds for name, seconds in found.items() if any(seconds.values())}
 
 
 _STEPS_SHOWN = 12
@@ -129,25 +120,19 @@ def times_of(run: RecordedRun) -> Times | None:
     taken = run.series("time/step")
     if not taken:
         return None
-    newest = [run.metrics.of_step(step) for step, _ in taken[: -_STEPS_SHOWN - 1 : -1]]
-    slowest = [run.metrics.of_step(step) for step, _ in nlargest(_STEPS_SHOWN // 2, taken, key=itemgetter(1))]
-    keys = [key for key in PHASES if any(finite(row.get(key)) for row in newest)]
-    longest = max(row["time/step"] for row in [*newest, *slowest])
+    newest, slowest = taken[: -_STEPS_SHOWN - 1 : -1], nlargest(_STEPS_SHOWN // 2, taken, key=itemgetter(1))
+    phases = {name: found for name, found in _phases(run).items() if any(found.get(step) for step, _ in newest)}
+    scale = _BAR / max(1e-9, *(seconds for _, seconds in [*newest, *slowest]))
+
+    def step_time(step: int, seconds: float) -> StepTime:
+        parts = [found.get(step, 0.0) for found in phases.values()]
+        parts.append(max(0.0, seconds - sum(parts)))
+        starts = accumulate(parts, initial=0.0)
+        bars = tuple((start * scale, max(0.0, part * scale - 1)) for start, part in zip(starts, parts, strict=False))
+        return StepTime(step=step, seconds=seconds, parts=tuple(parts), bars=bars)
+
+    tables = {"Newest steps": newest, "Slowest steps": slowest}
     return Times(
-        names=(*(PHASES[key] for key in keys), _OTHER),
-        tables={
-            "Newest steps": [_step_time(row, keys, longest) for row in newest],
-            "Slowest steps": [_step_time(row, keys, longest) for row in slowest],
-        },
+        names=(*phases, _OTHER),
+        tables={title: [step_time(*each) for each in steps] for title, steps in tables.items()},
     )
-
-
-def _step_time(row: Mapping[str, Any], keys: Sequence[str], longest: float) -> StepTime:
-    parts = [finite(row.get(key)) or 0.0 for key in keys]
-    parts.append(max(0.0, row["time/step"] - sum(parts)))
-    bars, start = [], 0.0
-    for value in parts:
-        width = value / longest * _BAR if longest else 0.0
-        bars.append((start, max(0.0, width - 1)))
-        start += width
-    return StepTime(step=row["step"], seconds=row["time/step"], parts=tuple(parts), bars=tuple(bars))

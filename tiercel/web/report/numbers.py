@@ -3,7 +3,10 @@
 import math
 import statistics
 from collections.abc import Sequence
+from itertools import accumulate
+from typing import TypeVar
 
+T = TypeVar("T")
 Point = tuple[int, float]  # step, value
 
 NOTHING = "\u2013"  # stands where there is no number
@@ -11,23 +14,17 @@ TIMES = "\u00d7"
 WINDOW = 20  # steps at either end of a run that are averaged
 
 
-def window(count: int) -> int:
-    """Return the number of steps to average at either end. The two ends never overlap; 1 for a single step."""
-    return max(1, min(WINDOW, count // 2))
-
-
 def ends(points: Sequence[Point]) -> tuple[float, float, int]:
-    """Return the means of the first and of the last k values, and k. `points` holds at least one."""
-    size = window(len(points))
+    """Return the means of the first and of the last k values, and k. The two ends never overlap, unless there is a
+    single point. `points` holds at least one."""
+    size = max(1, min(WINDOW, len(points) // 2))
     values = [value for _, value in points]
     return statistics.fmean(values[:size]), statistics.fmean(values[-size:]), size
 
 
 def trailing_means(points: Sequence[Point], size: int) -> list[Point]:
     """Replace each value by the mean of itself and up to `size` - 1 values before it."""
-    sums = [0.0]
-    for _, value in points:
-        sums.append(sums[-1] + value)
+    sums = list(accumulate((value for _, value in points), initial=0.0))
     smoothed = []
     for end, (step, _) in enumerate(points, start=1):
         start = max(0, end - size)
@@ -48,25 +45,23 @@ def thinned(points: Sequence[Point], most: int) -> list[Point]:
     return sorted(kept)
 
 
-def evenly_spaced(count: int, most: int) -> list[int]:
-    """Return at most `most` indices below `count`, with the first and the last."""
-    if count <= most:
-        return list(range(count))
+def evenly_spaced(items: Sequence[T], most: int) -> list[T]:
+    """Return at most `most` of the items, with the first and the last."""
+    if len(items) <= most:
+        return list(items)
     if most <= 1:
-        return [0][:most]
-    return [round(number * (count - 1) / (most - 1)) for number in range(most)]
+        return list(items[:most])
+    return [items[round(number * (len(items) - 1) / (most - 1))] for number in range(most)]
 
 
 def sign_test(gained: int, lost: int) -> float:
     """Return the two-sided p-value of `gained` against `lost` if both are equally likely (exact McNemar test)."""
     count, fewer = gained + lost, min(gained, lost)
-    if count == 0:
-        return 1.0
-
-    def log_term(k: int) -> float:
-        return math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1) - count * math.log(2)
-
-    return min(1.0, 2 * math.fsum(math.exp(log_term(k)) for k in range(fewer + 1)))
+    log_terms = (
+        math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1) - count * math.log(2)
+        for k in range(fewer + 1)
+    )
+    return min(1.0, 2 * math.fsum(map(math.exp, log_terms)))
 
 
 def short(value: float) -> str:
@@ -88,11 +83,9 @@ def short(value: float) -> str:
 
 def pair(before: float, after: float) -> tuple[str, str]:
     """Format two numbers with the smallest number of decimals, from 2 to 4, that distinguishes them."""
-    for decimals in (2, 3):
-        texts = f"{before:.{decimals}f}", f"{after:.{decimals}f}"
-        if texts[0] != texts[1]:
-            return texts
-    return (f"{before:.4f}", f"{after:.4f}") if before != after else (f"{before:.2f}", f"{after:.2f}")
+    most = 2 if before == after else 4
+    decimals = next((digits for digits in (2, 3) if f"{before:.{digits}f}" != f"{after:.{digits}f}"), most)
+    return f"{before:.{decimals}f}", f"{after:.{decimals}f}"
 
 
 def share(value: float) -> str:

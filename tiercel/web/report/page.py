@@ -19,7 +19,7 @@ from tiercel.web.report.pictures import Album
 from tiercel.web.report.reading import GroupFile, RecordedRun, read_groups, read_run
 from tiercel.web.report.rollouts import MOST_STEPS
 from tiercel.web.report.templates import drawn
-from tiercel.web.report.verdict import Notice, headline, note, notices, progress, warning
+from tiercel.web.report.verdict import Notice, headline, note, notices, progress, unfinished, warning
 from tiercel.writing import writing
 
 FILE = "report.html"
@@ -45,16 +45,15 @@ def describe(run: Path) -> str:
 def render(run: RecordedRun) -> str:
     """Make the page's HTML. Equal runs give equal pages."""
     album = Album(run.path / "images")
-    evaluations = [read_groups(run, "evaluations", step) for step in first_and_last(run.evaluation_steps)]
-    steps = [run.rollout_steps[place] for place in evenly_spaced(len(run.rollout_steps), MOST_STEPS)]
-    rollouts = [read_groups(run, "rollouts", step) for step in steps]
+    evaluations = page_sections.compared_evaluations(run)
+    rollouts = [read_groups(run, "rollouts", step) for step in evenly_spaced(run.rollout_steps, MOST_STEPS)]
     made = {  # held-out rows first: what they take of the album stays in the page
         "heldout": page_sections.held_out_part(evaluations, album) if any(file.groups for file in evaluations) else "",
         "rollouts": page_sections.rollouts_part(rollouts, len(run.rollout_steps), album) if rollouts else "",
         "ranks": page_sections.times_part(run),
         "details": page_sections.details_part(run, _BAD_ROWS_SHOWN),
     }
-    said = [*notices(run), *_page_notices(evaluations, rollouts, album)]
+    said = [*unfinished(run), *notices(run), *_page_notices(evaluations, rollouts, album)]
     made["curves"] = page_sections.curves_part(run, said, page_sections.findings_part(symptoms(run.metrics)))
     shown = {tab: made[tab] for tab in page_sections.TABS if made.get(tab, "").strip()}
     return offline(
@@ -64,7 +63,6 @@ def render(run: RecordedRun) -> str:
         name=run.name,
         status=f"{run.kind}, {progress(run)}",
         tabs={tab: _TITLES.get(tab, page_sections.TABS[tab]) for tab in shown},
-        keys=[key for key in page_sections.KEYS if key not in page_sections.LIVE_KEYS],
         parts=shown,
     )
 
@@ -79,7 +77,7 @@ def offline(template: str, **values: Any) -> str:
 
 @cache
 def asset(name: str) -> str:
-    """Return the style sheet or a script of the page."""
+    """Return the style sheet, the icon or a script of the page."""
     return (Path(__file__).parent.parent / "static" / name).read_text(encoding="utf-8")
 
 
@@ -87,11 +85,6 @@ def _hash(text: str) -> str:
     """Return the hash by which a content security policy admits a script. No other script on the page may run, whatever
     a completion holds."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
-
-
-def first_and_last(steps: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the steps of the evaluations that are compared."""
-    return steps if len(steps) <= 1 else (steps[0], steps[-1])
 
 
 def _page_notices(evaluations: list[GroupFile], rollouts: list[GroupFile], album: Album) -> Iterator[Notice]:

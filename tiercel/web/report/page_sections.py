@@ -6,14 +6,14 @@ from itertools import chain
 from markupsafe import Markup
 
 from tiercel.reliability.diagnosis import Symptom
-from tiercel.web.report.curves import charts_of, curves_note, time_chart, times_of
+from tiercel.web.report.curves import charts_of, time_chart, times_of
 from tiercel.web.report.heldout import held_out_of
 from tiercel.web.report.numbers import TIMES
 from tiercel.web.report.pictures import Album
-from tiercel.web.report.reading import GroupFile, RecordedRun
+from tiercel.web.report.reading import GroupFile, RecordedRun, read_groups
 from tiercel.web.report.rollouts import legend_of, shown_step
 from tiercel.web.report.templates import drawn
-from tiercel.web.report.verdict import Notice, headline, tiles, warning
+from tiercel.web.report.verdict import Notice, changes, completions_sampled, headline, progress, warning
 
 TABS = {
     "curves": "Curves",
@@ -23,18 +23,6 @@ TABS = {
     "details": "Data and recipe",
     "compare": "Compare",
 }
-LIVE_KEYS = (("Enter", "all steps of the card's row"),)  # of the page that follows runs
-KEYS = (
-    ("j, k", "next and previous card"),
-    ("n, p", "first card of the next step, and of the one before"),
-    *LIVE_KEYS,
-    ("c", "next way to colour tokens"),
-    ("/", "search in the texts"),
-    ("1 to 6", "the parts of the page"),
-    ("g", "back to the top, to the newest"),
-    ("Esc", "leave a field; clear the filters"),
-    ("?", "this help"),
-)
 _LINES_AT_START = 12  # of the log, before the first step
 _LOG_LINES = 25
 
@@ -46,11 +34,13 @@ def curves_part(run: RecordedRun, said: Sequence[Notice], findings: Markup | str
         "curves.html",
         run=run,
         headline=headline(run).replace("->", "→"),
-        tiles=tiles(run),
+        changes=changes(run),
+        seconds=sum(value for key in ("time/step", "eval/time") for _, value in run.series(key)),
+        progress=progress(run),
+        sampled=completions_sampled(run),
         said=said,
         findings=findings,
         begun="" if run.metrics else "\n".join(run.log[-_LINES_AT_START:]),
-        note=curves_note(run),
         shown=chain(charts_of(run), filter(None, [time_chart(run)])),  # one by one: each has all its points
     )
 
@@ -73,6 +63,12 @@ def rollouts_part(files: Sequence[GroupFile], step_count: int, album: Album) -> 
     )
 
 
+def compared_evaluations(run: RecordedRun) -> list[GroupFile]:
+    """Read the held-out rows at the first and the last evaluation."""
+    steps = run.evaluation_steps
+    return [read_groups(run, "evaluations", step) for step in dict.fromkeys((*steps[:1], *steps[-1:]))]
+
+
 def held_out_part(files: Sequence[GroupFile], album: Album) -> Markup:
     """Show held-out rows at the first and the last evaluation, and what cannot be read."""
     shown = [file for file in files if file.groups]
@@ -88,35 +84,33 @@ def times_part(run: RecordedRun) -> Markup:
 def details_part(run: RecordedRun, most: int) -> Markup:
     """Show rejected rows, `most` of them, the recipe, the environment and the end of the log."""
     log = [line if len(line) <= 500 else f"{line[:500]} …" for line in run.log[-_LOG_LINES:]]
-    return drawn("details.html", run=run, most=most, log=log, facts=list(facts(run)), versions=list(versions(run)))
+    return drawn("details.html", run=run, most=most, log=log, facts=facts(run), versions=list(versions(run)))
 
 
-def facts(run: RecordedRun) -> Iterator[tuple[str, str]]:
-    """Yield the most important keys of the recipe; an empty text if it has none."""
+def facts(run: RecordedRun) -> list[tuple[str, str]]:
+    """Return the most important keys of the recipe; an empty text if it has none."""
 
     def of(*keys: str) -> str:
         value = run.setting(*keys)
         return "" if value is None else str(value)
 
-    yield "Model", " ".join(part for part in (of("model", "path"), of("model", "dtype")) if part)
-    lora = run.setting("lora")
+    trained, lora, rewards = "every weight that is not frozen", run.setting("lora"), run.setting("rewards")
     if isinstance(lora, Mapping):
-        yield "Trained", f"LoRA of rank {lora.get('rank')}, alpha {lora.get('alpha')}, on {lora.get('targets')}"
-    elif run.recipe:
-        yield "Trained", "every weight that is not frozen"
-    yield "Rows", of("data", "train") + (f"; held out {of('data', 'eval')}" if of("data", "eval") else "")
-    rewards = run.setting("rewards")
-    if isinstance(rewards, list):
-        given = [each for each in rewards if isinstance(each, Mapping)]
-        named = [f"{each.get('name') or each.get('call')} {TIMES} {each.get('weight', 1)}" for each in given]
-        yield "Rewards", ", ".join(named)
-    prompts, group = of("optim", "prompts_per_step"), of("rollout", "group_size")
+        trained = f"LoRA of rank {lora.get('rank')}, alpha {lora.get('alpha')}, on {lora.get('targets')}"
+    given = [each for each in rewards if isinstance(each, Mapping)] if isinstance(rewards, list) else []
+    named = [f"{each.get('name') or each.get('call')} {TIMES} {each.get('weight', 1)}" for each in given]
+    prompts, group, most = of("optim", "prompts_per_step"), of("rollout", "group_size"), of("rollout", "max_new_tokens")
     unit = ("prompt" if run.kind in ("grpo", "distill") else "conversation") + "s" * (prompts != "1")
-    yield "Step", f"{prompts} {unit}" + (f" {TIMES} {group} completions" if group else "") if prompts else ""
-    if most := of("rollout", "max_new_tokens"):
-        yield "Sampling", f"up to {most} tokens at temperature {of('rollout', 'temperature')}"
-    yield "Learning rate", " ".join(part for part in (of("optim", "lr"), of("optim", "schedule")) if part)
-    yield "Seed", of("train", "seed")
+    return [
+        ("Model", f"{of('model', 'path')} {of('model', 'dtype')}".strip()),
+        ("Trained", trained if run.recipe else ""),
+        ("Rows", of("data", "train") + (f"; held out {of('data', 'eval')}" if of("data", "eval") else "")),
+        ("Rewards", ", ".join(named)),
+        ("Step", f"{prompts} {unit}" + (f" {TIMES} {group} completions" if group else "") if prompts else ""),
+        ("Sampling", f"up to {most} tokens at temperature {of('rollout', 'temperature')}" if most else ""),
+        ("Learning rate", f"{of('optim', 'lr')} {of('optim', 'schedule')}".strip()),
+        ("Seed", of("train", "seed")),
+    ]
 
 
 def versions(run: RecordedRun) -> Iterator[tuple[str, str]]:

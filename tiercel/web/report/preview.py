@@ -8,7 +8,6 @@ from PIL import Image
 
 from tiercel.reward_types import Size
 from tiercel.web.report.boxes import Outline
-from tiercel.web.report.numbers import TIMES
 from tiercel.web.report.page import offline
 
 
@@ -31,14 +30,6 @@ class PreviewPicture:
     token_count: int
     outlines: tuple[Outline, ...]
 
-    @property
-    def caption(self) -> str:
-        """Return its name and sizes."""
-        (width, height), (new_width, new_height) = self.original_size, self.processed_size
-        is_resized = self.original_size != self.processed_size
-        resized = f", resized to {new_width} {TIMES} {new_height}" if is_resized else ""
-        return f"{self.name}, {width} {TIMES} {height}{resized}, {self.token_count:,} tokens"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreviewRow:
@@ -47,10 +38,10 @@ class PreviewRow:
     index: int
     id: str
     place: str  # file:line
-    pieces: tuple[TokenPiece, ...]
-    pictures: tuple[PreviewPicture, ...]
-    token_count: int
-    answer: str
+    pieces: tuple[TokenPiece, ...] = ()
+    pictures: tuple[PreviewPicture, ...] = ()
+    token_count: int = 0
+    answer: str = ""
     problem: str = ""  # why the row is rejected; then it has neither pieces nor pictures
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from tiercel.message_text import counted
 from tiercel.runs.records import CompletionRecord, GroupRecord, GroupTokens, TokenRecord
 from tiercel.web.report.boxes import Outline, has_boxes, true_outlines
-from tiercel.web.report.cards import box_cell, judged_of, totals_of, value_text
+from tiercel.web.report.cards import judged_of, totals_of, value_text
 from tiercel.web.report.numbers import evenly_spaced, share
 from tiercel.web.report.pictures import Album
 from tiercel.web.report.reading import GroupFile
@@ -16,37 +16,35 @@ from tiercel.web.report.turns import drawn_outlines, is_asked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankedCompletion:
-    """A completion in the table of its group, counted from 1."""
-
-    number: int
-    completion: CompletionRecord
-    style: str  # class of the style sheet
-    values: tuple[str, ...]  # under the heads of the card
-    record: TokenRecord | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ShownPart:
     """A row: a completion from its last fork on, or the part before, which several completions share."""
 
-    depth: int  # how many shared parts stand above
-    said: str  # of a shared part; empty for a completion
-    ranked: RankedCompletion  # with the text and the tokens of this part, and all turns
+    number: int  # of the completion, counted from 1
+    completion: CompletionRecord  # with the text and the tokens of this part, and all turns
+    record: TokenRecord | None
     turns: range  # of this part, counted from 0
+    depth: int = 0  # how many shared parts stand above
+    said: str = ""  # of a shared part; empty for a completion
     is_empty: bool = False  # the completion ended with the shared part above
 
+    @property
+    def style(self) -> str:
+        """Return the class of the style sheet."""
+        if not self.completion.advantage:
+            return "neutral"
+        return "gained" if self.completion.advantage > 0 else "lost"
 
-def rows_of(ranked: Sequence[RankedCompletion]) -> tuple[ShownPart, ...]:
-    """Return the rows of a table, in the order given, or in the order of the tree if completions fork."""
+
+def rows_of(ranked: Sequence[ShownPart]) -> tuple[ShownPart, ...]:
+    """Return the rows of a table of completions, in the order given, or in the order of the tree if they fork."""
     if any(each.completion.forks for each in ranked):
-        ranked = sorted(ranked, key=lambda each: each.number)
-    return tuple(_rows(ranked, 0, 0, 0))
+        return tuple(_rows(sorted(ranked, key=lambda each: each.number), 0, 0, 0))
+    return tuple(ranked)
 
 
-def _rows(ranked: Sequence[RankedCompletion], depth: int, place: int, letter: int) -> Iterator[ShownPart]:
+def _rows(ranked: Sequence[ShownPart], depth: int, place: int, letter: int) -> Iterator[ShownPart]:
     """Yield the rows of completions that share their first `place` tokens and `letter` characters."""
-    bundles: dict[tuple[int, ...], list[RankedCompletion]] = {}
+    bundles: dict[tuple[int, ...], list[ShownPart]] = {}
     for each in ranked:
         ids, forks = each.completion.token_ids, each.completion.forks
         bundles.setdefault(ids[: forks[depth]] if depth < len(forks) else (each.number,), []).append(each)
@@ -66,18 +64,18 @@ def _common_length(texts: Sequence[str]) -> int:
     return next((n for n, (one, other) in enumerate(zip(least, most, strict=False)) if one != other), len(least))
 
 
-def _said(bundle: Sequence[RankedCompletion]) -> str:
+def _said(bundle: Sequence[ShownPart]) -> str:
     totals = [each.completion.total for each in bundle if each.completion.total is not None]
     mean = f", mean reward {value_text(statistics.fmean(totals))}" if totals else ""
     return f"{counted(len(bundle), 'completion')} from here{mean}"
 
 
 def _part(
-    ranked: RankedCompletion, depth: int, places: tuple[int, int | None], letters: tuple[int, int | None], said: str
+    whole: ShownPart, depth: int, places: tuple[int, int | None], letters: tuple[int, int | None], said: str
 ) -> ShownPart:
     """Cut a part out of a completion, between two places among its tokens and among the characters of its text; None is
     the end."""
-    made, record, (start, stop) = ranked.completion, ranked.record, places
+    made, record, (start, stop) = whole.completion, whole.record, places
     drawn = slice(_sampled_before(made, start), None if stop is None else _sampled_before(made, stop))
     if record is not None:
         record = TokenRecord(
@@ -89,11 +87,13 @@ def _part(
     first, last = (sum(place is None or turn.start < place for turn in made.turns) for place in places)
     text = made.text[letters[0] : letters[1]]
     cut = replace(made, text=text, teacher=made.teacher[drawn], failures={} if said else made.failures)
-    return ShownPart(
+    return replace(
+        whole,
+        completion=cut,
+        record=record,
+        turns=range(first, last),
         depth=depth,
         said=said,
-        ranked=replace(ranked, completion=cut, record=record),
-        turns=range(first, last),
         is_empty=depth > 0 and not said and start >= len(made.token_ids),
     )
 
@@ -108,13 +108,11 @@ def _sampled_before(made: CompletionRecord, place: int) -> int:
 MOST_STEPS = 6
 _PROMPTS = 3  # of a step
 _MOST_COMPLETIONS = 16  # of a prompt
-_LEGEND = (
-    ("key truth", "right box"),
+_ADVANTAGES = (
     ("key gained", "advantage above 0"),
     ("key lost", "advantage below 0"),
     ("key neutral", "advantage 0, or none"),
 )
-ASKED = ("key asked", "thin: asked of a tool")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +120,8 @@ class GroupCard:
     """A prompt and its completions, best first, or as a tree if they fork."""
 
     group: GroupRecord
-    heads: tuple[str, ...]
+    rewards: tuple[str, ...]  # their names
+    shows_total: bool  # which is not that of the only reward
     rows: tuple[ShownPart, ...]
     outlines: tuple[Outline, ...]
     note: str  # of what is left out
@@ -152,19 +151,21 @@ def shown_step(file: GroupFile, album: Album) -> ShownStep:
     return ShownStep(step=file.step, said=", ".join(said), cards=tuple(map(group_card, chosen)))
 
 
-def legend_of(groups: Sequence[GroupRecord]) -> list[tuple[str, str]]:
-    """Return classes and meanings of the colours of boxes and completions; none if nothing is drawn."""
+def legend_of(groups: Sequence[GroupRecord], keys: Sequence[tuple[str, str]] = _ADVANTAGES) -> list[tuple[str, str]]:
+    """Return classes and meanings of the colours of boxes and completions; none if nothing is drawn. `keys`: those of
+    the completions."""
     boxed, asked = any(map(has_boxes, groups)), any(map(is_asked, groups))
-    return [*_LEGEND[not boxed :], *([ASKED] if asked else [])] if boxed or asked else []
+    truth = [("key truth", "right box")] if boxed else []
+    thin = [("key asked", "thin: asked of a tool")] if asked else []
+    return [*truth, *keys, *thin] if boxed or asked else []
 
 
-def chosen_prompts(groups: Sequence[GroupRecord], most: int = _PROMPTS) -> list[GroupRecord]:
+def chosen_prompts(groups: Sequence[GroupRecord]) -> list[GroupRecord]:
     """Choose the prompt whose rewards vary most, then others evenly spaced through the step."""
     if not groups:
         return []
-    widest = max(range(len(groups)), key=lambda index: _spread(groups[index]))
-    others = [index for index in range(len(groups)) if index != widest]
-    return [groups[widest], *(groups[others[place]] for place in evenly_spaced(len(others), most - 1))]
+    widest = max(groups, key=_spread)
+    return [widest, *evenly_spaced([group for group in groups if group is not widest], _PROMPTS - 1)]
 
 
 def _spread(group: GroupRecord) -> float:
@@ -174,29 +175,20 @@ def _spread(group: GroupRecord) -> float:
 def group_card(group: GroupRecord, tokens: GroupTokens | None = None) -> GroupCard:
     """Rank the completions of a prompt; of many the best and the worst. `tokens`: those that the run kept of it."""
     names = tuple(dict.fromkeys(name for completion in group.completions for name in completion.rewards))
-    shows_total = len(names) != 1 or any(c.total != c.rewards.get(names[0]) for c in group.completions)
-    records = records_of(group, tokens)
-    ranked = sorted(
-        (
-            RankedCompletion(
-                number=number,
-                completion=completion,
-                style=_style(completion),
-                values=_values(group, completion, names, shows_total),
-                record=records[number - 1],
-            )
-            for number, completion in enumerate(group.completions, start=1)
-        ),
-        key=_rank,
+    recorded = enumerate(zip(group.completions, records_of(group, tokens), strict=True), start=1)
+    parts = (
+        ShownPart(number=number, completion=each, record=record, turns=range(len(each.turns)))
+        for number, (each, record) in recorded
     )
+    ranked = sorted(parts, key=_rank)
     note, half = "", _MOST_COMPLETIONS // 2
     if len(ranked) > _MOST_COMPLETIONS:
         note = f"The best and the worst {half} of {len(ranked)} completions."
         ranked = [*ranked[:half], *ranked[-half:]]
-    heads = (*names, *(["total"] if shows_total else []), "advantage", "tokens", *(["box"] if has_boxes(group) else []))
     return GroupCard(
         group=group,
-        heads=heads,
+        rewards=names,
+        shows_total=len(names) != 1 or any(each.total != each.rewards.get(names[0]) for each in group.completions),
         rows=rows_of(ranked),
         outlines=tuple(_outlines(group, ranked)),
         note=note,
@@ -204,31 +196,14 @@ def group_card(group: GroupRecord, tokens: GroupTokens | None = None) -> GroupCa
     )
 
 
-def _rank(ranked: RankedCompletion) -> tuple[bool, float, int]:
-    total = ranked.completion.total
-    return total is None, -(total or 0.0), ranked.number
+def _rank(whole: ShownPart) -> tuple[bool, float, int]:
+    total = whole.completion.total
+    return total is None, -(total or 0.0), whole.number
 
 
-def _style(completion: CompletionRecord) -> str:
-    if not completion.advantage:
-        return "neutral"
-    return "gained" if completion.advantage > 0 else "lost"
-
-
-def _outlines(group: GroupRecord, ranked: Sequence[RankedCompletion]) -> list[Outline]:
+def _outlines(group: GroupRecord, ranked: Sequence[ShownPart]) -> list[Outline]:
     outlines: list[Outline] = []
     for each in reversed(ranked):  # the best lie on top
         number = str(each.number)
         outlines += drawn_outlines(group, each.completion, each.style, f"completion {number}", number)
     return outlines + true_outlines(group)
-
-
-def _values(
-    group: GroupRecord, completion: CompletionRecord, names: Sequence[str], shows_total: bool
-) -> tuple[str, ...]:
-    values = [value_text(completion.rewards.get(name)) for name in names]
-    if shows_total:
-        values.append("masked" if completion.total is None else value_text(completion.total))
-    values.append(value_text(completion.advantage))
-    values.append(f"{completion.tokens:,}" + (", truncated" if completion.is_truncated else ""))
-    return (*values, box_cell(group, completion)) if has_boxes(group) else tuple(values)

@@ -2,29 +2,32 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tiercel.runs.records import CompletionRecord, GroupRecord, GroupTokens, TokenRecord, tokens_path
 from tiercel.runs.step_files import read_step
-from tiercel.web.report.files import parsed_lines
+from tiercel.web.report.files import parsed_records
 
-CHOICES: Mapping[str, str] = {
-    "plain": "no colours",
-    "logprob": "unlikely tokens (logprob)",
-    "entropy": "open choices (entropy)",
-    "gap": "engine gap",
-    "teacher": "teacher",
+
+class Scale(NamedTuple):
+    """How tokens are coloured by a number of theirs, in nats."""
+
+    title: str  # of the choice
+    limits: tuple[float, float, float]  # from which on a token has a colour, and stronger ones
+    direction: str = ""  # what the colours stand for; empty: the sign of the number
+    name: str = ""  # of the number, if it has another one
+    format: str = ".3f"
+
+
+SCALES: Mapping[str, Scale] = {
+    "logprob": Scale("unlikely tokens (logprob)", (0.1, 0.7, 2.3), "down"),  # below 0: 90 %, 50 % and 10 % likely
+    "entropy": Scale("open choices (entropy)", (0.3, 1.0, 2.0), "up"),
+    "gap": Scale("engine gap", (0.01, 0.05, 0.2), format="+.4f"),
+    "teacher": Scale("teacher", (0.1, 0.5, 2.0), name="policy over teacher", format="+.2f"),
 }
-_LIMITS: Mapping[str, tuple[float, float, float]] = {  # nats, from which on a token has a colour and stronger ones
-    "logprob": (0.1, 0.7, 2.3),  # below 0: 90 %, 50 % and 10 % likely
-    "entropy": (0.3, 1.0, 2.0),
-    "gap": (0.01, 0.05, 0.2),
-    "teacher": (0.1, 0.5, 2.0),
-}
-_NAMES = {"teacher": "policy over teacher"}
-_FORMATS = {"gap": "+.4f", "teacher": "+.2f"}
-_ONE_SIDED = {"logprob": "down", "entropy": "up"}  # what their colours stand for
 MOST_TOKENS = 800  # coloured ones of a completion
 
 
@@ -39,18 +42,10 @@ class Token:
 
 def read_tokens(run: Path, step: int) -> dict[int, GroupTokens]:
     """Read a step's file of tokens/, by the index of the prompt. What cannot be read is left out."""
-    try:
-        text = read_step(tokens_path(run, step))
-    except OSError:
-        return {}
-    found = {}
-    for value in parsed_lines(text):
-        try:
-            group = GroupTokens.from_json(value)
-        except ValueError:
-            continue
-        found[group.index] = group
-    return found
+    with suppress(OSError):
+        groups, _ = parsed_records(read_step(tokens_path(run, step)), GroupTokens.from_json)
+        return {group.index: group for group in groups}
+    return {}
 
 
 def records_of(group: GroupRecord, tokens: GroupTokens | None) -> Sequence[TokenRecord | None]:
@@ -77,10 +72,11 @@ def tokens_of(completion: CompletionRecord, record: TokenRecord | None) -> list[
     """Return the tokens of a completion, the first MOST_TOKENS; none if the run knows none."""
     told = [gap for _, gap in completion.teacher]
     texts = record.texts if record is not None else tuple(text for text, _ in completion.teacher)
-    columns: dict[str, Sequence[float | None] | None] = {"teacher": told if len(told) == len(texts) else None}
+    columns: dict[str, Sequence[float | None] | None] = {}
     if record is not None:
-        columns |= {"logprob": record.logprobs, "entropy": record.entropies, "gap": record.gaps}
-    known = {name: values for name in _LIMITS if (values := columns.get(name)) is not None}
+        columns = {"logprob": record.logprobs, "entropy": record.entropies, "gap": record.gaps}
+    columns["teacher"] = told if len(told) == len(texts) else None
+    known = {name: values for name, values in columns.items() if values is not None}
     rows = enumerate(texts[:MOST_TOKENS])
     return [_token(text, {name: values[at] for name, values in known.items()}) for at, text in rows]
 
@@ -92,12 +88,12 @@ def left_out(completion: CompletionRecord, record: TokenRecord | None) -> int:
 
 def _token(text: str, numbers: Mapping[str, float | None]) -> Token:
     given = {name: value for name, value in numbers.items() if value is not None}
-    said = ", ".join(f"{_NAMES.get(name, name)} {value:{_FORMATS.get(name, '.3f')}}" for name, value in given.items())
+    said = ", ".join(f"{SCALES[name].name or name} {value:{SCALES[name].format}}" for name, value in given.items())
     title = f"{json.dumps(text, ensure_ascii=False)}: {said}" if said else ""
     strengths = {name: _strength(name, value) for name, value in given.items()}
     return Token(text=text, title=title, strengths={name: strength for name, strength in strengths.items() if strength})
 
 
 def _strength(name: str, value: float) -> str:
-    level = sum(abs(value) > limit for limit in _LIMITS[name])
-    return f"{_ONE_SIDED.get(name) or ('up' if value > 0 else 'down')}{level}" if level else ""
+    level = sum(abs(value) > limit for limit in SCALES[name].limits)
+    return f"{SCALES[name].direction or ('up' if value > 0 else 'down')}{level}" if level else ""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tiercel.rewards.boxes import to_original
 from tiercel.runs.records import CompletionRecord, GroupRecord, ImageRecord, TurnRecord, finite
-from tiercel.web.report.boxes import Outline, box_of, predicted_outlines
+from tiercel.web.report.boxes import Outline, answer_image, box_of, has_boxes, predicted_box
 
 MOST_TURNS = 12  # of a completion
 _POINT_SHARE = 0.03  # radius around a point, of the longer side
@@ -18,7 +18,6 @@ class ShownTurn:
 
     number: int
     turn: TurnRecord
-    note: str
     pieces: tuple[Piece, ...] | None
 
 
@@ -30,9 +29,8 @@ def shown_turns(group: GroupRecord, completion: CompletionRecord, among: range |
         shown += len(images)
         if MOST_TURNS <= number < last or (among is not None and number - 1 not in among):
             continue
-        note = "Came back:" if number < last else "Came back; the trajectory ended before the policy read it:"
         pieces = None if turn.answer is None else tuple(_pieces(turn.answer, images)) or ("",)
-        yield ShownTurn(number=number, turn=turn, note=note, pieces=pieces)
+        yield ShownTurn(number=number, turn=turn, pieces=pieces)
 
 
 def _pieces(answer: str, images: Sequence[tuple[int, ImageRecord]]) -> Iterator[Piece]:
@@ -49,8 +47,9 @@ def drawn_outlines(
     group: GroupRecord, completion: CompletionRecord, style: str, label: str, tag: str = ""
 ) -> list[Outline]:
     """Return the box that the completion ends in, and those that its tool calls name."""
-    boxes = predicted_outlines(group, completion, style, label, tag)
-    return boxes + asked_outlines(group, completion, style, label, tag)
+    box = predicted_box(group, completion) if has_boxes(group) else None
+    ended = [] if box is None else [Outline(box=box, style=style, label=label, tag=tag, image=answer_image(group))]
+    return ended + asked_outlines(group, completion, style, label, tag)
 
 
 def asked_outlines(

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tiercel.message_text import counted
-from tiercel.runs.records import finite
-from tiercel.web.report.numbers import NOTHING, WINDOW, duration, ends, pair, share, short
+from tiercel.web.report.metrics import Row
+from tiercel.web.report.numbers import WINDOW, ends, pair, share, short
 from tiercel.web.report.reading import RecordedRun
 
 HELD_OUT = {  # label by key, the most important first
@@ -77,37 +77,23 @@ def headline(run: RecordedRun) -> str:
 
 def changes(run: RecordedRun) -> list[MetricChange]:
     """Return the numbers of the verdict, the most important first: the held-out score, then the one of training."""
-    found = [_held_out(run), _ends(run, *_OF_TRAINING.get(run.kind, ("training loss", "loss")))]
-    return [change for change in found if change is not None]
+    return [*_held_out(run), *_ends(run, *_OF_TRAINING.get(run.kind, ("training loss", "loss")))]
 
 
-def tiles(run: RecordedRun) -> Iterator[tuple[str, str, str]]:
-    """Yield the numbers of the verdict, and the time: each with its label and a remark."""
-    for change in changes(run):
-        number = change.before if change.after is None else f"{change.before} → {change.after}"
-        notes = [each for each in (change.before_note, change.after_note, change.note) if each]
-        yield change.label[:1].upper() + change.label[1:], number, "; ".join(notes)
-    seconds = sum(value for key in ("time/step", "eval/time") for _, value in run.series(key))
-    facts = [progress(run)]
-    if (sampled := completions_sampled(run)) > 0:
-        facts.append(counted(sampled, "completion"))
-    yield "Time", duration(seconds) if seconds else NOTHING, ", ".join(facts)
-
-
-def _held_out(run: RecordedRun) -> MetricChange | None:
-    key, rows = next(((key, rows) for key in HELD_OUT if (rows := run.metrics.having(key))), ("", []))
-    if not rows:
-        return None
-    label, first, last = HELD_OUT[key], rows[0], rows[-1]
-    count = finite(last.get("eval/count"))
-    notes = [counted(int(count), "row")] if count is not None else []
-    before, after = pair(first[key], last[key])
-    intervals = [_interval(row) for row in ([first] if first is last else [first, last])] if "accuracy" in key else []
+def _held_out(run: RecordedRun) -> Iterator[MetricChange]:
+    key = next((key for key in HELD_OUT if run.series(key)), None)
+    if key is None:
+        return
+    rows = run.metrics.having(key)
+    first, last = rows[0], rows[-1]
+    evaluations = [first] if first is last else [first, last]
+    notes = [counted(int(last["eval/count"]), "row")] if "eval/count" in last else []
+    intervals = [_interval(row) for row in evaluations] if "accuracy" in key else []
     if intervals and all(intervals):
-        plural = "s" if len(intervals) > 1 else ""
-        notes.append(f"95 % interval{plural} " + " and ".join(str(interval) for interval in intervals))
-    return MetricChange(
-        label=label,
+        notes.append(f"95 % interval{'s' if len(intervals) > 1 else ''} {' and '.join(intervals)}")
+    before, after = pair(first[key], last[key])
+    yield MetricChange(
+        label=HELD_OUT[key],
         before=before,
         after=None if first is last else after,
         before_note="" if first["step"] == 0 and first is not last else _when(first["step"]),
@@ -120,24 +106,22 @@ def _when(step: int) -> str:
     return "before training" if step == 0 else f"step {step:,}"
 
 
-def _interval(row) -> str | None:
-    low, high = finite(row.get("eval/accuracy_low")), finite(row.get("eval/accuracy_high"))
-    return None if low is None or high is None else " to ".join(pair(low, high))
+def _interval(row: Row) -> str:
+    low, high = row.get("eval/accuracy_low"), row.get("eval/accuracy_high")
+    return "" if low is None or high is None else " to ".join(pair(low, high))
 
 
-def _ends(run: RecordedRun, label: str, key: str) -> MetricChange | None:
-    points = run.series(key)
-    if not points:
-        return None
-    first, last, size = ends(points)
-    before, after = pair(first, last)
-    return MetricChange(
-        label=label,
-        before=before,
-        after=None if len(points) == 1 else after,
-        before_note=f"first {size} steps" if size > 1 else f"step {points[0][0]}",
-        after_note=f"last {size}" if size > 1 else f"step {points[-1][0]}",
-    )
+def _ends(run: RecordedRun, label: str, key: str) -> Iterator[MetricChange]:
+    if points := run.series(key):
+        first, last, size = ends(points)
+        before, after = pair(first, last)
+        yield MetricChange(
+            label=label,
+            before=before,
+            after=None if len(points) == 1 else after,
+            before_note=f"first {size} steps" if size > 1 else f"step {points[0][0]}",
+            after_note=f"last {size}" if size > 1 else f"step {points[-1][0]}",
+        )
 
 
 def _parenthesis(note: str) -> str:
@@ -145,8 +129,8 @@ def _parenthesis(note: str) -> str:
 
 
 def notices(run: RecordedRun) -> list[Notice]:
-    """List the problems of a run, from its metrics and its rejected rows; warnings first."""
-    found = [*_progress_notices(run), *_reward_notices(run), *_learning_notices(run), *_held_out_notices(run)]
+    """List the problems of a run but `unfinished`, from its metrics and its rejected rows; warnings first."""
+    found = [*_reward_notices(run), *_learning_notices(run), *_held_out_notices(run)]
     found += map(warning, run.problems)
     if run.bad_rows:
         found.append(warning(f"{counted(len(run.bad_rows), 'row')} of the data could not be used; see Rejected rows."))
@@ -156,7 +140,8 @@ def notices(run: RecordedRun) -> list[Notice]:
     return sorted(found, key=lambda notice: notice.level == "note")
 
 
-def _progress_notices(run: RecordedRun) -> Iterator[Notice]:
+def unfinished(run: RecordedRun) -> Iterator[Notice]:
+    """Yield a warning if a run is not at its end."""
     total = run.total_steps
     if total is not None and run.last_step < total:
         yield warning(f"The run is not at its end: {run.last_step:,} of {counted(total, 'step')} are done.")
@@ -212,7 +197,7 @@ def _truncated_at(run: RecordedRun) -> str:
 def _held_out_notices(run: RecordedRun) -> Iterator[Notice]:
     scored = run.metrics.having("eval/accuracy")
     if len(scored) > 1:
-        high, low = finite(scored[-1].get("eval/accuracy_high")), finite(scored[0].get("eval/accuracy_low"))
+        high, low = scored[-1].get("eval/accuracy_high"), scored[0].get("eval/accuracy_low")
         if high is not None and low is not None and high < low:
             yield warning("Held-out accuracy fell, by more than its intervals allow for chance.")
     loss = run.series("eval/loss")

@@ -4,17 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from markupsafe import Markup
 
-from tiercel.web.report.page import first_and_last
 from tiercel.web.report.page_sections import (
-    KEYS,
     TABS,
+    compared_evaluations,
     curves_part,
     details_part,
     findings_part,
     held_out_part,
     times_part,
 )
-from tiercel.web.report.reading import RecordedRun, read_groups
+from tiercel.web.report.reading import RecordedRun
 from tiercel.web.report.templates import drawn
 from tiercel.web.report.verdict import notices
 from tiercel.web.view.cards import LinkedAlbum
@@ -35,7 +34,6 @@ def page(runs: Sequence[str]) -> str:
         runs=runs,
         status="",
         tabs=TABS,
-        keys=KEYS,
         folders=FOLDER_TITLES,
         orders=ORDERS,
     )
@@ -43,22 +41,14 @@ def page(runs: Sequence[str]) -> str:
 
 def overview(run: RecordedRun) -> Markup:
     """Show the verdict, the problems of the run, and its curves. The script asks for the findings afterwards."""
-    return curves_part(
-        run, [notice for notice in notices(run) if not notice.text.startswith("The run is not at its end")]
-    )
-
-
-def held_out(run: RecordedRun, name: str) -> Markup:
-    """Show held-out rows at the first and the last evaluation."""
-    files = [read_groups(run, "evaluations", step) for step in first_and_last(run.evaluation_steps)]
-    return held_out_part(files, LinkedAlbum(run.path, name))
+    return curves_part(run, notices(run))
 
 
 PARTS: Mapping[str, Callable[[LiveRun, RecordedRun], Markup]] = {
     "status": lambda live, run: status_part(run),
     "curves": lambda live, run: live.drawn(overview),
     "findings": lambda live, run: findings_part(live.symptoms()),
-    "heldout": lambda live, run: held_out(run, live.name),
+    "heldout": lambda live, run: held_out_part(compared_evaluations(run), LinkedAlbum(run.path, live.name)),
     "ranks": lambda live, run: ranks_part(run) + times_part(run),
     "details": lambda live, run: details_part(run, _BAD_ROWS_SHOWN),
 }

@@ -1,6 +1,5 @@
 """What each rank of a run does now, from the files that the ranks write, and how the run stands."""
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,11 +7,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from tiercel.regular_files import read_text
+from tiercel.regular_files import read_json
 from tiercel.reliability.heartbeat import HEARTBEATS
 from tiercel.reliability.redaction import redact, redact_values
 from tiercel.runs.ending import SILENT_SECONDS
-from tiercel.runs.records import finite
 from tiercel.web.report.listing import run_ending
 from tiercel.web.report.numbers import NOTHING, duration
 from tiercel.web.report.reading import RecordedRun
@@ -58,9 +56,9 @@ def rank_signs(run: Path) -> list[RankSign]:
     for file in (run / HEARTBEATS).glob("rank-*.json"):
         try:
             age = max(0.0, time.time() - file.stat().st_mtime)
-            doing = redact_values(json.loads(read_text(file, _LARGEST_SIGN)))
+            doing = redact_values(read_json(file, _LARGEST_SIGN))
             signs.append(RankSign(rank=int(doing["rank"]), doing=doing, age_seconds=age))
-        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        except (OSError, ValueError, LookupError, TypeError):
             continue
     return sorted(signs, key=lambda sign: sign.rank)
 
@@ -88,7 +86,7 @@ def ranks_part(run: RecordedRun) -> Markup:
 def status_part(run: RecordedRun) -> Markup:
     """Show in one line how the run stands."""
     state, why = state_of(run)
-    seconds = [value for row in run.metrics[-20:] if (value := finite(row.get("time/step"))) is not None]
+    seconds = [value for _, value in run.series("time/step")[-20:]]
     left = ""
     if state == "running" and run.total_steps and seconds:
         left = f", about {duration(sum(seconds) / len(seconds) * max(0, run.total_steps - run.last_step))} left"
