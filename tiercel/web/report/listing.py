@@ -1,20 +1,24 @@
 """The runs below a folder: state, step, best held-out score, and what stopped each."""
 
+import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from tiercel.errors import RunError
+from tiercel.regular_files import LARGEST_FILE, bounded_lines, open_regular, read_text
 from tiercel.runs.ending import RunEnding, State, ending_of
 from tiercel.runs.recipe import is_run
 from tiercel.runs.records import finite
-from tiercel.web.report.brief import read_briefly
+from tiercel.web.report.files import end_of_log, mapping_of, yaml_value
+from tiercel.web.report.metrics import GrowingMetrics, Metrics
 from tiercel.web.report.numbers import Point, ends, pair
-from tiercel.web.report.reading import RecordedRun, read_run
+from tiercel.web.report.reading import FIRST_LINE, RecordedRun, read_run
 from tiercel.web.report.verdict import HELD_OUT
 
 TRAINED = {"reward/mean": max, "loss": min}  # what a run learns by, and what the best of it is
@@ -64,10 +68,6 @@ class ListedRun:
     learning_rate: float | None = None
     changed: float = 0.0  # seconds since 1970
     reason: str = ""  # what stopped it, or why it cannot be read; empty if nothing is wrong
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return asdict(self)
 
 
 def runs_below(folder: Path, depth: int = DEEPEST) -> Iterator[Path]:
@@ -159,3 +159,50 @@ def _training(run: RecordedRun) -> Training | None:
 
 def _best(points: Sequence[Point], choose: Callable[..., Point]) -> Point:
     return choose(points, key=itemgetter(1))
+
+
+_LONGEST_CONFIG, _LONGEST_SECTIONS = 1 << 18, 1 << 13  # characters
+_SECTIONS = re.compile(r"^(?:train|optim):[^\n]*\n(?:[ -][^\n]*\n)*", re.MULTILINE)
+
+
+def read_briefly(path: Path, keys: Sequence[str]) -> RecordedRun | None:
+    """Read what the list shows of a run: of metrics.jsonl a few numbers of each row, of config.yaml two sections.
+
+    It takes what training writes: lines that begin with a step, without a backslash or a list. There `"loss": ` can
+    only be a key of the row. None if a file has another form, which is left to `read_run`. Raises OSError if one cannot
+    be read.
+    """
+    text = read_text(path / "config.yaml", _LONGEST_CONFIG)
+    kind, recipe = FIRST_LINE.match(text), _recipe(text)
+    if kind is None or recipe is None:
+        return None
+    with suppress(ValueError):
+        log = () if isinstance(recipe["train"].get("steps"), int) else end_of_log(path / "log.txt")
+        metrics = _metrics(path / "metrics.jsonl", keys)
+        run = RecordedRun(path=path, kind=kind[1], recipe=recipe, metrics=metrics, log=log)
+        return run if run.total_steps is not None else None
+    return None
+
+
+def _recipe(text: str) -> Mapping[str, Any] | None:
+    found = "".join(_SECTIONS.findall(text))
+    if len(found) > _LONGEST_SECTIONS or any(mark in found for mark in "&*[{"):
+        return None
+    recipe = mapping_of(yaml_value, found) or {}
+    return recipe if all(isinstance(recipe.get(name), dict) for name in ("train", "optim")) else None
+
+
+def _metrics(file: Path, keys: Sequence[str]) -> Metrics:
+    """Return the numbers under these keys. Raises ValueError if a line has another form."""
+    pairs = re.compile(rf'"(?:step|{"|".join(map(re.escape, keys))})": [^,}}]+'.encode())
+    rows, metrics = list[bytes](), GrowingMetrics()
+    if file.exists():
+        with open_regular(file, LARGEST_FILE) as stream:
+            for line in bounded_lines(stream, file):
+                is_row = line.startswith(b'{"step": ') and line.endswith(b"}\n") and line.count(b"{") == 1
+                if not is_row or b"\\" in line or b"[" in line:
+                    raise ValueError(line)
+                rows.append(b"{%b}" % b",".join(pairs.findall(line)))
+    for row in json.loads(b"[%b]" % b",".join(rows)):
+        metrics.add(row)
+    return metrics.now()

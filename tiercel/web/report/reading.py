@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,14 +20,14 @@ from tiercel.web.report.files import (
     Tail,
     end_of_log,
     mapping_of,
-    parsed_lines,
+    parsed_records,
     text_of,
     yaml_value,
 )
 from tiercel.web.report.metrics import Metrics
 from tiercel.writing import reading
 
-_FIRST_LINE = re.compile(r"# tiercel ([a-z]+)\s")
+FIRST_LINE = re.compile(r"# tiercel ([a-z]+)\s")  # of config.yaml, with the verb
 _SHOWN = 80  # characters of a file that is not what the run wrote
 T = TypeVar("T")
 _LOG_STEPS = re.compile(r"\bstep [0-9]+/([0-9]{1,12})\b|, ([0-9]{1,12}) steps$")
@@ -52,15 +52,15 @@ class RecordedRun:
 
     path: Path
     kind: str  # the verb
-    config_text: str
     recipe: Mapping[str, Any]
-    environment: Mapping[str, Any]
     metrics: Metrics  # by step, each step once
-    bad_rows: tuple[Mapping[str, Any], ...]
     log: tuple[str, ...]
-    rollout_steps: tuple[int, ...]
-    evaluation_steps: tuple[int, ...]
-    unreadable: Mapping[str, int]  # lines by file name
+    config_text: str = ""
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    bad_rows: tuple[Mapping[str, Any], ...] = ()
+    rollout_steps: tuple[int, ...] = ()
+    evaluation_steps: tuple[int, ...] = ()
+    unreadable: Mapping[str, int] = field(default_factory=dict)  # lines by file name
     problems: tuple[str, ...] = ()  # why other files than metrics.jsonl cannot be read
 
     @property
@@ -70,7 +70,7 @@ class RecordedRun:
     @property
     def last_step(self) -> int:
         """Return the number of optimiser steps that are recorded."""
-        return self.metrics[-1]["step"] if self.metrics else 0
+        return self.metrics.last_step
 
     @property
     def total_steps(self) -> int | None:
@@ -170,18 +170,11 @@ def read_groups(run: RecordedRun, folder: Folder, step: int) -> GroupFile:
 def group_file(file: Path, step: int) -> GroupFile:
     """Read a file of rollouts/ or evaluations/. Raises RunError if it cannot be read."""
     with reading(file):
-        records = parsed_lines(redact(read_step(file)))
-    groups: list[GroupRecord] = []
-    unreadable = 0
-    for record in records:
-        try:
-            groups.append(GroupRecord.from_json(record))
-        except ValueError:
-            unreadable += 1
+        groups, unreadable = parsed_records(redact(read_step(file)), GroupRecord.from_json)
     return GroupFile(step=step, groups=tuple(groups), unreadable=unreadable)
 
 
 def _kind(config_text: str, metrics: Metrics) -> str:
-    if (first := _FIRST_LINE.match(config_text)) is not None:
+    if (first := FIRST_LINE.match(config_text)) is not None:
         return first[1]
     return "grpo" if any(key.startswith("reward/") for key in metrics.names()) else "sft"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.web.report.fake_runs import grpo_metrics, new_run
 from tiercel.web.report import listing
-from tiercel.web.report.brief import read_briefly
+from tiercel.web.report.listing import read_briefly
 
 CONFIG = "# tiercel {}\nmodel:\n  path: x\noptim:\n  lr: 1.0e-05\n  betas:\n  - 0.9\ntrain:\n  steps: {}\noutput: y\n"
 KEYS = (*listing.HELD_OUT, *listing.TRAINED)
@@ -60,22 +60,36 @@ def test_a_long_run_is_read_briefly_in_several_parts(tmp_path, monkeypatch):
     [
         '{"step": 3, "loss": 9',
         '{"step": 3, "loss": 9}',  # without a newline
-        '{"step": 2, "loss": 9}\n',  # again
-        '{"step": 1, "loss": 9}\n',  # in no order
         '{"loss": 9, "step": 3}\n',
         '{"step": 3, "note": "\\"loss\\": 9}"}\n',
         '{"step": 3, "more": {"loss": 9}}\n',
         '{"step": 3, "loss": [9, 1]}\n',
-        '{"step": 3.5, "loss": 9}\n',
+        '{"step": 3, "loss": "a, b"}\n',
         "null\n",
         "\n",
         "\x00\x00\x00",
-        '{"step": 90071992547409930, "loss": 9}\n',
     ],
 )
 def test_lines_of_another_form_are_read_as_a_whole(tmp_path, monkeypatch, odd):
     run = made(tmp_path / "run", ['{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.0}\n', odd])
     assert read_briefly(run, KEYS) is None
+    short, whole = both(run, monkeypatch)
+    assert short == whole
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        '{"step": 2, "loss": 9}\n',  # again
+        '{"step": 1, "loss": 9}\n',  # in no order
+        '{"step": 3.5, "loss": 9}\n',
+        '{"step": 3, "loss": "text"}\n',
+        '{"step": 90071992547409930, "loss": 9}\n',
+    ],
+)
+def test_odd_rows_are_read_briefly_as_they_are_as_a_whole(tmp_path, monkeypatch, odd):
+    run = made(tmp_path / "run", ['{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.0}\n', odd])
+    assert read_briefly(run, KEYS) is not None
     short, whole = both(run, monkeypatch)
     assert short == whole
 
