@@ -54,7 +54,9 @@ WEB = ROOT / "tiercel/web"
 def test_what_the_package_reads_at_run_time_is_in_the_wheel(wheel):
     with ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    pages = {file.relative_to(ROOT).as_posix() for kind in ("html", "css", "js") for file in WEB.rglob(f"*.{kind}")}
+    pages = {
+        file.relative_to(ROOT).as_posix() for kind in ("html", "css", "js", "svg") for file in WEB.rglob(f"*.{kind}")
+    }
     assert len(pages) > 5 and pages <= names
     assert {"tiercel/doctor/pairs.json", "tiercel/doctor/advice.json"} <= names
     assert {"tiercel/py.typed", "tiercel/config/synonyms/keys.txt", "tiercel/convert/peers/trl.txt"} <= names

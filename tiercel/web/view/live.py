@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ from tiercel.reliability.diagnosis import Diagnosis, Symptom
 from tiercel.reliability.heartbeat import HEARTBEATS
 from tiercel.runs.index import FILE as INDEX
 from tiercel.web.report.files import sign_of
+from tiercel.web.report.page_sections import curves_part
 from tiercel.web.report.reading import RecordedRun, RunReader
+from tiercel.web.report.verdict import notices
 from tiercel.web.view.groups import Groups
 
 # What the page shows by kind, and the files and folders that it comes from.
@@ -62,12 +64,13 @@ class LiveRun:
                 self._signs = signs
             return self._run
 
-    def drawn(self, draw: Callable[[RecordedRun], Markup]) -> Markup:
-        """Return the part that takes longest to draw, drawn again only if the run has changed. Raises OSError."""
+    def overview(self) -> Markup:
+        """Return the verdict, the problems of the run, and its curves, drawn again only if the run has changed. The
+        script asks for the findings afterwards. Raises OSError."""
         run = self.read()
         with self._drawing:
             if self._drawn is None or self._drawn[0] is not run:
-                self._drawn = run, draw(run)
+                self._drawn = run, curves_part(run, notices(run))
             return self._drawn[1]
 
     def symptoms(self) -> list[Symptom]:

@@ -16,7 +16,6 @@ from tiercel.reliability.redaction import redact
 from tiercel.web.report.files import sign_of
 from tiercel.web.report.listing import runs_below
 from tiercel.web.view.live import LiveRun
-from tiercel.web.view.live_sections import overview
 
 _DEPTH = 2  # folders below one that is given
 _MOST_RUNS = 200
@@ -98,7 +97,6 @@ class Following:
         self._runs = runs
         self._queues: set[asyncio.Queue[str | None]] = set()
         self._signs: dict[tuple[str, str], Any] = {}
-        self._task: asyncio.Task | None = None
         self._told = ""  # of what went wrong
 
     async def events(self) -> AsyncIterator[str]:
@@ -121,11 +119,11 @@ class Following:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Follow the runs inside."""
-        self._task = asyncio.create_task(self._follow())
+        task = asyncio.create_task(self._follow())
         try:
             yield
         finally:
-            self._task.cancel()
+            task.cancel()
             self.stop()
 
     def stop(self) -> None:
@@ -140,11 +138,11 @@ class Following:
         await self._attempted(self._look_ahead)
         while True:
             started = time.monotonic()
-            events = await self._attempted(self._look) if self._queues else []
-            for event in events:
+            for event in await self._attempted(self._look) if self._queues else []:
                 self._tell(event)
             took = time.monotonic() - started
-            await asyncio.sleep(max(LOOK_SECONDS, took * (1 / _SHARE_OF_TIME - 1) if not self._is_reading() else 0.1))
+            is_reading = self._queues and any(run.groups.unread for run in self._runs.all())
+            await asyncio.sleep(max(LOOK_SECONDS, 0.1 if is_reading else took * (1 / _SHARE_OF_TIME - 1)))
 
     async def _attempted(self, look: Callable[[], list[str]]) -> list[str]:
         """Look in a thread. What nobody foresaw is printed once, and the pages wait for the next look."""
@@ -160,12 +158,9 @@ class Following:
         """Read what the first page that opens will ask for."""
         for run in self._runs.all()[:1]:
             with suppress(OSError):
-                run.drawn(overview)
+                run.overview()
                 run.known_groups()
         return self._look()
-
-    def _is_reading(self) -> bool:
-        return bool(self._queues) and any(run.groups.unread for run in self._runs.all())
 
     def _look(self) -> list[str]:
         events = [_event("change", {"run": None, "kinds": ["runs"]})] if self._runs.refresh() else []

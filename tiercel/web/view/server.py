@@ -3,12 +3,11 @@
 import hmac
 import json
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 
-from anyio.to_thread import current_default_thread_limiter
 from markupsafe import Markup
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
@@ -18,18 +17,25 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tiercel.errors import RunError
 from tiercel.runs.pictures import picture_file, webp
 from tiercel.web.report.page import asset
+from tiercel.web.report.page_sections import (
+    TABS,
+    compared_evaluations,
+    details_part,
+    findings_part,
+    held_out_part,
+    times_part,
+)
 from tiercel.web.report.pictures import UNREADABLE, in_words, opened
 from tiercel.web.report.reading import RecordedRun
 from tiercel.web.report.templates import drawn
-from tiercel.web.view.cards import cards_part, row_part
+from tiercel.web.view.cards import LinkedAlbum, cards_part, row_part
 from tiercel.web.view.compare import MOST_RUNS, compare_part
-from tiercel.web.view.filters import after_of, find, wanted_of
+from tiercel.web.view.filters import FOLDER_TITLES, ORDERS, after_of, find, wanted_of
 from tiercel.web.view.live import LiveRun
-from tiercel.web.view.live_sections import PARTS, SCRIPTS, page
+from tiercel.web.view.ranks import ranks_part, status_part
 from tiercel.web.view.runs import Following, Runs
 
 CARDS = 10  # of one answer
-THREADS = 4  # that answer; each keeps memory of its own
 SEARCH_SECONDS = 0.3  # of one answer; the page asks again
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 _PICTURE = re.compile(r"[0-9a-f]{64}")
@@ -44,11 +50,17 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
 }
-_ASSETS = {"page.css": "text/css", **dict.fromkeys(SCRIPTS, "text/javascript")}
-_ICON = (
-    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><path d="M2 12 6 6l3 4 5-8" fill="none" '
-    'stroke="#2f7de1" stroke-width="2.4" stroke-linejoin="round" stroke-linecap="round"/></svg>'
-)
+SCRIPTS = ("charts.js", "page.js", "live.js")
+_BAD_ROWS_SHOWN = 500
+PARTS: Mapping[str, Callable[[LiveRun, RecordedRun], Markup]] = {  # of the page that show one run
+    "status": lambda live, run: status_part(run),
+    "curves": lambda live, run: live.overview(),
+    "findings": lambda live, run: findings_part(live.symptoms()),
+    "heldout": lambda live, run: held_out_part(compared_evaluations(run), LinkedAlbum(run.path, live.name)),
+    "ranks": lambda live, run: ranks_part(run) + times_part(run),
+    "details": lambda live, run: details_part(run, _BAD_ROWS_SHOWN),
+}
+_ASSETS = {"page.css": "text/css", "icon.svg": "image/svg+xml", **dict.fromkeys(SCRIPTS, "text/javascript")}
 
 
 class Guard:
@@ -67,31 +79,31 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request = Request(scope)
-        host = request.headers.get("host", "").rpartition(":")
-        name = host[0] if host[1] and host[2].isdigit() else request.headers.get("host", "")
-        given, _, rest = scope["path"].removeprefix("/").partition("/")
-        if name not in HOSTS:
-            answer: Response | None = PlainTextResponse("Not a name of this machine.", 403)
-        elif scope["path"] == "/" and self._is_token(request.query_params.get("token", "")):
-            answer = RedirectResponse(f"/{self._token}/", 303)
-        elif not self._is_token(given):
-            answer = PlainTextResponse("The address has no token, or a wrong one; `tiercel view` prints it.", 403)
-        else:
-            answer = None
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                own = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
-                if not any(name == b"cache-control" for name, _ in message["headers"]):
-                    own.append((b"cache-control", b"no-store"))
-                message["headers"] = [*message["headers"], *own]
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                headers.setdefault("cache-control", "no-store")
             await send(message)
 
-        if answer is not None:
+        given, _, rest = scope["path"].removeprefix("/").partition("/")
+        if (answer := self._own_answer(Request(scope), given)) is not None:
             await answer(scope, receive, send_with_headers)
         else:
             await self._app({**scope, "path": f"/{rest}", "raw_path": None}, receive, send_with_headers)
+
+    def _own_answer(self, request: Request, given: str) -> Response | None:
+        """Return the answer to a request that is not handed on. `given`: the first part of its path."""
+        host = request.headers.get("host", "")
+        name, _, port = host.rpartition(":")
+        if (name if port.isdigit() else host) not in HOSTS:
+            return PlainTextResponse("Not a name of this machine.", 403)
+        if request.scope["path"] == "/" and self._is_token(request.query_params.get("token", "")):
+            return RedirectResponse(f"/{self._token}/", 303)
+        if not self._is_token(given):
+            return PlainTextResponse("The address has no token, or a wrong one; `tiercel view` prints it.", 403)
+        return None
 
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode("utf-8", errors="replace"), self._token.encode())
@@ -102,23 +114,21 @@ def make_app(runs: Runs, token: str) -> tuple[Guard, Following]:
     following = Following(runs)
     pages = _Pages(runs)
 
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        current_default_thread_limiter().total_tokens = THREADS
-        async with following.running():
-            yield
-
     async def events(request: Request) -> Response:
         return StreamingResponse(following.events(), media_type="text/event-stream")
 
     def shell(request: Request) -> Response:
-        return HTMLResponse(page([run.name for run in runs.all()]))
+        """Return the page that the script fills."""
+        names = [run.name for run in runs.all()]
+        controls = {"tabs": TABS, "folders": FOLDER_TITLES, "orders": ORDERS}
+        return HTMLResponse(
+            drawn("page.html", title="tiercel view", scripts=SCRIPTS, runs=names, status="", **controls)
+        )
 
     app = Starlette(
         routes=[
             Route("/", shell),
             Route("/events", events),
-            Route("/icon.svg", lambda request: Response(_ICON, media_type="image/svg+xml")),
             Route("/runs", lambda request: HTMLResponse(drawn("runs.html", runs=[run.name for run in runs.all()]))),
             Route("/compare", pages.compare),
             Route("/cards", pages.cards),
@@ -128,7 +138,7 @@ def make_app(runs: Runs, token: str) -> tuple[Guard, Following]:
             *(Route(f"/{name}", pages.part) for name in PARTS),
         ],
         exception_handlers={OSError: _unreadable, RunError: _unreadable},
-        lifespan=lifespan,
+        lifespan=lambda app: following.running(),
     )
     return Guard(app, token), following
 
@@ -140,14 +150,15 @@ class _Pages:
         self._runs = runs
 
     def _run(self, request: Request, name: str | None = None) -> LiveRun:
-        run = self._runs.named(name if name is not None else request.query_params.get("run", ""))
-        if run is None:
+        if (run := self._runs.named(name or request.query_params.get("run", ""))) is None:
             raise HTTPException(404, "There is no run of this name (any more).")
         return run
 
     def part(self, request: Request) -> Response:
-        live = self._run(request)
-        return HTMLResponse(_read(live, PARTS[request.url.path.rpartition("/")[2]]))
+        live, draw = self._run(request), PARTS[request.url.path.rpartition("/")[2]]
+        if not (live.path / "config.yaml").exists():
+            return HTMLResponse("<p>The run has not begun: its directory has no config.yaml yet.</p>")
+        return HTMLResponse(draw(live, live.read()))
 
     def compare(self, request: Request) -> Response:
         names = request.query_params.getlist("run")[:MOST_RUNS]
@@ -178,12 +189,6 @@ class _Pages:
         except UNREADABLE as error:
             raise HTTPException(404, f"This picture cannot be read: {in_words(error)}.") from error
         return Response(data, media_type="image/webp", headers=_KEEP)
-
-
-def _read(live: LiveRun, draw: Callable[[LiveRun, RecordedRun], Markup]) -> Markup:
-    if not (live.path / "config.yaml").exists():
-        return Markup("<p>The run has not begun: its directory has no config.yaml yet.</p>")
-    return draw(live, live.read())
 
 
 def _unreadable(request: Request, error: Exception) -> Response:

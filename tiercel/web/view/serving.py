@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
+from anyio.to_thread import current_default_thread_limiter
 
 from tiercel.errors import EnvironmentProblem
 from tiercel.web.view.runs import Runs
@@ -17,6 +18,7 @@ from tiercel.web.view.server import make_app
 
 FIRST_PORT, LAST_PORT = 8420, 8439  # tried in turn, so that an address is mostly good again after a restart
 TOKEN_BYTES = 24
+THREADS = 4  # that answer; each keeps memory of its own
 _LOOK_SECONDS = 0.5
 
 
@@ -39,6 +41,7 @@ def serve(runs: Sequence[Path], port: int | None, *, beside: int | None) -> None
 
 
 async def _serve(server: uvicorn.Server, listening: socket.socket, stop, parent: int | None) -> None:
+    current_default_thread_limiter().total_tokens = THREADS
     serving = asyncio.create_task(server.serve([listening]))
     while not serving.done():
         if parent is not None and os.getppid() != parent:
