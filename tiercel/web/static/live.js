@@ -182,7 +182,8 @@ function addMeasures(names) {
 
 async function loadComparison(signal) {
   const names = [...$("run").options].map((option) => option.value);
-  const chosen = (state.runs ? state.runs.split("\n") : names.slice(0, 8)).filter((name) => names.includes(name));
+  // the page compares eight: the box of a ninth does not stay ticked
+  const chosen = (state.runs ? state.runs.split("\n") : names).filter((name) => names.includes(name)).slice(0, 8);
   const query = new URLSearchParams(chosen.map((name) => ["run", name]));
   const { text } = await get("compare", query, signal);
   if (!$("picker")) {
