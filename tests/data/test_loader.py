@@ -150,7 +150,7 @@ def test_an_error_of_the_machine_is_not_the_rows(workers):
 
 @pytest.mark.parametrize(("most", "rows"), [(1, 8), (10**6, 28)])
 def test_workers_are_ahead_by_bytes(monkeypatch, most, rows):
-    monkeypatch.setattr("tiercel.data.loader.BYTES_AHEAD", most)
+    monkeypatch.setattr("tiercel.data.parallel_map.BYTES_AHEAD", most)
     done = multiprocessing.Value("i", 0)
 
     def counted(row, index):
@@ -188,7 +188,7 @@ def test_a_worker_killed_while_it_sends_is_reported():
 
     with StepLoader(ROWS, large, ORDER, start=0, stop=7, workers=1) as loader:
         time.sleep(0.5)  # by now it waits in the middle of sending
-        os.kill(loader._workers[0][0].pid, signal.SIGKILL)
+        os.kill(loader.workers.processes[0][0].pid, signal.SIGKILL)
         with pytest.raises(TrainingError, match="killed by SIGKILL"):
             next(loader)
 
@@ -201,7 +201,7 @@ def test_a_worker_that_exits_is_reported():
 def test_workers_pass_over_the_signals_of_the_process_group():
     with StepLoader(ROWS, encode, ORDER, start=0, stop=7, workers=2) as loader:
         first = next(loader)
-        for process, _ in loader._workers:
+        for process, _ in loader.workers.processes:
             os.kill(process.pid, signal.SIGINT)
             os.kill(process.pid, signal.SIGTERM)
         assert summary([first, *loader]) == summary(loaded(0))
@@ -213,7 +213,7 @@ def test_closing_ends_workers_that_are_busy():
 
     began = time.monotonic()
     with StepLoader(ROWS, slow, ORDER, start=0, stop=7, workers=2) as loader:
-        processes = [process for process, _ in loader._workers]
+        processes = [process for process, _ in loader.workers.processes]
     assert time.monotonic() - began < 50
     assert not any(process.is_alive() for process in processes)
     assert list(loader) == []
@@ -242,7 +242,7 @@ def is_running(pid):
 
 def test_no_steps_start_no_workers():
     loader = StepLoader(ROWS, encode, ORDER, start=3, stop=3, workers=2)
-    assert loader._workers == []
+    assert loader.workers is None
     assert list(loader) == []
 
 

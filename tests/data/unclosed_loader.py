@@ -17,7 +17,7 @@ def large(row, index):
 if __name__ == "__main__":
     loader = StepLoader(ROWS, large, ORDER, start=0, stop=7, workers=2)
     next(loader)
-    print(*(process.pid for process, _ in loader._workers), flush=True)
+    print(*(process.pid for process, _ in loader.workers.processes), flush=True)
     if sys.argv[1] == "SIGKILL":
         os.kill(os.getpid(), signal.SIGKILL)
     raise SystemExit
