@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
-from itertools import compress, islice
+from itertools import compress
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -25,7 +25,6 @@ RESAMPLED = 1 << 40
 _ROUNDS_APART = 1 << 48  # added to the number of a round, so that no round is shuffled like an epoch of rows
 _CLUSTERS_APART = 1 << 49  # added to the epochs of clusters, so that they are not shuffled like their rows
 _EPOCHS_APART = 1 << 32  # added to the epochs of the second order, so that none is shuffled like one of the first
-_HASHED_AT_ONCE = 1 << 16  # ids
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -78,7 +77,7 @@ class RowOrder:
     def row(self, index: int) -> int:
         """Return the number of the row at `index`, which counts from 0 through all epochs of the run."""
         if len(self.counts) == 1:
-            return row_of_index(index, self.counts[0], self.seed, self.shuffle, self.clusters)[1]
+            return row_of_index(index, self.counts[0], self.seed, self.shuffle, self.clusters)
         start = RESAMPLED if index >= RESAMPLED else 0
         shares = self.shares
         number, place = divmod(index - start, sum(shares))
@@ -90,7 +89,7 @@ class RowOrder:
         file = int(files[place])
         own_index = start + number * shares[file] + int(turns[place])
         own_seed = (self.seed + file) % 2**64  # otherwise files of equal length would have equal orders
-        return sum(self.counts[:file]) + row_of_index(own_index, self.counts[file], own_seed, self.shuffle)[1]
+        return sum(self.counts[:file]) + row_of_index(own_index, self.counts[file], own_seed, self.shuffle)
 
 
 def file_order(row_count: int) -> RowOrder:
@@ -98,20 +97,18 @@ def file_order(row_count: int) -> RowOrder:
     return RowOrder(counts=(row_count,), weights=(1.0,), seed=0, shuffle=False)
 
 
-def row_of_index(
-    index: int, row_count: int, seed: int, shuffle: bool, clusters: Clusters | None = None
-) -> tuple[int, int]:
-    """Return (epoch, row number) of the row at `index`, which counts from 0 through all epochs of the run; indices from
+def row_of_index(index: int, row_count: int, seed: int, shuffle: bool, clusters: Clusters | None = None) -> int:
+    """Return the number of the row at `index`, which counts from 0 through all epochs of the run; indices from
     RESAMPLED on belong to rows that fill up steps. Raises ValueError if there are no rows."""
     if row_count < 1:
         raise ValueError(f"row_count is {row_count}, but an order needs at least one row")
     if index >= RESAMPLED:
         epoch, place = divmod(index - RESAMPLED, row_count)
-        return epoch, int(_permutation(row_count, seed, epoch + _EPOCHS_APART)[place])
+        return int(_permutation(row_count, seed, epoch + _EPOCHS_APART)[place])
     epoch, place = divmod(index, row_count)
     if shuffle and clusters is not None:
-        return epoch, int(_clustered(clusters, seed, epoch)[place])
-    return epoch, int(_permutation(row_count, seed, epoch)[place]) if shuffle else place
+        return int(_clustered(clusters, seed, epoch)[place])
+    return int(_permutation(row_count, seed, epoch)[place]) if shuffle else place
 
 
 def indices_of_try(step: int, number: int, tries: int, prompts_per_step: int) -> range:
@@ -207,12 +204,12 @@ def chosen(files: np.ndarray, lines: np.ndarray, ids: Iterable[str], count: int,
     keys = files << np.uint64(48) | lines
     ordered = np.sort(keys)
     if np.all(ordered[1:] > ordered[:-1]):  # as a rule, each record has one row; the rest needs more memory
-        halves = _halves(ids, use, len(keys))
+        halves = _halves(ids, use)
     else:
         _, firsts, records = np.unique(keys, return_index=True, return_inverse=True)
         is_first = np.zeros(len(keys), dtype=bool)
         is_first[firsts] = True
-        halves = _halves(compress(ids, is_first), use, len(firsts))
+        halves = _halves(compress(ids, is_first), use)
         halves = halves[(np.cumsum(is_first) - 1)[firsts]][records.reshape(-1)]
     near = np.arange(len(keys))
     if 0 < count < len(keys):  # only these can be among the first
@@ -221,11 +218,9 @@ def chosen(files: np.ndarray, lines: np.ndarray, ids: Iterable[str], count: int,
     return np.sort(near[first])
 
 
-def _halves(ids: Iterable[str], use: Use, count: int) -> np.ndarray:
+def _halves(ids: Iterable[str], use: Use) -> np.ndarray:
     """Return the halves of the hash of each id, uint64 (ids, 2). Those of equal ids alone are equal."""
-    halves, rest = np.empty((count, 2), np.uint64), iter(ids)
-    for start in range(0, count, _HASHED_AT_ONCE):
-        some = (sha256(f"{use}\n{id}".encode()).digest()[:16] for id in islice(rest, _HASHED_AT_ONCE))
-        block = np.frombuffer(b"".join(some), ">u8").reshape(-1, 2)
-        halves[start : start + len(block)] = block
-    return halves
+    hashes = bytearray()
+    for id in ids:
+        hashes += sha256(f"{use}\n{id}".encode()).digest()[:16]
+    return np.frombuffer(hashes, ">u8").astype(np.uint64).reshape(-1, 2)
