@@ -169,6 +169,8 @@ def messages() -> list[Message]:
     hints = [each.hint for each in key_synonyms().values()]
     hints += [reason for _, reason in table_rows("tiercel.config.conflicts", "vllm_options.txt")]
     hints += [text for _, *texts in table_rows("tiercel.reliability", "symptoms.txt") for text in texts]
+    hints += [text for _, *texts, _ in table_rows("tiercel.data.formats", "formats.txt") for text in texts]
+    hints += [_numbered(text) for _, text in table_rows("tiercel.data", "texts.txt")]
     hints += [question for _, question, *_ in table_rows("tiercel.cli", "questions.txt")]
     hints += [cause for _, cause in table_rows("tiercel.distributed", "causes.txt")]
     hints += [_numbered(text) for _, _, text in table_rows("tiercel.config.conflicts", "conflicts.txt")]
@@ -304,7 +306,7 @@ def _no_messages(tree: ast.Module) -> Iterator[ast.AST]:
             )
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("re.compile", "re.fullmatch", "re.search"):
             yield from ast.walk(node)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("conflict", "described"):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("conflict", "described", "told"):
             yield node.args[0]  # a name in a table
         for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None)):
             if annotation is not None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 
 import pytest
 
@@ -95,18 +96,7 @@ def test_a_step_has_no_more_rows_than_the_epochs_leave(tmp_path, train, rows):
     recipe = sft_recipe(
         tmp_path, tmp_path / "rows.jsonl", tmp_path / "run", train=train, optim={"prompts_per_step": 16}
     )
-    report = ScanReport(
-        total=11,
-        accepted=11,
-        image_count=0,
-        file="rows",
-        longest_row=None,
-        rejected=(),
-        rows_by_image_count={},
-        prompt_token_percentiles={},
-        notes={},
-        left_out={},
-    )
+    report = ScanReport(rows_by_length=Counter({1: 11}))
     assert rows in next(iter(token_table(recipe, report, 11).columns[1].cells))
 
 

@@ -9,8 +9,9 @@ import math
 import pytest
 
 from tiercel.data.formats.converters import clean_answer
-from tiercel.data.formats.registry import FORMATS, default_id, detect_format, expanded, parse_record
+from tiercel.data.formats.registry import FORMATS, default_id, detect_format, expanded, rows_of
 from tiercel.data.media.images import ImageProblem
+from tiercel.data.records import Record
 from tiercel.data.rows import Reading
 from tiercel.errors import DataError
 from tiercel.types import ImageRoots, ImageSource, PixelLimits, RejectedRow, Row, VideoSource
@@ -31,7 +32,8 @@ def parse(record, format="tiercel", purpose="grpo", image_size=size_of_100_by_50
         image_size=image_size,
         **reading_options,
     )
-    return parse_record(record, format=format, line=4, reading=reading)
+    (row,) = rows_of(Record(line=4, value=record), format, reading)
+    return row
 
 
 def accepted(record, format="tiercel", purpose="grpo", **options) -> Row:

@@ -18,7 +18,7 @@ from PIL import Image
 
 from tiercel.cli.main import main
 from tiercel.config.data import Data, HeldOut
-from tiercel.data import format_detection, reading
+from tiercel.data import reading, row_files
 from tiercel.data.index import FileStore, cache_folder, version
 from tiercel.data.reading import read_rows, read_run_rows
 from tiercel.data.stores import UnusableRow
@@ -230,8 +230,8 @@ def test_a_second_start_reads_no_row_for_the_format(place, monkeypatch):
     monkeypatch.setattr(reading, "MOST_HELD_BYTES", 0)
     data, read = config(place, file), []
     first = read_rows(file, data, "grpo")
-    records = format_detection.records_of
-    monkeypatch.setattr(format_detection, "records_of", lambda source: read.append(source.path) or records(source))
+    records = row_files.records_of
+    monkeypatch.setattr(row_files, "records_of", lambda source: read.append(source.path) or records(source))
     assert read_rows(file, data, "grpo").identity() == first.identity() and read == []
     os.utime(file, (1, 1))
     assert read_rows(file, data, "grpo").format == first.format and read == [str(file)]

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from tiercel.config.data import Data
-from tiercel.data.formats.registry import detect_format, parse_record
+from tiercel.data.formats.registry import detect_format, rows_of
 from tiercel.data.reading import read_rows
+from tiercel.data.records import Record
 from tiercel.data.rows import Reading
 from tiercel.types import ImageRoots, RejectedRow
 
@@ -177,7 +178,7 @@ def test_only_the_last_answer_is_trained_on(tmp_path):
 def test_wrong_rows_name_the_field(purpose, record, field, says):
     reading = Reading(file="rows.jsonl", purpose=purpose, image_roots=ImageRoots(), image_size=lambda image: (1, 1))
     format = "tiercel" if "messages" in record else detect_format([record], "rows.jsonl")
-    rejected = parse_record(record, format=format, line=1, reading=reading)
+    (rejected,) = rows_of(Record(line=1, value=record), format, reading)
     assert isinstance(rejected, RejectedRow)
     assert rejected.field == field and says in rejected.reason
 
@@ -214,7 +215,7 @@ def sides(record, format="tiercel"):
     reading = Reading(
         file="rows.jsonl", purpose="pairs", image_roots=ImageRoots(), image_size=lambda source: (100, 100)
     )
-    row = parse_record({"images": ["a.png"], **record}, format=format, line=1, reading=reading)
+    (row,) = rows_of(Record(line=1, value={"images": ["a.png"], **record}), format, reading)
     if isinstance(row, RejectedRow):
         return row.reason
     return [[list(box) for box in side.boxes] for side in row.sides]
@@ -253,7 +254,7 @@ def test_references_of_a_pair_and_the_pictures_of_its_boxes():
     objects = {"ref": ["a cup", "a plate"], "bbox": [CUP, PLATE], "image_id": [0, 1]}
     reading = Reading(file="rows.jsonl", purpose="pairs", image_roots=ImageRoots(), image_size=lambda source: (9, 9))
     record = {"messages": turns, "rejected_response": "<ref-object>: <bbox>", "images": ["a.png", "b.png"]}
-    row = parse_record({**record, "objects": objects}, format="swift", line=1, reading=reading)
+    (row,) = rows_of(Record(line=1, value={**record, "objects": objects}), "swift", reading)
     assert [side.box_images for side in row.sides] == [(0,), (1,)]
     assert [side.messages[-1].content for side in row.sides] == ["<bbox>", "a plate: <bbox>"]
     assert all(side.messages[0].content == "<image><image>a cup?" for side in row.sides)

@@ -39,10 +39,9 @@ def test_scan_counts_lengths_images_and_rejections(tmp_path):
     seen = []
     scan = Scan(plan_prompt=area, config=config)
     report = scan(read_rows(file, config, "grpo"), lambda done, total: seen.append((done, total)))
-    assert (report.file, report.total, report.accepted, report.image_count) == (str(file), 8, 3, 3)
+    assert (report.accepted, report.image_count) == (3, 3)
     assert report.rows_by_image_count == {0: 1, 1: 1, 2: 1}
     assert report.prompt_token_percentiles == {0: 1, 50: 13, 90: 25, 99: 25, 100: 25}
-    assert report.longest_row == "r2"
     reasons = {row.id: (row.field, row.reason) for row in report.rejected}
     assert reasons.keys() == {"r3", "r4", "r5", "r6", "r7"}
     assert reasons["r3"][1].startswith("has 101 tokens, more than data.max_prompt_tokens = 100")
@@ -64,11 +63,11 @@ def test_a_picture_that_is_cut_short_is_found_where_pixels_are_decoded(tmp_path)
     cut_short(tmp_path / "cut.png")
     config = Data(train="rows.jsonl")
     table = read_rows(write_rows(tmp_path, [["a.png"], ["a.png", "cut.png"], [], ["cut.png"]]), config, "grpo")
-    assert Scan(plan_prompt=area, config=config)(table).rejected == ()
+    assert Scan(plan_prompt=area, config=config)(table).rejected == []
     decoded = Scan(plan_prompt=area, config=config, measure=decoded_size)(table)
     assert [(row.id, row.field) for row in decoded.rejected] == [("r1", "images"), ("r3", "images")]
     assert (decoded.accepted, decoded.prompt_token_percentiles[100]) == (2, 13)
-    assert undecodable(table.rows, config) == list(decoded.rejected)
+    assert undecodable(table.rows, config) == decoded.rejected
     assert undecodable(table.rows[:1], config) == []
 
 
@@ -93,7 +92,7 @@ def test_a_row_that_cannot_be_planned_is_rejected(tmp_path):
 
     config = Data(train="rows.jsonl")
     report = Scan(plan_prompt=plan, config=config)(read_rows(write_rows(tmp_path, [[]]), config, "grpo"))
-    assert (report.accepted, report.longest_row, report.prompt_token_percentiles) == (0, None, {})
+    assert (report.accepted, report.prompt_token_percentiles) == (0, {})
     assert report.rejected[0].field == "messages"
 
 

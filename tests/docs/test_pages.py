@@ -11,7 +11,8 @@ from tiercel.cli.arguments import build_parser
 from tiercel.config import load_recipe
 from tiercel.config.keys import every_key
 from tiercel.config.yaml_text import parse
-from tiercel.data.formats.registry import detect_format, parse_record
+from tiercel.data.formats.registry import detect_format, rows_of
+from tiercel.data.records import Record
 from tiercel.data.rows import Reading
 from tiercel.types import ImageRoots, Row
 
@@ -67,9 +68,8 @@ def test_rows_of_a_situation_are_read(page):
             image_size=lambda source: (640, 480),
             prompt=None,
         )
-        assert isinstance(
-            parse_record(record, format=detect_format([record], "rows.jsonl"), line=1, reading=reading), Row
-        )
+        (row,) = rows_of(Record(line=1, value=record), detect_format([record], "rows.jsonl"), reading)
+        assert isinstance(row, Row)
 
 
 @pytest.mark.parametrize("page", HOW_TO, ids=lambda page: page.stem)

@@ -8,8 +8,9 @@ import pytest
 
 from tiercel.config.schema import Data
 from tiercel.config.yaml_text import parse
-from tiercel.data.formats.registry import FORMATS, detect_format, expanded, parse_record
+from tiercel.data.formats.registry import FORMATS, detect_format, rows_of
 from tiercel.data.order import RowOrder
+from tiercel.data.records import Record
 from tiercel.data.rows import Reading
 from tiercel.types import ImageRoots, Row
 from tools.docs.data import TABLE, table
@@ -49,7 +50,7 @@ def test_an_example_is_told_by_its_keys_and_accepted(name, record):
             image_size=lambda source: (640, 480),
             prompt="Where is {prompt}?" if name == "refcoco" else None,
         )
-        rows = [parse_record(each, format=name, line=1, reading=reading) for each in expanded(name, record)]
+        rows = rows_of(Record(line=1, value=record), name, reading)
         if purpose == "sft" and name == "tiercel" and "answer" in record:
             assert [row.reason for row in rows] == ["there is no assistant turn to train on"]
             continue

@@ -102,7 +102,7 @@ def _check(recipe: Recipe, arguments: Namespace, console: Console) -> None:
             count = write_fix_report([row for report in reports for row in report.rejected], file, recipe.data)
             console.print(f"{file}: rejected rows with their reasons: {count:,}")
         for report in reports:
-            require_few_bad(len(report.rejected), report.total, recipe.data)
+            require_few_bad(len(report.rejected), report.accepted + len(report.rejected), recipe.data)
         if isinstance(recipe, GrpoRecipe):
             for line in run_coverage(recipe.rewards, rows):
                 console.print(line, markup=False)
@@ -180,7 +180,7 @@ def _scanned(check: RowCheck, table: RowTable, console: Console, *, is_train: bo
         report = scan(table, progress)
     rejected = report.rejected
     tokens = ", ".join(f"{SPREAD[percent]} {count:,}" for percent, count in report.prompt_token_percentiles.items())
-    images = ", ".join(f"{rows:,} with {count}" for count, rows in report.rows_by_image_count.items())
+    images = ", ".join(f"{rows:,} with {count}" for count, rows in sorted(report.rows_by_image_count.items()))
     console.print(f"{file}: {counted(table.total, 'row')} in {table.format} format, {len(rejected):,} rejected")
     if recipe.data.ids == "line":
         console.print("  ids of rows: file and line, as data.ids says")

@@ -10,6 +10,7 @@ from tiercel.data.index import remembered
 from tiercel.data.parallel_map import blocks_of, spread
 from tiercel.data.reading import RowTable, RunRows
 from tiercel.data.stores import view_of
+from tiercel.data.texts import told
 from tiercel.errors import DataError
 from tiercel.message_text import brief
 from tiercel.reward_types import column
@@ -78,9 +79,7 @@ def reward_coverage(rewards: Sequence[RewardEntry], rows: Sequence[Row], file: s
     if faults:
         raise DataError("\n".join(faults), field="rewards")
     if rewards and (without := len(rows) - any_applies):
-        lines.append(
-            f"no reward applies to {without:,} of {len(rows):,} rows of {file}, so nothing is learnt from them"
-        )
+        lines.append(told("rows without a reward", without, len(rows), file))
     return lines
 
 
@@ -91,11 +90,7 @@ def _worked_out(reward: RewardEntry, rows: Sequence[Row]) -> Iterator[str]:
     truths = [reward.truth_of(row.answer, row.columns) for row in rows[:_LOOKED_AT] if is_meant(reward, row.columns)]
     found = [text for text in truths if isinstance(text, str) and _WORKED_OUT.search(text)]
     if found:
-        yield (
-            f"{len(found)} of the first {len(truths)} right answers have more in them than the answer, such as "
-            f"{brief(found[0], 60)!r}, and are compared whole; write the answer alone, or take the reward math, which "
-            "reads what stands in \\boxed{} or after ####"
-        )
+        yield told("answers with solutions", len(found), len(truths), brief(found[0], 60))
 
 
 def _reason(reward: RewardEntry, rows: Sequence[Row]) -> str:
@@ -113,10 +108,7 @@ def _reason(reward: RewardEntry, rows: Sequence[Row]) -> str:
         alone = "; the rows have no other columns, and no turn is taken for it: add one named answer"
         there = _there(ANSWER, rows) or alone
         return f"no row{among} has a right answer; set answer_column to the column that has it{there}"
-    return (
-        f"answer_column is {reward.answer_column}, but no row{among} has this "
-        f"column{_there(reward.answer_column, rows)}"
-    )
+    return told("no column of the answer", reward.answer_column, among, _there(reward.answer_column, rows))
 
 
 def _there(name: str, rows: Sequence[Row]) -> str:
@@ -134,9 +126,8 @@ def _there(name: str, rows: Sequence[Row]) -> str:
     near = get_close_matches(name, names, n=1, cutoff=0.6)
     if name == ANSWER:
         near = [key for key in names if key.rpartition(".")[2] in _ANSWERS]
-    return (
-        (f"; the rows have the columns {_listed([*near, *(key for key in names if key not in near)])}") if names else ""
-    )
+    listed = _listed(list(dict.fromkeys([*near, *names])))
+    return f"; the rows have the columns {listed}" if names else ""
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from hashlib import sha256
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,9 @@ from tiercel.data.order import chosen
 from tiercel.data.readers import Record, records_of
 from tiercel.data.reading import heldout_source, require_count, sources_of, write_bad_rows
 from tiercel.data.remote import parts_of, source_of
-from tiercel.data.row_files import image_roots_of
+from tiercel.data.row_files import image_roots_of, telling_unreadable
 from tiercel.data.rows import parts_of_text, with_turns_of_text
+from tiercel.data.texts import told
 from tiercel.errors import DataError, RunError
 from tiercel.log import logger
 from tiercel.types import ImageRoots, RejectedRow
@@ -71,29 +72,24 @@ def fetch(data: Data, folder: Path, web: Web, parallel: int) -> Fetched:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()) and not (folder / _LOCK).exists():
-            raise RunError(
-                f"{folder}: has files that `tiercel data fetch` did not write; give --to an empty or a new folder"
-            )
+            raise RunError(told("other files in the folder", folder))
     with writing(folder), locked(folder / _LOCK, lambda: None):
-        urls: dict[str, None] = {}
         sources = [_Source(given, own) for given, own in named.values()]
-        has_urls = [source.add_urls(urls) for source in sources]
+        urls_of = [source.urls() for source in sources]
+        urls = list(dict.fromkeys(chain.from_iterable(urls_of)))
         if not urls:
             raise DataError("no row names a picture by a URL, so there is nothing to download")
         there = _downloaded_before(folder)
         wanted = [url for url in urls if _hash(url) not in there]
-        problems: dict[str, str] = {}
-        for url, found in _downloaded(wanted, folder / PICTURES, web, parallel):
-            if isinstance(found, Path):
-                there[_hash(url)] = found.relative_to(folder)
-            else:
-                problems[url] = found
+        found = dict(_downloaded(wanted, folder / PICTURES, web, parallel))
+        there |= {_hash(url): file.relative_to(folder) for url, file in found.items() if isinstance(file, Path)}
+        problems = {url: reason for url, reason in found.items() if isinstance(reason, str)}
         values: dict[str, str] = {}
         failed: list[RejectedRow] = []
         roots = dict.fromkeys(data.image_roots)
         count = 0
-        for key, source, is_wanted in zip(named, sources, has_urls, strict=True):
-            if is_wanted:
+        for key, source, own_urls in zip(named, sources, urls_of, strict=True):
+            if own_urls:
                 file = folder / f"{key.removeprefix('data.').removesuffix('.path').replace('.', '-')}.jsonl"
                 lines, rows, places = source.write(file, there, problems)
                 values[key], count = str(file), count + lines
@@ -126,11 +122,8 @@ def _downloaded_before(folder: Path) -> dict[str, Path]:
 
 def _records(parts: Sequence[RowSource]) -> Iterator[tuple[RowSource, Record]]:
     for part in parts:
-        try:
-            for record in records_of(part):
-                yield part, record
-        except OSError as error:
-            raise DataError(f"{part.name}: cannot be read: {error.strerror or error}") from error
+        with telling_unreadable(part.name):
+            yield from ((part, record) for record in records_of(part))
 
 
 def _chosen(source: RowSource, parts: Sequence[RowSource]) -> tuple[Sequence[RowSource], frozenset[int] | None]:
@@ -160,19 +153,18 @@ class _Source:
                 if numbers is None or number in numbers:
                     yield found
 
-    def add_urls(self, urls: dict[str, None]) -> bool:
-        """Add the URLs of all pictures; return whether there are any."""
-        found = set[bool]()
+    def urls(self) -> dict[str, None]:
+        """Return the URLs of all pictures, each once."""
+        found: dict[str, None] = {}
 
         def add(path: str) -> str:
             if is_web_address(path):
-                urls.setdefault(path)
-                found.add(True)
+                found[path] = None
             return path
 
         for _, record in self.records():
             _changed(record.value, self.config.columns, add)
-        return bool(found)
+        return found
 
     def write(
         self, file: Path, there: Mapping[str, Path], problems: Mapping[str, str]
@@ -181,7 +173,7 @@ class _Source:
         the directories that data.image_roots needs for them. A picture is named relative to the file if the recipe has
         no data.image_root, else by its whole path; then it is the other pictures whose paths stay as they are."""
         is_beside = self.config.image_root is None
-        roots_of: dict[str, ImageRoots] = {}
+        roots_of = cache(partial(image_roots_of, config=self.config))
         folder = Path() if is_beside else file.parent.absolute()
         places = {} if is_beside else {str(folder): None}
         failed: list[RejectedRow] = []
@@ -202,14 +194,13 @@ class _Source:
         with writing(file), part.open("w", encoding="utf-8") as stream:
             for source, record in self.records():
                 name, count, reason = source.name, count + 1, record.problem
-                if name not in roots_of:
-                    roots_of[name] = image_roots_of(source, self.config)
+                roots = roots_of(source)
                 if reason is None:
                     foreign = missing_numbers(record.value) | foreign_columns(record.value, self._picture_columns)
                     left_out |= foreign
                     value = {key: each for key, each in record.value.items() if key not in foreign}
                     try:
-                        changed = _changed(value, self.config.columns, partial(change, roots_of[name]))
+                        changed = _changed(value, self.config.columns, partial(change, roots))
                         line = json.dumps(changed, default=_base64, allow_nan=False)
                         stream.write(line + "\n")
                     except (TypeError, ValueError, RecursionError) as error:
@@ -271,10 +262,9 @@ def _in_parts(value: Any, change: Change) -> Any:
 
 def _parts_in_text(value: Any) -> Any:
     """Parse the parts of a turn that stand there as JSON text; anything else stays as it is."""
-    parts = None
-    with suppress(DataError):
-        parts = parts_of_text(value, "content") if isinstance(value, str) else None
-    return value if parts is None else parts
+    with suppress(DataError):  # otherwise the run rejects this row
+        return (parts_of_text(value, "content") or value) if isinstance(value, str) else value
+    return value
 
 
 def _base64(value: Any) -> str:

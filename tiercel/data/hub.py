@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tiercel.config.row_sources import HUB, HUB_FORM, RowSource
+from tiercel.data.texts import told
 from tiercel.errors import DataError, EnvironmentProblem
 from tiercel.message_text import brief
 
@@ -60,16 +61,11 @@ def load(source: RowSource) -> Any:
             builder.download_and_prepare()
             return builder.as_dataset(split=source.split)
     except (ConnectionError, HTTPError) as error:
-        raise DataError(
-            f"{source.name}: the hub cannot be reached, and the cache ({datasets.config.HF_DATASETS_CACHE}) does not "
-            "have this data set; run `tiercel check` once while you are online, or set HF_HOME to a copy of a cache "
-            f"that has it, or name the folder of a downloaded copy, {HUB}./FOLDER"
-        ) from error
+        place = datasets.config.HF_DATASETS_CACHE
+        raise DataError(told("no cached data set", source.name, place, HUB)) from error
     except (datasets.exceptions.DatasetsError, ImportError, OSError, RuntimeError, ValueError) as error:
         raise DataError(f"{source.name}: {_reason(error)} (the form of a data set is {HUB_FORM})") from error
-    raise DataError(
-        f"{source.name}: has {kind} files, which tiercel does not read; save it as Parquet, and name that copy"
-    )
+    raise DataError(told("files of a data set", source.name, kind))
 
 
 def _require_own_files(source: RowSource, builder: Any) -> None:
@@ -79,8 +75,7 @@ def _require_own_files(source: RowSource, builder: Any) -> None:
     for file in named:
         is_on_hub = file.startswith(f"hf://datasets/{builder.repo_id or source.path}@")
         if not (is_on_hub if root is None else Path(os.path.realpath(file)).is_relative_to(root)):
-            reason = f"its README names {file}, which is not a file of the data set; remove it from the README"
-            raise DataError(f"{source.name}: {reason}")
+            raise DataError(told("files of others", source.name, file))
 
 
 def _reason(error: Exception) -> str:

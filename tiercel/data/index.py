@@ -40,6 +40,7 @@ from tiercel.data.index_sources import LARGEST_SMALL_FILE, IndexSource
 from tiercel.data.parallel_map import spread
 from tiercel.data.rows import shortened
 from tiercel.data.stores import COLUMNS, RowStore, RowView, facts_of, same_ids
+from tiercel.data.texts import told
 from tiercel.errors import DataError
 from tiercel.log import logger
 from tiercel.regular_files import read_regular
@@ -47,7 +48,7 @@ from tiercel.types import RejectedRow, Row
 
 ENTRY = np.dtype(
     [
-        *COLUMNS.items(),
+        *((name, dtype) for name, (dtype, _) in COLUMNS.items()),
         ("offset", "<u8"),  # with `length`, the numbers of IndexSource.records
         ("id_offset", "<u8"),  # among the ids, in bytes
         ("length", "<u4"),
@@ -103,10 +104,7 @@ class FileStore(RowStore):
         record = self._record(offset, length, line)
         found = [] if record is None else self._source.rows(record)
         if place >= len(found):
-            raise DataError(
-                f"{self.file}: line {line} differs from what its index {self.path} has; delete that file, "
-                "and the next start makes it again"
-            )
+            raise DataError(told("changed line", self.file, line, self.path))
         return found[place]
 
     def column(self, name: str) -> np.ndarray:
@@ -179,10 +177,8 @@ def _opened(source: IndexSource, file: Path) -> IndexedRows | str:
             return "its index is of another version of tiercel"
         if head["of"] != source.identity():
             return "the file has changed since its index was made"
-        with open(file, "rb") as stream:
-            if head["checksum"] != _checksum(stream, head["rows"] * ENTRY.itemsize + head["id_bytes"]):
-                return "its index is damaged"
-        if head.pop("head") != _checksum_of(head):
+        content = mapped(file)[: head["rows"] * ENTRY.itemsize + head["id_bytes"]]
+        if head["checksum"] != zlib.crc32(content) or head.pop("head") != _checksum_of(head):
             return "its index is damaged"
         lines = head.pop("rejected")
         rejected = [RejectedRow(file=source.reading.file, **line["row"]) for line in lines]
@@ -215,20 +211,11 @@ def _checksum_of(head: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(head).encode())
 
 
-def _checksum(stream: BinaryIO, count: int) -> int:
-    """Return the CRC of a file's first `count` bytes."""
-    total = 0
-    stream.seek(0)
-    for start in range(0, count, 1 << 22):
-        total = zlib.crc32(stream.read(min(1 << 22, count - start)), total)
-    return total
-
-
 @cache
 def version() -> str:
-    """Hash the code that reads rows. An index of other code is made again."""
+    """Hash the code that reads rows, and its table of formats. An index of other code is made again."""
     digest = sha256()
-    for file in sorted(Path(__file__).parent.rglob("*.py")):
+    for file in sorted(file for file in Path(__file__).parent.rglob("*") if file.suffix in (".py", ".txt")):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -248,32 +235,29 @@ def remembered(rows: RowView, what: str, make: Callable[[], Any], beat: Callable
     """Return what `make` finds out about rows, as JSON holds it. If all of them are indexed, it is kept beside the
     indexes, under what it is (`what`) and the rows; processes that ask at the same time wait for one of them."""
     folder, key = rows.stores[0].cache if rows.stores else None, rows.key
-    return make() if folder is None or key is None else kept(folder, [what, key], make, beat)
+    if folder is None or key is None:
+        return make()
+    file = kept_file(folder, [what, key])
+    with locked(file.with_suffix(".lock"), beat):
+        return kept(file, make)
 
 
-def kept(folder: Path, key: Sequence[Any], make: Callable[[], Any], beat: Callable[[], None] = lambda: None) -> Any:
-    """Return what `make` finds out, as JSON holds it, from a file that the key names, or else write that. Raises
-    OSError if it cannot be written."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(_kept_file(folder, key).with_suffix(".lock"), beat):
-        return kept_unlocked(folder, key, make)
-
-
-def kept_unlocked(folder: Path, key: Sequence[Any], make: Callable[[], Any]) -> Any:
-    """Do as `kept` for what takes so little time that several processes may find it out at once."""
-    file = _kept_file(folder, key)
+def kept(file: Path, make: Callable[[], Any]) -> Any:
+    """Return what `make` finds out, as JSON holds it, from a file, or else write that. Raises OSError if it cannot be
+    written."""
     try:
         return json.loads(read_regular(file))
     except (ValueError, OSError):
         found = make()
-    folder.mkdir(parents=True, exist_ok=True)
     new = file.with_suffix(f".{os.getpid()}.tmp")
     new.write_text(json.dumps(found), encoding="utf-8")
     new.replace(file)
     return found
 
 
-def _kept_file(folder: Path, key: Sequence[Any]) -> Path:
+def kept_file(folder: Path, key: Sequence[Any]) -> Path:
+    """Return the file in a folder that keeps what a key names. Raises OSError if the folder cannot be made."""
+    folder.mkdir(parents=True, exist_ok=True)
     return folder / f"{sha256(json.dumps([*key, version()]).encode()).hexdigest()[:32]}.json"
 
 
@@ -310,10 +294,9 @@ def _make(source: IndexSource, file: Path, new: Path, beat: Callable[[], None]) 
         with open(new, "w+b") as stream:
             head = _written(source, stream, beat)
             if source.identity() != of:
-                raise DataError(
-                    f"{source.reading.file}: has changed while it was read; start again when it is complete"
-                )
-            head |= {"version": version(), "of": of, "checksum": _checksum(stream, stream.tell())}
+                raise DataError(told("changed while read", source.reading.file))
+            stream.flush()
+            head |= {"version": version(), "of": of, "checksum": zlib.crc32(mapped(new)) if stream.tell() else 0}
             text = json.dumps({**head, "head": _checksum_of(head)}).encode()
             stream.write(text + len(text).to_bytes(_LENGTH_BYTES, "little"))
         new.replace(file)
@@ -343,12 +326,7 @@ def _written(source: IndexSource, stream: BinaryIO, beat: Callable[[], None]) ->
         ids.seek(0)
         shutil.copyfileobj(ids, stream)
     rejected = sorted(rejected + repeats, key=lambda each: (each["row"]["line"], each["number"]))
-    return {
-        "rows": rows - len(repeats),
-        "id_bytes": id_bytes,
-        "without": list(without.items()),
-        "rejected": rejected,
-    }
+    return {"rows": rows - len(repeats), "id_bytes": id_bytes, "without": list(without.items()), "rejected": rejected}
 
 
 def _without_repeats(stream: BinaryIO, ids: IO[bytes]) -> list[dict[str, Any]]:
@@ -366,9 +344,8 @@ def _without_repeats(stream: BinaryIO, ids: IO[bytes]) -> list[dict[str, Any]]:
         return []
     lines, found = entries["line"], []
     for number, first in firsts.items():
-        reason = f"{shortened(id_of(number))!r} is already the id of line {lines[first]}"
-        row = {"id": id_of(number), "line": int(lines[number]), "field": "id"}
-        row["reason"] = f"{reason}; if rows share ids, set data.ids: line"
+        reason = told("repeated id", shortened(id_of(number)), lines[first])
+        row = {"id": id_of(number), "line": int(lines[number]), "field": "id", "reason": reason}
         place = {name: int(entries[name][number]) for name in ("offset", "length", "number")}
         found.append({**place, "repeats": True, "row": row})
     is_kept = np.ones(len(entries), dtype=bool)

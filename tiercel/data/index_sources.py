@@ -1,6 +1,7 @@
 """What an index can be made of: lines of a JSON Lines file, rows of Parquet and Arrow files, members of a tar shard."""
 
 import atexit
+import io
 import json
 import os
 import threading
@@ -17,19 +18,11 @@ from tiercel.config.row_sources import RowSource
 from tiercel.data.formats.columns import named
 from tiercel.data.formats.registry import rows_of
 from tiercel.data.hub import cached_files
-from tiercel.data.readers import (
-    RowGroup,
-    arrow_groups,
-    batches_of,
-    record_of_value,
-    records_of_group,
-    row_groups,
-    unreadable,
-    value_at,
-)
+from tiercel.data.readers import RowGroup, arrow_groups, batches_of, record_at, records_of_group, row_groups, unreadable
 from tiercel.data.records import Record, record_of_line
 from tiercel.data.rows import Reading
 from tiercel.data.tar_shards import placed_records, record_of_members, spans
+from tiercel.data.texts import told
 from tiercel.errors import DataError
 from tiercel.types import RejectedRow, Row
 
@@ -129,7 +122,7 @@ class LineFile(IndexSource):
         with open(self.path, "rb") as stream:
             stream.seek(offset)
             data = stream.read(end - offset)
-        for number, text in enumerate(_lines(data), start=line):
+        for number, text in enumerate(io.BytesIO(data), start=line):
             if (record := self.record_of(text, number)) is not None:
                 yield offset, len(text), record
             offset += len(text)
@@ -199,7 +192,23 @@ class GroupFiles(IndexSource):
         return ((number, record.line - line, record) for record in records_of_group(group, line))
 
     def reader(self, of: Sequence[Any]) -> RecordAt:
-        return _GroupReader(self, of)
+        groups, of_files = list(self.groups()), {each[0]: each for each in of}
+        lost: dict[int, tuple[int, str]] = {}  # where a group cannot be read any further, and why
+
+        def record(number: int, row: int, line: int) -> Record:
+            group = groups[number]
+            of_file = of_files[os.path.abspath(group.file)]
+            self.require_same(group.file, of_file)
+            if number in lost and row >= lost[number][0]:
+                return Record(line=line, problem=lost[number][1])
+            try:
+                start, batch = _BATCHES.at(group, of_file[2], row)
+            except (DataError, OSError) as error:
+                lost[number] = (_BATCHES.next, unreadable(group, error))
+                return Record(line=line, problem=lost[number][1])
+            return record_at(batch, row - start, line)
+
+        return record
 
 
 def index_source(source: RowSource, **how: Any) -> IndexSource | None:
@@ -212,28 +221,6 @@ def index_source(source: RowSource, **how: Any) -> IndexSource | None:
     kinds = {".jsonl": LineFile, ".tar": TarShard, ".parquet": GroupFiles}
     kind = GroupFiles if path.is_dir() else kinds.get(path.suffix.lower())
     return None if kind is None else kind(path=source.path, **how)
-
-
-class _GroupReader:
-    """Reads rows of row groups."""
-
-    def __init__(self, source: GroupFiles, of: Sequence[Any]):
-        self._source, self._of = source, {each[0]: each for each in of}
-        self._groups = list(source.groups())
-        self._lost: dict[int, tuple[int, str]] = {}  # where a group cannot be read any further, and why
-
-    def __call__(self, number: int, row: int, line: int) -> Record:
-        group = self._groups[number]
-        of = self._of[os.path.abspath(group.file)]
-        self._source.require_same(group.file, of)
-        if number in self._lost and row >= self._lost[number][0]:
-            return Record(line=line, problem=self._lost[number][1])
-        try:
-            start, batch = _BATCHES.at(group, of[2], row)
-        except (DataError, OSError) as error:
-            self._lost[number] = (_BATCHES.next, unreadable(group, error))
-            return Record(line=line, problem=self._lost[number][1])
-        return record_of_value(value_at(batch, row - start), line)
 
 
 class _Batches(threading.local):
@@ -267,19 +254,11 @@ class _Batches(threading.local):
             if row < self.next:
                 self._of = group, time
                 return start, batch
-        raise DataError(
-            f"{group.file}: has fewer rows than its metadata says: it is damaged or was cut off; copy it again"
-        )
+        raise DataError(told("fewer rows than said", group.file))
 
 
 _BATCHES = _Batches()
 atexit.register(_BATCHES.close)
-
-
-def _lines(data: bytes) -> list[bytes]:
-    """Divide bytes as a binary file is divided: after each newline, and nowhere else."""
-    lines = data.split(b"\n")
-    return [line + b"\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
 
 
 def _identity_of(file: Path) -> list[Any]:

@@ -16,6 +16,7 @@ from tiercel.data.media.file_names import MediaKind, names_files
 from tiercel.data.reading import RowTable
 from tiercel.data.rows import given_size
 from tiercel.data.stores import RowView, view_of
+from tiercel.data.texts import told
 from tiercel.models.families.base import Family
 from tiercel.rewards.answers import parse_boxes, parse_point
 from tiercel.types import ImagePlan, Row
@@ -46,28 +47,22 @@ def odd_lines(data: Data, table: RowTable, *, is_learnt: bool) -> list[str]:
     for number in np.flatnonzero(pictures == 0)[:_LOOKED_AT].tolist():
         first = _first(rows, np.flatnonzero(files == number))
         if (column := _picture_column(first)) is not None:
-            lines.append(
-                f"no row of {names[number]} has a picture, but the column {column} seems to name one, which the model "
-                f"will not see: set data.columns: {{images: {column}}}"
-            )
+            lines.append(told("a picture in no column", names[number], column))
         elif (column := _column_of_files(first, "video")) is not None:
-            lines.append(
-                f"no row of {names[number]} has a video, but the column {column} seems to name one, which the model "
-                f"will not see: set data.columns: {{videos: {column}}}"
-            )
+            lines.append(told("a video in no column", names[number], column))
     for number in np.flatnonzero(np.bincount(files))[:_MOST_FILES].tolist():
         first = _first(rows, np.flatnonzero(files == number))
         lines += [f"{names[number]}: {line}" for line in _odd_columns(first, is_learnt)]
     lines += _missing_parts(names)
     for key, text in (("system", data.system or ""), ("prompt", data.prompt or "")):
         if os.path.isfile(text):
-            lines.append(f"data.{key}: {text} is a file, but its name and not its content is what the model will read")
+            lines.append(told("a text that is a file", key, text))
         if _TWO_CHARACTERS.search(text):
-            lines.append(f"data.{key} has a backslash and an n; for a line end, put it in double quotes in the recipe")
+            lines.append(told("a line end", key))
     if data.system is not None:
         first = _first(rows, np.arange(min(len(rows), _LOOKED_AT)))
         if own := sum(row.messages[0].role == "system" for row in first):
-            lines.append(f"data.system is not used for {own} of the first {len(first)} rows, which have a system turn")
+            lines.append(told("system turns", own, len(first)))
     return lines
 
 
@@ -79,10 +74,7 @@ def _odd_columns(rows: Sequence[Row], is_learnt: bool) -> Iterator[str]:
     for name in ("system", "system_prompt"):
         hidden = [row for row in rows if row.columns.get(name) and row.messages[0].role != "system"]
         if any(isinstance(row.columns[name], str) for row in hidden):
-            yield (
-                f"the column {name} has texts, which the model will not see; write each as the first turn of its row, "
-                'with the role "system", or one for all rows as data.system'
-            )
+            yield told("a system column", name)
 
 
 def _unlearnt_thoughts(rows: Sequence[Row]) -> Iterator[str]:
@@ -101,15 +93,9 @@ def _unlearnt_thoughts(rows: Sequence[Row]) -> Iterator[str]:
     ]
     hidden = dict.fromkeys(name for name, value, answer in texts if value.strip() not in answer)
     if hidden:
-        yield (
-            f"the column {next(iter(hidden))} seems to have thoughts, which are not in the answers and will not be "
-            "learnt; if they should be, write each as `reasoning_content` of its assistant turn"
-        )
+        yield told("thoughts in a column", next(iter(hidden)))
     if unopened := sum("</think>" in answer.partition("<think>")[0] for _, answer in learnt):
-        yield (
-            f"{unopened} of the first {len(learnt)} answers end a thought with </think> and do not begin it, and are "
-            "learnt so; write <think> before it, unless the chat template does"
-        )
+        yield told("thoughts without a beginning", unopened, len(learnt))
 
 
 def _further_pictures(rows: Sequence[Row]) -> Iterator[str]:
@@ -118,10 +104,7 @@ def _further_pictures(rows: Sequence[Row]) -> Iterator[str]:
     names = dict.fromkeys(name for row in seen for name in row.columns if _NUMBERED.fullmatch(name))
     further = [name for name in names if any(names_files(row.columns.get(name), "image") for row in seen)]
     if further:
-        yield (
-            f"the columns {', '.join(further)} seem to name further pictures, which the model will not see; list all "
-            "pictures of a row in one column, `images`"
-        )
+        yield told("further pictures", ", ".join(further))
 
 
 def _unseen_choices(rows: Sequence[Row]) -> Iterator[str]:
@@ -132,17 +115,10 @@ def _unseen_choices(rows: Sequence[Row]) -> Iterator[str]:
     if 2 * len(hidden) < len(offered) or not hidden:
         return
     names = list(hidden[0][1])
-    shown = "".join(rf"\n{{{name}}}" for name in names)
-    yield (
-        f"the answers to choose from stand in {', '.join(names)} and not in the questions, so the model will not see "
-        f'them: write them into the questions, for example by data.prompt: "{{prompt}}{shown}"'
-    )
+    yield told("unseen choices", ", ".join(names), "".join(rf"\n{{{name}}}" for name in names))
     counts = [(row.answer, len(next(iter(choices.values())))) for row, choices in hidden if len(choices) == 1]
     if counts and all(type(answer) is int and 0 <= answer <= count for answer, count in counts):
-        yield (
-            f"right answers are numbers, such as {counts[0][0]}, beside {names[0]}: the number is learnt and compared, "
-            "not the choice that it may stand for; write the letter or the text of the choice as the answer"
-        )
+        yield told("numbers of choices", counts[0][0], names[0])
 
 
 def _choices(columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,11 +150,8 @@ def _missing_parts(names: Sequence[str]) -> list[str]:
     found: dict[tuple[str, int], int] = {}
     for match in filter(None, map(_PART.fullmatch, files)):
         found[match[1], int(match[2])] = found.get((match[1], int(match[2])), 0) + 1
-    return [
-        f"{name}: only {count} of its {total} files are here; if the others are missing by mistake, download them again"
-        for (name, total), count in sorted(found.items())
-        if count < total
-    ]
+    counts = sorted(found.items())
+    return [told("missing files", name, count, total) for (name, total), count in counts if count < total]
 
 
 def _first(rows: RowView, places: np.ndarray) -> list[Row]:
@@ -208,10 +181,7 @@ def odd_boxes(row: Row, plans: Sequence[ImagePlan], family: Family, *, is_learnt
     given = given_size(row.columns)
     has_boxes = bool(row.boxes) or (isinstance(row.answer, list | str) and bool(parse_boxes(str(row.answer))))
     if has_boxes and len(plans) == 1 and given not in (None, plans[0].original_size):
-        yield (
-            "the width and height beside the boxes are not those of the picture; were the boxes drawn on another size, "
-            "or before the picture was turned?"
-        )
+        yield told("the size of a picture")
     texts = [message.content for message in row.messages if message.role == "assistant" and message.is_trained]
     learnt = texts if is_learnt and plans else []
     boxes = [box for text in learnt for box in parse_boxes(text)]
@@ -223,12 +193,6 @@ def odd_boxes(row: Row, plans: Sequence[ImagePlan], family: Family, *, is_learnt
         return bool(places) and space is not None and (outside or (space not in _MOST and is_resized))
 
     if may_be_wrong(boxes):
-        yield (
-            f"answers with boxes as numbers are learnt as they are, but {family.name} writes {space}; if they are "
-            "pixels of the files, write <bbox> for each, and list them in `boxes`"
-        )
+        yield told("boxes as numbers", family.name, space)
     elif may_be_wrong(points):
-        yield (
-            f"answers with points as numbers are learnt as they are, but {family.name} writes {space}; if they are "
-            "pixels of the files, write <bbox> for each, and list the points [x, y] in `boxes`"
-        )
+        yield told("points as numbers", family.name, space)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import cache, partial
 from hashlib import sha256
 
 from tiercel.data.index import remembered
@@ -49,15 +50,9 @@ def beginning(path: str, roots: ImageRoots, *, with_end: bool = False) -> bytes:
 def digest_of_pictures(rows: Sequence[Row], beat: Callable[[], None] = lambda: None) -> str:
     """Return a digest of the sizes, beginnings and ends of the pictures of up to MOST_ROWS rows, both in files and
     embedded in rows. Of indexed rows that name no files, it is kept with their index."""
-    made: list[str] = []
-
-    def make() -> str | None:
-        digest, has_files = _digest(rows, beat)
-        made.append(digest)
-        return None if has_files else digest
-
-    kept = remembered(view_of(rows), "pictures", make, beat)
-    return kept or (made[0] if made else _digest(rows, beat)[0])
+    found = cache(partial(_digest, rows, beat))
+    kept = remembered(view_of(rows), "pictures", lambda: None if found()[1] else found()[0], beat)
+    return kept or found()[0]
 
 
 def _digest(rows: Sequence[Row], beat: Callable[[], None]) -> tuple[str, bool]:

@@ -7,24 +7,15 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from tiercel.config.row_sources import RowSource
 from tiercel.data.class_labels import class_labels, decoded, encoded_columns
 from tiercel.data.hub import cached_files, read_batches
-from tiercel.data.records import (
-    Record,
-    json_problem,
-    kind_of,
-    loads,
-    parts_of_list,
-    record_of_json,
-    record_of_line,
-    record_of_object,
-)
+from tiercel.data.records import Record, json_problem, kind_of, loads, record_of_line, record_of_object, records_of_list
 from tiercel.data.tar_shards import read_tar
+from tiercel.data.texts import told
 from tiercel.errors import DataError, EnvironmentProblem
 
 LONGEST_MARGIN = 1000  # bytes of space before a list
@@ -52,13 +43,11 @@ def records_of(source: RowSource) -> Iterator[Record]:
         return _records_of_batches(read_batches(source, _BATCH_ROWS))
     path = Path(source.path)
     if path.is_dir():
-        return read_directory(path)
+        return read_groups(path)
     for ending, reader in READERS.items():
         if path.name.lower().endswith(ending):
             return reader(path)
-    raise DataError(
-        f"{path}: is a {path.suffix or 'this'} file, but rows are read only from {', '.join(READERS)} files"
-    )
+    raise DataError(told("kind of file", path, path.suffix or "this", ", ".join(READERS)))
 
 
 def files_of(source: RowSource) -> list[Path]:
@@ -126,10 +115,7 @@ def _expanding(stream: io.BufferedIOBase, file: Path) -> Iterator[bytes]:
     while line := stream.readline(most - total + 1):
         total += len(line)
         if total > most:
-            raise DataError(
-                f"{file}: expands to more than {most:,} bytes, {_MOST_EXPANSION} times its own size; if that is right, "
-                "unpack it to a .jsonl file"
-            )
+            raise DataError(told("expands", file, most, _MOST_EXPANSION))
         yield line
 
 
@@ -145,14 +131,12 @@ def read_json_list(file: Path) -> Iterator[Record]:
         values = loads(data)
     except (ValueError, RecursionError) as error:
         is_list = data[:LONGEST_MARGIN].lstrip().startswith(b"[")
-        if is_list and (parts := parts_of_list(data)) is not None:
-            yield from (record_of_json(part, number) for number, part in enumerate(parts, start=1))
+        if is_list and (records := records_of_list(data)) is not None:
+            yield from records
             return
         if is_list:
             raise DataError(f"{file}: {json_problem(error)}") from error
-        raise DataError(
-            f"{file}: {json_problem(error)}. If the file has one object per line, name it .jsonl"
-        ) from error
+        raise DataError(told("lines in a list", file, json_problem(error))) from error
     match values:
         case {"images": list(images), "annotations": list(annotations)}:
             yield from _coco_records(images, annotations)
@@ -165,7 +149,8 @@ def read_json_list(file: Path) -> Iterator[Record]:
 
 
 def read_groups(path: Path) -> Iterator[Record]:
-    """Read a Parquet file, or a directory of Parquet or Arrow files. Raises what `row_groups` raises."""
+    """Read a Parquet file, or a data set that Hugging Face's datasets wrote: a directory with Arrow files of
+    save_to_disk, or with Parquet files of a repository. Raises what `row_groups` raises."""
     line = 1
     for group in row_groups(path):
         yield from records_of_group(group, line)
@@ -173,8 +158,8 @@ def read_groups(path: Path) -> Iterator[Record]:
 
 
 def row_groups(path: Path) -> Iterator[RowGroup]:
-    """Yield the row groups of a Parquet file or of a directory, in order. Raises DataError if it cannot be read, and
-    EnvironmentProblem if pyarrow is missing."""
+    """Yield the row groups of a Parquet file or of a directory, in order. Raises DataError if it cannot be read or is
+    not one data set, and EnvironmentProblem if pyarrow is missing."""
     if (path / _STATE).is_file():
         yield from arrow_groups(_arrow_files(path))
         return
@@ -214,18 +199,12 @@ def records_of_group(group: RowGroup, line: int) -> Iterator[Record]:
     read = 0
     try:
         for batch in batches_of(group):
-            for value in _values_of(batch):
-                yield record_of_value(value, line + read)
-                read += 1
+            yield from _records_of_batch(batch, line + read)
+            read += batch.num_rows
     except (DataError, OSError) as error:
         problem = unreadable(group, error)
         for number in range(read, group.rows):
             yield Record(line=line + number, problem=problem)
-
-
-def record_of_value(value: dict[str, Any] | str, line: int) -> Record:
-    """Return a row of Arrow as a record; text is the reason why it cannot be read."""
-    return Record(line=line, problem=value) if isinstance(value, str) else Record(line=line, value=value)
 
 
 def unreadable(group: RowGroup, error: Exception) -> str:
@@ -248,33 +227,23 @@ def _coco_records(images: list[Any], annotations: list[Any]) -> Iterator[Record]
         image_id = annotation.get("image_id")
         image = by_id.get(image_id) if isinstance(image_id, int | str) else None
         if image is None or not isinstance(image.get("file_name"), str):
-            reason = f"annotation {number} names image {image_id!r}, but `images` has no file for it"
-            yield Record(line=number, problem=reason)
+            yield Record(line=number, problem=told("annotation without an image", number, image_id))
             continue
         of_image = {key: image[key] for key in ("caption", "width", "height") if key in image}
         yield Record(line=number, value={**of_image, **annotation, "image": image["file_name"]})
 
 
-def read_directory(directory: Path) -> Iterator[Record]:
-    """Read a data set that Hugging Face's datasets wrote: Arrow files of save_to_disk, or Parquet files of a
-    repository. Raises DataError if it is not one data set, and EnvironmentProblem if pyarrow is missing."""
+def _parquet_files(directory: Path) -> list[Path]:
     if (directory / _SPLITS).is_file():
         splits = _description(directory / _SPLITS).get("splits")
         folders = [str(directory / str(split)) for split in splits] if isinstance(splits, list) else ["its folders"]
         raise DataError(f"{directory}: contains several data sets; name one of {', '.join(folders)}")
-    return read_groups(directory)
-
-
-def _parquet_files(directory: Path) -> list[Path]:
     files = sorted([*directory.glob("*.parquet"), *directory.glob("data/*.parquet")])
     if not files:
-        raise DataError(
-            f"{directory}: is not a data set: it has neither {_STATE} (from save_to_disk) nor Parquet files"
-        )
+        raise DataError(told("no data set", directory, _STATE))
     splits = sorted({_NUMBER.sub("N", _SHARD.sub("", file.stem)) for file in files})
     if len(splits) > 1:
-        reason = f"has Parquet files of several data sets: {', '.join(splits)}"
-        raise DataError(f"{directory}: {reason}; put each data set into its own directory")
+        raise DataError(told("several data sets", directory, ", ".join(splits)))
     return files
 
 
@@ -282,8 +251,7 @@ def _arrow_files(directory: Path) -> list[Path]:
     """Return the files that save_to_disk has listed. Raises DataError if they are not the whole data set."""
     state = _description(directory / _STATE)
     if state.get("_indices_files"):
-        reason = "is a selection of rows of another data set; call flatten_indices() on it and save it again"
-        raise DataError(f"{directory}: {reason}")
+        raise DataError(told("selected rows", directory))
     entries = [entry.get("filename") for entry in state.get("_data_files") or [] if isinstance(entry, dict)]
     names = [name for name in entries if isinstance(name, str) and Path(name).name == name]
     if not names or len(names) < len(entries):
@@ -292,27 +260,30 @@ def _arrow_files(directory: Path) -> list[Path]:
 
 
 def _records_of_batches(batches: Iterable[Any]) -> Iterator[Record]:
-    """Return the rows of Arrow batches. Text that is not UTF-8, and a date that Python cannot represent, only make
-    their own row a problem."""
-    values = chain.from_iterable(map(_values_of, batches))
-    return map(record_of_value, values, count(1))
+    line = 1
+    for batch in batches:
+        yield from _records_of_batch(batch, line)
+        line += batch.num_rows
 
 
-def _values_of(batch: Any) -> list[dict[str, Any] | str]:
+def _records_of_batch(batch: Any, line: int) -> list[Record]:
+    """Return the rows of an Arrow batch, whose first is `line`. Text that is not UTF-8, and a date that Python cannot
+    represent, only make their own row a problem."""
     try:
         values, encoded = batch.to_pylist(), encoded_columns(batch.schema.metadata)
-        return [decoded(value, encoded, has_json=True) for value in values] if encoded else values
+        values = [decoded(value, encoded, has_json=True) for value in values] if encoded else values
     except (ValueError, OverflowError):
-        return [value_at(batch, number) for number in range(batch.num_rows)]
+        return [record_at(batch, number, line + number) for number in range(batch.num_rows)]
+    return [Record(line=number, value=value) for number, value in enumerate(values, start=line)]
 
 
-def value_at(batch: Any, number: int) -> dict[str, Any] | str:
-    """Return a row of an Arrow batch, or the reason why it cannot be read."""
+def record_at(batch: Any, number: int, line: int) -> Record:
+    """Return a row of an Arrow batch; its problem is why it cannot be read."""
     try:
         (value,) = batch.slice(number, 1).to_pylist()
-        return decoded(value, encoded_columns(batch.schema.metadata), has_json=True)
+        return Record(line=line, value=decoded(value, encoded_columns(batch.schema.metadata), has_json=True))
     except (ValueError, OverflowError) as error:
-        return f"has a value that cannot be read: {error}"
+        return Record(line=line, problem=f"has a value that cannot be read: {error}")
 
 
 def _description(file: Path) -> dict[str, Any]:
@@ -332,9 +303,7 @@ def _arrow(place: Path, kind: str) -> Iterator[Any]:
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError as error:
-        raise EnvironmentProblem(
-            f"{place}: this needs a package that is not installed: run pip install pyarrow"
-        ) from error
+        raise EnvironmentProblem(told("no pyarrow", place)) from error
     try:
         yield pyarrow
     except pyarrow.ArrowException as error:

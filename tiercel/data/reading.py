@@ -15,7 +15,6 @@ import numpy as np
 
 from tiercel.config.data import Data, FormatName, HeldOut
 from tiercel.config.row_sources import RowSource, names_in
-from tiercel.data.format_detection import begun
 from tiercel.data.formats.columns import VISUALS
 from tiercel.data.formats.registry import FORMATS, distinct_stems, rows_of
 from tiercel.data.index import remembered
@@ -23,9 +22,10 @@ from tiercel.data.order import RowOrder, chosen, clusters_of
 from tiercel.data.readers import files_of, labelled_columns, records_of
 from tiercel.data.records import Record
 from tiercel.data.remote import parts_of, source_of
-from tiercel.data.row_files import RowFile, make_indexes, open_index, row_file, telling_unreadable
-from tiercel.data.rows import Purpose, Reading, shortened
+from tiercel.data.row_files import RowFile, begun, make_indexes, open_index, row_file, telling_unreadable
+from tiercel.data.rows import Purpose, Reading, reject, shortened
 from tiercel.data.stores import MemoryStore, RowView, joined, repeated_ids, view_of
+from tiercel.data.texts import told
 from tiercel.errors import DataError
 from tiercel.log import logger
 from tiercel.message_text import counted
@@ -129,7 +129,10 @@ def read_heldout_rows(config: Data, purpose: Purpose, beat: Callable[[], None] =
 
 def _rows_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) -> RunRows:
     """Read the rows of data.train and data.mix, and hold out those that data.eval takes from them."""
-    table = _all_of_training(config, purpose, beat)
+    table, *others = [read_rows(given, own, purpose, beat) for given, own in sources_of(config).values()]
+    if others:
+        tables, weights = [table, *others], (1.0, *(more.weight for more in config.mix))
+        table = replace(_side_by_side(tables, ", ".join(each.file for each in tables)), weights=weights)
     return (
         hold_out(table, config.eval, beat) if isinstance(config.eval, HeldOut) else RunRows(train=table, heldout=None)
     )
@@ -155,10 +158,7 @@ def hold_out(table: RowTable, held: HeldOut, beat: Callable[[], None]) -> RunRow
         counts.append(size - int(np.sum((places >= end - size) & (places < end))))
         if not counts[-1]:
             file = table.rows[end - 1].file
-            raise DataError(
-                f"data.eval: {given} holds out every usable row of {file} ({size:,}), so none are left for training; "
-                "hold out fewer"
-            )
+            raise DataError(told("no row left", given, file, size))
     heldout = rows.subset(places)
     name, own_counts = f"held out of {table.file}", (len(heldout),)
     return RunRows(
@@ -187,14 +187,6 @@ def sources_of(config: Data) -> Sources:
         }
         found[f"data.mix.{number}.path"] = (more.path, config.model_copy(update=own))
     return found
-
-
-def _all_of_training(config: Data, purpose: Purpose, beat: Callable[[], None]) -> RowTable:
-    tables = [read_rows(given, own, purpose, beat) for given, own in sources_of(config).values()]
-    if len(tables) == 1:
-        return tables[0]
-    name, weights = ", ".join(table.file for table in tables), (1.0, *(more.weight for more in config.mix))
-    return replace(_side_by_side(tables, name), weights=weights)
 
 
 def read_rows(
@@ -266,9 +258,8 @@ def _joined(tables: Sequence[RowTable], name: str) -> RowTable:
     repeated = repeated_ids(rows)
     for number, first in repeated.items():
         row, other = rows[number], rows[first]
-        reason = f"{shortened(row.id)!r} is already the id of line {other.line} of {other.file}"
-        reason += "; if rows share ids, write data.ids: line"
-        rejected.append(RejectedRow(id=row.id, file=row.file, line=row.line, field="id", reason=reason))
+        reason = told("repeated id of files", shortened(row.id), other.line, other.file)
+        rejected.append(reject(row, DataError(reason, field="id")))
     if repeated:
         rows = rows.subset(np.delete(np.arange(len(rows)), list(repeated)))
     return replace(table, rows=rows, rejected=tuple(rejected), counts=(len(rows),))
@@ -410,10 +401,8 @@ def require_few_bad(rejected_count: int, total: int, config: Data, rejected: Seq
     rejected."""
     if total and rejected_count / total > config.max_bad_fraction:
         reasons = f":\n{first_reasons(rejected)}" if rejected else ""
-        raise DataError(
-            f"rejected {rejected_count} of {counted(total, 'row')}, more than data.max_bad_fraction = "
-            f"{config.max_bad_fraction:g} allows; correct the rows or raise it{reasons}"
-        )
+        rows = counted(total, "row")
+        raise DataError(told("many bad rows", rejected_count, rows, config.max_bad_fraction, reasons))
 
 
 def first_reasons(rejected: Sequence[RejectedRow]) -> str:
@@ -436,9 +425,8 @@ def _parsed(
             if isinstance(row, RejectedRow):
                 rejected.append(row)
             elif row.id in line_of_id:
-                known = f"{shortened(row.id)!r} is already the id of line {line_of_id[row.id]}"
-                reason = f"{known}; if rows share ids, set data.ids: line"
-                rejected.append(RejectedRow(id=row.id, file=row.file, line=row.line, field="id", reason=reason))
+                reason = told("repeated id", shortened(row.id), line_of_id[row.id])
+                rejected.append(reject(row, DataError(reason, field="id")))
             else:
                 line_of_id[row.id] = row.line
                 rows.append(row)

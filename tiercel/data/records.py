@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from tiercel.data.texts import told
+
 _SHOWN_BYTES = 500  # shown of a line that cannot be read
 DEEPEST = 64  # the most levels of a value; a deeper one could not be read again from the files that tiercel writes
 
@@ -55,19 +57,18 @@ def loads(data: bytes) -> Any:
     return _DECODER.decode(data.decode("utf-8"))
 
 
-def parts_of_list(data: bytes) -> list[bytes] | None:
-    """Return the values of a JSON list as they are written, each to be read strictly; None if not even their ends can
-    be found."""
+def records_of_list(data: bytes) -> list[Record] | None:
+    """Read a JSON list in which not every value can be read; None if not even their ends can be found."""
     try:
-        text, parts = data.decode("utf-8").strip(), list[bytes]()
+        text, records = data.decode("utf-8").strip(), list[Record]()
         place = 1
         while True:
             start = _SPACE.match(text, place).end()  # type: ignore[union-attr]
             _, place = _LENIENT.raw_decode(text, start)
-            parts.append(text[start:place].encode())
+            records.append(record_of_json(text[start:place].encode(), len(records) + 1))
             place = _SPACE.match(text, place).end()  # type: ignore[union-attr]
             if text[place] != ",":
-                return parts if text[place] == "]" and place + 1 == len(text) else None
+                return records if text[place] == "]" and place + 1 == len(text) else None
             place += 1
     except (ValueError, IndexError, RecursionError):
         return None
@@ -113,10 +114,7 @@ def _row_problem(error: Exception) -> str:
 def json_problem(error: Exception) -> str:
     """Return why JSON cannot be read."""
     if isinstance(error, UnicodeDecodeError):
-        return (
-            f"is not UTF-8 (byte {error.start} of the row); convert the file, for example with `iconv -f LATIN1 -t "
-            "UTF-8`"
-        )
+        return told("not UTF-8", error.start)
     if isinstance(error, RecursionError):
         return "is nested too deeply"
     return f"is not valid JSON: {error}"

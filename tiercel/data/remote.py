@@ -12,7 +12,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,9 +25,10 @@ from typing import Any
 from tiercel.config.data import Data
 from tiercel.config.row_sources import RowSource, row_source
 from tiercel.data.index import cache_folder, locked
+from tiercel.data.texts import told
 from tiercel.errors import DataError, EnvironmentProblem
 from tiercel.log import logger
-from tiercel.regular_files import read_regular
+from tiercel.regular_files import read_json
 from tiercel.reliability.redaction import redact
 from tiercel.writing import writing
 
@@ -59,10 +60,7 @@ def parts_of(source: RowSource, config: Data, beat: Callable[[], None] = lambda:
     cache = cache_folder(config.cache).with_name("files")
     needed = sum(file.size for file in files)
     if needed > config.cache_bytes:
-        raise DataError(
-            f"{source.path}: has {needed:,} bytes, more than data.cache_bytes = {config.cache_bytes:,}; raise it, or "
-            "name fewer files"
-        )
+        raise DataError(told("large for the cache", source.path, needed, config.cache_bytes))
     with writing(cache):
         cache.mkdir(parents=True, exist_ok=True)
         return [
@@ -98,8 +96,8 @@ def _described(url: str) -> list[_File]:
     try:
         store, path = url_to_fs(url)
     except ImportError as error:
-        told = known_implementations.get(url.partition("://")[0], {}).get("err", str(error))
-        raise EnvironmentProblem(f"{url}: this needs a package that is not installed: {told}") from error
+        remedy = known_implementations.get(url.partition("://")[0], {}).get("err", str(error))
+        raise EnvironmentProblem(f"{url}: this needs a package that is not installed: {remedy}") from error
     except ValueError as error:
         raise DataError(f"{url}: {_reason(error)}") from error
     is_pattern = has_magic(path)
@@ -159,11 +157,9 @@ def _copy(file: _File, cache: Path, most: int, beside: list[_File], beat: Callab
 
 
 def _state(about: Path) -> str | None:
-    try:
-        found: Mapping[str, str] = json.loads(read_regular(about))
-        return found["state"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+    with suppress(OSError, LookupError, TypeError):
+        return str(read_json(about)["state"])
+    return None
 
 
 def _make_room(cache: Path, most: int, wanted: set[str]) -> None:

@@ -1,27 +1,33 @@
-"""How the rows of a file, directory or data set are read, and the indexes of large ones."""
+"""How the rows of a file, directory or data set are read, which their first rows say, and the indexes of large ones."""
 
+import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 
 from tiercel.config.data import Data, FormatName
 from tiercel.config.row_sources import RowSource
-from tiercel.data.format_detection import begun, known_format
+from tiercel.data.formats.columns import lacking, named, require_columns
+from tiercel.data.formats.registry import detect_format
 from tiercel.data.hub import places_of_files
-from tiercel.data.index import SAY_SECONDS, IndexedRows, cache_folder, has_index, indexed
+from tiercel.data.index import SAY_SECONDS, IndexedRows, cache_folder, has_index, indexed, kept, kept_file
 from tiercel.data.index_sources import LARGEST_SMALL_FILE, IndexSource, index_source
 from tiercel.data.media.images import open_header
 from tiercel.data.parallel_map import spread
+from tiercel.data.readers import files_of, records_of
 from tiercel.data.records import Record
 from tiercel.data.rows import Purpose, Reading
+from tiercel.data.texts import told
 from tiercel.errors import DataError
 from tiercel.log import logger
 from tiercel.types import ImageRoots
 
+_DETECTION_ROWS = 64
 MANY_FILES = 8  # of a pattern: their indexes are made several at once
 
 
@@ -55,14 +61,53 @@ def row_file(source: RowSource, stem: str, *, config: Data, purpose: Purpose, is
         stem=stem,
     )
     if format == "refcoco" and config.prompt is None:
-        raise DataError(
-            f"{file}: its rows are referring expressions, which are not questions by themselves; set "
-            'data.prompt, for example to "Where is {prompt}? Answer with its box."'
-        )
+        raise DataError(told("expressions without a question", file))
     how = {"format": format, "column_names": config.columns, "max_image_pixels": config.max_image_pixels}
     with telling_unreadable(file):
         large = index_source(source, reading=reading, **how) if is_large else None
     return RowFile(source=source, format=format, reading=reading, indexed=large, first=first)
+
+
+def begun(source: RowSource, config: Data) -> tuple[FormatName, Iterator[Record], Counter[str]]:
+    """Read the first rows of a source. Return its format, all its records, and the numbers of rows that lack a column
+    of data.columns, which are counted while the records are read."""
+    without: Counter[str] = Counter()
+    records = records_of(source)
+    first = list(islice(records, _DETECTION_ROWS))
+    if not first:
+        raise DataError(f"{source.name}: the file has no rows")
+    if config.columns:
+        require_columns(first, config.columns, source.name, is_whole=len(first) < _DETECTION_ROWS)
+        first = list(_named(first, config.columns, without))
+        records = _named(records, config.columns, without)
+    return _format(first, config, source.name), chain(first, records), without
+
+
+def known_format(source: RowSource, config: Data) -> FormatName:
+    """Return the format of a source. It is kept in the cache, because a start with 1,000 shards would read the first
+    rows of each only for it."""
+    states = [(os.path.abspath(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files_of(source)]
+    key = ["format", source.name, config.format, dict(config.columns), states]
+    try:
+        return kept(kept_file(cache_folder(config.cache), key), lambda: begun(source, config)[0])
+    except OSError:  # the cache cannot be written
+        return begun(source, config)[0]
+
+
+def _named(records: Iterable[Record], column_names: Mapping[str, str], without: Counter[str]) -> Iterator[Record]:
+    for record in records:
+        if record.problem is None:
+            without.update(lacking(record, column_names))
+        yield named(record, column_names)
+
+
+def _format(head: Sequence[Record], config: Data, file: str) -> FormatName:
+    if config.format != "auto":
+        return config.format
+    readable = [record.value for record in head if record.problem is None]
+    if not readable:
+        raise DataError(f"{file}: none of its first {len(head)} rows is a JSON object; line 1: {head[0].problem}")
+    return detect_format(readable, file)
 
 
 def make_indexes(
@@ -112,10 +157,7 @@ def open_index(what: IndexSource, config: Data, beat: Callable[[], None]) -> Ind
     try:
         return indexed(what, cache_folder(config.cache), beat)
     except OSError as error:
-        logger.warning(
-            f"{what.reading.file}: all its rows are held in memory, because its index cannot be written ({error}); "
-            "name another folder as data.cache"
-        )
+        logger.warning(told("no index", what.reading.file, error))
         return None
 
 
@@ -130,8 +172,5 @@ def image_roots_of(source: RowSource, config: Data) -> ImageRoots:
     if config.image_root is None:
         return ImageRoots(base=own[0], more=(*config.image_roots, *own[1:]))
     if not Path(config.image_root).is_dir():
-        raise DataError(
-            f"data.image_root: is {config.image_root}, which is not a directory; use the directory that image paths "
-            "are relative to"
-        )
+        raise DataError(told("no directory of images", config.image_root))
     return ImageRoots(base=config.image_root, more=(*config.image_roots, *(own if source.is_hub else ())))

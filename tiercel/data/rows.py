@@ -1,12 +1,13 @@
 """Check rows of every format strictly and make `Row`s of them.
 
 A format's converter (formats/converters.py) reads a record into a `RowDraft`; `finish` checks the draft and makes the
-Row. All functions here raise DataError with the wrong field; `parse_record` of formats/registry.py makes a RejectedRow
+Row. All functions here raise DataError with the wrong field; `rows_of` of formats/registry.py makes a RejectedRow
 of it.
 """
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from string import Formatter
@@ -14,23 +15,12 @@ from typing import Any, Literal
 
 from tiercel.data.media.file_names import MediaKind, column_of_files
 from tiercel.data.media.images import ImageProblem, stray_problem
+from tiercel.data.texts import told
 from tiercel.errors import DataError
 from tiercel.geometry import misfit, to_pixels
 from tiercel.message_text import brief, counted
-from tiercel.reward_types import column
-from tiercel.types import (
-    Box,
-    BoxSpace,
-    ImageRoots,
-    ImageSource,
-    Message,
-    PixelLimits,
-    Point,
-    RejectedRow,
-    Row,
-    Size,
-    VideoSource,
-)
+from tiercel.reward_types import Box, BoxSpace, Point, Size, column
+from tiercel.types import ImageRoots, ImageSource, Message, PixelLimits, RejectedRow, Row, VideoSource
 
 Purpose = Literal["sft", "pairs", "labels", "grpo"]
 Role = Literal["system", "user", "assistant"]
@@ -110,13 +100,13 @@ def whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def is_number(value: Any) -> bool:
+    """Return whether a value is a finite int or float. A bool is neither."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
 def read_messages(
-    value: Any,
-    field: str,
-    *,
-    role_key: str = "role",
-    content_key: str = "content",
-    roles: Mapping[str, Role] = ROLES,
+    value: Any, field: str, *, role_key: str = "role", content_key: str = "content", roles: Mapping[str, Role] = ROLES
 ) -> tuple[Message, ...]:
     """Read turns from a list of objects. `roles` maps each role of the format to tiercel's role."""
     if not isinstance(value, list) or not value:
@@ -126,9 +116,7 @@ def read_messages(
     for number, turn in enumerate(value):
         place = f"{field}[{number}]"
         if not isinstance(turn, dict | Mapping):  # the first is quick
-            raise DataError(
-                f"is {_brief(turn)}, but a turn must be an object with {role_key} and {content_key}", field=place
-            )
+            raise DataError(told("turn that is no object", _brief(turn), role_key, content_key), field=place)
         # A key such as "tool_calls" changes what the turn means, so it must not be ignored.
         if not turn.keys() <= known and (
             unknown := sorted(key for key in turn if key not in known and is_filled(turn[key]))
@@ -166,8 +154,7 @@ def _thought(turn: Mapping[str, Any], role: Role, content: str, place: str) -> s
     if len(keys) > 1 or not isinstance(value, str):
         raise wrong_value(value, f"it must be text, and a turn has only one of {', '.join(_THOUGHTS)}", field)
     if role != "assistant" or content.lstrip().startswith("<think>"):
-        reason = "is set on a turn of another role than the assistant's, or whose text begins with <think>; remove one"
-        raise DataError(reason, field=field)
+        raise DataError(told("thought of another role"), field=field)
     return "<think>\n" + value.strip("\n") + "\n</think>\n\n"
 
 
@@ -190,8 +177,7 @@ def _turns_of_text(value: Any, field: str) -> Any:
     except (ValueError, RecursionError) as error:
         if begin[1] == '"':
             return value
-        reason = "is a list of turns as printed by Python; use the list itself, or JSON"
-        raise DataError(reason, field=field) from error
+        raise DataError(told("printed turns"), field=field) from error
     return turns if isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns) else value
 
 
@@ -374,10 +360,7 @@ def fill_references(messages: tuple[Message, ...], references: Sequence[str]) ->
     """Replace each <ref-object> mark by its text."""
     count = count_marks(messages, REFERENCE_MARK)
     if count != len(references):
-        raise DataError(
-            f"the number of references is {len(references)}, but the number of {REFERENCE_MARK} marks is {count}",
-            field="objects.ref",
-        )
+        raise DataError(told("number of references", len(references), REFERENCE_MARK, count), field="objects.ref")
     if not references:
         return messages
     for number, reference in enumerate(references):
@@ -424,8 +407,7 @@ def _answer_image(draft: RowDraft, messages: Sequence[Message]) -> int | None:
     if draft.answer_image is not None:
         if not 0 <= draft.answer_image < len(draft.images):
             there = counted(len(draft.images), "image")
-            reason = f"is {_brief(draft.answer_image)}, but the row has {there} (counted from 0)"
-            raise DataError(reason, field="answer_image")
+            raise DataError(told("answer on no image", _brief(draft.answer_image), there), field="answer_image")
         return draft.answer_image
     asked = count_marks(messages[: answer_start(messages)], BOX_MARK)
     named = set(draft.box_images[asked:] or draft.box_images) or {0}
@@ -438,14 +420,11 @@ def _checked_boxes(draft: RowDraft, messages: Sequence[Message], reading: Readin
     field, space = draft.boxes_field, draft.box_space or reading.box_space
     marks = count_marks(messages, BOX_MARK)
     if marks != len(draft.boxes):
-        raise DataError(
-            f"the number of boxes is {len(draft.boxes)}, but the number of {BOX_MARK} marks is {marks}", field=field
-        )
+        raise DataError(told("number of boxes", len(draft.boxes), BOX_MARK, marks), field=field)
     for number, image in enumerate(draft.box_images):
         if not 0 <= image < len(draft.images):
             there = counted(len(draft.images), "image")
-            reason = f"lies on image {image}, but the row has {there} (counted from 0)"
-            raise DataError(reason, field=f"{field}[{number}]")
+            raise DataError(told("box on no image", image, there), field=f"{field}[{number}]")
     if space == "pixels" and not draft.boxes_are_sides:
         return draft.boxes
     sizes = {image: reading.image_size(draft.images[image]) for image in set(draft.box_images)}
@@ -461,10 +440,7 @@ def _checked_boxes(draft: RowDraft, messages: Sequence[Message], reading: Readin
                 named = given_size(draft.columns)
                 problem = f"is not inside its image of {width} x {height} pixels; is it [x1, y1, x2, y2]?"
                 if named not in (None, (width, height)):
-                    problem = (
-                        f"is not inside its image of {width} x {height} pixels; the row says {named[0]} x {named[1]}: "
-                        "scale the box, or use the picture on which it was drawn"
-                    )
+                    problem = told("box of another size", width, height, named[0], named[1])
             raise DataError(f"{shown} {problem}", field=field if draft.boxes_are_sides else f"{field}[{number}]")
         converted.append(pixels)
     return tuple(converted)

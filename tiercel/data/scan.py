@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
@@ -13,6 +13,7 @@ from tiercel.data.parallel_map import blocks_of, spread
 from tiercel.data.reading import RowTable
 from tiercel.data.rows import reject
 from tiercel.data.stores import RowView, view_of
+from tiercel.data.texts import told
 from tiercel.errors import DataError
 from tiercel.types import ImageRoots, ImageSource, RejectedRow, Row, Size
 
@@ -35,40 +36,36 @@ class PlannedPrompt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScanReport:
-    """Holds the result of a scan of a table."""
+    """Counts what a scan finds in rows."""
 
-    file: str
-    total: int  # rows of the file
-    accepted: int
-    rejected: tuple[RejectedRow, ...]  # while the rows were read, and by the scan
-    image_count: int  # of accepted rows; a file that several rows name is counted once for each
-    rows_by_image_count: Mapping[int, int]  # number of accepted rows, by their number of images
-    prompt_token_percentiles: Mapping[int, int]  # of accepted rows: PERCENTILES by nearest rank; may be empty
-    longest_row: str | None  # id of the accepted row with the most prompt tokens
-    notes: Mapping[str, int]  # what is odd about rows, and about how many sides of them
-    left_out: Mapping[tuple[str, str], int]  # columns and the types of their values, and how many rows leave each out
+    rejected: list[RejectedRow] = field(default_factory=list)  # while the rows were read, and by the scan
+    rows_by_image_count: Counter[int] = field(default_factory=Counter)  # accepted rows
+    rows_by_length: Counter[int] = field(default_factory=Counter)  # accepted rows, by the tokens of their prompts
+    notes: Counter[str] = field(default_factory=Counter)  # what is odd about rows, and about how many sides of them
+    left_out: Counter[tuple[str, str]] = field(default_factory=Counter)  # columns with the types of their values
 
+    @property
+    def accepted(self) -> int:
+        """Return the number of accepted rows."""
+        return self.rows_by_length.total()
 
-@dataclass(kw_only=True, slots=True)
-class _Found:
-    """Counts what is found in rows."""
+    @property
+    def image_count(self) -> int:
+        """Return the number of images of accepted rows; a file that several rows name is counted once for each."""
+        return sum(images * rows for images, rows in self.rows_by_image_count.items())
 
-    rejected: list[RejectedRow] = field(default_factory=list)
-    rows_by_image_count: Counter[int] = field(default_factory=Counter)
-    rows_by_length: Counter[int] = field(default_factory=Counter)
-    notes: Counter[str] = field(default_factory=Counter)
-    left_out: Counter[tuple[str, str]] = field(default_factory=Counter)
-    longest: tuple[int, str | None] = (-1, None)
+    @property
+    def prompt_token_percentiles(self) -> dict[int, int]:
+        """Return PERCENTILES of the tokens of accepted rows; empty if there are none."""
+        return percentiles(self.rows_by_length)
 
-    def add(self, later: "_Found") -> None:
+    def add(self, later: "ScanReport") -> None:
         """Add what was found in later rows."""
-        self.rejected += later.rejected
+        self.rejected.extend(later.rejected)
         self.rows_by_image_count.update(later.rows_by_image_count)
         self.rows_by_length.update(later.rows_by_length)
         self.notes.update(later.notes)
         self.left_out.update(later.left_out)
-        if later.longest[0] > self.longest[0]:
-            self.longest = later.longest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,32 +81,22 @@ class Scan:
 
     def __call__(self, table: RowTable, progress: Callable[[int, int], None] = lambda done, total: None) -> ScanReport:
         """Check all rows of a table. `progress` is called with (rows done, rows in all)."""
-        rows, known, found = view_of(table.rows), dict[_Place, Size | ImageProblem](), _Found()
+        rows, known = view_of(table.rows), dict[_Place, Size | ImageProblem]()
+        report = ScanReport(rejected=list(table.rejected))
         blocks = blocks_of(len(rows), _BLOCK_ROWS)
         work = partial(self._block, rows, known)
         for block, one in zip(blocks, spread(work, blocks) if self.is_shared else map(work, blocks), strict=True):
-            found.add(one)
+            report.add(one)
             progress(block.stop, len(rows))
-        return ScanReport(
-            file=table.file,
-            total=table.total,
-            accepted=found.rows_by_length.total(),
-            rejected=tuple(sorted((*table.rejected, *found.rejected), key=lambda row: (row.file, row.line))),
-            image_count=sum(images * rows for images, rows in found.rows_by_image_count.items()),
-            rows_by_image_count=dict(sorted(found.rows_by_image_count.items())),
-            prompt_token_percentiles=percentiles(found.rows_by_length),
-            longest_row=found.longest[1],
-            notes=found.notes,
-            left_out=found.left_out,
-        )
+        report.rejected.sort(key=lambda row: (row.file, row.line))
+        return report
 
-    def _block(self, rows: RowView, known: dict[_Place, Size | ImageProblem], block: range) -> _Found:
+    def _block(self, rows: RowView, known: dict[_Place, Size | ImageProblem], block: range) -> ScanReport:
         looked = [rows.look(number) for number in block]
-        found = _Found(rejected=[row for row in looked if isinstance(row, RejectedRow)])
+        found = ScanReport(rejected=[row for row in looked if isinstance(row, RejectedRow)])
         usable = [row for row in looked if isinstance(row, Row)]
         found.left_out.update(left for row in usable for left in row.left_out)
-        with ThreadPoolExecutor(_THREADS) as threads:
-            sizes = _sizes(usable, known, partial(_size, self.measure, self.config.max_image_pixels), threads)
+        sizes = _sizes(usable, known, partial(_size, self.measure, self.config.max_image_pixels))
         if len(known) > _MOST_KNOWN:
             known.clear()
         known.update({place: size for place, size in sizes.items() if place[1].data is None})
@@ -119,12 +106,9 @@ class Scan:
             except DataError as error:
                 found.rejected.append(reject(row, error))
                 continue
-            length = max(plan.tokens for plan in plans)
             found.rows_by_image_count[len(row.images)] += 1
-            found.rows_by_length[length] += 1
+            found.rows_by_length[max(plan.tokens for plan in plans)] += 1
             found.notes.update(note for plan in plans for note in plan.notes)
-            if length > found.longest[0]:
-                found.longest = (length, row.id)
         return found
 
     def _planned(self, row: Row, sizes: Mapping[_Place, Size | ImageProblem]) -> PlannedPrompt:
@@ -136,11 +120,7 @@ class Scan:
             row_sizes.append(size)
         planned, most = self.plan_prompt(row, row_sizes), self.config.max_prompt_tokens
         if planned.tokens > most:
-            raise DataError(
-                f"has {planned.tokens} tokens, more than data.max_prompt_tokens = {most}; raise it, or lower "
-                "model.max_pixels",
-                field="messages",
-            )
+            raise DataError(told("long prompt", planned.tokens, most), field="messages")
         return planned
 
 
@@ -151,8 +131,7 @@ def decoded_size(image: ImageSource, roots: ImageRoots, max_pixels: int) -> Size
 
 def undecodable(rows: Sequence[Row], config: Data) -> list[RejectedRow]:
     """Return a RejectedRow for each row with an image that cannot be decoded."""
-    with ThreadPoolExecutor(_THREADS) as threads:
-        sizes = _sizes(rows, {}, partial(_size, decoded_size, config.max_image_pixels), threads)
+    sizes = _sizes(rows, {}, partial(_size, decoded_size, config.max_image_pixels))
     found: list[RejectedRow] = []
     for row in rows:
         problems = (sizes[row.image_roots, image] for side in row.sides for image in side.images)
@@ -177,15 +156,13 @@ def percentiles(counts: Mapping[int, int]) -> dict[int, int]:
 
 
 def _sizes(
-    rows: Sequence[Row],
-    known: Mapping[_Place, Size | ImageProblem],
-    size_of: Callable[[_Place], Size | ImageProblem],
-    threads: Executor,
+    rows: Sequence[Row], known: Mapping[_Place, Size | ImageProblem], size_of: Callable[[_Place], Size | ImageProblem]
 ) -> dict[_Place, Size | ImageProblem]:
     """Return the size of each distinct image of the rows, or its problem."""
     images = dict.fromkeys((row.image_roots, image) for row in rows for side in row.sides for image in side.images)
     unknown = [image for image in images if image not in known]
-    found = dict(zip(unknown, threads.map(size_of, unknown), strict=True))
+    with ThreadPoolExecutor(_THREADS) as threads:
+        found = dict(zip(unknown, threads.map(size_of, unknown), strict=True))
     return {image: found[image] if image in found else known[image] for image in images}
 
 

@@ -10,20 +10,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, compress
 from pathlib import Path
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 
 from tiercel.errors import DataError
 from tiercel.types import ImageSource, RejectedRow, Row, VideoSource
 
-COLUMNS: dict[str, np.dtype[Any]] = {
-    "id": np.dtype("<u8"),  # hash of the id
-    "beginning": np.dtype("<u8"),  # hash of the system turn and the pictures; equal for rows that begin alike
-    "said": np.dtype("<u8"),  # hash of what the row says
-    "line": np.dtype("<u4"),  # counted from 1
-    "images": np.dtype("<u2"),  # number of images
-    "videos": np.dtype("<u2"),  # number of videos
+# Name, type and value of each column. Rows that begin alike are equal in `beginning`; lines are counted from 1.
+COLUMNS: dict[str, tuple[str, Callable[[Row], int]]] = {
+    "id": ("<u8", lambda row: hash_of(row.id)),
+    "beginning": ("<u8", lambda row: hash_of(_beginning(row))),
+    "said": ("<u8", lambda row: hash_of(_said(row))),
+    "line": ("<u4", lambda row: row.line),
+    "images": ("<u2", lambda row: len(row.images)),
+    "videos": ("<u2", lambda row: len(row.videos)),
 }
 
 
@@ -41,7 +42,7 @@ class UnusableRow(DataError):
 
 def facts_of(row: Row) -> tuple[int, ...]:
     """Return the values of a row in COLUMNS."""
-    return tuple(_FACTS[name](row) for name in COLUMNS)
+    return tuple(value_of(row) for _, value_of in COLUMNS.values())
 
 
 def hash_of(value: object) -> int:
@@ -102,7 +103,8 @@ class MemoryStore(RowStore):
         return self._rows[number]
 
     def column(self, name: str) -> np.ndarray:
-        return np.fromiter(map(_FACTS[name], self._rows), COLUMNS[name], len(self._rows))
+        dtype, value_of = COLUMNS[name]
+        return np.fromiter(map(value_of, self._rows), dtype, len(self._rows))
 
     def ids(self) -> Iterator[str]:
         return (row.id for row in self._rows)
@@ -173,7 +175,7 @@ class RowView(Sequence[Row]):
 
     def column(self, name: str) -> np.ndarray:
         """Return a column of COLUMNS, (rows,)."""
-        return self._chosen([store.column(name) for store in self.stores], COLUMNS[name])
+        return self._chosen([store.column(name) for store in self.stores], COLUMNS[name][0])
 
     @property
     def key(self) -> str | None:
@@ -194,7 +196,7 @@ class RowView(Sequence[Row]):
         """Return for each row the place of its file in `file_names`, (rows,)."""
         names = self.file_names
         parts = [np.full(len(store), names.index(store.file), np.uint16) for store in self.stores]
-        return self._chosen(parts, np.dtype(np.uint16))
+        return self._chosen(parts, "<u2")
 
     def ids(self) -> Iterator[str]:
         """Yield the ids of the rows."""
@@ -211,7 +213,7 @@ class RowView(Sequence[Row]):
             known = list(every)
             yield from (known[place] for place in places)
 
-    def _chosen(self, parts: Sequence[np.ndarray], dtype: np.dtype[Any]) -> np.ndarray:
+    def _chosen(self, parts: Sequence[np.ndarray], dtype: str) -> np.ndarray:
         whole = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, dtype), *parts])
         return whole if self._places is None else whole[self._places]
 
@@ -254,13 +256,3 @@ def _said(row: Row) -> object:
     texts = [[message.content for message in side.messages] for side in row.sides]
     pictures = [*(image.path for image in row.images), *(video.path for video in row.videos)]
     return texts, pictures, row.answer, row.label, list(row.columns.items())
-
-
-_FACTS: dict[str, Callable[[Row], int]] = {
-    "line": lambda row: row.line,
-    "id": lambda row: hash_of(row.id),
-    "beginning": lambda row: hash_of(_beginning(row)),
-    "images": lambda row: len(row.images),
-    "videos": lambda row: len(row.videos),
-    "said": lambda row: hash_of(_said(row)),
-}

@@ -13,7 +13,7 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -24,6 +24,7 @@ from tiercel.errors import DataError
 
 _BROKEN = (tarfile.TarError, ValueError, OverflowError)  # raised for headers that are no headers
 _KEPT_BYTES = 1 << 23
+_NO_FILE = "is a link or another special file, which is refused"
 _PICTURES = frozenset({"bmp", "gif", "jpeg", "jpg", "png", "tif", "tiff", "webp"})
 _OCTAL = re.compile(rb"0*([0-7]+)[ \0]*")
 
@@ -41,7 +42,7 @@ def placed_records(file: Path) -> Iterator[tuple[int, int, Record]]:
         yield from _kept(file, (status.st_ino, status.st_size, status.st_mtime_ns))
         return
     with file.open("rb", buffering=0) as stream:  # a header at a time, not a buffer
-        yield from _placed(_rows(file, stream), partial(_read_at, stream))
+        yield from _placed(_rows(file, stream), lambda start, length: os.pread(stream.fileno(), length, start))
 
 
 @lru_cache(maxsize=1)
@@ -59,10 +60,6 @@ def _placed(
         is_known = members and all(member.is_plain for member in members)
         record = _record_of(members, data, start, line) if is_known else record_of_members(data, line)
         yield start, length, record
-
-
-def _read_at(stream: BinaryIO, start: int, length: int) -> bytes:
-    return os.pread(stream.fileno(), length, start)
 
 
 def spans(file: Path) -> Iterator[tuple[int, int]]:
@@ -182,12 +179,8 @@ def _with_members(turn: Any, pictures: Mapping[str, Any], used: list[Any]) -> An
     """Put members in place of their names in the parts of a turn, and add them to `used`."""
     if not isinstance(turn, dict):
         return turn
-    return {
-        key: [_with_member(part, pictures, used) for part in value]
-        if key in CONTENT and isinstance(value, list)
-        else value
-        for key, value in turn.items()
-    }
+    contents = {key: turn[key] for key in CONTENT if isinstance(turn.get(key), list)}
+    return {**turn, **{key: [_with_member(part, pictures, used) for part in parts] for key, parts in contents.items()}}
 
 
 def _with_member(part: Any, pictures: Mapping[str, Any], used: list[Any]) -> Any:
@@ -238,7 +231,8 @@ def _members(stream: BinaryIO) -> Iterator[_Member]:
         while (found := tar.next()) is not None:
             if found.size < 0 or tar.offset <= found.offset:
                 raise tarfile.ReadError("a header gives a size below 0")
-            problem = _kind_problem(found) or _path_problem(found.name)
+            is_plain_file = found.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and found.sparse is None
+            problem = _path_problem(found.name) if is_plain_file else _NO_FILE
             yield _Member(found.name, found.offset, found.offset_data, found.size, tar.offset, found.isdir(), problem)
             tar.members.clear()  # type: ignore[attr-defined]  # otherwise all of them are kept
 
@@ -254,12 +248,6 @@ def _plain_header(block: bytes) -> tuple[str, int] | None:
         return None
     name = block[:100].split(b"\0", 1)[0]
     return (name.decode(), int(size[1], 8)) if name.isascii() and not name.endswith(b"/") else None
-
-
-def _kind_problem(member: tarfile.TarInfo) -> str | None:
-    if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse is not None:
-        return "is a link or another special file, which is refused"
-    return None
 
 
 def _path_problem(name: str) -> str | None:

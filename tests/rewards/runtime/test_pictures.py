@@ -11,8 +11,9 @@ from PIL import Image
 from tests.rewards.samples import group, reward, sample
 from tests.tiny_models import noise_image
 from tiercel.config.schema import Reliability
-from tiercel.data.formats.registry import parse_record
+from tiercel.data.formats.registry import rows_of
 from tiercel.data.media.images import decode
+from tiercel.data.records import Record
 from tiercel.data.rows import Reading
 from tiercel.reward_types import SampleImage
 from tiercel.rewards.runtime.pictures import PictureFiles
@@ -139,7 +140,7 @@ def vlm_r1(answer: object, **columns) -> Row:
     turns = [{"from": "human", "value": "<image>Where?"}, {"from": "gpt", "value": answer}]
     reading = Reading(file="f.jsonl", purpose="grpo", image_roots=ImageRoots(), image_size=lambda image: (9, 9))
     record = {"image": "a.png", "conversations": turns, **columns}
-    row = parse_record(record, format="vlm_r1", line=1, reading=reading)
+    (row,) = rows_of(Record(line=1, value=record), "vlm_r1", reading)
     assert isinstance(row, Row)
     return row
 

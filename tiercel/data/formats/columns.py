@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from tiercel.data.records import DEEPEST, Record
+from tiercel.data.texts import told
 from tiercel.errors import DataError
 from tiercel.reward_types import column
 
@@ -47,11 +48,7 @@ def require_columns(
     records are the whole file, pictures and videos may come in later ones."""
     for name, given in column_names.items():
         if others := [other for other in column_names if other != name and column_names[other] == given]:
-            raise DataError(
-                f"{file}: data.columns.{name} and data.columns.{others[0]} both name the column {given}; name a "
-                "different column for each",
-                field="columns",
-            )
+            raise DataError(told("one column twice", file, name, others[0], given), field="columns")
     for name, given in column_names.items():
         if any(given in record.value or column(record.value, given) is not None for record in records):
             continue
@@ -59,11 +56,8 @@ def require_columns(
             continue
         there = list(dict.fromkeys(key for record in records for key in record.value))
         turned = f"; if {name} is the name in the file, use {{{given}: {name}}}" if name in there else ""
-        raise DataError(
-            f"{file}: data.columns.{name} is {given}, but none of the first {len(records)} rows has this column"
-            f"{turned}; the rows have the columns {', '.join(there[:_MOST_NAMED])}",
-            field="columns",
-        )
+        known = ", ".join(there[:_MOST_NAMED])
+        raise DataError(told("no such column", file, name, given, len(records), turned, known), field="columns")
 
 
 VISUALS = ("images", "image", "videos", "video", "rejected_images", "rejected_videos")

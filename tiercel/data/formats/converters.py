@@ -18,20 +18,15 @@ them by name.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tiercel.config.data import FormatName
 from tiercel.data.formats.preferences import without
-from tiercel.data.formats.visuals import (
-    is_number,
-    read_box_images,
-    read_boxes,
-    read_image_number,
-    read_images,
-    read_videos,
-)
-from tiercel.data.rows import BOX_MARK, ROLES, Role, RowDraft, given, read_content, read_messages
+from tiercel.data.formats.visuals import read_box_images, read_boxes, read_image_number, read_images, read_videos
+from tiercel.data.rows import BOX_MARK, ROLES, Role, RowDraft, given, is_number, read_content, read_messages
+from tiercel.data.texts import told
 from tiercel.errors import DataError
 from tiercel.reward_types import column
 from tiercel.types import Message
@@ -173,11 +168,7 @@ def from_trl(record: Mapping[str, Any]) -> RowDraft:
     before, after = _side(record, asked, "user"), _side(record, "completion", "assistant")
     if before and after and after[0].role != "assistant":
         if [each.content for each in after[: len(before)]] != [each.content for each in before]:
-            raise DataError(
-                f"the answer begins with a {after[0].role} turn, but not with the turns of `{asked}`; give only what "
-                f"follows `{asked}`",
-                field=asked,
-            )
+            raise DataError(told("answer to another question", after[0].role, asked), field=asked)
         before = ()
     turns, read = (*before, *after) or read_messages([], "prompt"), ("prompt", asked, "completion")
     return _draft(record, turns, "prompt", read=read, answers=("answer", "solution"))
@@ -375,3 +366,18 @@ def _conversation(value: Any) -> tuple[tuple[Message, ...], Any]:
                 turns[number] = {**turn, content_key: json.dumps(last)}
     roles = _SHARE_GPT_ROLES
     return read_messages(turns, "conversations", role_key=role_key, content_key=content_key, roles=roles), last
+
+
+CONVERTERS: dict[FormatName, Callable[[Mapping[str, Any]], RowDraft]] = {
+    "tiercel": from_tiercel,
+    "swift": from_swift,
+    "vlm_r1": from_vlm_r1,
+    "sharegpt": from_sharegpt,
+    "alpaca": from_alpaca,
+    "openai": from_openai,
+    "trl": from_trl,
+    "rlhf_v": from_trl,
+    "qa": from_qa,
+    "verl": from_verl,
+    "refcoco": from_refcoco,
+}

@@ -14,6 +14,7 @@ from typing import Any
 from tiercel.data.formats.visuals import read_image, read_video
 from tiercel.data.media.file_names import visual_of
 from tiercel.data.rows import given, parts_of_text
+from tiercel.data.texts import told
 from tiercel.errors import DataError
 
 IN_ORDER = ("messages", "conversations", "prompt", "question", "problem", "completion", "chosen")
@@ -52,9 +53,7 @@ def with_visuals_of_parts(record: Mapping[str, Any]) -> Mapping[str, Any]:
         if (brought := found.get(key, every)) == every:
             continue
         if not _is_conversation(turns[key]):
-            raise DataError(
-                "brings other pictures or videos than the question; list all of them in `images`", field=key
-            )
+            raise DataError(told("pictures of a side"), field=key)
         changed |= {"rejected_images": [], "rejected_videos": [], **_columns(record, brought, "rejected_")}
     return changed
 
@@ -69,11 +68,7 @@ def _require_in_order(turns: Mapping[str, list[Any]]) -> bool:
             if visual_of(part)[0] != "image":
                 continue
             if given(part, "index") and part["index"] != number:
-                raise DataError(
-                    f"has index {part['index']!r}, but is picture {number} of the row (counted from 0), and pictures "
-                    "are taken in their order; put `images` in the order of the parts",
-                    field=place,
-                )
+                raise DataError(told("index of a picture", part["index"], number), field=place)
             is_numbered, number = is_numbered or given(part, "index"), number + 1
     return is_numbered
 

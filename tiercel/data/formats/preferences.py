@@ -14,17 +14,20 @@ In each, rejected_images and rejected_videos name the pictures and videos of the
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from tiercel.algorithms.preference_sections import Ranking
 from tiercel.config.data import FormatName
-from tiercel.data.rows import given, is_truth
+from tiercel.data.rows import BOX_MARK, REFERENCE_MARK, RowDraft, answer_start, count_marks, given, is_truth
+from tiercel.data.texts import told
 from tiercel.errors import DataError
 from tiercel.reward_types import column
 from tiercel.types import Row
 
 Record = Mapping[str, Any]
+T = TypeVar("T")
 LABELS = ("label", "kto_tag")
 REJECTED = ("rejected", "rejected_response", "rejected_messages")
 _LAYOUT = "a pair needs `chosen` and `rejected`, or messages and `rejected`; docs/data.md shows each format"
@@ -34,8 +37,7 @@ def label_of(record: Record) -> tuple[bool, Record]:
     """Return whether the row's answer is good, and the record without its label. Raises DataError."""
     keys = [key for key in LABELS if given(record, key)]
     if len(keys) != 1:
-        reason = "a labelled row needs `label` or `kto_tag`: true for a good answer, false for a bad one"
-        raise DataError(reason, field="label")
+        raise DataError(told("no label"), field="label")
     value = record[keys[0]]
     if not is_truth(value):
         raise DataError(f"is {value!r}, but must be true, false, 1 or 0", field=keys[0])
@@ -88,8 +90,7 @@ def _of_messages(record: Record) -> tuple[Record, Record]:
         raise DataError("must be the rejected answer, or a list of turns", field=keys[0])
     is_answered = bool(turns) and _role(turns[-1]) == "assistant"
     if is_answered and given(record, "chosen") and _said(record["chosen"]) != _said(turns):
-        reason = "differs from the answer in messages; a pair has one chosen answer, so remove one of them"
-        raise DataError(reason, field="chosen")
+        raise DataError(told("two chosen answers"), field="chosen")
     last = max((place for place, turn in enumerate(turns) if _role(turn) == "user"), default=-1)
     whole = any(_role(turn) == "user" for turn in value)
     return chosen, {**other, "messages": value if whole else [*turns[: last + 1], *value]}
@@ -139,11 +140,45 @@ def _said(answer: Any) -> Any:
     return last.get("content") if isinstance(last, Mapping) else last
 
 
-def _no_pairs(record: Record) -> tuple[Record, Record]:
+def split_shared_turns(chosen: RowDraft, rejected: RowDraft) -> tuple[RowDraft, RowDraft]:
+    """Divide the boxes and references that a pair lists once for both answers, as ms-swift does: first come those of
+    the question, then those of the chosen answer, then those of the rejected one. Lists that fit each side alone
+    stay."""
+    question = chosen.messages[: answer_start(chosen.messages)]
+    if question != rejected.messages[: answer_start(rejected.messages)]:
+        return chosen, rejected
+
+    def divided(mark: str, of_chosen: tuple[T, ...], of_rejected: tuple[T, ...]) -> tuple[tuple[T, ...], ...]:
+        """Return the parts of both sides; the lists as they are if their length does not fit the marks."""
+        asked = count_marks(question, mark)
+        answered = count_marks(chosen.messages, mark)
+        if len(of_chosen) != answered + count_marks(rejected.messages, mark) - asked:
+            return of_chosen, of_rejected
+        return of_chosen[:answered], of_rejected[:asked] + of_rejected[answered:]
+
+    boxes = divided(BOX_MARK, chosen.boxes, rejected.boxes)
+    images = divided(BOX_MARK, chosen.box_images, rejected.box_images)
+    references = divided(REFERENCE_MARK, chosen.references, rejected.references)
+    return (
+        replace(chosen, boxes=boxes[0], box_images=images[0], references=references[0]),
+        replace(rejected, boxes=boxes[1], box_images=images[1], references=references[1]),
+    )
+
+
+def paired(chosen: Row, rejected: Row) -> Row:
+    """Make the row of a pair. Raises DataError if both sides are equal."""
+    sides = [(side.messages, side.boxes, side.box_images, side.visuals) for side in (chosen, rejected)]
+    if sides[0] == sides[1]:
+        raise DataError("both answers are the same, so there is nothing to prefer", field="rejected")
+    return replace(chosen, rejected=replace(rejected, columns=chosen.columns))
+
+
+def no_pairs(record: Record) -> tuple[Record, Record]:
+    """Refuse a pair of a format that is not among SIDES."""
     raise DataError("this format does not support pairs; use tiercel's own row format", field="rejected")
 
 
-# For each format, the function that splits a pair into the record with the chosen answer and the one with the rejected
+# For each format that supports pairs, the function that splits a pair into the records with the chosen and the rejected
 # answer.
 SIDES: dict[FormatName, Callable[[Record], tuple[Record, Record]]] = {
     "tiercel": _of_messages,
@@ -154,7 +189,4 @@ SIDES: dict[FormatName, Callable[[Record], tuple[Record, Record]]] = {
     "vlm_r1": _of_sharegpt,
     "alpaca": partial(_of_answers, key="output"),
     "rlhf_v": _of_rlhf_v,
-    "qa": _no_pairs,
-    "verl": _no_pairs,
-    "refcoco": _no_pairs,
 }

@@ -1,6 +1,6 @@
 """List the formats of rows, with one entry for each; read records by them, and detect the format of a file."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -10,42 +10,24 @@ from typing import Any
 
 from tiercel.config.data import FormatName
 from tiercel.data.formats.columns import VISUALS, foreign_columns, missing_numbers, require_plain, require_plain_value
-from tiercel.data.formats.converters import (
-    EXPRESSIONS,
-    QUESTIONS,
-    SEVERAL,
-    VERL_ANSWER,
-    from_alpaca,
-    from_openai,
-    from_qa,
-    from_refcoco,
-    from_sharegpt,
-    from_swift,
-    from_tiercel,
-    from_trl,
-    from_verl,
-    from_vlm_r1,
-)
+from tiercel.data.formats.converters import CONVERTERS, EXPRESSIONS, QUESTIONS, SEVERAL, VERL_ANSWER, from_qa
 from tiercel.data.formats.message_parts import has_openai_parts, with_visuals_of_parts
-from tiercel.data.formats.preferences import SIDES, label_of, pair_in_text, without
-from tiercel.data.records import Record
-from tiercel.data.rows import (
-    BOX_MARK,
-    REFERENCE_MARK,
-    Reading,
-    RowDraft,
-    answer_start,
-    count_marks,
-    finish,
-    given,
-    read_pixels,
-    shortened,
-    whole,
-    with_turns_of_text,
+from tiercel.data.formats.preferences import (
+    SIDES,
+    label_of,
+    no_pairs,
+    pair_in_text,
+    paired,
+    split_shared_turns,
+    without,
 )
+from tiercel.data.records import Record
+from tiercel.data.rows import Reading, RowDraft, finish, given, read_pixels, shortened, whole, with_turns_of_text
+from tiercel.data.texts import told
 from tiercel.errors import DataError
 from tiercel.message_text import brief
 from tiercel.reward_types import column
+from tiercel.tables import table_rows
 from tiercel.types import RejectedRow, Row
 
 # All columns that some format reads. In every other column, a value that JSON does not know is left out.
@@ -62,104 +44,26 @@ _READ = frozenset((
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataFormat:
-    """Describes one format. The texts are used in messages and in the table of docs/data.md."""
+    """Describes one format, as the table formats.txt explains."""
 
     convert: Callable[[Mapping[str, Any]], RowDraft]
-    title: str  # as people call it, before "rows" and "format"
+    title: str
     rows: str
-    marks: str  # the keys that distinguish it from other formats
-    answer: str  # where the right answer comes from
-    turns: tuple[str, ...] = ()  # the keys that may hold the turns; a row with none of these may be a plain question
+    marks: str
+    answer: str
+    turns: tuple[str, ...]
 
 
-_LAST_TURN = "the gpt turn that ends the conversation"
-FORMATS: dict[FormatName, DataFormat] = {
-    "tiercel": DataFormat(
-        convert=from_tiercel,
-        title="tiercel",
-        rows="tiercel's own rows",
-        marks="messages, with images, answer or boxes",
-        answer="`answer`",
-        turns=("messages",),
-    ),
-    "swift": DataFormat(
-        convert=from_swift,
-        title="ms-swift",
-        rows="ms-swift's rows: the standard form with `messages`, or `query` and `response`",
-        marks="messages with solution, label, objects or system; query, response",
-        answer="`solution`, else `answer`, else `label`",
-        turns=("messages", "query", "response", "history"),
-    ),
-    "vlm_r1": DataFormat(
-        convert=from_vlm_r1,
-        title="LLaVA and VLM-R1",
-        rows="VLM-R1's and LLaVA's rows",
-        marks="conversations, or problem with solution",
-        answer=f"`solution`, else `answer`, else {_LAST_TURN}",
-        turns=("conversations", "problem"),
-    ),
-    "sharegpt": DataFormat(
-        convert=from_sharegpt,
-        title="ShareGPT",
-        rows="LLaMA-Factory's ShareGPT rows",
-        marks="conversations with system, tools, chosen or kto_tag",
-        answer=f"`solution`, else `answer`, else {_LAST_TURN}",
-        turns=("conversations",),
-    ),
-    "alpaca": DataFormat(
-        convert=from_alpaca,
-        title="Alpaca",
-        rows="LLaMA-Factory's Alpaca rows: instruction and input are the last question, output is its answer",
-        marks="instruction with output or chosen",
-        answer="`solution`, else `answer`, else `output`",
-        turns=("instruction", "input", "output"),
-    ),
-    "openai": DataFormat(
-        convert=from_openai,
-        title="OpenAI",
-        rows="OpenAI's messages, each picture where its part stands",
-        marks="messages with image_url parts",
-        answer="`answer`, else `solution`",
-        turns=("messages",),
-    ),
-    "trl": DataFormat(
-        convert=from_trl,
-        title="TRL",
-        rows="TRL's rows, each of prompt and answer as text or as turns",
-        marks="prompt; chosen with rejected",
-        answer="`answer`, else `solution`",
-        turns=("prompt", "completion", "question"),
-    ),
-    "rlhf_v": DataFormat(
-        convert=from_trl,
-        title="RLHF-V",
-        rows="RLHF-V's and RLAIF-V's pairs; also as JSON in `text`",
-        marks="question with chosen and rejected, or such a text",
-        answer="none",
-    ),
-    "qa": DataFormat(
-        convert=from_qa,
-        title="question and answer",
-        rows="A question on pictures and its answer, as in Geometry3K: `question` or `problem`, with images",
-        marks="question or problem, with answer",
-        answer="`answer`, else `solution`; for SFT it is also the assistant turn",
-    ),
-    "verl": DataFormat(
-        convert=from_verl,
-        title="verl",
-        rows="verl's rows: `prompt` as a list of turns",
-        marks="prompt with reward_model",
-        answer="`answer`, else `solution`, else `reward_model.ground_truth`; for SFT also the assistant turn",
-    ),
-    "refcoco": DataFormat(
-        convert=from_refcoco,
-        title="RefCOCO",
-        rows="A referring expression and its box in COCO's [x, y, width, height]: the user turn is the expression, the "
-        "assistant turn and the answer are the box as [x1, y1, x2, y2]",
-        marks="bbox with expression, sentences or caption",
-        answer="the box as [x1, y1, x2, y2]",
-    ),
-}
+def _formats() -> Iterator[tuple[FormatName, DataFormat]]:
+    """Yield the formats of the table, with their converters."""
+    texts = {name: rest for name, *rest in table_rows("tiercel.data.formats", "formats.txt")}
+    for name, convert in CONVERTERS.items():
+        title, rows, marks, answer, turns = texts[name]
+        keys = tuple(turns.split(", ")) if turns else ()
+        yield name, DataFormat(convert=convert, title=title, rows=rows, marks=marks, answer=answer, turns=keys)
+
+
+FORMATS = dict(_formats())
 
 
 def expanded(format: FormatName, record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -179,97 +83,50 @@ def expanded(format: FormatName, record: Mapping[str, Any]) -> list[Mapping[str,
 
 
 def rows_of(record: Record, format: FormatName, reading: Reading) -> list[Row | RejectedRow]:
-    """Convert a record to its rows: one, or for a refcoco record one for each expression."""
+    """Convert a record to its rows: one, or for a refcoco record one for each expression. What cannot be used becomes a
+    RejectedRow with the wrong field and the reason."""
     default = default_id(reading.file, record.line, reading.stem)
     if record.problem is not None:
         reason = record.problem
         return [RejectedRow(id=default, file=reading.file, line=record.line, field="row", reason=reason)]
     values = expanded(format, record.value)
     names = [default] if len(values) == 1 else [f"{default}#{number}" for number in range(1, len(values) + 1)]
-    parse = partial(parse_record, format=format, line=record.line, reading=reading, is_plain=record.is_plain)
-    return [parse(value, default=name) for value, name in zip(values, names, strict=True)]
+    return [_row_of(value, name, record, format, reading) for value, name in zip(values, names, strict=True)]
 
 
-def parse_record(
-    record: Mapping[str, Any],
-    *,
-    format: FormatName,
-    line: int,
-    reading: Reading,
-    default: str | None = None,
-    is_plain: bool = False,
+def _row_of(
+    value: Mapping[str, Any], id: str, record: Record, format: FormatName, reading: Reading
 ) -> Row | RejectedRow:
-    """Convert a record to a Row, or to a RejectedRow with the wrong field and the reason. `default` is the id if the
-    row has none. Values that JSON cannot hold are not looked for with `is_plain`."""
-    file = reading.file
-    id = default or default_id(file, line, reading.stem)
+    """Convert a value of a record. `id` is that of a row that has none."""
+    line, is_plain = record.line, record.is_plain
     try:
-        missing = {} if is_plain else missing_numbers(record)
-        left_out = {} if is_plain else missing | foreign_columns(record, _READ)
-        id = id if reading.ids == "line" else _read_id(without(record, *missing), id)
-        record = with_visuals_of_parts(with_turns_of_text(without(record, *left_out)))
+        missing = {} if is_plain else missing_numbers(value)
+        left_out = {} if is_plain else missing | foreign_columns(value, _READ)
+        id = id if reading.ids == "line" else _read_id(without(value, *missing), id)
+        value = with_visuals_of_parts(with_turns_of_text(without(value, *left_out)))
         if not is_plain:
-            require_plain(record)
+            require_plain(value)
 
         draft_of = partial(convert, format)
 
-        def row_of(draft: RowDraft) -> Row:
-            row = finish(draft, reading, id=id, line=line, pixels=read_pixels(record))
-            kept = {"id": record["id"]} if reading.ids == "line" and given(record, "id") else {}
+        def finished(draft: RowDraft) -> Row:
+            row = finish(draft, reading, id=id, line=line, pixels=read_pixels(value))
+            kept = {"id": value["id"]} if reading.ids == "line" and given(value, "id") else {}
             if not kept and not left_out:
                 return row
             return replace(row, columns={**kept, **row.columns}, left_out=tuple(left_out.items()))
 
         if reading.purpose == "labels":
-            label, unlabelled = label_of(record)
-            return replace(row_of(draft_of(unlabelled)), label=label)
+            label, unlabelled = label_of(value)
+            return replace(finished(draft_of(unlabelled)), label=label)
         if reading.purpose == "pairs":
-            return paired(*map(row_of, split_shared_turns(*map(draft_of, SIDES[format](record)))))
-        return row_of(draft_of(record))
+            return paired(*map(finished, split_shared_turns(*map(draft_of, SIDES.get(format, no_pairs)(value)))))
+        return finished(draft_of(value))
     except DataError as error:
         field, reason = shortened(error.field), shortened(str(error))
-        return RejectedRow(id=id, file=file, line=line, field=field, reason=reason)
     except RecursionError:  # from a message that quotes the wrong value
-        return RejectedRow(id=id, file=file, line=line, field="row", reason="is nested too deeply")
-
-
-def split_shared_turns(chosen: RowDraft, rejected: RowDraft) -> tuple[RowDraft, RowDraft]:
-    """Divide the boxes and references that a pair lists once for both answers, as ms-swift does: first come those of
-    the question, then those of the chosen answer, then those of the rejected one. Lists that fit each side alone
-    stay."""
-    asked = [answer_start(side.messages) for side in (chosen, rejected)]
-    if chosen.messages[: asked[0]] != rejected.messages[: asked[1]]:
-        return chosen, rejected
-
-    def parts(mark: str, listed: int) -> tuple[slice, slice] | None:
-        """Return the slices of a list for both sides that belong to the question and to the rejected answer; None if
-        its length does not fit the marks."""
-        of_question = count_marks(chosen.messages[: asked[0]], mark)
-        first, second = (count_marks(side.messages, mark) - of_question for side in (chosen, rejected))
-        if listed != of_question + first + second:
-            return None
-        return slice(of_question), slice(of_question + first, None)
-
-    if (found := parts(BOX_MARK, len(chosen.boxes))) is not None:
-        both, own = found
-        last = own.start
-        boxes, images = rejected.boxes, rejected.box_images
-        rejected = replace(rejected, boxes=boxes[both] + boxes[own], box_images=images[both] + images[own])
-        chosen = replace(chosen, boxes=boxes[:last], box_images=images[:last])
-    if (found := parts(REFERENCE_MARK, len(chosen.references))) is not None:
-        both, own = found
-        names = rejected.references
-        rejected = replace(rejected, references=names[both] + names[own])
-        chosen = replace(chosen, references=names[: own.start])
-    return chosen, rejected
-
-
-def paired(chosen: Row, rejected: Row) -> Row:
-    """Make the row of a pair. Raises DataError if both sides are equal."""
-    sides = [(side.messages, side.boxes, side.box_images, side.visuals) for side in (chosen, rejected)]
-    if sides[0] == sides[1]:
-        raise DataError("both answers are the same, so there is nothing to prefer", field="rejected")
-    return replace(chosen, rejected=replace(rejected, columns=chosen.columns))
+        field, reason = "row", "is nested too deeply"
+    return RejectedRow(id=id, file=reading.file, line=line, field=field, reason=reason)
 
 
 def default_id(file: str, line: int, stem: str | None = None) -> str:
@@ -314,10 +171,7 @@ def detect_format(records: Sequence[Mapping[str, Any]], file: str) -> FormatName
     meant = "".join(f" If {key} means {each}, set data.columns: {{{each}: {key}}}." for each, key in near)
     known = "; ".join(f"{name} ({each.marks})" for name, each in FORMATS.items())
     verdict = f"could have the format {' or '.join(sorted(found))}" if found else "do not match any known format"
-    raise DataError(
-        f"{file}: its rows {verdict}. Keys found: {keys}. Known formats: {known}. Set data.format.{meant}",
-        field="format",
-    )
+    raise DataError(told("unknown format", file, verdict, keys, known, meant), field="format")
 
 
 def _formats_of(record: Mapping[str, Any]) -> set[FormatName]:
@@ -340,7 +194,7 @@ def _formats_of(record: Mapping[str, Any]) -> set[FormatName]:
         found.add("verl")
     elif not has & {"conversations", "instruction"} and ("prompt" in has or {"chosen", "rejected"} <= has):
         found.add("trl")
-    elif _is_qa(has):
+    elif "answer" in has and has & {"question", "problem"} and not has & {"conversations", "instruction", "bbox"}:
         found.add("qa")
     if "conversations" in has and has & {"system", "tools", "chosen", "kto_tag"}:
         found.add("sharegpt")
@@ -353,27 +207,14 @@ def _formats_of(record: Mapping[str, Any]) -> set[FormatName]:
     return found
 
 
-def _is_qa(has: Set[str]) -> bool:
-    """Return whether the keys are those of a question and its answer, and of no other format."""
-    others = {"conversations", "instruction", "bbox"}
-    return "answer" in has and bool(has & {"question", "problem"}) and not has & others
-
-
 def convert(format: FormatName, record: Mapping[str, Any]) -> RowDraft:
-    """Read a record from a file of that format."""
-    return from_qa(record) if _is_plain_question(format, record) else FORMATS[format].convert(record)
-
-
-def _is_plain_question(format: FormatName, record: Mapping[str, Any]) -> bool:
-    """Return whether a record has none of the keys that its file's format reads, but a question with an answer. It is
-    then read as a question and its answer."""
+    """Read a record from a file of that format. One that has none of the keys that may hold the turns, but a question
+    with an answer, is read as these."""
     keys = FORMATS[format].turns
     is_answered = given(record, "answer") or column(record, VERL_ANSWER) is not None
-    return bool(keys) and not any(given(record, key) for key in keys) and is_answered and _has_question(record)
-
-
-def _has_question(record: Mapping[str, Any]) -> bool:
-    return any(given(record, key) for key in QUESTIONS)
+    is_question = is_answered and any(given(record, key) for key in QUESTIONS)
+    is_plain = is_question and bool(keys) and not any(given(record, key) for key in keys)
+    return from_qa(record) if is_plain else FORMATS[format].convert(record)
 
 
 def _read_id(record: Mapping[str, Any], default: str) -> str:

@@ -1,16 +1,23 @@
-"""Read the pictures, videos and boxes of a record, as the formats write them."""
+"""Read the pictures, videos and boxes of a record, as the formats write them. Pictures may be embedded: as bytes, as
+base64 text, or as a data: URL."""
 
-import sys
+import base64
+import binascii
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from tiercel.data.media.embedded import embedded_picture
 from tiercel.data.media.images import require_path
-from tiercel.data.rows import given, is_filled, whole, wrong_value
+from tiercel.data.rows import given, is_filled, is_number, whole, wrong_value
+from tiercel.data.texts import told
 from tiercel.errors import DataError
 from tiercel.types import Box, ImageSource, Point, VideoSource
 
 _MOST_FPS = 1000.0
+_DATA_URL = re.compile(r"data:[a-z0-9.+/-]*(?:;[a-z0-9=.-]+)*;base64,", re.IGNORECASE)
+# How base64 of PNG, JPEG and WEBP begins. A path could begin in the same way, but would not be as long.
+_BEGINNINGS = ("iVBORw0KGgo", "/9j/", "UklGR")
+_SHORTEST = 64  # characters; even a picture of one pixel has more
 
 
 def read_images(record: Mapping[str, Any]) -> tuple[ImageSource, ...]:
@@ -76,7 +83,7 @@ def read_image(value: Any, field: str) -> ImageSource:
         path, data = value.get("path"), value.get("bytes")
         path = value.get("image") if path is None and isinstance(value.get("image"), str) else path
     if isinstance(text := path if data is None else data, str):
-        data = embedded_picture(text, field) or data
+        data = _embedded_picture(text, field) or data
         path = path if text is not path else None if isinstance(data, bytes) else path
     if isinstance(data, bytes) and (path is None or isinstance(path, str)):
         return ImageSource(path=path, data=data)  # if there are bytes, the path is only a name
@@ -84,6 +91,18 @@ def read_image(value: Any, field: str) -> ImageSource:
         raise wrong_value(value, 'it must be a path or {"bytes": ..., "path": ...}', field)
     require_path(path, field)
     return ImageSource(path=path)
+
+
+def _embedded_picture(text: str, field: str) -> bytes | None:
+    """Return the bytes of a picture that is written as base64; None for any other text, such as a path. Raises
+    DataError if the text begins as base64 but is not valid base64 to its end."""
+    url = _DATA_URL.match(text)
+    if url is None and (len(text) < _SHORTEST or not text.startswith(_BEGINNINGS) or "." in text[-6:]):
+        return None
+    try:
+        return base64.b64decode("".join(text[url.end() if url else 0 :].split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise DataError(told("damaged base64", len(text), error), field=field) from error
 
 
 def read_boxes(value: Any, field: str) -> tuple[Box | Point, ...]:
@@ -123,8 +142,3 @@ def read_image_number(value: Any, field: str) -> int | None:
     if value is None or type(value) is int:
         return value
     raise wrong_value(value, "it must be the number of an image, counted from 0", field)
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a value is a finite int or float. A bool is neither."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

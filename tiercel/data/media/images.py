@@ -17,6 +17,7 @@ from pathlib import Path
 
 from PIL import Image, ImageFile, PngImagePlugin, UnidentifiedImageError
 
+from tiercel.data.texts import told
 from tiercel.errors import DataError, EnvironmentProblem
 from tiercel.image_decoding import SIDEWAYS, orientation, upright_rgb
 from tiercel.message_text import CUT, LONGEST_PATH
@@ -85,10 +86,7 @@ def decode(source: ImageSource, roots: ImageRoots, max_pixels: int) -> Image.Ima
     profile. Raises ImageProblem as `open_header` does, and if the pixel data are incomplete or broken.
     """
     if ImageFile.LOAD_TRUNCATED_IMAGES:
-        raise EnvironmentProblem(
-            "imported code set PIL.ImageFile.LOAD_TRUNCATED_IMAGES to True, so incomplete images would be accepted "
-            "as complete; set it back to False"
-        )
+        raise EnvironmentProblem(told("incomplete images"))
     with _opened(source, roots, max_pixels) as image:
         return upright_rgb(image)
 
@@ -112,10 +110,7 @@ def path_problem(path: str) -> str | None:
     if longest > LONGEST_NAME:
         return f"a name in the path has {longest} bytes, but at most {LONGEST_NAME} are allowed"
     if is_web_address(path):
-        return (
-            "is a URL, and no URL of a row is followed; `tiercel data fetch RECIPE` downloads such pictures once and "
-            "writes rows with the names of the files"
-        )
+        return told("web address")
     if "://" in path or path.lower().startswith(("data:", "file:")):
         return "is a URL; give a path relative to data.image_root"
     parts = path.replace("\\", "/").split("/")
@@ -146,7 +141,7 @@ def stray_problem(path: str, roots: ImageRoots) -> str | None:
     which case the file is checked when it is opened."""
     if not path.startswith("/") or _directory_is_under(os.path.dirname(path), roots):
         return None
-    return None if _is_under(Path(os.path.realpath(path)), roots) else _stray(roots)
+    return None if _is_under(Path(os.path.realpath(path)), roots) else told("stray path", roots.base)
 
 
 @lru_cache(maxsize=4096)  # rows of a file have few directories, and the disk may be slow
@@ -158,13 +153,6 @@ def _is_under(file: Path, roots: ImageRoots) -> bool:
     """Return whether a file is under a root, following links. The root of the file system does not count as a root."""
     real = (Path(os.path.realpath(root)) for root in (roots.base, *roots.more))
     return any(root != root.parent and file.is_relative_to(root) for root in real)
-
-
-def _stray(roots: ImageRoots) -> str:
-    return (
-        f"is an absolute path that is neither under data.image_root ({roots.base}) nor under data.image_roots; add "
-        "its directory to data.image_roots, or make it relative to data.image_root"
-    )
 
 
 def shown_path(path: str) -> str:
@@ -184,19 +172,11 @@ def resolve(path: str, roots: ImageRoots) -> Path:
         file = (base / path).resolve()
         if path.startswith("/"):
             if not _is_under(file, roots):
-                raise ImageProblem(path, _stray(roots))
+                raise ImageProblem(path, told("stray path", roots.base))
         elif base == base.parent:
-            reason = (
-                "is an absolute path, which could be anywhere in the file system; set data.image_root to the "
-                "directory of the images"
-            )
-            raise ImageProblem(path, reason)
+            raise ImageProblem(path, told("path from the top"))
         elif not _is_under(file, roots):
-            reason = (
-                f"leads out of data.image_root ({roots.base}) through a symbolic link; add the directory that it leads "
-                "to to data.image_roots"
-            )
-            raise ImageProblem(path, reason)
+            raise ImageProblem(path, told("link out of the root", roots.base))
         status = file.stat()
     except FileNotFoundError as error:
         where = "" if path.startswith("/") else f" under data.image_root ({roots.base})"

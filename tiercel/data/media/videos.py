@@ -14,6 +14,7 @@ from PIL import Image
 
 from tiercel.config.schema import Data
 from tiercel.data.media.images import ImageProblem, decode, open_header, resolve
+from tiercel.data.texts import told
 from tiercel.errors import EnvironmentProblem
 from tiercel.types import ImageRoots, Size, VideoSource
 
@@ -73,8 +74,7 @@ def _header_of_file(source: VideoSource, roots: ImageRoots, data: Data) -> Video
     with _opened(source, roots) as (container, stream):
         width, height = stream.codec_context.width, stream.codec_context.height
         if width * height > data.max_image_pixels:
-            reason = f"has {width} x {height} pixels, more than data.max_image_pixels = {data.max_image_pixels}"
-            raise _problem(source, reason)
+            raise _problem(source, told("large video", width, height, data.max_image_pixels))
         rate, count = stream.average_rate or stream.guessed_rate, stream.frames
         first = next(container.decode(stream), None)
         if first is None:
@@ -131,8 +131,7 @@ def _opened(source: VideoSource, roots: ImageRoots) -> Iterator[tuple[Any, Any]]
     try:
         import av
     except ImportError as error:
-        reason = "is a video file, which needs a package that is not installed: run pip install av"
-        raise EnvironmentProblem(f"{source.path}: {reason}") from error
+        raise EnvironmentProblem(told("no PyAV", source.path)) from error
     try:
         with path.open("rb") as file:
             kind = _kind(file.read(_HEAD_BYTES))
