@@ -178,7 +178,7 @@ def _opened(source: IndexSource, file: Path) -> IndexedRows | str:
         if head["of"] != source.identity():
             return "the file has changed since its index was made"
         content = mapped(file)[: head["rows"] * ENTRY.itemsize + head["id_bytes"]]
-        if head["checksum"] != zlib.crc32(content) or head.pop("head") != _checksum_of(head):
+        if head["checksum"] != zlib.crc32(content.data) or head.pop("head") != _checksum_of(head):
             return "its index is damaged"
         lines = head.pop("rejected")
         rejected = [RejectedRow(file=source.reading.file, **line["row"]) for line in lines]
@@ -296,7 +296,7 @@ def _make(source: IndexSource, file: Path, new: Path, beat: Callable[[], None]) 
             if source.identity() != of:
                 raise DataError(told("changed while read", source.reading.file))
             stream.flush()
-            head |= {"version": version(), "of": of, "checksum": zlib.crc32(mapped(new)) if stream.tell() else 0}
+            head |= {"version": version(), "of": of, "checksum": zlib.crc32(mapped(new).data) if stream.tell() else 0}
             text = json.dumps({**head, "head": _checksum_of(head)}).encode()
             stream.write(text + len(text).to_bytes(_LENGTH_BYTES, "little"))
         new.replace(file)

@@ -5,6 +5,7 @@ coordinates."""
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -147,10 +148,7 @@ def _missing_parts(names: Sequence[str]) -> list[str]:
     """Return a line for each data set that has fewer files than they say by names such as train-00000-of-00005."""
     folders = [Path(name) for name in names if Path(name).is_dir()]
     files = {str(file) for folder in folders for glob in ("*.*", "data/*.*") for file in folder.glob(glob)} | {*names}
-    found: dict[tuple[str, int], int] = {}
-    for match in filter(None, map(_PART.fullmatch, files)):
-        found[match[1], int(match[2])] = found.get((match[1], int(match[2])), 0) + 1
-    counts = sorted(found.items())
+    counts = sorted(Counter((match[1], int(match[2])) for match in map(_PART.fullmatch, files) if match).items())
     return [told("missing files", name, count, total) for (name, total), count in counts if count < total]
 
 

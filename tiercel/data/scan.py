@@ -1,10 +1,12 @@
 """Check all rows before a run: the header or the pixels of every image, and the length of every prompt."""
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from typing import TypeAlias
 
 from tiercel.config.schema import Data
@@ -143,16 +145,10 @@ def undecodable(rows: Sequence[Row], config: Data) -> list[RejectedRow]:
 
 def percentiles(counts: Mapping[int, int]) -> dict[int, int]:
     """Compute PERCENTILES by nearest rank. `counts` has how often each value occurs. Empty if there are no values."""
-    total = sum(counts.values())
-    ranks = [max(1, -(-percent * total // 100)) for percent in PERCENTILES]  # rounded up
-    found: dict[int, int] = {}
-    seen = 0
-    for value, count in sorted(counts.items()):
-        seen += count
-        for percent, rank in zip(PERCENTILES, ranks, strict=True):
-            if seen >= rank:
-                found.setdefault(percent, value)
-    return found
+    values = sorted(counts)
+    ends = list(accumulate(counts[value] for value in values))
+    ranks = [max(1, -(-percent * ends[-1] // 100)) for percent in PERCENTILES] if ends else []  # rounded up
+    return {percent: values[bisect_left(ends, rank)] for percent, rank in zip(PERCENTILES, ranks, strict=False)}
 
 
 def _sizes(

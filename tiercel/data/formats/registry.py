@@ -69,9 +69,10 @@ FORMATS = dict(_formats())
 def expanded(format: FormatName, record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Split a refcoco record with several expressions of one box into one record for each expression. Any other record
     is returned unchanged, in a list."""
+    if format != "refcoco" or given(record, "expression"):
+        return [record]
     key = next((key for key in SEVERAL if given(record, key)), None)
-    is_several = key is not None and isinstance(record[key], list) and bool(record[key])
-    if format != "refcoco" or key is None or not is_several or given(record, "expression"):
+    if key is None or not isinstance(record[key], list) or not record[key]:
         return [record]
     rest = {name: value for name, value in record.items() if name not in (key, "id")}
     records: list[Mapping[str, Any]] = []
