@@ -19,6 +19,7 @@ WRITES = {
         "open_to_append",
         "write_new",
         "write_atomically",
+        "replacing",
         "write_text",
         "write_bytes",
         "truncate",

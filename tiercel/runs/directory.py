@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from tiercel.reliability.heartbeat import HEARTBEATS
 from tiercel.reliability.redaction import redact_values
 from tiercel.runs.checkpoints import FoundCheckpoint, list_checkpoints, newest_valid, set_aside
 from tiercel.runs.ending import LOCK, recorded_ending
-from tiercel.runs.files import NewFile, json_line, write_atomically
+from tiercel.runs.files import json_line, replacing, write_atomically
 from tiercel.runs.fresh_start import clear, has_no_step, require_own
 from tiercel.runs.identity import changed_files, changes, digests, is_pinned, is_rounded, may_differ
 from tiercel.runs.identity import identity as identity_of
@@ -118,8 +118,8 @@ class RunDirectory:
         once all are added, and writes each image of `pictured` groups once. All ranks call it equally often. The first
         rank gets the groups of all ranks, in the global order and without pixels; the others get an empty list."""
         file, space = groups_path(self.path, folder, step), family.coordinate_space
-        entry = new_entry(folder, step)
-        new = NewFile(file)  # only the first rank writes it
+        entry, size, new = new_entry(folder, step), 0, ExitStack()
+        opened = cache(lambda: new.enter_context(replacing(file)))  # only the first rank calls it
 
         def record(scored: Sequence[ScoredGroup], advantages: Sequence[Sequence[float | None]]) -> list[ScoredGroup]:
             self.ranks.heartbeat.beat()
@@ -127,12 +127,14 @@ class RunDirectory:
             records = [group_record(group, values, space).as_json() for group, values in everyone]
 
             def write() -> frozenset[int]:
+                nonlocal size
                 self.require_held()
                 with writing(file, GO_ON):
                     for each in records:
-                        start = new.size
-                        new.add(json_line(each))
-                        add_group(entry, start, new.size - start, each)
+                        line = json_line(each).encode("utf-8")
+                        opened().write(line)
+                        add_group(entry, size, len(line), each)
+                        size += len(line)
                 return pictured([group.group for group, _ in everyone], self.most_pictured, folder)
 
             chosen = self.ranks.run_on_first(write)
@@ -145,15 +147,13 @@ class RunDirectory:
         def finish() -> None:
             self.require_held()
             with writing(file, GO_ON):
-                new.finish()
+                opened()
+                new.close()
                 append_entry(self.path, entry)
 
-        try:
+        with new:
             yield record
-        except BaseException:
-            new.give_up()
-            raise
-        self.ranks.run_on_first(finish)
+            self.ranks.run_on_first(finish)
 
     def record_tokens(self, step: int, groups: Sequence[GroupTokens]) -> None:
         """Write a step's file of tokens/. `groups` are read on the first rank; without any, no file is written."""

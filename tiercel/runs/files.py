@@ -3,8 +3,8 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,44 +14,26 @@ from tiercel.reliability.redaction import redact, redact_values
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a temporary file, flush it to disk, and rename it over `path`."""
-    new = NewFile(path)
+    with replacing(path) as file:
+        file.write(text.encode("utf-8"))
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file with a temporary name, which at the end is flushed to disk and renamed over `path`. It is removed if
+    that fails, or the code inside does."""
+    temporary = path.with_name(path.name + ".tmp")
+    file = open_new(temporary, "wb")
     try:
-        new.add(text)
-        new.finish()
-    except OSError:
-        new.give_up()
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        fsync(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
         raise
-
-
-class NewFile:
-    """A file that is written part by part under a temporary name, and gets its own when it is whole."""
-
-    def __init__(self, path: Path):
-        self._path, self._temporary = path, path.with_name(path.name + ".tmp")
-        self._stream: IO[bytes] | None = None
-        self.size = 0
-
-    def add(self, text: str) -> None:
-        """Append a part."""
-        self._stream = self._stream or open_new(self._temporary, "wb")
-        self.size += self._stream.write(text.encode("utf-8"))
-
-    def finish(self) -> None:
-        """Flush the file to disk, and rename it over what has its name."""
-        self.add("")
-        assert self._stream is not None
-        with self._stream as stream:
-            stream.flush()
-            os.fsync(stream.fileno())
-        self._temporary.replace(self._path)
-        fsync(self._path.parent)
-
-    def give_up(self) -> None:
-        """Remove what was written so far."""
-        if self._stream is not None:
-            with suppress(OSError):
-                self._stream.close()
-            self._temporary.unlink(missing_ok=True)
 
 
 def fsync(path: Path) -> None:

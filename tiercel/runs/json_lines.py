@@ -6,14 +6,13 @@ Imports no torch.
 import errno
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from tiercel.regular_files import LONGEST_LINE, lines_of, open_new, open_regular, too_long
-from tiercel.runs.files import fsync
+from tiercel.regular_files import LONGEST_LINE, lines_of, open_regular, too_long
+from tiercel.runs.files import replacing
 
 BLOCK_BYTES = 1 << 16
 LINES_BYTES = 1 << 20
@@ -71,14 +70,10 @@ def cut_lines(file: Path, is_kept: Callable[[Any], bool]) -> bool:
             break
     if stop == size and not newline:
         return False
-    temporary = file.with_name(file.name + ".tmp")
-    with open_regular(file) as old, open_new(temporary, "wb") as new:
-        shutil.copyfileobj(_First(old, stop), new)
+    with open_regular(file) as old, replacing(file) as new:
+        while block := old.read(min(LINES_BYTES, stop - old.tell())):
+            new.write(block)
         new.write(newline)
-        new.flush()
-        os.fsync(new.fileno())
-    temporary.replace(file)
-    fsync(file.parent)
     return True
 
 
@@ -122,24 +117,6 @@ class Rows(Sequence[Mapping[str, Any]]):
     def __getitem__(self, index: Any) -> Any:
         if index == -1:
             return self.newest(1)[0]
-        if (
-            isinstance(index, slice)
-            and index.start is not None
-            and index.start < 0
-            and index.stop is index.step is None
-        ):
+        if isinstance(index, slice) and (index.start or 0) < 0 and index.stop is index.step is None:
             return self.newest(-index.start)
         return list(self)[index]
-
-
-class _First:
-    """A reader of the first bytes of a stream."""
-
-    def __init__(self, stream: Any, count: int) -> None:
-        self._stream, self._left = stream, count
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Return up to `size` of the remaining bytes."""
-        block = self._stream.read(self._left if size < 0 else min(size, self._left))
-        self._left -= len(block)
-        return bytes(block)

@@ -16,8 +16,8 @@ from typing import IO
 
 import zstandard
 
-from tiercel.regular_files import LARGEST_FILE, OddFile, bounded_lines, is_linked, open_new, open_regular
-from tiercel.runs.files import fsync
+from tiercel.regular_files import LARGEST_FILE, OddFile, bounded_lines, is_linked, open_regular
+from tiercel.runs.files import replacing
 from tiercel.writing import GO_ON, writing
 
 FOLDERS = ("rollouts", "evaluations", "tokens")
@@ -98,13 +98,8 @@ def pack_step(run: Path, step: int) -> None:
         if not file.is_file() or file.is_symlink():
             continue
         packed = file.with_name(file.name + SUFFIX)
-        temporary = packed.with_name(packed.name + ".tmp")
         with writing(packed, GO_ON):
-            with open_regular(file) as plain, open_new(temporary, "wb") as new:
+            with open_regular(file) as plain, replacing(packed) as new:
                 compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
                 compressor.copy_stream(plain, new, size=file.stat().st_size)
-                new.flush()
-                os.fsync(new.fileno())
-            temporary.replace(packed)
-            fsync(packed.parent)
             file.unlink()
