@@ -171,6 +171,7 @@ def messages() -> list[Message]:
     hints += [text for _, *texts in table_rows("tiercel.reliability", "symptoms.txt") for text in texts]
     hints += [text for _, *texts, _ in table_rows("tiercel.data.formats", "formats.txt") for text in texts]
     hints += [_numbered(text) for _, text in table_rows("tiercel.data", "texts.txt")]
+    hints += [meaning for _, meaning in table_rows("tiercel.reliability", "process_states.txt")]
     hints += [question for _, question, *_ in table_rows("tiercel.cli", "questions.txt")]
     hints += [cause for _, cause in table_rows("tiercel.distributed", "causes.txt")]
     hints += [_numbered(text) for _, _, text in table_rows("tiercel.config.conflicts", "conflicts.txt")]

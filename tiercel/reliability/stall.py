@@ -7,16 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
+from tiercel.tables import table_rows
+
 COMMUNICATION = ("torch/distributed/", "deepspeed/comm/")  # files whose functions wait for other ranks
 FRAMES_SHOWN = 4
-STATES = {
-    "T": "a signal has stopped it (SIGSTOP or Ctrl-Z; SIGCONT resumes it)",
-    "t": "a debugger has stopped it",
-    "D": "it waits for a disk, a file system or a device",
-    "S": "its process exists, but is waiting for something",
-    "R": "its process exists and is computing",
-    "Z": "its process has ended",
-}
+STATES = {letter: meaning for letter, meaning in table_rows("tiercel.reliability", "process_states.txt")}
 AT_WORK = ("R", "D")  # such a process may block the interpreter for a while, for example to load a library
 PATIENCE_AT_WORK = 3  # how many times longer such a process may be silent
 PACKAGE = str(Path(__file__).parent.parent)

@@ -17,42 +17,20 @@ from tiercel.distributed.versions import fingerprint, installed_versions
 from tiercel.regular_files import read_json
 from tiercel.reliability.redaction import redact_values
 from tiercel.runs.call_files import files_of_call
-
-_FREE_IN = {
-    "model": ("vision_cache_bytes", "reference"),
-    "data": ("cache", "cache_bytes", "workers", "image_roots", "max_bad_fraction"),
-    "train": ("steps", "epochs", "save_every", "eval_every", "log_every", "keep", "keep_best", "profile"),
-    "train.profile": ("steps",),
-    "rollout": (
-        "urls",
-        "request_timeout",
-        "patience",
-        "parity_tolerance",
-        "parity_action",
-        "record_tokens",
-        "record_images",
-    ),
-    "rollout.vllm": ("gpu_memory_utilization", "sleep_level"),
-    "rewards.N.judge": ("url", "key", "concurrency", "timeout", "retries"),
-    "reliability": tuple(Reliability.model_fields),
-}
-_ROUNDED_IN = {
-    "learner": tuple(Learner.model_fields),
-    "dpo": ("precompute_reference",),
-    "train": ("strategy", "shard_size", "context_parallel", "deterministic", "threads"),
-    "train.deepspeed": ("stage", "offload_parameters", "offload_optimizer", "config"),
-    "rollout": ("prepacked_bytes",),
-    "rollout.vllm": ("tensor_parallel",),
-    "rewards.N.model": ("device", "batch_tokens"),
-}
+from tiercel.tables import table_rows
 
 
-def _keys(by_section: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    return (f"{section}.{key}" for section, keys in by_section.items() for key in keys)
+def _free_keys(effect: str) -> Iterator[str]:
+    """Yield the keys whose change has an effect on what is computed: nothing, or rounding."""
+    for section, its_effect, keys in table_rows("tiercel.runs", "free_keys.txt"):
+        if its_effect == effect:
+            yield from (f"{section}.{key}" for key in keys.split())
 
 
-ROUNDED = tuple(_keys(_ROUNDED_IN))  # the result is the same except that sums are computed in another order
-MAY_DIFFER = (*_keys(_FREE_IN), *ROUNDED, "teacher.url", "algorithm.teacher.url", "trackers", "output")
+# The result is the same except that sums are computed in another order.
+ROUNDED = (*_free_keys("rounding"), *(f"learner.{key}" for key in Learner.model_fields))
+_UNUSED = (*_free_keys("nothing"), *(f"reliability.{key}" for key in Reliability.model_fields))
+MAY_DIFFER = (*_UNUSED, *ROUNDED, "trackers", "output")
 
 
 def changes(before: Recipe, now: Recipe) -> dict[str, str]:
@@ -131,7 +109,7 @@ def changed_files(run: Path, recipe: Recipe) -> list[str]:
         before = had = None
     if not isinstance(before, dict) or not isinstance(had, dict):
         return [
-            (f"{file} is not as the run wrote it; whether the files of the recipe have changed since then is unknown")
+            f"{file} is not as the run wrote it; whether the files of the recipe have changed since then is unknown"
         ]
     now, names, has = digests(recipe), flatten(recipe), installed_versions()
     other = [name for name in had if had[name] != has.get(name)]

@@ -20,20 +20,10 @@ from tiercel.log import LineHandler, logger, shown_by
 from tiercel.messages import translated
 from tiercel.regular_files import open_to_append
 from tiercel.reliability.redaction import redact
+from tiercel.tables import table_rows
 from tiercel.writing import GO_ON, writing
 
-SHOWN = (
-    ("loss", "loss", "{:+.4f}"),
-    ("reward/mean", "reward", "{:.3f}"),
-    ("eval/accuracy", "accuracy", "{:.3f}"),
-    ("eval/reward/mean", "eval reward", "{:.3f}"),
-    ("eval/loss", "eval loss", "{:.4f}"),
-    ("completion/tokens_mean", "tokens", "{:.0f}"),
-    ("turns/mean", "turns", "{:.1f}"),
-    ("tools/failed_fraction", "failed calls", "{:.2f}"),
-    ("grad_norm", "grad", "{:.2f}"),
-    ("time/step", "step", "{:.2f}s"),
-)
+SHOWN = tuple(table_rows("tiercel.runs", "progress.txt"))
 TREND_STEPS = 10  # the mean reward of as many steps is compared with that of as many before
 SLOW = 0.5  # of a step; a phase that takes at least this share is named
 
