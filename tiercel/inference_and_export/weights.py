@@ -3,13 +3,14 @@
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from tiercel.config import Recipe
 from tiercel.config.schema import BaseRecipe
 from tiercel.errors import RunError
-from tiercel.runs.checkpoints import FoundCheckpoint, is_better, list_checkpoints, newest_valid, of_step
+from tiercel.runs.checkpoints import FoundCheckpoint, list_checkpoints, newest_valid, of_step
 from tiercel.runs.directory import read_metrics
 from tiercel.runs.records import finite
 from tiercel.training.checkpoints import LOWEST_IS_BEST, OBJECTIVE
@@ -71,13 +72,9 @@ def best_checkpoint(run: Path, recipe: BaseRecipe) -> tuple[str, int, float]:
     rows = [row for row in read_metrics(run) if row["step"] in steps]
     for metric in [recipe.train.keep_best] if recipe.train.keep_best else HELD_OUT:
         scored = [(row["step"], value) for row in rows if (value := finite(row.get(metric))) is not None]
-        if not scored:
-            continue
-        best = scored[0]
-        for each in scored[1:]:
-            if is_better(each[1], best[1], lowest=metric in LOWEST_IS_BEST):
-                best = each
-        return metric, *best
+        if scored:
+            best = min if metric in LOWEST_IS_BEST else max  # both return the first of equals
+            return metric, *best(scored, key=itemgetter(1))
     raise RunError(
         f"--best: no checkpoint of {run} was evaluated; name one with --checkpoint N, and for the next run set "
         "data.eval and train.keep_best"

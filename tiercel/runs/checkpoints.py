@@ -220,14 +220,14 @@ def newest_valid(root: Path, report: Callable[[str], None]) -> FoundCheckpoint |
 def best_scored(root: Path, newest: int, metric: str, *, lowest: bool) -> FoundCheckpoint | None:
     """Return the checkpoint up to step `newest` with the best score by this metric, the earliest if several are equal.
     Returns None if no checkpoint has a score."""
-    best: FoundCheckpoint | None = None
+    scored = []
     for step, path in reversed(list_checkpoints(root)):
-        is_left_out = step > newest or path.is_symlink() or _state_problem(path) is not None
-        state = {} if is_left_out else _read_state(path)
-        score = (state.get(SCORE) or {}).get(metric)
-        if score is not None and (best is None or is_better(score, best.state[SCORE][metric], lowest=lowest)):
-            best = FoundCheckpoint(step=step, path=path, state=state)
-    return best
+        if step <= newest and not path.is_symlink() and _state_problem(path) is None:
+            found = FoundCheckpoint(step=step, path=path, state=_read_state(path))
+            if (found.state.get(SCORE) or {}).get(metric) is not None:
+                scored.append(found)
+    best = min if lowest else max  # both return the first of equals
+    return best(scored, key=lambda found: found.state[SCORE][metric], default=None)
 
 
 def is_better(score: float, other: float, *, lowest: bool) -> bool:
