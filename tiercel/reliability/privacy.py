@@ -16,10 +16,16 @@ _READING = (19, 21, 38)  # CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_PERFMON
 _CAPABILITY_VERSION_3 = 0x20080522
 
 
+def prctl(option: int, argument: int) -> None:
+    """Change a property of this process; Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, *map(ctypes.c_ulong, (argument, 0, 0, 0)))
+
+
 def keep_private() -> None:
     """Make this process unreadable for the user's other processes if its environment contains a secret."""
-    if sys.platform == "linux" and secret_values(os.environ):
-        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, *map(ctypes.c_ulong, (0, 0, 0, 0)))
+    if secret_values(os.environ):
+        prctl(_PR_SET_DUMPABLE, 0)
 
 
 def give_up_reading_others() -> None:
@@ -32,7 +38,7 @@ def give_up_reading_others() -> None:
     if libc.capget(header, sets) != 0:
         return
     for number in _READING:
-        libc.prctl(_PR_CAPBSET_DROP, *map(ctypes.c_ulong, (number, 0, 0, 0)))
+        prctl(_PR_CAPBSET_DROP, number)
         word, bit = divmod(number, 32)
         for place in range(3 * word, 3 * word + 3):
             sets[place] &= ~(1 << bit)

@@ -13,7 +13,6 @@ was reserved but never touched: the address space of CUDA, the stacks of idle th
 """
 
 import contextlib
-import ctypes
 import importlib
 import json
 import os
@@ -30,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from tiercel.processes import signal_name
-from tiercel.reliability.privacy import give_up_reading_others
+from tiercel.reliability.privacy import give_up_reading_others, prctl
 
 TICK = 0.1  # seconds between checks of the memory; the limit can be exceeded by what is allocated in that time
 CLEAN = 0  # exit code: nothing is left
@@ -61,8 +60,8 @@ def main(charge_json: str) -> NoReturn:
     """Start the worker, watch it, and end everything that it started; then report on the control socket why the worker
     ended, if it did."""
     charge = SupervisorTask(**json.loads(charge_json))
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # the user's code may have stopped this process
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # the user's code may have stopped this process
     # A scheduler's SIGTERM goes to all processes of a job; the trainer decides when these end.
     for number in STOPS:
         signal.signal(number, lambda number, frame: None)
@@ -114,7 +113,7 @@ def _work(charge: SupervisorTask) -> NoReturn:
     os.setsid()
     _stops_end_forks()
     os.close(charge.control)
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     mark_descendants(charge.mark)
     give_up_reading_others()
     code = 1
@@ -270,11 +269,6 @@ def describe_end(code: int, file_mb: float) -> str:
         return f"its process ended with exit code {code}"
     ended = f"its process was killed by {signal_name(-code)}"
     return f"{ended}; {file_limit(file_mb)}" if -code == signal.SIGXFSZ else ended
-
-
-def _prctl(option: int, argument: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, *(ctypes.c_ulong(number) for number in (argument, 0, 0, 0)))
 
 
 def file_limit(file_mb: float) -> str:
