@@ -444,7 +444,8 @@ def test_groups_are_recorded_with_each_image_once(run):
     failed = RewardValue(value=None, failure="timed out")
     group = scored_group(scored(0.5, True, iou=RewardValue(value=0.5)), scored(None, None, iou=failed))
     family = SimpleNamespace(coordinate_space="thousandths")
-    run.record_groups("rollouts", 7, family, [group, group], [[1.5, None], [None, None]])
+    with run.recording("rollouts", 7, family) as record:
+        record([group, group], [[1.5, None], [None, None]])
 
     first, second = (
         json.loads(line) for line in (run.path / "rollouts" / "step-000007.jsonl").read_text().splitlines()

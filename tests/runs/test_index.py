@@ -75,7 +75,8 @@ def test_a_run_that_is_cut_and_goes_on_has_the_same_index(tmp_path):
 
     def record(run, step: int) -> None:
         group = scored_group(scored(step / 7, True, iou=RewardValue(value=step / 7)), scored(0.0, False))
-        run.record_groups("rollouts", step, family, [group], [[0.5, -0.5]])
+        with run.recording("rollouts", step, family) as record_groups:
+            record_groups([group], [[0.5, -0.5]])
 
     with open_run(recipe) as run:
         for step in (1, 2, 3):
@@ -100,7 +101,8 @@ def test_a_file_that_is_written_part_by_part_equals_one_that_is_written_at_once(
     family, value = SimpleNamespace(coordinate_space=None), RewardValue(value=0.25)
     every = [scored_group(each) for each in (scored(1.0, True, iou=value), scored(0.5), scored(0.0, exact=value))]
     with open_run(recipe) as run:
-        run.record_groups("evaluations", 1, family, every, [[None]] * 3)
+        with run.recording("evaluations", 1, family) as record:
+            record(every, [[None]] * 3)
         with run.recording("evaluations", 2, family) as record:
             for part in (every[:2], every[2:], []):
                 assert len(record(part, [[None]] * len(part))) == len(part)

@@ -6,7 +6,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -95,22 +95,6 @@ class RunDirectory:
                 self._background.do(partial(pack_step, self.path, old))
 
         self.ranks.run_on_first(append)
-
-    def rollouts_file(self, step: int) -> Path:
-        """Return the file of the groups that the step's last update learnt from."""
-        return groups_path(self.path, "rollouts", step)
-
-    def record_groups(
-        self,
-        folder: Folder,
-        step: int,
-        family: Family,
-        scored: Sequence[ScoredGroup],
-        advantages: Sequence[Sequence[float | None]],
-    ) -> list[ScoredGroup]:
-        """Write a step's file of rollouts/ or evaluations/ at once; else as `recording`."""
-        with self.recording(folder, step, family) as record:
-            return record(scored, advantages)
 
     @contextmanager
     def recording(self, folder: Folder, step: int, family: Family) -> Iterator[RecordGroups]:
@@ -221,12 +205,11 @@ def _require_seen(path: Path) -> None:
 def _held(recipe: Recipe, path: Path) -> Iterator[tuple[Hold, tuple[str, ...], str | None]]:
     """Hold the run. Yields the hold, lines about what has changed since the run's last start, and the run's
     identity."""
-    with writing(path, "name another `output`, or free some space there or make it writable"):
-        require_own(path)
-        path.mkdir(parents=True, exist_ok=True)
-        hold = Hold(path)
-    try:
+    with ExitStack() as stack:
         with writing(path, "name another `output`, or free some space there or make it writable"):
+            require_own(path)
+            path.mkdir(parents=True, exist_ok=True)
+            hold = stack.enter_context(closing(Hold(path)))
             told = () if hold.take() else (WITHOUT_LOCKS,)
         changed = _changed(recipe, path) if (path / "config.yaml").exists() else ()
         with writing(path, GO_ON):
@@ -237,8 +220,6 @@ def _held(recipe: Recipe, path: Path) -> Iterator[tuple[Hold, tuple[str, ...], s
         with recorded_ending(path):
             yield hold, (*told, *((ANEW,) if changed is None else changed)), identity
             hold.require()
-    finally:
-        hold.close()
 
 
 def _changed(recipe: Recipe, path: Path) -> tuple[str, ...] | None:

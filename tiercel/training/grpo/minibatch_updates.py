@@ -8,6 +8,7 @@ from tiercel.algorithms.correction import drift_metrics
 from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import Ranks, largest_by_name
 from tiercel.packing.batch import AdvantageGroup
+from tiercel.runs.records import groups_path
 from tiercel.training.grpo.minibatches import learnt_groups, minibatches
 from tiercel.training.grpo.policy_update import update_on_minibatch
 from tiercel.training.grpo.precomputed_values import precompute_values
@@ -68,7 +69,7 @@ def update_policy(
     """Make the updates of a step under its learning rate, each checked to be finite, and warn of an engine that has
     gone wrong. Raises NonFiniteError, and TrainingError if that engine stops the run."""
     step.metrics["lr"] = session.prepare_update(trainer, step)
-    keep = partial(copy_rollouts, rollouts=session.run.rollouts_file(step.updates_done))
+    keep = partial(copy_rollouts, rollouts=groups_path(session.run.path, "rollouts", step.updates_done))
     learnt = learn(trainer, groups, recipe, partial(session.guard.attempt, trainer, keep=keep))
     warn_of_gap(recipe, step.number, *learnt.in_passes())
     trainer.vision.end_step()

@@ -38,7 +38,8 @@ def record_rollouts(
 ) -> Sequence[ScoredGroup]:
     """Write the groups of all ranks to rollouts/, with their advantages; return them on the first rank."""
     groups = with_gaps(trainer.family, sampled.scored, advantages.values, advantages.groups)
-    recorded = session.run.record_groups("rollouts", step.updates_done, trainer.family, groups, advantages.values)
+    with session.run.recording("rollouts", step.updates_done, trainer.family) as record:
+        recorded = record(groups, advantages.values)
     tell_of_unreached(recorded, recipe.rollout.branch_at, step.number)
     return recorded
 
