@@ -12,7 +12,8 @@ from tiercel.config.schema import Data, GrpoRecipe, Lora, Model, Train
 from tiercel.rewards.text import Exact
 from tiercel.runs.checkpoints import save_checkpoint
 from tiercel.runs.directory import open_run, roll_back_to_checkpoint
-from tiercel.runs.index import append_entry, cut_index, file_entry
+from tiercel.runs.index import append_entry, file_entry
+from tiercel.runs.json_lines import cut_lines
 from tiercel.types import RewardValue
 
 
@@ -55,14 +56,14 @@ def test_a_file_alone_gives_the_same_entry_without_its_bad_lines(tmp_path):
 
 
 def test_later_steps_and_a_cut_line_are_removed(tmp_path: Path):
-    cut_index(tmp_path, 3)  # a run without an index
+    cut_lines(tmp_path / "index.jsonl", 3)  # a run without an index
     assert list(tmp_path.iterdir()) == []
     for step in (1, 2, 3):
         append_entry(tmp_path, written_entry("rollouts", step, [], []))
     before = (tmp_path / "index.jsonl").read_text().splitlines(keepends=True)
     with (tmp_path / "index.jsonl").open("a") as file:
         file.write('{"folder": "rol')
-    cut_index(tmp_path, 2)
+    cut_lines(tmp_path / "index.jsonl", 2)
     assert (tmp_path / "index.jsonl").read_text() == "".join(before[:2])
 
 

@@ -31,8 +31,9 @@ from tiercel.runs.files import json_line, replacing, write_atomically
 from tiercel.runs.fresh_start import clear, has_no_step, require_own
 from tiercel.runs.identity import changed_files, changes, digests, is_pinned, is_rounded, may_differ
 from tiercel.runs.identity import identity as identity_of
-from tiercel.runs.index import add_group, append_entry, cut_index, new_entry
-from tiercel.runs.json_lines import Rows, cut_lines, is_up_to, parsed
+from tiercel.runs.index import FILE as INDEX
+from tiercel.runs.index import add_group, append_entry, new_entry
+from tiercel.runs.json_lines import Rows, cut_lines, parsed
 from tiercel.runs.lock import Hold
 from tiercel.runs.pictures import Background, picture_file, write_picture
 from tiercel.runs.recipe import load_run_recipe
@@ -288,13 +289,12 @@ def roll_back_to_checkpoint(
         for newer, path in list_checkpoints(run.checkpoints):
             if newer > step and not path.is_symlink():
                 logger.warning(f"checkpoint {path} is kept as {set_aside(path).name}")
-        if os.path.lexists(run.metrics_file):
-            cut_lines(run.metrics_file, partial(is_up_to, step))
+        cut_lines(run.metrics_file, step)
         for folder in STEP_FOLDERS:
             for file in (run.path / folder).iterdir() if (run.path / folder).is_dir() else ():
                 if (its_step := step_of(file.name)) is not None and its_step > step:
                     file.unlink()
-        cut_index(run.path, step)
+        cut_lines(run.path / INDEX, step)
         _tell_lost_rows(run.metrics_file, step)
     return found
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from tiercel.errors import TakenError
 from tiercel.regular_files import open_new
 from tiercel.reliability.redaction import redact, redact_values
 
@@ -21,7 +22,7 @@ def write_atomically(path: Path, text: str) -> None:
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Yield a file with a temporary name, which at the end is flushed to disk and renamed over `path`. It is removed if
-    that fails, or the code inside does."""
+    that fails, or the code inside does, unless another process has taken over the run."""
     temporary = path.with_name(path.name + ".tmp")
     file = open_new(temporary, "wb")
     try:
@@ -31,6 +32,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         temporary.replace(path)
         fsync(path.parent)
+    except TakenError:
+        raise  # the file of this name may be the other process's
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -4,17 +4,14 @@ It lets `tiercel view` find groups without reading the files, and can always be 
 """
 
 import json
-import os
 import statistics
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tiercel.regular_files import open_to_append
 from tiercel.runs.files import json_line
-from tiercel.runs.json_lines import cut_lines, is_up_to
 from tiercel.runs.records import Folder, finite, groups_path
 from tiercel.runs.step_files import lines_of_step
 
@@ -73,12 +70,6 @@ def append_entry(run: Path, entry: Mapping[str, Any]) -> None:
     """Append one line to index.jsonl. Raises OSError if it cannot be written."""
     with open_to_append(run / FILE) as file:
         file.write(json_line(entry))
-
-
-def cut_index(run: Path, last_step: int) -> None:
-    """Remove the lines of later steps. Raises OSError if the file cannot be written."""
-    if os.path.lexists(run / FILE):
-        cut_lines(run / FILE, partial(is_up_to, last_step))
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -6,7 +6,7 @@ Imports no torch.
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -59,27 +59,23 @@ def blocks_of_lines(stream: IO[bytes], stop: int | None = None) -> Iterator[byte
         yield last
 
 
-def cut_lines(file: Path, is_kept: Callable[[Any], bool]) -> bool:
-    """Remove the lines after the last one that is kept, and return whether there were any. `is_kept` gets the value of
-    a line; a line that is not JSON is not kept. The file is replaced as a whole, and only if something is removed.
-    Raises OSError."""
+def cut_lines(file: Path, last_step: int) -> None:
+    """Remove the lines after the last one whose step is at most `last_step`, if there is a file. It is replaced as a
+    whole, and only if something is removed. Raises OSError."""
+    if not os.path.lexists(file):
+        return
     size, stop, newline = file.lstat().st_size, 0, b""
     for start, line in lines_from_end(file):
-        if (value := parsed(line)) is not None and is_kept(value):
+        row = parsed(line)
+        if isinstance(row, dict) and type(row.get("step")) is int and row["step"] <= last_step:
             stop, newline = start + len(line), b"" if line.endswith(b"\n") else b"\n"
             break
     if stop == size and not newline:
-        return False
+        return
     with open_regular(file) as old, replacing(file) as new:
         while block := old.read(min(LINES_BYTES, stop - old.tell())):
             new.write(block)
         new.write(newline)
-    return True
-
-
-def is_up_to(step: int, row: Any) -> bool:
-    """Return whether a row is from this step or an earlier one. A row without a step is not."""
-    return isinstance(row, dict) and type(row.get("step")) is int and row["step"] <= step
 
 
 def parsed(line: bytes | str) -> Any:

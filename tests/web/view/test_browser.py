@@ -12,7 +12,8 @@ import pytest
 from tests.web.report.fake_runs import HOSTILE, make_grounding, make_sft, make_turns, write_lines
 from tests.web.view.serving import Served, served
 from tests.web.view.test_filters import write_step
-from tiercel.runs.index import append_entry, cut_index, file_entry
+from tiercel.runs.index import append_entry, file_entry
+from tiercel.runs.json_lines import cut_lines
 from tiercel.runs.records import groups_path
 from tiercel.web.report import write_report
 from tiercel.web.report.charts import Chart, Series, chart_numbers
@@ -359,7 +360,7 @@ def test_the_page_follows_a_run_that_writes(opened, tmp_path):
         temporary = run / "metrics.new"
         temporary.write_text("".join(lines[:2]))
         temporary.replace(run / "metrics.jsonl")
-        cut_index(run, 1)
+        cut_lines(run / "index.jsonl", 1)
         other.until("document.querySelector('.item')?.dataset.step === '1'")
         page.until("document.querySelector('#status').textContent.includes('1 of 6 steps')")
 

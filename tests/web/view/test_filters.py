@@ -8,7 +8,8 @@ import time
 import pytest
 
 from tests.web.report.fake_runs import completion, group, new_run, write_lines
-from tiercel.runs.index import append_entry, cut_index, file_entry
+from tiercel.runs.index import append_entry, file_entry
+from tiercel.runs.json_lines import cut_lines
 from tiercel.runs.records import groups_path
 from tiercel.web.view.filters import GroupFilter, StepFiles, find, positions
 from tiercel.web.view.groups import Groups
@@ -153,7 +154,7 @@ def test_a_run_that_was_cut_and_went_on(run):
     for step in (2, 3):
         groups_path(run, "rollouts", step).unlink()
     groups.refresh()  # files are gone, but their lines are not yet: no group is shown that cannot be read
-    cut_index(run, 1)
+    cut_lines(run / "index.jsonl", 1)
     groups.refresh()
     assert len(groups.columns("rollouts")) == 2
     write_step(run, 2, {"z": [0.5]})
