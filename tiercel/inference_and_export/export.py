@@ -50,18 +50,19 @@ def _whole(target: Path) -> Iterator[Path]:
             raise RunError(f"--output: {target} is a file; name a directory")
         if target.is_dir() and any(target.iterdir()):
             raise RunError(f"{target} is not empty; remove it or name another --output")
-        folder = target if target.is_dir() else target.with_name(f".{target.name}.part")
-        if folder is not target:
-            shutil.rmtree(folder, ignore_errors=True)  # of an export that was killed
-            folder.mkdir(parents=True)
+    if target.is_dir():
+        yield target
+        return
+    folder = target.with_name(f".{target.name}.part")
+    with writing(target):
+        shutil.rmtree(folder, ignore_errors=True)  # of an export that was killed
+        folder.mkdir(parents=True)
     try:
         yield folder
-        if folder is not target:
-            with writing(target):
-                folder.replace(target)
+        with writing(target):
+            folder.replace(target)
     finally:
-        if folder is not target:
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _copy_adapter(run: Path, adapter: Path | None, folder: Path, target: Path) -> None:

@@ -14,6 +14,7 @@ from tiercel.inference_and_export.export import export
 from tiercel.inference_and_export.weights import NEWEST, CheckpointChoice
 from tiercel.reliability.redaction import redact, redact_values
 from tiercel.runs.directory import read_metrics
+from tiercel.web.report.numbers import evenly_spaced
 from tiercel.web.report.page import describe
 from tiercel.web.report.reading import read_run
 
@@ -99,8 +100,7 @@ def _curve(run: Path) -> Iterator[str]:
     shown = [name for name in SHOWN if any(name in row for row in rows)]
     if not shown:
         return
-    every = max(1, -(-len(rows) // CURVE_ROWS))
-    chosen = [row for place, row in enumerate(rows) if place % every == 0 or place == len(rows) - 1]
+    chosen = [rows[place] for place in evenly_spaced(len(rows), CURVE_ROWS)]
     yield "## Result\n"
     yield f"| step | {' | '.join(shown)} |\n|--:|{'--:|' * len(shown)}"
     yield from (f"| {row['step']} | {' | '.join(_number(row.get(name)) for name in shown)} |" for row in chosen)
