@@ -23,7 +23,6 @@ class Activity:
     step: int = 0
     rows: tuple[str, ...] = ()
     collective: str | None = None  # the collective that the rank waits in, and its place in the code
-    collectives: int = 0  # entered so far
 
 
 class Heartbeat:
@@ -74,7 +73,7 @@ class Heartbeat:
     @contextmanager
     def collective(self, name: str) -> Iterator[None]:
         """Mark the time inside the context as waiting for the other ranks."""
-        self.activity = replace(self.activity, collective=name, collectives=self.activity.collectives + 1)
+        self.activity = replace(self.activity, collective=name)
         self.beat()
         yield  # after an error the name stays, to show where the rank was
         self.activity = replace(self.activity, collective=None)

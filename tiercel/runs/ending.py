@@ -48,10 +48,11 @@ def recorded_ending(run: Path) -> Iterator[None]:
     except TakenError:
         raise  # the other process records how its run ends
     except BaseException as error:
-        is_known = isinstance(error, TiercelError)
-        text = str(error) if is_known else f"{type(error).__name__}: {error}"
         with suppress(OSError):  # such as on a full disk: the original error says more
-            _write(run, error.exit_code if isinstance(error, TiercelError) else EXIT_BUG, text)
+            if isinstance(error, TiercelError):
+                _write(run, error.exit_code, str(error))
+            else:
+                _write(run, EXIT_BUG, f"{type(error).__name__}: {error}")
         raise
     with writing(run / FILE, GO_ON):
         _write(run, EXIT_DONE, "")

@@ -29,8 +29,8 @@ def _free_keys(effect: str) -> Iterator[str]:
 
 # The result is the same except that sums are computed in another order.
 ROUNDED = (*_free_keys("rounding"), *(f"learner.{key}" for key in Learner.model_fields))
-_UNUSED = (*_free_keys("nothing"), *(f"reliability.{key}" for key in Reliability.model_fields))
-MAY_DIFFER = (*_UNUSED, *ROUNDED, "trackers", "output")
+_WITHOUT_EFFECT = (*_free_keys("nothing"), *(f"reliability.{key}" for key in Reliability.model_fields))
+MAY_DIFFER = (*_WITHOUT_EFFECT, *ROUNDED, "trackers", "output")
 
 
 def changes(before: Recipe, now: Recipe) -> dict[str, str]:

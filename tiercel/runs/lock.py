@@ -156,14 +156,13 @@ class Hold:
         )
 
     def _require_own(self) -> None:
-        if self._sees_another():
-            assert self._other is not None
-            raise self._taken(self._other.name)
+        if (other := self._seen_other()) is not None:
+            raise self._taken(other.name)
 
-    def _sees_another(self) -> bool:
+    def _seen_other(self) -> Writer | None:
         if (found := self._found()) is not None and found.id != self._own.id:
             self._other = found
-        return self._other is not None
+        return self._other
 
     def _require_none_alive(self) -> None:
         """Raise RunError while another process shows that it writes the directory. A process on this machine is looked
@@ -216,7 +215,7 @@ class Hold:
         beats = 0
         while not self._closed.wait(BEAT_SECONDS):
             with suppress(OSError):
-                if self._sees_another():
+                if self._seen_other() is not None:
                     return
                 self._file.parent.mkdir(exist_ok=True)
                 self._show(beats := beats + 1)

@@ -107,7 +107,6 @@ def groups_path(run: Path, folder: Folder, step: int) -> Path:
     return run / folder / f"step-{step:06d}.jsonl"
 
 
-FOLDER = "tokens"
 Values = tuple[Finite, ...]
 
 
@@ -144,4 +143,4 @@ _TOKENS_FORM = TypeAdapter(GroupTokens)
 
 def tokens_path(run: Path, step: int) -> Path:
     """Return the file of a run directory that contains a step's tokens."""
-    return run / FOLDER / f"step-{step:06d}.jsonl"
+    return run / "tokens" / f"step-{step:06d}.jsonl"

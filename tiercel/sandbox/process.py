@@ -238,7 +238,8 @@ class UserProcess:
             if not self._read_output():
                 break
         if self._unprinted:
-            self._keep_line(self._unprinted)
+            self._printed.append(self._unprinted)
+            self._printed_count += 1
             self._unprinted = b""
         lines = tuple(map(_as_text, self._printed))
         self.passed_over, self._printed_count = self._printed_count - len(lines), 0
@@ -296,13 +297,9 @@ class UserProcess:
             return False
         *lines, self._unprinted = (self._unprinted + chunk).split(b"\n")
         self._unprinted = self._unprinted[-_CHUNK:]
-        for line in lines:
-            self._keep_line(line)
+        self._printed += lines
+        self._printed_count += len(lines)
         return True
-
-    def _keep_line(self, line: bytes) -> None:
-        self._printed.append(line)
-        self._printed_count += 1
 
     def _describe_hang(self, timeout: float) -> str:
         """Describe a process that is late, and ask it to print where it is."""

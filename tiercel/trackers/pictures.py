@@ -22,12 +22,12 @@ LONGEST_TEXT = 300  # characters of a prompt, and of a completion
 TRUE, PREDICTED = (0, 158, 115), (213, 94, 0)  # green and vermilion, which colour-blind people can distinguish
 
 
-def rollout_pictures(run: Path, step: int, most: int = MOST) -> list[TrackedPicture]:
-    """Return pictures of the first completions of at most `most` prompts whose image is kept, spread over the step. The
+def rollout_pictures(run: Path, step: int) -> list[TrackedPicture]:
+    """Return pictures of the first completions of at most MOST prompts whose image is kept, spread over the step. The
     true box is green and the completion's is red. Raises RunError or OSError if a file cannot be read."""
     groups = group_file(groups_path(run, "rollouts", step), step).groups
     shown = [group for group in groups if group.images and os.path.lexists(_file_of(run, group))]
-    return [_picture(run, group) for group in evenly_spaced(shown, most)]
+    return [_picture(run, group) for group in evenly_spaced(shown, MOST)]
 
 
 def _file_of(run: Path, group: GroupRecord) -> Path:
