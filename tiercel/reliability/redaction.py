@@ -76,10 +76,6 @@ class Redactor:
         and without passwords in URLs. Everything else stays, even `?page_token=3`, because the policy may need it."""
         return self._without_values(_PASSWORDS.sub("redacted", text) if "://" in text else text)
 
-    def redact_values(self, value: Any) -> Any:
-        """Copy a tree of dicts, lists and tuples with its texts redacted. Keys and numbers stay."""
-        return _with_texts(value, self.redact)
-
     def _without_values(self, text: str) -> str:
         if any(form in text for form in self._names):
             text = self._pattern.sub(lambda found: self._replacement(found[0]), text)
@@ -112,8 +108,9 @@ def without_secrets(pieces: Sequence[str]) -> list[str]:
 
 
 def redact_values(value: Any) -> Any:
-    """Copy a tree without the secrets of this process's environment, as Redactor does."""
-    return _process_redactor().redact_values(value)
+    """Copy a tree of dicts, lists and tuples without the secrets of this process's environment. Keys and numbers
+    stay."""
+    return _with_texts(value, _process_redactor().redact)
 
 
 def redact_answer(text: str) -> str:
