@@ -100,7 +100,7 @@ def _curve(run: Path) -> Iterator[str]:
     shown = [name for name in SHOWN if any(name in row for row in rows)]
     if not shown:
         return
-    chosen = [rows[place] for place in evenly_spaced(len(rows), CURVE_ROWS)]
+    chosen = evenly_spaced(rows, CURVE_ROWS)
     yield "## Result\n"
     yield f"| step | {' | '.join(shown)} |\n|--:|{'--:|' * len(shown)}"
     yield from (f"| {row['step']} | {' | '.join(_number(row.get(name)) for name in shown)} |" for row in chosen)
