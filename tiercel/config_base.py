@@ -42,6 +42,11 @@ class Section(BaseModel):
                 found |= _docstrings_after_keys(base)
         return found
 
+    def changed(self, *keys: str) -> list[str]:
+        """Return those of these keys whose values are not their defaults."""
+        fields = type(self).model_fields
+        return [key for key in keys if getattr(self, key) != fields[key].default]
+
     def with_values(self, values: Mapping[str, Any]) -> Self:
         """Return a copy with other values at dotted keys. They are not validated."""
         changed = self

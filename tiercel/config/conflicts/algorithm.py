@@ -17,22 +17,18 @@ from tiercel.config.trained_parts import keeps_start, whole_parts
 from tiercel.config_base import Keys, Problems, shown
 from tiercel.user_functions import CALL_FORM, is_call
 
-DEFAULTS = Algorithm()
-
 
 def updates_per_rollout(recipe: GrpoRecipe) -> int:
     """Return how many optimiser updates a step has."""
     return recipe.optim.minibatches * recipe.optim.rollout_epochs
 
 
-def _minibatches(recipe: GrpoRecipe) -> Problems:
+def _groups(recipe: GrpoRecipe) -> Problems:
+    """Refuse updates of parts of groups, and groups without anything to compare."""
     prompts, minibatches = recipe.optim.prompts_per_step, recipe.optim.minibatches
     if prompts % minibatches:
         divisors = [str(number) for number in range(1, prompts + 1) if prompts % number == 0]
         yield conflict("minibatches", minibatches, prompts, ", ".join(divisors))
-
-
-def _group_size(recipe: GrpoRecipe) -> Problems:
     advantage = recipe.algorithm.advantage
     if recipe.rollout.group_size > 1 or not recipe.learns_from_rewards:
         return
@@ -40,79 +36,61 @@ def _group_size(recipe: GrpoRecipe) -> Problems:
         alone = next(name for name, each in ADVANTAGES.items() if each.least_group == 1)
         remedy = f"algorithm.advantage: {alone}" if isinstance(advantage, str) else "algorithm.advantage.least_group: 1"
         yield conflict("group_size", remedy)
-    elif recipe.optim.prompts_per_step == 1 and isinstance(advantage, str):
+    elif prompts == 1 and isinstance(advantage, str):
         yield conflict("prompts_per_step", advantage)
 
 
 def _truncated_sampling(recipe: GrpoRecipe) -> Problems:
-    rollout, updates = recipe.rollout, updates_per_rollout(recipe)
-    cuts = {"rollout.top_p": (rollout.top_p, rollout.top_p < 1), "rollout.top_k": (rollout.top_k, rollout.top_k > 0)}
-    for key, (value, is_cut) in cuts.items():
-        if is_cut and updates > 1:
-            cause = "minibatches" if recipe.optim.minibatches > 1 else "rollout_epochs"
-            full = 1 if key == "rollout.top_p" else 0
-            yield conflict("truncated sampling", key, cause, value, getattr(recipe.optim, cause), full)
+    rollout = recipe.rollout
+    if cause := next(iter(recipe.optim.changed("minibatches", "rollout_epochs")), None):
+        for key in rollout.changed("top_p", "top_k"):
+            full, updates = 1 if key == "top_p" else 0, getattr(recipe.optim, cause)
+            yield conflict("truncated sampling", key, cause, getattr(rollout, key), updates, full)
 
 
 def _correction(recipe: GrpoRecipe) -> Problems:
     rollout, correction = recipe.rollout, recipe.algorithm.correction
     if rollout.lookahead and rollout.engine == "vllm-server" and correction.level == "none":
         yield conflict("level and lookahead", rollout.lookahead)
-    if correction.level == "none":
-        for key in ("floor", "mode", "cap"):
-            if (value := getattr(correction, key)) != type(correction).model_fields[key].default:
-                yield conflict("key of a correction", key, value)
-    for key, is_cut in (("rollout.top_p", rollout.top_p < 1), ("rollout.top_k", rollout.top_k > 0)):
-        value = rollout.top_p if key == "rollout.top_p" else rollout.top_k
-        cause = "algorithm.correction" if correction.level != "none" else "algorithm.off_policy_delta"
-        if is_cut and (correction.level != "none" or recipe.algorithm.off_policy_delta is not None):
-            yield Keys(key, f"{cause}.level" if cause == "algorithm.correction" else cause).problem(
-                f"is {value}, but {cause} is set, and the engine's probabilities are computed after truncation, the "
-                f"learner's before it; remove this key, or set {cause}{_OFF[cause]}"
-            )
+    for key in correction.changed("floor", "mode", "cap") if correction.level == "none" else ():
+        yield conflict("key of a correction", key, getattr(correction, key))
+    for key in rollout.changed("top_p", "top_k"):
+        if correction.level != "none":
+            yield conflict("correction of truncated sampling", key, getattr(rollout, key))
+        elif recipe.algorithm.off_policy_delta is not None:
+            yield conflict("off_policy_delta of truncated sampling", key, getattr(rollout, key))
     shared = _shared_gradient(recipe.algorithm)
     if correction.level == "token" and shared is not None:
         yield conflict("level and one ratio", shared.given, shared.remedy)
 
 
-_OFF = {"algorithm.correction": ".level: none", "algorithm.off_policy_delta": ": null"}
 PARTS = ("algorithm.loss", "algorithm.ratio", "algorithm.surrogate")
-
-
-def _own_functions(recipe: GrpoRecipe) -> Problems:
-    for key in ("loss", "advantage"):
-        own = getattr(recipe.algorithm, key)
-        if isinstance(own, OwnLoss | OwnAdvantage) and not is_call(own.call):
-            yield conflict("no function of yours", key, shown(own.call), CALL_FORM)
 
 
 def _loss(recipe: GrpoRecipe) -> Problems:
     algorithm = recipe.algorithm
+    for key, own in (("loss", algorithm.loss), ("advantage", algorithm.advantage)):
+        if isinstance(own, OwnLoss | OwnAdvantage) and not is_call(own.call):
+            yield conflict("no function of yours", key, shown(own.call), CALL_FORM)
     yield from _parts(algorithm)
     yield from _unread_keys(algorithm)
     if algorithm.delta is not None and algorithm.clip_high is not None and algorithm.delta <= 1 + algorithm.clip_high:
         yield conflict("delta", algorithm.delta, 1 + algorithm.clip_high)
-    yield from _entropy(algorithm)
-    shared = _shared_gradient(algorithm)
-    if algorithm.top_entropy < 1 and shared is not None:
-        yield conflict("top_entropy and one gradient", algorithm.top_entropy, shared.given, shared.remedy)
-
-
-def _entropy(algorithm: Algorithm) -> Problems:
-    """Refuse keys that belong to an entropy term or to a share of tokens by entropy if the recipe has none."""
     if algorithm.entropy_mean != "loss" and algorithm.entropy_coef == 0:
         yield conflict("entropy_mean", algorithm.entropy_mean)
     if algorithm.top_entropy_of != "learnt" and algorithm.top_entropy == 1:
         yield conflict("top_entropy_of", algorithm.top_entropy_of)
+    shared = _shared_gradient(algorithm)
+    if algorithm.top_entropy < 1 and shared is not None:
+        yield conflict("top_entropy and one gradient", algorithm.top_entropy, shared.given, shared.remedy)
 
 
 def _parts(keys: LossKeys) -> Problems:
     """Check a ratio and a surrogate that the recipe names separately from the loss."""
     parts = keys.parts
     if parts is None:
-        for name in ("ratio", "surrogate"):
-            if getattr(keys, name) is not None:
-                yield conflict("part beside a loss of your own", name, getattr(keys, name))
+        for name in keys.changed("ratio", "surrogate"):
+            yield conflict("part beside a loss of your own", name, getattr(keys, name))
         return
     equal = next((name for name, each in RATIOS.items() if each.by_token == parts.ratio), None)
     if equal is not None and not SURROGATES[parts.surrogate].learns_by_ratio:
@@ -130,10 +108,9 @@ def _unread_keys(algorithm: Algorithm) -> Problems:
     if parts is not None:
         reads = SURROGATES[parts.surrogate].reads
         given = f"algorithm.surrogate {parts.surrogate}" if algorithm.surrogate else f"algorithm.loss {algorithm.loss}"
-    for name in SurrogateKeys.model_fields:
+    for name in algorithm.changed(*(name for name in SurrogateKeys.model_fields if name not in reads)):
         value = getattr(algorithm, name)
-        if name not in reads and value != getattr(DEFAULTS, name):
-            yield conflict("key that no part reads", name, "null" if value is None else f"{value:g}", given)
+        yield conflict("key that no part reads", name, "null" if value is None else f"{value:g}", given)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,38 +140,30 @@ def _advantage(recipe: GrpoRecipe) -> Problems:
     advantage = advantage_of(algorithm.advantage)
     if algorithm.scale is not None and advantage.scale is None:
         yield conflict("scale", algorithm.scale, algorithm.advantage)
-    if advantage.needs_pass_k:
-        yield from _pass_k(recipe)
-    elif algorithm.pass_k is not None and isinstance(algorithm.advantage, str):
+    k, size = algorithm.pass_k, recipe.rollout.group_size
+    if advantage.needs_pass_k and k is None:
+        yield conflict("pass_k required", algorithm.advantage)
+    elif advantage.needs_pass_k and k is not None and k >= size > 1:
+        yield conflict("pass_k and group_size", k, size)
+    elif not advantage.needs_pass_k and k is not None and isinstance(algorithm.advantage, str):
         reader = next(name for name, each in ADVANTAGES.items() if each.needs_pass_k)
-        yield conflict("pass_k without reader", algorithm.pass_k, algorithm.advantage, reader)
+        yield conflict("pass_k without reader", k, algorithm.advantage, reader)
     if advantage.depends_on == "right" and not any(tells_right(reward) for reward in recipe.rewards):
         yield conflict("advantage", algorithm.advantage, ", ".join(TELLS_RIGHT))
-
-
-def _pass_k(recipe: GrpoRecipe) -> Problems:
-    k, size = recipe.algorithm.pass_k, recipe.rollout.group_size
-    if k is None:
-        yield conflict("pass_k required", recipe.algorithm.advantage)
-    elif k >= size > 1:
-        yield conflict("pass_k and group_size", k, size)
 
 
 def _reference(recipe: GrpoRecipe) -> Problems:
     kl = recipe.algorithm.kl
     if kl.coef == 0:
-        for name, value, is_given in (
-            ("place", kl.place, kl.place != "loss"),
-            ("by_ratio", "true", kl.by_ratio),
-            ("sync_every", kl.sync_every, kl.sync_every is not None),
-            ("sync_mix", kl.sync_mix, kl.sync_mix != 1),
-            ("estimator", kl.estimator, kl.estimator != "k3"),
-        ):
-            if is_given:
-                yield conflict("key without a reference", name, value)
+        for name in kl.changed("place", "by_ratio", "sync_every", "sync_mix", "estimator"):
+            yield conflict("key without a reference", name, shown(getattr(kl, name)).strip('"'))
         return
-    if keeps_start(recipe):
-        yield from _kept_start(recipe)
+    if keeps_start(recipe):  # a copy of the weights that are trained whole
+        whole = ", ".join(whole_parts(recipe))
+        if recipe.train.strategy == "deepspeed":
+            yield conflict("coef", kl.coef, whole)
+        if kl.sync_every is not None:
+            yield conflict("sync_every and lora", kl.sync_every, whole)
     if kl.estimator == "k1" and kl.place == "loss":
         yield conflict("estimator")
     if kl.place == "reward" and advantage_of(recipe.algorithm.advantage).depends_on in ("rewards", "right"):
@@ -207,15 +176,6 @@ def _reference(recipe: GrpoRecipe) -> Problems:
         yield conflict("sync_every and strategy", kl.sync_every)
 
 
-def _kept_start(recipe: GrpoRecipe) -> Problems:
-    """Check a reference that is a copy of weights, which it is if they are trained whole."""
-    kl, whole = recipe.algorithm.kl, ", ".join(whole_parts(recipe))
-    if recipe.train.strategy == "deepspeed":
-        yield conflict("coef", kl.coef, whole)
-    if kl.sync_every is not None:
-        yield conflict("sync_every and lora", kl.sync_every, whole)
-
-
 def _resampling(recipe: GrpoRecipe) -> Problems:
     tries = recipe.rollout.resample_tries
     if tries and recipe.rollout.lookahead:
@@ -225,11 +185,9 @@ def _resampling(recipe: GrpoRecipe) -> Problems:
 
 
 ALGORITHM_RULES: tuple[Callable[[GrpoRecipe], Problems], ...] = (
-    _minibatches,
-    _group_size,
+    _groups,
     _truncated_sampling,
     _resampling,
-    _own_functions,
     _loss,
     _advantage,
     _correction,

@@ -20,22 +20,19 @@ from tiercel.config.trained_parts import keeps_start, whole_parts
 from tiercel.config_base import Problems, Section, address_fault, shown
 
 
-def _rows_fit_microbatch(recipe: OfflineRecipe) -> Problems:
+def _steps(recipe: OfflineRecipe) -> Problems:
+    """Refuse rows that do not fit a microbatch, more than one update a step, and answers that cannot stand together."""
     prompt, budget = recipe.data.max_prompt_tokens, recipe.learner.max_tokens_per_microbatch
     if budget != "auto" and recipe.smallest_microbatch(prompt) > budget:
         what = "the longest row" if recipe.purpose == "sft" else "two answers, twice the longest row"
         yield conflict("max_tokens_per_microbatch", budget, what, prompt)
 
-
-def _one_update(recipe: OfflineRecipe) -> Problems:
-    for key, value in (("minibatches", recipe.optim.minibatches), ("rollout_epochs", recipe.optim.rollout_epochs)):
-        if value > 1:
-            yield conflict("one update a step", key, value, named(recipe.kind))
-
-
-def _last_turn(recipe: OfflineRecipe) -> Problems:
-    if recipe.purpose != "sft" and recipe.data.train_turns != "all":
-        yield conflict("train_turns of answers", recipe.data.train_turns, recipe.kind)
+    for key in recipe.optim.changed("minibatches", "rollout_epochs"):
+        yield conflict("one update a step", key, getattr(recipe.optim, key), named(recipe.kind))
+    if recipe.data.group_by_prefix and recipe.purpose == "labels":
+        yield conflict("group_by_prefix", recipe.kind)
+    if recipe.purpose != "sft" or recipe.data.group_by_prefix:
+        yield from dropout(recipe)
 
 
 def dropout(recipe: BaseRecipe) -> Problems:
@@ -45,25 +42,6 @@ def dropout(recipe: BaseRecipe) -> Problems:
         yield conflict("dropout", recipe.lora.dropout, form)
 
 
-def grouped_rows(recipe: BaseRecipe) -> Problems:
-    """Refuse an order of rows by their pictures if the recipe leaves no room for one."""
-    data = recipe.data
-    if data.rows_per_prefix is not None and not data.group_by_prefix:
-        yield conflict("rows_per_prefix", data.rows_per_prefix)
-    elif data.group_by_prefix and data.mix:
-        yield conflict("group_by_prefix and mix")
-
-
-def _grouped_answers(recipe: OfflineRecipe) -> Problems:
-    if recipe.data.group_by_prefix and recipe.purpose == "labels":
-        yield conflict("group_by_prefix", recipe.kind)
-
-
-def _shared_dropout(recipe: OfflineRecipe) -> Problems:
-    if recipe.purpose != "sft" or recipe.data.group_by_prefix:
-        yield from dropout(recipe)
-
-
 def _pair_loss(recipe: OfflineRecipe) -> Problems:
     if not isinstance(recipe, DpoRecipe):
         return
@@ -71,18 +49,19 @@ def _pair_loss(recipe: OfflineRecipe) -> Problems:
     others = tuple(name for name in PAIR_LOSS_NAMES if name not in ("orpo", *MATCHED))
     of_sums = tuple(name for name in PAIR_LOSS_NAMES if name not in OF_MEANS)
     with_reference = tuple(name for name in PAIR_LOSS_NAMES if name not in WITHOUT_REFERENCE)
-    for key, is_given, takers in (
-        ("gamma", dpo.gamma is not None, ("simpo",)),
-        ("divergence", dpo.divergence != "reverse_kl", OF_DIVERGENCES),
-        ("tau", dpo.tau is not None, ("discopop",)),
-        ("label_smoothing", dpo.label_smoothing > 0, SMOOTHED),
-        ("wpo", dpo.wpo, tuple(name for name in PAIR_LOSS_NAMES if name not in MATCHED)),
-        ("ld_alpha", dpo.ld_alpha is not None, of_sums),
-        ("length_normalised", dpo.length_normalised, others),
-        ("precompute_reference", dpo.precompute_reference, with_reference),
-    ):
-        if is_given and dpo.loss not in takers:
-            yield conflict("key of another pair loss", key, shown(getattr(dpo, key)), dpo.loss, ", ".join(takers))
+    takers = {
+        "gamma": ("simpo",),
+        "divergence": OF_DIVERGENCES,
+        "tau": ("discopop",),
+        "label_smoothing": SMOOTHED,
+        "wpo": tuple(name for name in PAIR_LOSS_NAMES if name not in MATCHED),
+        "ld_alpha": of_sums,
+        "length_normalised": others,
+        "precompute_reference": with_reference,
+    }
+    for key in dpo.changed(*takers):
+        if dpo.loss not in takers[key]:
+            yield conflict("key of another pair loss", key, shown(getattr(dpo, key)), dpo.loss, ", ".join(takers[key]))
     if dpo.divergence != "reverse_kl" and dpo.length_normalised:
         yield conflict("divergence", dpo.divergence)
     if dpo.ld_alpha is not None and dpo.length_normalised:
@@ -94,12 +73,11 @@ def _pair_loss(recipe: OfflineRecipe) -> Problems:
 
 
 def _token_loss(recipe: OfflineRecipe) -> Problems:
-    if isinstance(recipe, SftRecipe) and recipe.sft.loss == "dft" and recipe.sft.label_smoothing > 0:
+    if not isinstance(recipe, SftRecipe):
+        return
+    if recipe.sft.loss == "dft" and recipe.sft.label_smoothing > 0:
         yield conflict("dft and smoothing", recipe.sft.label_smoothing)
-
-
-def _noise(recipe: OfflineRecipe) -> Problems:
-    if isinstance(recipe, SftRecipe) and recipe.sft.neftune_alpha is not None and recipe.data.group_by_prefix:
+    if recipe.sft.neftune_alpha is not None and recipe.data.group_by_prefix:
         yield conflict("neftune_alpha", recipe.sft.neftune_alpha)
 
 
@@ -109,14 +87,9 @@ def _kept_start(recipe: OfflineRecipe) -> Problems:
 
 
 OFFLINE_RULES: tuple[Callable[[OfflineRecipe], Problems], ...] = (
-    _rows_fit_microbatch,
-    _one_update,
-    _last_turn,
-    _grouped_answers,
-    _shared_dropout,
+    _steps,
     _pair_loss,
     _token_loss,
-    _noise,
     _kept_start,
 )
 
@@ -144,9 +117,9 @@ def _served(recipe: GrpoRecipe, section: Teacher, url: str, key: str) -> Problem
     """Check a teacher on a server, which returns the most likely tokens of its own model, at temperature 1."""
     if (fault := address_fault(url)) is not None:
         yield conflict("address of the teacher", key, fault)
-    for name, own in (("adapter", "serves a whole model"), ("dtype", "computes in its own dtype (--dtype)")):
-        if getattr(section, name) != Teacher.model_fields[name].default:
-            yield conflict("key of a served teacher", key, name, shown(getattr(section, name)), own)
+    reasons = {"adapter": "serves a whole model", "dtype": "computes in its own dtype (--dtype)"}
+    for name in section.changed(*reasons):
+        yield conflict("key of a served teacher", key, name, shown(getattr(section, name)), reasons[name])
     if section.top_k is None and section.divergence != "token":
         yield conflict("top_k of a served teacher", key)
     if recipe.rollout.temperature != 1:

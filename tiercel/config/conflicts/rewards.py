@@ -70,7 +70,6 @@ def reward_models(recipe: BaseRecipe) -> tuple[RewardModel, ...]:
 
 
 BUILTIN_TOOLS = ("zoom", "crop", "mark")
-OF_TURNS = ("max_turns", "max_trajectory_tokens")
 
 
 def turns(recipe: GrpoRecipe) -> Problems:
@@ -91,17 +90,9 @@ def turns(recipe: GrpoRecipe) -> Problems:
     for index, reward in enumerate(recipe.rewards):
         if isinstance(reward, OfEnvironment) and rollout.environment is None:
             yield conflict("environment reward alone", index)
-    if rollout.has_turns:
-        yield from _with_turns(recipe)
-        return
-    for key in OF_TURNS:
-        if getattr(rollout, key) != type(rollout).model_fields[key].default:
-            yield conflict("key of turns alone", key)
-
-
-def _with_turns(recipe: GrpoRecipe) -> Problems:
-    rollout = recipe.rollout
-    if rollout.lookahead:
+    for key in () if rollout.has_turns else rollout.changed("max_turns", "max_trajectory_tokens"):
+        yield conflict("key of turns alone", key)
+    if rollout.has_turns and rollout.lookahead:
         yield conflict("lookahead and tools")
-    if rollout.max_new_tokens > rollout.max_trajectory_tokens:
+    if rollout.has_turns and rollout.max_new_tokens > rollout.max_trajectory_tokens:
         yield conflict("max_new_tokens", rollout.max_new_tokens, rollout.max_trajectory_tokens)

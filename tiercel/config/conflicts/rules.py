@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from tiercel.config.conflicts.algorithm import ALGORITHM_RULES
 from tiercel.config.conflicts.compiling import compile_obstacle
-from tiercel.config.conflicts.offline import OFFLINE_RULES, distill, dropout, grouped_rows, teacher, template_problems
+from tiercel.config.conflicts.offline import OFFLINE_RULES, distill, dropout, teacher, template_problems
 from tiercel.config.conflicts.rewards import reward_entries, reward_names, turns
 from tiercel.config.conflicts.sampling import branches, vllm_options
 from tiercel.config.conflicts.table import conflict
@@ -49,30 +49,34 @@ def rule_problems(recipe: BaseRecipe) -> list[Problem]:
     return problems
 
 
-def _pixels(recipe: BaseRecipe) -> Problems:
-    low, high = recipe.model.min_pixels, recipe.model.max_pixels
-    if low is not None and high is not None and low > high:
-        yield conflict("min_pixels", low, high)
-
-
-def _held_out(recipe: BaseRecipe) -> Problems:
-    held = recipe.data.eval
+def _rows(recipe: BaseRecipe) -> Problems:
+    data = recipe.data
+    held = data.eval
     if isinstance(held, HeldOut) and (held.fraction is None) == (held.count is None):
         given = "has both fraction and count" if held.count is not None else "has neither fraction nor count"
         yield conflict("eval", given)
+    if data.rows_per_prefix is not None and not data.group_by_prefix:
+        yield conflict("rows_per_prefix", data.rows_per_prefix)
+    elif data.group_by_prefix and data.mix:
+        yield conflict("group_by_prefix and mix")
+    yield from template_problems("data.prompt", data.prompt)
+    if data.train_turns != "all" and isinstance(recipe, GrpoRecipe):
+        yield conflict("train_turns of completions", data.train_turns, recipe.kind)
+    elif data.train_turns != "all" and recipe.purpose != "sft":
+        yield conflict("train_turns of answers", data.train_turns, recipe.kind)
 
 
-def _learnt_turns(recipe: GrpoRecipe) -> Problems:
-    if recipe.data.train_turns != "all":
-        yield conflict("train_turns of completions", recipe.data.train_turns, recipe.kind)
-
-
-def _vision_cache(recipe: BaseRecipe) -> Problems:
-    """Require a frozen tower and projector for the cache, because features are taken after the projector."""
-    given = recipe.model.vision_cache_bytes
-    changing = _what_trains_vision(recipe)
-    if given > 0 and changing:
-        yield conflict("vision_cache_bytes", given, changing)
+def _model(recipe: BaseRecipe) -> Problems:
+    """Require that quantised weights are not trained, and a frozen tower and projector for the cache, because features
+    are taken after the projector."""
+    model = recipe.model
+    low, high = model.min_pixels, model.max_pixels
+    if low is not None and high is not None and low > high:
+        yield conflict("min_pixels", low, high)
+    if model.vision_cache_bytes and (changing := _what_trains_vision(recipe)):
+        yield conflict("vision_cache_bytes", model.vision_cache_bytes, changing)
+    if model.quantize is not None and recipe.lora is None:
+        yield conflict("quantize and lora", model.quantize)
 
 
 def _what_trains_vision(recipe: BaseRecipe) -> str | None:
@@ -82,66 +86,34 @@ def _what_trains_vision(recipe: BaseRecipe) -> str | None:
     return f"freeze {shown(list(recipe.freeze))}" if {"vision", "projector"} & set(whole_parts(recipe)) else None
 
 
-def _quantized(recipe: BaseRecipe) -> Problems:
-    """Require that quantised weights are not trained, and that each rank holds all of them."""
-    kind, strategy = recipe.model.quantize, recipe.train.strategy_kind
-    if kind is None:
+def _start_of_adapter(recipe: BaseRecipe) -> Problems:
+    lora = recipe.lora
+    if lora is None or lora.start is None:
         return
-    if recipe.lora is None:
-        yield conflict("quantize and lora", kind)
-    if strategy is not None and strategy.shards_model:
-        yield conflict("quantize and strategy", kind, strategy.name)
+    if recipe.model.quantize is None:
+        yield conflict("start and quantize", lora.start)
+    if lora.init is not None:
+        yield conflict("start and init", lora.start)
+    if lora.kind == "dora":
+        yield conflict("start and kind", lora.start)
     if isinstance(recipe, GrpoRecipe) and not recipe.rollout.engine_kind.shares_weights:
-        engine = recipe.rollout.engine_kind.name
-        if recipe.algorithm.correction.level == "none":
-            yield conflict("level and quantize", kind, engine)
+        yield conflict("start and engine", lora.start)
 
 
-def _adapter_kind(recipe: BaseRecipe) -> Problems:
-    """Allow DoRA and LoftQ only where they are applied exactly: in the trainer's own model, held whole by each rank."""
-    lora, strategy = recipe.lora, recipe.train.strategy_kind
-    if lora is None:
-        return
-    engine = recipe.rollout.engine_kind if isinstance(recipe, GrpoRecipe) else None
-    if lora.kind == "dora" and engine is not None and not engine.shares_weights:
-        yield conflict("kind and engine", engine.name)
-    if lora.kind == "dora" and strategy is not None and strategy.shards_model:
-        yield conflict("kind and strategy", strategy.name)
-    if lora.start is None:
-        return
-    for key, stands, given, remedy in (
-        ("model.quantize", recipe.model.quantize is None, "model.quantize is not set", "set model.quantize: nf4"),
-        ("lora.init", lora.init is not None, "lora.init starts from another adapter", "remove lora.init"),
-        ("lora.kind", lora.kind == "dora", "lora.kind is dora", "set lora.kind: lora or rslora"),
-        (
-            "rollout.engine",
-            engine is not None and not engine.shares_weights,
-            "this engine uses the checkpoint's own weights, which were not quantised",
-            "set rollout.engine: local",
-        ),
-    ):
-        if stands:
-            text = f"is {lora.start}, but {given}; {remedy}, or set lora.start: null"
-            yield Keys("lora.start", key).problem(text)
-
-
-def _frozen_parts(recipe: BaseRecipe) -> Problems:
-    """Require that a part is trained either by an adapter or whole, not both."""
-    if recipe.lora is None:
-        return
-    if both := [part for part in whole_parts(recipe) if part in (adapted_parts(recipe) or ())]:
-        parts = " and ".join(both)
-        yield conflict("freeze and targets", shown(list(recipe.freeze)), recipe.lora.targets, parts)
-
-
-def _part_rates(recipe: BaseRecipe) -> Problems:
-    adapted = adapted_parts(recipe)
+def _trained_parts(recipe: BaseRecipe) -> Problems:
+    """Require that something is trained, that a part is trained by an adapter or whole, not both, and that a learning
+    rate is that of a trained part."""
+    adapted, whole = adapted_parts(recipe), whole_parts(recipe)
     if adapted is None:  # it depends on the model
         return
+    if recipe.lora is not None and (both := [part for part in whole if part in adapted]):
+        yield conflict("freeze and targets", shown(list(recipe.freeze)), recipe.lora.targets, " and ".join(both))
     for part in PARTS:
         rate = getattr(recipe.optim.part_lr, part)
-        if rate is not None and part not in (*adapted, *whole_parts(recipe)):
+        if rate is not None and part not in (*adapted, *whole):
             yield conflict("part_lr without a trained part", part, rate)
+    if recipe.lora is None and not whole:
+        yield conflict("freeze and lora")
 
 
 def _reference_place(recipe: BaseRecipe) -> Problems:
@@ -169,11 +141,6 @@ def _lora_targets(recipe: BaseRecipe) -> Problems:
         yield conflict("a pattern for targets", shown(targets), words, fault)
 
 
-def _something_to_train(recipe: BaseRecipe) -> Problems:
-    if recipe.lora is None and set(recipe.freeze) == {"vision", "projector", "language"}:
-        yield conflict("freeze and lora")
-
-
 def _run_length(recipe: BaseRecipe) -> Problems:
     train, optim = recipe.train, recipe.optim
     if train.steps is None and train.epochs is None:
@@ -189,27 +156,21 @@ def _run_length(recipe: BaseRecipe) -> Problems:
         yield conflict("decay_steps", optim.decay_steps)
     if train.profile is not None and train.steps is not None and (last := max(train.profile.steps)) > train.steps:
         yield conflict("steps and steps", last, train.steps)
-    if train.keep_best is not None:
-        yield from _keep_best(recipe, train.keep_best)
+    if train.keep_best is not None and recipe.data.eval is None:
+        yield conflict("keep_best and eval", train.keep_best)
+    elif train.keep_best is not None and train.keep_best not in EVALUATED[recipe.purpose]:
+        yield conflict("keep_best", train.keep_best, " or ".join(EVALUATED[recipe.purpose]))
     if train.eval_every is not None and recipe.data.eval is None:
         yield conflict("eval_every", train.eval_every)
 
 
-def _completion_fits_microbatch(recipe: GrpoRecipe) -> Problems:
-    prompt, completion = recipe.data.max_prompt_tokens, recipe.rollout.longest
-    budget = recipe.learner.max_tokens_per_microbatch
+def _completions(recipe: GrpoRecipe) -> Problems:
+    rollout, prompt, budget = recipe.rollout, recipe.data.max_prompt_tokens, recipe.learner.max_tokens_per_microbatch
     if budget != "auto" and (needed := recipe.smallest_microbatch(prompt)) > budget:
-        yield conflict("a prompt and one completion", recipe.rollout.longest_key, budget, prompt, completion, needed)
-
-
-def _completion_length(recipe: GrpoRecipe) -> Problems:
-    low, high = recipe.rollout.min_new_tokens, recipe.rollout.max_new_tokens
-    if low > high:
-        yield conflict("min_new_tokens", low, high)
-
-
-def _stop_strings(recipe: GrpoRecipe) -> Problems:
-    if "" in recipe.rollout.stop:
+        yield conflict("a prompt and one completion", rollout.longest_key, budget, prompt, rollout.longest, needed)
+    if rollout.min_new_tokens > rollout.max_new_tokens:
+        yield conflict("min_new_tokens", rollout.min_new_tokens, rollout.max_new_tokens)
+    if "" in rollout.stop:
         yield conflict("stop")
 
 
@@ -220,70 +181,68 @@ def _keys_of_others(
     does."""
     chosen = getattr(section, choice)
     own = kinds[chosen].own_keys if chosen in kinds else ()
-    for key in dict.fromkeys(key for kind in kinds.values() for key in kind.own_keys if key not in own):
-        if getattr(section, key) != type(section).model_fields[key].default:
-            readers = " or ".join(kind.name for kind in kinds.values() if key in kind.own_keys)
-            yield conflict("key of another engine or strategy", path, key, choice, chosen, readers)
+    others = dict.fromkeys(key for kind in kinds.values() for key in kind.own_keys if key not in own)
+    for key in section.changed(*others):
+        readers = " or ".join(kind.name for kind in kinds.values() if key in kind.own_keys)
+        yield conflict("key of another engine or strategy", path, key, choice, chosen, readers)
 
 
-def _engine_keys(recipe: GrpoRecipe) -> Problems:
-    rollout = recipe.rollout
+def _engine(recipe: GrpoRecipe) -> Problems:
+    rollout, engine, lora, quantize = recipe.rollout, recipe.rollout.engine_kind, recipe.lora, recipe.model.quantize
     yield from _keys_of_others("rollout", rollout, "engine", ENGINE_KINDS)
-    for key, remedy in rollout.engine_kind.required_keys.items():
+    for key, remedy in engine.required_keys.items():
         if not getattr(rollout, key):
             yield conflict("key that the engine requires", key, remedy)
     for index, url in enumerate(rollout.urls):
         if (fault := address_fault(url)) is not None:
             yield conflict("address in urls", index, fault)
 
-
-def _engine(recipe: GrpoRecipe) -> Problems:
-    rollout, engine = recipe.rollout, recipe.rollout.engine_kind
     if rollout.lookahead and not engine.samples_ahead:
         able = " or ".join(each.name for each in ENGINE_KINDS.values() if each.samples_ahead)
         yield conflict("lookahead and engine", rollout.lookahead, engine.name, able)
     if rollout.lookahead > rollout.max_staleness:
         yield conflict("lookahead and max_staleness", rollout.lookahead, rollout.max_staleness)
-    if rollout.lookahead > 1 and recipe.lora is None:
+    if rollout.lookahead > 1 and lora is None:
         yield conflict("lookahead and lora", rollout.lookahead)
-    if engine.is_beside and recipe.lora is None and rollout.vllm.sleep_level == 2:
+    if engine.is_beside and lora is None and rollout.vllm.sleep_level == 2:
         yield conflict("sleep_level")
-    if not engine.shares_weights and recipe.lora is not None and whole_parts(recipe):
-        yield conflict("engine", engine.name, shown(list(recipe.freeze)), engine.title)
-
-
-def _keep_best(recipe: BaseRecipe, metric: str) -> Problems:
-    if recipe.data.eval is None:
-        yield conflict("keep_best and eval", metric)
-    elif metric not in EVALUATED[recipe.purpose]:
-        metrics = " or ".join(EVALUATED[recipe.purpose])
-        yield conflict("keep_best", metric, metrics)
-
-
-def _context(recipe: BaseRecipe) -> Problems:
-    """Check what ranks need in order to compute a microbatch together."""
-    size, strategy, form = recipe.train.context_parallel, recipe.train.strategy_kind, recipe.learner.form
-    if size == 1:
+    if engine.shares_weights:
         return
-    if strategy is not None and strategy.is_alone:
-        yield conflict("context_parallel and strategy", size, strategy.name)
-    if form in ("split", "repeated"):
-        yield conflict("context_parallel and form", size, form)
+    if lora is not None and whole_parts(recipe):
+        yield conflict("engine", engine.name, shown(list(recipe.freeze)), engine.title)
+    if lora is not None and lora.kind == "dora":
+        yield conflict("kind and engine", engine.name)
+    if quantize is not None and recipe.algorithm.correction.level == "none":
+        yield conflict("level and quantize", quantize, engine.name)
 
 
 def _strategy(recipe: BaseRecipe) -> Problems:
+    """Refuse keys that the strategy does not read, and what it cannot compute or divide between ranks."""
     yield from _keys_of_others("train", recipe.train, "strategy", STRATEGY_KINDS)
-    kind = recipe.train.strategy_kind
+    kind, zero, lora, together = (
+        recipe.train.strategy_kind,
+        recipe.train.deepspeed,
+        recipe.lora,
+        recipe.train.context_parallel,
+    )
+    if together > 1 and recipe.learner.form in ("split", "repeated"):
+        yield conflict("context_parallel and form", together, recipe.learner.form)
     if kind is None:
         return
-    zero = recipe.train.deepspeed
+    if together > 1 and kind.is_alone:
+        yield conflict("context_parallel and strategy", together, kind.name)
+    if recipe.model.quantize is not None and kind.shards_model:
+        yield conflict("quantize and strategy", recipe.model.quantize, kind.name)
+    if lora is not None and lora.kind == "dora" and kind.shards_model:
+        yield conflict("kind and strategy", kind.name)
     if "deepspeed" in kind.own_keys and zero.stage == 2 and zero.offload_parameters:
         yield conflict("offload_parameters")
-    if recipe.model.dtype == "float16" and kind.divides_trained(has_adapters=recipe.lora is not None):
-        yield conflict("dtype", kind.name)
     if recipe.reliability.max_skipped_updates and not kind.skips_updates:
         yield conflict("max_skipped_updates", recipe.reliability.max_skipped_updates, kind.name)
-    if not recipe.optim.is_of_torch and kind.divides_trained(has_adapters=recipe.lora is not None):
+    divides_trained = kind.divides_trained(has_adapters=lora is not None)
+    if recipe.model.dtype == "float16" and divides_trained:
+        yield conflict("dtype", kind.name)
+    if not recipe.optim.is_of_torch and divides_trained:
         yield conflict("sharded bitsandbytes", recipe.optim.name, kind.name)
     if recipe.optim.name == "muon" and kind.shards_model:
         yield conflict("sharded muon", kind.name)
@@ -295,9 +254,8 @@ def _muon(recipe: BaseRecipe) -> Problems:
     """Refuse Muon if its step is not a step of a weight, and its key if it is not used."""
     if recipe.optim.name == "muon" and recipe.lora is not None:
         yield conflict("name and lora")
-    momentum = recipe.optim.momentum
-    if recipe.optim.name != "muon" and momentum != type(recipe.optim).model_fields["momentum"].default:
-        yield conflict("momentum", momentum, recipe.optim.name)
+    if recipe.optim.name != "muon" and recipe.optim.changed("momentum"):
+        yield conflict("momentum", recipe.optim.momentum, recipe.optim.name)
 
 
 def _compile(recipe: BaseRecipe) -> Problems:
@@ -313,31 +271,20 @@ def _trackers(recipe: BaseRecipe) -> Problems:
 
 
 COMMON_RULES: tuple[Callable[[BaseRecipe], Problems], ...] = (
-    _pixels,
-    _held_out,
-    grouped_rows,
-    lambda recipe: template_problems("data.prompt", recipe.data.prompt),
-    _vision_cache,
-    _quantized,
-    _adapter_kind,
+    _model,
+    _rows,
+    _start_of_adapter,
     _lora_targets,
-    _frozen_parts,
-    _part_rates,
+    _trained_parts,
     _reference_place,
-    _something_to_train,
     _run_length,
     _strategy,
     _muon,
-    _context,
     _compile,
     _trackers,
 )
 GRPO_RULES: tuple[Callable[[GrpoRecipe], Problems], ...] = (
-    _learnt_turns,
-    _completion_fits_microbatch,
-    _completion_length,
-    _stop_strings,
-    _engine_keys,
+    _completions,
     _engine,
     vllm_options,
     *ALGORITHM_RULES,
