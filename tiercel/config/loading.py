@@ -12,12 +12,13 @@ from pydantic import BaseModel, ValidationError
 
 from tiercel.config.conflicts.paths import path_problems
 from tiercel.config.conflicts.rules import rule_problems
+from tiercel.config.conflicts.table import conflict
 from tiercel.config.deepspeed import deepspeed_problems
 from tiercel.config.keys import OWN_SECTIONS, RECIPES, declared_name, keys_of, named, sections_never_null
 from tiercel.config.problems import dotted, location_of, schema_problems
 from tiercel.config.schema import Kind, Recipe
 from tiercel.config.yaml_text import LARGEST_TEXT, YamlProblem, parse, render
-from tiercel.config_base import Keys, Problem, RuleError, shown
+from tiercel.config_base import Problem, RuleError, shown
 from tiercel.errors import ANY_RECIPE, RecipeError
 from tiercel.rewards.registry import without_nulls
 
@@ -61,14 +62,9 @@ def recipe_of_tree(
 ) -> Recipe:
     """Make a recipe of plain data and check all of it, as `load_recipe` does. `lines` are problems that are already
     known. Raises RecipeError."""
-    tree, problems = _without_other_kind(tree, kind)
-    recipe, found = _judge(tree, kind)
-    problems += found
-    if check_paths:
-        told = {problem.key for problem in problems}
-        problems += [problem for problem in path_problems(tree) if problem.key not in told]
-        if recipe is not None and not problems:
-            problems += deepspeed_problems(recipe)
+    recipe, problems = _judged(tree, kind, check_paths=check_paths)
+    if check_paths and recipe is not None and not problems:
+        problems = deepspeed_problems(recipe)
     lines = [*lines, *(problem.line for problem in problems)]
     if lines or recipe is None:
         raise RecipeError(list(dict.fromkeys(lines)), source)
@@ -78,16 +74,31 @@ def recipe_of_tree(
 def problems_of_text(text: str, kind: Kind) -> list[str]:
     """Return a line for each problem in a recipe's text, its paths included."""
     tree, lines = parse(text)
-    problems = problems_of_tree(tree, kind)
-    told = {problem.key for problem in problems}
-    problems += [problem for problem in path_problems(tree) if problem.key not in told]
-    return lines + [problem.line for problem in problems]
+    return lines + [problem.line for problem in _judged(tree, kind, check_paths=True)[1]]
 
 
 def problems_of_tree(tree: dict[str, Any], kind: Kind) -> list[Problem]:
     """List what the schema and the rules refuse in a recipe that is plain data."""
-    tree, problems = _without_other_kind(tree, kind)
-    return problems + _judge(tree, kind)[1]
+    return _judged(tree, kind, check_paths=False)[1]
+
+
+def _judged(tree: dict[str, Any], kind: Kind, *, check_paths: bool) -> tuple[Recipe | None, list[Problem]]:
+    """Check a recipe by the schema, the rules and, if asked for, its paths. The sections that belong to other kinds of
+    recipes are left out, with a problem for each."""
+    known = RECIPES[kind].model_fields
+    foreign = {section: other for other, own in OWN_SECTIONS.items() for section in own if section not in known}
+    problems = [
+        conflict("section of another kind", section, named(kind), other)
+        for section, other in foreign.items()
+        if section in tree
+    ]
+    tree = {name: value for name, value in tree.items() if name not in foreign}
+    recipe, found = _judge(tree, kind)
+    problems += found
+    if check_paths:
+        told = {problem.key for problem in problems}
+        problems += [problem for problem in path_problems(tree) if problem.key not in told]
+    return recipe, problems
 
 
 def detect_kind(path: RecipePath, overrides: Sequence[str] = ()) -> Kind:
@@ -239,24 +250,6 @@ def _assign(branch: Any, parts: Sequence[str], value: Any, prefix: str) -> Any:
         raise _OverrideProblem(f"{prefix or 'the recipe'} is not a list, so it has no entry {name}")
     section = branch or {}
     return {**section, name: _assign(section.get(name), rest, value, here)}
-
-
-def _without_other_kind(tree: dict[str, Any], kind: Kind) -> tuple[dict[str, Any], list[Problem]]:
-    """Leave out the sections that belong to other kinds of recipes, with a problem for each."""
-    known = RECIPES[kind].model_fields
-    foreign = {
-        section: other
-        for other, sections in OWN_SECTIONS.items()
-        for section in sections
-        if section in tree and section not in known
-    }
-    problems = [
-        Keys(section).problem(
-            f"{named(kind)} recipe has no section {section}; use `tiercel {other}`, or remove the section"
-        )
-        for section, other in foreign.items()
-    ]
-    return {name: value for name, value in tree.items() if name not in foreign}, problems
 
 
 def _judge(tree: dict[str, Any], kind: Kind) -> tuple[Recipe | None, list[Problem]]:

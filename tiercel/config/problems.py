@@ -1,7 +1,7 @@
 """Explain what is wrong with a recipe in plain words: translate pydantic's errors, one line for each problem."""
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, PydanticUndefined
@@ -15,25 +15,16 @@ from tiercel.rewards.registry import BY_NAME, CALL, TAGS, lowered, takers
 from tiercel.secret_names import harmless
 from tiercel.user_functions import is_call
 
-FORMS = {
-    TEXT_FORM,
-    SECTION_FORM,
-    LIST_FORM,
-    *TAGS,
-}  # pydantic's marks that tell which of several sections a location is in
+# Pydantic's marks that tell which of several sections a location is in.
+FORMS = {TEXT_FORM, SECTION_FORM, LIST_FORM, *TAGS}
 
 
 def schema_problems(error: ValidationError, kind: Kind) -> list[Problem]:
     """Translate each of pydantic's errors to a line: the key, the value given, what is wrong, and what to write
     instead."""
-    return [
-        problem
-        for details in error.errors(include_url=False)
-        if not (
-            details["type"] == "too_short" and details["input"]
-        )  # the entries are there but wrong, and each is reported by itself
-        for problem in _translate(details, kind)
-    ]
+    # A list that has entries is too short because they are wrong, and each is reported by itself.
+    told = [each for each in error.errors(include_url=False) if each["type"] != "too_short" or not each["input"]]
+    return [problem for details in told for problem in _translate(details, kind)]
 
 
 def location_of(details: ErrorDetails) -> tuple[int | str, ...]:
@@ -50,34 +41,26 @@ def _translate(details: ErrorDetails, kind: Kind) -> Problems:
     if not path:
         yield Keys("recipe").problem("is nested too deeply; a recipe has sections with keys")
         return
-    if details["type"] == "extra_forbidden" and "." in str(details["loc"][-1]) and declared_name(path) in keys_of(kind):
+    is_declared = declared_name(path) in keys_of(kind)
+    if details["type"] == "extra_forbidden" and is_declared and "." in str(details["loc"][-1]):
         section, _, leaf = path.rpartition(".")
         value = shown(details["input"], key=leaf)
         yield Keys(path).problem(f"a key of a file has no dots; write {leaf}: {value} below {section}:")
-        return
-    if details["type"] == "extra_forbidden" and declared_name(path) in keys_of(kind):
+    elif details["type"] == "extra_forbidden" and is_declared:
         yield Keys(path).problem(_of_other_rewards(details))
-        return
-    if details["type"] == "extra_forbidden":
+    elif details["type"] == "extra_forbidden":
         for leaf, value in leaves(details["input"], path):
             suggestion = nearest_key(leaf)
             note = f" (its value is {shown(value, key=leaf)})" if value is not None else ""
             text = f"unknown key{note}; {_instead(suggestion, leaf, kind)}"
             yield Keys(leaf, *((suggestion.key,) if suggestion.key else ())).problem(text)
-        return
-    if details["type"] == "missing" and declared_name(path) in keys_of(kind):
+    elif details["type"] == "missing" and is_declared:
         yield Keys(path).problem(_missing(details, path, kind))
-        return
-    key = _key_of(path, kind)
-    explain = EXPLANATIONS.get(details["type"])
-    reason = explain(details, key) if explain is not None else _wrong_value(details, key)
-    yield Keys(path).problem(f"{_given(details['input'], _secret_part(key))}{reason}")
-
-
-def _given(value: Any, key: str) -> str:
-    """Return the value as the beginning of a message. `key` is as for `harmless`, which hides
-    secrets."""
-    return f"is {shown(value, key=key)}, but " if value is not None else "has no value, but "
+    else:
+        key, value = _key_of(path, kind), details["input"]
+        given = "has no value, but " if value is None else f"is {shown(value, key=_secret_part(key))}, but "
+        reason = EXPLANATIONS.get(details["type"], _wrong_value)(details, key)
+        yield Keys(path).problem(f"{given}{reason}")
 
 
 def _secret_part(key: Key) -> str:
@@ -148,8 +131,7 @@ def _instead(suggestion: Suggestion, path: str, kind: Kind) -> str:
 def _known_keys(path: str, kind: Kind) -> str:
     keys = keys_of(kind).values()
     section = declared_name(path.rpartition(".")[0])
-    names = [key.leaf for key in keys if key.parent == section]
-    if section and names:
+    if section and (names := [key.leaf for key in keys if key.parent == section]):
         return f"the keys of {section} are {', '.join(names)}"
     return f"the sections are {', '.join(key.leaf for key in keys if not key.parent)}"
 
@@ -165,21 +147,15 @@ def _whole_number(details: ErrorDetails, key: Key) -> str:
 
 def _number(details: ErrorDetails, key: Key) -> str:
     value = details["input"]
-    if isinstance(value, str) and _is_number(value):
-        return f"must be a number, not text; use {value} without quotes"
+    if isinstance(value, str):
+        with suppress(ValueError):
+            float(value)
+            return f"must be a number, not text; use {value} without quotes"
     return _wrong_value(details, key)
 
 
 def _finite_number(details: ErrorDetails, key: Key) -> str:
     return f"must be a finite {type_in_words(key.field)}"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _boolean(details: ErrorDetails, key: Key) -> str:
@@ -245,7 +221,7 @@ def _wrong_length(details: ErrorDetails, key: Key) -> str:
 
 def _wrong_value(details: ErrorDetails, key: Key) -> str:
     words = type_in_words(key.field)
-    article = "" if words.startswith("one of") or words.startswith("true") else "a "
+    article = "" if words.startswith(("one of", "true")) else "a "
     if details["input"] is None:
         default = key.field.default
         remedy = f"remove the key to get {shown(default)}" if default is not PydanticUndefined else "it has no default"

@@ -255,6 +255,7 @@ class BaseRecipe(Section):
 
     kind: ClassVar[Kind]
     purpose: ClassVar[Purpose]
+    teacher_key: ClassVar[str] = "algorithm.teacher"  # of the section of `taught_by`
     judge: ClassVar[Callable[[Any], list[Problem]]]  # set by rules.py, which imports the classes of this file
 
     model: Model
@@ -298,11 +299,6 @@ class BaseRecipe(Section):
     def taught_by(self) -> Teacher | None:
         """Return the teacher's section, or None if the loss has no term of a teacher."""
         return None
-
-    @property
-    def teacher_key(self) -> str:
-        """Return the key of that section."""
-        return "algorithm.teacher"
 
     @property
     def longest_row(self) -> int:
@@ -377,8 +373,9 @@ class RewardRecipe(OfflineRecipe):
 class GrpoRecipe(BaseRecipe):
     """Recipe of `tiercel grpo`: samples after the last user turn."""
 
-    kind: ClassVar[Kind] = "grpo"
+    kind = "grpo"
     purpose = "grpo"
+    learns_from_rewards: ClassVar[bool] = True  # whether completions have advantages
     rewards: Annotated[tuple[Annotated[RewardEntry, RewardByName()], ...], Field(min_length=1)]
     rollout: Rollout = Rollout()
     algorithm: Algorithm = Algorithm()
@@ -392,11 +389,6 @@ class GrpoRecipe(BaseRecipe):
     def runs_user_code(self) -> bool:
         """Return whether a reward, an environment or tools are the user's own code."""
         return self.rollout.has_turns or any(isinstance(reward, ByCall) for reward in self.rewards)
-
-    @property
-    def learns_from_rewards(self) -> bool:
-        """Return whether completions have advantages."""
-        return True
 
     @property
     def taught_by(self) -> Teacher | None:
@@ -421,23 +413,15 @@ class DistillRecipe(GrpoRecipe):
     measure."""
 
     kind = "distill"
+    teacher_key = "teacher"
+    learns_from_rewards = False
     rewards: tuple[Annotated[RewardEntry, RewardByName()], ...] = ()
     teacher: RowsTeacher
-
-    @property
-    def learns_from_rewards(self) -> bool:
-        """Return False: completions have no advantage."""
-        return False
 
     @property
     def taught_by(self) -> Teacher | None:
         """Return the teacher's section."""
         return self.teacher
-
-    @property
-    def teacher_key(self) -> str:
-        """Return the key of that section."""
-        return "teacher"
 
 
 Recipe = OfflineRecipe | GrpoRecipe

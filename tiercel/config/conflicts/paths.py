@@ -5,6 +5,7 @@ from os import getcwd, listdir
 from os.path import dirname, exists, expanduser, isdir, isfile, join, realpath
 from typing import Any
 
+from tiercel.config.conflicts.table import conflict
 from tiercel.config.keys import ENTRY
 from tiercel.config.row_sources import row_source
 from tiercel.config_base import Keys, Problem, shown
@@ -32,11 +33,7 @@ def path_problems(tree: Mapping[str, Any]) -> list[Problem]:
         for key, revision in _texts(tree, f"{section}.revision"):
             path = paths.get(key.removesuffix(".revision"))
             if path is not None and isdir(expanduser(path)):
-                problem = Keys(key).problem(
-                    f"is {shown(revision)}, but model.path is the local directory {path}, which has no revisions; "
-                    "remove one of them"
-                )
-                problems.append(problem)
+                problems.append(conflict("revision of a directory", key, shown(revision), path))
     return problems
 
 

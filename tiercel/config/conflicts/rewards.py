@@ -33,10 +33,7 @@ def reward_names(recipe: GrpoRecipe) -> Problems:
         key = f"rewards.{index}.{own}"
         entry = repr((given, [(option, value) for option, value in reward if option != "weight"]))
         if entry in first:
-            yield Keys(key, first[entry]).problem(
-                f"is {shown(given)}, which is already used at {first[entry]}; keep one entry, with the sum of the "
-                "weights"
-            )
+            yield conflict("reward twice", key, first[entry], shown(given))
         first.setdefault(entry, key)
 
 

@@ -11,7 +11,7 @@ from tiercel.config.conflicts.sampling import branches, vllm_options
 from tiercel.config.conflicts.table import conflict
 from tiercel.config.data import HeldOut
 from tiercel.config.engines import ENGINE_KINDS, EngineKind
-from tiercel.config.schema import BaseRecipe, GrpoRecipe, Kind, OfflineRecipe, Purpose
+from tiercel.config.schema import BaseRecipe, DpoRecipe, GrpoRecipe, KtoRecipe, OfflineRecipe, Purpose
 from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind
 from tiercel.config.suggestions import nearest_word
 from tiercel.config.trained_parts import PARTS, adapted_parts, keeps_start, whole_parts
@@ -22,18 +22,6 @@ EVALUATED: dict[Purpose, tuple[str, ...]] = {
     "pairs": ("eval/loss", "eval/accuracy"),
     "labels": ("eval/loss",),
     "grpo": ("eval/accuracy", "eval/reward/mean"),
-}
-# For each command that compares with a reference: the condition under which it keeps a copy of the start, and the keys
-# that decide it.
-_KL = ("an algorithm.kl.coef above 0 and ", ("algorithm.kl.coef", "lora", "freeze"))
-COMPARES: dict[Kind, tuple[str, tuple[str, ...]]] = {
-    "grpo": _KL,
-    "distill": _KL,
-    "dpo": (
-        "a dpo.loss with a reference, dpo.precompute_reference: false and ",
-        ("dpo.loss", "dpo.precompute_reference", "lora", "freeze"),
-    ),
-    "kto": ("", ("lora", "freeze")),
 }
 TARGET_WORDS = ("language", "vision", "projector", "all")
 
@@ -117,15 +105,17 @@ def _trained_parts(recipe: BaseRecipe) -> Problems:
 
 
 def _reference_place(recipe: BaseRecipe) -> Problems:
-    if recipe.model.reference == "device" or keeps_start(recipe):
+    place = recipe.model.reference
+    if place == "device" or keeps_start(recipe):
         return
-    condition, keys = COMPARES.get(recipe.kind, (None, ()))
-    reason = "does not use a reference"
-    if condition is not None:
-        reason = f"keeps no copy of the initial weights, because that requires {condition}a part that is trained whole"
-    yield Keys("model.reference", *keys).problem(
-        f"is {recipe.model.reference}, but `tiercel {recipe.kind}` {reason}; remove this key"
-    )
+    if isinstance(recipe, GrpoRecipe):
+        yield conflict("reference without a penalty", place, recipe.kind)
+    elif isinstance(recipe, DpoRecipe):
+        yield conflict("reference of pairs", place)
+    elif isinstance(recipe, KtoRecipe):
+        yield conflict("reference of labels", place)
+    else:
+        yield conflict("no reference", place, recipe.kind)
 
 
 def _lora_targets(recipe: BaseRecipe) -> Problems:
@@ -196,7 +186,6 @@ def _engine(recipe: GrpoRecipe) -> Problems:
     for index, url in enumerate(rollout.urls):
         if (fault := address_fault(url)) is not None:
             yield conflict("address in urls", index, fault)
-
     if rollout.lookahead and not engine.samples_ahead:
         able = " or ".join(each.name for each in ENGINE_KINDS.values() if each.samples_ahead)
         yield conflict("lookahead and engine", rollout.lookahead, engine.name, able)
