@@ -47,6 +47,18 @@ class Section(BaseModel):
         fields = type(self).model_fields
         return [key for key in keys if getattr(self, key) != fields[key].default]
 
+    def leaves(self, above: str = "") -> Iterator[tuple[str, Any]]:
+        """Yield the dotted key and the value of each leaf. Entries of a list of sections are numbered."""
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, Section):
+                yield from value.leaves(f"{above}{name}.")
+            elif isinstance(value, tuple) and any(isinstance(item, Section) for item in value):
+                for index, item in enumerate(value):
+                    yield from item.leaves(f"{above}{name}.{index}.")
+            else:
+                yield f"{above}{name}", value
+
     def with_values(self, values: Mapping[str, Any]) -> Self:
         """Return a copy with other values at dotted keys. They are not validated."""
         changed = self

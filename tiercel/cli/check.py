@@ -5,9 +5,10 @@ of their files."""
 import shutil
 import time
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -48,7 +49,7 @@ from tiercel.training.distillation.served_teacher import open_served
 from tiercel.training.grpo.completion_sampling import open_dialogues
 from tiercel.training.session import run_length
 from tiercel.training.start_checks import missing_packages, rehearse
-from tiercel.types import ImagePlan, Row, Size
+from tiercel.types import Row, Size
 
 REPORT_FILE = Path("rejected_rows.jsonl")
 SPOKEN_SECONDS = 30.0  # between lines of progress, if the output is a file
@@ -112,7 +113,9 @@ def _check(recipe: Recipe, arguments: Namespace, console: Console) -> None:
             looked = map(view_of(train.rows).look, range(len(train.rows)))
             usable = (row for row in looked if isinstance(row, Row) and (row.file, row.line) not in rejected)
             dry_run(recipe, family, dialogues, train.rows, first_prompts(recipe, family, usable), console)
-            _try_own_functions(recipe, console)
+            group_size, rewards = recipe.rollout.group_size, len(recipe.rewards)
+            for line in try_own_functions(recipe.algorithm, group_size=group_size, rewards=rewards):
+                console.print(line, markup=False)
             if recipe.rollout.engine_kind.is_served:
                 _ask_servers(recipe, family, console)
             if recipe.taught_by is not None and recipe.taught_by.url is not None:
@@ -131,39 +134,28 @@ class RowCheck:
     readers: Readers
     decodes: bool  # pictures and videos, whole
 
-    def plans(self, row: Row, sizes: Sequence[Size], *, is_train: bool) -> Sequence[ImagePlan]:
-        """Plan a row's pictures and videos. Raises DataError for a row that the run could not use."""
-        if is_train or not isinstance(self.recipe, GrpoRecipe):  # held-out prompts are only completed
-            require_usable(self.recipe, row)
+    def plan(self, row: Row, sizes: list[Size], *, is_train: bool) -> PlannedPrompt:
+        """Count a row's tokens, and note what is odd about its boxes. Raises DataError for a row that the run could not
+        use, whose completions could not be sampled by servers, or not be compared with its right answer."""
+        recipe, family = self.recipe, self.family
+        samples = isinstance(recipe, GrpoRecipe)
+        if is_train or not samples:  # held-out prompts are only completed
+            require_usable(recipe, row)
         if self.decodes:
-            decode_videos(self.recipe.data, row)
-        return row_plans(self.family, self.recipe.data, row, sizes)
-
-    def odd(self, row: Row, plans: Sequence[ImagePlan]) -> Iterable[str]:
-        """Return what is odd about a row's boxes."""
-        if self.recipe.purpose == "pairs" and row.rejected is None:  # it is the other side of a pair
-            return ()
-        return odd_boxes(row, plans, self.family, is_learnt=not isinstance(self.recipe, GrpoRecipe))
-
-    def require_sampled(self, row: Row, plans: Sequence[ImagePlan]) -> None:
-        """Raise DataError if completions of the row could not be sampled by servers, or not be compared with its
-        right answer."""
-        if isinstance(self.recipe, GrpoRecipe):
-            require_answers(self.recipe, self.family, row, plans, self.readers)
-            if self.recipe.rollout.engine_kind.is_served:
-                told_rate(self.family, row.id, plans)
+            decode_videos(recipe.data, row)
+        plans = row_plans(family, recipe.data, row, sizes)
+        if isinstance(recipe, GrpoRecipe):
+            require_answers(recipe, family, row, plans, self.readers)
+            if recipe.rollout.engine_kind.is_served:
+                told_rate(family, row.id, plans)
+        is_other_side = recipe.purpose == "pairs" and row.rejected is None
+        notes = () if is_other_side else tuple(odd_boxes(row, plans, family, is_learnt=not samples))
+        length = prompt_length if samples else conversation_length
+        return PlannedPrompt(tokens=length(family, row, plans, recipe.data.system), notes=notes)
 
 
 def _scanned(check: RowCheck, table: RowTable, console: Console, *, is_train: bool) -> ScanReport:
     recipe, file = check.recipe, table.file
-    length = prompt_length if isinstance(recipe, GrpoRecipe) else conversation_length
-
-    def plan(row: Row, sizes: list[Size]) -> PlannedPrompt:
-        plans = check.plans(row, sizes, is_train=is_train)
-        check.require_sampled(row, plans)
-        notes = tuple(check.odd(row, plans))
-        return PlannedPrompt(tokens=length(check.family, row, plans, recipe.data.system), notes=notes)
-
     doing, spoken = "decoded" if check.decodes else "scanned", time.monotonic()
     with console.status(translated(f"{file}: {len(table.rows):,} rows")) as status:
 
@@ -176,6 +168,7 @@ def _scanned(check: RowCheck, table: RowTable, console: Console, *, is_train: bo
                 console.print(text, markup=False)
 
         measure = decoded_size if check.decodes else open_header
+        plan = partial(check.plan, is_train=is_train)
         scan = Scan(plan_prompt=plan, config=recipe.data, measure=measure, is_shared=not check.readers)
         report = scan(table, progress)
     rejected = report.rejected
@@ -200,11 +193,6 @@ def _scanned(check: RowCheck, table: RowTable, console: Console, *, is_train: bo
     for row in rejected[:10]:
         console.print(redact(f"  rejected {row.file}:{row.line} ({row.id}) {row.field}: {row.reason}"), markup=False)
     return report
-
-
-def _try_own_functions(recipe: GrpoRecipe, console: Console) -> None:
-    for line in try_own_functions(recipe.algorithm, group_size=recipe.rollout.group_size, rewards=len(recipe.rewards)):
-        console.print(line, markup=False)
 
 
 def _ask_servers(recipe: GrpoRecipe, family: Family, console: Console) -> None:

@@ -3,6 +3,7 @@
 import json
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tiercel.doctor.packages import package_verdicts
 from tiercel.doctor.trials import collective_verdicts, device_verdicts, import_verdicts
 from tiercel.doctor.verdict import Status, Verdict
 from tiercel.errors import EnvironmentProblem
+from tiercel.message_text import counted
 from tiercel.messages import translated
 from tiercel.messages.console import SpeakingConsole, padded
 
@@ -24,12 +26,10 @@ def run(recipe: None, arguments: Namespace) -> None:
     """Print the verdicts. Raises EnvironmentProblem if something is broken."""
     console = SpeakingConsole(highlight=False, soft_wrap=True)
     verdicts: list[Verdict] = []
-    if arguments.json:
-        verdicts.extend(examine(Path.cwd()))
-    else:
-        with console.status(translated("looking")):
-            for verdict in examine(Path.cwd()):
-                verdicts.append(verdict)
+    with nullcontext() if arguments.json else console.status(translated("looking")):
+        for verdict in examine(Path.cwd()):
+            verdicts.append(verdict)
+            if not arguments.json:
                 console.print(as_text(verdict))
     broken = [verdict.name for verdict in verdicts if verdict.status == "broken"]
     if arguments.json:
@@ -62,5 +62,4 @@ def as_text(verdict: Verdict) -> Text:
 def summary(verdicts: list[Verdict]) -> str:
     """Return one line with the number of verdicts of each kind."""
     counts = {status: sum(verdict.status == status for verdict in verdicts) for status in STYLES}
-    warnings = "1 warning" if counts["warning"] == 1 else f"{counts['warning']} warnings"
-    return f"{counts['ok']} ok, {warnings}, {counts['broken']} broken"
+    return f"{counts['ok']} ok, {counted(counts['warning'], 'warning')}, {counts['broken']} broken"

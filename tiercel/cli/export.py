@@ -13,8 +13,7 @@ def run(recipe: Recipe, arguments: Namespace) -> None:
     choice = CheckpointChoice(step=arguments.checkpoint, is_best=arguments.best)
     if arguments.public and arguments.push is None:
         raise RecipeError(
-            ["--public: is set, but --push is not; add --push, whose repository --public makes public"],
-            source="export",
+            ["--public: is set, but --push is not; add --push, whose repository --public makes public"], source="export"
         )
     if arguments.push is not None:
         from tiercel.inference_and_export.push import push

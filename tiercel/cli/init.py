@@ -189,7 +189,7 @@ def recipe_tree(kind: Kind, given: Mapping[str, str]) -> dict[str, Any]:
     if memory is not None and memory.byte_count < SMALL_GPU:
         model["quantize"] = "nf4"
     held_out, prompts = step_size(len(_first_rows(given["data"])))
-    sections: dict[str, Any] = {
+    return {
         "model": model,
         "lora": {"rank": 32, "alpha": 64, "targets": "language"},
         "data": {
@@ -208,7 +208,6 @@ def recipe_tree(kind: Kind, given: Mapping[str, str]) -> dict[str, Any]:
         "train": {"epochs": 1, "save_every": 50, **({"eval_every": 50} if held_out else {})},
         "output": given["output"],
     }
-    return sections
 
 
 def _memory(text: str) -> MemorySize | None:

@@ -116,7 +116,9 @@ def show(plan: MemoryPlan, name: str) -> None:
     for obstacle in dict.fromkeys(option.memory.obstacle for option in plan.options if option.memory.obstacle):
         console.print(obstacle)
     if plan.remedy is not None:
-        console.print(f"what would fit{_on_more(plan)}, to be written into the recipe:")
+        ranks = plan.remedy.machine.ranks
+        more = f" on {ranks} GPUs" if ranks != plan.machine.ranks else ""
+        console.print(f"what would fit{more}, to be written into the recipe:")
         for key, value in plan.remedy.changes.items():
             console.print(f"  {key}: {written(value)}", markup=False)
     console.print(_parts_table(plan.shown.memory))
@@ -139,10 +141,11 @@ def show(plan: MemoryPlan, name: str) -> None:
 
 def _options_table(plan: MemoryPlan) -> Table:
     """Return a table of the peak memory that each strategy needs."""
+    fits = ("yes" if option.fits else "no" for option in plan.options)
     table = Table("GB on each rank", *(option.memory.strategy for option in plan.options))
     for phase in plan.options[0].memory.phases:
         table.add_row(f"most during {phase}", *(_gigabytes(option.memory.phases[phase]) for option in plan.options))
-    table.add_row(f"fits into {_gigabytes(plan.machine.memory_bytes)}", *map(_verdict, plan.options))
+    table.add_row(f"fits into {_gigabytes(plan.machine.memory_bytes)}", *fits)
     table.add_row("largest microbatch", *(f"{option.largest_tokens:,}" for option in plan.options))
     table.add_row("microbatch by auto", *(f"{option.auto_tokens:,}" for option in plan.options))
     return table
@@ -177,11 +180,9 @@ def _show_host(plan: MemoryPlan, console: Console) -> None:
     machine = plan.machine if plan.remedy is None else plan.remedy.machine
     parts = ", ".join(f"{name} {_gigabytes(size)}" for name, size in memory.host.items())
     needed = memory.host_bytes * machine.ranks_together
-    has = (
-        "not known here; --host-memory tells it"
-        if machine.host_bytes is None
-        else f"{_gigabytes(machine.host_bytes)} GB"
-    )
+    has = "not known here; --host-memory tells it"
+    if machine.host_bytes is not None:
+        has = f"{_gigabytes(machine.host_bytes)} GB"
     console.print(
         f"host memory: {_gigabytes(memory.host_bytes)} GB for each rank ({parts}), {_gigabytes(needed)} GB for the "
         f"{machine.ranks_together} of a machine, which has: {has}"
@@ -203,15 +204,5 @@ def _show_seconds(plan: MemoryPlan, options: tuple[Option, ...], console: Consol
     )
 
 
-def _on_more(plan: MemoryPlan) -> str:
-    assert plan.remedy is not None
-    ranks = plan.remedy.machine.ranks
-    return f" on {ranks} GPUs" if ranks != plan.machine.ranks else ""
-
-
 def _gigabytes(value: int) -> str:
     return f"{value / 1e9:.1f}"
-
-
-def _verdict(option: Option) -> str:
-    return "yes" if option.fits else "no"

@@ -37,7 +37,7 @@ def planned_recipe(arguments: Namespace) -> Recipe:
     path, overrides = arguments.recipe, arguments.overrides
     if problems := _unused_plan_flags(arguments):
         raise RecipeError(problems, source="plan")
-    recipe = starting_adapter(load_recipe(detect_kind(path, overrides), path, overrides, check_paths=False))
+    recipe = _any_kind(path, overrides, check_paths=False)
     limit, given = recipe.data.max_prompt_tokens, arguments.prompt_tokens
     if given is not None and given > limit:
         raise RecipeError(
@@ -125,8 +125,8 @@ def replayed_recipe(arguments: Namespace) -> Recipe:
     return recipe.with_values({"train.strategy": "single", "train.context_parallel": 1, "train.deepspeed": Deepspeed()})
 
 
-def _any_kind(path: Path, overrides: list[str]) -> Recipe:
-    return starting_adapter(load_recipe(detect_kind(path, overrides), path, overrides))
+def _any_kind(path: Path, overrides: list[str], *, check_paths: bool = True) -> Recipe:
+    return starting_adapter(load_recipe(detect_kind(path, overrides), path, overrides, check_paths=check_paths))
 
 
 def _with_heldout(recipe: Recipe, target: Path) -> Recipe:

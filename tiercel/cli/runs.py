@@ -122,7 +122,8 @@ def run(recipe: None, arguments: Namespace) -> None:
         line.stylize(STYLES[entry.state], start, start + len(entry.state))
         console.print(line)
         if entry.reason:
-            console.print(Text(f"    {_first_line(entry.reason)}", style="dim" if sys.stdout.isatty() else ""))
+            first_line = entry.reason.strip().partition("\n")[0]
+            console.print(Text(f"    {brief(first_line, _LONGEST_REASON)}", style="dim" if sys.stdout.isatty() else ""))
     console.print(_summary(entries))
 
 
@@ -133,11 +134,6 @@ def _cells(entry: ListedRun, now: float) -> Row:
     training = NOTHING if entry.training is None else entry.training.text
     rate = NOTHING if entry.learning_rate is None else f"{entry.learning_rate:g}"
     return (entry.path, entry.kind or NOTHING, entry.state, step, score, training, rate, age)
-
-
-def _first_line(reason: str) -> str:
-    line, *_ = [*reason.strip().splitlines(), ""]
-    return brief(line, _LONGEST_REASON)
 
 
 def _summary(entries: list[ListedRun]) -> str:

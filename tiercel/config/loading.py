@@ -3,12 +3,12 @@ reported at once."""
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from tiercel.config.conflicts.paths import path_problems
 from tiercel.config.conflicts.rules import rule_problems
@@ -132,19 +132,7 @@ def flatten(recipe: Recipe) -> dict[str, Leaf]:
     Entries of `rewards` are numbered (`rewards.0.name`), lists of plain values are one leaf, and a section that is null
     is a leaf itself (`lora`).
     """
-    return dict(_leaves(recipe, ""))
-
-
-def _leaves(section: BaseModel, prefix: str) -> Iterator[tuple[str, Leaf]]:
-    for name in type(section).model_fields:
-        value = getattr(section, name)
-        if isinstance(value, BaseModel):
-            yield from _leaves(value, f"{prefix}{name}.")
-        elif isinstance(value, tuple) and any(isinstance(item, BaseModel) for item in value):
-            for index, item in enumerate(value):
-                yield from _leaves(item, f"{prefix}{name}.{index}.")
-        else:
-            yield f"{prefix}{name}", value
+    return dict(recipe.leaves())
 
 
 def _read(path: RecipePath, overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

@@ -6,15 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from tiercel.config.engines import ENGINE_KINDS, EngineKind, EngineName
-from tiercel.config_base import (
-    SECTION_FORM,
-    TEXT_FORM,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    Section,
-    form_of,
-)
+from tiercel.config_base import SECTION_FORM, TEXT_FORM, NonNegativeInt, PositiveFloat, PositiveInt, Section, form_of
 
 
 class Vllm(Section):

@@ -1,6 +1,7 @@
 """Check recipes that learn from the answers in their rows or from a teacher."""
 
 from collections.abc import Callable
+from operator import attrgetter
 from string import Formatter
 
 from tiercel.algorithms.preference_sections import (
@@ -17,7 +18,7 @@ from tiercel.config.conflicts.table import conflict
 from tiercel.config.keys import named
 from tiercel.config.schema import BaseRecipe, DistillRecipe, DpoRecipe, GrpoRecipe, OfflineRecipe, SftRecipe
 from tiercel.config.trained_parts import keeps_start, whole_parts
-from tiercel.config_base import Problems, Section, address_fault, shown
+from tiercel.config_base import Problems, address_fault, shown
 
 
 def _steps(recipe: OfflineRecipe) -> Problems:
@@ -86,12 +87,7 @@ def _kept_start(recipe: OfflineRecipe) -> Problems:
         yield conflict("ZeRO and reference", ", ".join(whole_parts(recipe)))
 
 
-OFFLINE_RULES: tuple[Callable[[OfflineRecipe], Problems], ...] = (
-    _steps,
-    _pair_loss,
-    _token_loss,
-    _kept_start,
-)
+OFFLINE_RULES: tuple[Callable[[OfflineRecipe], Problems], ...] = (_steps, _pair_loss, _token_loss, _kept_start)
 
 
 WITHOUT_REWARDS = ("normalise", "entropy_coef", "kl.coef", "kl.estimator", "kl.sync_every", "kl.sync_mix")
@@ -144,8 +140,9 @@ def distill(recipe: GrpoRecipe) -> Problems:
         return
     if recipe.algorithm.teacher is not None:
         yield conflict("teacher")
-    for name, value in _changed(recipe.algorithm, Algorithm(), ""):
-        if name not in WITHOUT_REWARDS and not name.startswith("teacher"):
+    for name, usual in Algorithm().leaves():
+        value = attrgetter(name)(recipe.algorithm)
+        if value != usual and name != "teacher" and name not in WITHOUT_REWARDS:
             yield conflict("key of rewards in distillation", name, shown(value))
     if recipe.data.eval is not None and not recipe.rewards:
         yield conflict("eval and rewards")
@@ -153,15 +150,3 @@ def distill(recipe: GrpoRecipe) -> Problems:
         yield conflict("resample_tries", recipe.rollout.resample_tries)
     if recipe.teacher.rows_share and recipe.rollout.has_turns:
         yield conflict("rows_share", recipe.teacher.rows_share)
-
-
-def _changed(section: Section, default: Section, prefix: str) -> list[tuple[str, object]]:
-    """List the keys below a section whose value is not the default."""
-    found: list[tuple[str, object]] = []
-    for name in type(section).model_fields:
-        value, usual = getattr(section, name), getattr(default, name)
-        if isinstance(value, Section) and isinstance(usual, Section):
-            found += _changed(value, usual, f"{prefix}{name}.")
-        elif value != usual:
-            found.append((prefix + name, value))
-    return found
