@@ -168,6 +168,7 @@ def messages() -> list[Message]:
     found += [message for table in TABLES for message in _strings(json.loads(table.read_text(encoding="utf-8")), table)]
     hints = [each.hint for each in key_synonyms().values()]
     hints += [reason for _, reason in table_rows("tiercel.config.conflicts", "vllm_options.txt")]
+    hints += [text for _, *texts in table_rows("tiercel.config.conflicts", "compiling.txt") for text in texts]
     hints += [text for _, *texts in table_rows("tiercel.reliability", "symptoms.txt") for text in texts]
     hints += [text for _, *texts, _ in table_rows("tiercel.data.formats", "formats.txt") for text in texts]
     hints += [_numbered(text) for _, text in table_rows("tiercel.data", "texts.txt")]

@@ -2,12 +2,12 @@
 
 import argparse
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args
 
 from tiercel import __version__
-from tiercel.cli.values import at_least, directory, port, size, words
+from tiercel.cli.values import directory, port, size, whole_number, words
 from tiercel.config.schema import Quantization
 from tiercel.planning.devices import DEVICES
 from tiercel.tables import table_rows
@@ -23,8 +23,8 @@ KINDS: dict[str, dict[str, Any]] = {  # of values, as the table names them
     "folders": {"type": Path, "nargs": "*", "default": [Path("runs")]},
     "directory": {"type": directory},
     "overrides": {"nargs": "*", "default": []},
-    "0 or more": {"type": at_least(0)},
-    "1 or more": {"type": at_least(1)},
+    "0 or more": {"type": partial(whole_number, least=0)},
+    "1 or more": {"type": partial(whole_number, least=1)},
     "port": {"type": port},
     "size": {"type": size},
     "words": {"type": words, "default": []},

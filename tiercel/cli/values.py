@@ -4,7 +4,6 @@ import argparse
 import os
 import re
 import shlex
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,18 +22,16 @@ class MemorySize:
     is_assumed: bool  # whether it was given without a unit
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """Return a reader of whole numbers from `least` up."""
-
-    def read(text: str) -> int:
-        return _whole(text, least)
-
-    return read
+def whole_number(text: str, least: int) -> int:
+    """Read a whole number from `least` up."""
+    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
+        raise argparse.ArgumentTypeError(f"is {text}, but must be a whole number, {least} or more")
+    return int(text)
 
 
 def port(text: str) -> int:
     """Read a port that a server can listen on."""
-    number = _whole(text, 1)
+    number = whole_number(text, least=1)
     if number > LAST_PORT:
         raise argparse.ArgumentTypeError(f"is {text}, but a port must be between 1 and {LAST_PORT}")
     return number
@@ -69,9 +66,3 @@ def words(text: str) -> list[str]:
         return shlex.split(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text} cannot be read as words: {error}") from error
-
-
-def _whole(text: str, least: int) -> int:
-    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
-        raise argparse.ArgumentTypeError(f"is {text}, but must be a whole number, {least} or more")
-    return int(text)

@@ -9,7 +9,6 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import annotated_types
 from pydantic.fields import FieldInfo
 
 from tiercel.config.schema import DistillRecipe, DpoRecipe, GrpoRecipe, Kind, KtoRecipe, Recipe, RewardRecipe, SftRecipe
@@ -151,13 +150,6 @@ def _in_words(annotation: Any, metadata: list[Any]) -> str:
 
 
 def _bounds(metadata: list[Any]) -> Iterator[str]:
-    words = {
-        annotated_types.Gt: ("gt", "above"),
-        annotated_types.Ge: ("ge", "at least"),
-        annotated_types.Lt: ("lt", "below"),
-        annotated_types.Le: ("le", "at most"),
-    }
+    words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
     for item in metadata:
-        if type(item) in words:
-            attribute, word = words[type(item)]
-            yield f"{word} {getattr(item, attribute):g}"
+        yield from (f"{word} {getattr(item, name):g}" for name, word in words.items() if hasattr(item, name))

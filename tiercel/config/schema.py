@@ -373,7 +373,7 @@ class RewardRecipe(OfflineRecipe):
 class GrpoRecipe(BaseRecipe):
     """Recipe of `tiercel grpo`: samples after the last user turn."""
 
-    kind = "grpo"
+    kind: ClassVar[Kind] = "grpo"
     purpose = "grpo"
     learns_from_rewards: ClassVar[bool] = True  # whether completions have advantages
     rewards: Annotated[tuple[Annotated[RewardEntry, RewardByName()], ...], Field(min_length=1)]

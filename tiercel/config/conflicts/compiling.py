@@ -4,21 +4,7 @@ from dataclasses import dataclass
 
 from tiercel.config.schema import BaseRecipe
 from tiercel.config.strategies import StrategyKind
-
-# By the key that is in the way: the reason, and what to set.
-_REASONS = {
-    "train.strategy": ("whose ranks gather weights around parts of a layer", "train.strategy: single or ddp"),
-    "model.quantize": (
-        "whose matrix products are computed by bitsandbytes and would split compiled layers into pieces",
-        "model.quantize: null",
-    ),
-    "learner.gradient_checkpointing": (
-        "which cannot see the matrix products inside compiled layers, and would compute all of them again",
-        "learner.gradient_checkpointing: full or false",
-    ),
-    "lora.kind": ("which computes the norms of a weight's rows in each pass", "lora.kind: lora or rslora"),
-    "lora.dropout": ("and compiled layers would draw other random numbers", "lora.dropout: 0"),
-}
+from tiercel.tables import table_rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +19,8 @@ class CompileObstacle:
         return f"{self.key} {self.value}"
 
     def __str__(self) -> str:
-        reason, remedy = _REASONS[self.key]
+        rows = table_rows("tiercel.config.conflicts", "compiling.txt")
+        reason, remedy = next(texts for key, *texts in rows if key == self.key)
         return f"{self.given}, {reason}; set {remedy}, or learner.compile: auto"
 
 

@@ -1,6 +1,6 @@
 """Check recipes that learn from the answers in their rows or from a teacher."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from operator import attrgetter
 from string import Formatter
 
@@ -47,18 +47,15 @@ def _pair_loss(recipe: OfflineRecipe) -> Problems:
     if not isinstance(recipe, DpoRecipe):
         return
     dpo = recipe.dpo
-    others = tuple(name for name in PAIR_LOSS_NAMES if name not in ("orpo", *MATCHED))
-    of_sums = tuple(name for name in PAIR_LOSS_NAMES if name not in OF_MEANS)
-    with_reference = tuple(name for name in PAIR_LOSS_NAMES if name not in WITHOUT_REFERENCE)
     takers = {
         "gamma": ("simpo",),
         "divergence": OF_DIVERGENCES,
         "tau": ("discopop",),
         "label_smoothing": SMOOTHED,
-        "wpo": tuple(name for name in PAIR_LOSS_NAMES if name not in MATCHED),
-        "ld_alpha": of_sums,
-        "length_normalised": others,
-        "precompute_reference": with_reference,
+        "wpo": _pair_losses_but(MATCHED),
+        "ld_alpha": _pair_losses_but(OF_MEANS),
+        "length_normalised": _pair_losses_but(("orpo", *MATCHED)),
+        "precompute_reference": _pair_losses_but(WITHOUT_REFERENCE),
     }
     for key in dpo.changed(*takers):
         if dpo.loss not in takers[key]:
@@ -71,6 +68,10 @@ def _pair_loss(recipe: OfflineRecipe) -> Problems:
         yield conflict("divergence_alpha", dpo.divergence_alpha, dpo.divergence)
     if dpo.loss == "exo_pair" and dpo.label_smoothing == 0:
         yield conflict("exo_pair without smoothing")
+
+
+def _pair_losses_but(left_out: Collection[str]) -> tuple[str, ...]:
+    return tuple(name for name in PAIR_LOSS_NAMES if name not in left_out)
 
 
 def _token_loss(recipe: OfflineRecipe) -> Problems:
