@@ -52,8 +52,9 @@ def _correction(recipe: GrpoRecipe) -> Problems:
     rollout, correction = recipe.rollout, recipe.algorithm.correction
     if rollout.lookahead and rollout.engine == "vllm-server" and correction.level == "none":
         yield conflict("level and lookahead", rollout.lookahead)
-    for key in correction.changed("floor", "mode", "cap") if correction.level == "none" else ():
-        yield conflict("key of a correction", key, getattr(correction, key))
+    if correction.level == "none":
+        for key in correction.changed("floor", "mode", "cap"):
+            yield conflict("key of a correction", key, getattr(correction, key))
     for key in rollout.changed("top_p", "top_k"):
         if correction.level != "none":
             yield conflict("correction of truncated sampling", key, getattr(rollout, key))

@@ -87,9 +87,11 @@ def turns(recipe: GrpoRecipe) -> Problems:
     for index, reward in enumerate(recipe.rewards):
         if isinstance(reward, OfEnvironment) and rollout.environment is None:
             yield conflict("environment reward alone", index)
-    for key in () if rollout.has_turns else rollout.changed("max_turns", "max_trajectory_tokens"):
-        yield conflict("key of turns alone", key)
-    if rollout.has_turns and rollout.lookahead:
+    if not rollout.has_turns:
+        for key in rollout.changed("max_turns", "max_trajectory_tokens"):
+            yield conflict("key of turns alone", key)
+        return
+    if rollout.lookahead:
         yield conflict("lookahead and tools")
-    if rollout.has_turns and rollout.max_new_tokens > rollout.max_trajectory_tokens:
+    if rollout.max_new_tokens > rollout.max_trajectory_tokens:
         yield conflict("max_new_tokens", rollout.max_new_tokens, rollout.max_trajectory_tokens)
