@@ -10,7 +10,6 @@ from tiercel.config_base import Keys, Problem
 
 Tree = dict[str, Any]
 
-OPTIMIZERS = ("AdamW",)
 DECIDED_HERE = {
     "train_batch_size": "optim.prompts_per_step",
     "train_micro_batch_size_per_gpu": "learner.max_tokens_per_microbatch",
@@ -109,10 +108,10 @@ def _contradictions(theirs: Mapping[str, Any], recipe: BaseRecipe) -> Iterator[s
 
 def _optimizer_problems(theirs: Mapping[str, Any], recipe: BaseRecipe) -> Iterator[str]:
     kind = theirs.get("type", "AdamW")
-    if kind not in ("auto", *OPTIMIZERS):
+    if kind not in ("auto", "AdamW"):
         yield (
-            f"optimizer.type is {kind}, but ZeRO stage {recipe.train.deepspeed.stage} needs {', '.join(OPTIMIZERS)} "
-            "here: checkpoints store its two moments, and 1-bit and other compressed optimisers do not accept "
+            f"optimizer.type is {kind}, but ZeRO stage {recipe.train.deepspeed.stage} needs AdamW here: "
+            "checkpoints store its two moments, and 1-bit and other compressed optimisers do not accept "
             "partitioned gradients; use AdamW, or remove it"
         )
     ours = _adam(recipe.optim)
