@@ -87,11 +87,18 @@ class GroupRecord:
     answer_space: BoxSpace = "pixels"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields in the order of the file: `coordinate_space` always, others only if they differ from their
-        defaults. So `turns` is written only for trajectories, `forks` only for groups that fork, and `teacher` only for
-        completions that a teacher has read."""
-        written: dict[str, Any] = _FORM.dump_python(self, mode="json", by_alias=True, exclude_defaults=True)
-        return {"coordinate_space": self.coordinate_space, **written}
+        """Return the fields in the order of the file. `turns` is written only for trajectories, `forks` only for groups
+        that fork, `teacher` only for completions that a teacher has read, and `answer_image` and `answer_space` only if
+        they differ from their defaults."""
+        written: dict[str, Any] = _FORM.dump_python(self, mode="json", by_alias=True)
+        for name, usual in (("answer_image", 0), ("answer_space", "pixels")):
+            if written[name] == usual:
+                del written[name]
+        for completion in written["completions"]:
+            for name in ("forks", "turns", "teacher"):
+                if not completion[name]:
+                    del completion[name]
+        return written
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "GroupRecord":
