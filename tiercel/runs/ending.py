@@ -139,8 +139,9 @@ class StopRequest:
         is_rank = number == signal.SIGTERM and "RANK" in os.environ
         if self.is_set and now - self._asked_at > (SAME_STOP_OF_A_RANK if is_rank else SAME_STOP_SECONDS):
             is_session = hasattr(sys, "ps1") or "ipykernel" in sys.modules  # whose process must not be ended
-            before = self._before.get(number)
-            signal.signal(number, before if is_session and callable(before) else signal.SIG_DFL)
+            if is_session and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         if not self.is_set:
             self.is_set, self._asked_at = True, now
