@@ -1,6 +1,7 @@
 """Functions of a session, as files that work on their own."""
 
 import json
+import linecache
 import re
 from collections import Counter
 from enum import IntEnum
@@ -144,6 +145,28 @@ def test_a_constant_that_holds_a_secret_is_not_written(session, monkeypatch):
     monkeypatch.setenv("JUDGE_API_KEY", session["LIMIT"])
     source, reason = written_function(session["right"])
     assert source is None and "LIMIT" in reason and "a1B2" not in reason
+
+
+def test_flags_and_names_that_mean_each_other_are_written(session):
+    session["FLAGS"] = re.IGNORECASE | re.MULTILINE
+    exec(
+        compile("def flagged(completion):\n    return len(re.findall('a', completion, FLAGS))\n", "f.py", "exec"),
+        session,
+    )
+    linecache.cache["f.py"] = (
+        1,
+        None,
+        ["def flagged(completion):\n", "    return len(re.findall('a', completion, FLAGS))\n"],
+        "f.py",
+    )
+    source, reason = written_function(session["flagged"])
+    alone: dict = {"__name__": "a_file"}
+    exec(source or reason, alone)
+    assert alone["flagged"]("aA") == 2
+    session["shortened"] = session["right"]
+    session["right"] = session["helper"]
+    source, reason = written_function(session["said"])
+    assert source is None and "shortened" in reason
 
 
 def test_an_attribute_that_cannot_be_written_down_is_named(session):

@@ -16,9 +16,10 @@ def test_a_section_below_a_section_is_changed_and_other_mappings_are_replaced():
     assert found["data"] == {"train": "x.jsonl", "columns": {"c": "d"}}
 
 
-def test_none_removes_a_key_as_null_does_on_the_command_line():
+def test_none_leaves_a_key_as_it_is_and_says_so_for_a_section(caplog):
     recipe = tc.Recipe({"lora": {"rank": 3}, "optim": {"lr": 1e-3, "prompts_per_step": 2}})
-    assert recipe.changed(lora=None, lr=None, seed=None).tree == {"optim": {"prompts_per_step": 2}}
+    assert recipe.changed(lora=None, lr=None, seed=None) == recipe
+    assert len(caplog.messages) == 1 and caplog.messages[0].startswith("lora is None")
 
 
 def test_rewards_are_given_as_to_the_functions():

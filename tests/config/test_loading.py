@@ -123,7 +123,9 @@ def test_overrides_change_leaves_lists_and_sections(workplace: Path):
     assert (recipe.train.steps, recipe.train.seed) == (3, 7)
 
 
-@pytest.mark.parametrize("text", ["Use #tags and # marks", "First line.\nSecond line.", "one # two"])
+@pytest.mark.parametrize(
+    "text", ["Use #tags and # marks", "First line.\nSecond line.", "one # two", "#1 rule", '"a\nb"']
+)
 def test_an_override_whose_text_yaml_would_change_is_refused(workplace: Path, text: str):
     with pytest.raises(RecipeError) as error:
         load_recipe("grpo", "grpo.yaml", [f"data.system={text}"])

@@ -4,6 +4,7 @@ import ast
 import inspect
 import linecache
 import math
+import re
 import symtable
 import sys
 import textwrap
@@ -66,7 +67,7 @@ def _collect(function: Any, parts: dict[str, str]) -> None:
         if used not in scope:
             continue  # a missing name raises an error when the function is called, as in the session
         if used not in parts:
-            _collect_value(used, scope[used], parts)
+            _collect_value(used, scope[used], parts, scope)
         if isinstance(scope[used], ModuleType):
             parts |= {module: f"import {module}" for module in _modules_below(scope[used], used, source)}
     del parts[name]
@@ -80,7 +81,13 @@ def _attributes(function: Any) -> Iterator[tuple[str, Any]]:
             continue
         if not _is_plain(value):
             raise _CannotStandAlone(f"its attribute {key} is a {type(value).__name__}, which cannot be written down")
+        _require_no_secret(key, value)
         yield key, value
+
+
+def _require_no_secret(name: str, value: Any) -> None:
+    if redact(repr(value)) != repr(value):
+        raise _CannotStandAlone(f"it uses {name}, which holds a secret; read it from the environment inside")
 
 
 def _modules_below(module: ModuleType, name: str, source: str) -> Iterator[str]:
@@ -89,28 +96,36 @@ def _modules_below(module: ModuleType, name: str, source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         dotted = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
         below = module.__name__ + dotted.removeprefix(name)
-        if dotted.startswith(f"{name}.") and below in sys.modules:
+        is_below = dotted.startswith(f"{name}.") and getattr(sys.modules.get(below), "__name__", None) == below
+        if is_below:  # os.path is another module, which os brings
             yield below
 
 
-def _collect_value(name: str, value: Any, parts: dict[str, str]) -> None:
+def _collect_value(name: str, value: Any, parts: dict[str, str], scope: Mapping[str, Any]) -> None:
     if isinstance(value, ModuleType):
         parts[name] = f"import {value.__name__} as {name}" if value.__name__ != name else f"import {name}"
     elif _is_plain(value):
-        if redact(repr(value)) != repr(value):
-            raise _CannotStandAlone(f"it uses {name}, which holds a secret; read it from the environment inside")
+        _require_no_secret(name, value)
         parts[name] = f"{name} = {value!r}\n"
     elif inspect.isfunction(value) or inspect.isclass(value):
         if value.__module__ == "__main__":
-            _collect(value, parts)
-            if value.__name__ != name:
-                parts[name] = f"{name} = {value.__name__}\n"
+            own_name = value.__name__
+            if own_name not in parts:
+                _collect(value, parts)
+            if own_name != name:
+                if scope.get(own_name) is not value:
+                    raise _CannotStandAlone(f"it uses {name}, and {own_name} is something else now")
+                parts[name] = f"{name} = {own_name}\n"
         else:
             alias = "" if value.__name__ == name else f" as {name}"
             parts[name] = f"from {value.__module__} import {value.__name__}{alias}"
     elif inspect.isbuiltin(value) and value.__module__:
         parts[name] = f"from {value.__module__} import {value.__name__} as {name}"
-    elif type(value).__module__ == "re":
+    elif isinstance(value, re.RegexFlag):
+        parts["re"] = "import re"
+        parts[name] = f"{name} = re.RegexFlag({int(value)})\n"
+    elif isinstance(value, re.Pattern):
+        _require_no_secret(name, value.pattern)
         parts["re"] = "import re"
         parts[name] = f"{name}=re.compile({value.pattern!r}, {value.flags})\n"
     elif (there := _name_there(value, name)) is not None:  # such as typing's List and Literal
@@ -175,7 +190,8 @@ def _names_used(source: str) -> Iterator[str]:
         scope = waiting.pop()
         waiting += scope.get_children()
         symbols = [each for each in scope.get_symbols() if each.is_referenced()]
-        of_module |= {each.get_name() for each in symbols if scope.get_type() == "module" or each.is_global()}
+        is_open = scope.get_type() in ("module", "class")  # a class may read a name of the module under its own name
+        of_module |= {each.get_name() for each in symbols if is_open or each.is_global()}
     seen: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in of_module - seen:

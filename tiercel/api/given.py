@@ -7,7 +7,8 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tiercel.errors import DataError, RecipeError
 from tiercel.log import logger
 from tiercel.regular_files import open_new
 from tiercel.rewards.runtime.in_process import register_function
-from tiercel.runs.files import file_sha256, write_atomically
+from tiercel.runs.files import file_sha256
 from tiercel.runs.fresh_start import GIVEN, require_own
 from tiercel.writing import writing
 
@@ -33,8 +34,13 @@ MOST_FOLDERS = 8  # of media that a recipe lists one by one
 
 def is_rows(value: Any) -> bool:
     """Return whether a value is rows rather than a path, a list of paths or a section of the recipe."""
-    is_read = isinstance(value, Iterable) or hasattr(type(value), "__getitem__")  # such as a torch Dataset
+    is_read = isinstance(value, Iterable) or _is_map_style(value)
     return is_read and not isinstance(value, str | Path | Mapping) and not are_paths(value)
+
+
+def _is_map_style(value: Any) -> bool:
+    """Return whether a value is a Dataset of torch that is read by numbers, which need not end by IndexError."""
+    return not isinstance(value, Iterable) and all(hasattr(type(value), name) for name in ("__getitem__", "__len__"))
 
 
 def are_paths(value: Any) -> bool:
@@ -64,22 +70,51 @@ def write_rows(rows: Iterable[Any], output: Path, image_root: str | None = None)
     is_changed = isinstance(layout, Mapping) and layout.get("type") == "custom"  # by with_transform
     if hasattr(rows, "save_to_disk") and not is_changed and not _names_media(rows):
         return WrittenRows(str(_saved_table(rows, folder)), ())
-    part = folder / f"rows.{secrets.token_hex(4)}.tmp"  # ranks under torchrun write the same rows at the same time
+    part = _part_of(folder / "rows")
     digest, writer = hashlib.sha256(), _RowWriter(folder, image_root is not None)
-    with writing(part), open_new(part, "wb") as file:
-        for number, row in enumerate(_with_names(rows), start=1):
-            line = (writer.line(row, number) + "\n").encode("utf-8", "replace")  # half of a surrogate pair is no text
-            digest.update(line)
-            file.write(line)
-    path = folder / f"rows-{digest.hexdigest()[:16]}.jsonl"
-    part.replace(path)
+    with writing(part), _gone_after_an_error(part):
+        with open_new(part, "wb") as file:
+            for number, row in enumerate(_with_names(rows), start=1):
+                line = (writer.line(row, number) + "\n").encode("utf-8", "replace")  # no half of a surrogate pair
+                digest.update(line)
+                file.write(line)
+        path = folder / f"rows-{digest.hexdigest()[:16]}.jsonl"
+        part.replace(path)
     return WrittenRows(str(path), _few(writer.media_folders))
+
+
+def _part_of(path: Path) -> Path:
+    """Return a temporary name of its own: ranks under torchrun write the same files at the same time."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+@contextmanager
+def _gone_after_an_error(part: Path) -> Iterator[None]:
+    """Remove what an error leaves half-written."""
+    try:
+        yield
+    except BaseException:
+        if part.is_dir():
+            shutil.rmtree(part, ignore_errors=True)
+        else:
+            part.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[Any]:
+    """Write a file under a temporary name and rename it, so that it is there as a whole or not at all."""
+    part = _part_of(path)
+    with writing(path), _gone_after_an_error(part):
+        with open_new(part, "wb") as file:
+            yield file
+        part.replace(path)
 
 
 def _each_row(rows: Any) -> Any:
     """Return the rows of a table of polars, pyarrow or pandas, which iterates over columns; other rows as they are."""
     if not hasattr(rows, "columns"):
-        return rows
+        return (rows[place] for place in range(len(rows))) if _is_map_style(rows) else rows
     if hasattr(rows, "iter_rows"):
         return rows.iter_rows(named=True)
     if hasattr(rows, "to_batches"):
@@ -117,8 +152,8 @@ def _has_paths(kind: Any, column: str) -> bool:
 
 def _saved_table(table: Any, folder: Path) -> Path:
     """Write a `datasets.Dataset` batch by batch, pictures included, and return its directory."""
-    part = folder / f"table.{secrets.token_hex(4)}.tmp"
-    with writing(part):
+    part = _part_of(folder / "table")
+    with writing(part), _gone_after_an_error(part):
         part.mkdir()
         table.save_to_disk(str(part))
         digest = hashlib.sha256()
@@ -237,10 +272,8 @@ def _saved(data: bytes, folder: Path) -> Path:
     path = folder / "images" / hashlib.sha256(data).hexdigest()
     if not path.is_file():
         path.parent.mkdir(exist_ok=True)
-        part = path.with_suffix(f".{secrets.token_hex(4)}.tmp")
-        with writing(path), open_new(part, "wb") as file:
+        with _new_file(path) as file:
             file.write(data)
-        part.replace(path)
     return path
 
 
@@ -276,7 +309,8 @@ class _FunctionWriter:
         if source is not None:
             path = _folder(self.output) / f"{name}-{hashlib.sha256(source.encode()).hexdigest()[:12]}.py"
             if not path.is_file():
-                write_atomically(path, source)
+                with _new_file(path) as file:
+                    file.write(source.encode())
             return f"{path}:{name}"
         if may_run_here:
             logger.info(f"{name} runs in this process, without limits of time and memory: {reason}")

@@ -14,6 +14,7 @@ from tiercel.config.loading import Recipe as AnyRecipe
 from tiercel.config.loading import read_tree, recipe_of_tree, superseded
 from tiercel.config.yaml_text import render
 from tiercel.errors import RecipeError
+from tiercel.log import logger
 from tiercel.runs.adapters import starting_adapter
 from tiercel.writing import write_text
 
@@ -47,8 +48,8 @@ class Recipe:
 
     def changed(self, **keys: Any) -> "Recipe":
         """Return the recipe with these arguments, in the form that the functions that train accept. A mapping changes
-        the keys that it names in an existing section, also in sections below it. None removes a key, as null does on
-        the command line."""
+        the keys that it names in an existing section, also in sections below it. None leaves a key as it is, and the
+        log says so for a section that null would remove on the command line."""
         tree = dict(self.tree)
         for name, value in keys.items():
             if name == "rewards":
@@ -58,10 +59,11 @@ class Recipe:
             section, _, leaf = SHORT.get(name, name).partition(".")
             before = tree.get(section)
             if value is None:
-                if leaf and isinstance(before, Mapping):
-                    tree[section] = {key: given for key, given in before.items() if key != leaf}
-                elif not leaf:
-                    tree.pop(section, None)
+                if before and not leaf:
+                    logger.warning(
+                        f"{name} is None, which leaves the recipe's {name} as it is; to train without it, take it out "
+                        "of the recipe"
+                    )
                 continue
             if leaf:
                 value = {leaf: value}
@@ -104,7 +106,7 @@ def reward_entries(rewards: Iterable[Any] | None) -> list[Any] | None:
     if rewards is None:
         return None
     is_one = callable(rewards) or isinstance(rewards, str | Mapping)
-    is_weighted = isinstance(rewards, tuple) and len(rewards) == 2 and isinstance(rewards[1], int | float)
+    is_weighted = isinstance(rewards, tuple) and len(rewards) == 2 and hasattr(rewards[1], "__float__")
     given = [rewards] if is_one or is_weighted else rewards
     return [_entry(each) for each in given]
 

@@ -28,7 +28,7 @@ Leaf: TypeAlias = "bool | int | float | str | tuple[Leaf, ...] | None"
 _ROWS = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", ".tar")  # endings of files that are no recipes
 _DEEPEST = 20  # the most names in a key
 ALTERNATIVES = (frozenset(("train.steps", "train.epochs")), frozenset(("data.eval.fraction", "data.eval.count")))
-_CHANGED_BY_YAML = re.compile(r"\A[^\"'|>].*(?:\s#|\n)", re.DOTALL)  # in a text without quotes
+_CHANGED_BY_YAML = re.compile(r"\A(?:#|[\"'].*\n|[^\"'|>#].*(?:\s#|\n))", re.DOTALL)
 _OVERRIDE = re.compile(r"(?P<key>[\w-]+(\.[\w-]+)*)=(?P<value>.*)", re.DOTALL)
 
 # Replaces a required value that is missing or wrong, so that the rules can check the rest; never reaches a run.
@@ -198,7 +198,8 @@ def _override(tree: dict[str, Any], override: str) -> dict[str, Any]:
         raise _OverrideProblem(f"the value is not valid YAML ({error}); put text in quotes") from error
     if twice:
         raise _OverrideProblem("; ".join(twice))
-    if isinstance(value, str) and _CHANGED_BY_YAML.search(match["value"].strip()):
+    text = match["value"].strip()
+    if (isinstance(value, str) or text.startswith("#")) and _CHANGED_BY_YAML.search(text):
         raise _OverrideProblem(
             "has a line end, or a # after a space, which YAML does not keep; put the text in double quotes, with \\n "
             "for a line end"

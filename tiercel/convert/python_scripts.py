@@ -133,7 +133,7 @@ class _PythonScript:
         elif call.name == "BitsAndBytesConfig" or call.loads_model:
             given = self._given(call)
             yield from given.items()
-            if given.get("load_in_4bit", ["false"]) != ["false"] and not call.path.startswith("Fast"):
+            if given.get("load_in_4bit") == ["true"] and not call.path.startswith("Fast"):
                 yield "bnb_4bit_quant_type", ["fp4"]  # the default of transformers; that of `trl` and Unsloth is nf4
         elif call.name.endswith("Trainer"):
             model, rewards = call.arguments.get("model"), call.arguments.get("reward_funcs")

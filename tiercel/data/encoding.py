@@ -73,14 +73,16 @@ class ExampleEncoder:
 
     def _with_borrowed_answer(self, row: Row, index: int) -> EncodedConversation:
         """Encode the row with the answer of the next row that asks something else and whose answer can be used: the row
-        is not to blame for that of another one, nor for its length. Raises DataError if there is none among the next
-        NEXT_ROWS, except that the last of them may ask the same."""
-        for ahead in range(1, NEXT_ROWS):
+        is not to blame for that of another one, nor for its length. If all of the next NEXT_ROWS ask the same, the
+        first of them lends its answer. Raises DataError if none can."""
+        same: EncodedConversation | None = None
+        for ahead in range(1, NEXT_ROWS + 1):
             with suppress(DataError):
                 other = self._row_ahead(index, ahead)
                 if not _asks_the_same(row, other):
                     return self._with_answer_of(row, other, index)
-        return self._with_answer_of(row, self._row_ahead(index, NEXT_ROWS), index)
+                same = same or self._with_answer_of(row, other, index)
+        return same or self._with_answer_of(row, self._row_ahead(index, NEXT_ROWS), index)
 
     def _row_ahead(self, index: int, ahead: int) -> Row:
         return self.rows[self.order.row(index + ahead)]

@@ -223,4 +223,4 @@ def _halves(ids: Iterable[str], use: Use) -> np.ndarray:
     hashes = bytearray()
     for id in ids:
         hashes += sha256(f"{use}\n{id}".encode()).digest()[:16]
-    return np.frombuffer(hashes, ">u8").astype(np.uint64).reshape(-1, 2)
+    return np.frombuffer(hashes, "<u8").byteswap(inplace=True).reshape(-1, 2)  # a copy would double its memory

@@ -67,13 +67,17 @@ class Workers(Generic[Result]):
         atexit.register(self.close)
         # A forked process shares the rows and the tokenizer without a copy. Forking is only safe on Linux.
         context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-        for number in range(count):
-            receiving, sending = context.Pipe(duplex=False)
-            share = (work, tasks[number::count], sending, os.getpid())
-            process = context.Process(target=_work, args=share, name=f"{name}-{number}", daemon=True)
-            process.start()
-            sending.close()  # now only the process has it, so the stream ends when the process does
-            self.processes.append((process, receiving))
+        try:
+            for number in range(count):
+                receiving, sending = context.Pipe(duplex=False)
+                share = (work, tasks[number::count], sending, os.getpid())
+                process = context.Process(target=_work, args=share, name=f"{name}-{number}", daemon=True)
+                process.start()
+                sending.close()  # now only the process has it, so the stream ends when the process does
+                self.processes.append((process, receiving))
+        except BaseException:  # such as a limit of processes
+            self.close()
+            raise
         self._turns = islice(cycle(self.processes), len(tasks))
 
     def __iter__(self) -> Iterator[Result]:

@@ -171,6 +171,7 @@ class Ranks:
 
 ALONE = Ranks()
 JOINED = count()  # process groups that this process has made
+MET: dict[tuple[str, ...], tuple[dist.Store, int, int]] = {}
 
 
 def largest_by_name(every: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -212,19 +213,18 @@ def _sum(values: Sequence[float]) -> float:
 def joined_ranks(timeout_seconds: float, heartbeat: Heartbeat) -> Iterator[Ranks]:
     """Join the ranks that a launcher started; without a launcher, this rank is alone. GPU tensors use NCCL, CPU tensors
     gloo. A collective fails if it waits longer than the timeout."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ:
+    if int(os.environ.get("WORLD_SIZE") or 1) == 1 or "RANK" not in os.environ:
         yield Ranks(heartbeat=heartbeat)
         return
     heartbeat.begin("join", 0)
-    if torch.cuda.is_available():
-        torch.cuda.set_device(_own_gpu())
     with heartbeat.collective("joining the others"):
-        patience = timedelta(seconds=timeout_seconds)
-        store, rank, world_size = next(dist.rendezvous("env://", timeout=patience))
+        patience, has_gpu = timedelta(seconds=timeout_seconds), torch.cuda.is_available()
+        whole, rank, world_size = _meeting_place(patience)
         # torchrun's store outlives a group, and would still have the addresses of an earlier run of this process
-        store = dist.PrefixStore(f"run-{next(JOINED)}", store)
-        backend = _backend(torch.cuda.is_available())
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=patience)
+        store = dist.PrefixStore(f"run-{next(JOINED)}", whole)
+        if has_gpu:
+            torch.cuda.set_device(_own_gpu(store, rank))
+        dist.init_process_group(_backend(has_gpu), store=store, rank=rank, world_size=world_size, timeout=patience)
     ranks = Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), heartbeat=heartbeat)
     try:
         yield ranks
@@ -241,10 +241,27 @@ def require_group(device: torch.device) -> None:
         dist.init_process_group(_backend(device.type == "cuda"), store=dist.HashStore(), rank=0, world_size=1)
 
 
-def _own_gpu() -> int:
-    """Return the number of this rank's GPU on its machine. Raises EnvironmentProblem if the machine has fewer GPUs than
-    ranks."""
-    own, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+def _meeting_place(patience: timedelta) -> tuple[dist.Store, int, int]:
+    """Meet the other ranks, once in a process: a store of rank 0 ends with the last reference to it, when other ranks
+    may already use it for the next run. Returns the store, this rank and the number of ranks."""
+    where = tuple(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"))
+    if where not in MET:
+        MET[where] = next(dist.rendezvous("env://", timeout=patience))
+    return MET[where]
+
+
+def _own_gpu(store: dist.Store, rank: int) -> int:
+    """Return the number of this rank's GPU: its place among the ranks of its machine, or 0 if it sees one GPU that is
+    its own. Raises EnvironmentProblem if the machine has fewer GPUs than ranks."""
+    gpus = torch.cuda.device_count()
+    if "LOCAL_RANK" in os.environ:
+        own = int(os.environ["LOCAL_RANK"])
+    elif gpus == 1:
+        own = 0
+    else:
+        store.set(f"host-{rank}", platform.node())
+        hosts = [store.get(f"host-{each}") for each in range(rank + 1)]
+        own = hosts[:rank].count(hosts[rank])
     if own >= gpus:
         raise EnvironmentProblem(
             f"this machine has {counted(gpus, 'GPU')} for its ranks, and this is the rank with the number {own} of it; "

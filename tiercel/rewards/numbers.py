@@ -66,7 +66,10 @@ _OPERATES = re.compile(
 )
 _EQUATED = re.compile(r"[=({\[$][ ]?-[ ]\Z")  # the sign of "= - 4"
 _DASHED = re.compile(r"-[ ]\Z")  # "- 4" may be an entry of a list
-_NEGATED = re.compile(r"(?:\b(?i:minus|negative)[ ]|[负負]|零下)[ ]?\Z")
+_NEGATED = re.compile(r"(?:(?<![\w-])(?i:minus|negative)[ ]|(?<![正胜勝])[负負]|零下)[ ]?\Z")
+_BEFORE_MINUS = re.compile(  # which then is an operator, or belongs to another word
+    r"(?i:\b(?:[a-z]|plus|or|false|true|one|two|three|four|five|six|seven|eight|nine|ten))[ ]\Z"
+)
 _CONNECTOR = re.compile(
     r"(?i:[,;、&/~]|\b(?:and|or|to|of|by|per|vs\.?|versus|over|plus|minus|times)|[和或与及到至比跟]|或者|还是)\s{0,4}"
     r"(?:(?:maybe|perhaps|possibly|even|about|也许|可能|是)\s{0,4}){0,2}[\s\"'({\[\\$€£¥]{0,4}\Z"
@@ -188,7 +191,8 @@ def _value(match: re.Match[str], before: str) -> Fraction | None:
     if match["formula"] or is_operator or len(signs) > 1 or len(match.group()) > _LONGEST or _OPERATED.search(before):
         return None
     if (word := _NEGATED.search(before)) is not None:
-        if signs or _AFTER_OPERAND.search(before[: word.start()]):
+        rest = before[: word.start()]
+        if signs or _AFTER_OPERAND.search(rest) or _BEFORE_MINUS.search(rest):
             return None
         signs = "-"
     elif _DASHED.search(before):

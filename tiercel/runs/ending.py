@@ -117,7 +117,7 @@ SAME_STOP_OF_A_RANK = 20.0
 class StopRequest:
     """A request to stop, set by the first signal. A context manager that restores the earlier handlers when it exits. A
     second signal has its default effect, unless it comes with the first: a stop of a whole group of processes reaches a
-    rank directly and through its launcher."""
+    rank directly and through its launcher. A rank takes a second SIGTERM only SAME_STOP_OF_A_RANK after the first."""
 
     def __init__(self) -> None:
         self.is_set = False

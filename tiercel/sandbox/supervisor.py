@@ -93,17 +93,16 @@ def _leave_output_to_the_worker() -> None:
 
 
 def _stops_end_forks() -> None:
-    """Let the processes that the user's code forks be ended by SIGTERM, as multiprocessing does. The signals are held
-    back until they have their default handlers again."""
+    """Let the processes that the user's code forks be ended by SIGTERM, as multiprocessing does. The signal is held
+    back until it has its default handler again."""
 
     def begin() -> None:
-        for number in STOPS:
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
 
     os.register_at_fork(
-        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, STOPS),
-        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS),
+        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,)),
+        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,)),
         after_in_child=begin,
     )
 
@@ -111,6 +110,7 @@ def _stops_end_forks() -> None:
 def _work(charge: SupervisorTask) -> NoReturn:
     """Run the worker's side of the fork, in its own session."""
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the user's code may interrupt itself
     _stops_end_forks()
     os.close(charge.control)
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

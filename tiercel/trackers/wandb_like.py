@@ -54,13 +54,19 @@ def open_wandb(place: TrackerPlace) -> WandbLike:
         settings=wandb.Settings(x_disable_meta=True),
     )
     run.define_metric(STEP, hidden=True)
-    run.define_metric("*", step_metric=STEP)
+    if own is None:
+        run.define_metric("*", step_metric=STEP)
+    defined = set[str]()  # of a run of the script, whose own metrics keep their axis
 
     def log(values: dict[str, Any], step: int) -> None:
+        for name in values.keys() - defined if own is not None else ():
+            run.define_metric(name, step_metric=STEP)
+            defined.add(name)
         run.log({STEP: step, **values})
 
-    close = run.finish if own is None else lambda: None
-    return WandbLike(log=log, image=wandb.Image, close=close, needs_earlier=run.offline)
+    if own is not None:
+        return WandbLike(log=log, image=wandb.Image, close=lambda: None, needs_earlier=run.offline and own.step == 0)
+    return WandbLike(log=log, image=wandb.Image, close=run.finish, needs_earlier=run.offline)
 
 
 def open_swanlab(place: TrackerPlace) -> WandbLike:

@@ -9,6 +9,7 @@ for the whole.
 import functools
 import math
 import re
+import time
 from typing import Any
 
 from tiercel.reward_types import Sample
@@ -22,7 +23,7 @@ _DELIMITED = re.compile(
     r"\$\$(?P<a>[^$]+)\$\$|\$(?P<b>[^$]+)\$|\\\((?P<c>.{1,1000}?)\\\)|\\\[(?P<d>.{1,1000}?)\\\]", re.DOTALL
 )
 _LONGEST = 1_000  # characters of an expression
-COMPARISON_SECONDS = 2  # of towers of powers, which no time is enough for; others take milliseconds
+COMPARISON_SECONDS = 5  # of towers of powers, which no time is enough for; others take milliseconds
 _SPACES = re.compile(r"\s{2,}|\t")
 _TAIL = re.compile(r"\A.*(?:\b(?:is|are|be|equals|get|gives)\b|[是为得:])(.*)\Z", re.DOTALL)
 _ROOT = re.compile(r"√\s*(?:([0-9]+|[A-Za-z])|\(([^()]*)\)|\{([^{}]*)\})")
@@ -67,7 +68,10 @@ def score(sample: Sample) -> float | None:
     said = answer_of(sample)
     if _plain_words(said) in {found[1].casefold() for truth in map(str, truths) if (found := _WORDS.fullmatch(truth))}:
         return 1.0
-    return float(any(_equals(truth, said) for truth in truths))
+    try:
+        return float(any(_equals(truth, said) for truth in truths))
+    except _TooLong:
+        return 0.0
 
 
 def _plain_words(said: str) -> str:
@@ -85,13 +89,23 @@ def _wanted(truth: Any) -> tuple[Any, ...]:
     return _parsed(repr(truth), is_truth=True) if is_number else ()
 
 
+class _TooLong(Exception):
+    """A comparison was given up, which a busy machine may be the reason for."""
+
+
 @functools.lru_cache(maxsize=1024)
 def _equals(truth: Any, said: str) -> bool:
-    """Return whether an answer has the value of a right one; completions of a group often say the same."""
+    """Return whether an answer has the value of a right one; completions of a group often say the same. Raises
+    _TooLong, which is not remembered."""
     from math_verify import verify
 
-    given = _parsed(said)
-    return bool(given) and verify(list(_wanted(truth)), list(given), timeout_seconds=COMPARISON_SECONDS)
+    if not (given := _parsed(said)):
+        return False
+    started = time.monotonic()
+    are_equal = verify(list(_wanted(truth)), list(given), timeout_seconds=COMPARISON_SECONDS)
+    if not are_equal and time.monotonic() - started >= COMPARISON_SECONDS:
+        raise _TooLong
+    return are_equal
 
 
 @functools.lru_cache(maxsize=1024)

@@ -6,6 +6,7 @@ its prompts go to the other servers. Before it gets requests again, it gets the 
 
 import asyncio
 import math
+import resource
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -234,7 +235,9 @@ class ServerSampler:
         """Sample all trajectories side by side; none waits for the answers of another."""
         assert self.policy is not None
         self._last_sign = time.monotonic()
-        room, policy = asyncio.Semaphore(REQUESTS_IN_FLIGHT * params.group_size), self.policy  # a turn is a request
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2  # a request holds one
+        most = min(REQUESTS_IN_FLIGHT * params.group_size, max(REQUESTS_IN_FLIGHT, files))  # a turn is a request
+        room, policy = asyncio.Semaphore(most), self.policy
 
         async def one(builder: TrajectoryBuilder) -> Completion:
             while True:
