@@ -165,7 +165,7 @@ test-quantized: venv
 # vLLM's environment takes the packages from .venv-real.
 test-real: .venv-real/.made vllm-env
 	$(call TESTS,.venv-real) -m real tests/real
-	PYTHONPATH=$$(echo .venv-real/lib/python3*/site-packages) .venv-vllm/bin/python -m pytest -m real tests/real/test_gate.py
+	PYTHONPATH=$$(echo .venv-real/lib/python3*/site-packages) .venv-vllm/bin/python -m pytest -m real $(PART) tests/real/test_gate.py
 
 # An environment over .venv, found after its own packages: torch and all else that both have is installed once.
 LAYER_OF = .venv/bin/python -m venv --clear --without-pip $(1) && .venv/bin/python -c "import sysconfig; \

@@ -1,4 +1,4 @@
-"""The gate, on real weights, with a real vLLM that computes in float32 on a CPU."""
+"""The gate, on real weights, with a real vLLM that computes on a CPU."""
 
 import pytest
 import yaml
@@ -9,12 +9,20 @@ from tiercel.runs.directory import read_metrics
 pytestmark = pytest.mark.real
 
 
-def test_engine_and_trainer_agree_and_two_steps_are_made(model, rows, tmp_path, monkeypatch):
+REFUSED = pytest.mark.xfail(
+    strict=True, reason="falls short: with a moved adapter 0.15 a token on average, where the gate allows less"
+)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "most"), [("float32", 1e-3), pytest.param("bfloat16", 5e-2, marks=REFUSED, id="bfloat16-0.05")]
+)
+def test_engine_and_trainer_agree_and_two_steps_are_made(model, rows, tmp_path, monkeypatch, dtype, most):
     pytest.importorskip("vllm")
     monkeypatch.setenv("VLLM_API_KEY", KEY)
     recipe = tmp_path / "recipe.yaml"
     tree = {
-        "model": {"path": str(model), "dtype": "float32"},
+        "model": {"path": str(model), "dtype": dtype},
         "lora": {"rank": 4, "alpha": 8},
         "data": {"train": str(rows), "workers": 0, "max_prompt_tokens": 64},
         "rewards": [{"name": "exact"}],
@@ -32,4 +40,6 @@ def test_engine_and_trainer_agree_and_two_steps_are_made(model, rows, tmp_path, 
         server.end()
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert "engine and trainer agree" in ended.stderr
-    assert all(row["sampler/logprob_gap_mean"] < 1e-3 for row in read_metrics(tmp_path / "run")[1:])
+    gaps = [row["sampler/logprob_gap_mean"] for row in read_metrics(tmp_path / "run")[1:]]
+    print(dtype, gaps)
+    assert max(gaps) < most
