@@ -22,7 +22,7 @@ from tiercel.errors import DataError, RecipeError
 from tiercel.log import logger
 from tiercel.regular_files import open_new
 from tiercel.rewards.runtime.in_process import register_function
-from tiercel.runs.files import file_sha256
+from tiercel.runs.files import file_sha256, replacing
 from tiercel.runs.fresh_start import GIVEN, require_own
 from tiercel.writing import writing
 
@@ -99,16 +99,6 @@ def _gone_after_an_error(part: Path) -> Iterator[None]:
         else:
             part.unlink(missing_ok=True)
         raise
-
-
-@contextmanager
-def _new_file(path: Path) -> Iterator[Any]:
-    """Write a file under a temporary name and rename it, so that it is there as a whole or not at all."""
-    part = _part_of(path)
-    with writing(path), _gone_after_an_error(part):
-        with open_new(part, "wb") as file:
-            yield file
-        part.replace(path)
 
 
 def _each_row(rows: Any) -> Any:
@@ -272,7 +262,7 @@ def _saved(data: bytes, folder: Path) -> Path:
     path = folder / "images" / hashlib.sha256(data).hexdigest()
     if not path.is_file():
         path.parent.mkdir(exist_ok=True)
-        with _new_file(path) as file:
+        with writing(path), replacing(path, _part_of(path)) as file:
             file.write(data)
     return path
 
@@ -309,7 +299,7 @@ class _FunctionWriter:
         if source is not None:
             path = _folder(self.output) / f"{name}-{hashlib.sha256(source.encode()).hexdigest()[:12]}.py"
             if not path.is_file():
-                with _new_file(path) as file:
+                with writing(path), replacing(path, _part_of(path)) as file:
                     file.write(source.encode())
             return f"{path}:{name}"
         if may_run_here:

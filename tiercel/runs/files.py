@@ -20,10 +20,11 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file with a temporary name, which at the end is flushed to disk and renamed over `path`. It is removed if
-    that fails, or the code inside does, unless another process has taken over the run."""
-    temporary = path.with_name(path.name + ".tmp")
+def replacing(path: Path, temporary: Path | None = None) -> Iterator[IO[bytes]]:
+    """Yield a file with a temporary name, by default that of `path` and .tmp, which at the end is flushed to disk and
+    renamed over `path`. It is removed if that fails, or the code inside does, unless another process has taken over the
+    run."""
+    temporary = temporary or path.with_name(path.name + ".tmp")
     file = open_new(temporary, "wb")
     try:
         with file:
