@@ -11,7 +11,7 @@ from tests.tiny_models import tiny_policy, tiny_prompts
 from tests.training.test_teacher_term import completion, passes_of
 from tests.training.test_train_inference_mismatch import recipe_with
 from tiercel.models.chat import second_turn
-from tiercel.training.grpo.engine_logprob_check import EngineCheckLimits, Gap, _noise, trainer_logprobs
+from tiercel.training.grpo.engine_logprob_check import EngineCheckLimits, Gap, _noise, smallest_scale, trainer_logprobs
 from tiercel.types import Group
 
 TOKENS, WIDTH, WORDS, RANK = 192, 64, 1000, 8
@@ -71,6 +71,20 @@ def test_each_weight_is_moved_by_its_own_scale_and_by_the_same_noise_whatever_th
     assert float(moved[0][0].std()) == pytest.approx(0.5, rel=0.1) and torch.equal(moved[1][0], weights[0])
     assert torch.equal(moved[0][1], moved[1][1]) and moved[0][1].dtype == torch.bfloat16
     assert float((moved[0][1] - 1).float().std()) == pytest.approx(0.25, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("shift_of", "found"),
+    [
+        # doublings to 0.08 (6.4), then 0.06 (3.6), 0.05 (2.5) and 0.045 (2.025) of (0.04, 0.08]
+        (lambda scale: 1000 * scale**2, (0.045, 2.025)),
+        (lambda scale: 300 * scale, (0.01, 3.0)),  # the first is enough
+        (lambda scale: min(scale, 0.04), (0.04, 0.04)),  # never enough: the first of the largest
+        (lambda scale: 0.0, (0.01, 0.0)),
+    ],
+)
+def test_the_smallest_noise_that_shifts_logprobs_enough_is_found(shift_of, found):
+    assert smallest_scale(shift_of, 0.01, 2.0) == pytest.approx(found)
 
 
 def test_a_second_turn_keeps_its_own_logprobs(tiny_checkpoints):
