@@ -64,6 +64,7 @@ SAY_SECONDS = 10.0
 _AT_ONCE = 1 << 16  # rows
 _HELD_ID_BYTES = 1 << 22  # while an index is made; more are written to a temporary file
 _WAIT_SECONDS = 0.1
+_CHANGED = "the file has changed since its index was made"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,6 +153,8 @@ def indexed(source: IndexSource, cache: Path, beat: Callable[[], None]) -> Index
                 logger.warning(f"{source.reading.file}: {found}; its index is made again")
             _make(source, file, file.with_suffix(".small.tmp" if is_small else ".tmp"), beat)
             found = _opened(source, file)
+        if found == _CHANGED:
+            raise DataError(told("changed while read", source.reading.file))
         if isinstance(found, str):
             raise DataError(f"{source.reading.file}: {found}, while its index was made; start again")
     return found
@@ -176,7 +179,7 @@ def _opened(source: IndexSource, file: Path) -> IndexedRows | str:
         if head["version"] != version():
             return "its index is of another version of tiercel"
         if head["of"] != source.identity():
-            return "the file has changed since its index was made"
+            return _CHANGED
         content = mapped(file)[: head["rows"] * ENTRY.itemsize + head["id_bytes"]]
         if head["checksum"] != zlib.crc32(content.data) or head.pop("head") != _checksum_of(head):
             return "its index is damaged"
@@ -293,8 +296,6 @@ def _make(source: IndexSource, file: Path, new: Path, beat: Callable[[], None]) 
         shutil.rmtree(file.with_suffix(""), ignore_errors=True)  # indexes were folders
         with open(new, "w+b") as stream:
             head = _written(source, stream, beat)
-            if source.identity() != of:
-                raise DataError(told("changed while read", source.reading.file))
             stream.flush()
             head |= {"version": version(), "of": of, "checksum": zlib.crc32(mapped(new).data) if stream.tell() else 0}
             text = json.dumps({**head, "head": _checksum_of(head)}).encode()

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import tarfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -244,7 +245,8 @@ def _plain_header(block: bytes) -> tuple[str, int] | None:
         return None
     if not (size := _OCTAL.fullmatch(block, 124, 136)) or not (checksum := _OCTAL.fullmatch(block, 148, 156)):
         return None
-    if sum(block) - sum(block[148:156]) + 8 * ord(" ") != int(checksum[1], 8):
+    content = block[:148] + b" " * 8 + block[156:]
+    if zlib.adler32(content, 0) & 0xFFFF != int(checksum[1], 8):  # the sum of the bytes, modulo 65,521
         return None
     name = block[:100].split(b"\0", 1)[0]
     return (name.decode(), int(size[1], 8)) if name.isascii() and not name.endswith(b"/") else None
