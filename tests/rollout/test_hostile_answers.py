@@ -13,8 +13,7 @@ from tests.rollout.test_vllm_server import POLICY, SEEDS, sampler_of, summary
 from tests.tiny_models import tiny_prompts, tiny_recipe
 from tiercel.errors import TiercelError
 from tiercel.models.weights.loading import load_family
-from tiercel.rollout.vllm import http
-from tiercel.rollout.vllm import server as vllm_server
+from tiercel.rollout.vllm import http, server_states
 from tiercel.rollout.vllm.routes import chat_messages
 
 TOKENS = Tokens(vocabulary=77, placeholder=5, end=2)  # used only for their names; the fixture has the checkpoint's
@@ -43,7 +42,7 @@ def server(family, prompts):
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
     monkeypatch.setattr(http, "BACKOFF_SECONDS", (0.01,))
-    monkeypatch.setattr(vllm_server, "POLL_SECONDS", 0.005)
+    monkeypatch.setattr(server_states, "POLL_SECONDS", 0.005)
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,7 @@ from tiercel.distributed.ranks import Ranks
 from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.log import printed
 from tiercel.models.weights.loading import load_family
-from tiercel.rollout.vllm import http
-from tiercel.rollout.vllm import server as vllm_server
+from tiercel.rollout.vllm import http, server_states
 from tiercel.rollout.vllm.http import ServerRequirements, VllmServer
 from tiercel.rollout.vllm.routes import chat_messages
 from tiercel.rollout.vllm.server import ServerPool, ServerSampler
@@ -154,19 +153,19 @@ def test_a_stop_string_ends_a_completion_before_min_new_tokens_too(family, promp
 
 def test_patience_begins_when_the_last_server_is_left(family, prompts, scripted):
     """Not with the last answer: a tool may have taken longer than that."""
-    sampler = sampler_of(family, scripted(), scripted())
-    sampler._last_sign = 0.0
-    first, second = sampler.servers
-    sampler._leave(first, http.ServerFault("gone"))
-    assert sampler._last_sign == 0.0
-    sampler._leave(second, http.ServerFault("gone"))
-    assert time.monotonic() - sampler._last_sign < 5
+    states = sampler_of(family, scripted(), scripted()).states
+    states._last_sign = 0.0
+    first, second = states.every
+    states.leave(first, http.ServerFault("gone"))
+    assert states._last_sign == 0.0
+    states.leave(second, http.ServerFault("gone"))
+    assert time.monotonic() - states._last_sign < 5
 
 
 @pytest.mark.parametrize("fault", ("500", "drops", "hangs", "fewer", "nonsense", "other policy", "aborts", "restarted"))
 def test_a_fault_is_tried_again_and_nothing_is_lost_or_counted_twice(fault, family, prompts, scripted, monkeypatch):
     monkeypatch.setattr(http, "BACKOFF_SECONDS", (0.01,))
-    monkeypatch.setattr(vllm_server, "POLL_SECONDS", 0.005)
+    monkeypatch.setattr(server_states, "POLL_SECONDS", 0.005)
     whole = sampler_of(family, good := scripted())
     whole.load_policy(0, Path(POLICY))
     expected = summary(whole.sample(prompts, PARAMS, SEEDS))

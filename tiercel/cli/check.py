@@ -200,7 +200,7 @@ def _ask_servers(recipe: GrpoRecipe, family: Family, console: Console) -> None:
     sampler = connect(recipe, family)
     faults = sampler.faults()
     sampler.close()
-    for state in sampler.servers:
+    for state in sampler.states.every:
         url = state.server.url
         console.print(redact(f"server {url}: {faults.get(url, 'answers')}"), markup=False)
     if faults:

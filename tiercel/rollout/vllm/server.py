@@ -1,15 +1,14 @@
 """The `vllm-server` engine: completions from any number of vLLM servers, without changes to vLLM.
 
-A prompt is one request, whose answer is used once or not at all. A server that fails gets no requests for some time;
-its prompts go to the other servers. Before it gets requests again, it gets the adapter.
+A prompt is one request, whose answer is used once or not at all. The prompts of a server that fails go to the others
+(server_states.py).
 """
 
 import asyncio
-import math
 import resource
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,9 +17,8 @@ from typing import Any, TypeVar
 
 from tiercel.config.schema import GrpoRecipe
 from tiercel.distributed.ranks import ALONE, Ranks
-from tiercel.errors import EnvironmentProblem, TrainingError
+from tiercel.errors import EnvironmentProblem
 from tiercel.http_json import brief
-from tiercel.log import logger
 from tiercel.models.families.base import Family
 from tiercel.rollout.dialogue import Dialogues
 from tiercel.rollout.sampler import SamplingParams
@@ -28,7 +26,6 @@ from tiercel.rollout.trajectory import TrajectoryBuilder, begun_trajectories
 from tiercel.rollout.vllm.http import (
     CHAT,
     GENERATE,
-    NONSENSE,
     SHORT_ANSWER,
     AdapterMissing,
     InvalidAnswer,
@@ -48,11 +45,10 @@ from tiercel.rollout.vllm.requests import (
     require_same_prompt,
 )
 from tiercel.rollout.vllm.routes import BODIES
+from tiercel.rollout.vllm.server_states import ServerState, ServerStates
 from tiercel.types import Completion, EncodedPrompt, Group
 
 REQUESTS_IN_FLIGHT = 64  # of one rank, over all servers
-POLL_SECONDS = 0.05
-FORGIVEN = 1000  # good answers after which earlier invalid ones are forgotten
 BYTES_PER_TOKEN = 1024  # limit of an answer; vLLM needs about 150
 T = TypeVar("T")
 
@@ -86,26 +82,11 @@ class _GroupRequest(PromptRequest):
     policy: LoadedPolicy
 
 
-@dataclass(kw_only=True, slots=True)
-class _ServerState:
-    """A server and its state, as this rank knows it."""
-
-    server: VllmServer
-    faults: ServerFaults
-    base: str = ""  # name of the server's own model
-    in_flight: int = 0  # requests without an answer yet
-    fault: str | None = None  # why it gets no requests; None: it does
-    last_fault: str | None = None  # the same, kept after the server is back
-    good: int = 0  # good answers since the last invalid one
-    next_try: float = 0.0  # time.monotonic() from which it is tried again
-    is_tried: bool = False  # a task is trying it now
-
-
 class ServerSampler:
     """Sampler from servers, which sends each prompt to the server with the fewest requests. Raises TrainingError if
     none has answered for the pool's `patience_seconds`.
 
-    All requests run in one event loop, in a separate thread. The states of the servers are changed only there.
+    All requests run in one event loop, in a separate thread.
     """
 
     shares_weights = False
@@ -113,11 +94,10 @@ class ServerSampler:
     def __init__(self, family: Family, pool: ServerPool, ranks: Ranks = ALONE):
         self.family = family
         self.pool = pool
-        self.servers = [_ServerState(server=server, faults=ServerFaults()) for server in pool.servers]
+        self.states = ServerStates(pool.servers, pool.patience_seconds)
         self.ranks = ranks
         self.policy: LoadedPolicy | None = None
         self._loaded: list[LoadedPolicy] = []  # it and earlier ones from which completions are still drawn
-        self._last_sign = time.monotonic()  # of the servers: an answer, or a fault after which none was left
         self._probe: EncodedPrompt | None = None  # the prompt that checks a server that is back
         self._retries = 0  # requests that were sent again
         self._loop = asyncio.new_event_loop()
@@ -153,15 +133,15 @@ class ServerSampler:
         self.ranks.run_on_first(lambda: self._run(self._unload(gone)))
 
     def _faults_after_loading(self, policy: LoadedPolicy) -> dict[str, str]:
-        self._run(self._on_good_servers(lambda state: self._load(state, policy)))
+        self._run(self.states.on_good(lambda state: self._load(state, policy)))
         return self.faults()
 
     async def _leave_all(self, faults: Mapping[str, str]) -> None:
         """Leave the servers that did not get the policy from the first rank. This rank may have met no fault of theirs,
         and a server's own weights have no name by which an answer from older ones would be noticed."""
-        for state in self._good_servers():
+        for state in self.states.good:
             if (reason := faults.get(state.server.url)) is not None:
-                self._leave(state, ServerFault(reason))
+                self.states.leave(state, ServerFault(reason))
 
     def sample_everywhere(
         self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
@@ -194,18 +174,18 @@ class ServerSampler:
 
     def faults(self) -> dict[str, str]:
         """Return the reason for each server that gets no requests, by its address."""
-        return {state.server.url: state.fault for state in self.servers if state.fault is not None}
+        return self.states.faults
 
     def require_fit(self) -> None:
         """Check that each server that answers has the right model and context length. Raises EnvironmentProblem, with
         the right flag."""
-        self._run(self._on_good_servers(self._require_fit))
+        self._run(self.states.on_good(self._require_fit))
 
     def require_usable(self, prompt: EncodedPrompt) -> None:
         """Raise EnvironmentProblem if a server gives logprobs of the raw logits, that is, if the only token that may be
         drawn has a logprob other than 0. A server that comes back later is checked in the same way."""
         self._probe = prompt
-        self._run(self._on_good_servers(lambda state: self._require_processed_logprobs(state, prompt)))
+        self._run(self.states.on_good(lambda state: self._require_processed_logprobs(state, prompt)))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -220,7 +200,7 @@ class ServerSampler:
         ]
 
     async def _sample(self, every: Sequence[_GroupRequest]) -> tuple[Group, ...]:
-        self._last_sign = time.monotonic()
+        self.states.note_sign()
         room = asyncio.Semaphore(REQUESTS_IN_FLIGHT)
 
         async def one(asked: _GroupRequest) -> Group:
@@ -234,7 +214,7 @@ class ServerSampler:
     ) -> tuple[Group, ...]:
         """Sample all trajectories side by side; none waits for the answers of another."""
         assert self.policy is not None
-        self._last_sign = time.monotonic()
+        self.states.note_sign()
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2  # a request holds one
         most = min(REQUESTS_IN_FLIGHT * params.group_size, max(REQUESTS_IN_FLIGHT, files))  # a turn is a request
         room, policy = asyncio.Semaphore(most), self.policy
@@ -256,34 +236,34 @@ class ServerSampler:
     async def _sample_everywhere(
         self, prompts: Sequence[EncodedPrompt], params: SamplingParams, seeds: Sequence[int]
     ) -> tuple[Group, ...]:
-        self._last_sign = time.monotonic()
+        self.states.note_sign()
         groups: list[Group] = []
 
-        async def ask(state: _ServerState) -> None:
+        async def ask(state: ServerState) -> None:
             for asked in self._asked(prompts, params, seeds):
                 groups.append(await self._ask(state, asked, await self._request(asked)))
 
         first_fault: float | None = None
         while not groups and prompts:
-            await self._pick(prompts[0], first_fault)  # wait until a server answers
-            await self._on_good_servers(ask)
+            await self.states.pick(prompts[0], first_fault, self._restore)  # wait until a server answers
+            await self.states.on_good(ask)
             first_fault = first_fault or time.monotonic()
         return tuple(groups)
 
     async def _group(self, asked: _GroupRequest) -> Group:
-        """Request a group until a server has given a complete answer. Raises as `_pick` does."""
+        """Request a group until a server has given a complete answer. Raises as `ServerStates.pick` does."""
         faults = ServerFaults()
         body = await self._request(asked)
         while True:
-            state = await self._pick(asked.prompt, faults.first)
+            state = await self.states.pick(asked.prompt, faults.first, self._restore)
             try:
                 return await self._ask(state, asked, body)
             except ServerFault as fault:
                 faults.add(fault)
                 self._retries += 1
-                self._leave(state, fault)
+                self.states.leave(state, fault)
 
-    async def _ask(self, state: _ServerState, asked: _GroupRequest, body: dict[str, Any]) -> Group:
+    async def _ask(self, state: ServerState, asked: _GroupRequest, body: dict[str, Any]) -> Group:
         """Request a group from one server. Raises ServerFault if it gives no complete answer."""
         body = body | {"model": await self._served_name(state, asked.policy)}
         state.in_flight += 1
@@ -292,18 +272,15 @@ class ServerSampler:
             completions = self._completions(asked, answer, state)
         finally:
             state.in_flight -= 1
-        state.faults.in_a_row = 0
-        state.good += 1
-        if state.good >= FORGIVEN:
-            state.faults.nonsense = 0
-        self._last_sign = time.monotonic()
+        state.count_good_answer()
+        self.states.note_sign()
         self.ranks.heartbeat.beat()
         return Group(prompt=asked.prompt, completions=completions, policy_version=asked.policy.version)
 
     async def _request(self, asked: _GroupRequest, **fields: Any) -> dict[str, Any]:
         return await BODIES[self.pool.route](self.family, asked.policy.name, asked, **fields)
 
-    def _completions(self, asked: _GroupRequest, answer: Completions, state: _ServerState) -> tuple[Completion, ...]:
+    def _completions(self, asked: _GroupRequest, answer: Completions, state: ServerState) -> tuple[Completion, ...]:
         """Make the completions of an answer. Raises ServerFault if it is not complete or comes from another policy, and
         EnvironmentProblem if vLLM is too old or has encoded another prompt."""
         url, name = state.server.url, state.base if asked.policy.is_whole else asked.policy.name
@@ -337,89 +314,24 @@ class ServerSampler:
                 )
         return completion
 
-    async def _pick(self, prompt: EncodedPrompt, first_fault: float | None) -> _ServerState:
-        """Choose the server with the fewest requests. A server whose pause is over is tried first. Raises TrainingError
-        if no server has answered for longer than the patience, if this prompt has failed for longer, or if no server is
-        used any more."""
-        while True:
-            if all(state.faults.are_too_wrong for state in self.servers):
-                raise TrainingError(self._useless())
-            now = time.monotonic()
-            since = self._last_sign if first_fault is None else first_fault
-            if now - since > self.pool.patience_seconds and (first_fault is not None or not self._good_servers()):
-                raise TrainingError(self._lost(prompt))
-            due = next((s for s in self.servers if s.fault and not s.is_tried and s.next_try <= now), None)
-            if due is not None:
-                await self._try_again(due)
-                continue
-            if good := self._good_servers():
-                return min(good, key=lambda each: each.in_flight)
-            await asyncio.sleep(POLL_SECONDS)
-
-    def _good_servers(self) -> list[_ServerState]:
-        return [state for state in self.servers if state.fault is None]
-
-    def _lost(self, prompt: EncodedPrompt) -> str:
-        return (
-            f"rollout.urls: row {prompt.row.id} got no answer within rollout.patience "
-            f"({self.pool.patience_seconds:g} s): {self._reasons()}; start the servers again, and run the "
-            "same command again to resume from the newest checkpoint"
-        )
-
-    def _useless(self) -> str:
-        return (
-            f"rollout.urls: every server has given {NONSENSE} invalid answers: {self._reasons()}; none of them "
-            "was trained on; look into the server's log, start it again or update vLLM, and run the same command "
-            "again to resume from the newest checkpoint"
-        )
-
-    def _reasons(self) -> str:
-        return "; ".join(f"{state.server.url}: {state.last_fault}" for state in self.servers if state.last_fault)
-
-    async def _try_again(self, state: _ServerState) -> None:
-        """Check a server that had failed and load the policy into it. If that succeeds, it gets requests again."""
+    async def _restore(self, state: ServerState) -> str:
+        """Check a server that had failed, load the policies into it, and return the name of the newest."""
         assert self.policy is not None
-        state.is_tried = True
-        try:
-            if not await state.server.is_healthy():
-                raise ServerFault(state.fault or "it does not answer /health")
-            await self._require_fit(state)
-            for policy in self._loaded:
-                await self._load(state, policy)
-            if self._probe is not None:
-                await self._require_processed_logprobs(state, self._probe)
-        except ServerFault as fault:
-            self._leave(state, fault)
-        else:
-            state.fault = None
-            logger.info(f"{state.server.url} is back, with {self.policy.name}")
-        finally:
-            state.is_tried = False
+        await self._require_fit(state)
+        for policy in self._loaded:
+            await self._load(state, policy)
+        if self._probe is not None:
+            await self._require_processed_logprobs(state, self._probe)
+        return self.policy.name
 
-    def _leave(self, state: _ServerState, fault: ServerFault) -> None:
-        """Send no requests to a server for some time, or never again if it has given too many invalid answers."""
-        is_news = state.fault is None
-        state.fault = state.last_fault = str(fault)
-        if is_news or state.is_tried:  # if many requests fail together, only the first is counted
-            state.next_try = time.monotonic() + state.faults.add(fault)
-            if isinstance(fault, InvalidAnswer):
-                state.good = 0
-        if state.faults.are_too_wrong and state.next_try != math.inf:
-            state.next_try = math.inf
-            logger.warning(f"{state.server.url} is not used any more: {NONSENSE} invalid answers, the last: {fault}")
-        elif is_news:
-            if not self._good_servers():
-                self._last_sign = time.monotonic()  # the answers of tools may have taken long before
-            logger.warning(f"{state.server.url} failed ({fault}); its prompts are tried again")
-
-    async def _load(self, state: _ServerState, policy: LoadedPolicy) -> None:
+    async def _load(self, state: ServerState, policy: LoadedPolicy) -> None:
         """Load a policy into a server."""
         if policy.is_whole:
             await state.server.load_weights(policy.directory)
         else:
             await state.server.load(policy.name, policy.directory)
 
-    async def _served_name(self, state: _ServerState, policy: LoadedPolicy) -> str:
+    async def _served_name(self, state: ServerState, policy: LoadedPolicy) -> str:
         """Return a policy's name at a server: the adapter's, or the name of the server's own model."""
         if policy.is_whole and not state.base:
             await self._require_fit(state)
@@ -431,7 +343,7 @@ class ServerSampler:
                 await server.unload(policy.name)
 
         adapters = [policy for policy in policies if not policy.is_whole]  # the next version replaces a whole one
-        good = self._good_servers()
+        good = self.states.good
         await asyncio.gather(*(unload(state.server, policy) for state in good for policy in adapters))
 
     async def _close(self) -> None:
@@ -440,25 +352,13 @@ class ServerSampler:
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)  # none of them meets a client that is closed
-        for state in self.servers:
+        for state in self.states.every:
             await state.server.close()
 
-    async def _on_good_servers(self, work: Callable[[_ServerState], Coroutine[Any, Any, None]]) -> None:
-        """Run `work` for all servers that get requests, at the same time. A server that fails gets none for some
-        time."""
-
-        async def on(state: _ServerState) -> None:
-            try:
-                await work(state)
-            except ServerFault as fault:
-                self._leave(state, fault)
-
-        await asyncio.gather(*(on(state) for state in self._good_servers()))
-
-    async def _require_fit(self, state: _ServerState) -> None:
+    async def _require_fit(self, state: ServerState) -> None:
         state.base = (await state.server.fitting(self.pool.needs)).id
 
-    async def _require_processed_logprobs(self, state: _ServerState, prompt: EncodedPrompt) -> None:
+    async def _require_processed_logprobs(self, state: ServerState, prompt: EncodedPrompt) -> None:
         only = self.family.checkpoint.end_token_ids[0]
         (asked,) = self._asked([prompt], SamplingParams(max_new_tokens=1), [0])
         body = await self._request(asked, allowed_token_ids=[only], min_tokens=0)
