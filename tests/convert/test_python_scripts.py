@@ -1,5 +1,7 @@
 """Python scripts that train with TRL."""
 
+import json
+
 import pytest
 
 from tests.convert.helpers import drafted, told
@@ -108,9 +110,10 @@ first = AutoModelForCausalLM.from_pretrained("org/third")
 second = SFTConfig(output_dir="later", max_steps=5)
 """
     draft = drafted(text, written(tmp_path, text))
-    assert draft.values["output"] == "out" and draft.values["model.revision"] == "def"
+    assert (draft.values["output"], draft.values["model.path"]) == ("out", "org/vl")
+    assert "model.revision" not in draft.values  # of another model than the one that is trained
     notes = told(draft)
-    assert 'SFTConfig(output_dir="later", max_steps=5)' in notes and "org/third" in notes
+    assert 'SFTConfig(output_dir="later", max_steps=5)' in notes and "org/other" in notes and "org/third" in notes
 
 
 LOADED = """
@@ -267,3 +270,104 @@ def test_a_number_that_is_computed_is_named(tmp_path):
 def test_code_that_is_nested_too_deeply_is_refused(text):
     with pytest.raises(ValueError, match="its code is nested too deeply"):
         words_of_script(text)
+
+
+@pytest.mark.parametrize(
+    ("argument", "nearest"),
+    [("tools=[multiply]", "rollout.tools"), ("environment_factory=Maze", "rollout.environment"),
+     ("rollout_func=play", "rollout.environment or rollout.tools")],
+)  # fmt: skip
+def test_what_answers_the_policy_is_refused_and_not_left_out(tmp_path, argument, nearest):
+    """As in TRL's own example of tools; the recipe sampled a single turn without them."""
+    text = SCRIPT.replace("reward_funcs=", f"{argument}, reward_funcs=")
+    with pytest.raises(RecipeError, match=rf"--{argument.partition('=')[0]} .* nearest: {nearest}"):
+        imported(str(written(tmp_path, text)))
+
+
+def test_other_arguments_of_a_trainer_are_told(tmp_path):
+    arguments = "ref_model=other, optimizers=(a, None), oddity=f(1), compute_metrics=None"
+    text = SCRIPT.replace("reward_funcs=", f"{arguments}, reward_funcs=")
+    notes = told(drafted(text, written(tmp_path, text)))
+    assert "--ref_model other: the KL reference" in notes and "--optimizers '(a, None)': an optimiser" in notes
+    assert "--oddity f(1): is not known" in notes and "compute_metrics" not in notes
+
+
+GKD = """
+teacher = AutoModelForCausalLM.from_pretrained("org/large", revision="abc")
+model = AutoModelForCausalLM.from_pretrained("org/small")
+trainer = GKDTrainer(model=model, teacher_model=teacher, args=GKDConfig(output_dir="out"), train_dataset=rows)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "revision"), [(GKD, "abc"), (GKD.replace("teacher_model=teacher", 'teacher_model="org/large"'), None)]
+)
+def test_the_model_and_the_teacher_are_those_of_the_trainer(tmp_path, text, revision):
+    """In TRL's example of GKD; it was refused as a student without a teacher."""
+    values = drafted(text, written(tmp_path, text)).values
+    assert (values["model.path"], values["teacher.path"]) == ("org/small", "org/large")
+    assert values.get("teacher.revision") == revision and "model.revision" not in values
+
+
+EARLY = """
+model, tokenizer = FastVisionModel.from_pretrained("org/vl", load_in_4bit=True)
+model = FastVisionModel.get_peft_model(model, r=16)
+trainer = DPOTrainer(
+    model=model, ref_model=None, beta=0.3, max_length=1024, tokenizer=tokenizer,
+    train_dataset=load_dataset("org/pairs"),
+    args=TrainingArguments(output_dir="out", fp16=not is_bf16_supported(), bf16=is_bf16_supported(), max_steps=60),
+)
+"""
+
+
+def test_a_trainer_of_early_scripts_with_its_own_arguments(tmp_path):
+    """As in Unsloth 2752: plain TrainingArguments, and the method's arguments beside them."""
+    draft = drafted(EARLY, written(tmp_path, EARLY))
+    expected = {
+        "model.path": "org/vl", "model.quantize": "nf4", "model.dtype": "bfloat16", "dpo.beta": 0.3, "train.steps": 60,
+        "data.max_prompt_tokens": 1024, "optim.lr": 5e-5, "lora.rank": 16, "output": "out",
+    }  # fmt: skip
+    assert {key: draft.values.get(key) for key in expected} == expected and draft.launch.kind == "dpo"
+    text = EARLY.replace("DPOTrainer", "Trainer")
+    assert words_of_script(text) is None  # which does not say what it trains
+
+
+def test_an_adapter_that_a_script_loads_is_told(tmp_path):
+    """As TRL 3684 recommends it."""
+    text = SCRIPT.replace("trainer =", 'base = AutoModelForCausalLM.from_pretrained("org/base")\n'
+                          'model = PeftModel.from_pretrained(base, "sft", is_trainable=True)\ntrainer =')  # fmt: skip
+    text = text.replace("model=MODEL", "model=model")
+    draft = drafted(text, written(tmp_path, text))
+    assert draft.values["model.path"] == "org/base"
+    assert "an adapter that a Python script loads; nearest is lora.init" in told(draft)
+
+
+def test_a_notebook_is_a_script(tmp_path):
+    cells = [
+        {"cell_type": "markdown", "source": ["# GRPO(", "with TRL"]},
+        {"cell_type": "code", "source": "%%bash\npip install trl; if then fi"},
+        {"cell_type": "code", "source": ["%%capture\n", "!pip install trl\n", "if True:\n", "    !pip install vllm\n"]},
+        {"cell_type": "code", "source": SCRIPT.splitlines(keepends=True)},
+    ]
+    file = tmp_path / "train.ipynb"
+    file.write_text(json.dumps({"cells": cells, "nbformat": 4}))
+    assert drafted(file.read_text(), file).values == drafted(SCRIPT, written(tmp_path, SCRIPT)).values
+    file.write_text('{"cells": 3}')
+    with pytest.raises(RecipeError, match="is not a notebook"):
+        imported(str(file))
+
+
+NOTEBOOK = """
+model, tokenizer = FastVisionModel.from_pretrained("org/vl", max_seq_length=4096)
+model = FastVisionModel.get_peft_model(model, bias="none", loftq_config=None)
+SFTTrainer(model=model, tokenizer=tokenizer, args=SFTConfig(output_dir="out", bf16=is_bf16_supported()))
+"""
+
+
+def test_an_unsloth_script_of_sft(tmp_path):
+    """As Unsloth's notebooks; its rows had the 1024 tokens of TRL's default."""
+    draft = drafted(NOTEBOOK, written(tmp_path, NOTEBOOK))
+    assert draft.values["data.max_prompt_tokens"] == 4096
+    assert "is not known" not in told(draft) and "holds what only the script knows" in told(draft)
+    text = NOTEBOOK.replace('"out",', '"out", max_length=2048,')
+    assert drafted(text, written(tmp_path, text)).values["data.max_prompt_tokens"] == 2048

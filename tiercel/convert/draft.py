@@ -140,7 +140,8 @@ class RecipeDraft:
         for label, text in self.given.items():
             is_told = label in self.launch.unknown_process_labels or self.is_secret(label)
             if re.search(r"[$`]", text) and label in used and not is_told:
-                self._note_label(label, "holds what only the shell knows; write its value", True)
+                what = "script" if self.launch.is_code else "shell"
+                self._note_label(label, f"holds what only the {what} knows; write its value", True)
 
     def _note_label(self, label: str, text: str, is_change: bool) -> None:
         self.notes.append(Note(labels=(label,), subject=self.shown(label), text=text, is_change=is_change))

@@ -2,6 +2,7 @@
 executed."""
 
 import ast
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ CONFIGS = {f"{name}Config": name.lower() for name in _METHODS}
 # The names of arguments that are given by their places.
 _PLACES = {
     "load_dataset": ("path", "name", "data_dir", "data_files"), "train_test_split": ("test_size", "train_size"),
-    "from_pretrained": ("model_name",), **dict.fromkeys(CONFIGS, ("output_dir",)),
+    "from_pretrained": ("model_name",), **dict.fromkeys((*CONFIGS, "TrainingArguments"), ("output_dir",)),
 }  # fmt: skip
 _FLAGS = {  # of arguments with another name
     "r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save",
@@ -26,7 +27,10 @@ _MODEL = re.compile(r"Model|(ForConditionalGeneration|ForCausalLM|ForVision2Seq)
 _SIZE = re.compile(r"\d+|0?\.\d+")
 _CHANGES = ("map", "filter", "select", "shuffle", "with_transform", "set_transform")  # methods of rows
 _NO_ROWS = ("random", "np", "numpy", "pool", "executor")  # which have such methods too
-_OF_TRAINER = ("eval_dataset", "formatting_func", "data_collator", "compute_metrics", "callbacks")
+# Arguments of a trainer that are read where they are made, or that make no difference.
+_READ_ELSEWHERE = ("args", "train_dataset", "peft_config", "processing_class", "tokenizer")
+_PLAIN = "TrainingArguments"  # of transformers, which early trainers of TRL take
+_USUAL_OF_PLAIN = {"learning_rate": ["5e-5"], "bf16": ["false"], "gradient_checkpointing": ["false"]}
 _LONGEST = 80  # characters of code that are shown
 _USUAL_OF_UNSLOTH = {"lora_r": ["16"], "lora_alpha": ["16"], "lora_dropout": ["0.0"]}
 _USUAL = {"lora_r": ["8"], "lora_alpha": ["8"], "lora_dropout": ["0.0"]}  # PEFT's defaults, for which `trl` has others
@@ -46,6 +50,17 @@ def words_of_script(text: str) -> tuple[str, ...] | None:
         raise ValueError("its code is nested too deeply") from error
 
 
+def code_of_notebook(text: str) -> str:
+    """Return the code of a notebook's cells. Lines for a shell or for IPython, and cells in another language, do
+    nothing. Raises ValueError if the text is no notebook."""
+    try:
+        cells = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError("is not a notebook, whose JSON has cells with a cell_type and a source") from error
+    own = [cell for cell in cells if not re.match(r"\s*%%(?!capture|time)", cell)]
+    return re.sub(r"^([ \t]*)[!%?].*$", r"\1pass", "\n".join(own), flags=re.MULTILINE)
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class _Call:
     """A call: the name that is called, without what stands before it, and the arguments by their names."""
@@ -60,8 +75,12 @@ class _Call:
         return ast.unparse(self.node.func)
 
     @property
+    def loads_adapter(self) -> bool:
+        return self.name == "from_pretrained" and self.path.rpartition(".")[0].endswith("PeftModel")
+
+    @property
     def loads_model(self) -> bool:
-        return self.name == "from_pretrained" and _MODEL.search(self.path) is not None
+        return self.name == "from_pretrained" and not self.loads_adapter and _MODEL.search(self.path) is not None
 
     @property
     def loads_rows(self) -> bool:
@@ -94,32 +113,60 @@ class _PythonScript:
         """Give an attribute to the config that the name stands for so far."""
         made = [value for value in self.values.get(name, ()) if isinstance(value, ast.Call)]
         config = self.calls[made[-1]] if made else None
-        if config is not None and config.name in (*CONFIGS, "LoraConfig", "BitsAndBytesConfig"):
+        if config is not None and config.name in (*CONFIGS, _PLAIN, "LoraConfig", "BitsAndBytesConfig"):
             config.arguments[attribute] = value
             config.node.keywords.append(ast.keyword(arg=attribute, value=value))  # which notes show
 
     def words(self) -> tuple[str, ...] | None:
         """Return the words of the command; None without a config. If a flag is said twice, the first counts."""
         calls = list(self.calls.values())
-        configs = [call for call in calls if call.name in CONFIGS]
-        models = [call for call in calls if call.loads_model]
+        trainer = next((call for call in calls if call.name.endswith("Trainer")), None)
+        given = {} if trainer is None else trainer.arguments
+        methods = {**CONFIGS}
+        if trainer is not None and (own := f"{trainer.name.removesuffix('Trainer')}Config") in CONFIGS:
+            methods[_PLAIN] = CONFIGS[own]
+        configs = [call for call in calls if call.name in methods]
         if not configs:
             return None
-        beside = [self._beside(call) for call in calls if call not in models[1:]]
+        models = [call for call in calls if call.loads_model]
+        trained = self._model(given.get("model"), set()) or next(iter(models), None)
+        if self._constant(given.get("model")) is not None:
+            trained = None
+        teacher = self._model(given.get("teacher_model"), set())
+        beside = [self._beside(call) for call in calls if not call.loads_model or call is trained]
+        usual = _USUAL_OF_PLAIN if configs[0].name == _PLAIN else {}
         flags: dict[str, list[str]] = {}
-        for name, words in chain(self._given(configs[0]).items(), *beside, self._rows(), self._changes()):
+        for name, words in chain(
+            self._given(configs[0]).items(), usual.items(), *beside, self._rows(), self._changes()
+        ):
             flags.setdefault(name, words)
         if {"train_test_split", "dataset_test_split"} & {*flags}:  # which say it better
             flags.pop("eval_dataset", None)
-        for name, others in (("later_config", configs[1:]), ("later_model", models[1:])):
-            if others:
-                flags[name] = [_code(call.node) for call in others]
-        own = [word for name, words in flags.items() for word in (f"--{name}", *words)]
-        return ("trl", CONFIGS[configs[0].name], *own)
+        others = [call for call in models if call not in (trained, teacher)]
+        for name, more in (("later_config", configs[1:]), ("later_model", others)):
+            if more:
+                flags[name] = [_code(call.node) for call in more]
+        own_words = [word for name, words in flags.items() for word in (f"--{name}", *words)]
+        return ("trl", methods[configs[0].name], *own_words)
 
     def _given(self, call: _Call) -> dict[str, list[str]]:
         """Return the arguments of a call as flags."""
         return {_FLAGS.get(name, name): _words_of(value, self.known) for name, value in call.arguments.items()}
+
+    def _model(self, node: ast.expr | None, seen: set[str]) -> _Call | None:
+        """Find the call that loads a model, through names and the calls that take it. `seen` are the names that were
+        looked up."""
+        inner: list[ast.expr] = []
+        if isinstance(node, ast.Name) and node.id not in seen:
+            seen.add(node.id)
+            inner = self.values.get(node.id, [])
+        elif isinstance(node, ast.Call):
+            if (call := self.calls[node]).loads_model:
+                return call
+            inner = [node.func, *node.args, *(keyword.value for keyword in node.keywords)]
+        elif isinstance(node, ast.Attribute):
+            inner = [node.value]
+        return next(filter(None, (self._model(part, seen) for part in inner)), None)
 
     def _beside(self, call: _Call) -> Iterator[_Flag]:
         """Yield the flags that correspond to a call beside the config."""
@@ -135,16 +182,31 @@ class _PythonScript:
             yield from given.items()
             if given.get("load_in_4bit") == ["true"] and not call.path.startswith("Fast"):
                 yield "bnb_4bit_quant_type", ["fp4"]  # the default of transformers; that of `trl` and Unsloth is nf4
+        elif call.loads_adapter:
+            yield "adapter.from_pretrained", [_code(call.node)]
         elif call.name.endswith("Trainer"):
-            model, rewards = call.arguments.get("model"), call.arguments.get("reward_funcs")
-            if model is not None and self._is_text(model):
-                yield "model_name_or_path", _words_of(model, self.known)
-            if rewards is not None:
-                yield "reward_funcs", _words_of(rewards, self.known)
+            for name, value in call.arguments.items():
+                yield from self._of_trainer(name, value)
 
-    def _is_text(self, node: ast.expr) -> bool:
+    def _of_trainer(self, name: str, value: ast.expr) -> Iterator[_Flag]:
+        """Yield the flags that correspond to an argument of a trainer: what a config could say, or the code itself."""
+        constant = self._constant(value)
+        if name == "reward_funcs":
+            yield name, _words_of(value, self.known)
+        elif name == "teacher_model" and constant is None:
+            given = {} if (call := self._model(value, set())) is None else self._given(call)
+            yield "teacher_model_name_or_path", given.get("model_name_or_path", [_code(value)])
+            yield from (("teacher_model_revision", words) for flag, words in given.items() if flag == "model_revision")
+        elif constant is not None and constant.value is not None:
+            names = {"model": "model_name_or_path", "teacher_model": "teacher_model_name_or_path"}
+            yield names.get(name, name), _words_of(constant, self.known)
+        elif constant is None and name not in (*_READ_ELSEWHERE, "model"):
+            yield name, [_code(value)]
+
+    def _constant(self, node: ast.expr | None) -> ast.Constant | None:
+        """Return the constant that a value is, or that its name stands for."""
         node = self.known.get(node.id, node) if isinstance(node, ast.Name) else node
-        return isinstance(node, ast.Constant) and isinstance(node.value, str)
+        return node if isinstance(node, ast.Constant) else None
 
     def _rows(self) -> Iterator[_Flag]:
         """Yield the flags of the training rows: those of the `load_dataset` that `train_dataset` of the trainer comes
@@ -214,8 +276,6 @@ class _PythonScript:
             elif call.name == "from_pretrained" and "Processor" in call.path:
                 sizes = [name for name in ("max_pixels", "min_pixels", "size") if name in call.arguments]
                 yield from ((f"processor.{name}", self._pixels(call.arguments[name])) for name in sizes)
-            elif call.name.endswith("Trainer"):
-                yield from ((name, [_code(call.arguments[name])]) for name in _OF_TRAINER if name in call.arguments)
         yield from changed.items()
 
     def _split_off(self, call: _Call) -> _Flag:

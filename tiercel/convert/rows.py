@@ -329,6 +329,8 @@ def _thinking(launch: Launch, draft: RecipeDraft) -> None:
 
 def _limits(launch: Launch, draft: RecipeDraft) -> None:
     flag = "cutoff_len" if launch.framework == "LLaMA-Factory" else "max_length"
+    if launch.kind == "sft" and "max_seq_length" in launch.flags and flag not in launch.flags:
+        flag = "max_seq_length"  # Unsloth's, and TRL's until 2025
     limit = launch.number(flag) if launch.script not in ("sft_vlm.py", "sft_vlm_gemma3.py") else None
     if limit is not None:
         draft.put("data.max_prompt_tokens", limit, flag)
