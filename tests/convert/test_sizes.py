@@ -254,3 +254,56 @@ def test_flags_of_a_file_come_before_those_of_the_command(tmp_path, monkeypatch)
     assert draft.values["optim.lr"] == 3e-6 and draft.values["algorithm.kl.coef"] == 0.2
     assert draft.values["lora.rank"] == 16 and "its flags were read" in told(draft)
     assert "its flags are lost" in told(drafted("trl grpo --config none.yaml --model_name_or_path m --dataset_name r"))
+
+
+@pytest.mark.parametrize(
+    ("script", "flags", "prompts"),
+    [
+        # R1-V, Video-R1 and their kin: 1 x 8 x 2 prompts, each with 8 completions
+        ("src/open_r1/grpo.py --dataset_name org/rows", "", 16),
+        # with its vLLM trainer, and in VLM-R1, 1 x 8 x 2 are completions
+        ("src/open_r1/grpo.py --dataset_name org/rows", "--use_vllm true", 2),
+        ("src/open_r1/grpo_jsonl.py --data_file_paths a.jsonl --image_folders x", "", 2),
+    ],
+)
+def test_r1_v_counts_prompts(script, flags, prompts):
+    """As in the command of R1-V 106."""
+    line = (
+        f"torchrun --nproc_per_node=8 {script} --model_name_or_path org/Qwen2-VL-2B-Instruct --output_dir out "
+        f"{EACH} 1 --gradient_accumulation_steps 2 --num_generations 8 {flags}"
+    )
+    values = values_of(line)
+    assert values.get("optim.prompts_per_step", 16) == prompts
+    assert values.get("rollout.group_size", 8) == 8 and values.get("optim.minibatches", 1) == 1
+
+
+_COSINE = "--lr_scheduler_type cosine_with_min_lr --learning_rate 2e-5 --lr_scheduler_kwargs"
+_STABLE = "--lr_scheduler_type warmup_stable_decay --learning_rate 1e-4 --lr_scheduler_kwargs"
+_VERL = (
+    "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.model.path=org/m "
+    "data.train_files=t.parquet actor_rollout_ref.actor.optim.lr=1e-6 actor_rollout_ref.actor.optim.min_lr_ratio=0.1"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "schedule", "least", "decay"),
+    [
+        (f"{TRL} {_COSINE} '{{\"min_lr_rate\": 0.1}}'", "cosine", 2e-6, None),
+        (f"{GRPO} {_COSINE} '{{\"min_lr\": 1e-6}}'", "cosine", 1e-6, None),
+        (f'{SFT} {_STABLE} \'{{"num_decay_steps": 40, "min_lr_ratio": 0.1}}\'', "wsd", 1e-5, 40),
+        (f"{_VERL} actor_rollout_ref.actor.optim.lr_scheduler_type=cosine", "cosine", 1e-7, None),
+        (_VERL, None, None, None),  # constant, which has no end
+    ],
+)
+def test_the_rate_that_a_schedule_falls_to(line, schedule, least, decay):
+    """As ms-swift 5754 asks for it; the recipe fell to 0."""
+    values = values_of(line)
+    assert (values.get("optim.schedule"), values.get("optim.min_lr")) == (schedule, least)
+    assert values.get("optim.decay_steps") == decay
+
+
+def test_other_arguments_of_a_schedule_are_told():
+    flags = "--lr_scheduler_type cosine_with_restarts --lr_scheduler_kwargs '{\"num_cycles\": 3}'"
+    assert "num_cycles: no schedule of tiercel takes it" in told(drafted(f"{TRL} {flags}"))
+    flags = "--lr_scheduler_type constant --lr_scheduler_kwargs '{\"num_cycles\": 3}'"
+    assert "a constant rate takes none" in told(drafted(f"{TRL} {flags}"))

@@ -328,3 +328,18 @@ def test_negations_of_switches():
     check(f"{TRL} --no_gradient_checkpointing", {"learner.gradient_checkpointing": False})
     assert values_of(f"{TRL} --no_gradient_checkpointing") == values_of(f"{TRL} --gradient_checkpointing false")
     assert "perhaps" not in told(drafted(f"{TRL} --no-gradient-checkpointing"))
+
+
+@pytest.mark.parametrize("line", [f"{REC} --lora_r 8 --lora_alpha 128", f"{TRL} --lora_r 8 --lora_alpha 128"])
+def test_an_adapter_that_is_not_switched_on_is_told(line):
+    """As in the command of VLM-R1 163, which trains all weights."""
+    draft = drafted(line)
+    assert "lora.rank" not in draft.values
+    assert any("without --use_peft" in note.text and note.is_change for note in draft.notes)
+    assert "without --use_peft" not in told(drafted(f"{line} --use_peft true"))
+
+
+def test_adapters_on_the_head_and_on_embeddings_are_told():
+    draft = drafted(f"{TRL} --use_peft --lora_target_modules q_proj embed_tokens lm_head")
+    assert draft.values["lora.targets"] == r"(.*\.)?(q_proj)"
+    assert "lora.targets without embed_tokens and lm_head" in told(draft)

@@ -6,7 +6,7 @@ import math
 from tiercel.config.keys import keys_of
 from tiercel.convert.draft import RecipeDraft
 from tiercel.convert.launches import Launch
-from tiercel.convert.values import split_count
+from tiercel.convert.values import mapping_in, split_count
 from tiercel.message_text import counted
 
 _BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
@@ -29,6 +29,13 @@ def set_sizes(launch: Launch, draft: RecipeDraft) -> None:
         draft.set("rollout.group_size", 1, remark=f"{launch.framework} has one answer for a prompt")
         return
     group = launch.number("num_generations") or 8
+    if launch.framework == "VLM-R1" and launch.script == "grpo.py" and not launch.is_true("use_vllm"):
+        draft.put("rollout.group_size", group, "num_generations")
+        draft.set("optim.prompts_per_step", update, *labels, remark=f"prompts; {origin}")
+        text = "grpo.py of R1-V and its kin counts prompts, and samples num_generations completions for each"
+        draft.note(text, *_BATCH, otherwise="optim.prompts_per_step", is_change=False)
+        draft.peer_updates = 1.0
+        return
     rollout = launch.number("generation_batch_size")
     if rollout is None:
         rollout = each * processes * (launch.number("steps_per_generation") or accumulated)
@@ -76,6 +83,7 @@ def set_lengths(launch: Launch, draft: RecipeDraft) -> None:
         epochs = launch.real("num_train_epochs") or 1.0
         draft.put("train.epochs", int(epochs) if epochs == int(epochs) else epochs, "num_train_epochs")
     set_warmup(launch, draft, updates)
+    set_least_rate(launch, draft, updates)
     remark = launch.default_remark("logging_steps")
     _set_interval(draft, "train.log_every", launch.real("logging_steps"), "logging_steps", remark=remark)
     if (launch.text("save_strategy") or "steps").lower() == "steps":
@@ -147,6 +155,30 @@ def set_warmup(
     elif ratio > 0:
         share = "tiercel check prints the share of an epoch that a step takes"
         draft.note(f"write optim.warmup_steps: this share of the run's steps; {share}", *flags)
+
+
+_RATES = ("min_lr", "min_lr_rate", "min_lr_ratio", "num_decay_steps")  # in transformers' arguments of a schedule
+
+
+def set_least_rate(launch: Launch, draft: RecipeDraft, updates: float, share_flag: str = "") -> None:
+    """Set the rate that a schedule falls to, from a number or a share of the peak, and over how many steps `wsd`
+    falls."""
+    flag, schedule = share_flag or "lr_scheduler_kwargs", draft.values.get("optim.schedule", "constant")
+    given = mapping_in(" ".join(launch.words(flag))) or {} if not share_flag else {"min_lr_rate": launch.real(flag)}
+    if schedule == "constant":
+        return
+    numbers = {name: value for name, value in given.items() if name in _RATES and isinstance(value, int | float)}
+    peak = float(draft.values.get("optim.lr", keys_of(launch.kind)["optim.lr"].field.default))
+    share = numbers.get("min_lr_rate", numbers.get("min_lr_ratio", 0.0))
+    if least := numbers.get("min_lr", float(f"{share * peak:.6g}")):
+        draft.set("optim.min_lr", least, flag, remark="" if "min_lr" in numbers else f"{share:g} of the peak")
+    if schedule == "wsd" and "num_decay_steps" in numbers:
+        draft.set("optim.decay_steps", _steps(numbers["num_decay_steps"], updates), flag, remark=_per(launch, updates))
+    if others := [str(name) for name in given if name not in _RATES]:
+        draft.note(f"{', '.join(others)}: no schedule of tiercel takes it", flag)
+    if launch.text("lr_scheduler_type") == "warmup_stable_decay":
+        text = "tiercel's falls linearly at the end; transformers' by a cosine unless its decay_type is another"
+        draft.note(text, "lr_scheduler_type")
 
 
 def _run_steps(draft: RecipeDraft) -> int | None:

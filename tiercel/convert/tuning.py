@@ -17,7 +17,9 @@ _FREEZERS: dict[Framework, tuple[str, ...]] = {  # in the order of PARTS
     "ms-swift": ("freeze_vit", "freeze_aligner", "freeze_llm"),
     "LLaMA-Factory": ("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"),
 }
-_FREEZE_NAMES = (*(name for names in _FREEZERS.values() for name in names), "freeze_vision_modules")
+_FREEZE_NAMES = (
+    *(name for names in _FREEZERS.values() for name in names), "freeze_vision_modules", "train_mm_proj_only",
+)  # fmt: skip
 _QUANTISING = (
     "load_in_8bit", "load_in_4bit", "quant_bits", "quant_method", "quantization_bit", "quantization_method",
     "bnb_4bit_quant_type", "quantization_type",
@@ -81,6 +83,9 @@ def _adapters(launch: Launch, draft: RecipeDraft) -> None:
     tuner = tuner_of(launch)
     rank = "lora_rank" if "lora_rank" in launch.rows else "lora_r"
     if tuner == "full":
+        if launch.framework in ("TRL", "VLM-R1"):
+            text = f"without --use_peft {launch.framework} trains all weights, and so does this recipe"
+            draft.note(text, "lora_r", "lora_alpha", "lora_target_modules")
         return
     alpha = launch.real("lora_alpha") or 2.0 * (launch.number(rank) or 1)
     for key, name, value in (("lora.rank", rank, launch.number(rank)), ("lora.alpha", "lora_alpha", alpha)):
@@ -127,6 +132,10 @@ def _targets(launch: Launch, draft: RecipeDraft, tuner: str) -> None:
     names = ("target_regex", "target_modules", "lora_target_modules", "lora_target")
     flags = (*names, *_FREEZE_NAMES)
     modules = launch.parts(r"[,\s\[\]'\"]+", *names[1:])
+    if launch.framework != "VLM-R1" and (left := [name for name in modules if name in ("lm_head", "embed_tokens")]):
+        modules = [name for name in modules if name not in left]
+        text = "tiercel has no adapters on the head and the embeddings, and leaves both as they are"
+        draft.note(text, *names[1:], subject=f"lora.targets without {' and '.join(left)}")
     if tuner == "lora_llm":
         draft.set("lora.targets", "language", "tuner_type", "train_type", *flags)
         draft.set("freeze", [], "tuner_type", "train_type", *flags, remark="tower and projector are trained whole")
@@ -162,6 +171,10 @@ def _pattern(launch: Launch) -> str | None:
 def _all_linear(launch: Launch, draft: RecipeDraft, flags: tuple[str, ...]) -> None:
     """Set the linear layers of the parts that are not frozen."""
     adapted = [part for part in PARTS if part not in _frozen(launch, draft)]
+    if launch.framework == "LLaMA-Factory" and adapted[-2:] == ["projector", "language"]:
+        adapted = adapted if "vision" in adapted else ["language"]
+        text = "of most models the projector gets no adapters from LLaMA-Factory's `all`, whether it is frozen or not"
+        draft.note(text, "freeze_multi_modal_projector", is_change="vision" in adapted)
     is_said = {"target_modules", "lora_target"} & set(launch.flags)
     remark = "" if is_said else f"{launch.framework}'s default, all linear layers"
     draft.set("lora.targets", adapted[0] if len(adapted) == 1 else "all", *flags, remark=remark)
@@ -175,6 +188,8 @@ def _frozen(launch: Launch, draft: RecipeDraft) -> list[str]:
     """Return the parts that the peer freezes, in the order of the schema."""
     if launch.is_true("freeze_vision_modules"):  # VLM-R1's
         return ["vision"] if "internvl" in draft.model_name else ["vision", "projector"]
+    if launch.is_true("train_mm_proj_only"):  # LLaMA-Factory's until 2025
+        return ["vision", "language"]
     flags = _FREEZERS.get(launch.framework, ())
     return [part for part, flag in zip(PARTS, flags, strict=False) if launch.is_true(flag)]
 
@@ -216,7 +231,7 @@ def _precision(launch: Launch, draft: RecipeDraft) -> None:
     loaded = (launch.text("dtype", "torch_dtype") or "").lower()
     if launch.is_true("fp16"):
         draft.set("model.dtype", "float16", *labels)
-    elif launch.is_true("bf16"):
+    elif launch.is_true("bf16") or (launch.text("bf16") or "").startswith("$"):  # computed, as by is_bf16_supported()
         draft.set("model.dtype", "bfloat16", *labels)
     elif launch.framework == "TRL" and "bf16" not in launch.flags:
         draft.set("model.dtype", "bfloat16", *labels, remark="TRL's default, --bf16")
