@@ -148,6 +148,8 @@ PUT_TOGETHER = (
     "{0} is not a method of this version; nearest: {1}",
     "{0} does not say by its name what it trains; nearest: {1}",
     "{0} is not a script of {1}, which has no {2}; nearest: the flags of `{3}`",
+    "{0}: flags of ms-swift 2, whose defaults differ too; write the command for ms-swift 3, with --model, "
+    "--train_type, --target_modules and --per_device_train_batch_size",
 )
 
 

@@ -120,6 +120,9 @@ def test_what_verls_keys_become(line, expected):
         (f"{EASY} algorithm.online_filtering=True", {"rollout.resample_tries": 20}),
         (f"{EASY} worker.actor.model.freeze_vision_tower=true", {"freeze": ["vision", "projector"]}),
         (f"{EASY} worker.actor.optim.lr_warmup_ratio=0.05 trainer.max_steps=100", {"optim.warmup_steps": 5}),
+        ("python3 -m verl.trainer.main worker.actor.model.model_path=m data.train_files=a.parquet "
+         "worker.reward.score_function=./r.py:score worker.reward.reward_type=batch",
+         {"rewards": [{"call": "./r.py:score"}]}),
     ],
 )  # fmt: skip
 def test_what_easyr1s_keys_become(home, line, expected):
@@ -223,3 +226,61 @@ def test_null_is_no_value_on_the_command_line_either():
     draft = drafted(" ".join([VERL, *(f"{name}=null" for name in nothing)]))
     assert draft.values == drafted(VERL).values and "lora.rank" not in draft.values
     assert "=null" not in told(drafted(VERL))
+
+
+OWN = "reward.custom_reward_function.path=mine.py reward.custom_reward_function.name=score"
+OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
+
+
+@pytest.mark.parametrize(
+    ("keys", "rewards"),
+    [
+        (OWN, [{"call": "mine.py:score"}]),
+        ("+reward.reward_model.enable=True reward.reward_model.model_path=org/rm",
+         [{"name": "model", "model": {"path": "org/rm"}}]),
+        (f"{OWN} +{OVERLONG}.enable=True +{OVERLONG}.len=100 +{OVERLONG}.penalty_factor=0.5 "
+         "+reward.reward_kwargs.max_resp_len=900",
+         [{"call": "mine.py:score"}, {"name": "soft_overlong", "max_tokens": 900, "buffer": 100, "weight": 0.5}]),
+    ],
+)  # fmt: skip
+def test_rewards_by_the_keys_that_verl_has_since_2026(keys, rewards):
+    """verl 5255 moved them below `reward`; by their new names they were lost, and `math` took their place."""
+    draft = drafted(f"{VERL} {keys}")
+    assert draft.values["rewards"] == rewards
+    assert unspoken(draft, text_of(f"{VERL} {keys}")) == () and "is not known" not in told(draft)
+
+
+@pytest.mark.parametrize(
+    ("mode", "normalise"),
+    [("token-mean", "token"), ("seq-mean-token-mean", "sequence"), ("seq-mean-token-sum", "sum"),
+     ("seq-mean-token-sum-norm", "constant")],
+)  # fmt: skip
+def test_a_sum_over_tokens_is_divided_by_a_length_only_where_verl_does_it(mode, normalise):
+    """As verl 3741 and rllm 354 tell them apart."""
+    values = values_of(f"{VERL} actor_rollout_ref.actor.loss_agg_mode={mode}")
+    assert values["algorithm.normalise"] == normalise
+
+
+@pytest.mark.parametrize("key", ["distillation.enabled=True", "actor_rollout_ref.model.lora.rank=16"])
+def test_a_teacher_and_megatrons_adapters_are_refused(key):
+    with pytest.raises(RecipeError, match=rf"{key}.* is not a method of this version; nearest: "):
+        imported(f"{VERL} {key}")
+    imported(f"{VERL} {key.partition('=')[0]}={'False' if 'enabled' in key else 0}")
+
+
+def test_the_older_place_of_dapo_is_known():
+    line = VERL.replace("verl.trainer.main_ppo", "recipe.dapo.src.main_dapo")
+    assert drafted(f"{line} algorithm.filter_groups.enable=True").values["rollout.resample_tries"] == 20
+
+
+def test_settings_of_ones_own_are_read_or_told(tmp_path, monkeypatch):
+    """As in verl's examples of several turns, whose YAML files switch them on; they were taken for its defaults."""
+    monkeypatch.chdir(tmp_path)
+    line = VERL.replace("main_ppo ", "main_ppo --config-path=config --config-name='own_grpo' ")
+    assert "config=config/own_grpo.yaml: the file is not on this machine; its flags are lost" in told(drafted(line))
+    (tmp_path / "config").mkdir()
+    settings = "hydra: {searchpath: [a]}\ndefaults: [ppo_trainer]\nactor_rollout_ref: {actor: {ppo_epochs: 3}}\n"
+    (tmp_path / "config" / "own_grpo.yaml").write_text(settings)
+    draft = drafted(line)
+    assert draft.values["optim.rollout_epochs"] == 3 and "hydra" not in told(draft)
+    assert "is lost" not in told(drafted(line.replace("own_grpo", "ppo_megatron_trainer.yaml")))

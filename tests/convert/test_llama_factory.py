@@ -91,6 +91,26 @@ def test_processes_are_a_matter_of_the_machine(home, monkeypatch, gpus, is_chang
 
 
 @pytest.mark.parametrize(
+    ("frozen", "targets", "spoken"),
+    [
+        ("freeze_multi_modal_projector=false", "language", "of most models the projector gets no adapters"),
+        ("freeze_vision_tower=false freeze_multi_modal_projector=false", "all", "of most models the projector gets"),
+        ("freeze_vision_tower=false", "all", "only vision and language in LLaMA-Factory"),
+        ("freeze_multi_modal_projector=false freeze_language_model=true", "projector", ""),
+    ],
+)
+def test_all_linear_layers_of_what_is_not_frozen(home, frozen, targets, spoken):
+    draft = drafted(f"llamafactory-cli train train.yaml lora_target=all {frozen}")
+    assert draft.values["lora.targets"] == targets and spoken in told(draft)
+
+
+def test_the_projector_alone(home):
+    line = "llamafactory-cli train --do_train --stage sft --model_name_or_path m --finetuning_type full --dataset notes"
+    draft = drafted(f"{line} --train_mm_proj_only true")
+    assert draft.values["freeze"] == ["vision", "language"] and "train_mm_proj_only" not in told(draft)
+
+
+@pytest.mark.parametrize(
     ("limit", "train", "spoken"),
     [(2, "data/there.json#2", ""), (3, "data/there.json", "has 3 rows, so all are taken"),
      (100, "data/there.json", "has 3 rows, so all are taken")],
@@ -121,7 +141,7 @@ def test_packages_that_are_missing_are_named_at_the_end(home, monkeypatch, flag,
 
 def test_another_yaml_file_is_no_command(home):
     (home / "other.yaml").write_text("num_processes: 4\n")
-    with pytest.raises(RecipeError, match="no command of"):
+    with pytest.raises(RecipeError, match="does not say which program reads these settings; give the command"):
         imported(str(home / "other.yaml"))
 
 

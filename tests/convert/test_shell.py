@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.convert.helpers import drafted, told
 from tiercel.convert.arithmetic import evaluated
 from tiercel.convert.detect_program import Foreign
 from tiercel.convert.launches import Launch, launch_of, parsed_flags
@@ -260,3 +261,74 @@ def test_a_command_that_is_too_long_is_refused(script, said):
 def test_variables_that_double_take_no_memory(script):
     with pytest.raises(ValueError, match=r"its variables expand to more than|a command has"):
         commands(script)
+
+
+NEMO = "uv run examples/run_vlm_grpo.py --config examples/configs/vlm_grpo_3B.yaml cluster.gpus_per_node=8"
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("ray job submit --address=http://127.0.0.1:8265 -- python3 -m openrlhf.cli.train_ppo_ray --pretrain org/m",
+         "openrlhf.cli.train_ppo_ray is not a method of this version; nearest: tiercel grpo"),
+        (NEMO, "run_vlm_grpo.py is not a method of this version; nearest: tiercel grpo"),
+        (NEMO.replace("run_vlm_grpo", "my_grpo").replace("uv run", "python") + " logger.wandb.key=abc",
+         "my_grpo.py is not a script of TRL, which has no cluster.gpus_per_node, logger.wandb.key;"),
+    ],
+)  # fmt: skip
+def test_programs_of_other_frameworks_are_named(line, named):
+    """NeMo-RL's command was read as one of TRL: its settings became values of --config."""
+    found = launch_of(commands(line)[0])
+    assert isinstance(found, Foreign) and found.told.startswith(named) and "abc" not in found.told
+
+
+def test_a_scripts_file_of_settings_says_whose_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = commands("accelerate launch --num_processes 2 src/open_r1/grpo.py --config own.yaml")[0]
+    (tmp_path / "own.yaml").write_text("grpo: {num_prompts_per_step: 8}\npolicy: {model_name: m}\ndata: {}\n")
+    found = launch_of(line)
+    assert isinstance(found, Foreign) and "is not a script of TRL, which has no --grpo, --policy, --data" in found.told
+    (tmp_path / "own.yaml").write_text("model_name_or_path: m\ndataset_name: org/rows\ntemperature: 0.7\nbeta: 0.04\n")
+    found = launch_of(line)  # Open-R1 trains with TRL; without a file it would be R1-V, which samples otherwise
+    assert isinstance(found, Launch) and (found.framework, found.processes) == ("TRL", 2)
+    assert found.flags["temperature"] == ("0.7",)
+
+
+def test_settings_without_a_program_are_refused(tmp_path):
+    settings = tmp_path / "recipe.yaml"
+    with pytest.raises(ValueError, match="give the command that does, such as 'trl grpo --config FILE'"):
+        commands('model_name_or_path: m\nsystem_prompt: "You don\'t know"\n', settings)
+    assert commands("run: |\n  swift sft --model m\n", settings)[-1].words[:2] == ("swift", "sft")
+
+
+@pytest.mark.parametrize(
+    ("script", "unexported"),
+    [
+        ("NPROC_PER_NODE=4\nMAX_PIXELS=9\nNCCL_DEBUG=INFO\nswift rlhf", ("NPROC_PER_NODE", "MAX_PIXELS")),
+        ("export NPROC_PER_NODE=4\nMAX_PIXELS=9 swift rlhf", ()),
+        ("NPROC_PER_NODE=4\nMAX_PIXELS=9\nexport MAX_PIXELS\nNPROC_PER_NODE=${NPROC_PER_NODE} swift rlhf", ()),
+        ("NPROC_PER_NODE=4\nswift rlhf --gradient_accumulation_steps $((16 / NPROC_PER_NODE))", ()),
+        ("NPROC_PER_NODE=4\nswift rlhf --gradient_accumulation_steps $(expr 16 / $NPROC_PER_NODE)", ()),
+        ("NNODES=2\ntorchrun --nnodes=$NNODES swift/cli/rlhf.py", ()),
+    ],
+)
+def test_variables_that_no_command_gets_are_told(script, unexported):
+    """As in the script of ms-swift 4677, whose NPROC_PER_NODE stands in a line of its own."""
+    script += " --rlhf_type grpo --model org/m --dataset r.jsonl --reward_funcs format"
+    launch = launch_of(commands(script)[-1])
+    assert isinstance(launch, Launch) and launch.unexported == unexported
+    assert ("is set without export" in told(drafted(script))) == bool(unexported)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "swift sft --sft_type full --model_type qwen2-vl-7b-instruct --model_id_or_path m --dataset d",
+        "swift rlhf --rlhf_type dpo --sft_type lora --model_id_or_path m",
+    ],
+)
+def test_flags_of_ms_swift_2_are_named(line):
+    """They were unknown ones, and the recipe had adapters and no model."""
+    found = launch_of(commands(line)[0])
+    assert isinstance(found, Foreign)
+    assert found.told.startswith("--sft_type, --model_id_or_path: flags of ms-swift 2")

@@ -147,13 +147,17 @@ def _processes(launch: Launch, draft: RecipeDraft) -> None:
 
 
 def _words(launch: Launch, draft: RecipeDraft) -> None:
-    """Add notes on words that belong to no flag, and on flags that are given twice."""
+    """Add notes on words that belong to no flag, flags that are given twice, and variables that nothing gets."""
     if named := METHOD_FLAGS.get(launch.framework):
         draft.note(f"tiercel {launch.kind} is the method", named[0], is_change=False)
     is_found = launch.file(launch.text("config") or "") is not None
     read = "its flags were read, before those of the command"
     lost = "the file is not on this machine; its flags are lost"
     draft.note(read if is_found else lost, "config", is_change=not is_found)
+    if launch.unexported:
+        names = " ".join(launch.unexported)
+        text = "is set without export, so the command gets it only if whoever starts the script exports it; to be sure,"
+        draft.note(f"{text} write export {names}", subject=", ".join(launch.unexported))
     for earlier in launch.earlier:
         name = earlier.partition(" ")[0]
         shown = name if draft.is_secret(name) else redact(earlier)

@@ -10,7 +10,7 @@ from typing import cast
 from tiercel.convert.table import KINDS, PEERS, Framework, Method, environment_row, rows_of
 from tiercel.tables import table_rows
 
-LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "python3")
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "python3", "uv")
 LLAMA_FACTORY_SCRIPTS = ("train.py", "train_bash.py", "launcher.py")
 SETTINGS = (".yaml", ".yml", ".json")
 METHODS: dict[str, Method] = {**{name: name for name in KINDS}, "gspo": "grpo", "mpo": "dpo", "reward": "rm"}
@@ -22,6 +22,7 @@ OTHER_METHODS = {  # and the command that comes nearest
 VERBS = f"tiercel {', '.join(dict.fromkeys(KINDS.values()))}"
 # Words of flags that say what is trained: if the framework does not know such a flag, the script is not one of its own.
 _DECISIVE = {"lora", "peft", "adapter", "freeze", "frozen", "unfreeze", "tune", "tunable", "trainable", "model", "llm"}
+_SETTING = re.compile(r"\+{0,2}[A-Za-z_]\w*(\.\w+)+=")  # as Hydra takes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,8 @@ def start_of(words: Sequence[str]) -> tuple[int, Framework, Method | None] | For
             return i + 2, "TRL", METHODS[following]
         if name in ("rlhf.py", "sft.py") and "swift" in PurePath(word).parts:
             return i + 1, "ms-swift", None if name == "rlhf.py" else "sft"
-        if name == "grpo.py" and "open_r1" in PurePath(word).parts:
-            return _stranger(name, words[i + 1 :], "VLM-R1", "grpo") or (i + 1, "VLM-R1", "grpo")
+        if name == "grpo.py" and "open_r1" in PurePath(word).parts and "--config" not in words:  # R1-V and its kin
+            return stranger(name, words[i + 1 :], "VLM-R1", "grpo") or (i + 1, "VLM-R1", "grpo")
         if name.endswith(".py") and any(PurePath(before).name in LAUNCHERS for before in words[:i]):
             return _by_script(i, name, words[i + 1 :])
     return None
@@ -80,18 +81,20 @@ def _by_script(place: int, name: str, after: Sequence[str]) -> tuple[int, Framew
     if method is None:
         text = f"{name} does not say by its name what it trains; nearest: {VERBS}"
         return Foreign(text) if is_training else None
-    return _stranger(name, after, "TRL", method) or (place + 1, "TRL", method)
+    return stranger(name, after, "TRL", method) or (place + 1, "TRL", method)
 
 
-def _stranger(script: str, after: Sequence[str], framework: Framework, method: Method) -> Foreign | None:
+def stranger(script: str, after: Sequence[str], framework: Framework, method: Method) -> Foreign | None:
     """Return Foreign if a script's flags are not those of the framework that its name suggests: because an unknown one
-    says what is trained, or because at least every third is unknown."""
+    says what is trained, because at least every third is unknown, or because words are settings KEY.KEY=VALUE."""
     given = [word[2:].partition("=")[0].replace("-", "_") for word in after if re.match(r"--[A-Za-z]", word)]
     own = rows_of(framework, method)
     unknown = list(dict.fromkeys(flag for flag in given if flag not in own and not environment_row(f"launcher {flag}")))
-    is_decisive = any(_DECISIVE & set(flag.lower().split("_")) for flag in unknown)
-    if not unknown or not (is_decisive or len(unknown) * 3 >= len(set(given))):
+    settings = [word.partition("=")[0] for word in after if _SETTING.match(word)]
+    is_decisive = bool(settings) or any(_DECISIVE & set(flag.lower().split("_")) for flag in unknown)
+    if not is_decisive and (not unknown or len(unknown) * 3 < len(set(given))):
         return None
-    shown = ", ".join(f"--{flag}" for flag in unknown[:4]) + (" ..." if len(unknown) > 4 else "")
+    named = [*settings, *(f"--{flag}" for flag in unknown)]
+    shown = ", ".join(named[:4]) + (" ..." if len(named) > 4 else "")
     command = f"trl {method}" if framework == "TRL" else "grpo_jsonl.py"
     return Foreign(f"{script} is not a script of {framework}, which has no {shown}; nearest: the flags of `{command}`")

@@ -11,7 +11,7 @@ from tiercel.convert.draft import RecipeDraft
 from tiercel.convert.launches import MACHINES, Launch
 from tiercel.convert.preferences import needs_reference
 from tiercel.convert.rows import end_to_end
-from tiercel.convert.sizes import set_warmup
+from tiercel.convert.sizes import set_least_rate, set_warmup
 from tiercel.convert.table import words_of
 from tiercel.convert.tuning import set_trackers, tuner_of
 from tiercel.message_text import counted
@@ -66,6 +66,7 @@ def _length(launch: Launch, draft: RecipeDraft) -> None:
 
 def _warmup(launch: Launch, draft: RecipeDraft) -> None:
     set_warmup(launch, draft, 1, *map(launch.flag_of, ("optim.warmup_steps", "warmup_share")))
+    set_least_rate(launch, draft, 1, launch.flag_of("least_rate_share"))
     strategy = "worker.actor.optim.strategy"
     if launch.framework == "EasyR1" and launch.text(strategy) != "adamw":
         draft.note("EasyR1's moments are in bfloat16, tiercel's in float32: the section optim", strategy)
@@ -264,39 +265,55 @@ def _template(launch: Launch, draft: RecipeDraft) -> None:
         draft.set("data.prompt", "{prompt}".join(parts), name, remark="its text")
 
 
+_EASYR1_REWARD: tuple[str, ...] = ("worker.reward.reward_function", "worker.reward.score_function")
+_LATER_KEYS = {  # of verl's rewards since February 2026, with `reward.` before them
+    "reward_model.model.path": "reward_model.model_path", "reward_model.reward_manager": "reward_manager.name",
+    "reward_model.reward_kwargs": "reward_kwargs",
+}  # fmt: skip
+
+
+def _reward_key(launch: Launch, name: str, below: str = "") -> str:
+    """Return the key of verl's rewards as the command writes it, by its name until 2026 or its later one."""
+    later = f"reward.{_LATER_KEYS.get(name, name)}{below}"
+    return later if later in launch.flags else f"{name}{below}"
+
+
 def set_hydra_rewards(launch: Launch, draft: RecipeDraft) -> None:
     """Set the rewards: a function of the user's, a reward model, and a penalty on long completions."""
-    kwargs = "reward_model.reward_kwargs"
     entries = [_function(launch, draft)]
-    if launch.is_true("reward_model.enable"):
-        entries = [{"name": "model", "model": {"path": launch.text("reward_model.model.path") or ""}}]
-        draft.note("a reward model scores; rewards by rules may be added", "reward_model.enable")
-    enable, length, factor = (f"{kwargs}.overlong_buffer_cfg.{name}" for name in ("enable", "len", "penalty_factor"))
+    names = ("enable", "model.path", "reward_manager")
+    model, path, manager = (_reward_key(launch, f"reward_model.{name}") for name in names)
+    if launch.is_true(model):
+        entries = [{"name": "model", "model": {"path": launch.text(path) or ""}}]
+        draft.note("a reward model scores; rewards by rules may be added", model)
+    parts = (*(f".overlong_buffer_cfg.{name}" for name in ("enable", "len", "penalty_factor")), ".max_resp_len")
+    enable, length, factor, end = (_reward_key(launch, "reward_model.reward_kwargs", part) for part in parts)
     if launch.is_true(enable):
-        longest = launch.number(f"{kwargs}.max_resp_len") or draft.values.get("rollout.max_new_tokens", 256)
+        longest = launch.number(end) or draft.values.get("rollout.max_new_tokens", 256)
         own = {"max_tokens": longest, "buffer": launch.number(length), "weight": launch.real(factor) or 1.0}
         entries.append({"name": "soft_overlong", **own})
-    names = ("worker.reward.reward_function", "custom_reward_function.path", "custom_reward_function.name",
-             "reward_model.model.path", enable, length, factor, f"{kwargs}.max_resp_len")  # fmt: skip
-    draft.set("rewards", entries, *names, remark=" ")
-    if launch.text("reward_model.reward_manager") not in (None, "naive", "dapo"):
-        draft.note("docs/rewards.md says how rewards are called", "reward_model.reward_manager")
+    file, function = (_reward_key(launch, f"custom_reward_function.{name}") for name in ("path", "name"))
+    labels = (*_EASYR1_REWARD, file, function, path, enable, length, factor, end)
+    draft.set("rewards", entries, *labels, remark=" ")
+    if launch.text(manager) not in (None, "naive", "dapo"):
+        draft.note("docs/rewards.md says how rewards are called", manager)
 
 
 def _function(launch: Launch, draft: RecipeDraft) -> dict[str, Any]:
     """Return the user's own reward, or the nearest built-in one."""
     is_verl = launch.framework == "verl"
-    name = "custom_reward_function.path" if is_verl else "worker.reward.reward_function"
-    if path := launch.text(name):
-        function = (launch.text("custom_reward_function.name") or "compute_score") if is_verl else "main"
+    names = (_reward_key(launch, "custom_reward_function.path"),) if is_verl else _EASYR1_REWARD
+    if path := launch.text(*names):
+        own = launch.text(_reward_key(launch, "custom_reward_function.name")) or "compute_score"
+        function = own if is_verl else "main"
         call = path if ":" in path and not is_verl else f"{path}:{function}"
         key = "score" if is_verl else "overall"
         text = f"tiercel calls it as {launch.framework} does; of a dict that it returns, only `{key}` is used"
-        draft.note(text, name, subject=call)
+        draft.note(text, *names, subject=call)
         return {"call": call}
     text = "name the rewards: rewards: [{name: math}]"
     if is_verl:
         text = "verl chooses the reward by each row's data_source; this is math, which compares by its own rules"
         text += ": docs/rewards.md"
-    draft.note(text, subject=f"no {name}")
+    draft.note(text, subject=f"no {names[0]}")
     return {"name": "math"}

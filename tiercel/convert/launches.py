@@ -11,7 +11,16 @@ from pathlib import Path, PurePath
 from tiercel.config.keys import Kind
 from tiercel.config.yaml_text import leaves
 from tiercel.convert.accelerate import Accelerate, accelerate_of
-from tiercel.convert.detect_program import METHODS, OTHER_METHODS, SETTINGS, VERBS, Foreign, no_method, start_of
+from tiercel.convert.detect_program import (
+    METHODS,
+    OTHER_METHODS,
+    SETTINGS,
+    VERBS,
+    Foreign,
+    no_method,
+    start_of,
+    stranger,
+)
 from tiercel.convert.overrides import override_words
 from tiercel.convert.shell import ShellCommand, quoted
 from tiercel.convert.table import KINDS, OVERRIDING, Framework, Method, TableRow, environment_row, rows_of
@@ -24,6 +33,8 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _COUNTS = {"NPROC_PER_NODE": ("nproc_per_node", "num_gpus"), "NNODES": ("nnodes", "num_nodes")}
 _UNKNOWN_COUNT = re.compile(r"\$|\b(gpu|auto)$")
 MACHINES = ("trainer.n_gpus_per_node", "trainer.nnodes")  # EasyR1's and verl's numbers of processes
+_OF_SWIFT_2 = ("sft_type", "model_id_or_path", "template_type", "custom_train_dataset_path", "batch_size")
+CODE = (".py", ".ipynb")  # the suffixes of scripts and notebooks in Python
 Flags = dict[str, tuple[str, ...]]  # the words of each
 _PARENTS = 8  # folders above a script in which a relative path is looked for
 
@@ -44,6 +55,7 @@ class Launch:
     strays: Sequence[str]  # words that belong to no flag
     launcher: Flags
     environment: dict[str, str]
+    unexported: tuple[str, ...]  # variables that the script sets for itself, and does not use
     folders: tuple[Path, ...]  # where relative paths are looked for
     accelerate: Accelerate | None
 
@@ -219,6 +231,8 @@ def launch_of(command: ShellCommand, file: Path | None = None) -> Launch | Forei
     # Scripts and variables belong to no flag.
     plain = [word for word in words[:place] if not word.endswith(".py") and not _VARIABLE.fullmatch(word)]
     launcher, _, _ = parsed_flags(plain)
+    if framework == "verl" and (own := _own_settings(flags)):
+        flags["config"] = (own,)
     in_file = _of_config(flags, folders, is_nested=framework in OVERRIDING)
     without_value = frozenset(name for name, value in in_file.items() if value in (None, {}) and name not in flags)
     if framework in OVERRIDING:  # as in its file
@@ -228,6 +242,11 @@ def launch_of(command: ShellCommand, file: Path | None = None) -> Launch | Forei
         known = {*rows_of(framework, method), *without_value}
         passed = [name for name in flags if name not in known and environment_row(f"launcher {name}")]
         launcher |= {name: flags.pop(name) for name in passed}
+    if framework == "ms-swift" and (old := [f"--{name}" for name in flags if name in _OF_SWIFT_2]):
+        return Foreign(
+            f"{', '.join(old)}: flags of ms-swift 2, whose defaults differ too; write the command for ms-swift 3, "
+            "with --model, --train_type, --target_modules and --per_device_train_batch_size"
+        )
     if method is None:
         named = _method_by_flag(framework, flags, folders)
         if isinstance(named, Foreign):
@@ -236,10 +255,14 @@ def launch_of(command: ShellCommand, file: Path | None = None) -> Launch | Forei
     if framework not in OVERRIDING:
         flags = _without_negations(flags, rows_of(framework, method))
     script = next((PurePath(word).name for word in reversed(words[:place]) if word.endswith(".py")), "")
+    if script and in_file and framework in ("TRL", "VLM-R1"):
+        told = stranger(script, [f"--{name}" for name in in_file], framework, method)
+        if told is not None:
+            return told
     settings = launcher.get("config_file") or launcher.get("accelerate_config") or ()
     variables = dict(word.split("=", 1) for word in words[:place] if _VARIABLE.fullmatch(word))
     found = file_in(folders, settings[0]) if settings else None
-    is_code = file is not None and file.suffix == ".py"
+    is_code = file is not None and file.suffix in CODE
     return Launch(
         framework=framework,
         method=method,
@@ -252,9 +275,16 @@ def launch_of(command: ShellCommand, file: Path | None = None) -> Launch | Forei
         strays=strays,
         launcher=launcher,
         environment={**command.environment, **variables},
+        unexported=tuple(name for name in command.unexported if name not in variables and _counts(name)),
         folders=folders,
         accelerate=accelerate_of(found, folders) if found else None,
     )
+
+
+def _counts(variable: str) -> bool:
+    """Return whether a variable of the environment changes what is trained, or how much of it is computed."""
+    row = environment_row(variable)
+    return row is not None and row.treatment != "nothing to do"
 
 
 def _method_by_flag(framework: Framework, flags: Flags, folders: Sequence[Path]) -> Method | Foreign:
@@ -289,11 +319,18 @@ def _starter_of(before: Sequence[str]) -> str:
     return "deepspeed" if "deepspeed" in names else program
 
 
+def _own_settings(flags: Flags) -> str | None:
+    """Return the path of the settings that --config-name gives to verl, if they are not one of its own files."""
+    name, folder = ((flags.get(f"config_{part}") or ("",))[0] for part in ("name", "path"))
+    stem = name.removesuffix(".yaml")
+    return None if not stem or stem.endswith("trainer") else str(PurePath(folder, f"{stem}.yaml"))
+
+
 def _of_config(flags: Flags, folders: Sequence[Path], *, is_nested: bool) -> dict[str, object]:
     """Read the flags of --config's YAML file with their values; those of the command take precedence over them."""
     tree = mapping_in(file_in(folders, words[0])) if (words := flags.get("config")) else None
     keys = leaves(tree) if is_nested and tree else (tree or {}).items()
-    return {str(name): value for name, value in keys}
+    return {str(name): value for name, value in keys if not (is_nested and re.match(r"(hydra|defaults)\b", str(name)))}
 
 
 def _flag_words(value: object) -> tuple[str, ...]:

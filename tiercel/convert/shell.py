@@ -14,7 +14,7 @@ from itertools import dropwhile, takewhile
 from pathlib import Path, PurePath
 
 from tiercel.convert.arithmetic import evaluated
-from tiercel.convert.python_scripts import words_of_script
+from tiercel.convert.python_scripts import code_of_notebook, words_of_script
 
 # What follows is the command.
 PREFIXES = ("if", "then", "elif", "else", "while", "until", "do", "{", "}", "time", "!", "exec", "nohup", "sudo")
@@ -61,6 +61,8 @@ _PARAMETER = re.compile(
 )
 
 
+# Of a file that gives a scheduler a command, such as SkyPilot's.
+_COMMAND_IN_SETTINGS = re.compile(r"^[ \t-]*(run|command|args|script|entrypoint)[ \t]*:", re.MULTILINE)
 _END_OF_COMMENT = re.compile(
     r"^([ \t]*#[^\n]*?)\\+[ \t]*$", re.MULTILINE
 )  # a comment does not continue on the next line
@@ -73,6 +75,7 @@ class ShellCommand:
 
     words: tuple[str, ...]
     environment: dict[str, str]
+    unexported: tuple[str, ...] = ()  # variables of the script that reach no command, neither by export nor by name
 
 
 def commands(script: str, file: Path | None = None) -> list[ShellCommand]:
@@ -84,6 +87,13 @@ def commands(script: str, file: Path | None = None) -> list[ShellCommand]:
         return [ShellCommand(words=("llamafactory-cli", "train", str(file)), environment={})]
     if suffix in (".yaml", ".yml") and re.search(r"^worker *:", script, re.MULTILINE):
         return [ShellCommand(words=("python", "-m", "verl.trainer.main", f"config={file}"), environment={})]
+    if suffix in (".yaml", ".yml") and not _COMMAND_IN_SETTINGS.search(script):
+        raise ValueError(
+            "does not say which program reads these settings; give the command that does, such as 'trl grpo --config "
+            "FILE', or 'llamafactory-cli train FILE', whose settings have a stage"
+        )
+    if suffix == ".ipynb":
+        script, suffix = code_of_notebook(script), ".py"
     if suffix == ".py":
         if (words := words_of_script(script)) is None:
             raise ValueError(
@@ -100,6 +110,7 @@ class _Script:
     def __init__(self, variables: Mapping[str, list[str]]):
         self.variables = dict(variables)  # a plain one is a list of one value
         self.exported: set[str] = set()
+        self.expanded: set[str] = set()
         self.text_left = MOST_TEXT
 
     def commands(self, script: str) -> Iterator[ShellCommand]:
@@ -130,7 +141,9 @@ class _Script:
         own = {match["name"]: match["value"] for match in map(_ASSIGNMENT.fullmatch, leading) if match}
         exported = {name: self.variables[name][0] for name in sorted(self.exported) if self.variables.get(name)}
         self._take(exported.values())
-        return ShellCommand(words=tuple(words[len(leading) :]), environment={**exported, **own})
+        reached = {*exported, *own, *self.expanded}
+        unexported = tuple(name for name in self.variables if name not in reached)
+        return ShellCommand(words=tuple(words[len(leading) :]), environment={**exported, **own}, unexported=unexported)
 
     def _assigned(self, word: str) -> str:
         """Return the variable that a word names, after giving it its value where the word has one."""
@@ -191,6 +204,7 @@ class _Script:
     def _values(self, expansion: str) -> list[str] | None:
         """Return what an expansion stands for; None where the script does not say."""
         if expansion.startswith("$(("):
+            self.expanded.update(re.findall(r"[A-Za-z_]\w*", expansion))
             values = _computed(self._text(expansion[3:-2]), self.variables)
         elif expansion.startswith(("$(", "`")):
             values = self._printed(expansion[2 if expansion[0] == "$" else 1 : -1])
@@ -203,6 +217,7 @@ class _Script:
         """Return the value of `${inside}`; None where the script does not give it, or it cuts or replaces text."""
         if (match := _PARAMETER.fullmatch(inside)) is None:
             return None
+        self.expanded.add(match["name"])
         values = self.variables.get(match["name"])
         if match["count"]:
             return None if values is None else [str(len(values))]
@@ -232,6 +247,7 @@ class _Script:
         inner = _Script(self.variables)
         inner.text_left = self.text_left
         lines = [list(command.words) for command in inner.commands(inside)]
+        self.expanded |= inner.expanded
         if not lines or any("$" in word or "`" in word for line in lines for word in line):
             return None
         if lines[-1] == ["pwd"] and all(line[0] == "cd" and len(line) == 2 for line in lines[:-1]):
