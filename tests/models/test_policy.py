@@ -80,6 +80,15 @@ def test_targets_are_every_linear_layer_of_the_part(tiny_checkpoints, name, targ
     assert not any(re.fullmatch(pattern, name) for name, _ in model.named_modules() if name not in linear)
 
 
+def test_an_embedding_that_an_expression_names_is_refused(tiny_checkpoints):
+    """As Unsloth 1505 lists it among its target_modules; it got no adapter, without a word."""
+    family = load_family(Model(path=str(tiny_checkpoints["qwen2_vl"])))
+    model = load_weights(family, torch.float32, CPU)
+    with pytest.raises(ModelError, match=r"matches .*embed_tokens, which cannot be adapted here; use an expression"):
+        adapter_targets(family, model, Lora(targets=r"(.*\.)?(q_proj|embed_tokens)"))
+    assert adapter_targets(family, model, Lora(targets=r".*\.q_proj")).layers
+
+
 def test_parts_have_the_layers_one_expects(tiny_checkpoints):
     policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"])
     layers = {base_name(name).removesuffix(".weight") for name in policy.trained_parameters()}

@@ -68,14 +68,17 @@ def adaptable_names(model: HuggingFaceModel) -> set[str]:
 def adapter_targets(family: Family, model: HuggingFaceModel, lora: Lora) -> AdapterTargets:
     """Choose what `lora.targets` names: the linear layers of a part without the head and the gates of mixtures, or the
     linear layers and experts that the user's own expression matches. Raises ModelError if nothing matches, if it
-    matches the head or a gate, which no adapter changes, or if experts would have dropout."""
+    matches the head, a gate or, by name, an embedding, which no adapter changes, or if experts would have dropout."""
     targets, adaptable = lora.targets, adaptable_names(model)
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     possible = [name for name in linear if name in adaptable]
     if targets in (*PARTS, "all"):
         chosen = [name for name in possible if targets == "all" or family.part_of(name + ".") == targets]
         return AdapterTargets(layers=pattern(chosen), experts=()) if chosen else _nothing(targets, possible)
-    if fixed := sorted(name for name in {*linear, *gate_names(model)} - adaptable if re.fullmatch(targets, name)):
+    # An expression such as .* matches embeddings as well, but does not ask for them.
+    embeddings = {name for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    asked = {*linear, *gate_names(model), *(embeddings if "embed" in targets else ())} - adaptable
+    if fixed := sorted(name for name in asked if re.fullmatch(targets, name)):
         raise ModelError(
             f"lora.targets: {targets!r} matches {fixed[0]}, which cannot be adapted here; use an expression that "
             f"leaves it out, such as '(?!{re.escape(fixed[0])}$){targets}'"
