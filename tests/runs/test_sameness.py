@@ -8,7 +8,7 @@ import pytest
 
 from tests.runs.test_directory import grpo_recipe, make, make_a_step, sft_recipe
 from tiercel.config.keys import every_key
-from tiercel.config.schema import Data, Learner, Lora, Model, Reliability
+from tiercel.config.schema import Data, Learner, Lora, Model, Optim, Reliability, Train
 from tiercel.errors import RunError
 from tiercel.runs.directory import open_run
 from tiercel.runs.identity import MAY_DIFFER, ROUNDED
@@ -54,6 +54,16 @@ def test_what_keeps_every_byte_is_told_without_a_word_on_rounding(tmp_path):
         "the recipe has changed: data.workers: was 2, is 0 now",
         "the recipe has changed: model.vision_cache_bytes: was 0, is 10 now",
     )
+
+
+@pytest.mark.parametrize(("schedule", "is_told"), [("cosine", True), ("constant", False)])
+def test_a_schedule_that_ends_elsewhere_is_told(tmp_path, schedule, is_told):
+    """As transformers 34053 and others report: the rate of a cosine jumps if the run is made longer."""
+    optim = Optim(schedule=schedule)
+    make_a_step(sft_recipe(tmp_path, optim=optim))
+    longer = sft_recipe(tmp_path, optim=optim, train=Train(steps=4000))
+    told = [line for line in lines_of(longer) if line.startswith("optim.schedule: cosine ends with the run")]
+    assert bool(told) == is_told
 
 
 def test_with_dropout_other_masks_are_told(tmp_path):

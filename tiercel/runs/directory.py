@@ -358,6 +358,11 @@ def _require_same(before: Recipe, now: Recipe, run: Path) -> tuple[str, ...]:
             f"--merge` writes)\n  {lines}"
         )
     told = [f"the recipe has changed: {line}" for key, line in changed.items() if key != "output"]
+    if now.optim.schedule != "constant" and {"train.steps", "train.epochs"} & changed.keys():
+        told.append(
+            f"optim.schedule: {now.optim.schedule} ends with the run, so from here on the learning rate is that of a "
+            "run of the new length"
+        )
     if any(map(is_rounded, changed)):
         told.append("from here on, sums are computed in another order; results differ only by rounding")
         if now.lora is not None and now.lora.dropout > 0:
