@@ -2,11 +2,13 @@
 
 import importlib.util
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from tests.rewards.samples import limits, sample
 from tiercel.errors import RecipeError
+from tiercel.reward_types import PolicyTurn
 from tiercel.rewards.runtime.signature_adapters import NoReward, as_reward
 from tiercel.rewards.runtime.user import UserReward
 
@@ -332,6 +334,10 @@ def test_a_function_of_other_parameters_is_told_what_there_is():
         ("async def score(reward_input): return {'score': 9, 'overall': of(reward_input), 'format': 1.0}", 0.5),
         ("async def score(reward_inputs): return [{'overall': of(each)} for each in reward_inputs]", 0.5),
         ("async def score(solution_strs): return [{'score': found(each)} for each in solution_strs]", 0.5),
+        # EasyR1's of early 2025, as in EasyR1 213
+        ("def score(predict_str, ground_truth, share=0.1): return {'overall': found(predict_str), 'format': 1.0}", 0.5),
+        ("def score(predict, ground_truth): return {'overall': found(predict) if ground_truth == 'cup' else 0}", 0.5),
+        ("def score(predicts, ground_truths): return [{'overall': found(each)} for each in predicts]", 0.5),
     ],
 )
 def test_rewards_of_verl_and_easyr1_are_called_as_there(reward_file, source, expected):
@@ -365,13 +371,48 @@ def test_rewards_of_other_frameworks_get_the_right_answer_as_the_row_has_it(rewa
 def test_a_function_of_verl_gets_its_columns_and_no_answer_that_a_row_lacks():
     def of_verl(data_source, solution_str, ground_truth, extra_info=None):
         given = (data_source, solution_str, ground_truth, extra_info)
-        return {"score": float(given == ("geo", "a cup", "5", {"n": 1}))}
+        return {"score": float(given == ("geo", "a cup", "5", {"n": 1, "num_turns": 2}))}
 
     row = {"data_source": "geo", "extra_info": {"n": 1}, "reward_model": {"ground_truth": "5"}}
     given = sample("a cup", "5", columns=row)
     assert as_reward(of_verl)(given) == 1.0
     with pytest.raises(TypeError, match="it takes ground_truth, which the rows here do not have"):
         as_reward(of_verl)(replace(given, answer=None))
+
+
+def test_a_default_of_verls_function_is_no_column():
+    """Its function for GSM8K has `score=1.0`; rows with a column of that name changed what a right answer earned."""
+
+    def gsm8k(solution_str, ground_truth, method="strict", format_score=0.0, score=1.0):
+        return score if method == "strict" and solution_str == ground_truth else format_score
+
+    def with_required(solution_str, ground_truth, kind):
+        return float(kind == "geo")
+
+    given = sample("5", "5", columns={"score": 0.25, "method": "flexible", "kind": "geo"})
+    assert as_reward(gsm8k)(given) == 1.0 and as_reward(with_required)(given) == 1.0
+
+
+@pytest.mark.parametrize("columns", [{}, {"extra_info": {"index": 3}}])
+def test_verls_function_always_gets_the_number_of_turns(columns):
+    """As Open-AgentRL 13 misses it: `extra_info.get("num_turns", 0)` would be 0 without a word."""
+
+    def turns(solution_str, ground_truth, extra_info):
+        return extra_info["num_turns"] + 10 * extra_info.get("index", 0)
+
+    given = sample("5", "5", columns=columns)
+    two = replace(given, turns=(PolicyTurn(text="a", token_count=1), PolicyTurn(text="b", token_count=1)))
+    index = 30 * bool(columns)
+    assert (as_reward(turns)(given), as_reward(turns)(two)) == (2 + index, 4 + index)
+
+
+def test_a_partial_function_is_called_as_what_it_holds():
+    """As in TRL 6133."""
+
+    def longest(completions, most, **kwargs):
+        return [float(len(each) == 1 and len(each[0]["content"]) <= most) for each in completions]
+
+    assert as_reward(partial(longest, most=5))([sample("short", None), sample("longer", None)]) == [1.0, 0.0]
 
 
 def test_tiercels_own_forms_are_left_as_they_are():

@@ -7,7 +7,8 @@
   for, such as f(completion, answer): the names of a Sample, and the columns of the row;
 - ms-swift's: a class, or an object of one, whose `__call__` has that parameter;
 - verl's: a function with a parameter `solution_str`, or `solution_strs` for a batch;
-- EasyR1's: a function with a parameter `reward_input`, a dict, or `reward_inputs`, a list of them.
+- EasyR1's: a function with a parameter `reward_input`, a dict, or `reward_inputs`, a list of them; earlier ones have
+  `predict_str`, `predict` or `predicts`.
 
 verl's and EasyR1's may return a dict, of which one entry is the reward.
 
@@ -26,6 +27,7 @@ from tiercel.reward_types import Sample, SampleImage
 
 SAMPLE_NAMES = ("id", "prompt", "completion", "answer", "token_count", "is_truncated", "messages", "coordinate_space")
 KEYS_OF_VERL, KEYS_OF_EASYR1 = ("score", "reward"), ("overall",)  # the reward in a dict that a function returns
+PREDICTIONS = ("predict_str", "predict")  # names of a completion in EasyR1's functions until the middle of 2025
 STOOD_IN = ("ORM", "AsyncORM", "orms")  # names in swift.plugin and swift.rewards
 
 
@@ -42,21 +44,28 @@ def as_reward(found: Any) -> Callable[..., Any]:
     if getattr(found, "batched", False):
         return found
     is_of_class = inspect.isfunction(getattr(type(found), "__call__", None))  # noqa: B004
-    if _takes(found, "completion") or _takes(found, "solution_str"):
+    if _takes(found, "completion"):
         return _by_name(found)
+    if _takes(found, "solution_str"):
+        return _of_verl(found)
     if _takes(found, "solution_strs"):
         return _batched(lambda samples: _call(found, _lists_of_verl(samples)), KEYS_OF_VERL)
     if _takes(found, "reward_inputs"):
         inputs = "reward_inputs"
         return _batched(lambda samples: _call(found, {inputs: list(map(_reward_input, samples))}), KEYS_OF_EASYR1)
     if _takes(found, "reward_input"):
-        return _of_reward_input(found)
+        return _of_each(found, lambda sample: {"reward_input": _reward_input(sample)}, KEYS_OF_EASYR1)
+    if (text := next((name for name in PREDICTIONS if _takes(found, name)), None)) is not None:
+        return _of_each(found, lambda sample: _names_of_verl(sample, text), (*KEYS_OF_EASYR1, *KEYS_OF_VERL))
+    if _takes(found, "predicts"):
+        return _batched(lambda samples: _call(found, _predictions(samples)), KEYS_OF_EASYR1)
     if not _takes(found, "completions"):
         _require_one_parameter(found)
         return found.__call__ if is_of_class else found  # the method tells whether it is async
     said = getattr(found, "conversational", None)
     if said is None and not is_of_class:
-        return _of_lists(found, list if _names_content(getattr(found, "__code__", None)) else Conversation)
+        own = getattr(found, "func", found)  # of a functools.partial
+        return _of_lists(found, list if _names_content(getattr(own, "__code__", None)) else Conversation)
     return _of_lists(found, list if said else None)
 
 
@@ -94,30 +103,52 @@ def _takes(found: Callable[..., Any], name: str) -> bool:
 
 def _by_name(found: Callable[..., Any]) -> Callable[[Sample], Any]:
     """Wrap a function that takes parts of a sample by name as a function of samples."""
-    is_of_verl = _takes(found, "solution_str")
+    return _of_each(found, _values_by_name, ())
 
-    def call(sample: Sample) -> Any:
-        own = {name: getattr(sample, name) for name in SAMPLE_NAMES} | {"images": Pictures(sample.images)}
-        values = {**sample.columns, **own, "answer": sample.columns.get("answer", sample.answer)}
-        if values["answer"] is None:
-            del values["answer"]  # a function that requires it fails; it might compare with None
-        return _call(found, values | (_names_of_verl(sample) if is_of_verl else {}))
+
+def _values_by_name(sample: Sample) -> dict[str, Any]:
+    own = {name: getattr(sample, name) for name in SAMPLE_NAMES} | {"images": Pictures(sample.images)}
+    values = {**sample.columns, **own, "answer": sample.columns.get("answer", sample.answer)}
+    if values["answer"] is None:
+        del values["answer"]  # a function that requires it fails; it might compare with None
+    return values
+
+
+def _of_verl(found: Callable[..., Any]) -> Callable[[Sample], Any]:
+    """Wrap verl's function of one completion. A parameter with a default that verl does not pass, such as `score=1.0`,
+    keeps it, even if a column has its name."""
+    usual = {each.name for each in _named(found) if each.default is not each.empty}
+
+    def values(sample: Sample) -> dict[str, Any]:
+        others = {name: value for name, value in _values_by_name(sample).items() if name not in usual}
+        return others | _names_of_verl(sample)
+
+    return _of_each(found, values, KEYS_OF_VERL)
+
+
+def _of_each(
+    found: Callable[..., Any], values: Callable[[Sample], Mapping[str, Any]], keys: Sequence[str]
+) -> Callable[[Sample], Any]:
+    """Wrap a function that is called for each completion with these values, and may return a dict."""
 
     def score(sample: Sample) -> Any:
-        return _reward_in(call(sample), KEYS_OF_VERL) if is_of_verl else call(sample)
+        return _reward_in(_call(found, values(sample)), keys)
 
     async def score_async(sample: Sample) -> Any:
-        found = await call(sample)
-        return _reward_in(found, KEYS_OF_VERL) if is_of_verl else found
+        return _reward_in(await _call(found, values(sample)), keys)
 
     return score_async if _is_async(found) else score
 
 
-def _names_of_verl(sample: Sample) -> dict[str, Any]:
-    """Return what verl calls a function with, as far as the row has it; the column `extra_info` may be missing."""
-    named = {"solution_str": sample.completion, "extra_info": sample.columns.get("extra_info")}
+def _names_of_verl(sample: Sample, text: str = "solution_str") -> dict[str, Any]:
+    """Return what verl calls a function with, as far as the row has it; the column `extra_info` may be missing. `text`
+    is the name of the completion."""
+    extra = sample.columns.get("extra_info", {})
+    if isinstance(extra, Mapping):  # verl counts the question, the policy's turns, and the answers between them
+        extra = {**extra, "num_turns": 2 * max(1, len(sample.turns))}
     given = {"data_source": sample.columns.get("data_source"), "ground_truth": _own_answer(sample)}
-    return named | {name: value for name, value in given.items() if value is not None}
+    known = {name: value for name, value in given.items() if value is not None}
+    return {text: sample.completion, "extra_info": extra, **known}
 
 
 def _lists_of_verl(samples: Sequence[Sample]) -> dict[str, list[Any]]:
@@ -129,22 +160,16 @@ def _is_async(found: Callable[..., Any]) -> bool:
     return any(map(inspect.iscoroutinefunction, (found, type(found).__call__)))
 
 
-def _of_reward_input(found: Callable[..., Any]) -> Callable[[Sample], Any]:
-    """Wrap EasyR1's function of one completion."""
-
-    def score(sample: Sample) -> Any:
-        return _reward_in(_call(found, {"reward_input": _reward_input(sample)}), KEYS_OF_EASYR1)
-
-    async def score_async(sample: Sample) -> Any:
-        return _reward_in(await _call(found, {"reward_input": _reward_input(sample)}), KEYS_OF_EASYR1)
-
-    return score_async if _is_async(found) else score
-
-
 def _reward_input(sample: Sample) -> dict[str, Any]:
     """Return what EasyR1 passes for a completion."""
     truth = _own_answer(sample)
     return {"response": sample.completion, "response_length": sample.token_count, "ground_truth": truth}
+
+
+def _predictions(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+    """Return what EasyR1 passed for a batch until the middle of 2025."""
+    truths = [_own_answer(sample) for sample in samples]
+    return {"predicts": [sample.completion for sample in samples], "ground_truths": truths}
 
 
 def _own_answer(sample: Sample) -> Any:
