@@ -52,6 +52,7 @@ MODULES = (
     "data",
     "models/weights/loading.py",
     "models/prompts.py",
+    "models/turn_texts.py",
     "models/chat.py",
     "models/families/base.py",
     "training/start_checks.py",

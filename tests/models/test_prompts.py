@@ -134,6 +134,7 @@ def test_an_end_token_in_a_turns_text_does_not_end_it(family):
 FOREIGN_MARKS = (
     *("<img>a.png</img>", "<image 1>", "<image1>", "<|image_1|>", "<image_00>", "<img></img>", "<Image>", "<IMAGE>"),
     *("(image)[image-1.png]", "<IMG_CONTEXT>", "<start_of_image>", "<|media_placeholder|>", "<image_token>"),
+    *("<Image 1>", "<IMAGE_2>", "&lt;image&gt;"),
 )
 
 
@@ -145,6 +146,55 @@ def test_a_mark_of_another_framework_is_not_read_as_text(family, mark):
     assert conversation_length(family, answered, (), None) > 0
     for plain in ("<img src='a.png'>", "<imagery>", "image 1", "an <image/> tag", "(image)", "[image]"):
         assert prompt_length(family, row_of(("user", plain)), (), None) > 0
+
+
+VIDEO_MARKS = ("<video 1>", "<|video_1|>", "<VIDEO>", "<VideoHere>", "<|video|>", "<vid>a.mp4</vid>", "&lt;video&gt;")
+
+
+@pytest.mark.parametrize("mark", VIDEO_MARKS)
+def test_a_mark_of_a_video_in_another_framework_is_not_read_as_text(family, mark):
+    with pytest.raises(DataError, match=f"contains {re.escape(mark)}, a mark of a video in another framework"):
+        prompt_length(family, row_of(("user", f"{mark} What falls?")), (), None)
+    for plain in ("<video src='a.mp4'>", "video 1", "<videos>"):
+        assert prompt_length(family, row_of(("user", plain)), (), None) > 0
+
+
+RENDERED = (  # rows of autotrain-advanced 753, and as the templates of other models write a question
+    *("<|im_start|>user\nWhere?", "<s>[INST] Where? [/INST]", "[INST] Where? [/INST]", "<start_of_turn>user\nWhere?"),
+    *("<|begin_of_text|>Where?", "<|start_header_id|>user<|end_header_id|>\n\nWhere?", "<|user|>\nWhere?"),
+    *("USER: Where is the seven? ASSISTANT:", "<image>[INST] Where? [/INST]", "USER: <image>\nWhere? ASSISTANT:"),
+)
+
+
+@pytest.mark.parametrize("content", RENDERED)
+def test_a_question_that_was_rendered_before_is_not_rendered_again(family, content):
+    with pytest.raises(DataError, match="give only what is said in the turn") as error:
+        prompt_length(family, row_of(("user", content)), (), None)
+    assert error.value.field == "messages"
+
+
+def test_what_the_template_writes_around_turns_may_stand_nowhere_in_a_row(families):
+    for family in families.values():
+        assert "<|im_start|>" in family.turn_tokens
+        for role in ("system", "user"):
+            row = row_of((role, "the <|im_start|> seven"), ("user", "?"), ("assistant", "7"))
+            with pytest.raises(DataError, match=rf"the {role} turn contains <\|im_start\|>"):
+                conversation_of(family, row)
+    plain = row_of(("user", "USER: is the ASSISTANT: seven"), ("assistant", "<think>\n7</think>7"))
+    assert conversation_of(families["qwen2_5_vl"], plain)
+
+
+@pytest.mark.parametrize("end", ("</s>", "<|eot_id|>", "<end_of_turn>", "<|endoftext|>\n", "<|end|>", "<eos>"))
+def test_the_end_of_another_models_turn_is_not_learnt_as_text(family, end):
+    row = row_of(("user", "?"), ("assistant", f"7{end}"))
+    for call in (lambda: conversation_of(family, row), lambda: conversation_length(family, row, [], None)):
+        with pytest.raises(DataError, match=f"the assistant turn ends with {re.escape(end.strip())}"):
+            call()
+    assert conversation_of(family, row_of(("user", "?"), ("assistant", f"write {end.strip()} 7")))
+
+
+def test_html_may_end_a_struck_text(family):
+    assert conversation_of(family, row_of(("user", "?"), ("assistant", "<s>6</s>7 <s>8</s>")))
 
 
 def test_a_familys_own_token_of_a_picture_is_not_called_another_frameworks(families, family):

@@ -136,9 +136,10 @@ def _ended(family: Family, alone: str, whole: str) -> tuple[str, str]:
 
 
 def take_turn_end(family: Family) -> None:
-    """Find the end of a turn from the template, and put its token before the others that end a completion. If the
-    template refuses a conversation of two turns, the family stays as it is. Raises ModelError if the template does not
-    write what the assistant says, or begins the assistant's turn differently from the generation prompt."""
+    """Find the tokens around turns from the template, and put that which ends one before the others that end a
+    completion. If the template refuses a conversation of two turns, the family stays as it is. Raises ModelError if the
+    template does not write what the assistant says, or begins the assistant's turn differently from the generation
+    prompt."""
     try:
         conversation = render(family, [ASKED, WRITTEN], False)
         asked, prompt = (render(family, [ASKED], is_prompt) for is_prompt in (False, True))
@@ -158,6 +159,9 @@ def take_turn_end(family: Family) -> None:
         )
     checkpoint, tokenizer = family.checkpoint, family.tokenizer
     more_than_text = {*tokenizer.added_tokens_decoder, *checkpoint.end_token_ids}
+    around = set(tokenizer(asked, add_special_tokens=False)["input_ids"])
+    special = {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    family.turn_tokens = tuple(special[number] for number in sorted(special.keys() & around))
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     token = next((token for token in ids if token in more_than_text), None)
     family.turn_end = TurnEnd(text=text, token=token)

@@ -13,16 +13,10 @@ from tiercel.errors import DataError
 from tiercel.geometry import clipped, from_original, misfit
 from tiercel.message_text import brief
 from tiercel.models.families.base import Family
+from tiercel.models.turn_texts import require_plain_texts
 from tiercel.types import VISUAL_MARK, EncodedConversation, EncodedImage, EncodedPrompt, ImagePlan, Message, Row
 
 PRINTED_PART = repr({"type": "text"})[:-1]  # how Python prints a part of a turn
-# Marks of a picture in rows of other frameworks: <img>FILE</img> of Qwen-VL, <image 1> of MMMU, <|image_1|> of Phi-3,
-# (image)[image-1.png] of M3Exam; and the tokens of InternVL, Gemma, Kimi-VL and others, which only some models have.
-FOREIGN_MARK = re.compile(
-    r"<img>[^<>\n]*</img>|<\|?image[ _-]?\d+\|?>|<image>\./</image>|<ImageHere>|<image_placeholder>|<\|image\|>"
-    r"|<I(?:MAGE|mage)>|\(image\) ?\[image[^\]\n]{1,20}\]|<image_(?:token|here|soft_token)>|<start_of_image>"
-    r"|<IMG_CONTEXT>|<\|media_(?:pad|placeholder)\|>|<__media__>|<\|image_pad\|>"
-)
 NOTHING = r"(?!)"  # an expression that no text matches
 THOUGHT = re.compile(r"\s*<think>(.*?)</think>\n*", re.DOTALL)
 EMPTY_THOUGHT = re.compile(r"(?:<(\w+)>\s*</\1>|<\|(\w+)>\w*\s*<\2\|>)\s*")
@@ -48,9 +42,8 @@ def with_system(messages: Sequence[Message], system: str | None) -> tuple[Messag
 
 def with_boxes(row: Row, plans: Sequence[ImagePlan], family: Family) -> tuple[Message, ...]:
     """Return the row's messages with each <bbox> mark replaced by its box in the family's coordinate space. Raises
-    DataError if they contain an end token, which only the chat template may write."""
-    _require_no_end(family, row.messages)
-    _require_own_marks(family, row.messages)
+    DataError if they contain what only the chat template may write, or marks of other frameworks."""
+    require_plain_texts(family, row.messages)
     if not row.boxes:
         return row.messages
     space = family.coordinate_space
@@ -73,30 +66,6 @@ def with_boxes(row: Row, plans: Sequence[ImagePlan], family: Family) -> tuple[Me
         return text
 
     return tuple(replace(message, content=written(message.content)) for message in row.messages)
-
-
-def _require_no_end(family: Family, messages: Sequence[Message]) -> None:
-    for end in family.tokenizer.convert_ids_to_tokens(list(family.checkpoint.end_token_ids)):
-        if odd := next((message for message in messages if end in message.content), None):
-            raise DataError(
-                f"the {odd.role} turn contains {end}, which ends a turn and is written by the chat template itself; "
-                "remove it",
-                field="messages",
-            )
-
-
-def _require_own_marks(family: Family, messages: Sequence[Message]) -> None:
-    """Raise DataError for another framework's mark of a picture, which the model would read as text."""
-    for message in messages if family.image_marker is not None else ():
-        if message.role == "assistant":
-            continue
-        marks = (found.group() for found in FOREIGN_MARK.finditer(message.content))
-        if mark := next((mark for mark in marks if mark not in (family.image_marker or "")), None):
-            raise DataError(
-                f"the {message.role} turn contains {brief(mark, 60)}, a mark of a picture in another "
-                "framework, which the model would read as text; write <image> there, and list the picture in `images`",
-                field="messages",
-            )
 
 
 def render(family: Family, messages: Sequence[Message], add_generation_prompt: bool) -> str:

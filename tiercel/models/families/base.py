@@ -71,6 +71,7 @@ class Family(ABC):
     model_class: ClassVar[Any] = AutoModelForImageTextToText
     needs_proof: ClassVar[bool] = False  # true: one class for many architectures (packing/forward_equivalence_check.py)
     turn_end: TurnEnd | None = None  # what the chat template writes after an assistant's turn; None: unknown
+    turn_tokens: tuple[str, ...] = ()  # special tokens that the chat template writes around a question
     unshared: str | None = None  # why a proof did not let completions share their prompt
 
     def __init__(self, checkpoint: Checkpoint, min_pixels: int | None, max_pixels: int | None):
