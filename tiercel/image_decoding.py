@@ -21,6 +21,7 @@ SIDEWAYS = frozenset({5, 6, 7, 8})
 _WHITE = (255, 255, 255, 255)
 _STRIP_PIXELS = 1 << 22
 _DARKEST = 1 << 12  # 16-bit values below it, as of 12 bits, have a high byte of at most 15
+_16_BIT_COLOURS = ("RGB;16B", "RGBA;16B", "LA;16B")  # of which Pillow keeps the high bytes
 
 
 def open_picture(file: str) -> Image.Image:
@@ -41,11 +42,14 @@ def orientation(image: Image.Image) -> int:
 
 def upright_rgb(image: Image.Image) -> Image.Image:
     """Decode an open image to an upright picture in 8-bit RGB, without metadata. Transparent pixels are drawn on white,
-    16-bit greyscale keeps its high byte, and CMYK is converted without a colour profile. Raises ValueError for 16-bit
-    greyscale of which that byte is nearly black."""
+    16-bit values keep their high byte, and CMYK is converted without a colour profile. Raises ValueError if hardly
+    anything would be left to see: of 16-bit values that use few of their bits, or of white that is drawn on white."""
     # Read before load(), like the size in the header, because load() also reads metadata after the pixels.
     transposition = _UPRIGHT.get(orientation(image))
+    is_16_bit_colour = any(tile[3] in _16_BIT_COLOURS for tile in getattr(image, "tile", ()))
     image.load()
+    if is_16_bit_colour and (most := int(np.asarray(image)[..., :3].max())) < _DARKEST >> 8:
+        raise ValueError(_dark(most << 8 | 0xFF))
     picture = _to_rgb(image)
     return picture if transposition is None else picture.transpose(transposition)
 
@@ -63,23 +67,54 @@ def png_file(image: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
+def _dark(most: int) -> str:
+    return (
+        f"its 16-bit values reach only {most} of 65535, so the picture would be nearly black; scale them by "
+        f"65535 / {most}, or save it with 8 bits"
+    )
+
+
 def _to_rgb(image: Image.Image) -> Image.Image:
     is_16_bit = image.mode == "I" or image.mode.startswith("I;16")
     if is_16_bit or image.has_transparency_data:
-        most = image.getextrema()[1] if is_16_bit else 0
-        if isinstance(most, int) and 0 < most < _DARKEST:
-            raise ValueError(
-                f"its 16-bit values reach only {most} of 65535, so the picture would be nearly black; scale them by "
-                f"65535 / {most}, or save it with 8 bits"
-            )
+        if is_16_bit:
+            _require_shades(image)
         (width, height), convert = image.size, _from_16_bit if is_16_bit else _on_white
         picture, rows = Image.new("RGB", image.size), max(1, _STRIP_PIXELS // width)
         for top in range(0, height, rows):  # in strips, or a large picture would take several times its own memory
             picture.paste(convert(image.crop((0, top, width, min(height, top + rows)))), (0, top))
+        if not is_16_bit:
+            _require_drawn(image, picture)
     else:
         picture = image.convert("RGB")
     picture.info = {}  # otherwise profiles and EXIF would be written whenever the picture is saved
     return picture
+
+
+def _require_shades(image: Image.Image) -> None:
+    """Raise ValueError for 16-bit greyscale of which the high bytes hardly differ."""
+    least, most = image.getextrema()
+    if not isinstance(least, int) or not isinstance(most, int) or most - least >= _DARKEST or least == most == 0:
+        return
+    if most < _DARKEST:
+        raise ValueError(_dark(most))
+    if most > least:
+        raise ValueError(
+            f"its 16-bit values lie between {least} and {most} of 65535, so the picture would be nearly of one grey; "
+            "stretch them to 0 to 65535, or save it with 8 bits"
+        )
+
+
+def _require_drawn(image: Image.Image, picture: Image.Image) -> None:
+    """Raise ValueError for a picture of which all that is not transparent is white."""
+    if picture.getextrema() != ((255, 255),) * 3:
+        return
+    least, most = image.convert("RGBA").getchannel("A").getextrema()
+    if least != 255 and most != 0:
+        raise ValueError(
+            "all that is drawn on its transparent background is white, and transparent parts become white, so nothing "
+            "would be seen; save it on a background of another colour"
+        )
 
 
 def _on_white(image: Image.Image) -> Image.Image:

@@ -130,6 +130,64 @@ def test_16_bit_greyscale_of_fewer_bits_is_no_black_picture(most, is_dark):
         assert np.asarray(decode(source, ANYWHERE, LIMIT))[0, 1].tolist() == [most >> 8] * 3
 
 
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ((32000, 33500), "lie between 32000 and 33500 of 65535"),  # a tomography, shifted by 32768
+        ((40000, 44095), "nearly of one grey"),
+        ((40000, 44096), None),
+        ((40000, 40000), None),  # a page without anything on it
+    ],
+)
+def test_16_bit_greyscale_of_a_narrow_range_is_no_grey_picture(values, says):
+    source = embedded(Image.fromarray(np.array([values], dtype=np.uint16)))
+    if says is None:
+        assert decode(source, ANYWHERE, LIMIT).size == (2, 1)
+    else:
+        assert says in problem(source)
+
+
+def deep_png(colour_type, *samples):
+    """A PNG of one pixel with 16 bits for each sample, which Pillow reads but does not write."""
+    header = struct.pack(">IIBBBBB", 1, 1, 16, colour_type, 0, 0, 0)
+    pixels = zlib.compress(b"\0" + struct.pack(f">{len(samples)}H", *samples))
+    chunks = [(b"IHDR", header), (b"IDAT", pixels), (b"IEND", b"")]
+    sums = [struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks]
+    parts = [struct.pack(">I", len(data)) + kind + data + end for (kind, data), end in zip(chunks, sums, strict=True)]
+    return ImageSource(data=b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+
+
+@pytest.mark.parametrize(
+    ("colour_type", "samples", "is_dark"),
+    [
+        (2, (4095, 100, 0), True),
+        (2, (4096, 100, 0), False),
+        (6, (4095, 100, 0, 65535), True),
+        (6, (0, 0, 40000, 65535), False),
+    ],
+)
+def test_16_bit_colours_of_fewer_bits_are_no_black_picture(colour_type, samples, is_dark):
+    source = deep_png(colour_type, *samples)
+    if is_dark:
+        assert "16-bit values reach only 4095 of 65535" in problem(source)
+    else:
+        assert decode(source, ANYWHERE, LIMIT).getpixel((0, 0)) == tuple(sample >> 8 for sample in samples[:3])
+
+
+def test_white_on_a_transparent_background_is_no_white_picture():
+    """A formula or a logo in white (hermes-agent 64548): on white nothing of it would be seen."""
+    drawn = Image.new("RGBA", (2, 1), (255, 255, 255, 255))
+    drawn.putpixel((0, 0), (9, 9, 9, 0))
+    for picture, format in ((drawn, "PNG"), (drawn, "WEBP"), (drawn.convert("LA"), "PNG")):
+        assert "all that is drawn on its transparent background is white" in problem(
+            embedded(picture, format, **({"lossless": True} if format == "WEBP" else {}))
+        )
+    drawn.putpixel((1, 0), (0, 0, 0, 255))
+    assert decode(embedded(drawn), ANYWHERE, LIMIT).getpixel((1, 0)) == (0, 0, 0)
+    page = Image.new("RGBA", (2, 1), (255, 255, 255, 255))
+    assert pixel(page) == (255, 255, 255)
+
+
 def test_cmyk_jpeg():
     red, green, blue = pixel(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG", quality=100)
     assert red > 250
