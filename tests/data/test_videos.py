@@ -9,7 +9,7 @@ from PIL import Image
 
 from tiercel.config.schema import Data
 from tiercel.data.media.images import ImageProblem
-from tiercel.data.media.videos import decode_video, evenly, open_video
+from tiercel.data.media.videos import at_even_times, decode_video, evenly, open_video
 from tiercel.types import ImageRoots, ImageSource, VideoSource
 
 av = pytest.importorskip("av")
@@ -176,3 +176,46 @@ def test_absolute_paths_of_files_and_frames_need_a_root(tmp_path):
         assert open_video(source, ImageRoots(base="x", more=(str(tmp_path / "more"),)), data()).size[1] >= 6
         with pytest.raises(ImageProblem, match=r"data\.image_roots"):
             open_video(source, ImageRoots(base="x"), data())
+
+
+def write_at(path, times, rate):
+    """Frames whose grey says their number, shown at these milliseconds."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(CODECS[path.suffix], rate=rate)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        stream.codec_context.time_base = Fraction(1, 1000)
+        for number, time in enumerate(times):
+            frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 10 * number, dtype=np.uint8), format="rgb24")
+            frame.pts, frame.time_base = time, Fraction(1, 1000)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+
+
+@pytest.mark.parametrize("suffix", (".mp4", ".mkv"))
+def test_frames_at_uneven_times_are_taken_by_their_times(tmp_path, suffix):
+    """As of a screen that was recorded: ten frames in the first second, and then one that stays."""
+    times = [100 * number for number in range(10)] + [1000, 3000]
+    write_at(tmp_path / f"a{suffix}", times, rate=10)
+    source, roots = VideoSource(path=f"a{suffix}", fps=2.0), ImageRoots(base=str(tmp_path))
+    length = 3.0 * 12 / 11  # the last frame is shown as long as the others on average
+    header = open_video(source, roots, data())
+    wanted = round(length * 2)
+    expected = [sum(time <= 1000 * length * place / wanted + 1 for time in times) - 1 for place in range(wanted)]
+    assert header.frame_numbers == tuple(expected) and len(set(expected)) < len(expected)
+    assert header.fps == pytest.approx(wanted / length, rel=1e-3)
+    frames = list(decode_video(source, roots, data(), header))
+    assert numbers(frames) == expected
+
+
+def test_a_rate_that_the_times_of_the_frames_deny_is_not_believed(tmp_path):
+    """A browser's recording (uploadcare-widget 555) says 1,000 frames a second: ten seconds would be one frame."""
+    write_at(tmp_path / "a.mkv", [100 * number for number in range(20)], rate=1000)
+    header = open_video(VideoSource(path="a.mkv"), ImageRoots(base=str(tmp_path)), data())
+    assert header.frame_numbers == (0, 5, 10, 15) and header.fps == pytest.approx(2.0, rel=1e-3)
+
+
+def test_times_of_frames_choose_what_is_on_the_screen():
+    assert at_even_times([0, 1, 2, 3], 1.0, 32) == ((0, 1, 2, 3), 1.0)
+    assert at_even_times([0, 1, 2, 3], 0.5, 32) == ((0, 2), 0.5)
+    assert at_even_times([0, 0.1, 0.2, 3], 1.0, 32) == ((0, 2, 2, 3), 1.0)
+    assert at_even_times([0, 0.1, 0.2, 3], 9.0, 2) == ((0, 2), 0.5)

@@ -4,7 +4,9 @@ The first bytes of a file decide whether it is opened as MP4, Matroska (WebM) or
 that no other file or address that it names is opened. Frames are turned upright, as images are.
 """
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,6 +21,8 @@ from tiercel.errors import EnvironmentProblem
 from tiercel.types import ImageRoots, Size, VideoSource
 
 _HEAD_BYTES = 16
+_MOST_UNSTEADY = 0.01  # by which the usual and the average rate of a steady video may differ
+_TICK = 1e-3  # seconds, to which Matroska rounds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +30,7 @@ class VideoHeader:
     """Describes the frames to take from a video."""
 
     size: Size
-    frame_numbers: tuple[int, ...]  # positions in the file, or in the list
+    frame_numbers: tuple[int, ...]  # positions in the file, or in the list; one may be there several times
     fps: float  # frames per second of the frames that are taken
 
 
@@ -76,29 +80,52 @@ def _header_of_file(source: VideoSource, roots: ImageRoots, data: Data) -> Video
         if width * height > data.max_image_pixels:
             raise _problem(source, told("large video", width, height, data.max_image_pixels))
         rate, count = stream.average_rate or stream.guessed_rate, stream.frames
+        is_steady = stream.base_rate is not None and rate and abs(stream.base_rate / rate - 1) < _MOST_UNSTEADY
         first = next(container.decode(stream), None)
         if first is None:
             raise _problem(source, "has no frame that can be decoded")
         size = _upright(first).size
-    if not count:
+    times: list[float] = []
+    if not count or not is_steady:
         with _opened(source, roots) as (container, stream):
-            count = sum(1 for packet in container.demux(stream) if packet.size)
+            found, times = _times(container, stream)
+        if found < count:
+            raise _problem(source, f"ends too early: only {found} of {count} frames are there")
+        count = len(times) or found
     if not count or not rate:
         raise _problem(source, "does not state its number of frames or its frame rate")
-    numbers, fps = evenly(count, Fraction(rate), source.fps or data.video.fps, data.video.max_frames)
+    wanted, most = source.fps or data.video.fps, data.video.max_frames
+    if all(abs(time - number / rate) <= 1 / rate for number, time in enumerate(times)):
+        numbers, fps = evenly(count, Fraction(rate), wanted, most)
+    else:
+        numbers, fps = at_even_times(times, wanted, most)
     return VideoHeader(size=size, frame_numbers=numbers, fps=fps)
 
 
+def _times(container: Any, stream: Any) -> tuple[int, list[float]]:
+    """Count the frames of a file without decoding them, and return when each is shown, in seconds after the first;
+    nothing if the file does not say it of all frames."""
+    found = [(packet.pts, packet.is_discard) for packet in container.demux(stream) if packet.size]
+    shown = [pts for pts, is_left_out in found if not is_left_out]
+    if None in shown or len(set(shown)) < 2:
+        return len(found), []
+    first = min(shown)
+    return len(found), [float((pts - first) * stream.time_base) for pts in sorted(shown)]
+
+
 def _frames_of_file(source: VideoSource, roots: ImageRoots, header: VideoHeader) -> Iterator[Image.Image]:
-    wanted, taken = set(header.frame_numbers), 0
+    wanted, left = Counter(header.frame_numbers), len(header.frame_numbers)
     with _opened(source, roots) as (container, stream):
         for number, frame in enumerate(container.decode(stream)):
             if number in wanted:
-                yield _upright(frame)
-                taken += 1
-            if taken == len(wanted):
+                picture = _upright(frame)
+                for _ in range(wanted[number]):
+                    yield picture
+                left -= wanted[number]
+            if not left:
                 return
-    raise _problem(source, f"ends too early: only {taken} of {len(wanted)} frames could be decoded")
+    wholly = len(header.frame_numbers)
+    raise _problem(source, f"ends too early: only {wholly - left} of {wholly} frames could be decoded")
 
 
 def _upright(frame: Any) -> Image.Image:
@@ -113,6 +140,15 @@ def evenly(count: int, rate: Fraction, fps: float, most: int) -> tuple[tuple[int
     wanted = max(1, min(count, most, round(count * Fraction(fps) / rate)))
     numbers = tuple(count * number // wanted for number in range(wanted))
     return numbers, float(wanted * rate / count)
+
+
+def at_even_times(times: Sequence[float], fps: float, most: int) -> tuple[tuple[int, ...], float]:
+    """Choose frames as `evenly` does from a video whose frames are shown at `times`, in seconds after the first: those
+    that are on the screen at equal distances of time."""
+    length = times[-1] * len(times) / (len(times) - 1)  # as if the last one were shown as long as the others on average
+    wanted = max(1, min(len(times), most, round(length * fps)))
+    numbers = tuple(bisect_right(times, length * place / wanted + _TICK) - 1 for place in range(wanted))
+    return numbers, wanted / length
 
 
 def _kind(head: bytes) -> str | None:
