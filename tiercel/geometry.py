@@ -50,6 +50,11 @@ def misfit(box: Sequence[float], space: BoxSpace, size: Size) -> str | None:
         return f"is smaller than a pixel of {place}; these look like fractions of its sides: set data.boxes: unit"
     if min(box) >= -100 and max(box) <= 1100 and max(max(x) / size[0], max(y) / size[1]) > 1.1:
         return f"lies outside {place}; these look like thousandths of its sides: set data.boxes: thousandths"
+    if min(box) >= -ROUNDING and max(x) <= size[1] + ROUNDING and max(y) <= size[0] + ROUNDING:
+        return (
+            f"lies outside {place}; it would lie on one of {size[1]} x {size[0]}: give pixels of the picture as it is "
+            "seen upright, if its EXIF data turn it, and x before y"
+        )
     return f"lies outside {place}; give pixels of the original picture, x before y, or set the space with data.boxes"
 
 

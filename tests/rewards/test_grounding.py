@@ -212,6 +212,7 @@ NAMES = ("iou", "giou", "ciou", "box_precision", "box_recall", "box_f1", "box_ma
         ([-14, 20, 500, 600], "lies outside its picture of 597 x 640 pixels; give pixels"),
         ([20, 30, 2000, 1500], "lies outside"),
         ([20, 30, 600, 640], "lies outside"),
+        ([20, 30, 638, 590], "would lie on one of 640 x 597: give pixels of the picture as it is seen upright"),
     ],
 )
 def test_a_right_box_outside_its_picture_is_refused_with_its_likely_space(name, truth, says):
