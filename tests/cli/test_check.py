@@ -46,6 +46,72 @@ def test_boxes_as_numbers_in_an_answer_are_told(tiny_checkpoints, tmp_path, caps
     assert (told is not None) == is_told
 
 
+def notes_of(tiny_checkpoints, tmp_path, capsys, family, rows, size=(57, 60)):
+    noise_image(*size, seed=0).save(tmp_path / "a.png")
+    lines = [json.dumps({"images": ["a.png"], **row}) + "\n" for row in rows]
+    (tmp_path / "rows.jsonl").write_text("".join(lines))
+    recipe = sft_recipe(tiny_checkpoints[family], tmp_path / "rows.jsonl", tmp_path / "run", data={"eval": None})
+    (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(recipe))
+    assert main(["check", str(tmp_path / "recipe.yaml")]) == EXIT_DONE
+    return re.findall(r"note on (\d+) rows?: (.*)", " ".join(capsys.readouterr().out.split("\n")).replace("  ", "\n"))
+
+
+def turns(question, answer):
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
+@pytest.mark.parametrize(
+    ("family", "answer", "told"),
+    [
+        ("qwen3_vl", "[0.04, 0.35, 0.27, 0.43]", "answers have boxes as fractions"),
+        ("qwen2_5_vl", "[0.04, 0.35, 0.27, 0.43]", "answers have boxes as fractions"),
+        ("internvl", '{"bbox": [0, 0, 0.5, 1]}', "answers have boxes as fractions"),
+        ("ovis2", "[0.04, 0.35, 0.27, 0.43]", None),  # which writes fractions itself
+        ("qwen3_vl", "[0, 0, 1, 1]", None),
+    ],
+)
+def test_boxes_as_fractions_in_an_answer_are_told(tiny_checkpoints, tmp_path, capsys, family, answer, told):
+    """As in LLaVA's sets, which InternVL 211 trained on: the model writes thousandths."""
+    notes = notes_of(tiny_checkpoints, tmp_path, capsys, family, [turns("<image>Where?", answer)])
+    assert [note.startswith(told) for _, note in notes] == ([] if told is None else [True])
+
+
+@pytest.mark.parametrize(
+    ("family", "question", "is_told"),
+    [
+        ("qwen3_vl", "Describe the region [0.04, 0.35, 0.27, 0.43].", True),
+        ("qwen3_vl", "What is in the box [10, 20, 30, 1040]?", True),
+        ("qwen2_5_vl", "What is in the box [10, 20, 30, 40]?", True),
+        ("qwen3_vl", "What is in the box [10, 20, 30, 40]?", False),
+        ("qwen2_5_vl", "What is the mean of [10, 20, 30, 40]?", False),
+        ("qwen2_5_vl", "Give its box as [x1, y1, x2, y2].", False),
+    ],
+)
+def test_boxes_as_numbers_in_a_question_are_told(tiny_checkpoints, tmp_path, capsys, family, question, is_told):
+    notes = notes_of(tiny_checkpoints, tmp_path, capsys, family, [turns(f"<image>{question}", "A cup.")])
+    assert [note.startswith("questions have boxes as numbers") for _, note in notes] == [True] * is_told
+
+
+@pytest.mark.parametrize(("family", "is_told"), [("internvl", True), ("llava_onevision", True), ("qwen3_vl", False)])
+def test_tokens_of_qwens_boxes_are_told_for_other_models(tiny_checkpoints, tmp_path, capsys, family, is_told):
+    """ms-swift 4298: InternVL3's tokenizer has these tokens, which nobody trained, and answers were garbled."""
+    answer = "<|object_ref_start|>a cup<|object_ref_end|><|box_start|>(1,2),(3,4)<|box_end|>"
+    notes = notes_of(tiny_checkpoints, tmp_path, capsys, family, [turns("<image>Where?", answer)])
+    found = [note for _, note in notes if note.startswith("answers have <|object_ref_start|>, a token of")]
+    assert len(found) == is_told
+
+
+@pytest.mark.parametrize(("count", "beyond", "is_told"), [(12, False, True), (11, False, False), (12, True, False)])
+def test_boxes_that_may_be_pixels_are_told_if_all_of_many_may(
+    tiny_checkpoints, tmp_path, capsys, count, beyond, is_told
+):
+    """ms-swift 6167: rows with pixels for Qwen2.5-VL are learnt as thousandths by Qwen3-VL."""
+    rows = [turns("<image>Where?", f"[10, 20, 30, {40 + number}]") for number in range(count)]
+    rows += [turns("<image>Where?", "[10, 20, 30, 640]")] * beyond
+    notes = notes_of(tiny_checkpoints, tmp_path, capsys, "qwen3_vl", rows)
+    assert [number for number, note in notes if "all lie within their small pictures" in note] == ["12"] * is_told
+
+
 @pytest.mark.parametrize(
     ("columns", "is_told"),
     [

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from PIL import Image
 
 from tiercel.config.data import Data
 from tiercel.data.odd_rows import odd_lines
@@ -169,3 +170,25 @@ def test_texts_of_the_recipe_that_mean_something_else_are_told(tmp_path):
 def test_a_size_that_is_no_number_of_pixels_is_not_read(width):
     assert given_size({"width": width, "height": 480}) is None
     assert given_size({"image_width": 640.0, "image_height": 480, "width": width}) == (640, 480)
+
+
+def test_frames_without_a_rate_are_told(tmp_path):
+    """ms-swift 6523, Qwen3-VL 1992: frames that were taken once a second count as two a second."""
+    for name in ("0.png", "1.png"):
+        Image.new("RGB", (8, 8)).save(tmp_path / name)
+    frames = ["0.png", "1.png"]
+    (told,) = lines(tmp_path, [{**ASKED, "videos": [frames]}, {**ASKED, "videos": [{"frames": frames, "fps": 1}]}])
+    assert (
+        "1 of the first 2 rows have videos as lists of frames without fps, so they count as 2 frames a second" in told
+    )
+    assert lines(tmp_path, [{**ASKED, "videos": [frames]}], video={"fps": 1}) == []
+    assert lines(tmp_path, [{**ASKED, "videos": ["a.mp4"]}]) == []
+
+
+@pytest.mark.parametrize("names", [("video_start", "video_end"), ("start_frame", "end_frame")])
+def test_columns_that_name_a_part_of_a_video_are_told(tmp_path, names):
+    """As qwen-vl-utils takes them in a part, and LongViTU's segments: the whole video is read here."""
+    part = dict(zip(names, (3, 9), strict=True))
+    (told,) = lines(tmp_path, [{**ASKED, "videos": ["a.mp4"], **part}])
+    assert f"the columns {', '.join(names)} seem to name a part of each video" in told
+    assert lines(tmp_path, [{**ASKED, "image": "a.png", **part}]) == []

@@ -22,7 +22,7 @@ from tiercel.config.keys import named
 from tiercel.data.coverage import run_coverage
 from tiercel.data.encoding import decode_videos, require_readable, require_usable, row_plans
 from tiercel.data.media.images import open_header
-from tiercel.data.odd_rows import odd_boxes, odd_lines
+from tiercel.data.odd_rows import odd_boxes, odd_lines, settled
 from tiercel.data.reading import RowTable, read_run_rows, require_few_bad, write_fix_report
 from tiercel.data.scan import PlannedPrompt, Scan, ScanReport, decoded_size
 from tiercel.data.stores import view_of
@@ -184,7 +184,7 @@ def _scanned(check: RowCheck, table: RowTable, console: Console, *, is_train: bo
     )
     for note in (*left_out, *table.notes, *odd_lines(recipe.data, table, is_learnt=recipe.purpose != "grpo")):
         console.print(f"  {note}", markup=False)
-    for reason, count in report.notes.items():
+    for reason, count in settled(report.notes, check.family).items():
         console.print(f"  note on {counted(count, 'row')}: {reason}", markup=False)
     if report.accepted:
         console.print(f"  tokens of a prompt: {tokens}; rows by number of images: {images}")

@@ -18,6 +18,7 @@ from tiercel.data.reading import RowTable
 from tiercel.data.rows import given_size
 from tiercel.data.stores import RowView, view_of
 from tiercel.data.texts import told
+from tiercel.geometry import misfit
 from tiercel.models.families.base import Family
 from tiercel.rewards.answers import parse_boxes, parse_point
 from tiercel.types import ImagePlan, Row
@@ -33,15 +34,20 @@ _THOUGHT = re.compile(r"reasoning(?:_content)?|rationale|thoughts?|thinking|cot|
 _NUMBERED = re.compile(r"(?:images?|img|pic(?:ture)?|photo)[_ -]?\d+", re.IGNORECASE)
 _POINTED = re.compile(r"point|click|tap|coordinate|position|box_start|start_box", re.IGNORECASE)
 _WORD = re.compile(r"\w+")
+_OF_A_PART = re.compile(r"(?:video|clip|segment)_(?:start|end)|(?:start|end)_frame", re.IGNORECASE)
 _MOST = {"thousandths": 1000.0, "unit": 1.0}  # the largest coordinate of a family's space
+_REGION = re.compile(r"\bbox|region|area|coordinate|located|object (?:at|in)", re.IGNORECASE)
+_OF_QWEN = re.compile(r"<\|(?:box|object_ref|quad)_start\|>")
+_SMALL, _MANY = 800, 12  # pixels of a side; rows
+BEYOND = "beyond"  # a note that is not told: a box lies outside its picture if its numbers are pixels
 
 
 def odd_lines(data: Data, table: RowTable, *, is_learnt: bool) -> list[str]:
     """Return a line for each file whose rows have no picture although one of their columns names pictures or videos,
     for further pictures and choices that the model will not see, for thoughts that are not learnt or not begun if
-    answers are learnt, for each data set that is not complete, for data.system if rows have a system turn, which takes
-    its place, and for texts of the recipe that seem to mean something else. Only the first rows are looked at, those of
-    each file for its columns."""
+    answers are learnt, for frames without a rate, for each data set that is not complete, for data.system if rows have
+    a system turn, which takes its place, and for texts of the recipe that seem to mean something else. Only the first
+    rows are looked at, those of each file for its columns."""
     rows = view_of(table.rows)
     names, files, lines = rows.file_names, rows.files, []
     pictures = np.bincount(files, weights=rows.column("images") + rows.column("videos"), minlength=len(names))
@@ -53,7 +59,7 @@ def odd_lines(data: Data, table: RowTable, *, is_learnt: bool) -> list[str]:
             lines.append(told("a video in no column", names[number], column))
     for number in np.flatnonzero(np.bincount(files))[:_MOST_FILES].tolist():
         first = _first(rows, np.flatnonzero(files == number))
-        lines += [f"{names[number]}: {line}" for line in _odd_columns(first, is_learnt)]
+        lines += [f"{names[number]}: {line}" for line in (*_odd_columns(first, is_learnt), *_odd_videos(first, data))]
     lines += _missing_parts(names)
     for key, text in (("system", data.system or ""), ("prompt", data.prompt or "")):
         if os.path.isfile(text):
@@ -76,6 +82,17 @@ def _odd_columns(rows: Sequence[Row], is_learnt: bool) -> Iterator[str]:
         hidden = [row for row in rows if row.columns.get(name) and row.messages[0].role != "system"]
         if any(isinstance(row.columns[name], str) for row in hidden):
             yield told("a system column", name)
+
+
+def _odd_videos(rows: Sequence[Row], data: Data) -> Iterator[str]:
+    """Yield a line if videos are frames of which neither the row nor the recipe says the rate, and one if columns seem
+    to name a part of a video."""
+    found = sum(any(video.frames and video.fps is None for video in row.videos) for row in rows)
+    if found and "fps" not in data.video.model_fields_set:
+        yield told("frames without a rate", found, len(rows), data.video.fps)
+    names = dict.fromkeys(name for row in rows if row.videos for name in row.columns if _OF_A_PART.fullmatch(name))
+    if names:
+        yield told("parts of videos", ", ".join(names))
 
 
 def _unlearnt_thoughts(rows: Sequence[Row]) -> Iterator[str]:
@@ -175,22 +192,48 @@ def _column_of_files(rows: Sequence[Row], kind: MediaKind) -> str | None:
 
 def odd_boxes(row: Row, plans: Sequence[ImagePlan], family: Family, *, is_learnt: bool) -> Iterator[str]:
     """Yield what is odd about a row's boxes. Many data sets give the size of the picture on which they were drawn.
-    Boxes that are numbers in an answer are learnt as they are, if the answer is, and so is the point of a click."""
+    Boxes that are numbers in an answer are learnt as they are, if the answer is, and so is the point of a click; boxes
+    in a question are read as they are."""
     given = given_size(row.columns)
     has_boxes = bool(row.boxes) or (isinstance(row.answer, list | str) and bool(parse_boxes(str(row.answer))))
     if has_boxes and len(plans) == 1 and given not in (None, plans[0].original_size):
         yield told("the size of a picture")
-    texts = [message.content for message in row.messages if message.role == "assistant" and message.is_trained]
-    learnt = texts if is_learnt and plans else []
+    learnt = [each.content for each in row.messages if each.role == "assistant" and each.is_trained and is_learnt]
+    if not family.name.startswith("qwen") and (found := next(filter(None, map(_OF_QWEN.search, learnt)), None)):
+        yield told("tokens of another family", found[0], family.name)
+    space, is_resized = family.coordinate_space, any(plan.original_size != plan.processed_size for plan in plans)
+    if space is None or not plans:
+        return
+    asked = [each.content for each in row.messages if each.role == "user" and _REGION.search(each.content)]
     boxes = [box for text in learnt for box in parse_boxes(text)]
     points = [point for text in learnt if _POINTED.search(text) and (point := parse_point(text)) is not None]
-    space, is_resized = family.coordinate_space, any(plan.original_size != plan.processed_size for plan in plans)
 
     def may_be_wrong(places: Sequence[Sequence[float]]) -> bool:
-        outside = max(map(max, places), default=0) > _MOST.get(space or "", math.inf)
-        return bool(places) and space is not None and (outside or (space not in _MOST and is_resized))
+        outside = max(map(max, places), default=0) > _MOST.get(space, math.inf)
+        return bool(places) and (outside or (space not in _MOST and is_resized))
 
-    if may_be_wrong(boxes):
+    if space != "unit" and any(map(_is_share, boxes)):
+        yield told("boxes as fractions", family.name, space)
+    elif may_be_wrong(boxes):
         yield told("boxes as numbers", family.name, space)
     elif may_be_wrong(points):
         yield told("points as numbers", family.name, space)
+    elif space == "thousandths" and boxes and len(plans) == 1 and max(plans[0].original_size) <= _SMALL:
+        fit = all(misfit(box, "pixels", plans[0].original_size) is None for box in boxes)
+        yield told("boxes that may be pixels", family.name) if fit else BEYOND
+    boxes = [box for text in asked for box in parse_boxes(text)]
+    if may_be_wrong(boxes) or (space != "unit" and any(map(_is_share, boxes))):
+        yield told("boxes in questions", family.name, space)
+
+
+def _is_share(box: Sequence[float]) -> bool:
+    """Return whether the numbers of a box are fractions of a picture's sides."""
+    return min(box) >= 0 and max(box) <= 1 and any(side % 1 for side in box)
+
+
+def settled(notes: Mapping[str, int], family: Family) -> dict[str, int]:
+    """Return what is odd about rows, with their number. That boxes may be pixels is left out if one of them cannot be,
+    or if they are few: in a picture of less than 1,000 pixels, half of all boxes in thousandths lie within it."""
+    doubtful = told("boxes that may be pixels", family.name)
+    is_left_out = BEYOND in notes or notes.get(doubtful, 0) < _MANY
+    return {note: count for note, count in notes.items() if note != BEYOND and not (note == doubtful and is_left_out)}
