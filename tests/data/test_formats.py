@@ -609,6 +609,20 @@ def test_empty_keys_of_turns_and_parts_say_nothing():
     assert contents(accepted({"messages": turns, "images": ["a.png"]})) == ["<image>What?"]
 
 
+def test_pictures_may_be_a_list_as_json_text():
+    """As in tables of CSV, which have texts alone."""
+    row = {"messages": [{"role": "user", "content": "<image><image>Which?"}]}
+    for images in ('["a.png", "b.png"]', '[{"path": "a.png"}, {"path": "b.png"}]'):
+        assert [image.path for image in accepted({**row, "images": images}).images] == ["a.png", "b.png"]
+    (video,) = accepted({"messages": [{"role": "user", "content": "?"}], "video": '["0.png", "1.png"]'}).videos
+    assert [frame.path for frame in video.frames] == ["0.png", "1.png"]
+    assert accepted({"messages": [{"role": "user", "content": "?"}], "images": "[]"}).images == ()
+    printed = refused({**row, "images": "['a.png', 'b.png']"})
+    assert (printed.field, printed.reason) == ("images", "is a list as printed by Python; use the list itself, or JSON")
+    one = {"messages": [{"role": "user", "content": "?"}], "image": "[album] a.png"}
+    assert accepted(one).images[0].path == "[album] a.png"
+
+
 def test_bytes_are_a_picture():
     row = accepted({"messages": [USER], "image": b"\x89PNG"})
     assert row.images == (ImageSource(data=b"\x89PNG"),)

@@ -7,6 +7,7 @@ import pytest
 
 from tests.data.test_formats import ASSISTANT, accepted, contents, refused
 from tiercel.data.formats.message_parts import with_visuals_of_parts
+from tiercel.data.formats.registry import detect_format
 from tiercel.types import ImageSource, VideoSource
 
 TEXT = {"type": "text", "text": "What is it?"}
@@ -135,3 +136,69 @@ def test_pictures_that_are_numbered_in_another_order_are_refused(numbers, place)
     row = refused({"messages": [*asked(*parts, TEXT), ASSISTANT], "images": ["a.png", "b.png"]})
     assert row.field == f"messages[0].content[{place}]"
     assert f"has index {numbers[place]!r}, but is picture {place} of the row" in row.reason
+
+
+def test_a_picture_as_anthropic_writes_it():
+    whole = "iVBORw0KGgo" + "A" * 61
+    base64_of = {"type": "base64", "media_type": "image/png", "data": whole}
+    row = accepted({"messages": asked({"type": "image", "source": base64_of}, TEXT)})
+    assert row.images == (ImageSource(data=base64.b64decode(whole)),)
+    assert contents(row) == ["<image>What is it?"]
+    row = accepted({"messages": asked({"type": "image", "source": {"type": "url", "url": "a.png"}}, TEXT)})
+    assert row.images == (ImageSource(path="a.png"),)
+    for odd in ({"type": "file", "file_id": "f"}, {"type": "base64"}, {}):
+        assert "it must be a path" in refused({"messages": asked({"type": "image", "source": odd}, TEXT)}).reason
+
+
+def test_the_rate_of_frames_as_qwen_names_it():
+    """ms-swift 6523: frames that were taken once a second count as taken twice a second, if nothing says so."""
+    frames = ["0.png", "1.png"]
+    for film in (
+        {"type": "video", "video": frames, "sample_fps": 1},
+        {"type": "video", "video": {"frames": frames, "sample_fps": 1.0}},
+    ):
+        (video,) = accepted({"messages": asked(film, TEXT)}).videos
+        assert (len(video.frames), video.fps) == (2, 1.0)
+    for column in ({"type": "video", "video": frames, "sample_fps": 1}, {"frames": frames, "sample_fps": 1}):
+        (video,) = accepted({"messages": asked(TEXT), "videos": [column]}).videos
+        assert (len(video.frames), video.fps) == (2, 1.0)
+    for film in (
+        {"type": "video", "video": "c.mp4", "sample_fps": 1},  # of a file it says nothing
+        {"type": "video", "video": frames, "fps": 2, "sample_fps": 1},
+        {"type": "video", "video": "c.mp4", "nframes": 8},
+    ):
+        assert "can have only its address and fps; remove" in refused({"messages": asked(film, TEXT)}).reason
+    limited = {"type": "image", "image": "a.png", "max_pixels": 360 * 420}
+    reason = refused({"messages": asked(limited, TEXT)}).reason
+    assert "remove max_pixels: min_pixels and max_pixels of the row" in reason
+
+
+def test_pictures_that_are_named_by_their_marks():
+    """As in MiniCPM-V's rows of several pictures (MiniCPM-V 233)."""
+    answered = {"role": "assistant", "content": "No."}
+    row = {
+        "image": {"<image_00>": "a.png", "<image_01>": "b.png", "<image_02>": None},
+        "conversations": [{"role": "user", "content": "Is <image_01> like <image_00>?"}, answered],
+    }
+    read = accepted(row, format="vlm_r1")
+    assert [image.path for image in read.images] == ["b.png", "a.png"]
+    assert contents(read)[0] == "Is <image> like <image>?"
+    (turn, _), more = row["conversations"], {**row["image"], "<image_02>": "c.png"}
+    unseen = refused({**row, "image": more}, format="vlm_r1")
+    assert "names a picture by the mark <image_02>, which stands in no turn" in unseen.reason
+    assert "but it must be a path" in refused({**row, "image": {"first": "a.png"}}, format="vlm_r1").reason
+    plain = {"image": {"path": "a.png", "bytes": None}, "conversations": [{**turn, "content": "?"}, answered]}
+    assert contents(accepted(plain, format="vlm_r1"))[0] == "<image>?"
+
+
+def test_turns_that_are_pairs():
+    """As in the_cauldron, Docmatix and FineVision."""
+    pairs = [{"user": "What?", "assistant": "A cup.", "source": "ai2d"}, {"user": "Why?", "assistant": "Tea."}]
+    row = {"images": [{"bytes": b"\x89PNG", "path": None}], "texts": pairs}
+    assert detect_format([{"texts": None}, row], "rows.parquet") == "tiercel"
+    read = accepted(row, purpose="sft")
+    assert contents(read) == ["<image>What?", "A cup.", "Why?", "Tea."]
+    assert [message.role for message in read.messages] == ["user", "assistant"] * 2 and read.columns == {}
+    for texts in ([], ["What?"], [{"user": "What?"}], [{**pairs[0], "image": 1}]):
+        assert refused({**row, "texts": texts}).field == "messages"
+    assert accepted({"messages": asked(TEXT), "texts": pairs}).columns == {"texts": pairs}

@@ -39,8 +39,8 @@ _BEGIN_OF_TURNS = re.compile(r"""\s*\[\s*\{\s*(["'])(?:role|content|from|value)\
 _BEGIN_OF_PARTS = re.compile(r'\s*\[\s*\{\s*"(?:type|text|image|video)"\s*:')
 _PRINTED_PARTS = re.compile(r"\s*\[\s*\{\s*'type':\s*'(?:text',\s*'text':|(?:image|video)'\s*[,}])")
 _OF_PARTS = {kind: {kind, "url", "path"} for kind in ("text", "image", "video")}
-_OF_PARTS["image"].add("base64")
-_OF_PARTS["video"].add("fps")
+_OF_PARTS["image"] |= {"base64", "source"}
+_OF_PARTS["video"] |= {"fps", "sample_fps"}
 _OF_PARTS |= {"image_url": {"image_url"}, "input_image": {"image_url"}, "input_text": {"text"}}
 _MASKS = ("loss", "weight")  # keys of a turn that say whether it is trained on
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # keys of a turn with the thought before its text
@@ -201,6 +201,10 @@ def read_content(value: Any, field: str) -> str:
             pieces.append(f"<{kind}>")
         elif kind in ("image", "video"):
             names = brief(", ".join(sorted(extra)), 200)
+            if kind == "video":
+                raise DataError(told("settings of a video", names), field=place)
+            if any("pixels" in key or key.startswith("resized") for key in extra):
+                raise DataError(told("pixels of a part", names), field=place)
             raise DataError(f"a part of type {kind} can have only its address; remove {names}", field=place)
         else:
             raise wrong_value(part, 'a part must be {"type": "text", "text": ...} or {"type": "image"}', place)

@@ -1,7 +1,9 @@
 """Read turns whose parts bring their own pictures and videos, as Qwen, transformers and OpenAI write them:
 
 {"type": "image", "image": "a.png"}    or `url`, `path` or `base64` in place of `image`
-{"type": "video", "video": "a.mp4", "fps": 2}    or `url` or `path` in place of `video`, or a list of frames
+{"type": "video", "video": "a.mp4", "fps": 2}    or `url` or `path` in place of `video`, or a list of frames, whose
+                                                 rate qwen-vl-utils calls `sample_fps`
+{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "..."}}    as Anthropic writes it
 {"type": "image_url", "image_url": {"url": "a.png"}}
 {"type": "input_image", "image_url": "a.png"}
 
@@ -110,12 +112,31 @@ def _visuals(turns: list[Any], field: str) -> Iterator[tuple[str, Any]]:
                 raise DataError('has no address, but must be {"url": ...}', field=place)
             continue
         value = part[addresses[0]]
-        if isinstance(value, Mapping) and set(value) <= {"url", "detail"}:
+        if addresses[0] == "source":
+            value = _of_source(value)
+        elif isinstance(value, Mapping) and set(value) <= {"url", "detail"}:
             value = value.get("url")
-        elif kind == "video" and given(part, "fps") and not isinstance(value, Mapping):
-            value = {"frames" if isinstance(value, list) else "path": value, "fps": part["fps"]}
+        elif kind == "video" and (rate := _rate_key(part, value)) is not None:
+            value = {"frames" if isinstance(value, list) else "path": value, "fps": part[rate]}
         {"image": read_image, "video": read_video}[kind](value, place)  # so that an error names the part
         yield kind, value
+
+
+def _rate_key(part: Mapping[str, Any], value: Any) -> str | None:
+    """Return the key of a video's part that says how many frames a second has; None if it does not say it."""
+    if isinstance(value, Mapping):
+        return None
+    keys = ("fps", "sample_fps") if isinstance(value, list) else ("fps",)
+    return next((key for key in keys if given(part, key)), None)
+
+
+def _of_source(source: Any) -> Any:
+    """Return the picture of a source as Anthropic writes it: base64 text, or the address of a file."""
+    if not isinstance(source, Mapping) or not {"type", *source} <= {"type", "media_type", "data", "url"}:
+        return source
+    if given(source, "url") or not given(source, "data"):
+        return source.get("url")
+    return f"data:{source.get('media_type') or ''};base64,{source['data']}"
 
 
 def _parts(turns: Any, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -149,5 +170,6 @@ def _bare_part(part: Any) -> Any:
         part = {key: value for key, value in part.items() if key != "index"}
     if not brought:
         return part
-    read = ("type", *keys, *(["fps"] if shown == "video" and not isinstance(brought[0], Mapping) else []))
+    rate = _rate_key(part, brought[0]) if shown == "video" else None
+    read = ("type", rate, *keys)
     return {"type": shown, **{key: value for key, value in part.items() if key not in read}}

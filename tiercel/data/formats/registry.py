@@ -21,6 +21,7 @@ from tiercel.data.formats.preferences import (
     split_shared_turns,
     without,
 )
+from tiercel.data.formats.turn_layouts import has_pairs, with_pictures_by_mark, with_turns_of_pairs
 from tiercel.data.records import Record
 from tiercel.data.rows import Reading, RowDraft, finish, given, read_pixels, shortened, whole, with_turns_of_text
 from tiercel.data.texts import told
@@ -36,7 +37,7 @@ _READ = frozenset((
     "id", "messages", "conversations", "query", "response", "history", "system", "instruction", "input", "output",
     "prompt", "completion", "question", "problem", "chosen", "rejected", "rejected_response", "rejected_messages",
     "label", "kto_tag", "objects", "boxes", "box_images", "bbox", "file_name", "answer", "solution",
-    "reward_model", "min_pixels", "max_pixels", "tools", "functions", "audio", "audios", "text",
+    "reward_model", "min_pixels", "max_pixels", "tools", "functions", "audio", "audios", "text", "texts",
     *EXPRESSIONS, *SEVERAL,
 ))
 # fmt: on
@@ -101,6 +102,7 @@ def _row_of(
     """Convert a value of a record. `id` is that of a row that has none."""
     line, is_plain = record.line, record.is_plain
     try:
+        value = with_pictures_by_mark(with_turns_of_pairs(value))
         missing = {} if is_plain else missing_numbers(value)
         left_out = {} if is_plain else missing | foreign_columns(value, _READ)
         id = id if reading.ids == "line" else _read_id(without(value, *missing), id)
@@ -158,8 +160,8 @@ def detect_format(records: Sequence[Mapping[str, Any]], file: str) -> FormatName
     for record in records:
         with suppress(DataError):  # it is rejected when it is read
             found |= _formats_of(record)
-    # Rows that have only messages and images mean the same in tiercel's format and in ms-swift's.
-    if not found and any(given(record, "messages") for record in records):
+    # Rows that have only messages, or pairs, and images mean the same in tiercel's format and in ms-swift's.
+    if not found and any(given(record, "messages") or has_pairs(record) for record in records):
         return "tiercel"
     if found == {"sharegpt", "vlm_r1"} and not any(given(record, "problem") for record in records):
         return "sharegpt"  # whose system column may be empty in some rows

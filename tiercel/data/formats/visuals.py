@@ -3,6 +3,7 @@ base64 text, or as a data: URL."""
 
 import base64
 import binascii
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -36,12 +37,26 @@ def _visuals(record: Mapping[str, Any], kind: str) -> dict[str, Any]:
     if is_filled(record.get(kind)) and is_filled(record.get(f"{kind}s")):
         raise DataError(f"the row has both `{kind}` and `{kind}s`; keep one", field=f"{kind}s")
     key = kind if is_filled(record.get(kind)) else f"{kind}s"
-    value = record.get(key)
+    value = _listed(record.get(key), key)
     if not is_filled(value) or (isinstance(value, list) and all(map(_is_null, value))):
         return {}
     if key == "video" or not isinstance(value, list):  # a list under `video` is the frames of one video
         return {key: value}
     return {f"{key}[{number}]": item for number, item in enumerate(value)}
+
+
+def _listed(value: Any, field: str) -> Any:
+    """Parse a list of files that is JSON text, as in tables of CSV; anything else stays as it is. Raises DataError for
+    a list as Python prints it."""
+    if not isinstance(value, str) or not value.startswith("["):
+        return value
+    try:
+        listed = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        if value.startswith("['") and value.endswith("']"):
+            raise DataError("is a list as printed by Python; use the list itself, or JSON", field=field) from error
+        return value
+    return listed if isinstance(listed, list) else value
 
 
 def _is_null(value: Any) -> bool:
@@ -52,7 +67,10 @@ def _is_null(value: Any) -> bool:
 def read_video(value: Any, field: str) -> VideoSource:
     described: Mapping[str, Any] = value if isinstance(value, Mapping) else {}
     if described.get("type") == "video" and "path" not in described:  # as verl and qwen-vl-utils have it
-        described = {"path" if key == "video" else key: each for key, each in described.items() if key != "type"}
+        key = "frames" if isinstance(described.get("video"), list) else "path"
+        described = {key if name == "video" else name: each for name, each in described.items() if name != "type"}
+    if given(described, "frames") and given(described, "sample_fps") and not given(described, "fps"):
+        described = {**described, "fps": described["sample_fps"], "sample_fps": None}
     if not described:
         described = {"frames" if isinstance(value, list) else "path": value}
     unknown = [key for key in described if key not in ("path", "frames", "fps") and given(described, key)]

@@ -13,7 +13,7 @@ _NAMES: dict[MediaKind, re.Pattern[str]] = {
 }
 
 _ADDRESSES = {  # by type of part: what it shows, and the keys that may say where that lies
-    "image": ("image", ("image", "url", "path", "base64")),
+    "image": ("image", ("image", "url", "path", "base64", "source")),
     "image_url": ("image", ("image_url",)),
     "input_image": ("image", ("image_url",)),
     "video": ("video", ("video", "url", "path")),
