@@ -15,6 +15,7 @@ from tiercel.errors import RunError
 from tiercel.inference_and_export.export import export
 from tiercel.inference_and_export.weights import CheckpointChoice
 from tiercel.models.policy import WHOLE_FILE
+from tiercel.models.weights.saving import save_trained
 from tiercel.runs.checkpoints import save_checkpoint
 
 
@@ -70,3 +71,18 @@ def test_a_quantised_run_is_merged_into_the_checkpoints_own_weights(tiny_checkpo
     words = ["predict", str(checkpoint), "Where?", "--max-new-tokens", "2", "--quantize", kind]
     assert main([*words, "--adapter", str(run / "checkpoints/step-000003/adapter")]) == 0
     assert main(["predict", str(run), "Where?", "--quantize", kind]) == 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "noise", "is_told"), [("bfloat16", 1e-5, True), ("bfloat16", 0.5, False), ("float32", 1e-5, False)]
+)
+def test_an_adapter_that_rounding_takes_away_is_told(tiny_checkpoints, tmp_path, capsys, dtype, noise, is_told):
+    """As in PEFT 1388 and Unsloth 3091: the merged model answers as the one before training."""
+    checkpoint = tiny_checkpoints["qwen2_5_vl"]
+    policy = tiny_policy(checkpoint, noise=noise)
+    save_checkpoint(tmp_path / "checkpoints", 1, lambda place: save_trained(policy, place), {})
+    model = {"path": str(checkpoint), "dtype": dtype}
+    recipe = sft_recipe(checkpoint, write_rows(tmp_path), tmp_path / "run", model=model, data={"eval": None})
+    export(recipe, tmp_path, tmp_path / "merged", merge=True)
+    told = re.search(r"rounded to bfloat16, the merged weights keep (\d+)%", capsys.readouterr().out)
+    assert (told is not None) == is_told and (told is None or int(told[1]) < 60)

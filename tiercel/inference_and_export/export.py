@@ -4,8 +4,11 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+from peft.tuners.lora import LoraLayer
+from torch import nn
 
 from tiercel.config import Recipe
 from tiercel.config.schema import Quantization
@@ -39,6 +42,9 @@ def export(recipe: Recipe, run: Path, target: Path, *, merge: bool, choice: Chec
         with writing(target):
             let_others_read(folder)
     return target
+
+
+LEAST_KEPT = 0.9  # of an adapter's change, by rounding; less is told
 
 
 @contextmanager
@@ -88,6 +94,13 @@ def _merged(recipe: Recipe, trained: Trained, target: Path) -> tuple[Family, Hug
     if (quantize := recipe.model.quantize) is not None:
         assert recipe.lora is not None  # without it nothing is quantised
         print(_merged_into(policy, quantize, target, starts_at_rounding=recipe.lora.start is not None))
+    dtype = recipe.model.dtype
+    if policy.peft is not None and (kept := _kept_by_rounding(policy.peft, DTYPES[dtype])) < LEAST_KEPT:
+        print(
+            f"rounded to {dtype}, the merged weights keep {kept:.0%} of what the adapter changes, because its changes "
+            "are smaller than the steps between these numbers; serve the adapter itself (export --adapter), or score "
+            "what was merged"
+        )
     weights = policy.model if policy.peft is None else policy.peft.merge_and_unload(safe_merge=True)
     for name, parameter in weights.named_parameters():
         if not name.startswith(f"{VALUE_HEAD}."):  # a reward model's head is in float32 wherever it is saved
@@ -109,3 +122,19 @@ def _merged_into(policy: Policy, kind: Quantization, target: Path, *, starts_at_
         f"their norm away. `tiercel eval` of the recipe with model.path={target}, lora=null and model.quantize=null "
         "scores what was merged"
     )
+
+
+@torch.no_grad()
+def _kept_by_rounding(model: nn.Module, dtype: torch.dtype) -> float:
+    """Return the share of what an adapter changes that is left in the merged weights when they are rounded to `dtype`:
+    weights whose change is less than half of the distance to the next number stay as they were."""
+    kept = changed = 0.0
+    layers: list[Any] = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
+    for layer in layers:
+        base = layer.get_base_layer()
+        if not isinstance(base, nn.Linear) or layer.use_dora.get("default"):
+            continue
+        weight, change = base.weight.float(), layer.get_delta_weight("default").float()
+        left = (weight + change).to(dtype).float() - weight.to(dtype).float()
+        kept, changed = kept + float((left * change).sum()), changed + float(change.square().sum())
+    return kept / changed if changed else 1.0
