@@ -55,6 +55,9 @@ def write_inputs(folder: Path) -> None:
     Image.new("RGB", (597, 640), (90, 120, 200)).save(folder / "images/0.png")
     whole = (folder / "images/0.png").read_bytes()
     (folder / "images/cut.png").write_bytes(whole[: len(whole) // 2])
+    drawn = Image.new("RGBA", (597, 640), (0, 0, 0, 0))
+    drawn.paste((255, 255, 255, 255), (100, 200, 400, 500))
+    drawn.save(folder / "images/white.png")
     (folder / "grpo.yaml").write_text(RECIPE + GRPO + END.replace("NAME", "grpo"))
     (folder / "sft.yaml").write_text(RECIPE + END.replace("NAME", "sft"))
     (folder / "rewards.py").write_text(REWARDS)
@@ -73,6 +76,10 @@ def write_rows(folder: Path) -> None:
         "shares": [row([0.17, 0.31, 0.67, 0.78])] * 4,
         "marks": [row(box, question="<image><image>Where is the seven?")] * 4,
         "foreign": [row(box, question="<image 1>Where is the seven?")] * 4,
+        "rendered": [row(box, question="[INST] Where is the seven? [/INST]")] * 4,
+        "ended": [row(box, said="It is there.</s>")] * 4,
+        "fractions": [row(box, said="[0.17, 0.31, 0.67, 0.78]")] * 4,
+        "white": [row(box, picture="white.png")] * 4,
         "elsewhere": [{"question": "Where is the seven?", "answer": "There.", "image_path": "0.png"}] * 4,
         "cut": [row(box, picture="cut.png")] * 4,
         "formulas": [row(r"\frac{3}{")] * 4,
@@ -82,8 +89,8 @@ def write_rows(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text("".join(lines))
 
 
-def row(answer: Any, *, question: str = QUESTION, picture: str = "0.png") -> dict[str, Any]:
-    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": SAID}]
+def row(answer: Any, *, question: str = QUESTION, said: str = SAID, picture: str = "0.png") -> dict[str, Any]:
+    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": said}]
     return {"images": [picture], "answer": answer, "messages": turns}
 
 
