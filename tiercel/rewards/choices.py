@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tiercel.rewards.characters import unadorned
-from tiercel.rewards.stated_answers import AnswerSpan, agreed, answer_places, box_places, is_denied
+from tiercel.rewards.stated_answers import AnswerSpan, agreed, answer_places, box_places, is_denied, without_retracted
 
 LETTERS = tuple(string.ascii_uppercase)
 
@@ -73,7 +73,7 @@ def parse_choice(text: str, choices: Sequence[str] = LETTERS) -> str | None:
     if len(text) > _LONGEST_TEXT:
         text = f"{text[:_BEGINNING]}\n{text[_BEGINNING - _LONGEST_TEXT :]}"
     spelt = _Spelt.of(tuple(choices))
-    text = unadorned(text).replace("$", " ")
+    text = without_retracted(unadorned(text).replace("$", " "))
     if said := [(place, inside) for place in box_places(text) for inside in _inside(text, place, spelt, choices)]:
         return agreed(text, said)
     is_choice, choice = spelt.whole(text)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from tiercel.rewards.characters import unadorned
-from tiercel.rewards.stated_answers import agreed, answer_places, box_places, is_denied
+from tiercel.rewards.stated_answers import agreed, answer_places, box_places, is_denied, without_retracted
 
 _LONGEST = 64  # characters of a number: exact arithmetic on a longer one would take seconds
 _LARGEST_EXPONENT = 999
@@ -106,7 +106,7 @@ def parse_number(text: str) -> Fraction | None:
     is dropped, also a percent sign: "50%" is 50. A text does not settle on two numbers that are joined ("5 or 6",
     "3-4", "1, 2"), nor on one that is denied ("not 5").
     """
-    text = unadorned(text[-_LONGEST_TEXT:])
+    text = without_retracted(unadorned(text[-_LONGEST_TEXT:]))
     for places in (list(box_places(text)), [place for place in answer_places(text) if place.is_linked]):
         numbers = [(place, _number_at(text[place.start : place.end])) for place in places]
         said = [(place, number.value) for place, number in numbers if number is not None]

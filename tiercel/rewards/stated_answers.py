@@ -16,6 +16,13 @@ _ANSWER = re.compile(
 _TAKEN_BACK = re.compile(
     r"\b(?i:wait|actually|sorry|correction|mistake|mistaken|wrong|instead|rather|no,)(?![a-z])|不对|更正|等等|错|纠正|应该是"
 )
+_RETRACTED = re.compile(  # from where an answer begins to the end of what takes it back at once
+    r"(?:(?![.!?](?:\s|\Z)|。).){0,120}?[^\s.,;:!?…。][\s.,;:!?…。})\]\\$*\"'—-]{1,8}"
+    r"(?:(?i:(?:(?:but|oh|oops|hm+|wait|no|actually|sorry)\b[\s.,;:!…—-]{1,4}){1,4}"
+    r"(?:(?:that|this|it)(?:\s(?:is|was)|['\u2019]s)\s(?:wrong|incorrect|not\s(?:right|correct))"
+    r"|(?:i|we)\smade\san?\s(?:mistake|error))|wait[\s,.…—-]{1,4}no(?=\s?[.,;:!…—-])|scratch\sthat|my\smistake)\b"
+    r"|(?:(?:等等|等一下|哦|嗯)[\s,.…。!]{0,4})?(?:不对(?!的)|我?(?:算|数|看|说)?错了))"
+)
 _DENIED_BEFORE = re.compile(
     r"(?:\b(?i:not|cannot|isn't|isnt|never|neither|nor|rather\s{1,4}than|instead\s{1,4}of|unlike|exclud(?:e|es|ing)"
     r"|eliminat(?:e|es|ing)|rul(?:e|es|ing)\s{1,4}out|ruled\s{1,4}out)\b|n't|n\u2019t|不是|不选|不为|不等于|并非|而非|非|排除|不应选|≠|!=|\\neq?(?![a-z]))"
@@ -66,6 +73,14 @@ def answer_places(text: str) -> list[AnswerSpan]:
         )
         for each, end in zip(found, ends, strict=bool(found))
     ]
+
+
+def without_retracted(text: str) -> str:
+    """Return what follows the last answer that the text takes back at once, as in "The answer is 5. Wait, no, that is
+    wrong." Without such an answer, return the whole text."""
+    places = [*box_places(text), *(place for place in answer_places(text) if place.is_linked)]
+    ends = [found.end() for place in places if (found := _RETRACTED.match(text, place.start)) is not None]
+    return text[max(ends, default=0) :]
 
 
 def is_denied(text: str, start: int) -> bool:

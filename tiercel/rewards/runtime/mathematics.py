@@ -17,7 +17,7 @@ from tiercel.rewards.answers import answer_of, extract_answer
 from tiercel.rewards.characters import plain
 from tiercel.rewards.ground_truth import LIST_OR_SEVERAL, is_list_of_numbers
 from tiercel.rewards.numbers import parse_number, sure_number
-from tiercel.rewards.stated_answers import answer_places, boxes
+from tiercel.rewards.stated_answers import answer_places, boxes, without_retracted
 
 _DELIMITED = re.compile(
     r"\$\$(?P<a>[^$]+)\$\$|\$(?P<b>[^$]+)\$|\\\((?P<c>.{1,1000}?)\\\)|\\\[(?P<d>.{1,1000}?)\\\]", re.DOTALL
@@ -111,7 +111,7 @@ def _equals(truth: Any, said: str) -> bool:
 @functools.lru_cache(maxsize=1024)
 def _parsed(text: str, is_truth: bool = False) -> tuple[Any, ...]:
     """Read the expression that a text settles on."""
-    text = _ROOT.sub(r"\\sqrt{\1\2\3}", _SPACES.sub(" ", plain(text))).strip()
+    text = without_retracted(_ROOT.sub(r"\\sqrt{\1\2\3}", _SPACES.sub(" ", plain(text)))).strip()
     boxed = boxes(text)
     if boxed:
         distinct = list(dict.fromkeys("".join(each.split()) for each in boxed))
