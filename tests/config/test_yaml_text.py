@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tiercel.config.yaml_text import YamlProblem, parse, render
+from tiercel.config.yaml_text import LARGEST_TEXT, YamlProblem, parse, render
 
 
 @pytest.mark.parametrize(
@@ -134,5 +134,5 @@ def test_aliases_of_a_recipe_are_read():
 
 
 def test_a_text_longer_than_any_recipe_is_refused():
-    with pytest.raises(YamlProblem, match="300,000 characters"):
-        parse("x" * 300_000)
+    with pytest.raises(YamlProblem, match="1,048,577 characters"):
+        parse("x" * (LARGEST_TEXT + 1))

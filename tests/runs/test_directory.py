@@ -19,7 +19,7 @@ from PIL import Image
 
 from tests.rewards.samples import scored, scored_group
 from tiercel.config.schema import Data, GrpoRecipe, Lora, Model, Optim, Reliability, SftRecipe, Train
-from tiercel.errors import RunError
+from tiercel.errors import RecipeError, RunError
 from tiercel.log import printed
 from tiercel.rewards.shape import Format
 from tiercel.rewards.text import Exact
@@ -89,6 +89,17 @@ def test_a_new_run_has_its_files(tmp_path):
     environment = json.loads((run.path / "env.json").read_text())
     assert {"python", "platform", "packages", "cpu_threads", "gpus", "files", "run"} == set(environment)
     assert "torch" in environment["packages"]
+
+
+def test_a_run_of_thousands_of_files_is_read_again_and_one_of_too_many_is_refused(tmp_path, monkeypatch):
+    files = tuple(f"/data/a/folder/whose/name/is/long/part-{number:05}-of-05000.parquet" for number in range(5000))
+    recipe = grpo_recipe(tmp_path / "run", data=Data(train=files))
+    make(recipe)
+    assert load_run_recipe(tmp_path / "run") == recipe
+    assert len(read_run(tmp_path / "run").recipe["data"]["train"]) == 5000
+    monkeypatch.setattr("tiercel.runs.directory.LARGEST_TEXT", 1000)
+    with pytest.raises(RecipeError, match="1,000"):
+        make(recipe)
 
 
 def test_an_sft_run_keeps_its_kind(tmp_path):

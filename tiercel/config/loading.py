@@ -17,7 +17,7 @@ from tiercel.config.deepspeed import deepspeed_problems
 from tiercel.config.keys import OWN_SECTIONS, RECIPES, declared_name, keys_of, named, sections_never_null
 from tiercel.config.problems import dotted, location_of, schema_problems
 from tiercel.config.schema import Kind, Recipe
-from tiercel.config.yaml_text import LARGEST_TEXT, YamlProblem, parse, render
+from tiercel.config.yaml_text import MOST_BYTES, YamlProblem, parse, render
 from tiercel.config_base import Problem, RuleError, shown
 from tiercel.errors import ANY_RECIPE, RecipeError
 from tiercel.rewards.registry import without_nulls
@@ -144,7 +144,7 @@ def _read(path: RecipePath, overrides: Sequence[str]) -> tuple[dict[str, Any], l
         raise RecipeError([reason], source)
     try:
         with Path(path).open("rb") as file:
-            text = file.read(4 * LARGEST_TEXT + 1).decode("utf-8-sig")  # enough for `parse` to refuse a longer file
+            text = file.read(MOST_BYTES + 1).decode("utf-8-sig")  # enough for `parse` to refuse a longer file
     except FileNotFoundError as error:
         raise RecipeError([f"there is no such file (relative paths start at {Path.cwd()})"], source) from error
     except IsADirectoryError as error:

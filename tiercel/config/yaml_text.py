@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-LARGEST_TEXT = 1 << 18  # characters; recipes have thousands
+LARGEST_TEXT = 1 << 20  # characters; recipes have thousands, or many more if they list files
+MOST_BYTES = 4 * LARGEST_TEXT  # of such a text in UTF-8
 MOST_NODES = 100_000  # nodes, counting each as often as aliases repeat it
 _MERGE = "tag:yaml.org,2002:merge"
 _BOOLEANS = {"true": True, "false": False}

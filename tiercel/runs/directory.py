@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tiercel.config import GrpoRecipe, Recipe
-from tiercel.config.yaml_text import render
+from tiercel.config.yaml_text import LARGEST_TEXT, render
 from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.distributed.versions import installed_versions
 from tiercel.errors import RecipeError, RunError
@@ -239,6 +239,9 @@ def _begin(recipe: Recipe, path: Path) -> str | None:
     """Write the files that every start writes, and return the run's identity, which does not change once there is a
     checkpoint. It is None if an older version started the run."""
     text = f"# tiercel {recipe.kind}\n" + render(redact_values(recipe.model_dump(mode="json")))
+    if len(text) > LARGEST_TEXT:  # a run whose recipe cannot be read again could not be resumed
+        size = f"has {len(text):,} characters, but a recipe may have at most {LARGEST_TEXT:,}"
+        raise RecipeError([f"{size}; name its files by a pattern, such as data/*.parquet"])
     write_atomically(path / "config.yaml", text)
     for name in FOLDERS:
         (path / name).mkdir(exist_ok=True)

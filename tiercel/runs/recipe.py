@@ -6,7 +6,7 @@ from pathlib import Path
 from tiercel.config import Kind, Recipe, SftRecipe, flatten, load_recipe
 from tiercel.config.keys import RECIPES
 from tiercel.config.schema import Data, Learner, Model, Train
-from tiercel.config.yaml_text import LARGEST_TEXT
+from tiercel.config.yaml_text import MOST_BYTES
 from tiercel.errors import RunError
 from tiercel.regular_files import read_text
 from tiercel.reliability.redaction import is_redacted
@@ -37,7 +37,7 @@ def load_run_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
     if not is_run(path):
         raise not_a_run(path)
     with reading(config):
-        first = read_text(config, LARGEST_TEXT).partition("\n")[0]
+        first = read_text(config, MOST_BYTES).partition("\n")[0]
     kind: Kind = next((kind for kind in RECIPES if first.strip() == f"# tiercel {kind}"), "grpo")
     return load_recipe(kind, config, overrides, check_paths=False)
 

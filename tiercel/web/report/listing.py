@@ -10,6 +10,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from tiercel.config.yaml_text import MOST_BYTES
 from tiercel.errors import RunError
 from tiercel.regular_files import LARGEST_FILE, bounded_lines, open_regular, read_text
 from tiercel.runs.ending import RunEnding, State, ending_of
@@ -161,7 +162,7 @@ def _best(points: Sequence[Point], choose: Callable[..., Point]) -> Point:
     return choose(points, key=itemgetter(1))
 
 
-_LONGEST_CONFIG, _LONGEST_SECTIONS = 1 << 18, 1 << 13  # characters
+_LONGEST_SECTIONS = 1 << 13  # characters
 _SECTIONS = re.compile(r"^(?:train|optim):[^\n]*\n(?:[ -][^\n]*\n)*", re.MULTILINE)
 
 
@@ -172,7 +173,7 @@ def read_briefly(path: Path, keys: Sequence[str]) -> RecordedRun | None:
     only be a key of the row. None if a file has another form, which is left to `read_run`. Raises OSError if one cannot
     be read.
     """
-    text = read_text(path / "config.yaml", _LONGEST_CONFIG)
+    text = read_text(path / "config.yaml", MOST_BYTES)
     kind, recipe = FIRST_LINE.match(text), _recipe(text)
     if kind is None or recipe is None:
         return None

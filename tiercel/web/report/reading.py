@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tiercel.config.yaml_text import LARGEST_TEXT
+from tiercel.config.yaml_text import MOST_BYTES
 from tiercel.errors import RunError
 from tiercel.message_text import brief
 from tiercel.regular_files import LARGEST_JSON, is_linked
@@ -123,7 +123,7 @@ class RunReader:
         self.cuts += self._metrics.refresh()
         noted("bad_rows.jsonl", self._bad_rows.refresh, False, problems)
         log = noted("log.txt", lambda: end_of_log(path / "log.txt"), tuple[str, ...](), problems)
-        config_text = text_of(path / "config.yaml", LARGEST_TEXT)
+        config_text = text_of(path / "config.yaml", MOST_BYTES)
         environment_text = noted("env.json", lambda: text_of(path / "env.json", LARGEST_JSON), "", problems)
         recipe, environment = mapping_of(yaml_value, config_text), mapping_of(json.loads, environment_text)
         for name, text, value in (("config.yaml", config_text, recipe), ("env.json", environment_text, environment)):
