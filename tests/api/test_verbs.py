@@ -213,10 +213,9 @@ def test_bytes_of_a_file_and_arrays_are_pictures(tmp_path):
     row = {"messages": [{"role": "user", "content": shown}], **columns, "mask": np.zeros((1, 2), np.uint8)}
     written = write_rows([row], tmp_path / "run")
     (found,) = map(json.loads, Path(written.file).read_text(encoding="utf-8").splitlines())
-    files = [*found["images"], found["image"], found["messages"][0]["content"][0]["image"]]
-    assert [Image.open(file).size for file in files] == [(8, 6)] * 4 and Path(files[0]).read_bytes() == columns[
-        "images"
-    ][0]
+    names = [*found["images"], found["image"], found["messages"][0]["content"][0]["image"]]
+    files = [tmp_path / "run/given" / name for name in names]
+    assert [Image.open(file).size for file in files] == [(8, 6)] * 4 and files[0].read_bytes() == columns["images"][0]
     assert found["mask"] == [[0, 0]]
     with pytest.raises(DataError) as problem:
         write_rows([{"image": np.zeros((3, 6, 8), np.uint8)}], tmp_path / "run")
@@ -231,7 +230,7 @@ def test_pictures_in_parts_of_turns_become_files_and_paths_absolute(tmp_path, mo
     written = write_rows([{"messages": [{"role": "user", "content": parts}]}], tmp_path / "run")
     (row,) = map(json.loads, Path(written.file).read_text(encoding="utf-8").splitlines())
     made, named, openai, text = row["messages"][0]["content"]
-    assert Path(made["image"]).is_absolute() and Image.open(made["image"]).size == (8, 8)
+    assert not os.path.isabs(made["image"]) and Image.open(tmp_path / "run/given" / made["image"]).size == (8, 8)
     assert named["url"] == openai["image_url"]["url"] == str(tmp_path / "there.png")
     assert text == parts[3]
     assert str(tmp_path) in written.media_folders
@@ -326,6 +325,15 @@ def test_a_copied_run_is_resumed_where_it_is(keys, tmp_path):
     assert copied.resume(steps=2).metrics[-1]["step"] == 2 and run.metrics[-1]["step"] == 1
 
 
+def test_a_moved_run_is_resumed_with_its_rows_pictures_and_functions(keys, tmp_path):
+    data = {**keys["data"], "eval": keys["data"]["train"][:2]}
+    score = {"rewards": lambda completion: len(completion)}
+    run = tc.grpo(**{**keys, "data": data, **score}, steps=1, output=tmp_path / "run")
+    moved = tc.Run(shutil.move(run.path, tmp_path / "moved"))
+    assert moved.resume(steps=2).metrics[-1]["step"] == 2
+    assert len(tc.evaluate(moved).groups) == 2 and not run.path.exists()
+
+
 def test_pillow_images_are_upright_and_in_modes_of_png(tmp_path):
     turned, exif = Image.new("RGB", (8, 6), "red"), Image.Exif()
     exif[0x0112] = 6
@@ -333,7 +341,7 @@ def test_pillow_images_are_upright_and_in_modes_of_png(tmp_path):
     pictures = [Image.open(tmp_path / "turned.jpg"), Image.new("CMYK", (8, 6)), Image.new("I;16", (8, 6))]
     written = write_rows([{"images": pictures}], tmp_path / "run")
     (found,) = map(json.loads, Path(written.file).read_text(encoding="utf-8").splitlines())
-    headers = [Path(image).read_bytes()[16:26] for image in found["images"]]
+    headers = [(tmp_path / "run/given" / image).read_bytes()[16:26] for image in found["images"]]
     rgb, grey = 2, 0  # PNG's IHDR: width, height, bits, colour; Pillow before 11.3 opens 16 bits as mode I
     assert [struct.unpack(">IIBB", header) for header in headers] == [(6, 8, 8, rgb), (8, 6, 8, rgb), (8, 6, 16, grey)]
     Image.effect_noise((64, 64), 50).save(tmp_path / "cut.png")

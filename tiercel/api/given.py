@@ -212,7 +212,8 @@ class _RowWriter:
     def _plain(self, value: Any, column: str) -> Any:
         """Return a value that JSON can represent. Pictures become files, and paths of media become absolute."""
         if (picture := _encoded(value, column)) is not None:
-            return self._named(_saved(picture, self.folder))
+            path = _saved(picture, self.folder)  # named relative to the rows, so that the run may be moved
+            return self._named(path) if self.is_rooted else str(path.relative_to(self.folder))
         if isinstance(value, Mapping):
             kind, addresses = visual_of(value)
             return {name: self._plain(each, kind if name in addresses else column) for name, each in value.items()}

@@ -76,8 +76,8 @@ class Run:
     def resume(self, **keys: Any) -> "Run": ...
     def resume(self, **keys: Any) -> "Run | StepIterator":
         """Resume the run, with changed keys such as `steps=400`, in its own directory, also if that was copied or
-        moved; rows and functions that came from Python must stay where they were written. With `iterate=True` you get
-        an iterator over the steps."""
+        moved, with the rows and functions that came from Python. With `iterate=True` you get an iterator over the
+        steps."""
         recipe = self.recipe
         require_no_redaction(recipe, self.path)
         given = Recipe(_given(recipe.model_dump(mode="json")))

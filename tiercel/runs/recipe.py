@@ -2,14 +2,17 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
-from tiercel.config import Kind, Recipe, SftRecipe, flatten, load_recipe
+from tiercel.config import Kind, Recipe, SftRecipe, flatten
 from tiercel.config.keys import RECIPES
+from tiercel.config.loading import read_tree, recipe_of_tree
 from tiercel.config.schema import Data, Learner, Model, Train
 from tiercel.config.yaml_text import MOST_BYTES
 from tiercel.errors import RunError
 from tiercel.regular_files import read_text
 from tiercel.reliability.redaction import is_redacted
+from tiercel.runs.fresh_start import GIVEN
 from tiercel.writing import reading
 
 LONGEST_PROMPT = 32_768  # tokens, for a model without a recipe
@@ -31,15 +34,28 @@ def not_a_run(path: Path) -> RunError:
 
 
 def load_run_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
-    """Load the recipe that a run directory was made with. Raises RunError if there is none, and RecipeError if it is
-    wrong."""
+    """Load the recipe that a run directory was made with. If the run was moved, what Python passed is named where it is
+    now. Raises RunError if there is no recipe, and RecipeError if it is wrong."""
     config = path / "config.yaml"
     if not is_run(path):
         raise not_a_run(path)
     with reading(config):
         first = read_text(config, MOST_BYTES).partition("\n")[0]
     kind: Kind = next((kind for kind in RECIPES if first.strip() == f"# tiercel {kind}"), "grpo")
-    return load_recipe(kind, config, overrides, check_paths=False)
+    tree, given = read_tree(config, overrides), path / GIVEN
+    before = Path(str(tree.get("output"))) / GIVEN
+    if given.is_dir() and not os.path.isdir(before):  # the run was moved
+        tree = _renamed(tree, f"{before}/", f"{given}/")
+    return recipe_of_tree(kind, tree, str(config), check_paths=False)
+
+
+def _renamed(value: Any, before: str, now: str) -> Any:
+    """Return plain data in which each text that begins with `before` begins with `now`."""
+    if isinstance(value, str):
+        return now + value.removeprefix(before) if value.startswith(before) else value
+    if isinstance(value, list):
+        return [_renamed(each, before, now) for each in value]
+    return {key: _renamed(each, before, now) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 def require_no_redaction(recipe: Recipe, path: Path) -> None:
