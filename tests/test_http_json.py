@@ -6,7 +6,7 @@ import asyncio
 import httpx
 import pytest
 
-from tiercel.http_json import NoAnswer, ask, run_requests
+from tiercel.http_json import NoAnswer, ask, environment_options, run_requests
 from tiercel.rollout.vllm.server import together
 
 
@@ -70,3 +70,31 @@ def test_a_connection_is_given_back_before_a_late_answer_is_reported():
             return asyncio.all_tasks() - {asyncio.current_task()}
 
     assert not asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("address", "variables", "proxy"),
+    [
+        ("https://judge.example.com/v1", {"HTTPS_PROXY": "http://proxy:3128"}, "http://proxy:3128"),
+        ("https://judge.example.com/v1", {"https_proxy": "proxy:3128"}, "http://proxy:3128"),
+        ("https://judge.example.com/v1", {"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": "a.org,.example.com"}, None),
+        ("https://judge.example.com/v1", {"HTTP_PROXY": "http://proxy:3128"}, None),
+        ("https://127.0.0.1:8000/v1", {"HTTPS_PROXY": "http://proxy:3128"}, None),
+        ("http://judge.example.com/v1", {"HTTPS_PROXY": "http://proxy:3128", "HTTP_PROXY": "http://proxy:3128"}, None),
+    ],
+)
+def test_an_https_address_is_asked_through_the_proxy_of_the_environment(monkeypatch, address, variables, proxy):
+    for name in ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert environment_options(address).get("proxy") == proxy
+
+
+def test_a_proxy_that_cannot_be_asked_is_refused_and_not_shown(monkeypatch):
+    monkeypatch.delenv("https_proxy", raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "socks5://me:hidden@proxy:1080")
+    with pytest.raises(ValueError, match="HTTPS_PROXY") as refused:
+        environment_options("https://judge.example.com/v1")
+    assert "hidden" not in str(refused.value)

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
+from urllib.request import getproxies_environment, proxy_bypass
 
 import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -98,12 +99,35 @@ def _certificates() -> ssl.SSLContext:
 
 
 def new_client(**options: Any) -> httpx.AsyncClient:
-    """Return a client for `ask`, which itself limits the seconds of an answer. The environment's proxies are ignored,
-    because the server is on this machine or in its network."""
+    """Return a client for `ask`, which itself limits the seconds of an answer. The environment's proxies and
+    certificates are ignored, because the server is on this machine or in its network; `environment_options` has them
+    for any other."""
     timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
-    return httpx.AsyncClient(
-        verify=_certificates(), timeout=timeout, trust_env=False, follow_redirects=False, **options
-    )
+    known = {"verify": _certificates(), **options}
+    return httpx.AsyncClient(timeout=timeout, trust_env=False, follow_redirects=False, **known)
+
+
+def environment_options(address: str) -> dict[str, Any]:
+    """Return the options of a client that asks an https address as the environment says: through HTTPS_PROXY, unless
+    NO_PROXY names the host or it is this machine, and with the certificates of SSL_CERT_FILE, SSL_CERT_DIR or
+    REQUESTS_CA_BUNDLE. There are none for an http address, whose key a proxy would see. Raises ValueError if one cannot
+    be used. The message does not show the proxy, whose address may have a password."""
+    url, found = httpx.URL(address), dict[str, Any]()
+    if url.scheme != "https":
+        return found
+    proxy = getproxies_environment().get("https")
+    if proxy and url.host not in ("localhost", "127.0.0.1", "::1") and not proxy_bypass(url.host):
+        found["proxy"] = proxy if "://" in proxy else f"http://{proxy}"
+        if not found["proxy"].startswith(("http://", "https://")):
+            raise ValueError("HTTPS_PROXY must be an address that begins with http:// or https://; export it again")
+    for variable in ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"):
+        if path := os.environ.get(variable):
+            file, folder = (None, path) if os.path.isdir(path) else (path, None)
+            try:
+                return {**found, "verify": ssl.create_default_context(cafile=file, capath=folder)}
+            except OSError as error:
+                raise ValueError(f"{variable} is {path}, which has no readable certificates: {error}") from error
+    return found
 
 
 async def ask(client: httpx.AsyncClient, request: httpx.Request, *, seconds: float, most_bytes: int) -> HttpReply:

@@ -2,6 +2,9 @@
 
 import gc
 import json
+import shutil
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -315,3 +318,30 @@ def test_the_scorer_starts_and_asks_it_like_any_other(server):
     with Scorer([reward], LIMITS, "resized_pixels") as scorer:
         (found,) = scorer.score_samples([sample("order:grade=9", "7")], [None])
     assert found["judge"].value == 0.9
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl, for a certificate")
+def test_certificates_that_the_environment_names_are_trusted(server, tmp_path, monkeypatch):
+    made = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -keyout key.pem -out cert.pem -subj /CN=judge"
+    subprocess.run([*made.split(), "-addext", "subjectAltName=IP:127.0.0.1"], cwd=tmp_path, check=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    variables = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+    for variable in (*variables, "SSL_CERT_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+
+    def grade() -> float | None:
+        judge = Judge(url=server.url.replace("http", "https"), model="grader", retries=0)
+        reward = JudgeReward(ByJudge(judge=judge), LIMITS)
+        reward.start()
+        return reward.score([sample("order:grade=7", "seven")])[0].value
+
+    assert grade() is None
+    for variable in variables:
+        with monkeypatch.context() as environment:
+            environment.setenv(variable, str(tmp_path / "cert.pem"))
+            assert grade() == 0.7
+            environment.setenv(variable, str(tmp_path / "lost.pem"))
+            with pytest.raises(RecipeError, match=rf"judge\.url: {variable}"):
+                grade()

@@ -13,7 +13,17 @@ from pydantic import Field
 
 from tiercel.config.schema import Reliability
 from tiercel.errors import DataError, RecipeError
-from tiercel.http_json import HttpReply, NoAnswer, ServerAnswer, WrongAnswer, ask, key_of, new_client, run_requests
+from tiercel.http_json import (
+    HttpReply,
+    NoAnswer,
+    ServerAnswer,
+    WrongAnswer,
+    ask,
+    environment_options,
+    key_of,
+    new_client,
+    run_requests,
+)
 from tiercel.reliability.redaction import redact_answer
 from tiercel.reward_types import RewardValue, Sample
 from tiercel.rewards.answers import extract_answer
@@ -68,10 +78,11 @@ class JudgeReward:
         self._reward, self._judge = reward, reward.judge
         self._batch_timeout = reliability.reward_timeout
         self._headers: dict[str, str] = {}
+        self._client_options: dict[str, Any] = {}
         self._question = QUESTION
 
     def start(self) -> None:
-        """Read the key and the question. Raises RecipeError."""
+        """Read the key, the question, and what the environment says of the way to the judge. Raises RecipeError."""
         judge = self._judge
         if judge.key is not None:
             try:
@@ -81,6 +92,10 @@ class JudgeReward:
             if key is None:
                 raise RecipeError([f"judge.key: is {judge.key}, which is not set in the environment; export it"])
             self._headers = {"Authorization": f"Bearer {key}"}
+        try:
+            self._client_options = environment_options(judge.url)
+        except ValueError as error:
+            raise RecipeError([f"judge.url: {error}"]) from None
         if judge.prompt is not None:
             self._question = _read_question(judge.prompt)
 
@@ -95,7 +110,7 @@ class JudgeReward:
     async def _score_all(self, samples: Sequence[Sample]) -> tuple[RewardValue, ...]:
         gate = asyncio.Semaphore(self._judge.concurrency)
         limits = httpx.Limits(max_connections=self._judge.concurrency)
-        async with new_client(headers=self._headers, limits=limits) as client:
+        async with new_client(headers=self._headers, limits=limits, **self._client_options) as client:
             tasks = [asyncio.create_task(self._score_one(sample, client, gate)) for sample in samples]
             if tasks:
                 await asyncio.wait(tasks, timeout=self._batch_timeout)
