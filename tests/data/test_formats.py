@@ -278,6 +278,12 @@ def test_a_number_that_is_not_finite_in_a_column_that_no_format_reads_leaves_the
     assert row.left_out == (("score", "float nan"), ("meta", "float inf")) and row.columns == {"width": 2.5}
 
 
+def test_a_column_that_only_another_format_reads_leaves_no_row_out():
+    row = accepted({"messages": [USER], "bbox": [math.nan] * 4, "objects": {"bbox": [[math.inf]]}})
+    assert row.left_out == (("bbox", "float nan"), ("objects", "float inf"))
+    assert refused({"messages": [USER], "objects": {"bbox": [[math.inf]]}}, format="swift").field.startswith("objects")
+
+
 def test_a_number_that_is_missing_is_missing_in_every_column():
     row = accepted({"question": "?", "id": math.nan, "answer": "3", "label": math.nan, "caption": math.nan}, "qa")
     assert (row.id, row.answer, row.columns) == ("rec:4", "3", {})

@@ -326,7 +326,8 @@ def test_missing_empty_and_odd_files(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.png").write_bytes(encoded(noise(), "PNG"))
     assert "backslashes" in problem(ImageSource(path="in\\a.png"), tmp_path)
-    assert "no such file" in problem(ImageSource(path="in\\b.png"), tmp_path)
+    lost = problem(ImageSource(path="in\\b.png"), tmp_path)
+    assert "no such file" in lost and "backslashes" in lost
     assert "empty (0 bytes)" in problem(ImageSource(path="empty.png"), tmp_path)
     assert "not a regular file" in problem(ImageSource(path="directory.png"), tmp_path)
     assert "not a regular file" in problem(ImageSource(path="pipe.png"), tmp_path)

@@ -51,6 +51,15 @@ def test_every_format_with_turns_reads_them(format, turns):
     assert (row.images, row.answer) == ((ImageSource(path="a.png"),), "red")
 
 
+def test_a_question_beside_a_conversation_brings_no_pictures():
+    copy = asked({"type": "image", "image": {"bytes": b"\x89PNG"}}, TEXT)
+    row = accepted({"messages": [*asked(PICTURES[0], TEXT), ASSISTANT], "prompt": copy}, purpose="sft")
+    assert row.images == (ImageSource(path="a.png"),) and contents(row) == ["<image>What is it?", "There."]
+    turns = [{"from": "human", "value": [PICTURES[0], TEXT]}]
+    row = accepted({"conversations": turns, "prompt": asked(PICTURES[0]), "solution": "red"}, "vlm_r1")
+    assert len(row.images) == 1
+
+
 def test_bytes_videos_and_text_that_is_json():
     picture = {"type": "image", "image": {"bytes": b"\x89PNG", "path": "b.png"}}
     film = {"type": "video", "video": {"path": "c.mp4", "fps": 2}}

@@ -65,6 +65,18 @@ def test_one_file_of_a_pattern_may_have_no_row_that_can_be_used(tmp_path):
         read(str(tmp_path / "part-*.jsonl"))
 
 
+def test_one_shard_of_a_pattern_may_have_no_known_layout(tmp_path):
+    for name, text in (("part-0", '{"foo": 1}'), ("part-1", f"{line('a')}\n{line('b')}")):
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    table = read(str(tmp_path / "part-*.jsonl"))
+    assert [row.id for row in table.rows] == ["a", "b"]
+    assert [Path(row.file).name for row in table.rejected] == ["part-0.jsonl"]
+    (tmp_path / "part-1.jsonl").unlink()
+    with pytest.raises(DataError) as refused:
+        read(str(tmp_path / "part-*.jsonl"))
+    assert refused.value.field == "format"
+
+
 @pytest.mark.parametrize(
     "odd", ('{"score": NaN}', '{"id": "odd", "id": "odd"}', '{"id": "a\tb"}', f'{{"id": {"7" * 5000}}}')
 )

@@ -183,6 +183,21 @@ def test_json_may_name_members_in_turns_by_their_whole_path_or_beside_a_null(tmp
     assert [len(row.images) for row in rows] == [1, 1, 1]
 
 
+def test_json_may_name_members_by_the_absolute_paths_at_which_they_once_lay(tmp_path):
+    part = {"type": "image", "image": "/old/d/b.png"}
+    turns = [{"role": "user", "content": [part, {"type": "text", "text": "?"}]}]
+    members = [
+        *[("d/a.png", picture()), ("d/a.json", {"messages": TURNS, "images": ["/old/set/a.png"]})],
+        *[("d/b.png", picture()), ("d/b.json", {"messages": turns})],
+        *[("d/c.png", picture()), ("d/c.json", {"messages": TURNS, "image": "C:\\old\\c.png"})],
+        *[("d/e.png", picture()), ("d/e.json", {"messages": TURNS, "images": ["/one/e.png", "/two/e.png"]})],
+    ]
+    a, b, c, e = records(shard(tmp_path / "a.tar", members))
+    assert a.value["images"][0]["bytes"] == c.value["image"]["bytes"] == picture()
+    assert b.value["messages"][0]["content"][0]["image"]["bytes"] == picture()
+    assert "e.png" in e.problem  # two files, but one member
+
+
 def test_a_tar_that_is_compressed_is_refused_by_name(tmp_path):
     (tmp_path / "a.tar.gz").write_bytes(b"")
     with pytest.raises(DataError, match=r"\.tar"):

@@ -4,8 +4,9 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from hashlib import sha256
 from itertools import accumulate, chain, compress
 from pathlib import Path
@@ -212,9 +213,10 @@ def read_rows(
         if len(files) == 1:
             return _table_of(describe(replace(files[0], count=source.count), stems[files[0].name]), config, beat)
         files = _with_rows(files)
+        described = _each_as_others(files, lambda file, **how: describe(file, stems[file.name], **how), config)
         if is_large:
-            make_indexes(files, lambda file: describe(file, stems[file.name]), source.name, config, beat)
-        every = [_table_of(describe(file, stems[file.name]), config, beat, is_whole=False) for file in files]
+            make_indexes(files, described, source.name, config, beat)
+        every = [_table_of(described(file), config, beat, is_whole=False) for file in files]
         table = _joined(every, source.name)
         _require_usable(table, purpose)
         if source.count is None:
@@ -234,6 +236,30 @@ def _with_rows(files: Sequence[RowSource]) -> list[RowSource]:
     for file in compress(files, is_empty):
         logger.warning(f"{file.name}: the file is empty and is left out")
     return [file for file, is_out in zip(files, is_empty, strict=True) if not is_out]
+
+
+def _each_as_others(
+    files: Sequence[RowSource], describe: Callable[..., RowFile], config: Data
+) -> Callable[[RowSource], RowFile]:
+    """Return a function that describes a file of a pattern. If its rows have no known layout, it is read as the others
+    are, which rejects these rows and no others."""
+
+    @cache
+    def as_others() -> Data:
+        for file in files:
+            with suppress(DataError):
+                return config.model_copy(update={"format": describe(file).format})
+        return config
+
+    def described(file: RowSource) -> RowFile:
+        try:
+            return describe(file)
+        except DataError as error:
+            if error.field != "format":
+                raise
+            return describe(file, config=as_others())
+
+    return described
 
 
 def _side_by_side(tables: Sequence[RowTable], name: str) -> RowTable:

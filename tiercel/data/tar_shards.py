@@ -28,6 +28,7 @@ _KEPT_BYTES = 1 << 23
 _NO_FILE = "is a link or another special file, which is refused"
 _PICTURES = frozenset({"bmp", "gif", "jpeg", "jpg", "png", "tif", "tiff", "webp"})
 _OCTAL = re.compile(rb"0*([0-7]+)[ \0]*")
+_ABSOLUTE = re.compile(rb'"((?:/|[A-Za-z]:)(?:[^"\\]|\\.)*)"')  # a path, in JSON
 
 
 def read_tar(file: Path) -> Iterator[Record]:
@@ -156,8 +157,13 @@ def _record(stem: str, contents: dict[str, bytes], line: int) -> Record:
 
 def _place_pictures(own: dict[str, Any], pictures: Mapping[str, Any], folder: str, text: bytes) -> str | None:
     """Put the pictures of a row where its JSON (`text`, read as `own`) names them, by their names or their whole paths,
-    or else in `images`. Return what is wrong, if anything is."""
+    or by the absolute paths that only they can mean, or else in `images`. Return what is wrong, if anything is."""
     by_path = {f"{folder}{name}": each for name, each in pictures.items()} | dict(pictures)
+    elsewhere: dict[str, set[str]] = {}  # where the pictures once lay, by their names
+    for found in _ABSOLUTE.findall(text):
+        path = json.loads(b'"%s"' % found)
+        elsewhere.setdefault(re.split(r"[/\\]", path)[-1], set()).add(path)
+    by_path |= {path: pictures[name] for name, (path, *others) in elsewhere.items() if name in pictures and not others}
     key = "image" if own.get("images") is None else "images"
     named, used = own.get(key), list[Any]()
     if named is None and any(name.encode() in text or json.dumps(name)[1:-1].encode() in text for name in pictures):

@@ -10,7 +10,7 @@
 {"type": "image", "index": 0} has no address: it says again which of the row's pictures it is.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from tiercel.data.formats.visuals import read_image, read_video
@@ -32,12 +32,13 @@ def has_openai_parts(messages: Any) -> bool:
     return any(part.get("type") in OPENAI_PARTS for _, part in _parts(messages, "messages"))
 
 
-def with_visuals_of_parts(record: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_visuals_of_parts(record: Mapping[str, Any], unread: Container[str] = ()) -> Mapping[str, Any]:
     """Return a record with the pictures and videos that its parts bring in the columns `images` and `videos`, and
-    {"type": "image"} in place of each. If the rejected side of a pair brings others, these are in `rejected_images` and
-    `rejected_videos`. Raises DataError if one cannot be read, if the record has other ones in such a column, and if an
-    answer alone brings others than its question."""
-    turns = {key: record[key] for key in (*IN_ORDER, *_REPEATING) if isinstance(record.get(key), list)}
+    {"type": "image"} in place of each; the columns `unread` stay as they are. If the rejected side of a pair brings
+    others, these are in `rejected_images` and `rejected_videos`. Raises DataError if one cannot be read, if the record
+    has other ones in such a column, and if an answer alone brings others than its question."""
+    keys = [key for key in (*IN_ORDER, *_REPEATING) if key not in unread]
+    turns = {key: record[key] for key in keys if isinstance(record.get(key), list)}
     if not any(_may_have_parts(turn) for value in turns.values() for turn in value):
         return record  # as a rule, and a tenth of the time that a row takes
     found = {key: brought for key, value in turns.items() if (brought := list(_visuals(value, key)))}

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
 from os.path import basename, splitext
 from typing import Any
 
@@ -41,6 +41,10 @@ _READ = frozenset((
     *EXPRESSIONS, *SEVERAL,
 ))
 # fmt: on
+
+
+_BOXES = {"bbox": "refcoco", "boxes": "tiercel", "box_images": "tiercel", "objects": "swift"}  # which format reads each
+_CONVERSATIONS = ("messages", "conversations")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,12 +105,13 @@ def _row_of(
 ) -> Row | RejectedRow:
     """Convert a value of a record. `id` is that of a row that has none."""
     line, is_plain = record.line, record.is_plain
+    unread = _unread(format, next((name for name in _CONVERSATIONS if given(value, name)), None))
     try:
         value = with_pictures_by_mark(with_turns_of_pairs(value))
         missing = {} if is_plain else missing_numbers(value)
-        left_out = {} if is_plain else missing | foreign_columns(value, _READ)
+        left_out = {} if is_plain else missing | foreign_columns(value, _READ - unread)
         id = id if reading.ids == "line" else _read_id(without(value, *missing), id)
-        value = with_visuals_of_parts(with_turns_of_text(without(value, *left_out)))
+        value = with_visuals_of_parts(with_turns_of_text(without(value, *left_out)), unread)
         if not is_plain:
             require_plain(value)
 
@@ -130,6 +135,15 @@ def _row_of(
     except RecursionError:  # from a message that quotes the wrong value
         field, reason = "row", "is nested too deeply"
     return RejectedRow(id=id, file=reading.file, line=line, field=field, reason=reason)
+
+
+@cache
+def _unread(format: FormatName, conversation: str | None) -> frozenset[str]:
+    """Return columns that only other formats read, and those of questions beside a conversation that is read."""
+    others = {name for name, reader in _BOXES.items() if reader != format}
+    if conversation in FORMATS[format].turns:
+        others |= {*_CONVERSATIONS, *QUESTIONS} - {conversation}
+    return frozenset(others)
 
 
 def default_id(file: str, line: int, stem: str | None = None) -> str:

@@ -182,7 +182,10 @@ def resolve(path: str, roots: ImageRoots) -> Path:
         where = "" if path.startswith("/") else f" under data.image_root ({roots.base})"
         if "\\" in path and (base / path.replace("\\", "/")).is_file():
             raise ImageProblem(path, "has backslashes, as on Windows; write it with /") from error
-        raise ImageProblem(path, f"there is no such file{where}") from error
+        reason = f"there is no such file{where}"
+        if "\\" in path:
+            reason = f"{reason}; it has backslashes, as on Windows, in place of /"
+        raise ImageProblem(path, reason) from error
     except (OSError, RuntimeError) as error:  # RuntimeError is raised for a loop of links before Python 3.13
         raise ImageProblem(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not stat.S_ISREG(status.st_mode):
