@@ -3,6 +3,7 @@
 Sizes are (width, height) in pixels, boxes are (x1, y1, x2, y2).
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +16,17 @@ Box = tuple[float, float, float, float]
 Point = tuple[float, float]
 CoordinateSpace = Literal["resized_pixels", "thousandths", "unit"]  # the spaces that a model may write
 BoxSpace = Literal["pixels", "thousandths", "unit"]  # of rows; pixels are of the original image
+
+# A thought that opens at the end of a text, and may close again there, as <think>, <thinking> or <seed:think>.
+_OPENED = re.compile(r"<([\w:-]*(?:think|thought|reason)[\w:-]*)>\s*(?:</\1>\s*)?\Z", re.IGNORECASE)
+
+
+def opened_by(text: str, last_turn: str) -> str:
+    """Return what a chat template wrote of the policy's turn at the end of a rendered prompt, whose last turn was this:
+    the tag of a thought, else nothing."""
+    found, last = _OPENED.search(text), last_turn.rstrip()
+    is_users = bool(last) and text.rstrip().endswith(last)  # a template that writes nothing after the prompt
+    return "" if found is None or is_users else found.group()
 
 
 def column(columns: Mapping[str, Any], name: str) -> Any:

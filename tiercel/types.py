@@ -23,10 +23,9 @@ from tiercel.reward_types import RewardValue as RewardValue
 from tiercel.reward_types import Sample as Sample
 from tiercel.reward_types import SampleImage as SampleImage
 from tiercel.reward_types import Size as Size
+from tiercel.reward_types import opened_by
 
 VISUAL_MARK = re.compile("<image>|<video>")
-# A thought that opens at the end of a text, and may close again there, as <think>, <thinking> or <seed:think>.
-_OPENED = re.compile(r"<([\w:-]*(?:think|thought|reason)[\w:-]*)>\s*(?:</\1>\s*)?\Z", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,10 +162,7 @@ class EncodedPrompt:
     def opened(self) -> str:
         """Return what the chat template wrote of the policy's turn: the tag of a thought if the text ends with one,
         else nothing."""
-        found = _OPENED.search(self.text)
-        last = self.messages[-1].content.rstrip() if self.messages else ""
-        is_users = bool(last) and self.text.rstrip().endswith(last)  # a template that writes nothing after the prompt
-        return "" if found is None or is_users else found.group()
+        return opened_by(self.text, self.messages[-1].content if self.messages else "")
 
     @property
     def image_paths(self) -> tuple[str | None, ...]:

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, TypeAdapter
 
-from tiercel.reward_types import BoxSpace, CoordinateSpace, ToolCall
+from tiercel.reward_types import BoxSpace, CoordinateSpace, ToolCall, opened_by
+from tiercel.rewards.answers import extract_answer
 
 Folder = Literal["rollouts", "evaluations"]
 
@@ -85,6 +86,11 @@ class GroupRecord:
     completions: Annotated[tuple[CompletionRecord, ...], Field(min_length=1)]
     answer_image: int | None = 0  # as in Sample
     answer_space: BoxSpace = "pixels"
+
+    def answer_of(self, completion: CompletionRecord) -> str:
+        """Return the answer of one of the completions, by the parser that training uses: what the chat template opened
+        before it is part of it."""
+        return extract_answer(opened_by(self.prompt, self.question) + completion.text)
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields in the order of the file. `turns` is written only for trajectories, `forks` only for groups

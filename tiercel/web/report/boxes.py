@@ -62,7 +62,7 @@ def _is_scored_by_iou(group: GroupRecord) -> bool:
 def predicted_box(group: GroupRecord, completion: CompletionRecord) -> Box | None:
     """Read the completion's box with the parser that training uses, in pixels of the original image of the right one.
     None if there is none, or the run does not say in which coordinates it is."""
-    written = parse_box(extract_answer(completion.text))
+    written = parse_box(group.answer_of(completion))
     if written is None or group.coordinate_space is None:
         return None
     image = group.images[answer_image(group)]

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from tiercel.reward_types import ToolCall
-from tiercel.rewards.answers import extract_answer, parse_box
+from tiercel.rewards.answers import parse_box
 from tiercel.rewards.boxes import iou, is_proper
 from tiercel.runs.records import CompletionRecord, GroupRecord
 from tiercel.web.report.boxes import box_text, predicted_box, true_box
@@ -63,7 +63,7 @@ def box_cell(group: GroupRecord, completion: CompletionRecord) -> str:
     """Format the completion's box for a table, in pixels of the original image, or say why there is none."""
     box = predicted_box(group, completion)
     if box is None:
-        return "no box" if parse_box(extract_answer(completion.text)) is None else "coordinates unknown"
+        return "no box" if parse_box(group.answer_of(completion)) is None else "coordinates unknown"
     return box_text(box) + ("" if is_proper(box) else " (inverted)")
 
 

@@ -10,10 +10,9 @@ import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
-from tiercel.rewards.answers import extract_answer
 from tiercel.runs.pictures import has_visible_pixels
 from tiercel.runs.records import Folder, GroupRecord
-from tiercel.web.report.cards import clipped
+from tiercel.web.report.cards import clipped, judged_of, totals_of
 from tiercel.web.report.charts import Chart, Series
 from tiercel.web.report.pictures import Album, Embedded
 from tiercel.web.report.rollouts import GroupCard, group_card, legend_of
@@ -54,12 +53,22 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class History:
-    """A row through all its `count` steps, of which the last are in `groups`."""
+    """A row through all its `count` steps, of which the last are in `steps`."""
 
     folder: Folder
     chart: Chart | None
     count: int
-    groups: Sequence[tuple[int, GroupRecord]]  # with their steps
+    steps: Sequence["StepAnswers"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepAnswers:
+    """What the page says of a row's group at one step, without the group itself, which may be large."""
+
+    step: int
+    totals: list[float]  # of the completions that have one
+    judged: list[bool]  # likewise
+    answers: list[tuple[str, str, int]]  # as `answers_of` has them
 
 
 def cards_part(run: Path, name: str, columns: Columns, wanted: GroupFilter, found: Found) -> Markup:
@@ -96,10 +105,15 @@ def row_part(run: Path, name: str, groups: Groups, id: str) -> Markup:
     for folder in FOLDERS:
         columns = groups.columns(folder)
         if len(at := positions(columns, GroupFilter(order="oldest", row=id))):
-            recorded = list(_groups(run, folder, columns, at[-_STEPS_SHOWN:].tolist()))
+            steps = list[StepAnswers]()
+            last: tuple[int, GroupRecord] | None = None
+            for last in _groups(run, folder, columns, at[-_STEPS_SHOWN:].tolist()):
+                step, group = last
+                totals, judged = totals_of(group), judged_of(group)
+                steps.append(StepAnswers(step=step, totals=totals, judged=judged, answers=answers_of(group)))
             chart = _row_chart(columns, folder, at)
-            histories.append(History(folder=folder, chart=chart, count=len(at), groups=recorded))
-            newest += [item_of(run, folder, *each) for each in recorded[-1:]]
+            histories.append(History(folder=folder, chart=chart, count=len(at), steps=steps))
+            newest += [] if last is None else [item_of(run, folder, *last)]
     return drawn(
         "row.html",
         id=id,
@@ -107,7 +121,6 @@ def row_part(run: Path, name: str, groups: Groups, id: str) -> Markup:
         histories=histories,
         newest=max(newest, key=lambda item: item.step, default=None),
         titles=FOLDER_TITLES,
-        answers_of=answers_of,
         album=LinkedAlbum(run, name),
     )
 
@@ -130,6 +143,8 @@ def _row_chart(columns: Columns, folder: Folder, at: np.ndarray) -> Chart | None
 def answers_of(group: GroupRecord) -> list[tuple[str, str, int]]:
     """Count equal answers, the most frequent first: a style, an answer and how often. Each has the verdict of the first
     that gave it."""
-    verdicts = {extract_answer(each.text): each.is_correct for each in reversed(group.completions)}
-    counts = Counter(extract_answer(each.text) for each in group.completions).most_common()
-    return [(_STYLES[verdicts[answer]], clipped(answer, 160), count) for answer, count in counts]
+    answers = [group.answer_of(each) for each in group.completions]
+    verdicts = {answer: each.is_correct for answer, each in zip(answers[::-1], group.completions[::-1], strict=True)}
+    return [
+        (_STYLES[verdicts[answer]], clipped(answer, 160), count) for answer, count in Counter(answers).most_common()
+    ]
