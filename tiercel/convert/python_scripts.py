@@ -319,9 +319,27 @@ def _assignments(tree: ast.Module) -> Iterator[tuple[ast.expr, ast.expr]]:
         if value is None:
             continue
         for target in targets:
-            names = target.elts if isinstance(target, ast.Tuple) else [target]
-            parts = value.elts if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple | ast.List) else []
-            yield from zip(names, parts if len(parts) == len(names) else [value] * len(names), strict=True)
+            yield from _unpacked(target, value)
+
+
+def _unpacked(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield each name of a target with its part of a value. If a literal cannot be taken apart, each name has itself,
+    which says nothing; of any other value each has the whole, which says where it comes from."""
+    if not isinstance(target, ast.Tuple | ast.List):
+        yield target, value
+        return
+    names = [name.value if isinstance(name, ast.Starred) else name for name in target.elts]
+    parts: list[ast.expr] = [value] * len(names)
+    if isinstance(value, ast.Tuple | ast.List | ast.Constant):
+        parts = [] if isinstance(value, ast.Constant) else list(value.elts)
+        star = next((place for place, name in enumerate(target.elts) if isinstance(name, ast.Starred)), None)
+        if star is not None and len(parts) >= len(names) - 1:
+            end = len(parts) - len(names) + star + 1
+            parts[star:end] = [ast.List(elts=parts[star:end], ctx=ast.Load())]
+        is_known = not any(isinstance(part, ast.Starred) for part in getattr(value, "elts", ()))
+        parts = parts if is_known and len(parts) == len(names) else names
+    for name, part in zip(names, parts, strict=True):
+        yield from _unpacked(name, part)
 
 
 def _targets_of_unsloth(call: _Call, given: Mapping[str, list[str]]) -> list[str]:
