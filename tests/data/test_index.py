@@ -18,7 +18,7 @@ from PIL import Image
 
 from tiercel.cli.main import main
 from tiercel.config.data import Data, HeldOut
-from tiercel.data import reading, row_files
+from tiercel.data import index, reading, row_files
 from tiercel.data.index import FileStore, cache_folder, version
 from tiercel.data.reading import read_rows, read_run_rows
 from tiercel.data.stores import UnusableRow
@@ -150,6 +150,28 @@ def test_an_index_that_is_damaged_or_of_another_version_is_made_again(place, mon
     assert [row.id for row in read(place, monkeypatch).rows] == ["a", "b", "c"]
     assert len(caplog.messages) == 1 and "made again" in caplog.text
     assert file.read_bytes() == made
+
+
+def test_versions_that_share_a_folder_keep_their_indexes_while_they_use_them(place, monkeypatch, caplog):
+    write(place / "rows.jsonl", "abc")
+    with monkeypatch.context() as other:
+        other.setattr(index, "version", lambda: "0123456789abcdef")
+        read(place, monkeypatch)
+    (theirs,) = place.glob("cache/rows/*.index")
+    made = theirs.stat().st_mtime_ns
+    for _ in range(2):
+        read(place, monkeypatch)
+        with monkeypatch.context() as other:
+            other.setattr(index, "version", lambda: "0123456789abcdef")
+            read(place, monkeypatch)
+    (ours,) = set(place.glob("cache/rows/*.index")) - {theirs}
+    assert theirs.stat().st_mtime_ns == made and caplog.messages == []
+    for file in (ours, theirs):
+        os.utime(file, (0, 0))
+    index._remove_unused.cache_clear()
+    write(place / "rows.jsonl", "xyz")
+    read(place, monkeypatch)
+    assert list(place.glob("cache/rows/*.index")) == [ours]
 
 
 def test_a_picture_that_came_back_makes_its_row_usable_again(place, monkeypatch):

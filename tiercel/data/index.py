@@ -1,6 +1,6 @@
 """The index of a large file or directory of rows: where each row lies, and what a run must know of it before its turn.
 
-An index is a file in the cache (`data.cache`), named by the file's path and by how its rows are read:
+An index is a file in the cache (`data.cache`), named by the file's path, by how its rows are read, and by the version:
 
     the usable rows, each an ENTRY: the COLUMNS of stores.py, and the places of the row and of its id
     their ids, end to end
@@ -25,7 +25,7 @@ import weakref
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from hashlib import sha256
@@ -65,6 +65,7 @@ _AT_ONCE = 1 << 16  # rows
 _HELD_ID_BYTES = 1 << 22  # while an index is made; more are written to a temporary file
 _WAIT_SECONDS = 0.1
 _CHANGED = "the file has changed since its index was made"
+_UNUSED_SECONDS = 30 * 24 * 3600.0  # after which the index of another version is removed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,6 +158,8 @@ def indexed(source: IndexSource, cache: Path, beat: Callable[[], None]) -> Index
             raise DataError(told("changed while read", source.reading.file))
         if isinstance(found, str):
             raise DataError(f"{source.reading.file}: {found}, while its index was made; start again")
+        with suppress(OSError):  # such as that the file is another user's
+            os.utime(file, ns=(time.time_ns(), file.stat().st_mtime_ns))  # it is in use
     return found
 
 
@@ -169,7 +172,7 @@ def has_index(source: IndexSource, cache: Path) -> bool:
 
 
 def _file(source: IndexSource, cache: Path) -> Path:
-    return cache / f"{source.key}.index"
+    return cache / f"{source.key}-{version()}.index"  # so that versions may share the folder
 
 
 def _opened(source: IndexSource, file: Path) -> IndexedRows | str:
@@ -293,7 +296,8 @@ def _make(source: IndexSource, file: Path, new: Path, beat: Callable[[], None]) 
     was killed. The caller holds the lock of both."""
     try:
         of = source.identity()
-        shutil.rmtree(file.with_suffix(""), ignore_errors=True)  # indexes were folders
+        shutil.rmtree(file.with_name(source.key), ignore_errors=True)  # indexes were folders
+        _remove_unused(file.parent)
         with open(new, "w+b") as stream:
             head = _written(source, stream, beat)
             stream.flush()
@@ -303,6 +307,16 @@ def _make(source: IndexSource, file: Path, new: Path, beat: Callable[[], None]) 
         new.replace(file)
     finally:
         new.unlink(missing_ok=True)
+
+
+@cache
+def _remove_unused(folder: Path) -> None:
+    """Remove the indexes of other versions that nothing has used for long; a process looks once."""
+    for file in folder.glob("*.index"):
+        with suppress(OSError):
+            is_old = time.time() - max(file.stat().st_atime, file.stat().st_mtime) > _UNUSED_SECONDS
+            if is_old and not file.stem.endswith(version()):
+                file.unlink()
 
 
 def _written(source: IndexSource, stream: BinaryIO, beat: Callable[[], None]) -> dict[str, Any]:
