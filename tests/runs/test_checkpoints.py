@@ -11,6 +11,7 @@ import pytest
 from tiercel.errors import RunError
 from tiercel.runs import checkpoints
 from tiercel.runs.checkpoints import (
+    LATE_SCORE,
     MANIFEST,
     SCORE,
     FoundCheckpoint,
@@ -338,6 +339,16 @@ def test_the_best_is_the_one_with_the_best_score_and_the_earliest_of_equals(tmp_
     assert best_scored(tmp_path, 2, "eval/loss", lowest=False).step == 1
     assert best_scored(tmp_path, 0, "eval/loss", lowest=False) is None
     assert best_scored(tmp_path, 5, "eval/accuracy", lowest=False) is None
+
+
+def test_a_score_that_came_after_its_checkpoint_counts_and_goes_with_it(tmp_path):
+    for step, score in ((1, 0.2), (2, None), (3, 0.4)):
+        scored(tmp_path, step, score)
+    (tmp_path / "step-000002" / LATE_SCORE).write_text('{"eval/loss": 0.5}')
+    best = best_scored(tmp_path, 3, "eval/loss", lowest=False)
+    assert best is not None and best.step == 2 and best.state[SCORE] == {"eval/loss": 0.5}
+    prune(tmp_path, 3, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000003"]
 
 
 def test_a_link_to_the_checkpoint_of_another_run_is_not_the_best(tmp_path):

@@ -57,6 +57,14 @@ def test_a_cut_file_has_the_rows_up_to_a_step(tmp_path, monkeypatch, seed):
     assert (file.stat().st_ino != before) == bool(torn or last + 1 < steps)
 
 
+def test_the_end_of_a_file_is_replaced(tmp_path):
+    (tmp_path / "file").write_text('{"step": 1}\n{"step": 2}\n')
+    cut_lines(tmp_path / "file", 1, b'{"step": 2, "more": 3}\n')
+    assert (tmp_path / "file").read_text() == '{"step": 1}\n{"step": 2, "more": 3}\n'
+    cut_lines(tmp_path / "file", 2, b'{"step": 3}\n')
+    assert (tmp_path / "file").read_text().endswith('"more": 3}\n{"step": 3}\n')
+
+
 def test_a_last_row_that_only_lacks_its_newline_is_kept_and_gets_one(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1}\n{"step": 2}')

@@ -1,6 +1,9 @@
-"""A run that ends by an error between updates saves its newest step first; one that ends within an update does not."""
+"""A run that ends by an error or a stop between updates saves its newest step first; one that ends within an update
+does not."""
 
 import json
+import os
+import signal
 
 import pytest
 
@@ -8,7 +11,7 @@ import tiercel as tc
 from tests.training.test_loops import grpo_recipe, run_grpo, run_offline, sft_recipe, write_rows
 from tiercel.config import recipe_to_yaml
 from tiercel.distributed.ranks import Ranks
-from tiercel.errors import DataError, ElsewhereError, NonFiniteError, TrainingError
+from tiercel.errors import DataError, ElsewhereError, NonFiniteError, Terminated, TrainingError
 from tiercel.log import printed
 from tiercel.runs.directory import read_metrics
 
@@ -73,6 +76,40 @@ def test_an_evaluation_that_fails_loses_no_step(tiny_checkpoints, tmp_path, monk
     assert any(f"tiercel eval {tmp_path / 'run'}" in line for line in said)
     assert saved(tmp_path / "run") == ["step-000002"]
     assert [row["step"] for row in read_metrics(tmp_path / "run")] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("kind", "stop"), (("sft", 0), ("sft", 2), ("sft", 4), ("grpo", 0), ("grpo", 2)))
+def test_a_stop_ends_an_evaluation_and_the_resumed_run_makes_it(tiny_checkpoints, tmp_path, monkeypatch, kind, stop):
+    from tiercel.training import evaluation
+    from tiercel.training.offline import heldout_loss
+
+    module, begun = (evaluation if kind == "grpo" else heldout_loss), list[int]()
+    honest = module.next_batch
+
+    def next_batch(loader, ranks):
+        begun.append(ranks.heartbeat.activity.step)
+        if begun.count(stop) == 1 and begun[-1] == stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return honest(loader, ranks)
+
+    monkeypatch.setattr(module, "next_batch", next_batch)
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", 4)
+    make, run = (grpo_recipe, run_grpo) if kind == "grpo" else (sft_recipe, run_offline)
+    settings = {"train": {"steps": 4, "save_every": 50, "eval_every": 2, "threads": 1}, "data": {"workers": 0}}
+    output = tmp_path / "run"
+    recipe = make(tiny_checkpoints["qwen2_vl"], write_rows(tmp_path), output, **settings)
+    with pytest.raises(Terminated):
+        run(recipe)
+    assert begun.count(stop) == 1  # of three batches
+    assert saved(output) == ([f"step-{stop:06d}"] if stop else [])
+    before = read_metrics(output)
+    assert [row["step"] for row in before] == (list(range(stop + 1)) if stop else [])
+    assert not any("eval/count" in row for row in before[stop:])
+    run(recipe)
+    after = read_metrics(output)
+    assert [row["step"] for row in after] == [0, 1, 2, 3, 4]
+    assert [row.get("eval/count") for row in after] == [12, None, 12, None, 12]
+    assert all(row.items() <= done.items() for row, done in zip(before, after[: len(before)], strict=True))
 
 
 @pytest.mark.parametrize("error", (NonFiniteError("the loss is nan", [["row-1"]]), RuntimeError("within the update")))

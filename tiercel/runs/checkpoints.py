@@ -25,6 +25,7 @@ _LASTING = frozenset((  # errors that would occur again, because a file is missi
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.EINVAL, errno.EFBIG, errno.ENAMETOOLONG,
 ))  # fmt: skip
 SCORE = "score"  # in the state of a checkpoint that was evaluated: the metric's name and its value
+LATE_SCORE = "score.json"  # has the same if the evaluation was made after the checkpoint; it is in no manifest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,7 +224,10 @@ def best_scored(root: Path, newest: int, metric: str, *, lowest: bool) -> FoundC
     scored = []
     for step, path in reversed(list_checkpoints(root)):
         if step <= newest and not path.is_symlink() and _state_problem(path) is None:
-            found = FoundCheckpoint(step=step, path=path, state=_read_state(path))
+            state = _read_state(path)
+            if (path / LATE_SCORE).is_file():
+                state[SCORE] = json.loads(read_regular(path / LATE_SCORE))
+            found = FoundCheckpoint(step=step, path=path, state=state)
             if (found.state.get(SCORE) or {}).get(metric) is not None:
                 scored.append(found)
     best = min if lowest else max  # both return the first of equals
@@ -272,7 +276,7 @@ def _remove_own(path: Path) -> None:
     the empty folders."""
     names = [name for name in _stated_hashes(path / MANIFEST) or {} if not _leads_out(path, name)]
     files = [file for name in names if (file := path / name).is_file() or file.is_symlink()]
-    for file in (*files, path / MANIFEST):
+    for file in (*files, path / LATE_SCORE, path / MANIFEST):
         file.unlink(missing_ok=True)
     folders = {folder for file in files for folder in file.parents if folder != path and folder.is_relative_to(path)}
     for folder in (*sorted(folders, reverse=True), path):

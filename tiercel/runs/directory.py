@@ -97,6 +97,17 @@ class RunDirectory:
 
         self.ranks.run_on_first(append)
 
+    def complete_row(self, step: int, more: Mapping[str, Any]) -> None:
+        """Add values to the newest row of metrics.jsonl, which is that of `step`."""
+
+        def replace() -> None:
+            self.require_held()
+            with writing(self.metrics_file, GO_ON):
+                row = {**Rows(self.metrics_file)[-1], **more}
+                cut_lines(self.metrics_file, step - 1, json_line(row).encode("utf-8"))
+
+        self.ranks.run_on_first(replace)
+
     @contextmanager
     def recording(self, folder: Folder, step: int, family: Family) -> Iterator[RecordGroups]:
         """Yield what adds groups and their advantages to a step's file of rollouts/ or evaluations/, which has its name

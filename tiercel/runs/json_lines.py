@@ -59,9 +59,9 @@ def blocks_of_lines(stream: IO[bytes], stop: int | None = None) -> Iterator[byte
         yield last
 
 
-def cut_lines(file: Path, last_step: int) -> None:
-    """Remove the lines after the last one whose step is at most `last_step`, if there is a file. It is replaced as a
-    whole, and only if something is removed. Raises OSError."""
+def cut_lines(file: Path, last_step: int, new_end: bytes = b"") -> None:
+    """Remove the lines after the last one whose step is at most `last_step`, if there is a file, and put `new_end` in
+    their place. The file is replaced as a whole, and only if something changes. Raises OSError."""
     if not os.path.lexists(file):
         return
     size, stop, newline = file.lstat().st_size, 0, b""
@@ -70,12 +70,12 @@ def cut_lines(file: Path, last_step: int) -> None:
         if isinstance(row, dict) and type(row.get("step")) is int and row["step"] <= last_step:
             stop, newline = start + len(line), b"" if line.endswith(b"\n") else b"\n"
             break
-    if stop == size and not newline:
+    if stop == size and not newline and not new_end:
         return
     with open_regular(file) as old, replacing(file) as new:
         while block := old.read(min(LINES_BYTES, stop - old.tell())):
             new.write(block)
-        new.write(newline)
+        new.write(newline + new_end)
 
 
 def parsed(line: bytes | str) -> Any:

@@ -1,5 +1,6 @@
 """A run's checkpoints: which steps are saved, which one is the best, and which are kept."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from tiercel.models.weights.saving import save_trained
 from tiercel.models.weights.sharded_model import ModelParts
 from tiercel.rollout.pending import PendingGroup, load_pending, save_pending
 from tiercel.runs.checkpoints import (
+    LATE_SCORE,
     SCORE,
     FoundCheckpoint,
     begin_checkpoint,
@@ -30,7 +32,7 @@ from tiercel.runs.checkpoints import (
     save_checkpoint,
 )
 from tiercel.runs.directory import RUN, RunDirectory
-from tiercel.runs.files import file_sha256, fsync
+from tiercel.runs.files import file_sha256, fsync, write_atomically
 from tiercel.training.nonfinite_guard import require_finite_weights
 from tiercel.training.trainer import Trainer
 from tiercel.writing import GO_ON, writing
@@ -232,6 +234,15 @@ class Checkpoints:
             return best is None or is_better(row[metric], best.state[SCORE][metric], lowest=metric in LOWEST_IS_BEST)
 
         return self.run.ranks.run_on_first(judge)  # the first rank has the metrics of all
+
+    def add_score(self, found: FoundCheckpoint, row: Mapping[str, float]) -> None:
+        """Keep the score of a checkpoint that was written before its evaluation."""
+
+        def write() -> None:
+            with writing(found.path, GO_ON):
+                write_atomically(found.path / LATE_SCORE, json.dumps(self._score(row).get(SCORE)))
+
+        self.run.ranks.run_on_first(write)
 
     def _score(self, row: Mapping[str, float]) -> dict[str, Any]:
         metric = self.recipe.train.keep_best

@@ -143,6 +143,7 @@ def evaluate_policy(session: Session, trainer: Trainer, rollouts: Rollouts, step
         recipe=rollouts.recipe,
         scorer=rollouts.scorer,
         ranks=ranks,
+        require_no_stop=partial(session.require_no_stop, step),
     )
     tally, rejected = Tally(), list(table.rejected)
     with session.run.recording("evaluations", step, trainer.family) as record:
@@ -167,6 +168,7 @@ class Evaluator:
     recipe: GrpoRecipe
     scorer: Scorer
     ranks: Ranks
+    require_no_stop: Callable[[], object] = lambda: None  # all ranks call it; it raises on all if the run is to stop
 
     def evaluate(self, kept: EvaluationSink) -> Evaluation | None:
         """Score every row of data.eval, or return None if the recipe has no such rows. The first rank has the result.
@@ -215,9 +217,11 @@ class Evaluator:
         at_once = rows_at_once(self.recipe, ranks.world_size)
         with heldout_loader(table.rows, encode, self.recipe, ranks, at_once, start) as loader:
             for _ in range(loader.steps_left):
+                self.require_no_stop()
                 batch = next_batch(loader, ranks)
                 prompts = ranks.run_on_all(partial(sampler.begun, batch.prompts))
                 groups = ranks.run_on_all(partial(sampler.sample, prompts, params, [0] * len(prompts)))
+                self.require_no_stop()
                 scored = ranks.run_on_all(partial(self._scored, groups))
                 self.vision.end_step()
                 yield scored, batch.rejected

@@ -85,6 +85,7 @@ class Session:
     stop: StopRequest
     diagnosis: Diagnosis
     trackers: Trackers  # none but on the first rank
+    is_unscored: bool  # whether the evaluation after `start` updates is still to be made
     control: StepControl = field(default_factory=StepControl)  # what the caller of the Python API asks for
     unsaved: SaveSlot = field(default_factory=SaveSlot)
 
@@ -109,8 +110,8 @@ class Session:
 
     @property
     def is_over(self) -> bool:
-        """Return whether all steps are done."""
-        return self.start >= self.length.steps
+        """Return whether all steps are done and evaluated."""
+        return self.start >= self.length.steps and not self.is_unscored
 
     def open_trainer(self) -> Trainer:
         """Build the trainer, either new or as the newest checkpoint left it. What it chose is kept for when the run
@@ -121,14 +122,28 @@ class Session:
 
     def is_evaluated_after(self, step: Step) -> bool:
         """Return whether the held-out rows are scored at the end of a step."""
-        return self._is_due(step, self.recipe.train.eval_every)
+        return is_due(step.updates_done, self.recipe.train.eval_every, self.length)
 
     def record_first_evaluation(self, row: Mapping[str, float]) -> None:
-        """Record the evaluation of a new run before its first step. Raises RecipeError if it lacks the metric of
+        """Record the evaluation before the first step of this process: of a new run, or one that a stop or an error
+        ended, which is added to its step. Raises RecipeError if that of a new run lacks the metric of
         train.keep_best."""
-        if row:
-            self.checkpoints.is_best(0, row)
+        if not row:
+            return
+        self.checkpoints.is_best(self.start, row)
+        if self.found is None:
             self._record({"step": 0, **row})
+        else:
+            self.checkpoints.add_score(self.found, row)
+            self.run.complete_row(self.start, row)
+            self.trackers.row({"step": self.start, **row})
+
+    def require_no_stop(self, step: int) -> None:
+        """Raise Terminated, on all ranks, if a stop is asked for during the evaluation after `step` updates."""
+        if self._is_stop_asked():
+            raise Terminated(
+                f"stopped during the evaluation after step {step}; run the same command again to make it and resume"
+            )
 
     def profiled(self, step: Step) -> AbstractContextManager[None]:
         """Return the context in which a step runs, which writes a trace if train.profile asks for one."""
@@ -167,8 +182,8 @@ class Session:
 
     def save_if_due(self, step: Step, trainer: Trainer) -> None:
         """Save a kept step if that is due. Raises Terminated, once all is saved, if SIGTERM or SIGINT came."""
-        is_asked = self.ranks.all_reduce_any(self.stop.is_set or self.control.is_stopped)
-        if step.is_best or is_asked or self._is_due(step, self.recipe.train.save_every):
+        is_asked = self._is_stop_asked()
+        if step.is_best or is_asked or is_due(step.updates_done, self.recipe.train.save_every, self.length):
             self._save(trainer)
         if is_asked:
             raise Terminated(
@@ -178,8 +193,9 @@ class Session:
     @contextmanager
     def saved_on_error(self, trainer: Trainer) -> Iterator[None]:
         """Save the newest step if the block fails between updates, on all ranks, such as by rows that are found to be
-        unusable or a reward that raises. Steps that did not end, and numbers that are not finite, are not saved. Raises
-        Terminated if the caller breaks out of the iterator over the steps, on a single rank."""
+        unusable or a reward that raises, or if its evaluation is stopped. Steps that did not end, and numbers that are
+        not finite, are not saved. Raises Terminated if the caller breaks out of the iterator over the steps, on a
+        single rank."""
         try:
             yield
         except GeneratorExit as left:
@@ -191,29 +207,37 @@ class Session:
                 f"the loop over the steps was left after step {step.updates_done}; call the same function again to "
                 "resume from the newest checkpoint"
             ) from left
+        except Terminated:
+            if self.unsaved.newest is not None:  # its evaluation was stopped
+                self._save_unscored(trainer, self.unsaved.newest.step)
+            raise
         except Exception as error:
             is_common = self.ranks.world_size == 1 or getattr(error, "is_of_all_ranks", False)
             is_taken = getattr(error, "exit_code", None) == EXIT_TAKEN  # here, or on another rank
-            if is_common and self.unsaved.newest and not (is_taken or isinstance(error, NonFiniteError | Terminated)):
+            if is_common and self.unsaved.newest and not (is_taken or isinstance(error, NonFiniteError)):
                 self._save_before(trainer, self.unsaved.newest.step, "the run ends with an error")
             raise
 
     def _save_before(self, trainer: Trainer, step: Step, reason: str) -> None:
         is_unscored = "step" not in step.metrics and self.is_evaluated_after(step)  # its evaluation failed
         try:
-            if "step" not in step.metrics:
-                step.metrics = self._whole_row(step)
-                self._record(step.metrics)
-            self._save(trainer)
+            self._save_unscored(trainer, step)
         except (TiercelError, OSError, RuntimeError) as error:
             logger.warning(f"step {step.updates_done} could not be saved: {error}")
             return
         logger.warning(f"{reason}; step {step.updates_done} was saved; run the same command again to resume from it")
         if is_unscored:
             logger.warning(
-                f"the held-out rows were not scored after step {step.updates_done}: `tiercel eval {self.run.path}` "
-                "scores the newest checkpoint"
+                f"the held-out rows were not scored after step {step.updates_done}: the same command scores them "
+                f"before it goes on, and `tiercel eval {self.run.path}` does so alone"
             )
+
+    def _save_unscored(self, trainer: Trainer, step: Step) -> None:
+        """Save a step, and record it if it is not recorded because its evaluation did not end."""
+        if "step" not in step.metrics:
+            step.metrics = self._whole_row(step)
+            self._record(step.metrics)
+        self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
         kept, self.unsaved.newest = self.unsaved.newest, None
@@ -228,9 +252,8 @@ class Session:
             "rows/rejected": len(step.batch.rejected),
         }
 
-    def _is_due(self, step: Step, every: int | None) -> bool:
-        """Return whether something that happens every so many steps, and after the last, happens after this one."""
-        return step.updates_done == self.length.steps or (every is not None and step.updates_done % every == 0)
+    def _is_stop_asked(self) -> bool:
+        return self.ranks.all_reduce_any(self.stop.is_set or self.control.is_stopped)
 
     def _record(self, row: Mapping[str, Any]) -> None:
         """Append a row to metrics.jsonl, then pass it to the trackers."""
@@ -271,7 +294,8 @@ def open_session(recipe: BaseRecipe, run: RunDirectory) -> Iterator[Session]:
         kept = Rows(run.metrics_file) if ranks.is_first else ()
         if found is None:
             require_schedule(recipe.optim, length.steps)
-        is_over = found is not None and found.step >= length.steps
+        is_unscored = ranks.run_on_first(lambda: lacks_evaluation(recipe, run, length, found))
+        is_over = found is not None and found.step >= length.steps and not is_unscored
         names = recipe.trackers if ranks.is_first and not is_over else ()
         trackers = stack.enter_context(open_trackers(names, recipe, run.path, kept, length.steps))
         session = Session(
@@ -286,6 +310,7 @@ def open_session(recipe: BaseRecipe, run: RunDirectory) -> Iterator[Session]:
             stop=stop,
             diagnosis=Diagnosis(kept),
             trackers=trackers,
+            is_unscored=is_unscored,
         )
         if not is_over:
             reject_undecodable_rows(recipe, read.train, run, session.start)
@@ -298,6 +323,23 @@ def open_session(recipe: BaseRecipe, run: RunDirectory) -> Iterator[Session]:
             logger.info("nothing left to do")
         yield session
         logger.info(f"done: {run.path}; look at it: tiercel report {run.path}")
+
+
+def is_due(step: int, every: int | None, length: RunLength) -> bool:
+    """Return whether something that happens every so many steps, and after the last, happens after this one."""
+    return step == length.steps or (every is not None and step < length.steps and step % every == 0)
+
+
+def lacks_evaluation(
+    recipe: BaseRecipe, run: RunDirectory, length: RunLength, found: FoundCheckpoint | None
+) -> bool:
+    """Return whether the evaluation before the next step is still to be made: that of a new run, or one that a stop or
+    an error ended, so that the row of its step lacks it."""
+    if found is None:
+        return True
+    is_evaluated = recipe.data.eval is not None and is_due(found.step, recipe.train.eval_every, length)
+    newest = Rows(run.metrics_file).newest(1) if is_evaluated else []
+    return any(row.get("step") == found.step and not any(key.startswith("eval/") for key in row) for row in newest)
 
 
 _OWN_THREADS: dict[str, int] = {}

@@ -31,16 +31,18 @@ def heldout_loss(
     recipe: OfflineRecipe,
     table: RowTable,
     known: ReferenceSums | None = None,
+    require_no_stop: Callable[[], object] = lambda: None,
     keep: Callable[[Sequence[ScoredGroup]], object] | None = None,
 ) -> dict[str, float]:
     """Compute `eval/loss`, and for pairs also `eval/accuracy` and `eval/margin`. What a loss computes over all rows of
     a step is computed over ROWS_AT_ONCE rows. `known` has the reference of the rows by their numbers, if it was
-    computed before. After each ROWS_AT_ONCE rows, `keep` gets this rank's pairs of them, as groups of two answers with
-    their values."""
+    computed before. Before each ROWS_AT_ONCE rows `require_no_stop` is called, on all ranks; after them, `keep` gets
+    this rank's pairs of them, as groups of two answers with their values."""
     objective = objective.judge()
     ranks, sums, examples, loss, weight = passes.ranks, Counter[str](), 0, 0.0, 0
     rejected = list(table.rejected)
     for groups in _groups_of(passes, recipe, table, rejected):
+        require_no_stop()
         inputs = objective.prepare(passes, groups, known)
         loss_terms, faulty, pairs = list[LossTerms](), list[str](), list[ScoredGroup]()
         for unit in passes.example_units(inputs.groups) or [passes.empty_examples()]:  # a rank may have no row

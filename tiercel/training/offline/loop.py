@@ -47,9 +47,9 @@ def steps(recipe: OfflineRecipe, run: RunDirectory) -> Iterator[FinishedStep]:
             reference=load_or_compute_reference(recipe, session, trainer),
             order=session.table.order(recipe.train.seed, recipe.data),
         )
-        if session.start == 0 and (row := loop.evaluated(0)):
+        if session.is_unscored and (row := loop.evaluated(session.start)):
             session.record_first_evaluation(row)
-            session.progress.step({"step": 0, **row})
+            session.progress.step({"step": session.start, **row})
         encode = ExampleEncoder(recipe=recipe, family=trainer.family, rows=session.table.rows, order=loop.order)
         with StepBatches(session, encode) as rows, session.saved_on_error(trainer):
             for step in rows.steps():
@@ -79,7 +79,8 @@ class OfflineLoop:
             return {}
         session, trainer = self.session, self.trainer
         session.ranks.heartbeat.begin("evaluation", step)
-        measure = partial(heldout_loss, trainer, self.objective, self.recipe, table, self.reference.heldout)
+        known, no_stop = self.reference.heldout, partial(session.require_no_stop, step)
+        measure = partial(heldout_loss, trainer, self.objective, self.recipe, table, known, no_stop)
         if self.recipe.purpose != "pairs":
             return measure()
         with session.run.recording("evaluations", step, trainer.family) as record:
