@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.forked import free_port
-from tests.trackers.runs import PICTURES_AT, grounding, numbers, track
+from tests.trackers.runs import ERRORS, PICTURES_AT, grounding, numbers, track
 from tiercel.config.yaml_text import leaves
 from tiercel.trackers.mlflow import OWNER, allowed
 
@@ -79,6 +79,13 @@ def test_numbers_pictures_and_recipe_are_those_of_the_run(tmp_path, no_settings)
     assert [Path(file.path).name for file in texts] == [f"step-{step:06d}.txt" for step in PICTURES_AT]
     caption = (run / "trackers/mlflow/artifacts" / found.info.run_id / "artifacts" / texts[0].path).read_text()
     assert caption.startswith("prompt: <image>Where is it?")
+
+
+@pytest.mark.parametrize(("error", "status"), zip(ERRORS, ("FINISHED", "KILLED", "FAILED"), strict=True))
+def test_mlflow_learns_how_the_run_ended(tmp_path, no_settings, error, status):
+    run, rows = grounding(tmp_path / "study" / "run")
+    assert track(run, ["mlflow"], rows[:1], error=error) == []
+    assert [found.info.status for found in runs_of(client_of(run), "study")] == [status]
 
 
 def test_a_resumed_run_is_written_again_without_what_was_cut_off(tmp_path, no_settings):

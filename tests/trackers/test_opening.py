@@ -13,7 +13,7 @@ import pytest
 from tests.trackers.runs import grounding, recipe_of, track
 from tiercel.config import tracker_packages
 from tiercel.config.tracker_packages import require_packages
-from tiercel.errors import EnvironmentProblem
+from tiercel.errors import EXIT_TERMINATED, ElsewhereError, EnvironmentProblem, Terminated, TrainingError
 from tiercel.runs.step_files import pack_step
 from tiercel.trackers import opening
 from tiercel.trackers.opening import TRACKERS, open_trackers
@@ -39,8 +39,8 @@ class Recorder:
             self.calls.append(("images", step))
             self.captions = [picture.caption for picture in pictures]
 
-    def close(self):
-        self.calls.append(("close",))
+    def close(self, ending):
+        self.calls.append(("close", ending))
 
 
 @pytest.fixture
@@ -59,8 +59,8 @@ def test_rows_go_to_all_and_are_numbers_only(tmp_path, recorder):
     rows[1] |= {"note": "text", "flag": True, "nothing": None, "list": [1]}
     track(run, ["tensorboard"], rows)
     (made,) = recorder.made
-    expected = [("row", 0), ("row", 1), ("row", 2), ("images", 2), ("row", 3), ("row", 4), ("images", 4), ("close",)]
-    assert made.calls == expected
+    expected = [("row", 0), ("row", 1), ("row", 2), ("images", 2), ("row", 3), ("row", 4), ("images", 4)]
+    assert made.calls == [*expected, ("close", "done")]
     assert made.metrics == {key: value for key, value in rows[4].items() if key != "step"}
     assert {"note", "flag", "nothing", "list"}.isdisjoint(made.metrics)
     assert len(made.captions) == 4
@@ -100,7 +100,7 @@ def test_a_tracker_that_raises_is_turned_off_with_one_line_and_the_others_go_on(
         "has every row"
     ]
     assert [call for call in recorder.made[0].calls if call[0] == "row"] == [("row", step) for step in range(5)]
-    assert recorder.made[0].calls[-1] == ("close",)
+    assert recorder.made[0].calls[-1] == ("close", "done")
 
 
 def test_a_slow_tracker_is_turned_off(tmp_path, recorder, monkeypatch):
@@ -111,14 +111,44 @@ def test_a_slow_tracker_is_turned_off(tmp_path, recorder, monkeypatch):
     assert re.match(r"trackers: tensorboard is off from here on: a step's row took it \d+ s", line)
 
 
-@pytest.mark.parametrize("ending", (KeyboardInterrupt, SystemExit, ValueError))
-def test_it_is_closed_however_the_run_ends(tmp_path, recorder, ending):
+@pytest.mark.parametrize(
+    ("error", "ending"),
+    (
+        (KeyboardInterrupt(), "stopped"),
+        (Terminated("stopped after step 3"), "stopped"),
+        (ElsewhereError(1, EXIT_TERMINATED), "stopped"),
+        (SystemExit(1), "failed"),
+        (ValueError("my own mistake"), "failed"),
+        (TrainingError("the loss is nan"), "failed"),
+    ),
+)
+def test_it_is_closed_however_the_run_ends_and_told_how(tmp_path, recorder, error, ending):
     run, rows = grounding(tmp_path / "run")
     recipe = recipe_of(run, ["tensorboard"])
-    with pytest.raises(ending), open_trackers(recipe.trackers, recipe, run, (), 4) as trackers:
+    with pytest.raises(type(error)), open_trackers(recipe.trackers, recipe, run, (), 4) as trackers:
         trackers.row(rows[0])
-        raise ending
-    assert recorder.made[0].calls == [("row", 0), ("close",)]
+        raise error
+    assert recorder.made[0].calls == [("row", 0), ("close", ending)]
+
+
+@pytest.mark.parametrize("fault", ("__init__", "row"))
+def test_rows_that_a_tracker_has_missed_are_sent_when_the_run_goes_on(tmp_path, recorder, monkeypatch, fault):
+    run, rows = grounding(tmp_path / "run")
+    honest = getattr(Recorder, fault)
+
+    def broken(self, *given):
+        if fault == "__init__" or given[0] == 2:
+            raise ConnectionError("the server is down")
+        honest(self, *given)
+
+    monkeypatch.setattr(recorder, fault, broken)
+    track(run, ["tensorboard"], rows[:3])
+    track(run, ["tensorboard"], rows[3:4], kept=rows[:3])  # the server is still down
+    monkeypatch.setattr(recorder, fault, honest)
+    track(run, ["tensorboard"], rows[4:], kept=rows[:4])
+    track(run, ["tensorboard"], [], kept=rows)
+    sent = [[call[1] for call in made.calls if call[0] == "row"] for made in recorder.made]
+    assert sent[-2:] == ([[0, 1, 2, 3, 4], []] if fault == "__init__" else [[2, 3, 4], []])
 
 
 def test_a_run_keeps_its_id_until_it_starts_anew(tmp_path, recorder):

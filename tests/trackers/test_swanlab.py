@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.trackers.runs import PICTURES_AT, grounding, numbers, track
+from tests.trackers.runs import ERRORS, PICTURES_AT, grounding, numbers, track
 
 pytest.importorskip("swanlab")
 from swanlab.proto.swanlab.record.v1.record_pb2 import Record
+from swanlab.proto.swanlab.run.v1.run_pb2 import RunState
 from swanlab.sdk.internal.core_python.store import DataStoreReader
 
 
@@ -71,6 +72,15 @@ def test_a_resumed_run_is_the_same_run_and_its_directory_whole(tmp_path):
     first, second = run_files(run)
     assert first.name == second.name  # run-ID.swanlab
     assert metrics(second) == {row["step"]: numbers(row) for row in rows}
+
+
+@pytest.mark.parametrize(("error", "state"), zip(ERRORS, ("FINISHED", "ABORTED", "CRASHED"), strict=True))
+def test_swanlab_learns_how_the_run_ended(tmp_path, error, state):
+    run, rows = grounding(tmp_path / "run")
+    assert track(run, ["swanlab"], rows[:1], error=error) == []
+    (file,) = run_files(run)
+    (end,) = [record.finish for record in records(file) if record.HasField("finish")]
+    assert RunState.Name(end.state) == f"RUN_STATE_{state}"
 
 
 def test_the_runs_own_signal_handler_stays(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.trackers.runs import PICTURES_AT, grounding, numbers, track
+from tests.trackers.runs import ERRORS, PICTURES_AT, grounding, numbers, track
 
 pytest.importorskip("wandb")
 from wandb.proto import wandb_internal_pb2
@@ -112,6 +112,14 @@ def test_a_resumed_run_is_the_same_run_and_its_directory_whole(tmp_path):
     assert first.name == second.name  # run-ID.wandb
     assert [row["step"] for row in metrics(second)] == [0, 1, 2, 3, 4]
     assert [own(row) for row in metrics(second)] == [numbers(row) for row in rows]
+
+
+@pytest.mark.parametrize(("error", "code"), zip(ERRORS, (0, 255, 1), strict=True))
+def test_wandb_learns_how_the_run_ended(tmp_path, error, code):
+    run, rows = grounding(tmp_path / "run")
+    assert track(run, ["wandb"], rows[:1], error=error) == []
+    (file,) = run_files(run)
+    assert [record.exit.exit_code for record in records(file) if record.HasField("exit")] == [code]
 
 
 def test_a_run_that_starts_anew_is_another_run(tmp_path):

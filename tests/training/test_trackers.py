@@ -61,8 +61,8 @@ class Recorder:
         if step == self.breaks_at:
             raise ConnectionError("network gone")
 
-    def close(self):
-        self.calls.append("close")
+    def close(self, ending):
+        self.calls.append(ending)
 
 
 @pytest.fixture
@@ -97,12 +97,12 @@ def test_trackers_are_closed_when_training_fails_and_may_change_when_it_goes_on(
     monkeypatch.setattr(offline, "example_update", failing)
     with pytest.raises(ValueError, match="my own mistake"):
         run_offline(recipe)
-    assert recorder.calls == ["open", 0, 1, 2, "close"]
+    assert recorder.calls == ["open", 0, 1, 2, "failed"]
     run = run_offline(recipe.model_copy(update={"trackers": ()}))  # resumed from step 2
     assert [row["step"] for row in read_metrics(run)] == [0, 1, 2, 3]
-    assert recorder.calls[-1] == "close"
+    assert recorder.calls[-1] == "failed"
     run_offline(recipe)  # nothing is left to do, so nothing is opened
-    assert recorder.calls == ["open", 0, 1, 2, "close"]
+    assert recorder.calls == ["open", 0, 1, 2, "failed"]
 
 
 @pytest.mark.parametrize("command", ("check", "sft"))

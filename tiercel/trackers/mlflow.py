@@ -6,10 +6,11 @@ import time
 from collections.abc import Mapping, Sequence
 
 from tiercel.config.yaml_text import leaves
-from tiercel.trackers.tracker import TrackedPicture, TrackerPlace
+from tiercel.trackers.tracker import Ending, TrackedPicture, TrackerPlace
 
 OWNER = "tiercel_run"  # a tag; MLflow itself chooses the ids of its runs
 MOST_PARAMS = 100  # of a request, by MLflow's limit
+STATUS: dict[Ending, str] = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 # A server that is away must not hold up a step. MLflow would try for minutes.
 SETTINGS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -52,8 +53,8 @@ class Mlflow:
             self._client.log_image(self._id, picture.image, key=key, step=step, synchronous=True)
             self._client.log_text(self._id, picture.caption, f"{key}/step-{step:06d}.txt")
 
-    def close(self) -> None:
-        self._client.set_terminated(self._id)
+    def close(self, ending: Ending) -> None:
+        self._client.set_terminated(self._id, STATUS[ending])
 
     def _experiment(self, place: TrackerPlace, is_local: bool) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", place.project)

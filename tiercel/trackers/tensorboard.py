@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tiercel.config.yaml_text import render
-from tiercel.trackers.tracker import TrackedPicture, TrackerPlace
+from tiercel.trackers.tracker import Ending, TrackedPicture, TrackerPlace
 
 
 class TensorBoard:
@@ -41,7 +41,7 @@ class TensorBoard:
             values.append(_text(f"rollouts/{number}/caption", caption))
         self._write(step=step, summary={"value": values})
 
-    def close(self) -> None:
+    def close(self, ending: Ending) -> None:
         self._writer.close()
 
     def _write(self, **fields: Any) -> None:

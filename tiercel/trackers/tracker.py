@@ -3,9 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from PIL.Image import Image
+
+
+Ending = Literal["done", "stopped", "failed"]  # of a run; stopped: by a signal, or its loop in Python was left
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,5 +42,6 @@ class Tracker(Protocol):
         """Record the numbers of a row of metrics.jsonl, and pictures of a few of the step's rollouts, if there are
         any."""
 
-    def close(self) -> None:
-        """Close the tracker. This is called once at the end of the run, unless the tracker was turned off."""
+    def close(self, ending: Ending) -> object:
+        """Close the tracker, and record how the run ended. This is called once at the end of the run, unless the
+        tracker was turned off."""

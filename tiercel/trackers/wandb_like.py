@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiercel.errors import EnvironmentProblem
-from tiercel.trackers.tracker import TrackedPicture, TrackerPlace
+from tiercel.trackers.tracker import Ending, TrackedPicture, TrackerPlace
 
 STEP = "step"  # the axis of wandb's charts: its own counter never goes back, but the steps of a resumed run do
 # wandb reads these when it is first used. log.txt has the console's lines, and env.json the versions.
 QUIET = {"WANDB_CONSOLE": "off", "WANDB_DISABLE_GIT": "true", "WANDB_FINISH_TIMEOUT": "300"}
 OWNER = "tiercel_run"  # key of trackio's config that distinguishes this run from another one of the same name
+WANDB_CODES: dict[Ending, int] = {"done": 0, "stopped": 255, "failed": 1}  # wandb's own code of a Ctrl-C is 255
+SWANLAB_STATES: dict[Ending, Any] = {"done": "success", "stopped": "aborted", "failed": "crashed"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +25,7 @@ class WandbLike:
     needs_earlier: bool
     log: Callable[..., Any]  # takes values by their keys, and `step`
     image: Callable[..., Any]  # the package's type of picture
-    close: Callable[[], Any]
+    close: Callable[[Ending], Any]
 
     def row(self, step: int, metrics: Mapping[str, float], pictures: Sequence[TrackedPicture]) -> None:
         """Log each picture under its own key, because trackers would show a list at the size of its first picture."""
@@ -65,8 +67,13 @@ def open_wandb(place: TrackerPlace) -> WandbLike:
         run.log({STEP: step, **values})
 
     if own is not None:
-        return WandbLike(log=log, image=wandb.Image, close=lambda: None, needs_earlier=run.offline and own.step == 0)
-    return WandbLike(log=log, image=wandb.Image, close=run.finish, needs_earlier=run.offline)
+        close, needs_earlier = (lambda ending: None), run.offline and own.step == 0
+        return WandbLike(log=log, image=wandb.Image, close=close, needs_earlier=needs_earlier)
+
+    def finish(ending: Ending) -> None:
+        run.finish(exit_code=WANDB_CODES[ending])
+
+    return WandbLike(log=log, image=wandb.Image, close=finish, needs_earlier=run.offline)
 
 
 def open_swanlab(place: TrackerPlace) -> WandbLike:
@@ -90,7 +97,11 @@ def open_swanlab(place: TrackerPlace) -> WandbLike:
         ),
     )
     signal.signal(signal.SIGINT, handler)  # SwanLab replaces the handler, and Ctrl-C would no longer save the run
-    return WandbLike(log=run.log, image=swanlab.Image, close=run.finish, needs_earlier=run.mode != "online")
+
+    def finish(ending: Ending) -> None:
+        run.finish(SWANLAB_STATES[ending], None if ending == "done" else f"{ending}; log.txt of the run says more")
+
+    return WandbLike(log=run.log, image=swanlab.Image, close=finish, needs_earlier=run.mode != "online")
 
 
 _TRACKIO_DIRECTORIES: list[str] = []  # that this process chose
@@ -127,7 +138,11 @@ def open_trackio(place: TrackerPlace) -> WandbLike:
         resume="allow" if is_resumed and is_remote else "never",
         embed=False,
     )
-    return WandbLike(log=run.log, image=trackio.Image, close=run.finish, needs_earlier=not is_remote)
+
+    def finish(ending: Ending) -> None:  # trackio's runs have no state
+        run.finish()
+
+    return WandbLike(log=run.log, image=trackio.Image, close=finish, needs_earlier=not is_remote)
 
 
 def _variable(*names: str) -> str | None:
