@@ -25,6 +25,7 @@ from tiercel.training.replay import find_nonfinite_directory
 
 FAMILY = "qwen2_5_vl"
 ADAPTER = "adapter/adapter_model.safetensors"
+LEARNT = {"loss", "grad_norm", "entropy/mean"}
 
 
 @pytest.fixture
@@ -92,6 +93,8 @@ def test_an_update_is_left_out_where_the_recipe_allows_it_and_counted(tiny_check
     with planning([Fault(site="loss", kind="nan", step=1)]):
         run = run_grpo(recipe)
     assert [row["update/left_out"] for row in read_metrics(run)] == [0, 1, 1]
+    assert [LEARNT <= row.keys() for row in read_metrics(run)] == [True, False, True]
+    assert LEARNT.isdisjoint(read_metrics(run)[1])
     first, second = (load_file(run / f"checkpoints/step-00000{n}" / ADAPTER) for n in (1, 2))
     assert all(torch.equal(first[name], second[name]) for name in first)
     third = load_file(run / "checkpoints/step-000003" / ADAPTER)
@@ -279,6 +282,15 @@ def test_a_run_kept_by_an_older_version_is_told(tiny_checkpoints, rows, capsys):
     (Path(recipe.output) / "nonfinite/step-000000/microbatches-000.safetensors").unlink()
     assert main(["replay", recipe.output]) == 2
     assert "has no microbatches to compute again" in capsys.readouterr().err
+
+
+def test_sft_leaves_an_update_out_and_records_no_loss_of_it(tiny_checkpoints, rows):
+    settings = {"data": {"eval": None, "workers": 0}, "reliability": {"max_skipped_updates": 1}}
+    recipe = sft_recipe(tiny_checkpoints[FAMILY], rows, rows.parent / "run", **settings)
+    with planning([Fault(site="loss", kind="nan", step=1)]):
+        metrics = read_metrics(run_offline(recipe))
+    assert [row["update/left_out"] for row in metrics] == [0, 1, 1]
+    assert [sorted(LEARNT & row.keys()) for row in metrics] == [sorted(LEARNT), [], sorted(LEARNT)]
 
 
 def test_sft_stops_and_replays_alike(tiny_checkpoints, rows, capsys):

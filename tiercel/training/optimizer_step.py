@@ -54,7 +54,7 @@ NO_UPDATE = Update(
     grad_norm=0.0,
     loss_sums={},
     tokens=0,
-    pass_sums={"entropy/mean": 0.0, "packed/tokens": 0.0, "packed/repeated": 0.0},
+    pass_sums={"packed/tokens": 0.0, "packed/repeated": 0.0},
     pass_largest={},
     overflowed=False,
 )

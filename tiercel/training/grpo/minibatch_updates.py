@@ -29,6 +29,7 @@ class StepUpdates:
 
     updates: Sequence[Update]
     skipped: int  # groups of this rank that the learner did not compute
+    are_left_out: bool = False  # all of them, because their numbers are not finite
 
     @property
     def seen(self) -> list[TokensSeen]:
@@ -46,9 +47,12 @@ class StepUpdates:
         in_pass, largest = self.in_passes()
         passed = in_pass.pop("tokens", 0.0)
         apart = {name: in_pass.pop(name) for name in list(in_pass) if name.startswith(("drift/", "gap/", "packed/"))}
-        return {
+        learnt = {
             "loss": _mean([update.loss for update in self.updates]),
             "grad_norm": _mean([update.grad_norm for update in self.updates]),
+        }
+        return {
+            **({} if self.are_left_out else learnt),
             "loss_scale/skipped": sum(update.overflowed for update in self.updates),
             **_per_token(in_loss, sum(update.tokens for update in self.updates)),
             **_per_token(in_pass, passed),
@@ -85,7 +89,7 @@ def learn(
     """Make the step's updates, except those that `attempt` skips. Raises NonFiniteError, and TrainingError if the
     engine has gone wrong."""
     every = [(each, precompute_values(trainer, each.units, recipe)) for each in minibatches(trainer, groups, recipe)]
-    updates = [
+    attempted = [
         attempt(
             partial(update_on_minibatch, trainer, minibatch, precomputed, recipe),
             partial(serialize_microbatches, minibatch.units, precomputed),
@@ -94,9 +98,11 @@ def learn(
         for minibatch, precomputed in every
         if minibatch.totals.tokens
     ]
+    updates = [update for update in attempted if update is not None]
     return StepUpdates(
-        updates=[update for update in updates if update is not None],
+        updates=updates,
         skipped=len(groups) - len(learnt_groups(trainer, groups, recipe)),
+        are_left_out=bool(attempted) and not updates,
     )
 
 

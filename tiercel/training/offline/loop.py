@@ -100,11 +100,10 @@ def one_step(loop: OfflineLoop, step: Step) -> None:
         )
         update = session.guard.attempt(trainer, attempted, kept) or NO_UPDATE
         trainer.vision.end_step()
+    learnt = {"loss": update.loss, "grad_norm": update.grad_norm}
     step.metrics = {
-        "loss": update.loss,
+        **(learnt | objective.metrics(update.loss_sums, inputs.examples) if update is not NO_UPDATE else {}),
         "lr": rate,
-        "grad_norm": update.grad_norm,
-        **(objective.metrics(update.loss_sums, inputs.examples) if update is not NO_UPDATE else {}),
         **update.token_means("entropy/"),
         "tokens/prompt": update.pass_sums["packed/repeated"] - update.tokens,
         **sharing_metrics(update.pass_sums),
