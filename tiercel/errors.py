@@ -97,6 +97,7 @@ class Terminated(TiercelError):
     """Raised after SIGTERM or SIGINT, once the run has been saved."""
 
     exit_code = EXIT_TERMINATED
+    is_by_caller = False  # whether the caller of the Python API ended the run, by `step.stop()`
 
 
 class ElsewhereError(TiercelError):

@@ -264,9 +264,23 @@ def test_steps_are_followed_and_steered(keys, tmp_path):
     assert run.rollouts() == run.rollouts(3) and len(run.rollouts(2)[0].completions) == 3 and run.rollouts(7) == ()
 
 
+def test_a_step_that_is_due_is_saved_before_it_is_handed_out_and_a_stopped_run_has_its_report(keys, tmp_path):
+    saved = {}
+
+    def look(step: FinishedStep) -> None:
+        saved[step.number] = (step.run / f"checkpoints/step-{step.number:06d}").is_dir()
+        if step.number == 3:
+            step.stop()
+
+    run = tc.grpo(**keys | {"train": {"save_every": 2, "threads": 1}}, steps=9, output=tmp_path / "run", on_step=look)
+    assert saved == {1: False, 2: True, 3: False}
+    assert (run.path / "checkpoints/step-000003").is_dir() and (run.path / "report.html").is_file()
+
+
+@pytest.mark.parametrize("save_every", (2, 100))
 @pytest.mark.parametrize("way", ("break", "error", "error while a variable holds the steps"))
-def test_a_loop_that_is_left_saves_its_newest_step(keys, tmp_path, way):
-    keys = {**keys, "train": {"save_every": 100, "threads": 1}}
+def test_a_loop_that_is_left_saves_its_newest_step(keys, tmp_path, way, save_every):
+    keys = {**keys, "train": {"save_every": save_every, "threads": 1}}
     held = []
 
     def steps() -> Iterator[FinishedStep]:

@@ -111,9 +111,14 @@ def test_a_slow_tracker_is_turned_off(tmp_path, recorder, monkeypatch):
     assert re.match(r"trackers: tensorboard is off from here on: a step's row took it \d+ s", line)
 
 
+BY_CALLER = Terminated("stopped after step 3")
+BY_CALLER.is_by_caller = True
+
+
 @pytest.mark.parametrize(
     ("error", "ending"),
     (
+        (BY_CALLER, "done"),
         (KeyboardInterrupt(), "stopped"),
         (Terminated("stopped after step 3"), "stopped"),
         (ElsewhereError(1, EXIT_TERMINATED), "stopped"),

@@ -4,7 +4,6 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from os.path import expanduser, isdir
-from pathlib import Path
 
 import torch.distributed as dist
 
@@ -16,7 +15,7 @@ from tiercel.config.tracker_packages import require_packages
 from tiercel.distributed.agreement import require_same_files, require_same_recipe
 from tiercel.distributed.ranks import Ranks, joined_ranks
 from tiercel.doctor.packages import blame_packages
-from tiercel.errors import EnvironmentProblem, TrainingError
+from tiercel.errors import EnvironmentProblem, Terminated, TrainingError
 from tiercel.models.weights.loading import resolve
 from tiercel.models.weights.memory_errors import first_line, is_out_of_memory
 from tiercel.reliability.card_faults import CardFault, card_fault, triton_errors
@@ -33,15 +32,19 @@ COLLECTIVE_PATIENCE = 2
 
 def run_recipe(recipe: Recipe, heartbeat: Heartbeat) -> Generator[FinishedStep, None, None]:
     """Train in the recipe's run directory, alone or as one of the ranks that a launcher started, and write its
-    report.html. Yield each step once it is recorded. `heartbeat` is the guarded one of this process. Raises
-    TrainingError if memory runs out, and RecipeError for a recipe that a file could not hold."""
+    report.html, unless a signal ends the run. Yield each step once it is recorded. `heartbeat` is the guarded one of
+    this process. Raises TrainingError if memory runs out, and RecipeError for a recipe that a file could not hold."""
     require_sound(recipe)
     with launched_ranks(recipe, heartbeat) as ranks, ready_run(recipe, ranks) as run:
         fetch(recipe, ranks)
         heartbeat.begin("rows", 0)
-        yield from steps_of(recipe, run)
-        heartbeat.begin("report", heartbeat.activity.step)
-        ranks.run_on_first(partial(_reported, run))
+        try:
+            yield from steps_of(recipe, run)
+        except Terminated as ended:
+            if ended.is_by_caller:
+                _report(run)
+            raise
+        _report(run)
 
 
 def steps_of(recipe: Recipe, run: RunDirectory) -> Iterator[FinishedStep]:
@@ -49,9 +52,15 @@ def steps_of(recipe: Recipe, run: RunDirectory) -> Iterator[FinishedStep]:
     return grpo.steps(recipe, run) if isinstance(recipe, GrpoRecipe) else offline.steps(recipe, run)
 
 
-def _reported(run: RunDirectory) -> Path:
-    run.require_held()
-    return write_report(run.path)
+def _report(run: RunDirectory) -> None:
+    """Write report.html on the first rank."""
+
+    def write() -> None:
+        run.require_held()
+        write_report(run.path)
+
+    run.ranks.heartbeat.begin("report", run.ranks.heartbeat.activity.step)
+    run.ranks.run_on_first(write)
 
 
 def fetch(recipe: BaseRecipe, ranks: Ranks) -> None:

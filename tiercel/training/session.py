@@ -181,14 +181,21 @@ class Session:
         return FinishedStep(number=step.updates_done, metrics=step.metrics, run=self.run.path, control=self.control)
 
     def save_if_due(self, step: Step, trainer: Trainer) -> None:
-        """Save a kept step if that is due. Raises Terminated, once all is saved, if SIGTERM or SIGINT came."""
-        is_asked = self._is_stop_asked()
-        if step.is_best or is_asked or is_due(step.updates_done, self.recipe.train.save_every, self.length):
+        """Save a kept step if that is due."""
+        if step.is_best or is_due(step.updates_done, self.recipe.train.save_every, self.length):
             self._save(trainer)
-        if is_asked:
-            raise Terminated(
+
+    def end_if_asked(self, step: Step, trainer: Trainer) -> None:
+        """Raise Terminated, once the step is saved, if SIGTERM or SIGINT came, or the caller of the Python API ends the
+        run."""
+        if self._is_stop_asked():
+            if self.unsaved.newest is not None:
+                self._save(trainer)
+            error = Terminated(
                 f"stopped after step {step.updates_done}, which was saved; run the same command again to resume"
             )
+            error.is_by_caller = self.control.is_stopped
+            raise error
 
     @contextmanager
     def saved_on_error(self, trainer: Trainer) -> Iterator[None]:
@@ -199,13 +206,12 @@ class Session:
         try:
             yield
         except GeneratorExit as left:
-            if self.ranks.world_size > 1 or self.unsaved.newest is None:
+            if self.ranks.world_size > 1:
                 raise
-            step = self.unsaved.newest.step
-            self._save_before(trainer, step, "the loop over the steps was left")
+            if self.unsaved.newest is not None:
+                self._save_before(trainer, self.unsaved.newest.step, "the loop over the steps was left")
             raise Terminated(
-                f"the loop over the steps was left after step {step.updates_done}; call the same function again to "
-                "resume from the newest checkpoint"
+                "the loop over the steps was left; call the same function again to resume from the newest checkpoint"
             ) from left
         except Terminated:
             if self.unsaved.newest is not None:  # its evaluation was stopped

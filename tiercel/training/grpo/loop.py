@@ -22,7 +22,8 @@ def train(recipe: GrpoRecipe, run: RunDirectory) -> None:
 
 
 def steps(recipe: GrpoRecipe, run: RunDirectory) -> Iterator[FinishedStep]:
-    """Run the recipe as `train` does, and yield each step after its metrics are written, before its checkpoint is."""
+    """Run the recipe as `train` does, and yield each step after its metrics are written, and its checkpoint if one is
+    due."""
     with open_session(recipe, run) as session:
         if session.is_over:
             return
@@ -37,9 +38,10 @@ def steps(recipe: GrpoRecipe, run: RunDirectory) -> Iterator[FinishedStep]:
                         rollouts.check_engine_logprobs(trainer, step)
                     with session.profiled(step):
                         one_step(session, trainer, rollouts, step)
+                    session.save_if_due(step, trainer)
                     with session.progress.handler.without_this_thread():
                         yield session.finished(step)
-                    session.save_if_due(step, trainer)
+                    session.end_if_asked(step, trainer)
 
 
 def one_step(session: Session, trainer: Trainer, rollouts: Rollouts, step: Step) -> None:

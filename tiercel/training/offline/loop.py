@@ -32,7 +32,7 @@ def train(recipe: OfflineRecipe, run: RunDirectory) -> None:
 
 
 def steps(recipe: OfflineRecipe, run: RunDirectory) -> Iterator[FinishedStep]:
-    """Do the same, and yield each step once it is recorded, before it is saved."""
+    """Do the same, and yield each step once it is recorded, and saved if that is due."""
     with open_session(recipe, run) as session:
         if session.is_over:
             return
@@ -55,9 +55,10 @@ def steps(recipe: OfflineRecipe, run: RunDirectory) -> Iterator[FinishedStep]:
             for step in rows.steps():
                 with session.profiled(step):
                     one_step(loop, step)
+                session.save_if_due(step, trainer)
                 with session.progress.handler.without_this_thread():
                     yield session.finished(step)
-                session.save_if_due(step, trainer)
+                session.end_if_asked(step, trainer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
