@@ -167,6 +167,16 @@ def test_a_run_keeps_its_id_until_it_starts_anew(tmp_path, recorder):
     assert (first.project, first.name, first.directory) == ("my-study", "run", run / "trackers/tensorboard")
 
 
+def test_names_without_ascii_stay_apart(tmp_path, recorder):
+    for path in ("研究/猫-1", "實驗/犬 2", "study/🐈"):
+        run, _ = grounding(tmp_path / path)
+        track(run, ["tensorboard"], [])
+    first, second, third = (made.place for made in recorder.made)
+    assert (first.name, second.name) == ("猫-1", "犬-2") and third.name.startswith("tiercel-")
+    assert first.project != second.project and third.project == "study"
+    assert all(place.project.isascii() and place.project.startswith("tiercel-") for place in (first, second))
+
+
 def test_a_picture_that_is_not_there_costs_no_row(tmp_path, recorder):
     run, rows = grounding(tmp_path / "run")
     for picture in (run / "images").iterdir():

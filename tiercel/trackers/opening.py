@@ -1,6 +1,8 @@
 """The recipe's trackers: checked before the run starts, opened, given the run's rows, and closed at its end."""
 
+import hashlib
 import math
+import os
 import re
 import time
 import uuid
@@ -152,7 +154,7 @@ def place_of(
     return TrackerPlace(
         directory=path / FOLDER / name,
         project=_plain(path.parent.name),
-        name=_plain(path.name),
+        name=_plain(path.name, r"\w"),
         id=run_id,
         config=redact_values(recipe.model_dump(mode="json")),
         first_step=kept[-1]["step"] + 1 if kept else 0,
@@ -184,6 +186,8 @@ def _run_id(file: Path, is_new: bool) -> str:
     return read_text(file, LARGEST_JSON)
 
 
-def _plain(name: str) -> str:
-    """Return the name with only the characters that every tracker accepts."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "tiercel"
+def _plain(name: str, letters: str = "A-Za-z0-9_") -> str:
+    """Return the name with only the characters that every tracker accepts, which in a project are ASCII. A name that
+    has none of them becomes its hash."""
+    digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:6]
+    return re.sub(rf"[^{letters}.-]+", "-", name).strip("-.") or f"tiercel-{digest}"
