@@ -259,6 +259,7 @@ def require_turns(ranks: Ranks) -> None:
 
     spans = ranks.all_gather(ranks.in_turns(act))
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
+    assert (ranks.local_rank, ranks.local_size) == (ranks.rank, ranks.world_size)
 
 
 def arrangements(options: argparse.Namespace, ranks: Ranks) -> None:

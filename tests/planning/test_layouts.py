@@ -128,7 +128,7 @@ def test_a_run_whose_policy_cannot_be_gathered_ends_before_weights_are_read(tmp_
     recipe = recipe_of(directory, Vllm())
     rollout = recipe.rollout.model_copy(update={"engine": "local"})
     train = recipe.train.model_copy(update={"strategy": "fsdp2"})
-    monkeypatch.setattr(strategy_choice, "rank_memory_bytes", lambda device: 8 * 10**9)
+    monkeypatch.setattr(strategy_choice, "rank_memory_bytes", lambda device, ranks: 8 * 10**9)
     recipe = recipe.model_copy(update={"rollout": rollout, "train": train})
     with pytest.raises(EnvironmentProblem, match=r"rollout\.engine: vllm-server, on other machines"):
         build_trainer(recipe)  # the directory has no weights

@@ -54,6 +54,14 @@ def test_names_of_ended_runs_go_and_those_of_living_ones_stay(shared_memory, hol
     assert living.exists()
 
 
+def test_only_the_first_rank_of_a_machine_removes_names_under_any_launcher(shared_memory, monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    left = shared_memory / "-tp:0-[0-1]-cpushm_0"
+    left.write_bytes(b"x")
+    with meeting_by_name(Ranks(local_rank=1), tensor_parallel=2):
+        assert left.exists()
+
+
 def test_the_names_that_this_process_holds_go_once_the_ranks_have_met(shared_memory):
     name = shared_memory / "-tp:0-[0-1]-cpushm_1"
     with meeting_by_name(Ranks(), tensor_parallel=2):

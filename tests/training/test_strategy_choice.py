@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.training.test_loops import grpo_recipe, sft_recipe, write_rows
-from tiercel.distributed.ranks import ALONE
+from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.doctor.machine import free_memory
 from tiercel.errors import EnvironmentProblem, RunError
 from tiercel.log import printed
@@ -29,7 +29,7 @@ def chosen(recipe, device=GPU):
 @pytest.fixture
 def memory(monkeypatch):
     """Set the bytes of the GPU that is planned for."""
-    return lambda size: monkeypatch.setattr(strategy_choice, "rank_memory_bytes", lambda device: round(size))
+    return lambda size: monkeypatch.setattr(strategy_choice, "rank_memory_bytes", lambda device, ranks: round(size))
 
 
 def recipe_of(checkpoint, tmp_path, tokens, **train):
@@ -56,6 +56,12 @@ def test_what_one_gpu_cannot_hold_ends_before_weights_are_read_and_names_a_numbe
     with pytest.raises(EnvironmentProblem, match=fits) as e:
         chosen(recipe_of(tiny_checkpoints["qwen2_5_vl"], tmp_path, 200_000))
     assert "this fits: learner.max_tokens_per_microbatch: " in str(e.value)
+
+
+def test_ranks_on_a_machine_share_its_memory_under_any_launcher(monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    whole = strategy_choice.rank_memory_bytes(CPU, ALONE)
+    assert strategy_choice.rank_memory_bytes(CPU, Ranks(world_size=8, local_size=4)) == whole // 4
 
 
 def test_a_strategy_and_a_number_that_are_given_need_no_plan(tiny_checkpoints, tmp_path, memory):

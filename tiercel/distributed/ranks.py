@@ -29,10 +29,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks:
-    """One of `world_size` processes. Every method is a collective: all ranks call it, in the same order."""
+    """One of `world_size` processes, and one of the `local_size` of its machine. Every method is a collective: all
+    ranks call it, in the same order."""
 
     rank: int = 0
     world_size: int = 1
+    local_rank: int = 0  # of the machine's ranks; not every launcher sets LOCAL_RANK and LOCAL_WORLD_SIZE
+    local_size: int = 1
     heartbeat: Heartbeat = field(default_factory=Heartbeat, compare=False)
 
     @property
@@ -125,11 +128,10 @@ class Ranks:
 
     def in_turns(self, action: Callable[[], T]) -> T:
         """Run an action on one rank of each machine after the other, and return each rank's own result."""
-        machines = self.all_gather(platform.node())  # not every launcher sets LOCAL_WORLD_SIZE
-        own = machines[: self.rank].count(machines[self.rank])
         result: list[T] = []
-        for turn in range(max(map(machines.count, machines))):
-            self.run_on_all(lambda turn=turn: result.append(action()) if turn == own else None)  # type: ignore[misc]
+        for turn in range(self.all_reduce_max(self.local_size)):
+            is_own = turn == self.local_rank
+            self.run_on_all(lambda is_own=is_own: result.append(action()) if is_own else None)  # type: ignore[misc]
         return result[0]
 
     def run_on_first(self, action: Callable[[], T]) -> T:
@@ -225,7 +227,16 @@ def joined_ranks(timeout_seconds: float, heartbeat: Heartbeat) -> Iterator[Ranks
         if has_gpu:
             torch.cuda.set_device(_own_gpu(store, rank))
         dist.init_process_group(_backend(has_gpu), store=store, rank=rank, world_size=world_size, timeout=patience)
-    ranks = Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), heartbeat=heartbeat)
+        machines: list[Any] = [None] * world_size
+        dist.all_gather_object(machines, platform.node())
+    own = machines[rank]
+    ranks = Ranks(
+        rank=rank,
+        world_size=world_size,
+        local_rank=machines[:rank].count(own),
+        local_size=machines.count(own),
+        heartbeat=heartbeat,
+    )
     try:
         yield ranks
     except Terminated:  # of all ranks; the launcher ends the others as soon as one has ended, so rank 0 closes first

@@ -63,22 +63,22 @@ def _require_gatherable(recipe: BaseRecipe, strategy: StrategyKind, ranks: Ranks
     shares = strategy.shards_model and recipe.train.deepspeed.stage == 3
     if not shares or not isinstance(recipe, GrpoRecipe) or not recipe.rollout.engine_kind.shares_weights:
         return
-    if problem := gathering_problem(recipe, _machine(ranks, device, rank_memory_bytes(device)), strategy.name):
+    if problem := gathering_problem(recipe, _machine(ranks, device, rank_memory_bytes(device, ranks)), strategy.name):
         raise EnvironmentProblem(problem)
 
 
-def rank_memory_bytes(device: torch.device) -> int:
+def rank_memory_bytes(device: torch.device, ranks: Ranks) -> int:
     """Return the memory of this rank's GPU or, on CPUs, an equal share of the machine's memory or of the
     container's."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    return allowed_memory() // _ranks_here()
+    return allowed_memory() // ranks.local_size
 
 
 def _planned(recipe: BaseRecipe, ranks: Ranks, device: torch.device) -> StrategyChoice:
     """Use the plan for what the recipe leaves to it. On CPUs the memory is an equal share of what is free."""
     assert isinstance(recipe, Recipe)
-    memory = rank_memory_bytes(device) if device.type == "cuda" else free_memory() // _ranks_here()
+    memory = rank_memory_bytes(device, ranks) if device.type == "cuda" else free_memory() // ranks.local_size
     plan = make_plan(recipe, _machine(ranks, device, memory))
     if plan.chosen is None:
         raise EnvironmentProblem(_nothing_fits(recipe, plan))
@@ -113,10 +113,6 @@ def _machine(ranks: Ranks, device: torch.device, memory: int) -> Machine:
     if device.type == "cpu":
         return Machine(ranks=ranks.world_size, memory_bytes=memory, device=None)
     return Machine(ranks=ranks.world_size, memory_bytes=memory, device=DEVICES["h100"], host_bytes=allowed_memory())
-
-
-def _ranks_here() -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def read_token_budget(recipe: BaseRecipe, run: RunDirectory) -> int | None:

@@ -28,9 +28,8 @@ def meeting_by_name(ranks: Ranks, tensor_parallel: int) -> Iterator[None]:
     if tensor_parallel == 1 or torch.cuda.is_available() or not SHARED_MEMORY.is_dir():
         yield
         return
-    is_first_of_machine = os.environ.get("LOCAL_RANK", "0") == "0"
     with open_to_append(SHARED_MEMORY / f"tiercel-vllm-{os.getuid()}.lock") as lock:
-        if is_first_of_machine:
+        if ranks.local_rank == 0:
             fcntl.flock(lock, fcntl.LOCK_EX)
             _remove(set(SHARED_MEMORY.glob(NAMES)) - _names_held_by("[0-9]*"))
         ranks.all_gather(None)

@@ -3,15 +3,12 @@
 An adapter is written by runs/publishing.py, and vLLM loads it by rollout/vllm/colocated.py or server.py.
 """
 
-import os
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-
-import torch.distributed as dist
 
 from tiercel.config.schema import GrpoRecipe
 from tiercel.data.stores import view_of
@@ -43,7 +40,8 @@ class PolicySync:
         self._trainer = trainer
         self._form: CheckpointForm | None = None  # made at the first load of whole weights
         self._directories = deque[Path](maxlen=versions)  # of the versions that are sampled from
-        in_memory = isinstance(sampler, ColocatedSampler) and _is_one_machine() and _has_room(trainer)
+        is_one_machine = trainer.ranks.local_size == trainer.ranks.world_size
+        in_memory = isinstance(sampler, ColocatedSampler) and is_one_machine and _has_room(trainer)
         self.publisher = Publisher(run.path, MEMORY if in_memory else run.path / "policies")
 
     def update_weights(self, version: int) -> None:
@@ -141,10 +139,6 @@ def _has_room(trainer: Trainer) -> bool:
     numbers = sum(getattr(weight, "ds_numel", weight.numel()) for weight in sent)
     version = policy.compute_dtype.itemsize * numbers
     return MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > VERSIONS_AT_A_TIME * version
-
-
-def _is_one_machine() -> bool:
-    return not dist.is_initialized() or int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == dist.get_world_size()
 
 
 SAMPLERS: dict[str, Build] = {"local": _local, "vllm": _process, "vllm-server": _server}
