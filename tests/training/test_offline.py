@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import yaml
+from torch import nn
 
 from tests.training.test_loops import merged, run_offline, write_rows
 from tiercel.cli.main import main
 from tiercel.config import load_recipe
+from tiercel.distributed.strategies.sharded import _mesh
 from tiercel.errors import DataError, NonFiniteError
+from tiercel.models.layers.value_head import ValueHead
 from tiercel.runs.directory import read_metrics
 from tiercel.runs.recording import gathered_groups
 from tiercel.training.offline import loop as offline
@@ -240,6 +244,27 @@ def test_check_finds_a_column_of_margins_that_rows_do_not_have(write, tmp_path, 
     write("reward", "run", ranking={"margin_column": "score"})
     assert main(["check", str(tmp_path / "run.yaml")]) == 2
     assert "ranking.margin_column names it" in capsys.readouterr().out
+
+
+def test_the_value_head_of_a_sharded_model_is_not_rounded(write, monkeypatch):
+    honest, seen = ValueHead.forward, set()
+
+    def forward(head, hidden_NH):
+        seen.add((type(head.weight), head.weight.dtype))
+        return honest(head, hidden_NH)
+
+    monkeypatch.setattr(ValueHead, "forward", forward)
+    changes = {"model": {"dtype": "bfloat16"}, "lora": None, "freeze": ["vision", "projector"], "data": {"eval": None}}
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for steps in (1, 2):  # the second run is resumed
+            recipe = write("reward", "run", **changes, train={"strategy": "fsdp2", "steps": steps})
+            run = run_offline(recipe)
+    finally:
+        dist.destroy_process_group()
+        _mesh.cache_clear()
+    assert seen == {(nn.Parameter, torch.float32)}
+    assert [row["step"] for row in read_metrics(run)] == [1, 2] and read_metrics(run)[-1]["grad_norm"] > 0
 
 
 @pytest.mark.parametrize("changes", ({}, {"lora": None, "freeze": [], "optim": {"lr": 1e-3}}))

@@ -46,6 +46,8 @@ class Sharded(Replicated):
             # casting.
             options["mp_policy"] = MixedPrecisionPolicy(param_dtype=policy.compute_dtype, reduce_dtype=torch.float32)
             learner.autocast = learner.head_autocast = nullcontext
+        if policy.peft is None and learner.value_head is not None:  # computes in float32; every rank has all of it
+            options["ignored_params"] = set(learner.value_head.parameters())
         self.layers = list(learner.language_model.layers)
         for layer in self.layers:
             fully_shard(layer, reshard_after_forward=True, **options)
