@@ -158,7 +158,14 @@ def test_layers_with_windows_share_prompts_too(tiny_checkpoints, tmp_path, loop)
     assert "cannot share" not in (run / "log.txt").read_text()
 
 
-def test_a_model_that_cannot_share_prompts_repeats_them_and_says_so(tiny_checkpoints, tmp_path):
-    checkpoint = changed_checkpoint(tiny_checkpoints["qwen2_5_vl"], tmp_path / "model", {"attention_dropout": 0.1})
-    run = run_offline(sft_recipe(checkpoint, write_rows(tmp_path), tmp_path / "run"))
-    assert "this model cannot share, its attention has dropout 0.1" in (run / "log.txt").read_text()
+def test_dropout_of_a_models_own_config_is_off_and_told(tiny_checkpoints, tmp_path):
+    plain, rows = tiny_checkpoints["qwen2_5_vl"], write_rows(tmp_path)
+    dropping = changed_checkpoint(plain, tmp_path / "model", {"attention_dropout": 0.5})
+    runs = [
+        run_offline(sft_recipe(checkpoint, rows, tmp_path / f"run-{number}", lora=None, data={"eval": None}))
+        for number, checkpoint in enumerate((plain, dropping))
+    ]
+    assert [row["loss"] for row in read_metrics(runs[0])] == [row["loss"] for row in read_metrics(runs[1])]
+    assert ["attention_dropout 0.5" in (run / "log.txt").read_text() for run in runs] == [False, True]
+    saved = json.loads((runs[1] / "checkpoints/step-000003/model/config.json").read_text())
+    assert saved["text_config"]["attention_dropout"] == 0.5

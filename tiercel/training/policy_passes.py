@@ -20,6 +20,7 @@ from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.errors import ModelError
 from tiercel.models.families.base import Family
 from tiercel.models.layers.delta_net import rule_in_use
+from tiercel.models.layers.dropout import own_dropout
 from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
 from tiercel.packing.attention.flex import flex_obstacle
@@ -194,6 +195,7 @@ def new_learner(
     obstacle = policy.family.sharing_obstacle(language_model.config)
     rule = rule_in_use(language_model, device)
     reasons = [f"delta nets: computed by {rule}"] if rule else []
+    reasons += own_dropout(language_model.config)
     form = chosen_form(recipe.learner.form, device, obstacle, in_parts=context is not None)
     if obstacle:
         reasons.append(

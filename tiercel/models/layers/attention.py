@@ -107,8 +107,6 @@ def shared_prefix_obstacle(config: Any) -> str | None:
         shared.add("linear_attention")
     if other := sorted(kinds - shared):
         return f"its layers have {' and '.join(kind.replace('_', ' ') for kind in other)}"
-    if getattr(config, "attention_dropout", 0.0):
-        return f"its attention has dropout {config.attention_dropout:g}"
     return None
 
 

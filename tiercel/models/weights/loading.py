@@ -32,6 +32,7 @@ from tiercel.models.families.qwen2_vl import Qwen2VL, Qwen25VL
 from tiercel.models.families.qwen3_vl import Qwen3VL, Qwen3VLMoe, Qwen35, Qwen35Moe
 from tiercel.models.families.text_only import TextOnly
 from tiercel.models.layers.attention import route_attention
+from tiercel.models.layers.dropout import switch_off_dropout
 from tiercel.models.layers.experts import IMPLEMENTATION, mixtures
 from tiercel.models.layers.quantized import is_quantized, loading_options, settle, stored_quantization
 from tiercel.models.layers.rotary import keep_frequencies, require_steady_positions
@@ -315,6 +316,7 @@ def _loaded(
     more = () if is_quantized(model) else found["unexpected_keys"]  # quantised files keep scales next to the weights
     model.left_over = _require_all_placed(model, more, directory)
     model.requires_grad_(False)
+    switch_off_dropout(model)
     if device.type != "meta":
         floats = ((name, each) for name, each in model.named_parameters() if each.is_floating_point())
         require_finite(dict(floats), directory)  # integers are quantised
