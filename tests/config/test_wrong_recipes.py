@@ -711,6 +711,12 @@ WRONG = [
     of("dpo", "learner.max_tokens_per_microbatch=6000", "learner.max_tokens_per_microbatch", "two answers, twice"),
     of("kto", "learner.max_tokens_per_microbatch=6000", "learner.max_tokens_per_microbatch", "two answers, twice"),
     of(
+        "kto",
+        "learner.form=repeated & learner.max_tokens_per_microbatch=9000",
+        "learner.max_tokens_per_microbatch",
+        "three times",
+    ),
+    of(
         "dpo",
         "train.keep_best=eval/reward/mean & data.eval=rows.jsonl",
         "train.keep_best",

@@ -117,7 +117,8 @@ class Subject(ProbedModel):
     @property
     def smallest_tokens(self) -> int:
         """Return the tokens of the smallest microbatch that the recipe's rows may need."""
-        return self.recipe.smallest_microbatch(self.prompt_tokens)
+        recipe = self.recipe.with_values({"learner.form": "repeated"}) if self.sizes.obstacle else self.recipe
+        return recipe.smallest_microbatch(self.prompt_tokens)
 
     @property
     def composition(self) -> Composition:

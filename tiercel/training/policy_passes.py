@@ -17,7 +17,7 @@ from tiercel.config.schema import BaseRecipe, GrpoRecipe, SftRecipe
 from tiercel.config.strategies import STRATEGY_KINDS, StrategyKind
 from tiercel.distributed.context import ContextGroup, exchanged
 from tiercel.distributed.ranks import ALONE, Ranks
-from tiercel.errors import ModelError
+from tiercel.errors import ModelError, RecipeError
 from tiercel.models.families.base import Family
 from tiercel.models.layers.delta_net import rule_in_use
 from tiercel.models.layers.dropout import own_dropout
@@ -197,6 +197,7 @@ def new_learner(
     reasons = [f"delta nets: computed by {rule}"] if rule else []
     reasons += own_dropout(language_model.config)
     form = chosen_form(recipe.learner.form, device, obstacle, in_parts=context is not None)
+    require_whole_rows(recipe, form)
     if obstacle:
         reasons.append(
             f"learner.form: repeated, each completion with a prompt of its own: this model cannot share, {obstacle}"
@@ -207,6 +208,19 @@ def new_learner(
     backend, reason = chosen_backend(recipe, strategy, form, device)
     learner = PackedPolicy(policy, form, recipe.learner.gradient_checkpointing, backend, context)
     return learner, tuple(filter(None, [*reasons, reason]))
+
+
+def require_whole_rows(recipe: BaseRecipe, form: str) -> None:
+    """Raise RecipeError if a microbatch does not hold the longest rows in the form that `learner.form: auto` became."""
+    tokens, budget = recipe.data.max_prompt_tokens, recipe.learner.max_tokens_per_microbatch
+    needed = recipe.with_values({"learner.form": form}).smallest_microbatch(tokens)
+    if budget != "auto" and recipe.smallest_microbatch(tokens) <= budget < needed:
+        raise RecipeError(
+            [
+                f"learner.max_tokens_per_microbatch: is {budget}, but must hold {needed}, because this model repeats "
+                f"the prompt of each answer: data.max_prompt_tokens is {tokens}"
+            ]
+        )
 
 
 def joins_rows(recipe: BaseRecipe) -> bool:

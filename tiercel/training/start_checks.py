@@ -27,6 +27,7 @@ from tiercel.packing.pass_options import chosen_form
 from tiercel.rollout.local.engine import require_decodable
 from tiercel.training.distillation.served_teacher import recipe_of_teacher
 from tiercel.training.distillation.teacher_term import require_same_vocabulary, teacher_encoder
+from tiercel.training.policy_passes import require_whole_rows
 
 
 def require_installed(recipe: BaseRecipe) -> None:
@@ -68,8 +69,8 @@ TOKENS = 4
 
 def rehearse(recipe: BaseRecipe, family: Family) -> list[str]:
     """Read headers and configs of the checkpoint, the adapter and a teacher, and put them together as the run does on
-    this machine. Return what a person should know about them. Raises ModelError or EnvironmentProblem if they do not
-    fit together."""
+    this machine. Return what a person should know about them. Raises ModelError, EnvironmentProblem or RecipeError if
+    they do not fit together."""
     device = training_device()
     require_optimizer(recipe.optim, device)
     path = family.checkpoint.path
@@ -87,7 +88,8 @@ def rehearse(recipe: BaseRecipe, family: Family) -> list[str]:
         parameter_groups(policy, recipe.optim)
         config: Any = family.language_model(model).config
         obstacle = family.sharing_obstacle(config)
-        chosen_form(recipe.learner.form, device, obstacle, in_parts=recipe.train.context_parallel > 1)
+        form = chosen_form(recipe.learner.form, device, obstacle, in_parts=recipe.train.context_parallel > 1)
+        require_whole_rows(recipe, form)
         if isinstance(recipe, GrpoRecipe):
             if recipe.rollout.engine_kind.shares_weights:
                 require_decodable(family, config)

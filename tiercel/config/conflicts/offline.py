@@ -26,6 +26,8 @@ def _steps(recipe: OfflineRecipe) -> Problems:
     prompt, budget = recipe.data.max_prompt_tokens, recipe.learner.max_tokens_per_microbatch
     if budget != "auto" and recipe.smallest_microbatch(prompt) > budget:
         what = "the longest row" if recipe.purpose == "sft" else "two answers, twice the longest row"
+        if recipe.purpose == "labels" and recipe.learner.form == "repeated":
+            what = "two answers, each with a prompt, three times the longest row"
         yield conflict("max_tokens_per_microbatch", budget, what, prompt)
 
     for key in recipe.optim.changed("minibatches", "rollout_epochs"):
