@@ -17,7 +17,8 @@ from tiercel.errors import EXIT_TRAINING
 STEP = 2
 SITES = ("advantage", "loss", "gradient", "weights")
 KINDS = ("nan", "inf")
-ADAPTER = f"step-{STEP:06d}/adapter/adapter_model.safetensors"
+PLACES = (f"checkpoints/step-{STEP:06d}", f"nonfinite/step-{STEP + 1:06d}")
+ADAPTER = "adapter/adapter_model.safetensors"
 
 
 def non_finite(size: Size, seed: int, work: Path) -> Figure:
@@ -48,6 +49,6 @@ def _problem(ended: Ended, site: str, world_size: int, run_directory: Path) -> s
         return f"steps {steps} were recorded, not {STEP}"
     if site in ("advantage", "weights"):  # found before anything is stored; spoilt on purpose
         return None
-    before, after = (load_file(run_directory / folder / ADAPTER) for folder in ("checkpoints", "nonfinite"))
+    before, after = (load_file(run_directory / place / ADAPTER) for place in PLACES)
     changed = [name for name in before if not torch.equal(before[name], after[name])]
     return f"{changed[0]} was changed" if changed else None

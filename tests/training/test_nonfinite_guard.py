@@ -53,7 +53,7 @@ def test_loss_and_gradient_stop_the_run_with_the_row_and_nothing_changed(tiny_ch
     assert [row["step"] for row in read_metrics(run)] == [1]
     before, after = (
         load_file(run / "checkpoints/step-000001" / ADAPTER),
-        load_file(run / "nonfinite/step-000001" / ADAPTER),
+        load_file(run / "nonfinite/step-000002" / ADAPTER),
     )
     assert all(torch.equal(before[name], after[name]) for name in before)
     run_grpo(recipe)  # the same command resumes, and the planned fault is over
@@ -113,15 +113,15 @@ def test_each_update_of_a_step_that_is_left_out_is_kept(tiny_checkpoints, rows, 
     )
     with planning([Fault(site="loss", kind="nan", step=0), Fault(site="loss", kind="nan", step=0)]):
         run = run_grpo(recipe)
-    first, second = run / "nonfinite/step-000000", run / "nonfinite/step-000000-2"
+    first, second = run / "nonfinite/step-000001", run / "nonfinite/step-000001-2"
     rows_of = [json.loads((kept / "report.json").read_text())["rows"] for kept in (first, second)]
     assert rows_of[0] != rows_of[1]
-    (run / "nonfinite/step-000000-by hand").mkdir()
+    (run / "nonfinite/step-000001-by hand").mkdir()
     assert (
-        nonfinite_directories(run, 0) == nonfinite_directories(run, None) == [first, second]
-        and nonfinite_directories(run, 1) == []
+        nonfinite_directories(run, 1) == nonfinite_directories(run, None) == [first, second]
+        and nonfinite_directories(run, 2) == []
     )
-    assert find_nonfinite_directory(run, 0) == find_nonfinite_directory(run, None) == second
+    assert find_nonfinite_directory(run, 1) == find_nonfinite_directory(run, None) == second
 
 
 def test_only_as_many_are_left_out_as_the_recipe_allows(tiny_checkpoints, rows):
@@ -162,12 +162,12 @@ def test_a_replay_says_so_where_everything_is_finite(tiny_checkpoints, rows, cap
     recipe = recipe_of(tiny_checkpoints[FAMILY], rows)
     with planning([Fault(site="loss", kind="nan", step=2)]), pytest.raises(NonFiniteError):
         run_grpo(recipe)
-    assert main(["replay", recipe.output, "--step", "2"]) == 0
+    assert main(["replay", recipe.output, "--step", "3"]) == 0
     said = capsys.readouterr().out
     assert "are finite here" in said
-    rows_at_fault = json.loads((Path(recipe.output) / "nonfinite/step-000002/report.json").read_text())["rows"][0]
+    rows_at_fault = json.loads((Path(recipe.output) / "nonfinite/step-000003/report.json").read_text())["rows"][0]
     assert rows_at_fault and all(f"row {row}: loss " in said for row in rows_at_fault)
-    assert main(["replay", recipe.output, "--step", "1"]) == 2
+    assert main(["replay", recipe.output, "--step", "2"]) == 2
 
 
 KL = {"kl": {"coef": 0.1, "estimator": "k3"}}
@@ -235,7 +235,7 @@ def test_a_kept_microbatch_is_what_was_computed(tiny_checkpoints, rows, monkeypa
     monkeypatch.setattr("tiercel.training.grpo.minibatch_updates.update_on_minibatch", update)
     with planning([Fault(site="loss", kind="nan", step=0)]), pytest.raises(NonFiniteError):
         run_grpo(recipe)
-    (kept,) = load_saved_update(Path(recipe.output) / "nonfinite/step-000000", torch.device("cpu"))
+    (kept,) = load_saved_update(Path(recipe.output) / "nonfinite/step-000001", torch.device("cpu"))
     (unit,), (batch,) = units, kept.unit.batches
     wanted = unit.batches[0]
     for name in ("token_ids_T", "positions_DT", "scoring_N", "targets_N", "continuation_of_N"):
@@ -244,7 +244,7 @@ def test_a_kept_microbatch_is_what_was_computed(tiny_checkpoints, rows, monkeypa
     assert (
         torch.equal(batch.sampler_logprobs_N, wanted.sampler_logprobs_N) and not batch.sampler_logprobs_N.isnan().any()
     )
-    (file,) = (Path(recipe.output) / "nonfinite/step-000000").glob("*.safetensors")
+    (file,) = (Path(recipe.output) / "nonfinite/step-000001").glob("*.safetensors")
     with safe_open(file, "pt") as opened:  # older versions wrote other names of the class
         metadata, tensors = opened.metadata(), {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     (header,) = metadata
@@ -279,7 +279,7 @@ def test_a_run_kept_by_an_older_version_is_told(tiny_checkpoints, rows, capsys):
     recipe = recipe_of(tiny_checkpoints[FAMILY], rows)
     with planning([Fault(site="loss", kind="nan", step=0)]), pytest.raises(NonFiniteError):
         run_grpo(recipe)
-    (Path(recipe.output) / "nonfinite/step-000000/microbatches-000.safetensors").unlink()
+    (Path(recipe.output) / "nonfinite/step-000001/microbatches-000.safetensors").unlink()
     assert main(["replay", recipe.output]) == 2
     assert "has no microbatches to compute again" in capsys.readouterr().err
 

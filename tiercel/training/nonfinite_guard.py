@@ -205,7 +205,7 @@ class FiniteGuard:
         """Make the update; None if it is skipped. `kept` returns the microbatches at fault on this rank as a file's
         bytes; `keep` writes, on the first rank, what else is to be kept. Raises NonFiniteError if no more updates may
         be skipped."""
-        step = trainer.ranks.heartbeat.activity.step
+        step = trainer.ranks.heartbeat.activity.step + 1  # counted from 1, as in the names of other files
         try:
             return update()
         except NonFiniteError as error:
@@ -215,7 +215,7 @@ class FiniteGuard:
             self.skipped_updates += 1
             trainer.strategy.discard_gradients()
             logger.warning(
-                f"step {step + 1}: an update was skipped ({self.skipped_updates} so far): {error.what}; {again}"
+                f"step {step}: an update was skipped ({self.skipped_updates} so far): {error.what}; {again}"
             )
             return None
 
@@ -233,7 +233,8 @@ class FiniteGuard:
         directory = nonfinite_directory(self._run.path, step, self._kept[step])
         weights = trainer.strategy.trained_weights() if self._recipe.lora is not None else {}
         files = trainer.ranks.gather_on_first(kept(error.places) if trainer.is_counted else b"")
-        report = {"step": step, "what": error.what, "rows": error.rows, "world_size": trainer.ranks.world_size}
+        report = {"step": step, "steps_before": step - 1, "what": error.what, "rows": error.rows}
+        report |= {"world_size": trainer.ranks.world_size}
 
         def write() -> str:
             try:

@@ -162,7 +162,8 @@ def _example_passes(trainer: Trainer, recipe: OfflineRecipe, directory: Path) ->
     """Encode the step's rows again, which follow from its number. What the loss knew of them was kept."""
     with reading(directory):
         report = read_json(directory / REPORT)
-    if not isinstance(report, dict) or type(step := report.get("step")) is not int:
+    # Older versions counted the step from 0, and had no other key.
+    if not isinstance(report, dict) or type(step := report.get("steps_before", report.get("step"))) is not int:
         raise RunError(f"{directory / REPORT} does not say its step; {NOT_OURS}")
     table = read_training_rows(recipe.data, recipe.purpose)
     order = table.order(recipe.train.seed, recipe.data)
