@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tiercel.processes import control_groups, process_fields, signal_name
+from tiercel.processes import control_groups, launched_rank, process_fields, signal_name
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it has no /proc")
@@ -18,6 +18,18 @@ def test_a_process_that_is_there_has_fields_and_one_that_is_not_has_none():
     child.communicate(b"\n")
     assert process_fields(child.pid) == []
     assert process_fields("self")[1] == str(os.getppid())
+
+
+@pytest.mark.parametrize(
+    ("variables", "rank"),
+    (({}, None), ({"RANK": "3"}, None), ({"WORLD_SIZE": "8"}, None), ({"RANK": "3", "WORLD_SIZE": "8"}, 3)),
+)
+def test_a_rank_has_a_world(monkeypatch, variables, rank):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert launched_rank() == rank
 
 
 def test_a_signal_has_a_name_or_a_number():

@@ -22,6 +22,12 @@ def end_with_parent(parent: int, code: int = 1) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def launched_rank() -> int | None:
+    """Return the rank that a launcher gave this process; None if it is alone. One of RANK and WORLD_SIZE without the
+    other is left over from something else."""
+    return int(os.environ["RANK"]) if os.environ.get("RANK") and os.environ.get("WORLD_SIZE") else None
+
+
 def usable_cores() -> int:
     """Count the cores that this process may use, which a scheduler may have limited."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -54,6 +54,8 @@ def test_ranks_see_each_other_in_the_notes_or_in_the_run_directory(tmp_path, mon
         assert heartbeat.activity.phase == "import"
     assert not (tmp_path / "run").exists()  # a single rank has nobody to tell
     monkeypatch.setenv("RANK", "1")
+    with process_guard(recipe, "sft") as heartbeat:  # left over, so there is no rank 0 to wait for
+        assert heartbeat.rank == 0 and not (tmp_path / "run").exists()
     monkeypatch.setenv("WORLD_SIZE", "2")
     with process_guard(recipe, "sft"):
         assert (tmp_path / "run/.signs-sft/rank-1.json").exists()

@@ -33,6 +33,7 @@ from tiercel.errors import (
 )
 from tiercel.log import printed
 from tiercel.messages import translated
+from tiercel.processes import launched_rank
 from tiercel.reliability.privacy import keep_private
 from tiercel.reliability.redaction import redact, redact_tracebacks
 from tiercel.runs.progress import waiting
@@ -69,11 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         run_command(arguments, given)
     except ElsewhereError as error:  # the rank that failed reports it
         note_code(error.exit_code)
-        if "RANK" in os.environ:
+        if launched_rank() is not None:
             time.sleep(SECONDS_TO_SPEAK)
         return error.exit_code
     except TiercelError as error:
-        rank = f" (rank {os.environ['RANK']})" if "RANK" in os.environ else ""
+        rank = "" if launched_rank() is None else f" (rank {launched_rank()})"
         text = f"tiercel {arguments.command}{rank}: {translated(redact(str(_with_file(error, arguments))))}"
         print(text, file=sys.stderr)
         note_error(text)
@@ -112,7 +113,7 @@ def is_page(word: str) -> bool:
 
 def _page_of(recipe: Recipe, arguments: argparse.Namespace) -> AbstractContextManager[None]:
     """Return the context that serves the run's page if it is wanted, on one rank only."""
-    is_wanted = getattr(arguments, "view", False) and os.environ.get("RANK", "0") == "0"
+    is_wanted = getattr(arguments, "view", False) and not launched_rank()
     return page_beside(Path(recipe.output)) if is_wanted else nullcontext()
 
 
@@ -120,7 +121,7 @@ def _imported(command: Command, recipe: Recipe | None, arguments: argparse.Names
     """Import the command's module."""
     if command.loads_weights and recipe is not None:
         read_weights_ahead(recipe)
-    is_first = os.environ.get("RANK", "0") == "0"
+    is_first = not launched_rank()
     with (
         fast_imports(),
         printed(_print_on_stderr, is_first=is_first),

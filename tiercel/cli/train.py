@@ -1,10 +1,10 @@
 """The commands that train."""
 
-import os
 from argparse import Namespace
 from pathlib import Path
 
 from tiercel.config import Recipe
+from tiercel.processes import launched_rank
 from tiercel.reliability.heartbeat import Heartbeat
 from tiercel.training.run import run_recipe
 from tiercel.web.report.page import FILE
@@ -14,5 +14,5 @@ def run(recipe: Recipe, arguments: Namespace, heartbeat: Heartbeat) -> None:
     """Train, and print the path of the report. `heartbeat` is this process's heartbeat, which the watchdog reads."""
     for _ in run_recipe(recipe, heartbeat):
         pass
-    if os.environ.get("RANK", "0") == "0":
+    if not launched_rank():
         print(Path(recipe.output) / FILE)

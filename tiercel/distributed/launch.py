@@ -19,7 +19,7 @@ from tiercel.distributed.exit_diagnosis import describe_rank_exits, memory_kills
 from tiercel.distributed.rank_monitor import RankMonitor
 from tiercel.distributed.rank_status_files import NOTES, noted_code, told_file
 from tiercel.errors import EXIT_TRAINING, ElsewhereError, TiercelError, TrainingError
-from tiercel.processes import usable_cores
+from tiercel.processes import launched_rank, usable_cores
 
 
 def launch(arguments: Sequence[str], processes: int, max_restarts: int, stall_timeout: float) -> None:
@@ -99,7 +99,7 @@ def leave(code: int) -> NoReturn:
     """End this process. A rank ends without shutting down the interpreter: otherwise gloo's threads that still have
     tensors would use it and abort the process ("terminate called without an active exception"). The launcher would take
     that for a failure, although all files of the run are written. https://github.com/pytorch/pytorch/pull/179291"""
-    if "RANK" not in os.environ:
+    if launched_rank() is None:
         sys.exit(code)
     sys.stdout.flush()
     sys.stderr.flush()

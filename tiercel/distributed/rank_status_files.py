@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tiercel.errors import EXIT_STALL, EXIT_TAKEN, EXIT_TERMINATED, EXIT_TRAINING, EXIT_USER
-from tiercel.processes import end_with_parent
+from tiercel.processes import end_with_parent, launched_rank
 from tiercel.reliability.stall_files import CALL
 
 NOTES = "TIERCEL_LAUNCH_NOTES"  # the directory; set for ranks that tiercel's own launcher started
@@ -27,7 +27,7 @@ def start_notes() -> int | None:
     """Write the process id and the rank for the launcher, and open a file for the stack of a signal that ends this
     rank. Return an exit code if an earlier attempt has found that another one would fail too, and otherwise None."""
     if NOTES not in os.environ:
-        if "RANK" in os.environ:
+        if launched_rank() is not None:
             faulthandler.enable()
         return None
     notes = Path(os.environ[NOTES])

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from tiercel.errors import EXIT_STALL, ElsewhereError, EnvironmentProblem, StallError, Terminated, TiercelError
 from tiercel.message_text import counted
+from tiercel.processes import launched_rank
 from tiercel.reliability.heartbeat import Heartbeat
 from tiercel.reliability.stall import RankStatus, code_path, code_place, culprits
 
@@ -215,7 +216,7 @@ def _sum(values: Sequence[float]) -> float:
 def joined_ranks(timeout_seconds: float, heartbeat: Heartbeat) -> Iterator[Ranks]:
     """Join the ranks that a launcher started; without a launcher, this rank is alone. GPU tensors use NCCL, CPU tensors
     gloo. A collective fails if it waits longer than the timeout."""
-    if int(os.environ.get("WORLD_SIZE") or 1) == 1 or "RANK" not in os.environ:
+    if launched_rank() is None or int(os.environ["WORLD_SIZE"]) == 1:
         yield Ranks(heartbeat=heartbeat)
         return
     heartbeat.begin("join", 0)

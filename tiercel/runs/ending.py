@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Literal
 
 from tiercel.errors import EXIT_DONE, EXIT_STALL, EXIT_TERMINATED, TakenError, TiercelError
+from tiercel.processes import launched_rank
 from tiercel.regular_files import read_text
 from tiercel.reliability.heartbeat import HEARTBEATS
 from tiercel.reliability.redaction import redact
@@ -136,7 +137,7 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        is_rank = number == signal.SIGTERM and "RANK" in os.environ
+        is_rank = number == signal.SIGTERM and launched_rank() is not None
         if self.is_set and now - self._asked_at > (SAME_STOP_OF_A_RANK if is_rank else SAME_STOP_SECONDS):
             is_session = hasattr(sys, "ps1") or "ipykernel" in sys.modules  # whose process must not be ended
             if is_session and number == signal.SIGINT:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tiercel.config.schema import BaseRecipe, GrpoRecipe
 from tiercel.distributed.rank_status_files import note_code, statuses_directory
+from tiercel.processes import launched_rank
 from tiercel.reliability.heartbeat import Heartbeat
 from tiercel.reliability.stall_files import NOWHERE, RankStatusFiles
 from tiercel.reliability.watchdog import ANY_PHASE, Watchdog
@@ -28,8 +29,9 @@ def process_guard(recipe: BaseRecipe, command: str, end: Callable[[int], None] |
         note_code(code)
         os._exit(code)
 
-    heartbeat = Heartbeat(int(os.environ.get("RANK", "0")))
-    files = RankStatusFiles(_directory(recipe, command), int(os.environ.get("WORLD_SIZE", "1")))
+    rank = launched_rank()
+    heartbeat = Heartbeat(rank or 0)
+    files = RankStatusFiles(_directory(recipe, command), 1 if rank is None else int(os.environ["WORLD_SIZE"]))
     with Watchdog(
         heartbeat, Path(recipe.output), files, phase_limits(recipe), age=process_age(), end=end or end_process
     ):
@@ -41,7 +43,7 @@ def _directory(recipe: BaseRecipe, command: str) -> Path:
     tiercel's launcher, otherwise the run directory, which all machines share."""
     if (directory := statuses_directory()) is not None:
         return directory
-    return Path(recipe.output) / f".signs-{command}" if "RANK" in os.environ else NOWHERE
+    return NOWHERE if launched_rank() is None else Path(recipe.output) / f".signs-{command}"
 
 
 def phase_limits(recipe: BaseRecipe) -> dict[str, float]:
