@@ -7,7 +7,6 @@ from typing import Any, Literal, Protocol
 
 from PIL.Image import Image
 
-
 Ending = Literal["done", "stopped", "failed"]  # of a run; stopped: by a signal, or its loop in Python was left
 
 

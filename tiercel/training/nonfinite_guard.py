@@ -214,9 +214,7 @@ class FiniteGuard:
                 raise NonFiniteError(error.what, error.rows, again) from error
             self.skipped_updates += 1
             trainer.strategy.discard_gradients()
-            logger.warning(
-                f"step {step}: an update was skipped ({self.skipped_updates} so far): {error.what}; {again}"
-            )
+            logger.warning(f"step {step}: an update was skipped ({self.skipped_updates} so far): {error.what}; {again}")
             return None
 
     def _keep(

@@ -336,9 +336,7 @@ def is_due(step: int, every: int | None, length: RunLength) -> bool:
     return step == length.steps or (every is not None and step < length.steps and step % every == 0)
 
 
-def lacks_evaluation(
-    recipe: BaseRecipe, run: RunDirectory, length: RunLength, found: FoundCheckpoint | None
-) -> bool:
+def lacks_evaluation(recipe: BaseRecipe, run: RunDirectory, length: RunLength, found: FoundCheckpoint | None) -> bool:
     """Return whether the evaluation before the next step is still to be made: that of a new run, or one that a stop or
     an error ended, so that the row of its step lacks it."""
     if found is None:
