@@ -81,7 +81,7 @@ def test_numbers_pictures_and_recipe_are_those_of_the_run(tmp_path, no_settings)
     assert caption.startswith("prompt: <image>Where is it?")
 
 
-@pytest.mark.parametrize(("error", "status"), zip(ERRORS, ("FINISHED", "KILLED", "FAILED"), strict=True))
+@pytest.mark.parametrize(("error", "status"), tuple(zip(ERRORS, ("FINISHED", "KILLED", "FAILED"), strict=True)))
 def test_mlflow_learns_how_the_run_ended(tmp_path, no_settings, error, status):
     run, rows = grounding(tmp_path / "study" / "run")
     assert track(run, ["mlflow"], rows[:1], error=error) == []

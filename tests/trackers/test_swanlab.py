@@ -74,7 +74,7 @@ def test_a_resumed_run_is_the_same_run_and_its_directory_whole(tmp_path):
     assert metrics(second) == {row["step"]: numbers(row) for row in rows}
 
 
-@pytest.mark.parametrize(("error", "state"), zip(ERRORS, ("FINISHED", "ABORTED", "CRASHED"), strict=True))
+@pytest.mark.parametrize(("error", "state"), tuple(zip(ERRORS, ("FINISHED", "ABORTED", "CRASHED"), strict=True)))
 def test_swanlab_learns_how_the_run_ended(tmp_path, error, state):
     run, rows = grounding(tmp_path / "run")
     assert track(run, ["swanlab"], rows[:1], error=error) == []

@@ -114,7 +114,7 @@ def test_a_resumed_run_is_the_same_run_and_its_directory_whole(tmp_path):
     assert [own(row) for row in metrics(second)] == [numbers(row) for row in rows]
 
 
-@pytest.mark.parametrize(("error", "code"), zip(ERRORS, (0, 255, 1), strict=True))
+@pytest.mark.parametrize(("error", "code"), tuple(zip(ERRORS, (0, 255, 1), strict=True)))
 def test_wandb_learns_how_the_run_ended(tmp_path, error, code):
     run, rows = grounding(tmp_path / "run")
     assert track(run, ["wandb"], rows[:1], error=error) == []
