@@ -526,4 +526,12 @@ TABLE: list[tuple[str, Any, str, float | str]] = [
     ("choice", "C", "The answer is B. Sorry, I made a mistake. It must be C.", 1.0),
     ("math", "5", "\\boxed{5}. Wait, no, this is wrong. So 7.", 0.0),
     ("math", "7", "\\boxed{5}. Wait, no, this is wrong. So 7.", 1.0),
+    # what is wrong is something else
+    ("number", "7", "\\boxed{7}. The answer key says the answer is 5, but that is wrong.", 1.0),
+    ("number", "5", "The answer is 5. Actually, it is wrong to say 6.", 1.0),
+    ("number", "5", "The answer is 5, but this is incorrect if x<0.", 1.0),
+    ("number", "5", "答案是5。不对称的情况不用考虑。", 1.0),
+    ("number", "5", "答案是5,错了3题。", 1.0),
+    ("choice", "B", "答案：B, 不对角线的元素为零。", 1.0),
+    ("choice", "B", "答案：B。错了的是A。", 1.0),
 ]

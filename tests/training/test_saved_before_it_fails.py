@@ -78,6 +78,31 @@ def test_an_evaluation_that_fails_loses_no_step(tiny_checkpoints, tmp_path, monk
     assert [row["step"] for row in read_metrics(tmp_path / "run")] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("kind", ("sft", "grpo"))
+def test_an_evaluation_that_fails_again_does_not_keep_the_run_from_going_on(
+    tiny_checkpoints, tmp_path, monkeypatch, kind
+):
+    from tiercel.training.grpo import loop as grpo
+    from tiercel.training.offline import loop as offline
+
+    module, name = (grpo, "evaluate_policy") if kind == "grpo" else (offline, "heldout_loss")
+    honest = getattr(module, name)
+
+    def evaluate(*arguments):
+        if len(read_metrics(tmp_path / "run")) in (2, 3):  # after the second step, and when it is made up for
+            raise DataError("no such row")
+        return honest(*arguments)
+
+    monkeypatch.setattr(module, name, evaluate)
+    make, run = (grpo_recipe, run_grpo) if kind == "grpo" else (sft_recipe, run_offline)
+    settings = {"train": {"steps": 4, "save_every": 50, "eval_every": 2}}
+    recipe = make(tiny_checkpoints["qwen2_vl"], write_rows(tmp_path), tmp_path / "run", **settings)
+    with pytest.raises(DataError, match="no such row"):
+        run(recipe)
+    run(recipe)
+    assert [row.get("eval/count") for row in read_metrics(tmp_path / "run")] == [12, None, None, None, 12]
+
+
 @pytest.mark.parametrize(("kind", "stop"), (("sft", 0), ("sft", 2), ("sft", 4), ("grpo", 0), ("grpo", 2)))
 def test_a_stop_ends_an_evaluation_and_the_resumed_run_makes_it(tiny_checkpoints, tmp_path, monkeypatch, kind, stop):
     from tiercel.training import evaluation

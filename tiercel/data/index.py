@@ -18,6 +18,7 @@ import fcntl
 import json
 import mmap
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -64,6 +65,7 @@ SAY_SECONDS = 10.0
 _AT_ONCE = 1 << 16  # rows
 _HELD_ID_BYTES = 1 << 22  # while an index is made; more are written to a temporary file
 _WAIT_SECONDS = 0.1
+_NAME = re.compile("[0-9a-f]{32}-[0-9a-f]{16}")  # of an index: what it is of, and the version
 _CHANGED = "the file has changed since its index was made"
 _UNUSED_SECONDS = 30 * 24 * 3600.0  # after which the index of another version is removed
 
@@ -315,7 +317,7 @@ def _remove_unused(folder: Path) -> None:
     for file in folder.glob("*.index"):
         with suppress(OSError):
             is_old = time.time() - max(file.stat().st_atime, file.stat().st_mtime) > _UNUSED_SECONDS
-            if is_old and not file.stem.endswith(version()):
+            if is_old and _NAME.fullmatch(file.stem) and not file.stem.endswith(version()):
                 file.unlink()
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
+from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -229,7 +230,7 @@ def joined_ranks(timeout_seconds: float, heartbeat: Heartbeat) -> Iterator[Ranks
             torch.cuda.set_device(_own_gpu(store, rank))
         dist.init_process_group(_backend(has_gpu), store=store, rank=rank, world_size=world_size, timeout=patience)
         machines: list[Any] = [None] * world_size
-        dist.all_gather_object(machines, platform.node())
+        dist.all_gather_object(machines, _machine())
     own = machines[rank]
     ranks = Ranks(
         rank=rank,
@@ -271,7 +272,7 @@ def _own_gpu(store: dist.Store, rank: int) -> int:
     elif gpus == 1:
         own = 0
     else:
-        store.set(f"host-{rank}", platform.node())
+        store.set(f"host-{rank}", _machine())
         hosts = [store.get(f"host-{each}") for each in range(rank + 1)]
         own = hosts[:rank].count(hosts[rank])
     if own >= gpus:
@@ -280,6 +281,15 @@ def _own_gpu(store: dist.Store, rank: int) -> int:
             "start one rank for each GPU, or change CUDA_VISIBLE_DEVICES"
         )
     return own
+
+
+def _machine() -> str:
+    """Return a name that differs between machines, also if their containers have equal host names."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        boot = ""
+    return f"{platform.node()} {boot}"
 
 
 def _backend(has_gpu: bool) -> str:

@@ -20,8 +20,9 @@ _RETRACTED = re.compile(  # from where an answer begins to the end of what takes
     r"(?:(?![.!?](?:\s|\Z)|。).){0,120}?[^\s.,;:!?…。][\s.,;:!?…。})\]\\$*\"'—-]{1,8}"
     r"(?:(?i:(?:(?:but|oh|oops|hm+|wait|no|actually|sorry)\b[\s.,;:!…—-]{1,4}){1,4}"
     r"(?:(?:that|this|it)(?:\s(?:is|was)|['\u2019]s)\s(?:wrong|incorrect|not\s(?:right|correct))"
-    r"|(?:i|we)\smade\san?\s(?:mistake|error))|wait[\s,.…—-]{1,4}no(?=\s?[.,;:!…—-])|scratch\sthat|my\smistake)\b"
-    r"|(?:(?:等等|等一下|哦|嗯)[\s,.…。!]{0,4})?(?:不对(?!的)|我?(?:算|数|看|说)?错了))"
+    r"|(?:i|we)\smade\san?\s(?:mistake|error))|wait[\s,.…—-]{1,4}no|scratch\sthat|my\smistake)"
+    r"(?=\s?[.,;:!…—-](?:\s|\Z)|\s*\Z)"
+    r"|(?:(?:等等|等一下|哦|嗯)[\s,.…。!]{0,4})?(?:不对|我?(?:算|数|看|说)?错了)(?=[\s,.;:!…。]|\Z))"
 )
 _DENIED_BEFORE = re.compile(
     r"(?:\b(?i:not|cannot|isn't|isnt|never|neither|nor|rather\s{1,4}than|instead\s{1,4}of|unlike|exclud(?:e|es|ing)"
@@ -78,7 +79,7 @@ def answer_places(text: str) -> list[AnswerSpan]:
 def without_retracted(text: str) -> str:
     """Return what follows the last answer that the text takes back at once, as in "The answer is 5. Wait, no, that is
     wrong." Without such an answer, return the whole text."""
-    places = [*box_places(text), *(place for place in answer_places(text) if place.is_linked)]
+    places = [*box_places(text)] or [place for place in answer_places(text) if place.is_linked]  # a box decides
     ends = [found.end() for place in places if (found := _RETRACTED.match(text, place.start)) is not None]
     return text[max(ends, default=0) :]
 

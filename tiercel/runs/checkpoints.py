@@ -225,7 +225,7 @@ def best_scored(root: Path, newest: int, metric: str, *, lowest: bool) -> FoundC
     for step, path in reversed(list_checkpoints(root)):
         if step <= newest and not path.is_symlink() and _state_problem(path) is None:
             state = _read_state(path)
-            if (path / LATE_SCORE).is_file():
+            with suppress(OSError, ValueError):  # there is none, as a rule
                 state[SCORE] = json.loads(read_regular(path / LATE_SCORE))
             found = FoundCheckpoint(step=step, path=path, state=state)
             if (found.state.get(SCORE) or {}).get(metric) is not None:

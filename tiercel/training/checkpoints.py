@@ -236,7 +236,9 @@ class Checkpoints:
         return self.run.ranks.run_on_first(judge)  # the first rank has the metrics of all
 
     def add_score(self, found: FoundCheckpoint, row: Mapping[str, float]) -> None:
-        """Keep the score of a checkpoint that was written before its evaluation."""
+        """Keep the score of a checkpoint that was written before its evaluation, if checkpoints have scores."""
+        if self.recipe.train.keep_best is None:
+            return
 
         def write() -> None:
             with writing(found.path, GO_ON):

@@ -138,6 +138,17 @@ class Session:
             self.run.complete_row(self.start, row)
             self.trackers.row({"step": self.start, **row})
 
+    @contextmanager
+    def forgiving_repeated_failure(self) -> Iterator[None]:
+        """Go on without an evaluation that is made up for and fails, on all ranks: it has ended the run once."""
+        try:
+            yield
+        except TiercelError as error:
+            is_common = self.ranks.world_size == 1 or getattr(error, "is_of_all_ranks", False)
+            if self.found is None or not is_common or isinstance(error, Terminated):
+                raise
+            logger.warning(f"the held-out rows could not be scored after step {self.start} this time either: {error}")
+
     def require_no_stop(self, step: int) -> None:
         """Raise Terminated, on all ranks, if a stop is asked for during the evaluation after `step` updates."""
         if self._is_stop_asked():
@@ -194,7 +205,7 @@ class Session:
             error = Terminated(
                 f"stopped after step {step.updates_done}, which was saved; run the same command again to resume"
             )
-            error.is_by_caller = self.control.is_stopped
+            error.is_by_caller = self.ranks.all_reduce_any(self.control.is_stopped)
             raise error
 
     @contextmanager
@@ -243,6 +254,7 @@ class Session:
         if "step" not in step.metrics:
             step.metrics = self._whole_row(step)
             self._record(step.metrics)
+            self.progress.step(step.metrics)
         self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:

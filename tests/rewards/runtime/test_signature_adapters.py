@@ -380,6 +380,16 @@ def test_a_function_of_verl_gets_its_columns_and_no_answer_that_a_row_lacks():
         as_reward(of_verl)(replace(given, answer=None))
 
 
+def test_parameters_with_defaults_get_the_prompt_and_other_values_of_a_sample():
+    def of_verl(solution_str, ground_truth, prompt=None, completion_id=None):
+        return float(prompt is not None)
+
+    def own(predict):
+        return float(predict.completion == "a cup")
+
+    assert [as_reward(each)(sample("a cup", "5")) for each in (of_verl, own)] == [1.0, 1.0]
+
+
 def test_a_default_of_verls_function_is_no_column():
     """Its function for GSM8K has `score=1.0`; rows with a column of that name changed what a right answer earned."""
 

@@ -55,9 +55,10 @@ def as_reward(found: Any) -> Callable[..., Any]:
         return _batched(lambda samples: _call(found, {inputs: list(map(_reward_input, samples))}), KEYS_OF_EASYR1)
     if _takes(found, "reward_input"):
         return _of_each(found, lambda sample: {"reward_input": _reward_input(sample)}, KEYS_OF_EASYR1)
-    if (text := next((name for name in PREDICTIONS if _takes(found, name)), None)) is not None:
+    text = next((name for name in PREDICTIONS if _takes(found, name)), None)
+    if text is not None and _takes(found, "ground_truth"):
         return _of_each(found, lambda sample: _names_of_verl(sample, text), (*KEYS_OF_EASYR1, *KEYS_OF_VERL))
-    if _takes(found, "predicts"):
+    if _takes(found, "predicts") and _takes(found, "ground_truths"):
         return _batched(lambda samples: _call(found, _predictions(samples)), KEYS_OF_EASYR1)
     if not _takes(found, "completions"):
         _require_one_parameter(found)
@@ -117,7 +118,7 @@ def _values_by_name(sample: Sample) -> dict[str, Any]:
 def _of_verl(found: Callable[..., Any]) -> Callable[[Sample], Any]:
     """Wrap verl's function of one completion. A parameter with a default that verl does not pass, such as `score=1.0`,
     keeps it, even if a column has its name."""
-    usual = {each.name for each in _named(found) if each.default is not each.empty}
+    usual = {each.name for each in _named(found) if each.default is not each.empty} - {*SAMPLE_NAMES, "images"}
 
     def values(sample: Sample) -> dict[str, Any]:
         others = {name: value for name, value in _values_by_name(sample).items() if name not in usual}

@@ -31,7 +31,8 @@ def steps(recipe: GrpoRecipe, run: RunDirectory) -> Iterator[FinishedStep]:
         with open_rollouts(recipe, session, trainer) as (batches, rollouts):
             rollouts.sync.update_weights(session.start)
             if session.is_unscored:
-                session.record_first_evaluation(evaluate_policy(session, trainer, rollouts, session.start))
+                with session.forgiving_repeated_failure():
+                    session.record_first_evaluation(evaluate_policy(session, trainer, rollouts, session.start))
             with session.saved_on_error(trainer):
                 for step in batches.steps(ahead=rollouts.steps_ahead):
                     if step.number == session.start:

@@ -47,9 +47,10 @@ def steps(recipe: OfflineRecipe, run: RunDirectory) -> Iterator[FinishedStep]:
             reference=load_or_compute_reference(recipe, session, trainer),
             order=session.table.order(recipe.train.seed, recipe.data),
         )
-        if session.is_unscored and (row := loop.evaluated(session.start)):
-            session.record_first_evaluation(row)
-            session.progress.step({"step": session.start, **row})
+        with session.forgiving_repeated_failure():
+            if session.is_unscored and (row := loop.evaluated(session.start)):
+                session.record_first_evaluation(row)
+                session.progress.step({"step": session.start, **row})
         encode = ExampleEncoder(recipe=recipe, family=trainer.family, rows=session.table.rows, order=loop.order)
         with StepBatches(session, encode) as rows, session.saved_on_error(trainer):
             for step in rows.steps():
