@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from tiercel.http_json import NoAnswer, ask, environment_options, run_requests
+from tiercel.log import printed
 from tiercel.rollout.vllm.server import together
 
 
@@ -79,6 +80,16 @@ def test_a_connection_is_given_back_before_a_late_answer_is_reported():
         ("https://judge.example.com/v1", {"https_proxy": "proxy:3128"}, "http://proxy:3128"),
         ("https://judge.example.com/v1", {"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": "a.org,.example.com"}, None),
         ("https://judge.example.com/v1", {"HTTP_PROXY": "http://proxy:3128"}, None),
+        ("https://judge.corp:8000/v1", {"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": "judge.corp:8000"}, None),
+        ("https://judge.corp/v1", {"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": "judge.corp:443"}, None),
+        (
+            "https://judge.corp/v1",
+            {"HTTPS_PROXY": "HTTP://proxy:3128", "NO_PROXY": "judge.corp:8000"},
+            "http://proxy:3128",
+        ),
+        ("https://judge.corp/v1", {"HTTPS_PROXY": "socks5://proxy:1080"}, None),
+        ("https://127.0.0.5/v1", {"HTTPS_PROXY": "http://proxy:3128"}, None),
+        ("https://[::1]:8000/v1", {"HTTPS_PROXY": "http://proxy:3128"}, None),
         ("https://127.0.0.1:8000/v1", {"HTTPS_PROXY": "http://proxy:3128"}, None),
         ("http://judge.example.com/v1", {"HTTPS_PROXY": "http://proxy:3128", "HTTP_PROXY": "http://proxy:3128"}, None),
     ],
@@ -92,9 +103,25 @@ def test_an_https_address_is_asked_through_the_proxy_of_the_environment(monkeypa
     assert environment_options(address).get("proxy") == proxy
 
 
-def test_a_proxy_that_cannot_be_asked_is_refused_and_not_shown(monkeypatch):
+@pytest.mark.parametrize("proxy", ["http://me:hid#den@proxy:1", "http://", "http://me:hidden@proxy:65536"])
+def test_a_proxy_that_is_no_address_is_refused_and_not_shown(monkeypatch, proxy):
     monkeypatch.delenv("https_proxy", raising=False)
-    monkeypatch.setenv("HTTPS_PROXY", "socks5://me:hidden@proxy:1080")
-    with pytest.raises(ValueError, match="HTTPS_PROXY") as refused:
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    with pytest.raises(ValueError, match="HTTPS_PROXY is no address") as refused:
         environment_options("https://judge.example.com/v1")
-    assert "hidden" not in str(refused.value)
+    assert "hid" not in str(refused.value)
+
+
+def test_several_folders_of_certificates_are_read_and_stale_ones_are_left_out(monkeypatch, tmp_path):
+    monkeypatch.delenv("REQUESTS_CA_BUNDLE", raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "socks5://me:hidden@proxy:1080")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "stale.pem"))
+    monkeypatch.setenv("SSL_CERT_DIR", f"{tmp_path}:{tmp_path / 'stale'}:{tmp_path}")
+    lines: list[str] = []
+    with printed(lines.append):
+        assert list(environment_options("https://judge.example.com/v1")) == ["verify"]
+        monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "stale"))
+        assert environment_options("https://judge.example.com/v1") == {}
+    assert "hidden" not in str(lines) and [line.split()[0] for line in lines] == [
+        "HTTPS_PROXY", "SSL_CERT_FILE", "HTTPS_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR",
+    ]  # fmt: skip

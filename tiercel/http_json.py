@@ -6,6 +6,7 @@ depth of nesting. No part of an answer is decoded before these checks.
 """
 
 import asyncio
+import ipaddress
 import os
 import re
 import reprlib
@@ -20,6 +21,7 @@ from urllib.request import getproxies_environment, proxy_bypass
 import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from tiercel.log import logger
 from tiercel.reliability.redaction import redact, redact_values
 
 T = TypeVar("T")
@@ -110,24 +112,46 @@ def new_client(**options: Any) -> httpx.AsyncClient:
 def environment_options(address: str) -> dict[str, Any]:
     """Return the options of a client that asks an https address as the environment says: through HTTPS_PROXY, unless
     NO_PROXY names the host or it is this machine, and with the certificates of SSL_CERT_FILE, SSL_CERT_DIR or
-    REQUESTS_CA_BUNDLE. There are none for an http address, whose key a proxy would see. Raises ValueError if one cannot
-    be used. The message does not show the proxy, whose address may have a password."""
+    REQUESTS_CA_BUNDLE. There are none for an http address, whose key a proxy would see. What cannot be used is logged
+    and left out. Raises ValueError if the proxy is no address. No message shows it, because it may have a password."""
     url, found = httpx.URL(address), dict[str, Any]()
     if url.scheme != "https":
         return found
     proxy = getproxies_environment().get("https")
-    if proxy and url.host not in ("localhost", "127.0.0.1", "::1") and not proxy_bypass(url.host):
-        found["proxy"] = proxy if "://" in proxy else f"http://{proxy}"
-        if not found["proxy"].startswith(("http://", "https://")):
-            raise ValueError("HTTPS_PROXY must be an address that begins with http:// or https://; export it again")
+    if proxy and not _is_asked_directly(url):
+        scheme, _, place = proxy.partition("://") if "://" in proxy else ("http", "", proxy)
+        if scheme.lower() in ("http", "https"):
+            found["proxy"] = _proxy_address(f"{scheme.lower()}://{place}")
+        else:
+            logger.warning("HTTPS_PROXY does not begin with http:// or https://; the judge is asked without a proxy")
     for variable in ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"):
         if path := os.environ.get(variable):
-            file, folder = (None, path) if os.path.isdir(path) else (path, None)
+            folders = os.pathsep.join(filter(os.path.isdir, path.split(os.pathsep))) or None
             try:
-                return {**found, "verify": ssl.create_default_context(cafile=file, capath=folder)}
+                context = ssl.create_default_context(cafile=None if folders else path, capath=folders)
+                return {**found, "verify": context}
             except OSError as error:
-                raise ValueError(f"{variable} is {path}, which has no readable certificates: {error}") from error
+                logger.warning(f"{variable} is {path}, which has no readable certificates and is left out: {error}")
     return found
+
+
+def _is_asked_directly(url: httpx.URL) -> bool:
+    """Say whether an address is of this machine, or in NO_PROXY with or without its port."""
+    try:
+        is_own = ipaddress.ip_address(url.host).is_loopback
+    except ValueError:
+        is_own = url.host == "localhost"
+    return is_own or any(map(proxy_bypass, (url.host, url.netloc.decode(), f"{url.host}:{url.port or 443}")))
+
+
+def _proxy_address(proxy: str) -> str:
+    try:
+        url = httpx.URL(proxy)
+        if url.host and 0 < (url.port or 80) < 1 << 16:
+            return proxy
+    except (httpx.InvalidURL, ValueError):
+        pass
+    raise ValueError("HTTPS_PROXY is no address of a proxy, such as http://proxy:3128; export it again") from None
 
 
 async def ask(client: httpx.AsyncClient, request: httpx.Request, *, seconds: float, most_bytes: int) -> HttpReply:

@@ -343,5 +343,4 @@ def test_certificates_that_the_environment_names_are_trusted(server, tmp_path, m
             environment.setenv(variable, str(tmp_path / "cert.pem"))
             assert grade() == 0.7
             environment.setenv(variable, str(tmp_path / "lost.pem"))
-            with pytest.raises(RecipeError, match=rf"judge\.url: {variable}"):
-                grade()
+            assert grade() is None
