@@ -352,7 +352,8 @@ def test_a_notebook_is_a_script(tmp_path):
         {"cell_type": "markdown", "source": ["# GRPO(", "with TRL"]},
         {"cell_type": "code", "source": "%%bash\npip install trl; if then fi"},
         {"cell_type": "code", "source": ["%%capture\n", "!pip install trl\n", "if True:\n", "    !pip install vllm\n"]},
-        {"cell_type": "code", "source": SCRIPT.splitlines(keepends=True)},
+        {"cell_type": "code", "source": "!pip install a \\\n  b\nfiles = %sx ls\nx.y = !ls\nGRPOConfig?\n" + SCRIPT},
+        {"cell_type": "code", "source": "for each in !ls:\n    pass"},
     ]
     file = tmp_path / "train.ipynb"
     file.write_text(json.dumps({"cells": cells, "nbformat": 4}))

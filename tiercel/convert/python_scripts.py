@@ -31,6 +31,8 @@ _NO_ROWS = ("random", "np", "numpy", "pool", "executor")  # which have such meth
 _READ_ELSEWHERE = ("args", "train_dataset", "peft_config", "processing_class", "tokenizer")
 _PLAIN = "TrainingArguments"  # of transformers, which early trainers of TRL take
 _USUAL_OF_PLAIN = {"learning_rate": ["5e-5"], "bf16": ["false"], "gradient_checkpointing": ["false"]}
+# Lines for a shell or for IPython, such as `!ls`, `files = %sx ls` and `SFTConfig?`.
+_OF_IPYTHON = re.compile(r"^([ \t]*)(?:(?:\w[\w., ]*=[ \t]*)?[!%?](?:.*\\\n)*.*|\w[\w.]*\?+[ \t]*)$", re.MULTILINE)
 _LONGEST = 80  # characters of code that are shown
 _USUAL_OF_UNSLOTH = {"lora_r": ["16"], "lora_alpha": ["16"], "lora_dropout": ["0.0"]}
 _USUAL = {"lora_r": ["8"], "lora_alpha": ["8"], "lora_dropout": ["0.0"]}  # PEFT's defaults, for which `trl` has others
@@ -51,14 +53,26 @@ def words_of_script(text: str) -> tuple[str, ...] | None:
 
 
 def code_of_notebook(text: str) -> str:
-    """Return the code of a notebook's cells. Lines for a shell or for IPython, and cells in another language, do
-    nothing. Raises ValueError if the text is no notebook."""
+    """Return the code of a notebook's cells. Lines for a shell or for IPython, and cells in another language or
+    with wrong syntax, do nothing. Raises ValueError if the text is no notebook."""
     try:
         cells = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
     except (ValueError, LookupError, TypeError) as error:
         raise ValueError("is not a notebook, whose JSON has cells with a cell_type and a source") from error
     own = [cell for cell in cells if not re.match(r"\s*%%(?!capture|time)", cell)]
-    return re.sub(r"^([ \t]*)[!%?].*$", r"\1pass", "\n".join(own), flags=re.MULTILINE)
+    return "\n".join(map(_code_of_cell, own))
+
+
+def _code_of_cell(cell: str) -> str:
+    for code in (cell, _OF_IPYTHON.sub(r"\1pass", cell)):
+        try:
+            ast.parse(code)
+        except SyntaxError:
+            continue
+        except (RecursionError, MemoryError):  # which `words_of_script` reports
+            pass
+        return code
+    return ""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
