@@ -1,10 +1,12 @@
 """The words of the command line: completion by real shells."""
 
+import argparse
 import subprocess
 
 import pytest
 
-from tiercel.cli.main import COMMANDS, main
+from tiercel.cli.main import COMMANDS, _wants_ranks, main
+from tiercel.errors import RecipeError
 
 
 def test_a_shell_completes_commands_options_and_files(tmp_path, capsys):
@@ -53,3 +55,15 @@ def test_a_command_alone_asks_for_the_recipe_only(verb, capsys):
     with pytest.raises(SystemExit, match="2"):
         main([verb])
     assert capsys.readouterr().err.endswith("the following arguments are required: recipe\n")
+
+
+def test_only_a_launcher_keeps_nproc_from_starting_ranks(monkeypatch):
+    for name in ("LOCAL_RANK", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "4")  # left over from something else
+    assert _wants_ranks(argparse.Namespace(nproc=2))
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(RecipeError, match="a launcher has already started"):
+        _wants_ranks(argparse.Namespace(nproc=2))
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert _wants_ranks(argparse.Namespace(nproc=2))

@@ -149,7 +149,7 @@ def _print_on_stderr(text: str) -> None:
 def _wants_ranks(arguments: argparse.Namespace) -> bool:
     if getattr(arguments, "nproc", 1) == 1 and getattr(arguments, "max_restarts", 0) == 0:
         return False
-    if "LOCAL_RANK" in os.environ or int(os.environ.get("WORLD_SIZE") or 1) > 1:
+    if "LOCAL_RANK" in os.environ or (launched_rank() is not None and int(os.environ["WORLD_SIZE"]) > 1):
         raise RecipeError(
             [
                 "--nproc: cannot be used, because a launcher has already started this process as one of its ranks; "
