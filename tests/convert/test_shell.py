@@ -299,6 +299,8 @@ def test_settings_without_a_program_are_refused(tmp_path):
     with pytest.raises(ValueError, match="give the command that does, such as 'trl grpo --config FILE'"):
         commands('model_name_or_path: m\nsystem_prompt: "You don\'t know"\n', settings)
     assert commands("run: |\n  swift sft --model m\n", settings)[-1].words[:2] == ("swift", "sft")
+    for text in ("commands:\n  - trl sft ", "cmd: trl sft "):
+        assert drafted(f"{text}--model_name_or_path m --dataset_name org/rows\n", settings).values["model.path"] == "m"
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ _PARAMETER = re.compile(
 
 
 # Of a file that gives a scheduler a command, such as SkyPilot's.
-_COMMAND_IN_SETTINGS = re.compile(r"^[ \t-]*(run|command|args|script|entrypoint)[ \t]*:", re.MULTILINE)
+_COMMAND_IN_SETTINGS = re.compile(r"^[ \t-]*(run|commands?|cmd|args|script|entrypoint|setup)[ \t]*:", re.MULTILINE)
 _END_OF_COMMENT = re.compile(
     r"^([ \t]*#[^\n]*?)\\+[ \t]*$", re.MULTILINE
 )  # a comment does not continue on the next line
