@@ -308,6 +308,9 @@ def test_settings_without_a_program_are_refused(tmp_path):
     [
         ("NPROC_PER_NODE=4\nMAX_PIXELS=9\nNCCL_DEBUG=INFO\nswift rlhf", ("NPROC_PER_NODE", "MAX_PIXELS")),
         ("export NPROC_PER_NODE=4\nMAX_PIXELS=9 swift rlhf", ()),
+        ("set -ea\nNPROC_PER_NODE=4\nset +a\nMAX_PIXELS=9\nswift rlhf", ("MAX_PIXELS",)),
+        ("set -euo pipefail -o allexport\nNPROC_PER_NODE=4\nswift rlhf", ()),
+        ("set -euo pipefail -- -a\nNPROC_PER_NODE=4\nswift rlhf", ("NPROC_PER_NODE",)),
         ("NPROC_PER_NODE=4\nMAX_PIXELS=9\nexport MAX_PIXELS\nNPROC_PER_NODE=${NPROC_PER_NODE} swift rlhf", ()),
         ("NPROC_PER_NODE=4\nswift rlhf --gradient_accumulation_steps $((16 / NPROC_PER_NODE))", ()),
         ("NPROC_PER_NODE=4\nswift rlhf --gradient_accumulation_steps $(expr 16 / $NPROC_PER_NODE)", ()),
@@ -319,7 +322,9 @@ def test_variables_that_no_command_gets_are_told(script, unexported):
     script += " --rlhf_type grpo --model org/m --dataset r.jsonl --reward_funcs format"
     launch = launch_of(commands(script)[-1])
     assert isinstance(launch, Launch) and launch.unexported == unexported
-    assert ("is set without export" in told(drafted(script))) == bool(unexported)
+    notes, verb = told(drafted(script)), "are" if len(unexported) > 1 else "is"
+    assert (f"{', '.join(unexported)}: {verb} set without export" in notes) == ("without export" in notes)
+    assert ("without export" in notes) == bool(unexported)
 
 
 @pytest.mark.parametrize(

@@ -155,9 +155,10 @@ def _words(launch: Launch, draft: RecipeDraft) -> None:
     lost = "the file is not on this machine; its flags are lost"
     draft.note(read if is_found else lost, "config", is_change=not is_found)
     if launch.unexported:
-        names = " ".join(launch.unexported)
-        text = "is set without export, so the command gets it only if whoever starts the script exports it; to be sure,"
-        draft.note(f"{text} write export {names}", subject=", ".join(launch.unexported))
+        names = launch.unexported
+        verb, them = ("is", "it") if len(names) == 1 else ("are", "them")
+        text = f"{verb} set without export, so the command gets {them} only if whoever starts the script exports {them}"
+        draft.note(f"{text}; to be sure, write export {' '.join(names)}", subject=", ".join(names))
     for earlier in launch.earlier:
         name = earlier.partition(" ")[0]
         shown = name if draft.is_secret(name) else redact(earlier)

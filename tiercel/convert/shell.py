@@ -63,6 +63,7 @@ _PARAMETER = re.compile(
 
 # Of a file that gives a scheduler a command, such as SkyPilot's.
 _COMMAND_IN_SETTINGS = re.compile(r"^[ \t-]*(run|commands?|cmd|args|script|entrypoint|setup)[ \t]*:", re.MULTILINE)
+_ALLEXPORT = re.compile(r"\s([-+])\w*(?:a\w*|o\sallexport)(?!\S)")  # in words of `set`
 _END_OF_COMMENT = re.compile(
     r"^([ \t]*#[^\n]*?)\\+[ \t]*$", re.MULTILINE
 )  # a comment does not continue on the next line
@@ -110,6 +111,7 @@ class _Script:
     def __init__(self, variables: Mapping[str, list[str]]):
         self.variables = dict(variables)  # a plain one is a list of one value
         self.exported: set[str] = set()
+        self.exports_all = False  # as after `set -a`
         self.expanded: set[str] = set()
         self.text_left = MOST_TEXT
 
@@ -133,6 +135,10 @@ class _Script:
             names = [self._assigned(word) for word in words[1:] if not word.startswith("-")]
             self.exported.update(names if words[0] == "export" else ())
             return None
+        if words[:1] == ["set"]:
+            options = " ".join(takewhile("--".__ne__, words))
+            for match in _ALLEXPORT.finditer(options):
+                self.exports_all = match[1] == "-"
         leading = list(takewhile(lambda word: word == "env" or _ASSIGNMENT.fullmatch(word), words))
         if len(leading) == len(words):
             for word in leading:
@@ -151,6 +157,7 @@ class _Script:
             return word
         before = self.variables.get(match["name"], [])[:1] if match["more"] else []
         self.variables[match["name"]] = ["".join([*before, match["value"]])]
+        self.exported.update([match["name"]] if self.exports_all else [])
         return match["name"]
 
     def _take(self, texts: Iterable[str]) -> None:
