@@ -48,9 +48,9 @@ def upright_rgb(image: Image.Image) -> Image.Image:
     transposition = _UPRIGHT.get(orientation(image))
     is_16_bit_colour = any(tile[3] in _16_BIT_COLOURS for tile in getattr(image, "tile", ()))
     image.load()
-    if is_16_bit_colour and (most := int(np.asarray(image)[..., :3].max())) < _DARKEST >> 8:
-        raise ValueError(_dark(most << 8 | 0xFF))
     picture = _to_rgb(image)
+    if is_16_bit_colour and 0 < (most := int(np.max(picture.getextrema()))) < _DARKEST >> 8:
+        raise ValueError(_dark(most << 8 | 0xFF))
     return picture if transposition is None else picture.transpose(transposition)
 
 

@@ -148,8 +148,9 @@ def test_16_bit_greyscale_of_a_narrow_range_is_no_grey_picture(values, says):
 
 
 def deep_png(colour_type, *samples):
-    """A PNG of one pixel with 16 bits for each sample, which Pillow reads but does not write."""
-    header = struct.pack(">IIBBBBB", 1, 1, 16, colour_type, 0, 0, 0)
+    """A PNG of one row with 16 bits for each sample, which Pillow reads but does not write."""
+    width = len(samples) // {2: 3, 4: 2, 6: 4}[colour_type]
+    header = struct.pack(">IIBBBBB", width, 1, 16, colour_type, 0, 0, 0)
     pixels = zlib.compress(b"\0" + struct.pack(f">{len(samples)}H", *samples))
     chunks = [(b"IHDR", header), (b"IDAT", pixels), (b"IEND", b"")]
     sums = [struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks]
@@ -164,6 +165,8 @@ def deep_png(colour_type, *samples):
         (2, (4096, 100, 0), False),
         (6, (4095, 100, 0, 65535), True),
         (6, (0, 0, 40000, 65535), False),
+        (2, (0, 0, 0), False),
+        (6, (0, 0, 0, 65535), False),
     ],
 )
 def test_16_bit_colours_of_fewer_bits_are_no_black_picture(colour_type, samples, is_dark):
@@ -172,6 +175,13 @@ def test_16_bit_colours_of_fewer_bits_are_no_black_picture(colour_type, samples,
         assert "16-bit values reach only 4095 of 65535" in problem(source)
     else:
         assert decode(source, ANYWHERE, LIMIT).getpixel((0, 0)) == tuple(sample >> 8 for sample in samples[:3])
+
+
+@pytest.mark.parametrize(("colour_type", "black"), [(4, (0,)), (6, (0, 0, 0))])
+def test_black_ink_on_16_bit_transparency_is_no_dark_picture(colour_type, black):
+    page = deep_png(colour_type, *black, 0, *black, 65535)
+    assert np.asarray(decode(page, ANYWHERE, LIMIT))[0].tolist() == [[255] * 3, [0] * 3]
+    assert decode(deep_png(colour_type, *black, 0), ANYWHERE, LIMIT).getpixel((0, 0)) == (255,) * 3
 
 
 def test_white_on_a_transparent_background_is_no_white_picture():
