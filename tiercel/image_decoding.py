@@ -92,13 +92,13 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _require_shades(image: Image.Image) -> None:
-    """Raise ValueError for 16-bit greyscale of which the high bytes hardly differ."""
+    """Raise ValueError for 16-bit greyscale that is dark, or of which the high bytes differ by no more than 1."""
     least, most = image.getextrema()
-    if not isinstance(least, int) or not isinstance(most, int) or most - least >= _DARKEST or least == most == 0:
+    if not isinstance(least, int) or not isinstance(most, int) or least == most == 0:
         return
     if most < _DARKEST:
         raise ValueError(_dark(most))
-    if most > least:
+    if most > least and (most >> 8) - (least >> 8) < 2:
         raise ValueError(
             f"its 16-bit values lie between {least} and {most} of 65535, so the picture would be nearly of one grey; "
             "stretch them to 0 to 65535, or save it with 8 bits"

@@ -133,9 +133,11 @@ def test_16_bit_greyscale_of_fewer_bits_is_no_black_picture(most, is_dark):
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ((32000, 33500), "lie between 32000 and 33500 of 65535"),  # a tomography, shifted by 32768
-        ((40000, 44095), "nearly of one grey"),
-        ((40000, 44096), None),
+        ((32000, 32500), "lie between 32000 and 32500 of 65535"),
+        ((40000, 40100), "nearly of one grey"),
+        ((32767, 32768), "nearly of one grey"),
+        ((31744, 35768), None),  # a tomography, shifted by 32768
+        ((65000, 65535), None),  # a page that was scanned
         ((40000, 40000), None),  # a page without anything on it
     ],
 )
