@@ -21,6 +21,7 @@ SIDEWAYS = frozenset({5, 6, 7, 8})
 _WHITE = (255, 255, 255, 255)
 _STRIP_PIXELS = 1 << 22
 _DARKEST = 1 << 12  # 16-bit values below it, as of 12 bits, have a high byte of at most 15
+_NEARLY_OPAQUE = 250  # mean of alpha; a white page with round corners has more
 _16_BIT_COLOURS = ("RGB;16B", "RGBA;16B", "LA;16B")  # of which Pillow keeps the high bytes
 
 
@@ -106,11 +107,11 @@ def _require_shades(image: Image.Image) -> None:
 
 
 def _require_drawn(image: Image.Image, picture: Image.Image) -> None:
-    """Raise ValueError for a picture of which all that is not transparent is white."""
+    """Raise ValueError for a picture of which a real part is transparent, and all else is white."""
     if picture.getextrema() != ((255, 255),) * 3:
         return
-    least, most = image.convert("RGBA").getchannel("A").getextrema()
-    if least != 255 and most != 0:
+    alpha = image.convert("RGBA").getchannel("A")
+    if alpha.getextrema()[1] != 0 and np.asarray(alpha).mean() < _NEARLY_OPAQUE:
         raise ValueError(
             "all that is drawn on its transparent background is white, and transparent parts become white, so nothing "
             "would be seen; save it on a background of another colour"

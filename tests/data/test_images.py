@@ -196,8 +196,11 @@ def test_white_on_a_transparent_background_is_no_white_picture():
         )
     drawn.putpixel((1, 0), (0, 0, 0, 255))
     assert decode(embedded(drawn), ANYWHERE, LIMIT).getpixel((1, 0)) == (0, 0, 0)
-    page = Image.new("RGBA", (2, 1), (255, 255, 255, 255))
+    page = Image.new("RGBA", (20, 10), (255, 255, 255, 255))
     assert pixel(page) == (255, 255, 255)
+    page.putpixel((0, 0), (0, 0, 0, 0))  # a screenshot with round corners
+    assert pixel(page) == (255, 255, 255)
+    assert pixel(Image.new("RGBA", (2, 1), (255, 255, 255, 254))) == (255, 255, 255)
 
 
 def test_cmyk_jpeg():
