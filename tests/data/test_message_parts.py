@@ -211,3 +211,6 @@ def test_turns_that_are_pairs():
     for texts in ([], ["What?"], [{"user": "What?"}], [{**pairs[0], "image": 1}]):
         assert refused({**row, "texts": texts}).field == "messages"
     assert accepted({"messages": asked(TEXT), "texts": pairs}).columns == {"texts": pairs}
+    turns = [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "A cup."}]
+    read = accepted({"conversations": turns, "texts": pairs}, format="sharegpt", purpose="sft")
+    assert contents(read) == ["What?", "A cup."] and read.columns == {"texts": pairs}

@@ -19,9 +19,9 @@ _PAIR = {"user", "assistant"}
 
 def has_pairs(record: Mapping[str, Any]) -> bool:
     """Return whether the turns of a record are `texts` of {"user", "assistant"}, as in the_cauldron, Docmatix and
-    FineVision."""
+    FineVision, and it has no other turns."""
     texts = record.get("texts")
-    if given(record, "messages") or not isinstance(texts, list) or not texts:
+    if any(given(record, key) for key in IN_ORDER) or not isinstance(texts, list) or not texts:
         return False
     return all(isinstance(each, Mapping) and _PAIR <= each.keys() <= _PAIR | {"source"} for each in texts)
 
