@@ -178,9 +178,9 @@ def test_absolute_paths_of_files_and_frames_need_a_root(tmp_path):
             open_video(source, ImageRoots(base="x"), data())
 
 
-def write_at(path, times, rate):
+def write_at(path, times, rate, options=None):
     """Frames whose grey says their number, shown at these milliseconds."""
-    with av.open(str(path), "w") as container:
+    with av.open(str(path), "w", options=options or {}) as container:
         stream = container.add_stream(CODECS[path.suffix], rate=rate)
         stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
         stream.codec_context.time_base = Fraction(1, 1000)
@@ -219,3 +219,24 @@ def test_times_of_frames_choose_what_is_on_the_screen():
     assert at_even_times([0, 1, 2, 3], 0.5, 32) == ((0, 2), 0.5)
     assert at_even_times([0, 0.1, 0.2, 3], 1.0, 32) == ((0, 2, 2, 3), 1.0)
     assert at_even_times([0, 0.1, 0.2, 3], 9.0, 2) == ((0, 2), 0.5)
+
+
+@pytest.mark.parametrize("is_steady", (True, False))
+def test_frames_that_an_edit_list_leaves_out_are_not_missed(tmp_path, is_steady):
+    """A phone trims a video so: the frames stay in the file, and the edit list says which are shown."""
+    late = 0 if is_steady else 30
+    write_at(tmp_path / "a.mp4", [100 * number + number % 2 * late for number in range(24)], rate=10)
+    content = bytearray((tmp_path / "a.mp4").read_bytes())
+    struct.pack_into(">I", content, content.index(b"elst") + 12, 1200)  # milliseconds that are shown
+    (tmp_path / "a.mp4").write_bytes(bytes(content))
+    frames, _ = decoded(VideoSource(path="a.mp4", fps=10.0), ImageRoots(base=str(tmp_path)), data())
+    assert numbers(frames) == list(range(12))
+
+
+def test_a_video_at_uneven_times_that_breaks_off_is_refused(tmp_path):
+    times = [100 * number + number % 2 * 30 for number in range(24)]
+    write_at(tmp_path / "a.mp4", times, rate=10, options={"movflags": "faststart"})
+    whole = (tmp_path / "a.mp4").read_bytes()
+    (tmp_path / "a.mp4").write_bytes(whole[: len(whole) * 4 // 5])
+    with pytest.raises(ImageProblem, match=r"ends too early: only \d+ of 24 frames are there"):
+        open_video(VideoSource(path="a.mp4"), ImageRoots(base=str(tmp_path)), data())

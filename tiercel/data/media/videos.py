@@ -81,15 +81,17 @@ def _header_of_file(source: VideoSource, roots: ImageRoots, data: Data) -> Video
             raise _problem(source, told("large video", width, height, data.max_image_pixels))
         rate, count = stream.average_rate or stream.guessed_rate, stream.frames
         is_steady = stream.base_rate is not None and rate and abs(stream.base_rate / rate - 1) < _MOST_UNSTEADY
+        # An edit list trims a video without a change of its number of frames.
+        is_trimmed = rate and stream.duration and stream.duration * stream.time_base * rate < count - 1
         first = next(container.decode(stream), None)
         if first is None:
             raise _problem(source, "has no frame that can be decoded")
         size = _upright(first).size
     times: list[float] = []
-    if not count or not is_steady:
+    if not count or not is_steady or is_trimmed:
         with _opened(source, roots) as (container, stream):
             found, times = _times(container, stream)
-        if found < count:
+        if found < count and _count_untrimmed(source, roots) < count:
             raise _problem(source, f"ends too early: only {found} of {count} frames are there")
         count = len(times) or found
     if not count or not rate:
@@ -111,6 +113,12 @@ def _times(container: Any, stream: Any) -> tuple[int, list[float]]:
         return len(found), []
     first = min(shown)
     return len(found), [float((pts - first) * stream.time_base) for pts in sorted(shown)]
+
+
+def _count_untrimmed(source: VideoSource, roots: ImageRoots) -> int:
+    """Count the frames that are in a file, also those that its edit list leaves out."""
+    with _opened(source, roots, ignore_editlist="1") as (container, stream):
+        return _times(container, stream)[0]
 
 
 def _frames_of_file(source: VideoSource, roots: ImageRoots, header: VideoHeader) -> Iterator[Image.Image]:
@@ -161,8 +169,8 @@ def _kind(head: bytes) -> str | None:
 
 
 @contextmanager
-def _opened(source: VideoSource, roots: ImageRoots) -> Iterator[tuple[Any, Any]]:
-    """Open a video file. Yields the container and its first video stream."""
+def _opened(source: VideoSource, roots: ImageRoots, **options: str) -> Iterator[tuple[Any, Any]]:
+    """Open a video file, with FFmpeg's options. Yields the container and its first video stream."""
     path = resolve(source.path, roots)
     try:
         import av
@@ -174,7 +182,7 @@ def _opened(source: VideoSource, roots: ImageRoots) -> Iterator[tuple[Any, Any]]
             if kind is None:
                 raise _problem(source, "is not an MP4, Matroska (WebM) or AVI file")
             file.seek(0)
-            with av.open(file, format=kind) as container:
+            with av.open(file, format=kind, options=options) as container:
                 if not container.streams.video:
                     raise _problem(source, "has no video stream")
                 stream = container.streams.video[0]
