@@ -89,6 +89,15 @@ def test_an_embedding_that_an_expression_names_is_refused(tiny_checkpoints):
     assert adapter_targets(family, model, Lora(targets=r".*\.q_proj")).layers
 
 
+def test_an_embedding_that_an_expression_matches_by_chance_is_left_out(tiny_checkpoints):
+    family = load_family(Model(path=str(tiny_checkpoints["qwen3_vl"])))
+    model = load_weights(family, torch.float32, CPU)
+    expression = r".*visual.*(patch_embed|_embed|qkv|proj).*"
+    assert any(re.fullmatch(expression, name) for name, module in model.named_modules() if type(module) is nn.Embedding)
+    layers = adapter_targets(family, model, Lora(targets=expression)).layers
+    assert layers and not re.fullmatch(layers, "model.visual.pos_embed")
+
+
 def test_parts_have_the_layers_one_expects(tiny_checkpoints):
     policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"])
     layers = {base_name(name).removesuffix(".weight") for name in policy.trained_parameters()}

@@ -75,9 +75,11 @@ def adapter_targets(family: Family, model: HuggingFaceModel, lora: Lora) -> Adap
     if targets in (*PARTS, "all"):
         chosen = [name for name in possible if targets == "all" or family.part_of(name + ".") == targets]
         return AdapterTargets(layers=pattern(chosen), experts=()) if chosen else _nothing(targets, possible)
-    # An expression such as .* matches embeddings as well, but does not ask for them.
+    # An expression such as .* or .*patch_embed.* may match embeddings as well, but does not ask for them.
+    words = set(re.findall(r"\w+", re.sub(r"\\.", " ", targets)))
     embeddings = {name for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
-    asked = {*linear, *gate_names(model), *(embeddings if "embed" in targets else ())} - adaptable
+    named = {name for name in embeddings if name.rpartition(".")[2] in words}
+    asked = {*linear, *gate_names(model), *named} - adaptable
     if fixed := sorted(name for name in asked if re.fullmatch(targets, name)):
         raise ModelError(
             f"lora.targets: {targets!r} matches {fixed[0]}, which cannot be adapted here; use an expression that "
