@@ -107,6 +107,26 @@ def test_marks_must_be_as_many_as_images():
     assert refused(two).reason == "the number of <image> marks is 2, but the number of images is 0"
 
 
+OTHER_MARKS = (
+    *("<image 1>", "<image1>", "<image_00>", "<Image>", "<IMAGE>", "<Image 1>", "<IMAGE_2>", "&lt;image&gt;"),
+    *("<video 1>", "<VIDEO>", "<Video>", "&lt;video&gt;"),
+)
+
+
+@pytest.mark.parametrize("mark", OTHER_MARKS)
+def test_a_mark_of_another_framework_in_place_of_all_is_refused(mark):
+    """As in MMMU (MMMU 70), or as HTML escapes it. In a text about XML or JSX it is no mark."""
+    kind, column = ("video", {"videos": ["a.mp4"]}) if "vid" in mark.lower() else ("image", {"images": ["a.png"]})
+
+    def row(asked):
+        return {"messages": [{"role": "user", "content": asked}, ASSISTANT]}
+
+    said = f"the user turn contains {mark}, a mark of a {kind.replace('image', 'picture')} in another framework"
+    assert refused({**row(f"{mark} What is it?"), **column}, purpose="sft").reason.startswith(said)
+    assert accepted({**row(f"<{kind}>What does {mark} do?"), **column}, purpose="sft")
+    assert contents(accepted(row(f"What does {mark} do?"), purpose="sft"))[0] == f"What does {mark} do?"
+
+
 def test_content_may_be_a_list_of_parts():
     parts = [{"type": "image", "text": None}, {"type": "text", "text": "What "}, {"type": "text", "text": "is it?"}]
     row = accepted({"images": ["a.png"], "messages": [{"role": "user", "content": parts}]})

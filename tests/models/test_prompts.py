@@ -132,9 +132,8 @@ def test_an_end_token_in_a_turns_text_does_not_end_it(family):
 
 
 FOREIGN_MARKS = (
-    *("<img>a.png</img>", "<image 1>", "<image1>", "<|image_1|>", "<image_00>", "<img></img>", "<Image>", "<IMAGE>"),
-    *("(image)[image-1.png]", "<IMG_CONTEXT>", "<start_of_image>", "<|media_placeholder|>", "<image_token>"),
-    *("<Image 1>", "<IMAGE_2>", "&lt;image&gt;"),
+    *("<img>a.png</img>", "<|image_1|>", "<img></img>", "(image)[image-1.png]", "<IMG_CONTEXT>", "<start_of_image>"),
+    *("<|media_placeholder|>", "<image_token>"),
 )
 
 
@@ -144,18 +143,27 @@ def test_a_mark_of_another_framework_is_not_read_as_text(family, mark):
         prompt_length(family, row_of(("user", f"{mark} What is it?")), (), None)
     answered = row_of(("user", "Write markup."), ("assistant", f"Here: {mark}"))
     assert conversation_length(family, answered, (), None) > 0
-    for plain in ("<img src='a.png'>", "<imagery>", "image 1", "an <image/> tag", "(image)", "[image]"):
+    for plain in (
+        "<img src='a.png'>",
+        "<Image>",
+        "&lt;image&gt;",
+        "<imagery>",
+        "image 1",
+        "an <image/> tag",
+        "(image)",
+        "[image]",
+    ):
         assert prompt_length(family, row_of(("user", plain)), (), None) > 0
 
 
-VIDEO_MARKS = ("<video 1>", "<|video_1|>", "<VIDEO>", "<VideoHere>", "<|video|>", "<vid>a.mp4</vid>", "&lt;video&gt;")
+VIDEO_MARKS = ("<|video_1|>", "<VideoHere>", "<|video|>", "<vid>a.mp4</vid>")
 
 
 @pytest.mark.parametrize("mark", VIDEO_MARKS)
 def test_a_mark_of_a_video_in_another_framework_is_not_read_as_text(family, mark):
     with pytest.raises(DataError, match=f"contains {re.escape(mark)}, a mark of a video in another framework"):
         prompt_length(family, row_of(("user", f"{mark} What falls?")), (), None)
-    for plain in ("<video src='a.mp4'>", "video 1", "<videos>"):
+    for plain in ("<video src='a.mp4'>", "<Video>", "<video1>", "video 1", "<videos>"):
         assert prompt_length(family, row_of(("user", plain)), (), None) > 0
 
 
@@ -194,7 +202,13 @@ def test_the_end_of_another_models_turn_is_not_learnt_as_text(family, end):
 
 
 def test_html_may_end_a_struck_text(family):
-    assert conversation_of(family, row_of(("user", "?"), ("assistant", "<s>6</s>7 <s>8</s>")))
+    for answer in ("<s>6</s>7 <s>8</s>", "<p>6 <s class='x'>7</s>", "<S>6</s>", '<s xml:lang="en">seven</s>'):
+        assert conversation_of(family, row_of(("user", "?"), ("assistant", answer)))
+
+
+def test_a_question_about_marks_of_turns_is_read(family):
+    for question in ("Which is the end token? A. <eos> B. <end_of_turn>", "[INST] is the marker of Llama 2. Why?"):
+        assert prompt_length(family, row_of(("user", question)), (), None) > 0
 
 
 def test_a_familys_own_token_of_a_picture_is_not_called_another_frameworks(families, family):

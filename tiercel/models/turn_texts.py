@@ -8,22 +8,22 @@ from tiercel.message_text import brief
 from tiercel.models.families.base import Family
 from tiercel.types import Message
 
-# Marks of a picture in rows of other frameworks: <img>FILE</img> of Qwen-VL, <image 1> of MMMU, <|image_1|> of Phi-3,
-# (image)[image-1.png] of M3Exam; the tokens of InternVL, Gemma, Kimi-VL and others, which only some models have; and
-# <image> as HTML escapes it.
+# Marks of a picture in rows of other frameworks: <img>FILE</img> of Qwen-VL, <|image_1|> of Phi-3, (image)[image-1.png]
+# of M3Exam; the tokens of InternVL, Gemma, Kimi-VL and others, which only some models have. Marks that texts about XML
+# may have as well, such as <Image>, are in data/rows.py.
 FOREIGN_MARK = re.compile(
-    r"<img>[^<>\n]*</img>|<\|?[Ii](?:mage|MAGE)[ _-]?\d+\|?>|<image>\./</image>|<ImageHere>|<image_placeholder>"
-    r"|<\|image\|>|<I(?:MAGE|mage)>|\(image\) ?\[image[^\]\n]{1,20}\]|<image_(?:token|here|soft_token)>"
-    r"|<start_of_image>|<IMG_CONTEXT>|<\|media_(?:pad|placeholder)\|>|<__media__>|<\|image_pad\|>|&lt;image&gt;"
+    r"<img>[^<>\n]*</img>|<\|[Ii](?:mage|MAGE)[ _-]?\d+\|>|<image>\./</image>|<ImageHere>|<image_placeholder>"
+    r"|<\|image\|>|\(image\) ?\[image[^\]\n]{1,20}\]|<image_(?:token|here|soft_token)>"
+    r"|<start_of_image>|<IMG_CONTEXT>|<\|media_(?:pad|placeholder)\|>|<__media__>|<\|image_pad\|>"
 )
 FOREIGN_VIDEO_MARK = re.compile(
-    r"<vid>[^<>\n]*</vid>|<\|?[Vv](?:ideo|IDEO)[ _-]?\d+\|?>|<VideoHere>|<video_(?:placeholder|token|here)>"
-    r"|<\|video(?:_pad)?\|>|<V(?:IDEO|ideo)>|&lt;video&gt;"
+    r"<vid>[^<>\n]*</vid>|<\|[Vv](?:ideo|IDEO)[ _-]?\d+\|>|<VideoHere>|<video_(?:placeholder|token|here)>"
+    r"|<\|video(?:_pad)?\|>"
 )
 # How chat templates begin and end a turn, as in rows that were written with one: of this model or of another.
 RENDERED_BEGIN = re.compile(
     r"(?:\s|<image>|<video>)*("  # pictures without marks of their own come first
-    r"(?:<s>\s*)?\[INST\]|<\|(?:im_start|begin_of_text|start_header_id|user|system|assistant)\|>"
+    r"(?:<s>\s*)?\[INST\](?=.*\[/INST\])|<\|(?:im_start|begin_of_text|start_header_id|user|system|assistant)\|>"
     r"|<(?:bos|start_of_turn|\uff5c(?:User|Assistant)\uff5c)>|USER:(?=.*ASSISTANT:\s*$))",
     re.DOTALL,
 )
@@ -66,8 +66,9 @@ def _require_not_rendered(family: Family, message: Message) -> None:
             "be written around that; give only what is said in the turn",
             field="messages",
         )
-    end = RENDERED_END.search(message.content)
-    if end and not (end[1] == "</s>" and "<s>" in message.content):  # in HTML it ends a struck text
+    end = RENDERED_END.search(message.content) if message.role == "assistant" else None  # others are not learnt
+    # In HTML </s> ends a struck text, and in SSML a sentence.
+    if end and not (end[1] == "</s>" and re.search(r"<s[\s>]", message.content, re.IGNORECASE)):
         raise DataError(
             f"the {message.role} turn ends with {end[1]}, which ends a turn of other models and is text for this one; "
             "remove it",
