@@ -124,7 +124,11 @@ def test_a_mark_of_another_framework_in_place_of_all_is_refused(mark):
     said = f"the user turn contains {mark}, a mark of a {kind.replace('image', 'picture')} in another framework"
     assert refused({**row(f"{mark} What is it?"), **column}, purpose="sft").reason.startswith(said)
     assert accepted({**row(f"<{kind}>What does {mark} do?"), **column}, purpose="sft")
-    assert contents(accepted(row(f"What does {mark} do?"), purpose="sft"))[0] == f"What does {mark} do?"
+    asked = f"What does {mark} do?"
+    if any(each.isdigit() for each in mark):  # is hardly ever a text's own
+        assert refused(row(asked), purpose="sft").reason.startswith(said)
+    else:
+        assert contents(accepted(row(asked), purpose="sft"))[0] == asked
 
 
 def test_content_may_be_a_list_of_parts():

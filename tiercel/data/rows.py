@@ -31,11 +31,15 @@ VIDEO_MARK = "<video>"
 BOX_MARK = "<bbox>"
 REFERENCE_MARK = "<ref-object>"
 
-# Marks of a picture or a video as other frameworks write them, such as <image 1> of MMMU, and as HTML escapes <image>.
-# Texts about XML may have them as well.
+# Marks of a picture or a video as other frameworks write them, such as <image 1> of MMMU. The second table also has
+# those that texts about XML may have.
+_NUMBERED_MARKS = {
+    IMAGE_MARK: re.compile(r"<[Ii](?:mage|MAGE)[ _-]?\d+>"),
+    VIDEO_MARK: re.compile(r"<[Vv](?:ideo|IDEO)[ _-]?\d+>"),
+}
 _OTHER_MARKS = {
-    IMAGE_MARK: re.compile(r"<[Ii](?:mage|MAGE)[ _-]?\d+>|<I(?:mage|MAGE)>|&lt;image&gt;"),
-    VIDEO_MARK: re.compile(r"<[Vv](?:ideo|IDEO)[ _-]?\d+>|<V(?:ideo|IDEO)>|&lt;video&gt;"),
+    IMAGE_MARK: re.compile(_NUMBERED_MARKS[IMAGE_MARK].pattern + "|<I(?:mage|MAGE)>|&lt;image&gt;"),
+    VIDEO_MARK: re.compile(_NUMBERED_MARKS[VIDEO_MARK].pattern + "|<V(?:ideo|IDEO)>|&lt;video&gt;"),
 }
 _TURNS = (
     "messages", "conversations", "prompt", "completion", "question", "problem", "chosen", "rejected",
@@ -388,22 +392,28 @@ def place_marks(
     of the first user turn. Raises DataError if the number of marks differs, with the column that may have the files, or
     if another framework's marks stand in place of all."""
     marks = count_marks(messages, mark)
+    kind: MediaKind = "image" if mark == IMAGE_MARK else "video"
+    if not marks:
+        _require_no_other_marks(messages, (_OTHER_MARKS if count else _NUMBERED_MARKS)[mark], kind, field)
     if marks == count:
         return messages
-    kind: MediaKind = "image" if mark == IMAGE_MARK else "video"
     if marks:
         reason = f"the number of {mark} marks is {marks}, but the number of {kind}s is {count}"
         if not count and (name := column_of_files(columns, kind)) is not None:
             reason = f"{reason}; the column {name} seems to name them: set data.columns: {{{kind}s: {name}}}"
         raise DataError(reason, field=field)
-    for message in messages:
-        if message.role != "assistant" and (other := _OTHER_MARKS[mark].search(message.content)):
-            if kind == "image":
-                raise DataError(told("other mark of image", message.role, other[0]), field=field)
-            raise DataError(told("other mark of video", message.role, other[0]), field=field)
     first = next(number for number, message in enumerate(messages) if message.role == "user")
     opened = Message(role="user", content=mark * count + messages[first].content)
     return (*messages[:first], opened, *messages[first + 1 :])
+
+
+def _require_no_other_marks(messages: Sequence[Message], marks: re.Pattern[str], kind: MediaKind, field: str) -> None:
+    for message in messages:
+        if message.role == "assistant" or (other := marks.search(message.content)) is None:
+            continue
+        if kind == "image":
+            raise DataError(told("other mark of image", message.role, other[0]), field=field)
+        raise DataError(told("other mark of video", message.role, other[0]), field=field)
 
 
 def answer_start(messages: Sequence[Message]) -> int:
