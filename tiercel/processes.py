@@ -11,6 +11,11 @@ from pathlib import Path
 _PARENT_CHECK_SECONDS = 1.0
 
 
+def boot_id() -> str:
+    """Return what the kernel calls its start, which differs between machines. Raises OSError if it is not Linux."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
 def end_with_parent(parent: int, code: int = 1) -> None:
     """End this process with an exit code once its parent has ended, which a thread of its own watches from now on."""
 

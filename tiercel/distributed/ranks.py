@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
-from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -22,7 +21,7 @@ import torch.distributed as dist
 
 from tiercel.errors import EXIT_STALL, ElsewhereError, EnvironmentProblem, StallError, Terminated, TiercelError
 from tiercel.message_text import counted
-from tiercel.processes import launched_rank
+from tiercel.processes import boot_id, launched_rank
 from tiercel.reliability.heartbeat import Heartbeat
 from tiercel.reliability.stall import RankStatus, code_path, code_place, culprits
 
@@ -286,10 +285,9 @@ def _own_gpu(store: dist.Store, rank: int) -> int:
 def _machine() -> str:
     """Return a name that differs between machines, also if their containers have equal host names."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{platform.node()} {boot_id()}"
     except OSError:
-        boot = ""
-    return f"{platform.node()} {boot}"
+        return platform.node()
 
 
 def _backend(has_gpu: bool) -> str:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tiercel.errors import RunError, TakenError
-from tiercel.processes import process_fields
+from tiercel.processes import boot_id, process_fields
 from tiercel.regular_files import read_regular
 from tiercel.reliability.heartbeat import HEARTBEATS
 from tiercel.runs.ending import FILE as END
@@ -223,8 +223,7 @@ class Hold:
 
 def _machine() -> str:
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+        return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return ""
 
