@@ -107,7 +107,7 @@ def test_an_https_address_is_asked_through_the_proxy_of_the_environment(monkeypa
 def test_a_proxy_that_is_no_address_is_refused_and_not_shown(monkeypatch, proxy):
     monkeypatch.delenv("https_proxy", raising=False)
     monkeypatch.setenv("HTTPS_PROXY", proxy)
-    with pytest.raises(ValueError, match="HTTPS_PROXY is no address") as refused:
+    with pytest.raises(ValueError, match="HTTPS_PROXY is not the address") as refused:
         environment_options("https://judge.example.com/v1")
     assert "hid" not in str(refused.value)
 

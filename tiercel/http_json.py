@@ -113,7 +113,8 @@ def environment_options(address: str) -> dict[str, Any]:
     """Return the options of a client that asks an https address as the environment says: through HTTPS_PROXY, unless
     NO_PROXY names the host or it is this machine, and with the certificates of SSL_CERT_FILE, SSL_CERT_DIR or
     REQUESTS_CA_BUNDLE. There are none for an http address, whose key a proxy would see. What cannot be used is logged
-    and left out. Raises ValueError if the proxy is no address. No message shows it, because it may have a password."""
+    and left out. Raises ValueError if the proxy is not an address. No message shows it, because it may contain a
+    password."""
     url, found = httpx.URL(address), dict[str, Any]()
     if url.scheme != "https":
         return found
@@ -151,7 +152,7 @@ def _proxy_address(proxy: str) -> str:
             return proxy
     except (httpx.InvalidURL, ValueError):
         pass
-    raise ValueError("HTTPS_PROXY is no address of a proxy, such as http://proxy:3128; export it again") from None
+    raise ValueError("HTTPS_PROXY is not the address of a proxy, such as http://proxy:3128; export it again") from None
 
 
 async def ask(client: httpx.AsyncClient, request: httpx.Request, *, seconds: float, most_bytes: int) -> HttpReply:

@@ -194,7 +194,7 @@ def test_pictures_that_are_named_by_their_marks():
     assert contents(read)[0] == "Is <image> like <image>?"
     (turn, _), more = row["conversations"], {**row["image"], "<image_02>": "c.png"}
     unseen = refused({**row, "image": more}, format="vlm_r1")
-    assert "names a picture by the mark <image_02>, which stands in no turn" in unseen.reason
+    assert "names a picture by the mark <image_02>, but no turn contains" in unseen.reason
     assert "but it must be a path" in refused({**row, "image": {"first": "a.png"}}, format="vlm_r1").reason
     plain = {"image": {"path": "a.png", "bytes": None}, "conversations": [{**turn, "content": "?"}, answered]}
     assert contents(accepted(plain, format="vlm_r1"))[0] == "<image>?"

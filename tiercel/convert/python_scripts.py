@@ -54,7 +54,7 @@ def words_of_script(text: str) -> tuple[str, ...] | None:
 
 def code_of_notebook(text: str) -> str:
     """Return the code of a notebook's cells. Lines for a shell or for IPython, and cells in another language or
-    with wrong syntax, do nothing. Raises ValueError if the text is no notebook."""
+    with wrong syntax, do nothing. Raises ValueError if the text is not a notebook."""
     try:
         cells = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
     except (ValueError, LookupError, TypeError) as error:
@@ -337,8 +337,9 @@ def _assignments(tree: ast.Module) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def _unpacked(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield each name of a target with its part of a value. If a literal cannot be taken apart, each name has itself,
-    which says nothing; of any other value each has the whole, which says where it comes from."""
+    """Yield each name of a target with its part of a value. If a literal cannot be taken apart, yield each name with
+    itself, which says nothing; if the value is not a literal, yield each with the whole, which says where it is
+    from."""
     if not isinstance(target, ast.Tuple | ast.List):
         yield target, value
         return

@@ -18,7 +18,7 @@ def file_in(folders: Sequence[Path], path: str) -> Path | None:
 def mapping_in(
     source: Path | str | None, read: Callable[[str], Any] = lambda text: parse(text)[0]
 ) -> dict[Any, Any] | None:
-    """Read a mapping from a file or a text, as YAML unless another form is named; None if there is no mapping."""
+    """Read a mapping from a file or a text, as YAML unless another form is named; None if it is not one."""
     try:
         text = source.read_text(encoding="utf-8-sig") if isinstance(source, Path) else source
         tree = None if text is None else read(text)

@@ -159,7 +159,7 @@ def _place_pictures(own: dict[str, Any], pictures: Mapping[str, Any], folder: st
     """Put the pictures of a row where its JSON (`text`, read as `own`) names them, by their names or their whole paths,
     or by the absolute paths that only they can mean, or else in `images`. Return what is wrong, if anything is."""
     by_path = {f"{folder}{name}": each for name, each in pictures.items()} | dict(pictures)
-    elsewhere: dict[str, set[str]] = {}  # where the pictures once lay, by their names
+    elsewhere: dict[str, set[str]] = {}  # absolute paths in the JSON, by the names at their ends
     for found in _ABSOLUTE.findall(text):
         path = json.loads(b'"%s"' % found)
         elsewhere.setdefault(re.split(r"[/\\]", path)[-1], set()).add(path)

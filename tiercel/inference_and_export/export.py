@@ -22,6 +22,8 @@ from tiercel.models.weights.loading import DTYPES
 from tiercel.models.weights.saving import save_model
 from tiercel.writing import let_others_read, writing
 
+LEAST_KEPT = 0.9  # of an adapter's change, by rounding; less is told
+
 
 def export(recipe: Recipe, run: Path, target: Path, *, merge: bool, choice: CheckpointChoice = NEWEST) -> Path:
     """Write the merged model, or only the adapter, and return the directory. Raises RunError if `target` is not empty,
@@ -42,9 +44,6 @@ def export(recipe: Recipe, run: Path, target: Path, *, merge: bool, choice: Chec
         with writing(target):
             let_others_read(folder)
     return target
-
-
-LEAST_KEPT = 0.9  # of an adapter's change, by rounding; less is told
 
 
 @contextmanager

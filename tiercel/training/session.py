@@ -144,8 +144,7 @@ class Session:
         try:
             yield
         except TiercelError as error:
-            is_common = self.ranks.world_size == 1 or getattr(error, "is_of_all_ranks", False)
-            if self.found is None or not is_common or isinstance(error, Terminated):
+            if self.found is None or not self._is_common(error) or isinstance(error, Terminated):
                 raise
             logger.warning(f"the held-out rows could not be scored after step {self.start} this time either: {error}")
 
@@ -229,9 +228,8 @@ class Session:
                 self._save_unscored(trainer, self.unsaved.newest.step)
             raise
         except Exception as error:
-            is_common = self.ranks.world_size == 1 or getattr(error, "is_of_all_ranks", False)
             is_taken = getattr(error, "exit_code", None) == EXIT_TAKEN  # here, or on another rank
-            if is_common and self.unsaved.newest and not (is_taken or isinstance(error, NonFiniteError)):
+            if self._is_common(error) and self.unsaved.newest and not (is_taken or isinstance(error, NonFiniteError)):
                 self._save_before(trainer, self.unsaved.newest.step, "the run ends with an error")
             raise
 
@@ -269,6 +267,10 @@ class Session:
             "update/left_out": self.guard.skipped_updates,
             "rows/rejected": len(step.batch.rejected),
         }
+
+    def _is_common(self, error: Exception) -> bool:
+        """Return whether all ranks raise an error, so that they can go on together."""
+        return self.ranks.world_size == 1 or getattr(error, "is_of_all_ranks", False)
 
     def _is_stop_asked(self) -> bool:
         return self.ranks.all_reduce_any(self.stop.is_set or self.control.is_stopped)
