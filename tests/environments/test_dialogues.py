@@ -7,7 +7,7 @@ import torch
 
 from tiercel.data.media.images import decode
 from tiercel.environments import setting
-from tiercel.models.prompts import token_ids
+from tiercel.models.rendering import token_ids
 from tiercel.reward_types import PolicyTurn, RewardValue, SampleImage, ToolCall
 
 pytestmark = pytest.mark.usefixtures("no_child_left")

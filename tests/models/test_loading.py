@@ -19,7 +19,7 @@ from tiercel.errors import DataError, EnvironmentProblem, ModelError
 from tiercel.models.families.generic import AnyImageText
 from tiercel.models.families.qwen2_vl import Qwen2VL, Qwen25VL
 from tiercel.models.families.text_only import TextOnly
-from tiercel.models.prompts import token_ids
+from tiercel.models.rendering import token_ids
 from tiercel.models.weights import loading
 from tiercel.models.weights.hub import resolve
 from tiercel.models.weights.loading import (

@@ -24,9 +24,8 @@ from tiercel.models.prompts import (
     encode_conversation,
     encode_prompt,
     prompt_length,
-    render,
-    token_ids,
 )
+from tiercel.models.rendering import render, token_ids
 from tiercel.models.vision_cache import VisionStore
 from tiercel.models.weights.loading import load_family
 from tiercel.packing.examples import conversation_item

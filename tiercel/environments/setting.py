@@ -17,7 +17,7 @@ from tiercel.environments.calls import CallReader
 from tiercel.environments.processes import EnvironmentFailure, EnvironmentProcess, Processes
 from tiercel.environments.tools import Toolbox, Toolboxes, ToolProblem
 from tiercel.models.families.base import Family
-from tiercel.models.prompts import with_boxes
+from tiercel.models.rendering import with_boxes
 from tiercel.types import EncodedImage, EncodedPrompt, ImageSource, Row, VideoSource
 
 Thing = TypeVar("Thing")

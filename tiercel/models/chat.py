@@ -10,7 +10,7 @@ from PIL import Image
 
 from tiercel.errors import DataError, ModelError
 from tiercel.models.families.base import Family, TurnEnd
-from tiercel.models.prompts import apply_template, render, require_whole, template_messages, token_ids
+from tiercel.models.rendering import apply_template, render, require_whole, template_messages, token_ids
 from tiercel.types import EncodedImage, EncodedPrompt, Message, Observation
 
 ASKED = Message(role="user", content="What is it?")

@@ -26,7 +26,7 @@ from tiercel.errors import DataError, EnvironmentProblem, ModelError, TiercelErr
 from tiercel.models.families.base import Checkpoint, Family, HuggingFaceModel
 from tiercel.models.families.image_transforms import picture_image, picture_tensor, random_picture, views_sha256
 from tiercel.models.layers.value_head import NAME as VALUE_HEAD
-from tiercel.models.prompts import render, token_ids
+from tiercel.models.rendering import render, token_ids
 from tiercel.types import EncodedImage, EncodedPrompt, ImagePlan, Message, PixelLimits, Size
 
 PROOF_SIZES = ((84, 56), (56, 84), (200, 90), (333, 47), (640, 480))  # of the pictures that prove ids and pixels

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from tiercel.devices import training_device
 from tiercel.errors import DataError, EnvironmentProblem, ModelError, RecipeError, TrainingError
-from tiercel.models.prompts import TEMPLATE_FAULTS
+from tiercel.models.rendering import TEMPLATE_FAULTS
 from tiercel.models.weights.hub import resolve
 from tiercel.models.weights.loading import (
     DTYPES,
