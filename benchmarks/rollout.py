@@ -27,7 +27,7 @@ from benchmarks.scaling import prepare
 from benchmarks.tables import RESULTS, markdown_table, versions, write_results
 from tiercel.config import recipe_to_yaml
 from tiercel.config.schema import Data, GrpoRecipe, Learner, Lora, Model, Optim, Rollout, Train
-from tiercel.models.weights.loading import load_family
+from tiercel.models.families.loading import load_family
 from tiercel.rewards.external import ByCall
 from tiercel.rollout.vllm.serving import arguments_here, new_key, served, server_environment
 

@@ -25,7 +25,7 @@ from tiercel.config.schema import GrpoRecipe
 from tiercel.data.encoding import prompt_encoder
 from tiercel.data.loader import StepLoader, StepOrder
 from tiercel.data.reading import read_run_rows
-from tiercel.models.weights.loading import family_of
+from tiercel.models.families.loading import family_of
 from tiercel.runs.files import json_line
 from tiercel.runs.pictures import write_picture
 from tiercel.runs.records import CompletionRecord, GroupRecord, GroupTokens, ImageRecord, TokenRecord

@@ -25,9 +25,10 @@ from tiercel.config.schema import Data, Model
 from tiercel.data.media.images import decode, open_header
 from tiercel.data.media.videos import open_video
 from tiercel.data.reading import read_rows
+from tiercel.models.families.loading import load_family
 from tiercel.models.policy import build_policy, load_for_inference
 from tiercel.models.rendering import render
-from tiercel.models.weights.loading import load_family, load_weights
+from tiercel.models.weights.loading import load_weights
 from tiercel.rewards.external import RewardModel
 from tiercel.rewards.runtime.model import load_reward_model
 from tiercel.runs.checkpoints import MANIFEST, directory_of, newest_valid

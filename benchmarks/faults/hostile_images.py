@@ -19,7 +19,7 @@ from tiercel.config.schema import Model
 from tiercel.data.media.images import ImageProblem, decode, open_header
 from tiercel.errors import DataError
 from tiercel.models.families.base import Family
-from tiercel.models.weights.loading import load_family
+from tiercel.models.families.loading import load_family
 from tiercel.types import ImageRoots, ImageSource
 
 COUNTS = {"short": 200, "full": 500}

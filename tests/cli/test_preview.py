@@ -12,8 +12,8 @@ from tiercel.cli.main import main
 from tiercel.cli.preview import pieces
 from tiercel.config import recipe_to_yaml
 from tiercel.config.schema import Model
+from tiercel.models.families.loading import load_family
 from tiercel.models.prompts import encode_prompt
-from tiercel.models.weights.loading import load_family
 from tiercel.types import PixelLimits, VideoSource
 from tiercel.web.report.preview import PreviewRow, render
 

@@ -6,7 +6,7 @@ from tests.convert.helpers import DPO, FACTORY, GRPO, REC, SFT, TRL, values_of
 from tiercel.config.engines import NOT_SERVED, VISION_ADAPTERS
 from tiercel.config.keys import every_key, keys_of
 from tiercel.convert.table import KINDS, environment_row, environment_rows, rows_of
-from tiercel.models.weights.loading import FAMILIES
+from tiercel.models.families.loading import FAMILIES
 
 ALL = [
     *(

@@ -8,7 +8,7 @@ from tiercel.config.schema import Model
 from tiercel.data import encoding
 from tiercel.data.encoding import decoding_once, row_images
 from tiercel.errors import DataError
-from tiercel.models.weights.loading import load_family
+from tiercel.models.families.loading import load_family
 from tiercel.types import ImageRoots, ImageSource, Message, PixelLimits, Row
 
 

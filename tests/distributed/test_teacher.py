@@ -22,7 +22,7 @@ from tests.tiny_models import tiny_recipe
 from tests.training.test_loops import write_rows
 from tests.training.test_served_teacher import TeachingServer
 from tiercel.errors import EXIT_TRAINING
-from tiercel.models.weights.loading import load_family
+from tiercel.models.families.loading import load_family
 from tiercel.runs.directory import read_metrics
 
 pytestmark = pytest.mark.scale

@@ -19,7 +19,7 @@ from tiercel.environments.dialogues import EnvironmentDialogues
 from tiercel.environments.processes import UserCode
 from tiercel.environments.tools import Toolbox
 from tiercel.models.families.base import Family
-from tiercel.models.weights.loading import load_family
+from tiercel.models.families.loading import load_family
 from tiercel.rollout.dialogue import Limits
 from tiercel.types import EncodedPrompt, ImageSource, Message, Row
 

@@ -8,7 +8,7 @@ from tests.tiny_models import FAMILY_NAMES, make_row, noise_image
 from tiercel.config.schema import Model
 from tiercel.environments.answers import EnvironmentAnswer, answer_of, harmless, reset_fields, with_observation
 from tiercel.environments.processes import EnvironmentFailure
-from tiercel.models.weights.loading import load_family
+from tiercel.models.families.loading import load_family
 from tiercel.types import ImageRoots, ImageSource, Message
 
 

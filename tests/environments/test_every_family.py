@@ -18,7 +18,7 @@ from tiercel.environments.processes import UserCode
 from tiercel.environments.tools import Toolbox, load_toolbox
 from tiercel.errors import RecipeError
 from tiercel.geometry import from_original
-from tiercel.models.weights.loading import load_family
+from tiercel.models.families.loading import load_family
 from tiercel.rollout.dialogue import Limits
 from tiercel.types import ImageSource
 

@@ -30,8 +30,8 @@ from tiercel.config.schema import Model, Reliability
 from tiercel.demo.handwriting import load_digit_images
 from tiercel.environments.tools import load_toolbox
 from tiercel.models.chat import encode_answer, require_joining
+from tiercel.models.families.loading import load_family
 from tiercel.models.rendering import render
-from tiercel.models.weights.loading import load_family
 from tiercel.reward_types import PolicyTurn, ToolCall
 from tiercel.runs.directory import read_metrics
 from tiercel.types import Message

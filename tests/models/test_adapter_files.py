@@ -15,11 +15,12 @@ from tests.packing.items import continuation
 from tests.tiny_models import FAMILY_NAMES, move_adapter, tiny_policy, tiny_prompts, tiny_recipe
 from tiercel.config.schema import Lora, Model, Rollout
 from tiercel.errors import ModelError
+from tiercel.models.families.loading import load_family
 from tiercel.models.layers.experts import gate_names
 from tiercel.models.policy import Policy, load_for_inference
 from tiercel.models.vision_cache import VisionStore
 from tiercel.models.weights.adapters import PREFIX
-from tiercel.models.weights.loading import load_family, load_weights
+from tiercel.models.weights.loading import load_weights
 from tiercel.models.weights.saving import save_adapter, save_model
 from tiercel.models.weights.targets import adapter_targets, expression_of
 from tiercel.packing.forward import PackedPolicy

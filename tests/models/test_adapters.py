@@ -13,10 +13,11 @@ from tests.training.test_loops import grpo_recipe, run_grpo, write_rows
 from tiercel.config.schema import KtoRecipe, Lora
 from tiercel.errors import ModelError
 from tiercel.inference_and_export.export import export
+from tiercel.models.families.loading import load_family
 from tiercel.models.policy import Policy, build_policy, load_for_inference
 from tiercel.models.reference import restore_reference, save_reference
 from tiercel.models.vision_cache import VisionStore
-from tiercel.models.weights.loading import load_family, load_weights
+from tiercel.models.weights.loading import load_weights
 from tiercel.models.weights.saving import restore_adapter, save_adapter
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import pack

@@ -11,7 +11,8 @@ from transformers import AutoConfig, AutoTokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from tiercel.config.schema import Model
-from tiercel.models.weights.loading import load_family, load_weights
+from tiercel.models.families.loading import load_family
+from tiercel.models.weights.loading import load_weights
 from tiercel.models.weights.saving import FILES, _keep_older_names, name_of_base, save_model, write_companions
 from tiercel.writing import let_others_read
 

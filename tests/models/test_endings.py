@@ -14,8 +14,8 @@ from tiercel.config.schema import Model
 from tiercel.errors import DataError, ModelError
 from tiercel.models.chat import encode_answer, turn_end_line
 from tiercel.models.families.base import Family
+from tiercel.models.families.loading import load_family
 from tiercel.models.prompts import conversation_length, encode_prompt, prompt_length
-from tiercel.models.weights.loading import load_family
 from tiercel.models.weights.saving import save_model
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.rollout.token_sampling import TokenDraw

@@ -20,6 +20,7 @@ from tests.tiny_models import (
 )
 from tiercel.config.schema import Lora, Model
 from tiercel.errors import DataError
+from tiercel.models.families.loading import load_family
 from tiercel.models.policy import Policy, _add_adapter, load_weights
 from tiercel.models.prompts import (
     completion_positions,
@@ -29,7 +30,6 @@ from tiercel.models.prompts import (
     prompt_length,
 )
 from tiercel.models.vision_cache import VisionStore
-from tiercel.models.weights.loading import load_family
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import Continuation, PackItem, pack
 from tiercel.rollout.local.engine import LocalSampler

@@ -12,9 +12,9 @@ from tests.packing.items import sampled_items
 from tests.tiny_models import make_row, noise_image, tiny_policy, tiny_prompts
 from tiercel.config.schema import Model
 from tiercel.errors import DataError, ModelError
+from tiercel.models.families.loading import load_family
 from tiercel.models.prompts import completion_positions, encode_prompt, prompt_length
 from tiercel.models.vision_cache import VisionStore
-from tiercel.models.weights.loading import load_family
 from tiercel.packing.attention.split_and_dense import SplitAttention
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.forward_equivalence_check import check_forward_equivalence

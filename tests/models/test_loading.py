@@ -17,20 +17,14 @@ from tests.tiny_models import FAMILY_NAMES, tiny_policy
 from tiercel.config.schema import Model
 from tiercel.errors import DataError, EnvironmentProblem, ModelError
 from tiercel.models.families.generic import AnyImageText
+from tiercel.models.families.loading import FAMILIES, family_class, load_family
 from tiercel.models.families.qwen2_vl import Qwen2VL, Qwen25VL
 from tiercel.models.families.text_only import TextOnly
 from tiercel.models.rendering import token_ids
-from tiercel.models.weights import loading
+from tiercel.models.weights import checkpoint_files
+from tiercel.models.weights.checkpoint_files import INDEX, WHOLE, require_finite
 from tiercel.models.weights.hub import resolve
-from tiercel.models.weights.loading import (
-    FAMILIES,
-    INDEX,
-    WHOLE,
-    family_class,
-    load_family,
-    load_weights,
-    require_finite,
-)
+from tiercel.models.weights.loading import load_weights
 from tiercel.models.weights.saving import save_adapter
 
 
@@ -375,14 +369,14 @@ def test_weights_too_large_for_memory_are_named_with_a_remedy(checkpoint, monkey
 
 def test_a_file_too_large_for_memory_is_named(tmp_path, monkeypatch):
     save_file({"small": torch.zeros(2), "large": torch.zeros(30_000_000)}, tmp_path / "adapter.safetensors")
-    monkeypatch.setattr(loading, "load_file", lambda file: (_ for _ in ()).throw(MemoryError()))
+    monkeypatch.setattr(checkpoint_files, "load_file", lambda file: (_ for _ in ()).throw(MemoryError()))
     with pytest.raises(
         ModelError, match=r"have 0\.1 GB; the largest tensor, large of adapter\.safetensors, has 0\.1 GB"
     ):
-        loading.read_tensors(tmp_path / "adapter.safetensors")
+        checkpoint_files.read_tensors(tmp_path / "adapter.safetensors")
     (tmp_path / "adapter.safetensors").write_bytes(b"no header")
     with pytest.raises(ModelError, match="memory ran out while it was loaded: MemoryError\nfree some memory"):
-        loading.read_tensors(tmp_path / "adapter.safetensors")
+        checkpoint_files.read_tensors(tmp_path / "adapter.safetensors")
 
 
 def test_a_checkpoint_whose_pictures_are_cut_into_crops_is_refused(tiny_checkpoints, tmp_path):

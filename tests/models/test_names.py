@@ -21,10 +21,10 @@ from tiercel.config import recipe_to_yaml
 from tiercel.config.schema import Model
 from tiercel.errors import DataError, ModelError
 from tiercel.models.chat import encode_answer, require_joining
+from tiercel.models.families.loading import load_family
 from tiercel.models.prompts import encode_conversation
 from tiercel.models.rendering import render, token_ids
 from tiercel.models.vision_cache import VisionStore
-from tiercel.models.weights.loading import load_family
 from tiercel.models.weights.saving import save_model
 from tiercel.models.weights.unsupported_checkpoints import UNSUPPORTED
 from tiercel.packing.forward import PackedPolicy

@@ -8,7 +8,7 @@ from tests.tiny_models import FAMILY_NAMES, QWEN_FAMILIES, mixed_rows, noise_ima
 from tiercel.config.schema import Model
 from tiercel.models.families.gemma4 import _places
 from tiercel.models.families.image_transforms import normalised, normalised_tiles, picture_image, picture_tensor
-from tiercel.models.weights.loading import load_family
+from tiercel.models.families.loading import load_family
 from tiercel.types import PixelLimits
 
 CPU = torch.device("cpu")

@@ -15,10 +15,11 @@ from tiercel.config.schema import Algorithm, GrpoRecipe, Lora, Model
 from tiercel.distributed.ranks import ALONE
 from tiercel.distributed.strategies.base import build_strategy
 from tiercel.errors import ModelError
+from tiercel.models.families.loading import load_family
 from tiercel.models.layers.experts import gate_names
 from tiercel.models.policy import Policy, base_name, build_policy, load_for_inference, starting_weights
 from tiercel.models.vision_cache import VisionStore
-from tiercel.models.weights.loading import load_family, load_weights
+from tiercel.models.weights.loading import load_weights
 from tiercel.models.weights.saving import save_adapter, save_trained
 from tiercel.models.weights.targets import adapter_targets
 from tiercel.packing.batch import MicrobatchUnit

@@ -11,9 +11,9 @@ from tests.full_processors import full_processor
 from tests.tiny_models import FAMILY_NAMES, make_row, noise_image
 from tiercel.config.schema import Model
 from tiercel.models.families.image_transforms import picture_image, picture_tensor
+from tiercel.models.families.loading import load_family
 from tiercel.models.prompts import encode_prompt, prompt_messages
 from tiercel.models.rendering import render
-from tiercel.models.weights.loading import load_family
 from tiercel.types import PixelLimits, VideoSource
 
 

@@ -18,6 +18,7 @@ from tiercel.errors import DataError, ModelError
 from tiercel.models.chat import require_joining, take_turn_end
 from tiercel.models.families.base import Family
 from tiercel.models.families.image_transforms import picture_image
+from tiercel.models.families.loading import load_family
 from tiercel.models.prompts import (
     completion_positions,
     conversation_length,
@@ -27,7 +28,6 @@ from tiercel.models.prompts import (
 )
 from tiercel.models.rendering import render, token_ids
 from tiercel.models.vision_cache import VisionStore
-from tiercel.models.weights.loading import load_family
 from tiercel.packing.examples import conversation_item
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import pack

@@ -12,10 +12,11 @@ from tests.models.test_families import huggingface_inputs, items_of
 from tests.tiny_models import EXPERT_FAMILIES, FAMILY_NAMES, move_adapter, tiny_policy, tiny_recipe
 from tiercel.config.schema import Model
 from tiercel.errors import ModelError
+from tiercel.models.families.loading import load_family
 from tiercel.models.layers.quantized import BLOCK, quantizable, stored_quantization
 from tiercel.models.policy import Policy, build_policy, load_for_inference
 from tiercel.models.vision_cache import VisionStore
-from tiercel.models.weights.loading import load_family, load_weights
+from tiercel.models.weights.loading import load_weights
 from tiercel.models.weights.saving import save_adapter
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import pack

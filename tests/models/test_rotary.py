@@ -14,8 +14,9 @@ from tests.training.test_loops import grpo_recipe
 from tiercel.algorithms.preference_sections import Kto
 from tiercel.config.schema import BaseRecipe, KtoRecipe, Model
 from tiercel.errors import ModelError
+from tiercel.models.families.loading import family_of, load_family
 from tiercel.models.layers.rotary import steady_length
-from tiercel.models.weights.loading import family_of, load_family, load_weights
+from tiercel.models.weights.loading import load_weights
 from tiercel.rewards.external import RewardModel
 from tiercel.rewards.runtime.values import load_value_model
 

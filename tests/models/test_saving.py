@@ -14,8 +14,10 @@ from tests.models.test_families import huggingface_inputs
 from tests.tiny_models import FAMILY_NAMES, move_adapter, tiny_policy, tiny_prompts, tiny_recipe
 from tiercel.config.schema import Lora, Model
 from tiercel.errors import ModelError
+from tiercel.models.families.loading import load_family
 from tiercel.models.policy import Policy, load_for_inference
-from tiercel.models.weights.loading import load_family, load_weights, read_tensors
+from tiercel.models.weights.checkpoint_files import read_tensors
+from tiercel.models.weights.loading import load_weights
 from tiercel.models.weights.saving import restore_adapter, save_adapter, save_model, save_trained
 
 ALL = Lora(rank=4, alpha=8, targets="all")

@@ -10,9 +10,9 @@ from tests.tiny_models import save_tiny_checkpoint
 from tests.training.test_loops import grpo_recipe, write_rows
 from tiercel.data.encoding import row_images
 from tiercel.errors import ModelError
+from tiercel.models.families.loading import family_of, load_family
 from tiercel.models.prompts import encode_prompt
 from tiercel.models.template_arguments import variables_of, with_arguments
-from tiercel.models.weights.loading import family_of, load_family
 from tiercel.models.weights.saving import write_companions
 from tiercel.types import Message, Row
 

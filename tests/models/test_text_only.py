@@ -11,10 +11,10 @@ from tests.tiny_models import make_row, noise_image, tiny_policy
 from tiercel.algorithms.preference_sections import Ranking
 from tiercel.config.schema import Data, Lora, Model, RewardRecipe, Train
 from tiercel.errors import DataError, ModelError
+from tiercel.models.families.loading import load_family
 from tiercel.models.families.text_only import TextOnly
 from tiercel.models.prompts import encode_conversation, encode_prompt
 from tiercel.models.rendering import render
-from tiercel.models.weights.loading import load_family
 from tiercel.packing.forward_equivalence_check import check_forward_equivalence
 from tiercel.training.trainer import build_trainer
 from tiercel.types import Message

@@ -10,9 +10,9 @@ from torch import nn
 
 from tests.tiny_models import QWEN_FAMILIES, noise_image, tiny_policy
 from tiercel.config.schema import Lora, Model
+from tiercel.models.families.loading import load_family
 from tiercel.models.layers import tower_attention
 from tiercel.models.layers.tower_attention import IMPLEMENTATION, patches_product, sorted_windows
-from tiercel.models.weights.loading import load_family
 from tiercel.packing.forward import PackedPolicy
 from tiercel.types import EncodedImage, PixelLimits
 

@@ -10,8 +10,8 @@ from tiercel.config.schema import Model
 from tiercel.errors import DataError, ModelError
 from tiercel.models.chat import encode_answer, require_joining, take_turn_end
 from tiercel.models.families.base import Family
+from tiercel.models.families.loading import load_family
 from tiercel.models.rendering import render, token_ids
-from tiercel.models.weights.loading import load_family
 from tiercel.types import Message
 
 SCHEMA = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}}}

@@ -10,9 +10,9 @@ from transformers import Qwen3VLProcessor
 from tests.tiny_models import FAMILY_NAMES, QWEN_FAMILIES, make_row, noise_image, tiny_policy
 from tiercel.config.schema import Model
 from tiercel.errors import DataError
+from tiercel.models.families.loading import load_family
 from tiercel.models.prompts import completion_positions, encode_conversation, encode_prompt, prompt_length
 from tiercel.models.vision_cache import VisionStore
-from tiercel.models.weights.loading import load_family
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import Continuation, PackItem, pack
 from tiercel.types import ImageSource, PixelLimits, VideoSource

@@ -10,9 +10,10 @@ from transformers import AutoConfig, Qwen2_5_VLForConditionalGeneration
 from tests.planning.test_memory import recipe_of
 from tests.tiny_models import save_tiny_checkpoint
 from tiercel.config.schema import Model
+from tiercel.models.families.loading import load_family
 from tiercel.models.layers.quantized import quantizable
 from tiercel.models.policy import build_policy
-from tiercel.models.weights.loading import load_family, load_weights
+from tiercel.models.weights.loading import load_weights
 from tiercel.packing.forward import PackedPolicy
 from tiercel.planning.memory import Layout, rank_memory
 from tiercel.planning.options import measure, study

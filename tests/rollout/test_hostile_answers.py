@@ -12,7 +12,7 @@ from tests.rollout.test_local import PARAMS
 from tests.rollout.test_vllm_server import POLICY, SEEDS, sampler_of, summary
 from tests.tiny_models import tiny_prompts, tiny_recipe
 from tiercel.errors import TiercelError
-from tiercel.models.weights.loading import load_family
+from tiercel.models.families.loading import load_family
 from tiercel.rollout.vllm import http, server_states
 from tiercel.rollout.vllm.routes import chat_messages
 

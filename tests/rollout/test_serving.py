@@ -14,7 +14,7 @@ from tiercel.cli.main import main
 from tiercel.config import recipe_to_yaml
 from tiercel.config.engines import NOT_SERVED
 from tiercel.errors import EnvironmentProblem, TrainingError
-from tiercel.models.weights.loading import load_family
+from tiercel.models.families.loading import load_family
 from tiercel.rollout.vllm import serving
 from tiercel.rollout.vllm.serving import new_key, served, server_arguments, server_port, shell_line, watch
 

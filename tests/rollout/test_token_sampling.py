@@ -8,7 +8,7 @@ import torch
 
 from tests.rollout.test_local import PARAMS
 from tiercel.config.schema import Model
-from tiercel.models.weights.loading import load_family
+from tiercel.models.families.loading import load_family
 from tiercel.rollout import token_sampling
 from tiercel.rollout.token_sampling import TokenDraw, filtered, race, sampling_seed
 

@@ -12,7 +12,7 @@ from tests.rollout.scripted_dialogues import ScriptedDialogue, observation
 from tests.tiny_models import FAMILY_NAMES, tiny_prompts
 from tiercel.config.schema import Model
 from tiercel.models.families.base import Family
-from tiercel.models.weights.loading import load_family
+from tiercel.models.families.loading import load_family
 from tiercel.rollout import trajectory
 from tiercel.rollout.dialogue import Limits
 from tiercel.rollout.trajectory import TrajectoryBuilder, completes_a_stop, ended_trajectories, written_text

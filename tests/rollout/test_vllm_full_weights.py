@@ -6,7 +6,8 @@ from safetensors.torch import load_file
 
 from tiercel.config.schema import Model
 from tiercel.errors import EnvironmentProblem
-from tiercel.models.weights.loading import load_family, load_weights
+from tiercel.models.families.loading import load_family
+from tiercel.models.weights.loading import load_weights
 from tiercel.rollout.vllm.full_weights import CheckpointForm, checkpoint_shapes, read_weights, require_same
 
 SHAPES = {"a.weight": (2, 3), "lm_head.weight": (3, 2)}

@@ -18,7 +18,7 @@ from tiercel.config import recipe_to_yaml
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.log import printed
-from tiercel.models.weights.loading import load_family
+from tiercel.models.families.loading import load_family
 from tiercel.rollout.vllm import http, server_states
 from tiercel.rollout.vllm.http import ServerRequirements, VllmServer
 from tiercel.rollout.vllm.routes import chat_messages

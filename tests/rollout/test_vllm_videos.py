@@ -12,8 +12,8 @@ from PIL import Image
 from tests.tiny_models import make_row, noise_image
 from tiercel.config.schema import Model
 from tiercel.errors import DataError
+from tiercel.models.families.loading import load_family
 from tiercel.models.prompts import encode_prompt
-from tiercel.models.weights.loading import load_family
 from tiercel.rollout.sampler import SamplingParams
 from tiercel.rollout.vllm.requests import PromptRequest, visual_data
 from tiercel.rollout.vllm.routes import chat_body

@@ -15,7 +15,10 @@ HELPER = "tiercel.regular_files"
 OPENERS = {"open", "fdopen", "read_text", "read_bytes", "safe_open", "load_file", "memmap"}
 NO_FILE_OF_A_RUN = {
     **dict.fromkeys(
-        ("cli/preload.py", "models/weights/saving.py", "models/weights/loading.py", "models/weights/memory_errors.py"),
+        (
+            *("cli/preload.py", "models/families/loading.py", "models/weights/saving.py"),
+            *("models/weights/checkpoint_files.py", "models/weights/memory_errors.py"),
+        ),
         "weights",
     ),
     **dict.fromkeys(("rollout/vllm/full_weights.py", "distributed/versions.py"), "weights"),

@@ -8,7 +8,7 @@ from pkgutil import iter_modules
 
 from tiercel.models import families
 from tiercel.models.families.base import Family
-from tiercel.models.weights.loading import FAMILIES, PROVED
+from tiercel.models.families.loading import FAMILIES, PROVED
 from tools.docs.families import tables
 from tools.docs.tables import with_table
 

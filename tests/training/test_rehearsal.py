@@ -13,7 +13,7 @@ from tests.tiny_models import FAMILY_NAMES, tiny_policy, tiny_recipe
 from tests.training.test_loops import grpo_recipe
 from tiercel.config.schema import Learner, Lora, Optim, PartRates, Teacher
 from tiercel.errors import EnvironmentProblem, ModelError
-from tiercel.models.weights.loading import load_family
+from tiercel.models.families.loading import load_family
 from tiercel.models.weights.saving import save_adapter
 from tiercel.training.start_checks import rehearse
 from tiercel.training.trainer import build_trainer

@@ -9,7 +9,7 @@ import torch
 from tests.tiny_models import tiny_prompts, tiny_recipe
 from tests.training.test_loops import grpo_recipe
 from tiercel.distributed.ranks import ALONE
-from tiercel.models.weights.loading import load_family
+from tiercel.models.families.loading import load_family
 from tiercel.rollout.pending import PendingGroup, load_pending, save_pending
 from tiercel.rollout.vllm.server import ServerSampler
 from tiercel.training.grpo.rollouts import Rollouts

@@ -14,7 +14,7 @@ from tests.tiny_models import save_tiny_checkpoint
 from tests.training.test_loops import merged, write_rows, write_video_rows
 from tests.vllm.servers import Fleet, Server
 from tiercel.config.schema import Model
-from tiercel.models.weights.loading import load_family
+from tiercel.models.families.loading import load_family
 
 MODELS = ("qwen2_vl", "qwen2_5_vl")
 MODELS_IN_PROCESS = ("qwen3_vl", "internvl")

@@ -34,9 +34,9 @@ from tiercel.messages import translated
 from tiercel.messages.console import SpeakingConsole
 from tiercel.models.chat import turn_end_line
 from tiercel.models.families.base import Family
+from tiercel.models.families.loading import family_of
 from tiercel.models.policy import load_for_inference
 from tiercel.models.prompts import conversation_length, prompt_length
-from tiercel.models.weights.loading import family_of
 from tiercel.packing.forward_equivalence_check import check_forward_equivalence
 from tiercel.planning.run_files import RowCounts, run_files
 from tiercel.planning.sizes import count as count_weights

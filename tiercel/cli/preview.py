@@ -19,7 +19,7 @@ from tiercel.log import printed
 from tiercel.message_text import counted
 from tiercel.models.families.base import Family
 from tiercel.models.families.image_transforms import picture_image
-from tiercel.models.weights.loading import family_of
+from tiercel.models.families.loading import family_of
 from tiercel.rewards.boxes import is_proper
 from tiercel.training.grpo.completion_sampling import open_dialogues
 from tiercel.types import Box, EncodedImage, EncodedPrompt, Example, Row

@@ -8,7 +8,7 @@ from tiercel.config import GrpoRecipe
 from tiercel.data.reading import read_run_rows
 from tiercel.errors import EnvironmentProblem
 from tiercel.log import printed
-from tiercel.models.weights.loading import family_of
+from tiercel.models.families.loading import family_of
 from tiercel.reliability.redaction import redact
 from tiercel.rollout.vllm.http import DEV_MODE, KEY_VARIABLE, servers_key
 from tiercel.rollout.vllm.serving import (

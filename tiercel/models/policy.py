@@ -17,13 +17,15 @@ from tiercel.config.trained_parts import keeps_start, whole_parts
 from tiercel.errors import ModelError
 from tiercel.message_text import counted
 from tiercel.models.families.base import Family, HuggingFaceModel
+from tiercel.models.families.loading import family_of
 from tiercel.models.layers.experts import gate_names
 from tiercel.models.layers.quantized import is_quantized, settle
 from tiercel.models.layers.value_head import NAME as VALUE_HEAD
 from tiercel.models.layers.value_head import add_value_head
 from tiercel.models.weights.adapters import WHOLE_FILE as WHOLE_FILE
 from tiercel.models.weights.adapters import read_adapter, start_at_rounding
-from tiercel.models.weights.loading import DTYPES, family_of, load_weights, named_few, read_tensors, require_finite
+from tiercel.models.weights.checkpoint_files import named_few, read_tensors, require_finite
+from tiercel.models.weights.loading import DTYPES, load_weights
 from tiercel.models.weights.targets import adaptable_names, adapted_names, adapter_targets, expression_of
 from tiercel.types import EncodedImage
 

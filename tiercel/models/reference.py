@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tiercel.errors import ModelError
 from tiercel.models.policy import REFERENCE, Policy
-from tiercel.models.weights.loading import read_tensors
+from tiercel.models.weights.checkpoint_files import read_tensors
 
 FILE = "reference.safetensors"
 

@@ -14,12 +14,12 @@ from tiercel.config.schema import BaseRecipe, Model, Quantization
 from tiercel.distributed.strategies.muon import layer_matrices
 from tiercel.errors import ModelError
 from tiercel.models.families.base import Checkpoint, Family
+from tiercel.models.families.loading import family_class
 from tiercel.models.layers.attention import heads_of
 from tiercel.models.layers.experts import experts_of_a_token
 from tiercel.models.layers.quantized import STORED_BYTES, quantizable, require_linear_layers, stored_quantization
 from tiercel.models.policy import make_trainable, weights_dtype
 from tiercel.models.weights.hub import CONFIG, resolve
-from tiercel.models.weights.loading import family_class
 from tiercel.rollout.local.decoding_weights import joined_adapters
 
 DELTA = "linear_attention"  # the kind of a delta net's layer in config.json

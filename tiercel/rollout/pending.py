@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tiercel.errors import RunError
-from tiercel.models.weights.loading import read_tensors
+from tiercel.models.weights.checkpoint_files import read_tensors
 from tiercel.regular_files import LARGEST_FILE, read_json, require_regular
 from tiercel.reward_types import decode_turn
 from tiercel.types import Completion, EncodedImage, EncodedPrompt, Group, ImagePlan, RewardValue, Trajectory

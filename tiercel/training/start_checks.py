@@ -21,7 +21,8 @@ from tiercel.models.layers.experts import mixtures
 from tiercel.models.layers.quantized import loading_options, require_package, stored_quantization
 from tiercel.models.policy import load_for_inference, make_trainable, weights_dtype
 from tiercel.models.weights.adapters import has_no_effect
-from tiercel.models.weights.loading import ADAPTER_CONFIG, load_weights, named_few, read_config, read_json
+from tiercel.models.weights.checkpoint_files import ADAPTER_CONFIG, named_few, read_config, read_json
+from tiercel.models.weights.loading import load_weights
 from tiercel.models.weights.saving import name_of_base
 from tiercel.packing.pass_options import chosen_form
 from tiercel.rollout.local.engine import require_decodable

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tiercel.models.families.base import Family
 from tiercel.models.families.generic import AnyImageText
+from tiercel.models.families.loading import FAMILIES, PROVED
 from tiercel.models.families.text_only import TextOnly
-from tiercel.models.weights.loading import FAMILIES, PROVED
 from tiercel.types import CoordinateSpace
 from tools.docs.recipe import Say
 from tools.docs.tables import write_table

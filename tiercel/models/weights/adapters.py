@@ -19,8 +19,9 @@ from transformers.core_model_loading import WeightRenaming, WeightTransform
 from tiercel.errors import ModelError
 from tiercel.models.families.base import Family, HuggingFaceModel
 from tiercel.models.layers.quantized import is_quantized
-from tiercel.models.weights.loading import ADAPTER_CONFIG as CONFIG
-from tiercel.models.weights.loading import load_weights, named_few, read_json, read_tensors, require_finite
+from tiercel.models.weights.checkpoint_files import ADAPTER_CONFIG as CONFIG
+from tiercel.models.weights.checkpoint_files import named_few, read_json, read_tensors, require_finite
+from tiercel.models.weights.loading import load_weights
 from tiercel.models.weights.memory_errors import is_out_of_memory, memory_to_load
 from tiercel.models.weights.targets import adaptable_names, adapted_names
 

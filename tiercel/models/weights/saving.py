@@ -18,7 +18,7 @@ from tiercel.errors import ModelError
 from tiercel.models.families.base import Family, HuggingFaceModel
 from tiercel.models.layers.value_head import NAME, value_head
 from tiercel.models.policy import WHOLE_FILE, Policy, read_whole
-from tiercel.models.weights.loading import read_tensors
+from tiercel.models.weights.checkpoint_files import read_tensors
 
 GENERATION = "generation_config.json"
 FILES = (

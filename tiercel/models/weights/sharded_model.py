@@ -13,7 +13,7 @@ from transformers.utils import logging
 from tiercel.models.families.base import Family, HuggingFaceModel
 from tiercel.models.layers.value_head import NAME
 from tiercel.models.policy import WHOLE_FILE
-from tiercel.models.weights.loading import INDEX
+from tiercel.models.weights.checkpoint_files import INDEX
 from tiercel.models.weights.memory_errors import tensor_bytes
 from tiercel.models.weights.saving import write_companions
 

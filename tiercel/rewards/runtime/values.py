@@ -15,12 +15,14 @@ from tiercel.config.schema import Model
 from tiercel.data.media.images import decode
 from tiercel.errors import DataError, ModelError, TrainingError
 from tiercel.models.families.base import Family
+from tiercel.models.families.loading import load_family
 from tiercel.models.layers.rotary import require_steady_positions
 from tiercel.models.layers.value_head import NAME
 from tiercel.models.policy import WHOLE_FILE, frozen_policy
 from tiercel.models.prompts import encode_conversation, prompt_messages
 from tiercel.models.vision_cache import VisionStore
-from tiercel.models.weights.loading import DTYPES, load_family, read_tensors
+from tiercel.models.weights.checkpoint_files import read_tensors
+from tiercel.models.weights.loading import DTYPES
 from tiercel.models.weights.memory_errors import first_line, is_out_of_memory
 from tiercel.packing.examples import example_groups, example_units
 from tiercel.packing.forward import PackedPolicy

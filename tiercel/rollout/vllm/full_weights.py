@@ -19,7 +19,7 @@ from tiercel.distributed.strategies.replicated import saved_tensors
 from tiercel.errors import EnvironmentProblem
 from tiercel.models.families.base import Family, HuggingFaceModel
 from tiercel.models.layers.experts import mixtures
-from tiercel.models.weights.loading import INDEX, read_json
+from tiercel.models.weights.checkpoint_files import INDEX, read_json
 
 WEIGHTS = "model.safetensors"
 Shapes = Mapping[str, tuple[int, ...]]

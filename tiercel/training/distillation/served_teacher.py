@@ -15,7 +15,7 @@ from tiercel.distributed.ranks import ALONE, Ranks
 from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.http_json import brief, run_requests
 from tiercel.models.families.base import Family
-from tiercel.models.weights.loading import family_of
+from tiercel.models.families.loading import family_of
 from tiercel.packing.batch import AdvantageGroup
 from tiercel.packing.divergence import TeacherTokens
 from tiercel.packing.layout import Continuation
