@@ -19,7 +19,7 @@ from benchmarks.faults.figure import Figure, Outcome, Size, figure_of
 from tiercel.config.data import FormatName
 from tiercel.config.schema import Data
 from tiercel.data.reading import first_reasons, read_rows, write_bad_rows
-from tiercel.data.rows import Purpose
+from tiercel.data.turns import Purpose
 from tiercel.runs.files import json_line
 from tiercel.types import RejectedRow, Row
 

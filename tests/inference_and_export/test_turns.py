@@ -2,7 +2,7 @@
 
 import pytest
 
-from tiercel.data.rows import IMAGE_MARK, place_marks
+from tiercel.data.marks import IMAGE_MARK, place_marks
 from tiercel.errors import DataError
 from tiercel.inference_and_export.generate import Generator, as_turns
 from tiercel.runs.recipe import recipe_of_model

@@ -19,7 +19,7 @@ from tiercel.config.row_sources import RowSource, row_source
 from tiercel.config.yaml_text import render
 from tiercel.data.formats.message_parts import with_visuals_of_parts
 from tiercel.data.readers import records_of
-from tiercel.data.rows import with_turns_of_text
+from tiercel.data.turns import with_turns_of_text
 from tiercel.errors import DataError, RecipeError
 from tiercel.messages import translated
 from tiercel.regular_files import open_new

@@ -11,11 +11,11 @@ import numpy as np
 
 from tiercel.config.schema import BaseRecipe, Data, DistillRecipe, GrpoRecipe, KtoRecipe, OfflineRecipe, RewardRecipe
 from tiercel.data.formats.preferences import wanted_margin
+from tiercel.data.marks import fill_prompt
 from tiercel.data.media.images import decode
 from tiercel.data.media.videos import VideoHeader, decode_video, open_video
 from tiercel.data.order import RowOrder
 from tiercel.data.reading import RowTable
-from tiercel.data.rows import fill_prompt
 from tiercel.data.stores import view_of
 from tiercel.errors import DataError, RecipeError
 from tiercel.models.families.base import Family

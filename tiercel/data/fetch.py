@@ -35,8 +35,8 @@ from tiercel.data.readers import Record, records_of
 from tiercel.data.reading import heldout_source, require_count, sources_of, write_bad_rows
 from tiercel.data.remote import parts_of, source_of
 from tiercel.data.row_files import image_roots_of, telling_unreadable
-from tiercel.data.rows import parts_of_text, with_turns_of_text
 from tiercel.data.texts import told
+from tiercel.data.turns import parts_of_text, with_turns_of_text
 from tiercel.errors import DataError, RunError
 from tiercel.log import logger
 from tiercel.types import ImageRoots, RejectedRow

@@ -39,7 +39,7 @@ import numpy as np
 from tiercel.data.formats.columns import lacking
 from tiercel.data.index_sources import LARGEST_SMALL_FILE, IndexSource
 from tiercel.data.parallel_map import spread
-from tiercel.data.rows import shortened
+from tiercel.data.record_values import shortened
 from tiercel.data.stores import COLUMNS, RowStore, RowView, facts_of, same_ids
 from tiercel.data.texts import told
 from tiercel.errors import DataError

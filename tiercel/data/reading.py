@@ -21,12 +21,14 @@ from tiercel.data.formats.registry import FORMATS, distinct_stems, rows_of
 from tiercel.data.index import remembered
 from tiercel.data.order import RowOrder, chosen, clusters_of
 from tiercel.data.readers import files_of, labelled_columns, records_of
+from tiercel.data.record_values import shortened
 from tiercel.data.records import Record
 from tiercel.data.remote import parts_of, source_of
 from tiercel.data.row_files import RowFile, begun, make_indexes, open_index, row_file, telling_unreadable
-from tiercel.data.rows import Purpose, Reading, reject, shortened
+from tiercel.data.rows import Reading, reject
 from tiercel.data.stores import MemoryStore, RowView, joined, repeated_ids, view_of
 from tiercel.data.texts import told
+from tiercel.data.turns import Purpose
 from tiercel.errors import DataError
 from tiercel.log import logger
 from tiercel.message_text import counted

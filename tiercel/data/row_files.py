@@ -21,8 +21,9 @@ from tiercel.data.media.images import open_header
 from tiercel.data.parallel_map import spread
 from tiercel.data.readers import files_of, records_of
 from tiercel.data.records import Record
-from tiercel.data.rows import Purpose, Reading
+from tiercel.data.rows import Reading
 from tiercel.data.texts import told
+from tiercel.data.turns import Purpose
 from tiercel.errors import DataError
 from tiercel.log import logger
 from tiercel.types import ImageRoots

@@ -9,7 +9,8 @@ from typing import Any
 from tiercel.config import Recipe
 from tiercel.config.schema import GrpoRecipe, Rollout
 from tiercel.data.encoding import row_images
-from tiercel.data.rows import IMAGE_MARK, fill_prompt, place_marks, read_messages
+from tiercel.data.marks import IMAGE_MARK, fill_prompt, place_marks
+from tiercel.data.turns import read_messages
 from tiercel.devices import training_device
 from tiercel.errors import DataError
 from tiercel.log import logger

@@ -10,7 +10,7 @@ from tiercel.types import Message
 
 # Marks of a picture in rows of other frameworks: <img>FILE</img> of Qwen-VL, <|image_1|> of Phi-3, (image)[image-1.png]
 # of M3Exam; the tokens of InternVL, Gemma, Kimi-VL and others, which only some models have. Marks that texts about XML
-# may have as well, such as <Image>, are in data/rows.py.
+# may have as well, such as <Image>, are in data/marks.py.
 FOREIGN_MARK = re.compile(
     r"<img>[^<>\n]*</img>|<\|[Ii](?:mage|MAGE)[ _-]?\d+\|>|<image>\./</image>|<ImageHere>|<image_placeholder>"
     r"|<\|image\|>|\(image\) ?\[image[^\]\n]{1,20}\]|<image_(?:token|here|soft_token)>"

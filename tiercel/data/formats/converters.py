@@ -25,8 +25,11 @@ from typing import Any
 from tiercel.config.data import FormatName
 from tiercel.data.formats.preferences import without
 from tiercel.data.formats.visuals import read_box_images, read_boxes, read_image_number, read_images, read_videos
-from tiercel.data.rows import BOX_MARK, ROLES, Role, RowDraft, given, is_number, read_content, read_messages
+from tiercel.data.marks import BOX_MARK
+from tiercel.data.record_values import given, is_number
+from tiercel.data.rows import RowDraft
 from tiercel.data.texts import told
+from tiercel.data.turns import ROLES, Role, read_content, read_messages
 from tiercel.errors import DataError
 from tiercel.reward_types import column
 from tiercel.types import Message

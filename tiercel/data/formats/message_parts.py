@@ -15,8 +15,9 @@ from typing import Any
 
 from tiercel.data.formats.visuals import read_image, read_video
 from tiercel.data.media.file_names import visual_of
-from tiercel.data.rows import given, parts_of_text
+from tiercel.data.record_values import given
 from tiercel.data.texts import told
+from tiercel.data.turns import parts_of_text
 from tiercel.errors import DataError
 
 IN_ORDER = ("messages", "conversations", "prompt", "question", "problem", "completion", "chosen")

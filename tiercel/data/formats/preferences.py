@@ -20,8 +20,11 @@ from typing import Any, TypeVar
 
 from tiercel.algorithms.preference_sections import Ranking
 from tiercel.config.data import FormatName
-from tiercel.data.rows import BOX_MARK, REFERENCE_MARK, RowDraft, answer_start, count_marks, given, is_truth
+from tiercel.data.marks import BOX_MARK, REFERENCE_MARK, count_marks
+from tiercel.data.record_values import given, is_truth
+from tiercel.data.rows import RowDraft
 from tiercel.data.texts import told
+from tiercel.data.turns import answer_start
 from tiercel.errors import DataError
 from tiercel.reward_types import column
 from tiercel.types import Row

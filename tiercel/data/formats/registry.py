@@ -22,9 +22,11 @@ from tiercel.data.formats.preferences import (
     without,
 )
 from tiercel.data.formats.turn_layouts import has_pairs, with_pictures_by_mark, with_turns_of_pairs
+from tiercel.data.record_values import given, shortened, whole
 from tiercel.data.records import Record
-from tiercel.data.rows import Reading, RowDraft, finish, given, read_pixels, shortened, whole, with_turns_of_text
+from tiercel.data.rows import Reading, RowDraft, finish, read_pixels
 from tiercel.data.texts import told
+from tiercel.data.turns import with_turns_of_text
 from tiercel.errors import DataError
 from tiercel.message_text import brief
 from tiercel.reward_types import column

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tiercel.data.formats.message_parts import CONTENT, IN_ORDER
-from tiercel.data.rows import given
+from tiercel.data.record_values import given
 from tiercel.data.texts import told
 from tiercel.errors import DataError
 

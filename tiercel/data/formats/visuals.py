@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tiercel.data.media.images import require_path
-from tiercel.data.rows import given, is_filled, is_number, whole, wrong_value
+from tiercel.data.record_values import given, is_filled, is_number, whole, wrong_value
 from tiercel.data.texts import told
 from tiercel.errors import DataError
 from tiercel.types import Box, ImageSource, Point, VideoSource

@@ -16,7 +16,7 @@ from tiercel.algorithms.kl import k2
 from tiercel.algorithms.teacher import DIVERGENCES, Teacher
 from tiercel.config.schema import Data
 from tiercel.data.encoding import prompt_encoder
-from tiercel.data.rows import fill_prompt
+from tiercel.data.marks import fill_prompt
 from tiercel.devices import moved
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import DataError, ModelError

@@ -7,7 +7,7 @@ from functools import partial
 
 from tiercel.config.schema import DistillRecipe, GrpoRecipe
 from tiercel.data.encoding import taught_prompt_encoder
-from tiercel.data.rows import only_last_turn
+from tiercel.data.turns import only_last_turn
 from tiercel.errors import DataError
 from tiercel.models.families.base import Family
 from tiercel.models.prompts import encode_conversation
