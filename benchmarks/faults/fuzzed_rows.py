@@ -18,7 +18,8 @@ from PIL import Image
 from benchmarks.faults.figure import Figure, Outcome, Size, figure_of
 from tiercel.config.data import FormatName
 from tiercel.config.schema import Data
-from tiercel.data.reading import first_reasons, read_rows, write_bad_rows
+from tiercel.data.reading import read_rows
+from tiercel.data.rejected_rows import first_reasons, write_bad_rows
 from tiercel.data.turns import Purpose
 from tiercel.runs.files import json_line
 from tiercel.types import RejectedRow, Row

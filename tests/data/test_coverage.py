@@ -9,7 +9,8 @@ import pytest
 from tests.rewards.samples import reward
 from tiercel.config.data import Data
 from tiercel.data.coverage import reward_coverage, rows_with_rewards, run_coverage
-from tiercel.data.reading import RunRows, read_rows
+from tiercel.data.reading import read_rows
+from tiercel.data.row_table import RunRows
 from tiercel.errors import DataError
 
 TURNS = [{"role": "user", "content": "How many?"}]

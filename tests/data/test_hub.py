@@ -17,7 +17,8 @@ from tiercel.config.row_sources import row_source
 from tiercel.data import hub, reading
 from tiercel.data.index import FileStore
 from tiercel.data.media.images import decode
-from tiercel.data.reading import read_rows, read_run_rows, write_fix_report
+from tiercel.data.reading import read_rows, read_run_rows
+from tiercel.data.rejected_rows import write_fix_report
 from tiercel.data.stores import MemoryStore
 from tiercel.distributed.versions import fingerprint
 from tiercel.errors import DataError, EnvironmentProblem

@@ -13,14 +13,8 @@ from tiercel.config.row_sources import RowSource
 from tiercel.config.schema import Data
 from tiercel.data import readers
 from tiercel.data.media.images import decode
-from tiercel.data.reading import (
-    read_rows,
-    read_run_rows,
-    read_training_rows,
-    require_few_bad,
-    write_bad_rows,
-    write_fix_report,
-)
+from tiercel.data.reading import read_rows, read_run_rows, read_training_rows
+from tiercel.data.rejected_rows import require_few_bad, write_bad_rows, write_fix_report
 from tiercel.data.row_files import image_roots_of
 from tiercel.errors import DataError, EnvironmentProblem, RunError
 from tiercel.types import ImageRoots, RejectedRow

@@ -16,7 +16,8 @@ from tiercel.config import recipe_to_yaml
 from tiercel.config.data import Data
 from tiercel.config.row_sources import RowSource, row_source
 from tiercel.data import remote
-from tiercel.data.reading import read_rows, write_fix_report
+from tiercel.data.reading import read_rows
+from tiercel.data.rejected_rows import write_fix_report
 from tiercel.data.remote import parts_of
 from tiercel.errors import DataError, EnvironmentProblem, RunError
 

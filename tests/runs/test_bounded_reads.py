@@ -65,7 +65,7 @@ SAFE = {
     ("rewards/runtime/signature_adapters.py", "found.open()"): "a picture of a row",
     ("data/fetch.py", "part.open('w', encoding='utf-8')"): "writes in the folder of --to",
     ("cli/main.py", "os.open(os.devnull, os.O_WRONLY)"): "takes what nobody reads",
-    ("data/reading.py", "Path(path).open('w', encoding='utf-8')"): "writes where the user says",
+    ("data/rejected_rows.py", "Path(path).open('w', encoding='utf-8')"): "writes where the user says",
     ("distributed/strategies/shard_files.py", "safe_open(file, 'pt')"): "of a checkpoint whose manifest was compared",
     ("packing/kernel_table.py", "file.read_text(encoding='utf-8')"): "our own",
     ("web/report/page.py", "(Path(__file__).parent.parent / 'static' / name).read_text(encoding='utf-8')"): "our own",

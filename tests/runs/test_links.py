@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.runs.test_directory import grpo_recipe, make, make_a_step
-from tiercel.data.reading import write_bad_rows
+from tiercel.data.rejected_rows import write_bad_rows
 from tiercel.errors import RunError
 from tiercel.regular_files import FOLDERS, OddFile, make_directory, open_new, open_regular, open_to_append, remove
 from tiercel.reliability.stall import RankStatus

@@ -23,7 +23,9 @@ from tiercel.data.coverage import run_coverage
 from tiercel.data.encoding import decode_videos, require_readable, require_usable, row_plans
 from tiercel.data.media.images import open_header
 from tiercel.data.odd_rows import odd_boxes, odd_lines, settled
-from tiercel.data.reading import RowTable, read_run_rows, require_few_bad, write_fix_report
+from tiercel.data.reading import read_run_rows
+from tiercel.data.rejected_rows import require_few_bad, write_fix_report
+from tiercel.data.row_table import RowTable
 from tiercel.data.scan import PlannedPrompt, Scan, ScanReport, decoded_size
 from tiercel.data.stores import view_of
 from tiercel.devices import training_device

@@ -7,7 +7,9 @@ from tiercel.config import Recipe
 from tiercel.data.fetch import FAILED, fetch
 from tiercel.data.index import FileStore
 from tiercel.data.media.download import Web
-from tiercel.data.reading import RowTable, heldout_source, read_rows, read_run_rows, require_few_bad, sources_of
+from tiercel.data.reading import heldout_source, read_rows, read_run_rows, sources_of
+from tiercel.data.rejected_rows import require_few_bad
+from tiercel.data.row_table import RowTable
 from tiercel.data.stores import view_of
 from tiercel.log import printed
 from tiercel.message_text import counted

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from tiercel.data.index import remembered
 from tiercel.data.parallel_map import blocks_of, spread
-from tiercel.data.reading import RowTable, RunRows
+from tiercel.data.row_table import RowTable, RunRows
 from tiercel.data.stores import view_of
 from tiercel.data.texts import told
 from tiercel.errors import DataError

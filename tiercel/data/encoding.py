@@ -15,7 +15,7 @@ from tiercel.data.marks import fill_prompt
 from tiercel.data.media.images import decode
 from tiercel.data.media.videos import VideoHeader, decode_video, open_video
 from tiercel.data.order import RowOrder
-from tiercel.data.reading import RowTable
+from tiercel.data.row_table import RowTable
 from tiercel.data.stores import view_of
 from tiercel.errors import DataError, RecipeError
 from tiercel.models.families.base import Family

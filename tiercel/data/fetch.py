@@ -32,7 +32,8 @@ from tiercel.data.media.file_names import visual_of
 from tiercel.data.media.images import is_web_address, path_problem, shown_path
 from tiercel.data.order import chosen
 from tiercel.data.readers import Record, records_of
-from tiercel.data.reading import heldout_source, require_count, sources_of, write_bad_rows
+from tiercel.data.reading import heldout_source, require_count, sources_of
+from tiercel.data.rejected_rows import write_bad_rows
 from tiercel.data.remote import parts_of, source_of
 from tiercel.data.row_files import image_roots_of, telling_unreadable
 from tiercel.data.texts import told

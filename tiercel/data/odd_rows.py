@@ -14,7 +14,7 @@ import numpy as np
 
 from tiercel.config.data import Data
 from tiercel.data.media.file_names import MediaKind, names_files
-from tiercel.data.reading import RowTable
+from tiercel.data.row_table import RowTable
 from tiercel.data.rows import given_size
 from tiercel.data.stores import RowView, view_of
 from tiercel.data.texts import told

@@ -1,16 +1,13 @@
 """Read the rows that a recipe names, for training and held out. Rows that cannot be used are rejected and recorded."""
 
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
-from hashlib import sha256
 from itertools import accumulate, chain, compress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,12 +16,14 @@ from tiercel.config.row_sources import RowSource, names_in
 from tiercel.data.formats.columns import VISUALS
 from tiercel.data.formats.registry import FORMATS, distinct_stems, rows_of
 from tiercel.data.index import remembered
-from tiercel.data.order import RowOrder, chosen, clusters_of
-from tiercel.data.readers import files_of, labelled_columns, records_of
+from tiercel.data.order import chosen
+from tiercel.data.readers import files_of, labelled_columns
 from tiercel.data.record_values import shortened
 from tiercel.data.records import Record
+from tiercel.data.rejected_rows import first_reasons
 from tiercel.data.remote import parts_of, source_of
 from tiercel.data.row_files import RowFile, begun, make_indexes, open_index, row_file, telling_unreadable
+from tiercel.data.row_table import RowTable, RunRows
 from tiercel.data.rows import Reading, reject
 from tiercel.data.stores import MemoryStore, RowView, joined, repeated_ids, view_of
 from tiercel.data.texts import told
@@ -32,82 +31,9 @@ from tiercel.data.turns import Purpose
 from tiercel.errors import DataError
 from tiercel.log import logger
 from tiercel.message_text import counted
-from tiercel.regular_files import open_to_append, read_text
-from tiercel.reliability.redaction import redact_values
 from tiercel.types import RejectedRow, Row
-from tiercel.writing import GO_ON, writing
 
-CONTENT = "said"  # key in an identity: the hash of what the rows say
 MOST_HELD_BYTES = 1 << 25  # of a .jsonl file whose rows are held in memory; a larger one is indexed
-_REASONS_SHOWN = 5
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowTable:
-    """Holds the rows of one or more files. Each row is either in `rows` or in `rejected`."""
-
-    file: str
-    format: str  # as people call it
-    rows: Sequence[Row]
-    rejected: tuple[RejectedRow, ...]
-    counts: tuple[int, ...]  # usable rows of each file
-    weights: tuple[float, ...] = (1.0,)
-    without: tuple[tuple[str, int], ...] = ()  # columns that data.columns names, and how many rows lack each
-    labelled: tuple[str, ...] = ()  # columns with class labels, which are read as their names
-
-    @property
-    def total(self) -> int:
-        """Return the number of all rows."""
-        return len(self.rows) + len(self.rejected)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Return what a person should know about how the rows were read: which columns only some rows have, and which
-        have class labels."""
-        return (
-            *(f"data.columns: rows without {name}: {count:,}" for name, count in self.without),
-            *(f"column {name}: class labels are read as their names, not as numbers" for name in self.labelled),
-        )
-
-    def order(self, seed: int, data: Data) -> RowOrder:
-        """Return the order of the rows."""
-        clusters = None
-        if data.group_by_prefix:
-            clusters = clusters_of(view_of(self.rows).column("beginning"), data.rows_per_prefix)
-        return RowOrder(counts=self.counts, weights=self.weights, seed=seed, shuffle=data.shuffle, clusters=clusters)
-
-    def identity(self, beat: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """Describe the rows, for JSON: the number of usable rows of each file, a hash of their lines and ids, and a
-        hash of what they say. Tables that differ only in the last have equal orders."""
-        rows = view_of(self.rows)
-        hashes = remembered(rows, "identity", lambda: _hashes(rows), beat)
-        return {"counts": list(self.counts), **hashes}
-
-
-def _hashes(rows: RowView) -> dict[str, str]:
-    places, before = sha256(), ""
-    for line, id in zip(rows.column("line"), rows.ids(), strict=True):
-        places.update(f"{before}{line}:{id}".encode())
-        before = "\n"
-    return {"sha256": places.hexdigest(), CONTENT: sha256(rows.column("said").tobytes()).hexdigest()}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunRows:
-    """Holds the rows of a recipe."""
-
-    train: RowTable
-    heldout: RowTable | None  # None if the recipe has no data.eval
-
-    @property
-    def tables(self) -> tuple[RowTable, ...]:
-        """Return the table of training rows, and that of held-out rows if there is one."""
-        return (self.train,) if self.heldout is None else (self.train, self.heldout)
-
-    @property
-    def every(self) -> RowView:
-        """Return all rows, held-out rows last."""
-        return joined([view_of(table.rows) for table in self.tables])
 
 
 def read_run_rows(config: Data, purpose: Purpose, beat: Callable[[], None] = lambda: None) -> RunRows:
@@ -369,76 +295,6 @@ def require_count(count: int, total: int, file: str) -> None:
     """Raise DataError if a file has fewer rows than are selected of it."""
     if count > total:
         raise DataError(f"{file}#{count}: the file has only {counted(total, 'row')}; use a smaller number")
-
-
-def write_bad_rows(rejected: Iterable[RejectedRow], path: str | Path) -> None:
-    """Append rejected rows to a JSON Lines file, each only once however often a run resumes. Raises RunError if it
-    cannot be written."""
-    lines = [_json(record) for record in redact_values([asdict(row) for row in rejected])]
-    file = Path(path)
-    with writing(file, GO_ON):
-        recorded = read_text(file) if os.path.lexists(file) else ""
-        known = set(recorded.split("\n"))
-        new = [line for line in dict.fromkeys(lines) if line not in known]
-        if not new:
-            return
-        # A killed run may have left an incomplete line; the next row starts a new one.
-        opening = "" if recorded == "" or recorded.endswith("\n") else "\n"
-        with open_to_append(file) as stream:
-            stream.write(opening + "\n".join(new) + "\n")
-
-
-def write_fix_report(rejected: Sequence[RejectedRow], path: str | Path, config: Data) -> int:
-    """Write rejected rows as JSON Lines: file, line, field, reason, and the record as it was read, without the bytes of
-    images, or the beginning of its text. Return their number. Raises RunError if the file cannot be written."""
-    wanted = {(row.file, row.line) for row in rejected}
-    records = {
-        (file, record.line): record.text or record.value
-        for file in sorted({file for file, _ in wanted})
-        for part in parts_of(source_of(file), config)
-        for record in records_of(part)
-        if (file, record.line) in wanted
-    }
-    with writing(Path(path)), Path(path).open("w", encoding="utf-8") as stream:
-        for row in rejected:
-            found = {"file": row.file, "line": row.line, **asdict(row)}
-            stream.write(_fix_line(found, records.get((row.file, row.line))))
-    return len(rejected)
-
-
-def _fix_line(found: dict[str, object], record: object) -> str:
-    try:
-        return _json(redact_values({**found, "row": record})) + "\n"
-    except RecursionError:
-        return _json(redact_values({**found, "row": "(nested too deeply)"})) + "\n"
-
-
-def _json(value: object) -> str:
-    """Return a value as JSON, with text unchanged except halves of surrogate pairs, which UTF-8 cannot encode: these
-    are escaped."""
-    text = json.dumps(value, ensure_ascii=False, default=_shown)
-    return text.encode("utf-8", errors="backslashreplace").decode("utf-8")
-
-
-def _shown(value: object) -> str:
-    return f"<{len(value)} bytes>" if isinstance(value, bytes) else str(value)
-
-
-def require_few_bad(rejected_count: int, total: int, config: Data, rejected: Sequence[RejectedRow] = ()) -> None:
-    """Raise DataError, with the first reasons of `rejected`, if more than data.max_bad_fraction of the rows were
-    rejected."""
-    if total and rejected_count / total > config.max_bad_fraction:
-        reasons = f":\n{first_reasons(rejected)}" if rejected else ""
-        rows = counted(total, "row")
-        raise DataError(told("many bad rows", rejected_count, rows, config.max_bad_fraction, reasons))
-
-
-def first_reasons(rejected: Sequence[RejectedRow]) -> str:
-    """List the first few rejected rows, one indented line each."""
-    lines = [f"  {row.file}:{row.line} ({row.id}) {row.field}: {row.reason}" for row in rejected[:_REASONS_SHOWN]]
-    if len(rejected) > _REASONS_SHOWN:
-        lines.append(f"  and {len(rejected) - _REASONS_SHOWN} more")
-    return "\n".join(lines)
 
 
 def _parsed(

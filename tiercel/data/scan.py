@@ -12,7 +12,7 @@ from typing import TypeAlias
 from tiercel.config.schema import Data
 from tiercel.data.media.images import ImageProblem, decode, open_header
 from tiercel.data.parallel_map import blocks_of, spread
-from tiercel.data.reading import RowTable
+from tiercel.data.row_table import RowTable
 from tiercel.data.rows import reject
 from tiercel.data.stores import RowView, view_of
 from tiercel.data.texts import told

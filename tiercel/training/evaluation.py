@@ -14,7 +14,9 @@ from tiercel.data.encoding import prompt_encoder, require_readable
 from tiercel.data.loader import Encoded, StepLoader, StepOrder
 from tiercel.data.order import file_order
 from tiercel.data.parallel_map import blocks_of
-from tiercel.data.reading import RowTable, read_heldout_rows, require_few_bad
+from tiercel.data.reading import read_heldout_rows
+from tiercel.data.rejected_rows import require_few_bad
+from tiercel.data.row_table import RowTable
 from tiercel.distributed.ranks import Ranks
 from tiercel.log import logger
 from tiercel.message_text import counted

@@ -11,7 +11,8 @@ from tiercel.data.encoding import require_readable
 from tiercel.data.odd_rows import odd_lines
 from tiercel.data.order import rank_slice
 from tiercel.data.picture_files import missing_files
-from tiercel.data.reading import CONTENT, RowTable, RunRows, require_few_bad, write_bad_rows
+from tiercel.data.rejected_rows import require_few_bad, write_bad_rows
+from tiercel.data.row_table import CONTENT, RowTable, RunRows
 from tiercel.data.scan import undecodable
 from tiercel.data.stores import RowView, view_of
 from tiercel.distributed.ranks import Ranks

@@ -8,7 +8,7 @@ from typing import Any
 
 from tiercel.config.schema import BaseRecipe
 from tiercel.data.picture_files import digest_of_pictures
-from tiercel.data.reading import RunRows
+from tiercel.data.row_table import RunRows
 from tiercel.distributed.agreement import models_beside
 from tiercel.errors import EnvironmentProblem, ModelError, RunError
 from tiercel.log import logger

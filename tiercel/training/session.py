@@ -12,7 +12,7 @@ from tiercel.config.row_sources import names_in
 from tiercel.config.schema import BaseRecipe, Optim
 from tiercel.config.tracker_packages import require_packages
 from tiercel.data.order import prompts_of_epochs, steps_of_epochs
-from tiercel.data.reading import RowTable, RunRows
+from tiercel.data.row_table import RowTable, RunRows
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import EXIT_TAKEN, NonFiniteError, RecipeError, Terminated, TiercelError
 from tiercel.log import logger

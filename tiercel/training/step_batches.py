@@ -8,7 +8,7 @@ from typing import Generic
 
 from tiercel.data.loader import Encode, Encoded, StepBatch, StepLoader, StepOrder, encode_rows
 from tiercel.data.order import rank_slice
-from tiercel.data.reading import require_few_bad, write_bad_rows
+from tiercel.data.rejected_rows import require_few_bad, write_bad_rows
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import DataError
 from tiercel.training.session import Session

@@ -10,7 +10,8 @@ import torch
 from tiercel.config.schema import DpoRecipe, OfflineRecipe
 from tiercel.data.encoding import ExampleEncoder
 from tiercel.data.order import file_order
-from tiercel.data.reading import RowTable, require_few_bad
+from tiercel.data.rejected_rows import require_few_bad
+from tiercel.data.row_table import RowTable
 from tiercel.errors import NonFiniteError
 from tiercel.message_text import counted
 from tiercel.models.families.base import Family

@@ -21,7 +21,7 @@ from tiercel.config.schema import DpoRecipe, OfflineRecipe
 from tiercel.config.trained_parts import whole_parts
 from tiercel.data.order import RowOrder
 from tiercel.data.picture_files import beginning, files_of
-from tiercel.data.reading import RowTable
+from tiercel.data.row_table import RowTable
 from tiercel.data.stores import view_of
 from tiercel.distributed.ranks import Ranks
 from tiercel.errors import RunError, TrainingError
