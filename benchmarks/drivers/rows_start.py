@@ -24,7 +24,7 @@ def by_tiercel(given: argparse.Namespace, held: list[Any]) -> Callable[[], dict[
     """Return what reads rows, takes their identity and draws rows in the order of a run. What it reads goes into
     `held`."""
     from tiercel.config.data import Data
-    from tiercel.data import reading
+    from tiercel.data import reading, row_table
 
     if given.in_memory:
         reading.MOST_HELD_BYTES = 1 << 62
@@ -40,7 +40,7 @@ def by_tiercel(given: argparse.Namespace, held: list[Any]) -> Callable[[], dict[
         held.append(order)
         ready = time.perf_counter()
         drawn = [table.rows[order.row(index)].id for index in range(min(DRAWN, len(table.rows)))]
-        same = [identity["sha256"], identity[reading.CONTENT], drawn[-1]]
+        same = [identity["sha256"], identity[row_table.CONTENT], drawn[-1]]
         return {"rows": sum(len(each.rows) for each in read.tables), "same": same, **_seconds(began, ready, len(drawn))}
 
     return start

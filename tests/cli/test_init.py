@@ -13,7 +13,7 @@ from tiercel.cli import init
 from tiercel.cli.main import main
 from tiercel.config import load_recipe
 from tiercel.config.loading import read_tree
-from tiercel.training.session import run_length
+from tiercel.training.run_length import run_length
 
 ROOT = Path(__file__).parents[2]
 

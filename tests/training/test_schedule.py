@@ -4,8 +4,8 @@ import pytest
 
 from tiercel.config.schema import Optim
 from tiercel.errors import RecipeError
+from tiercel.training.run_length import require_schedule
 from tiercel.training.schedule import learning_rate
-from tiercel.training.session import require_schedule
 
 
 def rates(total: int, **keys) -> list[float]:

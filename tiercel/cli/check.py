@@ -49,7 +49,7 @@ from tiercel.rollout.vllm.routes import told_rate
 from tiercel.rollout.vllm.server import connect
 from tiercel.training.distillation.served_teacher import open_served
 from tiercel.training.grpo.completion_sampling import open_dialogues
-from tiercel.training.session import run_length
+from tiercel.training.run_length import run_length
 from tiercel.training.start_checks import missing_packages, rehearse
 from tiercel.types import Row, Size
 

@@ -26,7 +26,8 @@ from tiercel.training.nonfinite_guard import REPORT, gradient_size, nonfinite_di
 from tiercel.training.offline.example_loss import example_microbatch_losses
 from tiercel.training.offline.objectives import objective_of
 from tiercel.training.optimizer_step import MicrobatchLoss
-from tiercel.training.session import run_length, set_up_numerics
+from tiercel.training.run_length import run_length
+from tiercel.training.session import set_up_numerics
 from tiercel.training.strategy_choice import read_token_budget
 from tiercel.training.trainer import Trainer, build_trainer
 from tiercel.types import EncodedImage, Example

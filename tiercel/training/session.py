@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from tiercel.config.row_sources import names_in
-from tiercel.config.schema import BaseRecipe, Optim
+from tiercel.config.schema import BaseRecipe
 from tiercel.config.tracker_packages import require_packages
-from tiercel.data.order import prompts_of_epochs, steps_of_epochs
 from tiercel.data.row_table import RowTable, RunRows
 from tiercel.distributed.ranks import Ranks
-from tiercel.errors import EXIT_TAKEN, NonFiniteError, RecipeError, Terminated, TiercelError
+from tiercel.errors import EXIT_TAKEN, NonFiniteError, Terminated, TiercelError
 from tiercel.log import logger
 from tiercel.message_text import counted
 from tiercel.reliability.diagnosis import Diagnosis
@@ -38,19 +37,12 @@ from tiercel.training.rows import (
     require_same_rows,
 )
 from tiercel.training.run_content import NAMED, content_of, require_content_of
-from tiercel.training.schedule import decay_steps, learning_rate, seed_step
+from tiercel.training.run_length import RunLength, is_due, lacks_evaluation, require_schedule, run_length
+from tiercel.training.schedule import learning_rate, seed_step
 from tiercel.training.start_checks import require_installed
 from tiercel.training.step import Step
 from tiercel.training.strategy_choice import read_token_budget, write_token_budget
 from tiercel.training.trainer import Trainer, build_trainer
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunLength:
-    """How long the run is: its steps, and the global index before which it stops (None: only the steps end it)."""
-
-    steps: int
-    end: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -345,21 +337,6 @@ def open_session(recipe: BaseRecipe, run: RunDirectory) -> Iterator[Session]:
         logger.info(f"done: {run.path}; look at it: tiercel report {run.path}")
 
 
-def is_due(step: int, every: int | None, length: RunLength) -> bool:
-    """Return whether something that happens every so many steps, and after the last, happens after this one."""
-    return step == length.steps or (every is not None and step < length.steps and step % every == 0)
-
-
-def lacks_evaluation(recipe: BaseRecipe, run: RunDirectory, length: RunLength, found: FoundCheckpoint | None) -> bool:
-    """Return whether the evaluation before the next step is still to be made: that of a new run, or one that a stop or
-    an error ended, so that the row of its step lacks it."""
-    if found is None:
-        return True
-    is_evaluated = recipe.data.eval is not None and is_due(found.step, recipe.train.eval_every, length)
-    newest = Rows(run.metrics_file).newest(1) if is_evaluated else []
-    return any(row.get("step") == found.step and not any(key.startswith("eval/") for key in row) for row in newest)
-
-
 _OWN_THREADS: dict[str, int] = {}
 
 
@@ -372,36 +349,3 @@ def set_up_numerics(recipe: BaseRecipe) -> None:
     elif _OWN_THREADS:
         torch.set_num_threads(_OWN_THREADS.pop("before"))
     torch.use_deterministic_algorithms(recipe.train.deterministic)
-
-
-def require_schedule(optim: Optim, last: int) -> None:
-    """Raise RecipeError if the learning rate would still rise at the end of a new run, whose length epochs may decide,
-    or if it would fall before it has risen."""
-    if optim.warmup_steps > last:
-        raise RecipeError(
-            [
-                f"optim.warmup_steps: is {optim.warmup_steps}, but the run has only {last} steps, so optim.lr would "
-                "never be reached; use fewer warmup steps"
-            ]
-        )
-    room = last - optim.warmup_steps
-    if optim.schedule == "wsd" and (decay := decay_steps(optim, last)) > room:
-        raise RecipeError(
-            [
-                f"optim.decay_steps: is {decay}, but the run's {last} steps minus optim.warmup_steps "
-                f"({optim.warmup_steps}) leave {room}; use at most that many, or the rate would fall before it has "
-                "risen"
-            ]
-        )
-
-
-def run_length(recipe: BaseRecipe, row_count: int) -> RunLength:
-    """Compute the length from the given steps, or from the epochs."""
-    if recipe.train.steps is not None:
-        return RunLength(steps=recipe.train.steps, end=None)
-    assert recipe.train.epochs is not None
-    size = recipe.optim.prompts_per_step
-    return RunLength(
-        steps=steps_of_epochs(recipe.train.epochs, row_count, size),
-        end=prompts_of_epochs(recipe.train.epochs, row_count),
-    )
