@@ -1,7 +1,6 @@
 """Answers of a broken vLLM server from the fifth rollout on: nothing is learnt from any, and each ends with a
 message."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,7 +66,7 @@ def test_a_hostile_answer_ends_with_a_message_and_is_never_accepted(name, answer
     else:
         server.tamper = hostile.make
     if hostile.ending == "patience":  # the good answers may need all of it
-        sampler.pool = replace(sampler.pool, patience_seconds=0.2)
+        sampler.states.patience_seconds = 0.2
     if "no complete answer" in hostile.says:  # the others answer, however late a busy machine lets them
         for client in sampler.pool.servers:
             client._seconds = 0.15

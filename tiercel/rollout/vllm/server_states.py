@@ -47,7 +47,7 @@ class ServerStates:
 
     def __init__(self, servers: Iterable[VllmServer], patience_seconds: float):
         self.every = [ServerState(server=server, faults=ServerFaults()) for server in servers]
-        self._patience_seconds = patience_seconds
+        self.patience_seconds = patience_seconds
         self._last_sign = time.monotonic()  # of the servers: an answer, or a fault after which none was left
 
     @property
@@ -73,7 +73,7 @@ class ServerStates:
                 raise TrainingError(self._useless())
             now = time.monotonic()
             since = self._last_sign if first_fault is None else first_fault
-            if now - since > self._patience_seconds and (first_fault is not None or not self.good):
+            if now - since > self.patience_seconds and (first_fault is not None or not self.good):
                 raise TrainingError(self._lost(prompt))
             due = next((s for s in self.every if s.fault and not s.is_tried and s.next_try <= now), None)
             if due is not None:
@@ -129,7 +129,7 @@ class ServerStates:
     def _lost(self, prompt: EncodedPrompt) -> str:
         return (
             f"rollout.urls: row {prompt.row.id} got no answer within rollout.patience "
-            f"({self._patience_seconds:g} s): {self._reasons()}; start the servers again, and run the "
+            f"({self.patience_seconds:g} s): {self._reasons()}; start the servers again, and run the "
             "same command again to resume from the newest checkpoint"
         )
 
