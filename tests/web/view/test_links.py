@@ -16,24 +16,41 @@ NAMES = (
 )
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_link_in_a_run_shows_nothing_of_elsewhere(tmp_path, name):
-    key = tmp_path / "key"
+def linked(name: str) -> str:
+    return name.replace("/", "-")
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory):
+    key = tmp_path_factory.mktemp("elsewhere") / "key"
     key.write_text(f'{KEY}\n{{"id": "{KEY}", "reason": "{KEY}", "exit_code": 3, "step": 1, "files": {{}}}}\n')
-    for run in ("linked", "whole"):
-        make_sft(tmp_path / "runs" / run, steps=3)
-    file = tmp_path / "runs" / "linked" / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.unlink(missing_ok=True)
-    file.symlink_to(key)
-    with served(tmp_path / "runs", state=tmp_path / "state") as page:
-        for run in ("linked", "whole"):
-            answers = [httpx.get(f"{page.root}/{part}", params={"run": run}) for part in PARTS]
-            assert any(answer.status_code == 200 for answer in answers)
-            assert all(KEY not in answer.text and answer.status_code != 500 for answer in answers)
-            told = [answer.text for answer in answers if answer.status_code == 503]
-            assert all(name in text for text in told) and not (told and run == "whole")
-    assert key.read_text().startswith(KEY) and file.is_symlink()
+    return key
+
+
+@pytest.fixture(scope="module")
+def page(key, tmp_path_factory):
+    """A page of a run for each of NAMES, in which it is a link, and of one without."""
+    runs = tmp_path_factory.mktemp("runs")
+    make_sft(runs / "whole", steps=3)
+    for name in NAMES:
+        make_sft(runs / linked(name), steps=3)
+        file = runs / linked(name) / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.unlink(missing_ok=True)
+        file.symlink_to(key)
+    with served(runs, state=tmp_path_factory.mktemp("state")) as page, httpx.Client(base_url=page.root) as client:
+        yield client
+
+
+@pytest.mark.parametrize("name", (*NAMES, None))
+def test_a_link_in_a_run_shows_nothing_of_elsewhere(page, key, name):
+    run = "whole" if name is None else linked(name)
+    answers = [page.get(f"/{part}", params={"run": run}) for part in PARTS]
+    assert any(answer.status_code == 200 for answer in answers)
+    assert all(KEY not in answer.text and answer.status_code != 500 for answer in answers)
+    told = [answer.text for answer in answers if answer.status_code == 503]
+    assert not told if name is None else all(name in text for text in told)
+    assert key.read_text().startswith(KEY)
 
 
 @pytest.mark.parametrize("name", ("rollouts", "images"))
