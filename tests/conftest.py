@@ -7,20 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import torch
-
-ARE_DECLARED = find_spec("declared_torchvision_operators") is not None  # by the environment itself
-if not ARE_DECLARED and find_spec("torchvision") is not None and torch.version.cuda is None:
-    # torchvision is built against CUDA. Its Python part can be imported next to a CPU build of torch if these are
-    # declared.
-    torch.library.define("torchvision::nms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    torch.library.define("torchvision::qnms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-from tests.tiny_models import FAMILY_NAMES, save_tiny_checkpoint
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["TIERCEL_LANG"] = "en"  # whatever the machine's locale
-torch.set_num_threads(1)  # two would compete for the cores with the processes that tests start
 
 
 def listed(name: str) -> tuple[str, ...]:
@@ -43,6 +32,28 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.option.loadscopereorder = False  # xdist would begin with the files of most tests
+    if not getattr(config.option, "numprocesses", None):  # the process that only hands out tests needs no torch
+        set_up_torch()
+
+
+def set_up_torch() -> None:
+    import torch
+
+    torch.set_num_threads(1)  # two would compete for the cores with the processes that tests start
+    is_declared = find_spec("declared_torchvision_operators") is not None  # by the environment itself
+    if not is_declared and find_spec("torchvision") is not None and torch.version.cuda is None:
+        # torchvision is built against CUDA. Its Python part can be imported next to a CPU build of torch if these are
+        # declared.
+        torch.library.define("torchvision::nms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        torch.library.define("torchvision::qnms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Pass over files without the mark that is asked for, because importing all files takes longer than their tests."""
+    mark = config.option.markexpr
+    if mark.isidentifier() and collection_path.name.startswith("test_"):
+        return f"mark.{mark}" not in collection_path.read_text(encoding="utf-8") or None
+    return None
 
 
 def is_of_third(case: str, third: int) -> bool:
@@ -81,5 +92,7 @@ def pytest_collection_finish():
 @pytest.fixture(scope="session")
 def tiny_checkpoints(tmp_path_factory) -> dict[str, Path]:
     """Directory of a tiny random checkpoint for each family."""
+    from tests.tiny_models import FAMILY_NAMES, save_tiny_checkpoint
+
     root = tmp_path_factory.mktemp("checkpoints")
     return {name: save_tiny_checkpoint(name, root / name) for name in FAMILY_NAMES}

@@ -81,7 +81,8 @@ def decoder_for(heads: int, key_heads: int, size: int, dtype: torch.dtype) -> di
         kernel.over_own(query, own, own, places, size**-0.5)
         kernel.over_prompts(query, prompts, prompts, places, size**-0.5)
     shared = max(entry.numbers[2] for entry in log.of("launch"))
-    return {"decoder": {"form": type(kernel).__name__.lower().removesuffix("kernel"), "shared_bytes": shared, "refused": len(log.refused)}}
+    form = type(kernel).__name__.removesuffix("Kernel").lower()
+    return {"decoder": {"form": form, "shared_bytes": shared, "refused": len(log.refused)}}
 
 
 def plant_large_tiles() -> None:
