@@ -11,10 +11,11 @@ from torch import Tensor
 from tiercel.algorithms import Totals
 from tiercel.errors import DataError
 from tiercel.models.prompts import completion_positions
-from tiercel.packing.cutting import Cuts, TreeCutter, bins_in_order
+from tiercel.packing.cutting import Bin, TreeCutter, prefix_cuts, together
 from tiercel.packing.divergence import TeacherTokens
 from tiercel.packing.layout import Continuation, PackedTokens, PackItem, add_item, pack
 from tiercel.packing.sharing import PictureFamily, TreeBuilder
+from tiercel.packing.tree import groups_tree
 from tiercel.types import Completion, EncodedImage, EncodedPrompt, Row, ScoredGroup
 
 T = TypeVar("T")
@@ -102,10 +103,8 @@ class MicrobatchUnit(Generic[Batch]):
 
     def computed(self, number: int) -> int:
         """Count the tokens that a microbatch computes, together with those of the prefixes that open with it."""
-        covering = [each for each in self.prefixes if each.first <= number < each.stop]
-        path = max((each.packed.tree.length for each in covering), default=0)
-        known = max((each.packed.tree.length for each in covering if each.first < number), default=0)
-        return self.batches[number].packed.tree.length - path + (path - known)
+        before = [each.packed.tree.length for each in self.prefixes if each.first < number < each.stop]
+        return self.batches[number].packed.tree.length - max(before, default=0)
 
     @property
     def images_of_passes(self) -> list[tuple[EncodedImage, ...]]:
@@ -225,30 +224,33 @@ def units_of(
     not fit is cut at its nodes; if `may_run_prefix`, its parts share passes over their prefixes, and otherwise each
     part contains them. Raises DataError if an entry does not fit on its own."""
     ends = [[whole.ends_C[number] for number in numbers] for _, numbers in entries]
-    cutter = TreeCutter(whole.tree, ends, budget, continues=may_run_prefix)
-    if form == "repeated":
-        sizes = [sum(map(whole.tree.length_to, each)) for each in ends]
-    else:
-        sizes = list(map(cutter.size, cutter.nodes))
-    for (row_id, _), size in zip(entries, sizes, strict=True):
-        if size > budget:
+    tree = whole.tree
+    if form == "repeated":  # as if each entry were a root of its own
+        tree = groups_tree(*([sum(map(tree.length_to, each))] for each in ends))
+        ends = [[entry] for entry in range(len(entries))]
+    cutter = TreeCutter(tree, ends, budget)
+    for (row_id, _), nodes in zip(entries, cutter.nodes, strict=True):
+        if (size := cutter.size(nodes)) > budget:
             raise DataError(
                 f"row {row_id}: {size} tokens exceed learner.max_tokens_per_microbatch = {budget}; "
                 "raise it, or lower data.max_prompt_tokens",
                 field="messages",
             )
 
-    def unit(cuts: Cuts) -> MicrobatchUnit[Batch]:
-        prefixes, batches = [], []
-        for cut in cuts.prefixes:
-            packed = whole.prefix(cut.node, below=whole.tree.nodes[cut.node].parent)
-            prefixes.append(PolicyPrefix(packed=packed, first=cut.first, stop=cut.stop))
-        for each in cuts.bins:
-            numbers = [number for entry in each.entries for number in entries[entry][1]]
-            batches.append(batch_of(whole.only(numbers, each.below), each.entries))
-        return MicrobatchUnit(batches=tuple(batches), prefixes=tuple(prefixes))
+    def microbatch(each: Bin) -> Batch:
+        rows = [number for entry in each.entries for number in entries[entry][1]]
+        return batch_of(whole.only(rows, each.above), each.entries)
 
-    return list(map(unit, bins_in_order(sizes, budget) if form == "repeated" else cutter.cuts()))
+    bins = cutter.bins() if may_run_prefix else (Bin(each.entries) for each in cutter.bins())
+    return [
+        MicrobatchUnit(
+            batches=tuple(map(microbatch, unit)),
+            prefixes=tuple(
+                PolicyPrefix(packed=whole.prefix(cut.path), first=cut.first, stop=cut.stop) for cut in prefix_cuts(unit)
+            ),
+        )
+        for unit in together(bins)
+    ]
 
 
 def in_completion_order(units: Sequence[MicrobatchUnit[PolicyBatch]], values: Sequence[T]) -> list[T]:

@@ -5,107 +5,89 @@ tree, depth first, so that what is kept at a time is one path and one microbatch
 An entry is what stays in one microbatch: a completion, or the answers of an example.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tiercel.packing.tree import PrefixTree
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixCut:
-    """A pass over the node `node`, after the path of its ancestors, for the bins from `first` up to `stop`."""
+class Bin:
+    """The entries of a microbatch, and the path of nodes above it that passes of their own compute."""
 
-    node: int
+    entries: tuple[int, ...]
+    above: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCut:
+    """A pass over the last node of a path, for the bins from `first` up to `stop`, which continue it."""
+
+    path: tuple[int, ...]
     first: int
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class Bin:
-    """The entries of a microbatch. Passes of their own computed the path down to the node `below`, None if none did."""
-
-    entries: tuple[int, ...]
-    below: int | None = None
-
-
-@dataclass(slots=True)
-class Cuts:
-    """Bins that are computed together, and the passes over the prefixes that they continue, outermost first."""
-
-    bins: list[Bin] = field(default_factory=list)
-    prefixes: list[PrefixCut] = field(default_factory=list)
+def together(bins: Iterable[Bin]) -> list[list[Bin]]:
+    """Divide bins, given in the order of the walk, into runs that continue the same pass over a root."""
+    runs: list[list[Bin]] = []
+    for each in bins:
+        if not each.above or not runs or runs[-1][0].above[:1] != each.above[:1]:
+            runs.append([])
+        runs[-1].append(each)
+    return runs
 
 
-def bins_in_order(sizes: Sequence[int], budget: int) -> list[Cuts]:
-    """Fill bins with entries of these sizes, which share nothing, one after the other."""
-    bins: list[list[int]] = []
-    filled = budget
-    for entry, size in enumerate(sizes):
-        filled += size
-        if filled > budget:
-            bins.append([])
-            filled = size
-        bins[-1].append(entry)
-    return [Cuts(bins=[Bin(tuple(each))]) for each in bins]
+def prefix_cuts(bins: Sequence[Bin]) -> list[PrefixCut]:
+    """Return the passes that bins, given in the order of the walk, continue: outer ones before those below them."""
+    found = []
+    for path in dict.fromkeys(each.above[: depth + 1] for each in bins for depth in range(len(each.above))):
+        below = [number for number, each in enumerate(bins) if each.above[: len(path)] == path]
+        found.append(PrefixCut(path, below[0], below[-1] + 1))
+    return found
 
 
 class TreeCutter:
     """Cuts a tree. The sequences of the entry number i end with the nodes `ends[i]`; no entry has more tokens than
-    `budget`. Unless `continues`, each bin computes the whole paths of its entries."""
+    `budget`."""
 
-    def __init__(self, tree: PrefixTree, ends: Sequence[Sequence[int]], budget: int, *, continues: bool):
-        self.tree, self.budget, self.continues = tree, budget, continues
+    def __init__(self, tree: PrefixTree, ends: Sequence[Sequence[int]], budget: int):
+        self.tree, self.budget = tree, budget
         self.nodes = [frozenset(node for end in each for node in tree.path(end)) for each in ends]
 
     def size(self, nodes: AbstractSet[int]) -> int:
         """Count the tokens of nodes."""
-        return sum(stop - start for start, stop in (self.tree.nodes[node].span for node in nodes))
+        return sum(self.tree.nodes[node].size for node in nodes)
 
-    def cuts(self) -> list[Cuts]:
-        """Return what is computed together, in the order of the walk."""
-        found = []
-        for part in self._parts(range(len(self.nodes)), None):
-            self._add(cuts := Cuts(), None, *part)
-            found += [cuts] if self.continues else [Cuts(bins=[each]) for each in cuts.bins]
-        return found
+    def bins(self) -> Iterator[Bin]:
+        """Yield the bins of all entries, in the order of the walk."""
+        return self._bins(range(len(self.nodes)), ())
 
-    def _add(self, cuts: Cuts, parent: int | None, child: int | None, entries: Sequence[int]) -> None:
-        """Add a part of the entries below `parent`."""
-        if child is None:
-            cuts.bins.append(Bin(tuple(sorted(entries)), parent if self.continues else None))
-            return
-        place, first = len(cuts.prefixes), len(cuts.bins)
-        cuts.prefixes.append(PrefixCut(child, first, first))
-        for part in self._parts(entries, child):
-            self._add(cuts, child, *part)
-        cuts.prefixes[place] = PrefixCut(child, first, len(cuts.bins))
-
-    def _parts(self, entries: Sequence[int], parent: int | None) -> Iterator[tuple[int | None, list[int]]]:
-        """Yield entries below `parent` that fit into one bin, with None, and those of a child that do not fit, with the
-        child. Entries that end at `parent` have no tokens below it, so they go with the first of the others."""
-        path = frozenset[int]() if parent is None else frozenset(self.tree.path(parent))
+    def _bins(self, entries: Sequence[int], above: tuple[int, ...]) -> Iterator[Bin]:
+        """Yield the bins of entries below a path. Those of a child that do not fit into one bin have bins below that
+        child. Entries that end with the path have no tokens below it, so they go with the first of the others."""
+        path = frozenset(above)
         held, filled = [entry for entry in entries if self.nodes[entry] <= path], path
-        for child, members in self._by_child(entries, path, parent):
+        for child, members in self._by_child(entries, above):
             nodes = path.union(*(self.nodes[entry] for entry in members))
             fits = self.size(nodes) <= self.budget
             if filled > path and not (fits and self.size(filled | nodes) <= self.budget):
-                yield None, held
+                yield Bin(tuple(sorted(held)), above)
                 held, filled = [], path
             if fits:
                 held, filled = held + members, filled | nodes
             else:
-                yield child, held + members
+                yield from self._bins(held + members, (*above, child))
                 held = []
         if held:
-            yield None, held
+            yield Bin(tuple(sorted(held)), above)
 
-    def _by_child(
-        self, entries: Sequence[int], path: AbstractSet[int], parent: int | None
-    ) -> Iterator[tuple[int, list[int]]]:
+    def _by_child(self, entries: Sequence[int], above: tuple[int, ...]) -> Iterator[tuple[int, list[int]]]:
         """Yield the entries of each child, in the order of the walk. One that is in several children stands alone."""
+        parent = above[-1] if above else None
         found: dict[int, list[int]] = {}
-        firsts = {entry: min(below) for entry in entries if (below := self.nodes[entry] - path)}
+        firsts = {entry: min(below) for entry in entries if (below := self.nodes[entry].difference(above))}
         for entry, first in sorted(firsts.items(), key=lambda each: each[1]):
             children = [node for node in self.nodes[entry] if self.tree.nodes[node].parent == parent]
             found.setdefault(first if len(children) == 1 else -1 - entry, []).append(entry)

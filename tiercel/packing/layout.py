@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tiercel.models.layers.attention_span import Span
 from tiercel.packing import sharing
-from tiercel.packing.sharing import Branch, PictureFamily, Segment, TreeBuilder, built, located
-from tiercel.packing.tree import Node, PrefixTree
+from tiercel.packing.sharing import PictureFamily, Segment, TreeBuilder, located
+from tiercel.packing.tree import PrefixTree, end_to_end, shifted
 from tiercel.types import EncodedImage, EncodedPrompt
 
 
@@ -33,6 +33,13 @@ class PackItem:
 
     prompt: EncodedPrompt
     continuations: tuple[Continuation, ...]
+
+    @classmethod
+    def of_prompt(cls, prompt: EncodedPrompt) -> "PackItem":
+        """Build an item whose only sequence is a prompt: nothing continues it."""
+        ids_L, positions_DL = prompt.token_ids_P[:0], prompt.positions_DP[:, :0]
+        nothing = Continuation(token_ids_L=ids_L, positions_DL=positions_DL, is_scored_L=ids_L.bool())
+        return cls(prompt=prompt, continuations=(nothing,))
 
     @property
     def images(self) -> tuple[EncodedImage, ...]:
@@ -88,105 +95,88 @@ class PackedTokens:
         first_M = torch.full((len(distinct_M),), len(which_N)).scatter_reduce(0, which_N, order_N, "amin")
         return first_M, which_N
 
-    def only(self, rows: Sequence[int], below: int | None = None) -> "PackedTokens":
-        """Cut rows out of the pack. If `below` is given, all rows are in the subtree of that node, and a pass of its
-        own computes the path down to it: the path becomes the first node, without its pictures."""
+    def only(self, rows: Sequence[int], above: Sequence[int] = ()) -> "PackedTokens":
+        """Cut rows out of the pack. All are below the path of nodes `above`, if there is one, which passes of their own
+        compute: it becomes the first node, without its pictures."""
         numbers = {number for row in rows for number in self.tree.path(self.ends_C[row])}
-        return self._of_nodes(numbers, [] if below is None else self.tree.path(below), rows)
+        return self._of_nodes(numbers, above, rows)
 
-    def prefix(self, node: int, below: int | None) -> "PackedTokens":
-        """Cut a node out of the pack, without rows, after the path down to `below`, which becomes the first node."""
-        return self._of_nodes({node}, [] if below is None else self.tree.path(below), ())
+    def prefix(self, path: Sequence[int]) -> "PackedTokens":
+        """Cut the last node of a path from a root out of the pack, without rows, after the others as the first node."""
+        return self._of_nodes(path, path[:-1], ())
 
     def _of_nodes(self, numbers: Collection[int], above: Sequence[int], rows: Sequence[int]) -> "PackedTokens":
         """Cut nodes out of the pack, with the nodes of the path `above` as one."""
-        kept = [*above, *sorted(set(numbers).difference(above))]
-        parts = [torch.arange(*self.tree.nodes[number].span) for number in kept]
-        places_T = torch.cat(parts)
+        own = sorted(set(numbers).difference(above))
+        groups = [*([above] if above else []), *([number] for number in own)]
+        tree, places = self.tree.regrouped(groups)
+        new = {group[-1]: number for number, group in enumerate(groups)}
+        places_T = torch.cat(places)
         to_new = torch.full((self.tree.length,), -1).scatter(0, places_T, torch.arange(len(places_T)))
-        new = dict.fromkeys(above, 0)
-        nodes = [Node((0, sum(map(len, parts[: len(above)]))))] if above else []
-        place = nodes[0].span[1] if above else 0
-        for number in kept[len(above) :]:
-            (start, stop), parent = self.tree.nodes[number].span, self.tree.nodes[number].parent
-            new[number] = len(nodes)
-            nodes.append(Node((place, place + stop - start), None if parent is None else new[parent]))
-            place += stop - start
-        pictures = [span for span in self.tree.picture_spans if to_new[span[0]] >= 0]
-        images = [
-            (image, new[node])
-            for image, node in zip(self.images, self.image_nodes, strict=True)
-            if node in new and node not in above
-        ]
+        shown = [place for place, node in enumerate(self.image_nodes) if node in new and node not in above]
         order = {row: number for number, row in enumerate(rows)}
         is_own_N = torch.isin(self.continuation_of_N, torch.tensor(list(rows), dtype=torch.int64))
         owners = [order[row] for row in self.continuation_of_N[is_own_N].tolist()]
+        ends = [self.ends_C[row] for row in rows]
         return PackedTokens(
-            tree=PrefixTree(
-                nodes=tuple(nodes),
-                picture_spans=tuple((int(to_new[start]), int(to_new[stop - 1]) + 1) for start, stop in pictures),
-            ),
+            tree=tree,
             token_ids_T=self.token_ids_T[places_T],
             positions_DT=self.positions_DT[:, places_T],
-            images=tuple(image for image, _ in images),
-            image_nodes=tuple(node for _, node in images),
-            ends_C=tuple(new[self.ends_C[row]] for row in rows),
+            images=tuple(self.images[place] for place in shown),
+            image_nodes=tuple(new[self.image_nodes[place]] for place in shown),
+            ends_C=tuple(new[end] for end in ends),
             scoring_N=to_new[self.scoring_N[is_own_N]],
             targets_N=self.targets_N[is_own_N],
             continuation_of_N=torch.tensor(owners, dtype=torch.int64),
-            repeated_length=sum(self.tree.length_to(self.ends_C[row]) for row in rows),
+            repeated_length=sum(map(self.tree.length_to, ends)),
         )
 
 
-def add_item(builder: TreeBuilder, item: PackItem, number: int = 0) -> Branch:
-    """Add an item's prompt and continuations, which are numbered from `number` on. Return the prompt's last node."""
-    prompt = item.prompt
-    end = builder.add_prompt(
-        Segment(
-            ids_L=prompt.token_ids_P,
-            positions_DL=prompt.positions_DP,
-            pictures=located(prompt.token_ids_P, prompt.images, builder.family),
-            picture_spans=prompt.picture_spans,
-        )
-    )
+def add_item(builder: TreeBuilder, item: PackItem, number: int = 0) -> None:
+    """Add an item's prompt and continuations, which are numbered from `number` on."""
+
+    def tokens(of: EncodedPrompt | Continuation, ids_L: Tensor, positions_DL: Tensor) -> Segment:
+        pictures = located(ids_L, of.images, builder.family)
+        return Segment(ids_L=ids_L, positions_DL=positions_DL, pictures=pictures, picture_spans=of.picture_spans)
+
+    prompt = builder.add(None, tokens(item.prompt, item.prompt.token_ids_P, item.prompt.positions_DP))
     for place, each in enumerate(item.continuations):
-        tokens = Segment(
-            ids_L=each.token_ids_L,
-            positions_DL=each.positions_DL,
-            pictures=located(each.token_ids_L, each.images, builder.family),
-            picture_spans=each.picture_spans,
-        )
-        builder.add(end, tokens, number + place)
-    return end
+        end = builder.add(prompt, tokens(each, each.token_ids_L, each.positions_DL))
+        end.ends.append(number + place)
 
 
 def pack(items: Sequence[PackItem], family: PictureFamily | None = None) -> PackedTokens:
     """Lay items into a tree. With `family`, items and continuations that begin alike share that beginning; without it,
     only the continuations of an item share, and they share its prompt. Continuations are numbered in the order of the
     items; an item may have none."""
-    builder, count = TreeBuilder(family), 0
+    builder = TreeBuilder(family)
+    rows: list[Continuation] = []
     for item in items:
-        add_item(builder, item, count)
-        count += len(item.continuations)
-    laid = built(builder)
-    nothing = torch.empty(0, dtype=torch.int64)
-    scoring, targets, owners = [nothing], [nothing], [nothing]
-    for number, continuation in enumerate(each for item in items for each in item.continuations):
-        scored_L = continuation.is_scored_L
-        # The last state before a continuation predicts its first token, each later state the token after it.
-        before_L = laid.tree.places(laid.ends[number])[-len(scored_L) - 1 : -1]
-        scoring.append(before_L[scored_L])
-        targets.append(continuation.token_ids_L[scored_L])
-        owners.append(torch.full((int(scored_L.sum()),), number))
+        add_item(builder, item, len(rows))
+        rows += item.continuations
+    branches, parents = zip(*builder.walk(), strict=True)
+    tokens = [branch.tokens for branch in branches]
+    nodes = end_to_end(list(map(len, tokens)), parents)
+    spans = [shifted(each, node.span[0]) for node, own in zip(nodes, tokens, strict=True) for each in own.picture_spans]
+    tree = PrefixTree(nodes=nodes, picture_spans=tuple(spans))
+    images = [(image, node) for node, own in enumerate(tokens) for found in own.pictures for image in found.images]
+    end_of = {row: node for node, branch in enumerate(branches) for row in branch.ends}
+    ends_C = tuple(end_of[row] for row in range(len(rows)))
+    lengths = [len(row.token_ids_L) for row in rows]
+    owners = [torch.full((length,), row) for row, length in enumerate(lengths)]
+    none = torch.empty(0, dtype=torch.int64)
+    # The last state before a continuation predicts its first token, each later state the token after it.
+    before = [tree.places(end)[-length - 1 : -1] for end, length in zip(ends_C, lengths, strict=True)]
+    is_scored = torch.cat([none.bool(), *(row.is_scored_L for row in rows)])
     return PackedTokens(
-        tree=laid.tree,
-        token_ids_T=laid.token_ids_T,
-        positions_DT=laid.positions_DT,
-        images=laid.images,
-        image_nodes=laid.image_nodes,
-        ends_C=tuple(laid.ends[number] for number in range(count)),
-        scoring_N=torch.cat(scoring),
-        targets_N=torch.cat(targets),
-        continuation_of_N=torch.cat(owners),
+        tree=tree,
+        token_ids_T=torch.cat([own.ids_L for own in tokens]),
+        positions_DT=torch.cat([own.positions_DL for own in tokens], dim=1),
+        images=tuple(image for image, _ in images),
+        image_nodes=tuple(node for _, node in images),
+        ends_C=ends_C,
+        scoring_N=torch.cat([none, *before])[is_scored],
+        targets_N=torch.cat([none, *(row.token_ids_L for row in rows)])[is_scored],
+        continuation_of_N=torch.cat([none, *owners])[is_scored],
         repeated_length=sum(item.repeated_length for item in items),
     )

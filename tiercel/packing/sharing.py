@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tiercel.models.layers.attention_span import Span
-from tiercel.packing.tree import Node, PrefixTree
+from tiercel.packing.tree import shifted
 from tiercel.types import EncodedImage, ImagePlan
 
 SHORTEST = 64  # tokens that a cut must share; on a CPU it pays from 24 on (benchmarks/shared_length.py)
@@ -54,18 +54,17 @@ class Segment:
 
     def cut(self, place: int) -> tuple["Segment", "Segment"]:
         """Return the tokens before and from `place` on."""
-        parts = []
-        for start, stop in ((0, place), (place, len(self))):
-            pictures = [each for each in self.pictures if start <= each.span[0] < stop]
-            parts.append(
-                Segment(
-                    ids_L=self.ids_L[start:stop],
-                    positions_DL=self.positions_DL[:, start:stop],
-                    pictures=tuple(replace(each, span=_moved(each.span, -start)) for each in pictures),
-                    picture_spans=tuple(_moved(span, -start) for span in self.picture_spans if start <= span[0] < stop),
-                )
-            )
-        return parts[0], parts[1]
+        return self._within(0, place), self._within(place, len(self))
+
+    def _within(self, start: int, stop: int) -> "Segment":
+        return Segment(
+            ids_L=self.ids_L[start:stop],
+            positions_DL=self.positions_DL[:, start:stop],
+            pictures=tuple(
+                replace(each, span=shifted(each.span, -start)) for each in self.pictures if start <= each.span[0] < stop
+            ),
+            picture_spans=tuple(shifted(span, -start) for span in self.picture_spans if start <= span[0] < stop),
+        )
 
 
 def located(
@@ -113,33 +112,32 @@ class Branch:
     children: "Siblings" = field(default_factory=lambda: Siblings())
     ends: list[int] = field(default_factory=list)  # the sequences that end with this node
 
+    def cut(self, place: int) -> None:
+        """Keep the tokens before `place`; the others become the only child, with all that was below."""
+        self.tokens, rest = self.tokens.cut(place)
+        self.children, self.ends = Siblings(Branch(rest, self.children, self.ends)), []
+
 
 class Siblings:
-    """Nodes with the same parent, found by the tokens that another one must share to be joined."""
+    """Nodes with the same parent, found by the tokens that another one must share to be joined. A cut leaves these
+    tokens together."""
 
     def __init__(self, *branches: Branch):
         self.branches: list[Branch] = []
-        self._by_start: dict[bytes, list[Branch]] = {}
-        self._lengths: set[int] = set()  # of the keys
+        self._by_start: dict[int, dict[bytes, list[Branch]]] = {}  # by how many tokens, and which
         for branch in branches:
             self.add(branch)
 
     def add(self, branch: Branch) -> None:
         length = min(len(branch.tokens), SHORTEST)
         self.branches.append(branch)
-        self._lengths.add(length)
-        self._by_start.setdefault(branch.tokens.start(length), []).append(branch)
-
-    def replace(self, branch: Branch, other: Branch) -> None:
-        """Put `other`, whose tokens begin those of `branch`, in its place."""
-        for branches in (self.branches, self._by_start[branch.tokens.start(min(len(branch.tokens), SHORTEST))]):
-            branches[branches.index(branch)] = other
+        self._by_start.setdefault(length, {}).setdefault(branch.tokens.start(length), []).append(branch)
 
     def nearest(self, tokens: Segment) -> tuple[Branch | None, int]:
         """Return the node that shares most with the tokens, if joining them pays, and how many they share."""
         best, most = None, 0
-        for length in self._lengths:
-            for branch in self._by_start.get(tokens.start(length), ()) if length <= len(tokens) else ():
+        for length, by_start in self._by_start.items():
+            for branch in by_start.get(tokens.start(length), ()) if length <= len(tokens) else ():
                 shared = common_length(branch.tokens, tokens)
                 if shared > most and (shared >= SHORTEST or shared == len(branch.tokens)):
                     best, most = branch, shared
@@ -147,34 +145,28 @@ class Siblings:
 
 
 class TreeBuilder:
-    """The nodes of sequences that were added one by one. Without `family`, only the continuations of one prompt share
-    anything, and they share the prompt."""
+    """The nodes of sequences that were added one by one. Without `family`, nothing is shared but the node that a
+    sequence continues."""
 
     def __init__(self, family: PictureFamily | None):
         self.family = family
         self.roots = Siblings()
         self.length = 0
 
-    def add_prompt(self, tokens: Segment) -> Branch:
-        """Add a sequence that others continue, and return the node at whose end it ends."""
-        return self._add(self.roots, tokens)
-
-    def add(self, prompt: Branch, tokens: Segment, number: int) -> None:
-        """Add what follows a prompt as the sequence `number`."""
-        self._add(prompt.children, tokens).ends.append(number)
-
-    def _add(self, siblings: Siblings, tokens: Segment) -> Branch:
-        while True:
+    def add(self, above: Branch | None, tokens: Segment) -> Branch:
+        """Add tokens that follow a node, or are the first of their sequence, and return the node at whose end they
+        end."""
+        while above is None or len(tokens):
+            siblings = self.roots if above is None else above.children
             branch, shared = siblings.nearest(tokens) if self.family is not None else (None, 0)
             if branch is None:
-                siblings.add(made := Branch(tokens))
+                siblings.add(branch := Branch(tokens))
                 self.length += len(tokens)
-                return made
-            if shared < len(branch.tokens):
-                branch = _cut(branch, shared, siblings)
-            if shared == len(tokens):
                 return branch
-            siblings, tokens = branch.children, tokens.cut(shared)[1]
+            if shared < len(branch.tokens):
+                branch.cut(shared)
+            above, tokens = branch, tokens.cut(shared)[1]
+        return above
 
     def walk(self) -> Iterator[tuple[Branch, int | None]]:
         """Yield each node with the number of its parent, depth first."""
@@ -185,54 +177,3 @@ class TreeBuilder:
             yield branch, parent
             waiting += [(child, number) for child in reversed(branch.children.branches)]
             number += 1
-
-
-def _cut(branch: Branch, place: int, siblings: Siblings) -> Branch:
-    """Cut a node in two, and return the upper part. The lower part keeps its identity, because whoever holds a node
-    means the end of its tokens."""
-    first, rest = branch.tokens.cut(place)
-    above = Branch(first)
-    siblings.replace(branch, above)
-    branch.tokens = rest
-    above.children.add(branch)
-    return above
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BuiltTree:
-    """A tree with its tokens."""
-
-    tree: PrefixTree
-    token_ids_T: Tensor
-    positions_DT: Tensor
-    images: tuple[EncodedImage, ...]  # in the order of their placeholders
-    image_nodes: tuple[int, ...]  # the number of each image's node
-    ends: dict[int, int]  # the number of the node with which each sequence ends
-
-
-def built(builder: TreeBuilder) -> BuiltTree:
-    """Lay the nodes end to end."""
-    nodes: list[Node] = []
-    pictures: list[Span] = []
-    branches = list(builder.walk())
-    start = 0
-    for branch, parent in branches:
-        nodes.append(Node((start, start + len(branch.tokens)), parent))
-        pictures += [_moved(span, start) for span in branch.tokens.picture_spans]
-        start += len(branch.tokens)
-    tokens = [branch.tokens for branch, _ in branches]
-    images = [
-        (number, image) for number, each in enumerate(tokens) for found in each.pictures for image in found.images
-    ]
-    return BuiltTree(
-        tree=PrefixTree(nodes=tuple(nodes), picture_spans=tuple(pictures)),
-        token_ids_T=torch.cat([each.ids_L for each in tokens]),
-        positions_DT=torch.cat([each.positions_DL for each in tokens], dim=1),
-        images=tuple(image for _, image in images),
-        image_nodes=tuple(number for number, _ in images),
-        ends={sequence: number for number, (branch, _) in enumerate(branches) for sequence in branch.ends},
-    )
-
-
-def _moved(span: Span, by: int) -> Span:
-    return span[0] + by, span[1] + by

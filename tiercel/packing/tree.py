@@ -8,6 +8,7 @@ sees the earlier tokens of its node and all tokens of the node's ancestors, as f
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import accumulate
 from typing import Generic, TypeVar
 
 import torch
@@ -25,6 +26,11 @@ class Node:
 
     span: Span
     parent: int | None = None  # its number among the nodes, which is smaller; None: a root
+
+    @property
+    def size(self) -> int:
+        """Count the tokens."""
+        return self.span[1] - self.span[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +86,7 @@ class PrefixTree:
         depths: list[int] = []
         for node in self.nodes:
             before = node.parent
-            depths.append(0 if before is None else depths[before] + _size(self.nodes[before].span))
+            depths.append(0 if before is None else depths[before] + self.nodes[before].size)
         return tuple(depths)
 
     @cached_property
@@ -100,7 +106,7 @@ class PrefixTree:
 
     def length_to(self, number: int) -> int:
         """Count the tokens on the path down to the end of a node."""
-        return self.depths[number] + _size(self.nodes[number].span)
+        return self.depths[number] + self.nodes[number].size
 
     def path(self, number: int) -> list[int]:
         """Return the numbers of the nodes from a root down to this one."""
@@ -111,12 +117,19 @@ class PrefixTree:
 
     def places(self, number: int) -> Tensor:
         """Return the places of the tokens on the path down to the end of a node."""
-        return torch.cat([torch.arange(*self.nodes[each].span) for each in self.path(number)])
+        return self._places(self.path(number))
+
+    def _places(self, numbers: Sequence[int]) -> Tensor:
+        return torch.cat([torch.arange(*self.nodes[number].span) for number in numbers])
 
     def picture_spans_in(self, own: Span) -> list[Span]:
         """Return the spans of the pictures in a node, relative to its start."""
-        begin, end = own
-        return [(start - begin, stop - begin) for start, stop in self.picture_spans if begin <= start < end]
+        return [shifted(span, -own[0]) for span in self.picture_spans if own[0] <= span[0] < own[1]]
+
+    def picture_spans_to(self, number: int) -> list[Span]:
+        """Return the spans of the pictures on the path down to the end of a node, counted from its start."""
+        path = [(self.depths[each], self.nodes[each].span) for each in self.path(number)]
+        return [shifted(span, depth) for depth, own in path for span in self.picture_spans_in(own)]
 
     def simplest(self, attention_span: AttentionSpan) -> AttentionSpan:
         """Return the simplest attention span that is equivalent for this tree."""
@@ -146,13 +159,29 @@ class PrefixTree:
         padding, and no other token sees them."""
         before = [Node((0, front))] if front else []
         moved_nodes = [
-            Node(_moved(node.span, front), None if node.parent is None else node.parent + len(before))
+            Node(shifted(node.span, front), None if node.parent is None else node.parent + len(before))
             for node in self.nodes
         ]
         end = front + self.length
         after = [Node((end, end + back))] if back else []
-        pictures = tuple(_moved(span, front) for span in self.picture_spans)
+        pictures = tuple(shifted(span, front) for span in self.picture_spans)
         return PrefixTree(nodes=(*before, *moved_nodes, *after), picture_spans=pictures)
+
+    def regrouped(self, groups: Sequence[Sequence[int]]) -> tuple["PrefixTree", list[Tensor]]:
+        """Build a tree of new nodes, each with the tokens of a group of nodes that follow each other on a path. A group
+        is below the one that ends with the parent of its first node. Return also the places in this tree of each new
+        node's tokens."""
+        number_of: dict[int | None, int] = {group[-1]: number for number, group in enumerate(groups)}
+        parents = [number_of.get(self.nodes[group[0]].parent) for group in groups]
+        places = [self._places(group) for group in groups]
+        nodes = end_to_end(list(map(len, places)), parents)
+        picture_spans: list[Span] = []
+        for node, group in zip(nodes, groups, strict=True):
+            start = node.span[0]
+            for number in group:
+                picture_spans += [shifted(span, start) for span in self.picture_spans_in(self.nodes[number].span)]
+                start += self.nodes[number].size
+        return PrefixTree(nodes=nodes, picture_spans=tuple(picture_spans)), places
 
     def after(self, first: int) -> tuple[Span, ...]:
         """Return the spans of the tokens from `first` on."""
@@ -167,16 +196,25 @@ class PrefixTree:
         return moved(mask_ST[None, None], device)
 
 
+def end_to_end(sizes: Sequence[int], parents: Sequence[int | None]) -> tuple[Node, ...]:
+    """Lay out nodes of these sizes, given in the order of a walk."""
+    stops = accumulate(sizes)
+    return tuple(Node((stop - size, stop), parent) for size, stop, parent in zip(sizes, stops, parents, strict=True))
+
+
 def groups_tree(*groups: Sequence[int], picture_spans: Sequence[Span] = ()) -> PrefixTree:
     """Build a tree from groups, each given by the number of tokens of its prompt and of the completions after it."""
-    nodes: list[Node] = []
-    start = 0
+    sizes: list[int] = []
+    parents: list[int | None] = []
     for lengths in groups:
-        root = len(nodes)
-        for place, length in enumerate(lengths):
-            nodes.append(Node((start, start + length), root if place else None))
-            start += length
-    return PrefixTree(nodes=tuple(nodes), picture_spans=tuple(picture_spans))
+        parents += [len(sizes) if place else None for place in range(len(lengths))]
+        sizes += lengths
+    return PrefixTree(nodes=end_to_end(sizes, parents), picture_spans=tuple(picture_spans))
+
+
+def shifted(span: Span, by: int) -> Span:
+    """Return a span that is so many places further on."""
+    return span[0] + by, span[1] + by
 
 
 class ByAttentionSpan(Generic[Made]):
@@ -188,11 +226,3 @@ class ByAttentionSpan(Generic[Made]):
 
     def of(self, attention_span: AttentionSpan) -> Made:
         return self.make(self.tree.simplest(attention_span))
-
-
-def _size(span: Span) -> int:
-    return span[1] - span[0]
-
-
-def _moved(span: Span, by: int) -> Span:
-    return span[0] + by, span[1] + by

@@ -19,10 +19,9 @@ from tiercel.models.layers.attention import Layer, attended
 from tiercel.models.layers.attention_span import AttentionSpan, Span, sequence_masks
 from tiercel.models.layers.delta_net import DeltaScan, DeltaState, DeltaTokens
 from tiercel.packing.attention.split_and_dense import SplitAttention
-from tiercel.packing.layout import PackItem, add_item
+from tiercel.packing.layout import PackedTokens, PackItem, pack
 from tiercel.packing.recurrence import PackedForm
-from tiercel.packing.sharing import BuiltTree, TreeBuilder, built
-from tiercel.packing.tree import Node, PrefixTree
+from tiercel.packing.tree import PrefixTree
 from tiercel.rollout.local.attention import DecodeAttention
 from tiercel.types import EncodedPrompt
 
@@ -94,13 +93,12 @@ class PrefillAttention:
 class PromptTree:
     """The prompts of a batch, with what they share once."""
 
-    laid: BuiltTree
-    prompts: int
+    laid: PackedTokens
 
     @property
-    def ends(self) -> list[int]:
+    def ends(self) -> tuple[int, ...]:
         """Return the number of the node with which each prompt ends."""
-        return [self.laid.ends[number] for number in range(self.prompts)]
+        return self.laid.ends_C
 
     @cached_property
     def decoded(self) -> "DecodedTree":
@@ -119,7 +117,7 @@ class DecodedTree:
 
     tree: PrefixTree
     ends: tuple[int, ...]  # the number of the node with which each sequence ends
-    places: tuple[Tensor, ...]  # of each node's tokens in the other tree
+    places: Sequence[Tensor]  # of each node's tokens in the other tree
 
     @cached_property
     def places_of_levels(self) -> list[Tensor]:
@@ -130,35 +128,25 @@ class DecodedTree:
 def without_short_nodes(tree: PrefixTree, ends: Sequence[int], shortest: int) -> DecodedTree:
     """Make each node of fewer than `shortest` tokens a part of each of its children, unless a sequence ends with it.
     Reading its keys several times costs less than one more level of attention."""
-    nodes: list[Node] = []
-    places: list[Tensor] = []
-    number_of: dict[int | None, int | None] = {None: None}  # of a node, or of what is above it if it was short
-    short: dict[int | None, Tensor] = {}  # the places of nodes that were left out, and of such above them
+    groups: list[list[int]] = []
+    short: dict[int | None, list[int]] = {}  # the nodes that were left out, with such above them
     parents = {node.parent for node in tree.nodes}
     for number, node in enumerate(tree.nodes):
-        above, own = number_of[node.parent], torch.arange(*node.span)
-        if node.parent in short:
-            own = torch.cat([short[node.parent], own])
-        if len(own) < shortest and number in parents and number not in ends:
-            number_of[number], short[number] = above, own
+        group = [*short.get(node.parent, ()), number]
+        is_short = sum(tree.nodes[each].size for each in group) < shortest
+        if is_short and number in parents and number not in ends:
+            short[number] = group
         else:
-            number_of[number] = len(nodes)
-            start = nodes[-1].span[1] if nodes else 0
-            nodes.append(Node((start, start + len(own)), above))
-            places.append(own)
-    new_ends = tuple(new for end in ends if (new := number_of[end]) is not None)
-    return DecodedTree(tree=PrefixTree(nodes=tuple(nodes)), ends=new_ends, places=tuple(places))
+            groups.append(group)
+    decoded, places = tree.regrouped(groups)
+    number_of = {group[-1]: number for number, group in enumerate(groups)}
+    return DecodedTree(tree=decoded, ends=tuple(number_of[end] for end in ends), places=places)
 
 
 def prompt_tree(prompts: Sequence[EncodedPrompt], family: Family) -> PromptTree | None:
     """Join prompts; None if they share nothing."""
-    builder = TreeBuilder(family)
-    for number, prompt in enumerate(prompts):
-        add_item(builder, PackItem(prompt=prompt, continuations=())).ends.append(number)
-    if builder.length == sum(len(prompt.token_ids_P) for prompt in prompts):
-        return None
-    laid = built(builder)
-    return PromptTree(laid=laid, prompts=len(prompts))
+    laid = pack([PackItem.of_prompt(prompt) for prompt in prompts], family)
+    return None if laid.tree.length == laid.repeated_length else PromptTree(laid)
 
 
 class TreePrefill:
