@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tiercel.packing.cutting import Bin, PrefixCut, TreeCutter, prefix_cuts, together
+from tiercel.packing.cutting import Bin, TreeCutter, prefix_cuts, together
 from tiercel.packing.tree import PrefixTree, end_to_end, groups_tree
 
 
@@ -28,20 +28,20 @@ def test_a_tree_that_fits_is_one_bin():
 
 def test_a_tree_is_cut_between_its_questions():
     (found,) = runs(28)
-    assert found == [Bin((0, 1, 2), (0,)), Bin((3, 4), (0,))] and prefix_cuts(found) == [PrefixCut((0,), 0, 2)]
+    assert found == [Bin((0, 1, 2), (0,)), Bin((3, 4), (0,))] and list(prefix_cuts(found)) == [((0,), 0, 2)]
 
 
 def test_a_question_that_does_not_fit_after_its_picture_is_cut_below_itself():
     (found,) = runs(18)
     assert found == [Bin((0, 1), (0, 1)), Bin((2,), (0, 1)), Bin((3, 4), (0,))]
-    assert prefix_cuts(found) == [PrefixCut((0,), 0, 3), PrefixCut((0, 1), 0, 2)]
+    assert list(prefix_cuts(found)) == [((0,), 0, 3), ((0, 1), 0, 2)]
 
 
 def test_roots_that_fit_share_a_bin_around_one_that_does_not():
     tree = tree_of((2, None), (3, None), (4, 1), (4, 1), (2, None), (2, None))
     found = runs(8, tree, [0, 2, 3, 4, 5])
     assert found == [[Bin((0,))], [Bin((1,), (1,)), Bin((2,), (1,))], [Bin((3, 4))]]
-    assert list(map(prefix_cuts, found)) == [[], [PrefixCut((1,), 0, 2)], []]
+    assert [list(prefix_cuts(each)) for each in found] == [[], [((1,), 0, 2)], []]
 
 
 def test_a_row_that_others_continue_goes_with_the_first_of_them():
@@ -53,7 +53,7 @@ def test_a_row_that_others_continue_goes_below_the_first_cut():
     tree = tree_of((4, None), (3, 0), (3, 1), (3, 1))  # one row ends with the root, the others with the leaves
     (found,) = runs(10, tree, [0, 2, 3])
     assert found == [Bin((0, 1), (0, 1)), Bin((2,), (0, 1))]
-    assert prefix_cuts(found) == [PrefixCut((0,), 0, 2), PrefixCut((0, 1), 0, 2)]
+    assert list(prefix_cuts(found)) == [((0,), 0, 2), ((0, 1), 0, 2)]
 
 
 def test_two_roots_that_do_not_fit_run_one_after_the_other():
@@ -106,5 +106,5 @@ def test_every_entry_is_in_one_bin_that_fits(seed, answers):
             kept = {node for entry in bin_.entries for node in of_entry[entry]}
             assert size(kept) <= budget and kept > set(bin_.above)
             assert bin_.above == (tuple(tree.path(bin_.above[-1])) if bin_.above else ())
-            open_cuts = [cut.path for cut in prefix_cuts(each) if cut.first <= number < cut.stop]
+            open_cuts = [path for path, first, stop in prefix_cuts(each) if first <= number < stop]
             assert open_cuts == [bin_.above[: depth + 1] for depth in range(len(bin_.above))]

@@ -126,15 +126,16 @@ def advantage_groups(
     groups = []
     for group, values in zip(scored, advantages, strict=True):
         prompt = group.group.prompt
-        old = iter(() if old_logprobs is None else old_logprobs.get(prompt.index, ()))
-        old_of = [next(old, None) if each.total is not None else None for each in group.completions]
         numbers = tuple(number for number, value in enumerate(values) if value is not None)
         if not numbers:
             continue
         completions = [group.completions[number].completion for number in numbers]
         made = replace(advantage_group(prompt, completions, [values[number] for number in numbers]), numbers=numbers)
-        known_old = tuple(known for number in numbers if (known := old_of[number]) is not None)
-        groups.append(made if old_logprobs is None else replace(made, old_logprobs=known_old))
+        if old_logprobs is not None:
+            scorable = [number for number, each in enumerate(group.completions) if each.total is not None]
+            old = dict(zip(scorable, old_logprobs.get(prompt.index, ()), strict=False))
+            made = replace(made, old_logprobs=tuple(old[number] for number in numbers if number in old))
+        groups.append(made)
     return groups
 
 
@@ -156,19 +157,13 @@ def group_item(prompt: EncodedPrompt, completions: Sequence[Completion]) -> Pack
 
 
 def _continuation(prompt: EncodedPrompt, completion: Completion) -> Continuation:
-    trajectory = completion.trajectory
-    if trajectory is None:
-        return Continuation(
-            token_ids_L=completion.token_ids_L,
-            positions_DL=completion_positions(prompt.positions_DP, len(completion.token_ids_L)),
-            is_scored_L=completion.is_sampled_L,
-        )
+    turns, length = completion.trajectory, len(completion.token_ids_L)
     return Continuation(
         token_ids_L=completion.token_ids_L,
-        positions_DL=trajectory.positions_DL,
-        is_scored_L=trajectory.is_sampled_L,
-        picture_spans=trajectory.picture_spans,
-        images=trajectory.images,
+        positions_DL=completion_positions(prompt.positions_DP, length) if turns is None else turns.positions_DL,
+        is_scored_L=completion.is_sampled_L,
+        picture_spans=() if turns is None else turns.picture_spans,
+        images=() if turns is None else turns.images,
     )
 
 
@@ -246,7 +241,8 @@ def units_of(
         MicrobatchUnit(
             batches=tuple(map(microbatch, unit)),
             prefixes=tuple(
-                PolicyPrefix(packed=whole.prefix(cut.path), first=cut.first, stop=cut.stop) for cut in prefix_cuts(unit)
+                PolicyPrefix(packed=whole.prefix(path), first=first, stop=stop)
+                for path, first, stop in prefix_cuts(unit)
             ),
         )
         for unit in together(bins)

@@ -20,15 +20,6 @@ class Bin:
     above: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixCut:
-    """A pass over the last node of a path, for the bins from `first` up to `stop`, which continue it."""
-
-    path: tuple[int, ...]
-    first: int
-    stop: int
-
-
 def together(bins: Iterable[Bin]) -> list[list[Bin]]:
     """Divide bins, given in the order of the walk, into runs that continue the same pass over a root."""
     runs: list[list[Bin]] = []
@@ -39,13 +30,12 @@ def together(bins: Iterable[Bin]) -> list[list[Bin]]:
     return runs
 
 
-def prefix_cuts(bins: Sequence[Bin]) -> list[PrefixCut]:
-    """Return the passes that bins, given in the order of the walk, continue: outer ones before those below them."""
-    found = []
+def prefix_cuts(bins: Sequence[Bin]) -> Iterator[tuple[tuple[int, ...], int, int]]:
+    """Yield the passes that bins, given in the order of the walk, continue, outer ones before those below them: the
+    path to the node of the pass, and the numbers of the first bin that continues it and of the first after that."""
     for path in dict.fromkeys(each.above[: depth + 1] for each in bins for depth in range(len(each.above))):
         below = [number for number, each in enumerate(bins) if each.above[: len(path)] == path]
-        found.append(PrefixCut(path, below[0], below[-1] + 1))
-    return found
+        yield path, below[0], below[-1] + 1
 
 
 class TreeCutter:
