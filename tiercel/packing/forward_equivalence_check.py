@@ -98,44 +98,36 @@ def check_forward_equivalence(policy: Policy) -> ForwardEquivalence:
         raise ModelError(f"{_model(policy)} did not pass its proof: {type(error).__name__}: {error}") from error
     tolerance = TOLERANCES[policy.compute_dtype]
     exact = None if max(found.repeated, found.shared) <= tolerance else _found_exactly(policy, items)
-    proof = _judged(policy, found, tolerance) if exact is None else _judged_exactly(policy, found, exact, tolerance)
+    proof = _judged(policy, found, exact, tolerance)
     family.unshared = proof.obstacle
     return proof
 
 
-def _judged(policy: Policy, found: _CheckedLogprobs, tolerance: float) -> ForwardEquivalence:
-    """Judge by what was found in the model's own dtype. Raises ModelError if the proof fails."""
-    dtype = _name(policy.compute_dtype)
-    remedy = "" if policy.compute_dtype == torch.float32 else "; set model.dtype: float32 to see whether it is rounding"
-    if not found.repeated <= tolerance:
-        raise _failed(policy, found.repeated, f"{tolerance:.0e} in {dtype}", remedy or "; it needs a family of its own")
-    if found.obstacle is not None:
-        return ForwardEquivalence(difference=found.repeated, obstacle=found.obstacle)
-    if not found.shared <= tolerance:
-        reason = f"with a shared prompt its logprobs differ by {found.shared:.1e}, more than {tolerance:.0e} in {dtype}"
-        return ForwardEquivalence(difference=found.repeated, obstacle=f"{reason}{remedy}")
-    return ForwardEquivalence(difference=found.shared, obstacle=None)
-
-
-def _judged_exactly(
-    policy: Policy, found: _CheckedLogprobs, exact: _CheckedLogprobs, tolerance: float
+def _judged(
+    policy: Policy, found: _CheckedLogprobs, exact: _CheckedLogprobs | None, tolerance: float
 ) -> ForwardEquivalence:
-    """Judge by what was found in float32 and, in the model's own dtype, by how far rounding moves a plain pass. Raises
-    ModelError if the proof fails."""
-    dtype, noise = _name(policy.compute_dtype), _largest(found.plain_N, exact.plain_N)
-    limit = max(tolerance, NOISES * noise)
-    for difference, most, where in ((exact.repeated, EXACT, "float32"), (found.repeated, limit, dtype)):
-        if not difference <= most:
-            raise _failed(policy, difference, f"{most:.0e} in {where}", "; it needs a family of its own")
-    rounded = f"{found.repeated:.1e} in {dtype}"
-    obstacle = found.obstacle or exact.obstacle
-    if obstacle is not None:
-        return ForwardEquivalence(difference=exact.repeated, obstacle=obstacle, rounded=rounded)
-    for difference, most, where in ((exact.shared, EXACT, "float32"), (found.shared, limit, dtype)):
-        if not difference <= most:
-            reason = f"with a shared prompt its logprobs differ by {difference:.1e}, more than {most:.0e} in {where}"
-            return ForwardEquivalence(difference=exact.repeated, obstacle=reason, rounded=rounded)
-    return ForwardEquivalence(difference=exact.shared, obstacle=None, rounded=f"{found.shared:.1e} in {dtype}")
+    """Judge by what was found in the model's own dtype. If it was computed in float32 too, that must be exact, and in
+    the own dtype as near as rounding lets a plain pass be. Raises ModelError if the proof fails."""
+    dtype, remedy = _name(policy.compute_dtype), ""
+    limits = [(found, tolerance, dtype)]
+    if exact is not None:
+        noise = _largest(found.plain_N, exact.plain_N)
+        limits = [(exact, EXACT, "float32"), (found, max(tolerance, NOISES * noise), dtype)]
+    elif policy.compute_dtype != torch.float32:
+        remedy = "; set model.dtype: float32 to see whether it is rounding"
+    for each, most, where in limits:
+        if not each.repeated <= most:
+            remedy = remedy or "; it needs a family of its own"
+            raise _failed(policy, each.repeated, f"{most:.0e} in {where}", remedy)
+    best = limits[0][0]
+    obstacle = found.obstacle or best.obstacle
+    for each, most, where in limits:
+        if obstacle is None and not each.shared <= most:
+            reason = f"with a shared prompt its logprobs differ by {each.shared:.1e}, more than {most:.0e} in {where}"
+            obstacle = f"{reason}{remedy}"
+    difference, in_dtype = (best.shared, found.shared) if obstacle is None else (best.repeated, found.repeated)
+    rounded = "" if exact is None else f"{in_dtype:.1e} in {dtype}"
+    return ForwardEquivalence(difference=difference, obstacle=obstacle, rounded=rounded)
 
 
 def _failed(policy: Policy, difference: float, limit: str, remedy: str) -> ModelError:
