@@ -4,7 +4,8 @@ Shape suffixes: docs/shapes.md. Here M are the tokens of a chunk and K the words
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tiercel.algorithms.preference import log1mexp
 
+Made = TypeVar("Made")
 OfChunk = Callable[[Tensor, Tensor, slice], Tensor]  # states (M, H), the head's weight, which tokens -> (M,)
 
 
@@ -56,10 +58,6 @@ class Target:
     measure: Callable[[Tensor, Tensor], Tensor]  # a divergence (M,) of the policy's logprobs from the teacher's
     is_by_row: bool = False  # the teacher's prompt is its own, so rows of one prompt may have different teachers
 
-    def of_tokens(self, places_M: Tensor) -> "Target":
-        """Return the target of some of the tokens."""
-        return replace(self, tokens=self.tokens[places_M])
-
     def of(self, logprobs_MV: Tensor, chunk: slice) -> Tensor:
         """Compute the divergence (M,) at a chunk of tokens, from the policy's logprobs."""
         told = self.tokens[chunk].moved(logprobs_MV.device)
@@ -90,12 +88,15 @@ def divergence(hidden_NH: Tensor, weight_VH: Tensor, chunks: Sequence[slice], of
     with respect to the states is computed at once and kept (N x H numbers); a trained head recomputes each chunk in the
     backward pass."""
     if weight_VH.requires_grad:
-        pieces = [
-            checkpoint(of_chunk, hidden_NH[chunk], weight_VH, chunk, use_reentrant=False)  # the weight has a gradient
-            for chunk in chunks
-        ]
-        return torch.cat(pieces)
+        return torch.cat(recomputed(of_chunk, hidden_NH, weight_VH, chunks))
     return _PrecomputedGradient.apply(hidden_NH, weight_VH, chunks, of_chunk)
+
+
+def recomputed(
+    of_chunk: Callable[[Tensor, Tensor, slice], Made], hidden_NH: Tensor, weight_VH: Tensor, chunks: Sequence[slice]
+) -> list[Made]:
+    """Compute chunk by chunk what is computed again in the backward pass. The weight may have a gradient."""
+    return [checkpoint(of_chunk, hidden_NH[chunk], weight_VH, chunk, use_reentrant=False) for chunk in chunks]
 
 
 class _PrecomputedGradient(torch.autograd.Function):

@@ -3,16 +3,16 @@
 Shape suffixes: docs/shapes.md. Here M are the tokens of a chunk.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from tiercel.devices import moved
 from tiercel.models.layers.float32_scores import has_wide_product
-from tiercel.packing.divergence import Target, divergence
+from tiercel.packing.divergence import Target, divergence, recomputed
 from tiercel.packing.pass_options import NOTHING, PassOptions
 
 NEVER = -1e30  # a placeholder's logit: its probability is exactly 0, and 0 * NEVER is 0
@@ -93,31 +93,17 @@ class TokenHead(nn.Module):
     ) -> TokenScores:
         weight_VH, scaling, target = self.linear.weight, self.scaling(temperature), options.target
         tile = self.tile or TILE.get(hidden_NH.device.type, GPU_TILE)
+        chunks = _chunks(len(hidden_NH), weight_VH.shape[0], tile.logits)
         if weight_VH.requires_grad or options.needs_whole_distribution:
-            logprobs_N, entropy_N = _recomputed(hidden_NH, weight_VH, targets_N, scaling, tile, options)
+            logprobs_N, entropy_N = _recomputed(hidden_NH, weight_VH, targets_N, scaling, chunks, options)
         else:
             logprobs_N, entropy_N = _KeptJacobian.apply(hidden_NH, weight_VH, targets_N, scaling, tile)
         return TokenScores(
             logprobs_N=logprobs_N,
             entropy_N=entropy_N if options.entropy_gradient else entropy_N.detach(),
-            divergence_N=None if target is None else self._divergence(hidden_NH, scaling, target, tile),
-            squares_N=self._squares(hidden_NH, scaling, tile) if options.squares else None,
+            divergence_N=None if target is None else _divergence(hidden_NH, weight_VH, target, scaling, chunks),
+            squares_N=_squares(hidden_NH, weight_VH, scaling, chunks) if options.squares else None,
         )
-
-    @torch.no_grad()
-    def _squares(self, hidden_NH: Tensor, scaling: Scaling, tile: LogitsTile) -> Tensor:
-        weight_VH = self.linear.weight
-        chunks = _chunks(len(hidden_NH), weight_VH.shape[0], tile.logits)
-        found = [(2 * _log_softmax(hidden_NH[chunk], weight_VH, scaling)).logsumexp(-1) for chunk in chunks]
-        return torch.cat(found)
-
-    def _divergence(self, hidden_NH: Tensor, scaling: Scaling, target: Target, tile: LogitsTile) -> Tensor:
-        weight_VH = self.linear.weight
-
-        def of_chunk(hidden_MH: Tensor, weight: Tensor, chunk: slice) -> Tensor:
-            return target.of(_log_softmax(hidden_MH, weight, scaling), chunk)
-
-        return divergence(hidden_NH, weight_VH, _chunks(len(hidden_NH), weight_VH.shape[0], tile.logits), of_chunk)
 
 
 def _chunks(tokens: int, vocabulary: int, logits: int) -> list[slice]:
@@ -282,20 +268,35 @@ def _logits_into(out: Tensor, hidden_MH: Tensor, weight_WH: Tensor, scaling: Sca
             out[:, word - start] = NEVER
 
 
+@torch.no_grad()
+def _squares(hidden_NH: Tensor, weight_VH: Tensor, scaling: Scaling, chunks: Sequence[slice]) -> Tensor:
+    return torch.cat([(2 * _log_softmax(hidden_NH[chunk], weight_VH, scaling)).logsumexp(-1) for chunk in chunks])
+
+
+def _divergence(
+    hidden_NH: Tensor, weight_VH: Tensor, target: Target, scaling: Scaling, chunks: Sequence[slice]
+) -> Tensor:
+    def of_chunk(hidden_MH: Tensor, weight: Tensor, chunk: slice) -> Tensor:
+        return target.of(_log_softmax(hidden_MH, weight, scaling), chunk)
+
+    return divergence(hidden_NH, weight_VH, chunks, of_chunk)
+
+
 def _recomputed(
-    hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, scaling: Scaling, tile: LogitsTile, options: PassOptions
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    targets_N: Tensor,
+    scaling: Scaling,
+    chunks: Sequence[slice],
+    options: PassOptions,
 ) -> tuple[Tensor, Tensor]:
-    def scores(hidden_MH: Tensor, weight: Tensor, targets_M: Tensor) -> tuple[Tensor, Tensor]:
+    def scores(hidden_MH: Tensor, weight: Tensor, chunk: slice) -> tuple[Tensor, Tensor]:
         logprobs_MV = _log_softmax(hidden_MH, weight, scaling)
         entropy_M = -(logprobs_MV.exp() * logprobs_MV).sum(-1)
-        logprobs_M = logprobs_MV.gather(1, targets_M[:, None])[:, 0]
+        logprobs_M = logprobs_MV.gather(1, targets_N[chunk, None])[:, 0]
         if options.smoothing:
             logprobs_M = (1 - options.smoothing) * logprobs_M + options.smoothing * _mean_of_words(logprobs_MV, scaling)
         return logprobs_M, entropy_M
 
-    pieces = [
-        checkpoint(scores, hidden_NH[chunk], weight_VH, targets_N[chunk], use_reentrant=False)
-        for chunk in _chunks(len(targets_N), weight_VH.shape[0], tile.logits)
-    ]
-    logprobs, entropies = zip(*pieces, strict=True)
+    logprobs, entropies = zip(*recomputed(scores, hidden_NH, weight_VH, chunks), strict=True)
     return torch.cat(logprobs), torch.cat(entropies)

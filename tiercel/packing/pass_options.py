@@ -51,9 +51,11 @@ class PassOptions:
         """Return whether the gradient needs more of the distribution than the target's logprob."""
         return self.smoothing > 0 or self.entropy_gradient
 
-    def of_tokens(self, places_M: Tensor) -> "PassOptions":
+    def of_tokens(self, places_M: Tensor | slice) -> "PassOptions":
         """Return the options for some of the scored tokens."""
-        return self if self.target is None else replace(self, target=self.target.of_tokens(places_M))
+        if self.target is None:
+            return self
+        return replace(self, target=replace(self.target, tokens=self.target.tokens[places_M]))
 
 
 NOTHING = PassOptions()
