@@ -39,7 +39,7 @@ from tests.tiny_models import FAMILY_NAMES, save_tiny_checkpoint, tiny_policy
 from tiercel.models.families.base import Family
 from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
-from tiercel.packing.attention.prefix import OpenPrefixes
+from tiercel.packing.attention.prefix import passes
 from tiercel.packing.batch import units_of
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import PackedTokens, PackItem, pack
@@ -214,14 +214,12 @@ def _logprobs_cut(
         return SimpleNamespace(packed=packed, rows=[row for number in chosen for row in entries[number][1]])
 
     for unit in units_of(pack(case.items, family), entries, learner.form, budget, True, batch_of):
-        prefixes = OpenPrefixes(unit, learner, vision.features)
-        for number, batch in enumerate(unit.batches):
-            prefix, packed = prefixes.before(number), batch.packed
-            logprobs_N = learner(packed, vision.features(packed.images), TEMPERATURE, prefix).logprobs_N
+        for batch, features_KH, prefix in passes(unit, learner, vision.features):
+            packed = batch.packed
+            logprobs_N = learner(packed, features_KH, TEMPERATURE, prefix).logprobs_N
             own_N = torch.cat([weights[row] for row in batch.rows])
             (logprobs_N * own_N.to(logprobs_N)).sum().backward()
             found |= dict(zip(batch.rows, logprobs_N.detach().split(packed.scored_lengths), strict=True))
-        prefixes.close(len(unit.batches))
     return torch.cat([found[row] for row in range(len(lengths))])
 
 

@@ -28,7 +28,7 @@ from benchmarks.gpu.running import NotHere
 from tiercel.config.schema import SftRecipe
 from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
-from tiercel.packing.attention.prefix import OpenPrefixes
+from tiercel.packing.attention.prefix import passes
 from tiercel.packing.batch import AdvantageGroup, policy_units, totals_of
 from tiercel.packing.layout import Continuation
 from tiercel.training.policy_passes import new_learner
@@ -77,13 +77,10 @@ class SharedLearner:
         vision = VisionStore(policy, cache_bytes=0) if self.vision is None else self.vision
         learner.train()
         for unit in policy_units(self.groups, totals, learner.form, self.budget, may_run_prefix=True):
-            prefixes = OpenPrefixes(unit, learner, vision.features)
-            for number, batch in enumerate(unit.batches):
-                features_KH = vision.features(batch.packed.images)
-                logprobs_N = learner(batch.packed, features_KH, 1.0, prefixes.before(number)).logprobs_N
+            for batch, features_KH, prefix in passes(unit, learner, vision.features):
+                logprobs_N = learner(batch.packed, features_KH, 1.0, prefix).logprobs_N
                 advantages_N = batch.advantages_C[batch.packed.continuation_of_N].to(policy.device)
                 (-(logprobs_N * advantages_N).sum() / totals.tokens).backward()
-            prefixes.close(len(unit.batches))
 
     def flops(self, shape: DecoderShape, is_checkpointed: bool) -> Flops:
         """Return the operations that an update executes. A group that is cut between microbatches counts as one that is

@@ -131,7 +131,7 @@ def test_parts_that_share_a_pass_over_their_prompt_do_not_wait(tiny_checkpoints,
 @pytest.mark.parametrize("first_query", (0, 150))
 def test_a_block_mask_is_made_without_a_wait(first_query):
     tree = groups_tree((150, 30, 120))
-    mask = FlexAttention(tree, DEVICE, tree.after(first_query)).masks.of(FULL)
+    mask = FlexAttention(tree, DEVICE, tree.after(first_query)).prepare(FULL)
     assert mask.kv_indices.device.type == mask.q_indices.device.type == DEVICE.type
 
 

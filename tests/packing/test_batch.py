@@ -12,7 +12,7 @@ from tiercel.algorithms import LossInput, Totals, policy_loss
 from tiercel.config.schema import Algorithm
 from tiercel.errors import DataError
 from tiercel.models.vision_cache import VisionStore
-from tiercel.packing.attention.prefix import OpenPrefixes
+from tiercel.packing.attention.prefix import passes
 from tiercel.packing.batch import (
     PolicyBatch,
     advantage_groups,
@@ -202,10 +202,8 @@ def gradient(case, form: str, budget: int, may_run_prefix: bool = False, checkpo
     units = policy_units(groups, totals_of(groups), form, budget, may_run_prefix)
     total = 0.0
     for unit in units:
-        prefixes = OpenPrefixes(unit, learner, vision.features)
-        for number, batch in enumerate(unit.batches):
-            features = vision.features(batch.packed.images)
-            logprobs = learner(batch.packed, features, 0.9, prefixes.before(number)).logprobs_N
+        for batch, features, prefix in passes(unit, learner, vision.features):
+            logprobs = learner(batch.packed, features, 0.9, prefix).logprobs_N
             loss = policy_loss(
                 LossInput(
                     logprobs_N=logprobs,
@@ -220,7 +218,6 @@ def gradient(case, form: str, budget: int, may_run_prefix: bool = False, checkpo
             ).loss
             loss.backward()
             total += float(loss.detach())
-        prefixes.close(len(unit.batches))
     if checkpointing:
         policy.model.gradient_checkpointing_disable()
     policy.model.eval()

@@ -55,7 +55,7 @@ def require_equal_for(tree: PrefixTree, queries: tuple[Span, ...], attention_spa
     found = block_mask(tree, CPU, queries, attention_span)
     visibility = tree.visibility(attention_span)
     queries_3S = visibility.of_queries(queries)
-    sees = _sees(queries_3S, visibility.of_keys(), CPU)
+    sees = _sees(queries_3S, visibility.keys_2T, CPU)
     expected = create_block_mask(sees, None, None, queries_3S.shape[1], tree.length, device="cpu")
     assert found.shape == expected.shape and found.seq_lengths == expected.seq_lengths
     for name in ("kv", "full_kv", "q", "full_q"):

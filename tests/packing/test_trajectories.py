@@ -15,7 +15,7 @@ from tests.tiny_models import FAMILY_NAMES, MIXED_PICTURES, noise_image, random_
 from tiercel.models.families.base import Family
 from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
-from tiercel.packing.attention.prefix import OpenPrefixes
+from tiercel.packing.attention.prefix import passes
 from tiercel.packing.batch import AdvantageGroup, policy_units, totals_of
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import Continuation, PackItem, pack
@@ -107,13 +107,12 @@ def logprobs_after_prompts(policy: Policy, items: list[PackItem], weights_N: Ten
         budget = len(item.prompt.token_ids_P) + longest
         (unit,) = policy_units([group], totals_of([group]), "split", budget, may_run_prefix=True)
         assert len(unit.prefixes) == 1 and len(unit.batches) == 2
-        prefixes = OpenPrefixes(unit, learner, vision.features)
-        for number, (batch, part_N) in enumerate(zip(unit.batches, item_weights_N.split(counts), strict=True)):
-            features = vision.features(batch.packed.images)
-            logprobs_N = learner(batch.packed, features, 1.0, prefixes.before(number)).logprobs_N
+        parts = iter(item_weights_N.split(counts))
+        for batch, features, prefix in passes(unit, learner, vision.features):
+            part_N = next(parts)
+            logprobs_N = learner(batch.packed, features, 1.0, prefix).logprobs_N
             (logprobs_N * part_N).sum().backward()
             found.append(logprobs_N.detach())
-        prefixes.close(2)
     return torch.cat(found)
 
 

@@ -13,8 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiercel.config.schema import Checkpointing
-from tiercel.models.layers.attention import Layer, PackAttend
-from tiercel.models.layers.attention_span import AttentionSpan
+from tiercel.models.layers.attention import Attend, Layer
 
 LARGE_SHARE = 0.5  # of hidden size x MLP size: a weight with as many numbers is large; those of attention have fewer
 _PRODUCTS = {torch.ops.aten.mm.default: 1, torch.ops.aten.addmm.default: 2}  # the place of the right factor
@@ -73,12 +72,9 @@ class _Products(TorchDispatchMode):
 class SavedAttention:
     """The attention `attend`, computed once for each layer; the recomputation gets the kept output."""
 
-    def __init__(self, attend: PackAttend):
+    def __init__(self, attend: Attend):
         self.attend = attend
         self.outputs: dict[int, Tensor] = {}
-
-    def prepare(self, attention_span: AttentionSpan) -> None:
-        self.attend.prepare(attention_span)
 
     def __call__(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
@@ -94,7 +90,7 @@ class _Apart(torch.autograd.Function):
     """An attention with a graph of its own, whose tensors the checkpoint around it neither drops nor expects."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, attend: PackAttend, layer: Layer) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, attend: Attend, layer: Layer) -> Tensor:
         inputs = [tensor.detach() for tensor in (query, key, value)]
         for tensor, is_needed in zip(inputs, ctx.needs_input_grad, strict=False):
             tensor.requires_grad_(is_needed)

@@ -48,9 +48,8 @@ def chosen_backend(
     obstacle = compile_obstacle(recipe, strategy)
     if form != "flex" or obstacle:
         return None, f"learner.compile: false, with {obstacle.given if obstacle else f'learner.form {form}'}"
-    return default_backend(
-        device
-    ), "learner.compile: true; the first passes take longer, because layers are compiled then"
+    reason = "learner.compile: true; the first passes take longer, because layers are compiled then"
+    return default_backend(device), reason
 
 
 def require_compilable(recipe: BaseRecipe, strategy: StrategyKind) -> None:

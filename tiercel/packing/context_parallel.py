@@ -20,8 +20,8 @@ from torch.nn.functional import pad
 
 from tiercel.devices import moved
 from tiercel.distributed.context import ContextGroup
-from tiercel.models.layers.attention import Layer, PackAttend
-from tiercel.models.layers.attention_span import AttentionSpan, Span
+from tiercel.models.layers.attention import Attend, Layer
+from tiercel.models.layers.attention_span import Span
 from tiercel.models.layers.delta_net import DeltaScan, DeltaTokens
 from tiercel.packing.layout import PackedTokens
 from tiercel.packing.logprobs import TokenScores
@@ -69,12 +69,9 @@ def part_of(batch: PackedTokens, group: ContextGroup, multiple: int) -> Part:
 class GatheredAttention:
     """The attention `attend` for this rank's queries over the keys of all ranks."""
 
-    def __init__(self, attend: PackAttend, group: ContextGroup):
+    def __init__(self, attend: Attend, group: ContextGroup):
         self.attend = attend
         self.group = group
-
-    def prepare(self, attention_span: AttentionSpan) -> None:
-        self.attend.prepare(attention_span)
 
     def __call__(self, layer: Layer, query_BASE: Tensor, key_BJSE: Tensor, value_BJSE: Tensor) -> Tensor:
         key_BJTE, value_BJTE = self.group.gathered([key_BJSE, value_BJSE], dim=2)
@@ -85,7 +82,7 @@ class PartForm(PackedForm):
     """The form for this rank's tokens, which gathers what they need from all ranks. Every rank computes layers with a
     state in full, because each token needs all tokens before it."""
 
-    def __init__(self, attend: PackAttend, batch: PackedTokens, part: Part, group: ContextGroup, device: torch.device):
+    def __init__(self, attend: Attend, batch: PackedTokens, part: Part, group: ContextGroup, device: torch.device):
         super().__init__(attend, batch.tree, device)
         self.part = part
         self.group = group

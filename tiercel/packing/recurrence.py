@@ -5,7 +5,7 @@ Shape suffixes: docs/shapes.md. Here R are rows of similar length, padded to L t
 models/layers/delta_net.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tiercel.devices import moved
-from tiercel.models.layers.attention import Layer, PackAttend
+from tiercel.models.layers.attention import Attend, Layer
 from tiercel.models.layers.delta_net import DeltaScan, DeltaState, DeltaTokens
 from tiercel.packing.attention.split_and_dense import Bucket, bucket_of, similar
 from tiercel.packing.tree import PrefixTree
@@ -32,7 +32,7 @@ class PackedForm:
     """The attention of a pack, computed by `attend`, and its recurrence. `first_query` is the number of tokens at the
     start that were run before."""
 
-    def __init__(self, attend: PackAttend, tree: PrefixTree, device: torch.device, first_query: int = 0):
+    def __init__(self, attend: Attend, tree: PrefixTree, device: torch.device, first_query: int = 0):
         self.attend = attend
         self._made_from = tree, device, first_query
 
@@ -55,15 +55,23 @@ class PackedRecurrence:
         self.levels: list[list[_Rows]] = []
         self.orders: list[Tensor] = []  # from the rows of a level's buckets to the order of its nodes
         self.place_of: dict[int, tuple[int, int]] = {}  # the level of a node, and its place there
-        above: dict[int | None, int] = {None: 0}
         for depth, numbers in enumerate(tree.levels):
             run = [number for number in numbers if tree.nodes[number].span[0] >= first_query]
             assert run == numbers or numbers == [0]
-            rows, order = _rows_of(tree, run, above, first_query, device)
-            self.levels.append(rows)
-            self.orders.append(order)
-            above = {number: place for place, number in enumerate(numbers)}
             self.place_of |= {number: (depth, place) for place, number in enumerate(numbers)}
+            buckets = similar(tree, run)
+            self.levels.append([self._rows(tree, bucket, first_query, device) for bucket in buckets])
+            places = [self.place_of[number][1] for bucket in buckets for number in bucket]
+            self.orders.append(moved(torch.tensor(places, dtype=torch.int64).argsort(), device))
+
+    def _rows(self, tree: PrefixTree, numbers: Sequence[int], first_query: int, device: torch.device) -> _Rows:
+        nodes = [tree.nodes[number] for number in numbers]
+        parents = [0 if node.parent is None else self.place_of[node.parent][1] for node in nodes]
+        return _Rows(
+            bucket=bucket_of(tree, numbers, first_query, device),
+            lengths_R=moved(torch.tensor([node.size for node in nodes]), device),
+            parent_R=moved(torch.tensor(parents), device),
+        )
 
     def __call__(
         self, tokens: DeltaTokens, scan: DeltaScan, start: DeltaState | None = None, after: Sequence[int] = ()
@@ -96,21 +104,3 @@ class PackedRecurrence:
             assert of_level is not None
             found.append(of_level.of(torch.tensor([place], device=of_level.recent.device)))
         return DeltaState.joined(found)
-
-
-def _rows_of(
-    tree: PrefixTree, numbers: Sequence[int], above: Mapping[int | None, int], first_query: int, device: torch.device
-) -> tuple[list[_Rows], Tensor]:
-    """Build the rows of a level's nodes. Return with them the places of the nodes among all rows."""
-    number_of = {tree.nodes[number].span: number for number in numbers}
-    buckets = similar(list(number_of))
-    rows = [
-        _Rows(
-            bucket=bucket_of([(start - first_query, stop - first_query) for start, stop in bucket], 0, device),
-            lengths_R=moved(torch.tensor([stop - start for start, stop in bucket]), device),
-            parent_R=moved(torch.tensor([above[tree.nodes[number_of[span]].parent] for span in bucket]), device),
-        )
-        for bucket in buckets
-    ]
-    in_rows = torch.tensor([numbers.index(number_of[span]) for bucket in buckets for span in bucket], dtype=torch.int64)
-    return rows, moved(in_rows.argsort(), device)

@@ -36,27 +36,27 @@ class Node:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Visibility:
     """What the tokens of a tree see: the token at place q sees the one at place k if k < until[q], q < stop[k] and
-    first[q] <= depth[k]. All are int64."""
+    first[q] <= depth[k]. All are int64.
 
-    until_T: Tensor  # one more than the place of a token, or the end of its picture if pictures see themselves
-    first_T: Tensor  # the least depth that the window reaches
-    stop_T: Tensor  # where the subtree of a token's node stops
-    depth_T: Tensor  # how many tokens stand before a token in its sequence
+    until: one more than the place of a token, or the end of its picture if pictures see themselves
+    first: the least depth that the window reaches
+    stop: where the subtree of a token's node stops
+    depth: that of a token in its sequence
+    """
+
+    queries_3T: Tensor  # place, until and first
+    keys_2T: Tensor  # stop and depth
 
     def of_queries(self, queries: Sequence[Span]) -> Tensor:
         """Return place, until and first of the tokens in `queries`: (3, S)."""
-        every_3T = torch.stack([torch.arange(len(self.until_T)), self.until_T, self.first_T])
-        return torch.cat([every_3T[:, start:stop] for start, stop in queries], dim=1)
-
-    def of_keys(self) -> Tensor:
-        """Return stop and depth of all tokens: (2, T)."""
-        return torch.stack([self.stop_T, self.depth_T])
+        return torch.cat([self.queries_3T[:, start:stop] for start, stop in queries], dim=1)
 
     def mask(self, queries: Sequence[Span]) -> Tensor:
         """Return the mask, bool (S, T), whose rows are the tokens in `queries`: true where the token of the row sees
         the token of the column."""
         place, until, first = self.of_queries(queries)[..., None]
-        return (torch.arange(len(self.stop_T)) < until) & (place < self.stop_T) & (first <= self.depth_T)
+        stop, depth = self.keys_2T
+        return (torch.arange(len(stop)) < until) & (place < stop) & (first <= depth)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,37 +122,45 @@ class PrefixTree:
     def _places(self, numbers: Sequence[int]) -> Tensor:
         return torch.cat([torch.arange(*self.nodes[number].span) for number in numbers])
 
-    def picture_spans_in(self, own: Span) -> list[Span]:
-        """Return the spans of the pictures in a node, relative to its start."""
-        return [shifted(span, -own[0]) for span in self.picture_spans if own[0] <= span[0] < own[1]]
-
-    def picture_spans_to(self, number: int) -> list[Span]:
-        """Return the spans of the pictures on the path down to the end of a node, counted from its start."""
-        path = [(self.depths[each], self.nodes[each].span) for each in self.path(number)]
-        return [shifted(span, depth) for depth, own in path for span in self.picture_spans_in(own)]
+    def picture_spans_in(self, *numbers: int) -> list[Span]:
+        """Return the spans of the pictures in nodes that follow each other on a path, counted from the first token."""
+        found: list[Span] = []
+        start = 0
+        for number in numbers:
+            begin, end = self.nodes[number].span
+            found += [shifted(span, start - begin) for span in self.picture_spans if begin <= span[0] < end]
+            start += end - begin
+        return found
 
     def simplest(self, attention_span: AttentionSpan) -> AttentionSpan:
         """Return the simplest attention span that is equivalent for this tree."""
         longest = max(map(self.length_to, range(len(self.nodes))), default=0)
         return attention_span.within(longest, self.picture_spans)
 
+    @property
+    def depth_T(self) -> Tensor:
+        """The depth of each token, int64: how many tokens stand before it in its sequence."""
+        of_nodes = [torch.arange(depth, self.length_to(number)) for number, depth in enumerate(self.depths)]
+        return torch.cat([torch.empty(0, dtype=torch.int64), *of_nodes])
+
     def visibility(self, attention_span: AttentionSpan) -> Visibility:
         """Compute what each token sees."""
-        until_T, first_T, stop_T, depth_T = torch.zeros(4, self.length, dtype=torch.int64)
-        for node, depth, subtree_stop in zip(self.nodes, self.depths, self.stops, strict=True):
+        until_T, first_T, stop_T = torch.zeros(3, self.length, dtype=torch.int64)
+        depth_T = self.depth_T
+        for number, (node, subtree_stop) in enumerate(zip(self.nodes, self.stops, strict=True)):
             start, stop = node.span
-            _, own_until = seen_spans(attention_span, stop - start, self.picture_spans_in(node.span))
+            _, own_until = seen_spans(attention_span, node.size, self.picture_spans_in(number))
             until_T[start:stop] = own_until + start
             stop_T[start:stop] = subtree_stop
-            depth_T[start:stop] = depth + torch.arange(stop - start)
         if attention_span.window is not None:
             first_T = (depth_T - attention_span.window + 1).clamp_min(0)
-        return Visibility(until_T=until_T, first_T=first_T, stop_T=stop_T, depth_T=depth_T)
+        queries_3T = torch.stack([torch.arange(self.length), until_T, first_T])
+        return Visibility(queries_3T=queries_3T, keys_2T=torch.stack([stop_T, depth_T]))
 
     def seen_pairs(self, window: int | None) -> int:
         """Count the pairs of a token and one that it sees, pictures aside."""
-        last = self.visibility(FULL).depth_T + 1
-        return int((last if window is None else last.clamp_max(window)).sum())
+        seen_T = self.depth_T + 1
+        return int((seen_T if window is None else seen_T.clamp_max(window)).sum())
 
     def padded(self, front: int, back: int) -> "PrefixTree":
         """Return the tree with `front` more tokens at the start and `back` more at the end. Padding tokens see only
@@ -175,13 +183,9 @@ class PrefixTree:
         parents = [number_of.get(self.nodes[group[0]].parent) for group in groups]
         places = [self._places(group) for group in groups]
         nodes = end_to_end(list(map(len, places)), parents)
-        picture_spans: list[Span] = []
-        for node, group in zip(nodes, groups, strict=True):
-            start = node.span[0]
-            for number in group:
-                picture_spans += [shifted(span, start) for span in self.picture_spans_in(self.nodes[number].span)]
-                start += self.nodes[number].size
-        return PrefixTree(nodes=nodes, picture_spans=tuple(picture_spans)), places
+        grouped = zip(nodes, groups, strict=True)
+        spans = [shifted(span, node.span[0]) for node, group in grouped for span in self.picture_spans_in(*group)]
+        return PrefixTree(nodes=nodes, picture_spans=tuple(spans)), places
 
     def after(self, first: int) -> tuple[Span, ...]:
         """Return the spans of the tokens from `first` on."""
@@ -218,11 +222,12 @@ def shifted(span: Span, by: int) -> Span:
 
 
 class ByAttentionSpan(Generic[Made]):
-    """A cache of what a form derives from a tree, built once for each attention span that differs there."""
+    """What a form of attention derives from a tree, built once for each attention span that differs there."""
 
     def __init__(self, tree: PrefixTree, make: Callable[[AttentionSpan], Made]):
         self.tree = tree
         self.make = cache(make)
 
-    def of(self, attention_span: AttentionSpan) -> Made:
+    def prepare(self, attention_span: AttentionSpan) -> Made:
+        """Return what layers with this attention span need."""
         return self.make(self.tree.simplest(attention_span))

@@ -6,7 +6,7 @@ rounding of buffers. L decoder layers, T packed tokens.
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +20,8 @@ from torch.utils._pytree import tree_iter
 from tiercel.config.schema import BaseRecipe
 from tiercel.distributed.strategies.optimizer import build_optimizer
 from tiercel.models.families.base import Family
-from tiercel.models.layers.attention import attention_spans_of, route_attention
+from tiercel.models.layers.attention import PackAttend, attention_spans_of, route_attention
+from tiercel.models.layers.attention_span import Span
 from tiercel.models.policy import Policy, make_trainable, weights_dtype
 from tiercel.packing.batch import prompt_of_no_row
 from tiercel.packing.compiling import CompiledLayers
@@ -28,6 +29,7 @@ from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.layout import Continuation, PackedTokens, PackItem, pack
 from tiercel.packing.logprobs import GPU_TILE
 from tiercel.packing.recurrence import PackedForm
+from tiercel.packing.tree import PrefixTree
 from tiercel.planning.sizes import with_layers, without_files
 
 PROBED_LAYERS = (2, 3)  # with a single layer, checkpointing keeps other tensors
@@ -247,9 +249,14 @@ class ProbedLearner(PackedPolicy):
         with _disable_current_modes():
             form = super()._form(batch, first_query)
             _ = form.recurrence
-            for attention_span in attention_spans_of(self.language_model.config).values():
-                form.attend.prepare(attention_span)
             return form
+
+    def _attention(self, tree: PrefixTree, queries: Sequence[Span]) -> PackAttend:
+        with _disable_current_modes():
+            attend = super()._attention(tree, queries)
+            for attention_span in attention_spans_of(self.language_model.config).values():
+                attend.prepare(attention_span)
+            return attend
 
     def _repeated_layout(self, batch: PackedTokens) -> tuple[Tensor, Tensor, Tensor]:
         with _disable_current_modes():

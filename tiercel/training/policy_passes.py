@@ -24,7 +24,7 @@ from tiercel.models.layers.dropout import own_dropout
 from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
 from tiercel.packing.attention.flex import flex_obstacle
-from tiercel.packing.attention.prefix import OpenPrefixes, PrefixCache
+from tiercel.packing.attention.prefix import PrefixCache, passes
 from tiercel.packing.batch import (
     AdvantageGroup,
     MicrobatchUnit,
@@ -147,15 +147,14 @@ class PolicyPasses:
     def inputs(
         self, unit: MicrobatchUnit[Any], *, with_gradient: bool = False, of_reference: bool = False
     ) -> Iterator[tuple[PackedTokens, Tensor | None, PrefixCache | None]]:
-        """Yield the inputs of each microbatch's pass. Compute its gradient before asking for the next; after the last,
-        the gradients of open prefixes go back through them."""
+        """Yield the inputs of each microbatch's pass. Compute its gradient before asking for the next; after the last
+        that continues a prefix, the gradients that were left there go back through it."""
+        heartbeat = self.ranks.heartbeat
         features = partial(self.vision.features, with_gradient=with_gradient, of_reference=of_reference)
-        prefixes = OpenPrefixes(unit, self.learner, features)
-        for number, batch in enumerate(unit.batches):
-            self.ranks.heartbeat.work_on(batch.prompt_ids)
-            prefix = prefixes.before(number)
-            yield batch.packed, features(batch.packed.images), prefix
-        prefixes.close(len(unit.batches))
+        for batch, features_KH, prefix in passes(
+            unit, self.learner, features, lambda batch: heartbeat.work_on(batch.prompt_ids)
+        ):
+            yield batch.packed, features_KH, prefix
 
     def _empty_item(self) -> PackItem:
         family = self.family

@@ -70,7 +70,7 @@ def attended(
 class PackAttend(Attend, Protocol):
     """The attention of a pack."""
 
-    def prepare(self, attention_span: AttentionSpan) -> None:
+    def prepare(self, attention_span: AttentionSpan) -> object:
         """Build what layers with this attention span need; otherwise their first call builds it."""
 
 

@@ -25,7 +25,7 @@ def block_mask(
     from torch.nn.attention.flex_attention import BlockMask
 
     visibility = tree.visibility(attention_span)
-    queries_3S, keys_2T = visibility.of_queries(queries or tree.after(0)), visibility.of_keys()
+    queries_3S, keys_2T = visibility.of_queries(queries or tree.after(0)), visibility.keys_2T
     touched, full = seen_blocks(tree, queries_3S, keys_2T)
     partial_counts, partial_places = _ordered(moved(touched & ~full, device))
     full_counts, full_places = _ordered(moved(full, device))

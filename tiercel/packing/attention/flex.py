@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tiercel.models.layers.attention import Heads, Layer, heads_of
-from tiercel.models.layers.attention_span import AttentionSpan, Span
+from tiercel.models.layers.attention_span import Span
 from tiercel.models.weights.memory_errors import is_out_of_memory
 from tiercel.packing.attention.block_mask import BLOCK, block_mask
 from tiercel.packing.compiling import default_backend, few_graphs
@@ -110,7 +110,7 @@ def _filled(tensor_BATE: Tensor, front: int, back: int) -> Tensor:
     return torch.nn.functional.pad(tensor_BATE.transpose(1, 2), (0, 0, 0, 0, front, back)).contiguous()
 
 
-class FlexAttention:
+class FlexAttention(ByAttentionSpan[Any]):
     """The attention of a packed row, computed with FlexAttention. `queries`: as in Padding; None means all tokens.
     `attend`: the compiled function; by default the one for the device. On a CPU, where PyTorch's kernel has no backward
     pass, graphs run operation by operation."""
@@ -126,26 +126,19 @@ class FlexAttention:
         self.padding = Padding.of(queries)
         padded, filled = tree.padded(self.padding.front, self.padding.back), self.padding.filled(queries)
         assert padded.length % BLOCK == 0, padded.length  # the kernels rely on it: flex_kernels.py
-        self.masks = ByAttentionSpan(padded, lambda attention_span: block_mask(padded, device, filled, attention_span))
+        super().__init__(padded, lambda attention_span: block_mask(padded, device, filled, attention_span))
         self.attend = attend or compiled_flex(default_backend(device))
 
-    def prepare(self, attention_span: AttentionSpan) -> None:
-        self.masks.of(attention_span)
-
     def __call__(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and any(t.requires_grad for t in (query_BATE, key_BJTE, value_BJTE)):
-            # In the first layer some of them have no gradient; each combination would be another graph.
+        learns = torch.is_grad_enabled() and any(t.requires_grad for t in (query_BATE, key_BJTE, value_BJTE))
+        if learns:  # in the first layer some of them have no gradient; each combination would be another graph
             query_BATE, key_BJTE, value_BJTE = (_with_gradient(t) for t in (query_BATE, key_BJTE, value_BJTE))
-            return self._attended(layer, query_BATE, key_BJTE, value_BJTE)
-        with torch.no_grad():
-            return self._attended(layer, query_BATE, key_BJTE, value_BJTE)
-
-    def _attended(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
         front, back = self.padding.front, self.padding.back
-        keys, values = _filled(key_BJTE, front, back), _filled(value_BJTE, front, back)
-        mask = self.masks.of(layer.attention_span)
-        output_BTAE = self.attend(_filled(query_BATE, 0, back), keys, values, mask, layer.scale)
-        return output_BTAE[:, : query_BATE.shape[2]].transpose(1, 2)
+        mask = self.prepare(layer.attention_span)
+        with torch.set_grad_enabled(learns):
+            keys, values = _filled(key_BJTE, front, back), _filled(value_BJTE, front, back)
+            output_BTAE = self.attend(_filled(query_BATE, 0, back), keys, values, mask, layer.scale)
+            return output_BTAE[:, : query_BATE.shape[2]].transpose(1, 2)
 
 
 def _with_gradient(tensor: Tensor) -> Tensor:

@@ -8,17 +8,16 @@ in the same way. The gradient equals that of the whole tree, up to rounding.
 Shape suffixes: docs/shapes.md; B is 1 here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tiercel.models.layers.attention import AttentionForm, Layer
+from tiercel.models.layers.attention import Layer
 from tiercel.models.layers.delta_net import DeltaScan, DeltaState, DeltaTokens
-from tiercel.packing.batch import MicrobatchUnit
-from tiercel.packing.layout import PackedTokens
+from tiercel.packing.batch import Batch, MicrobatchUnit
 from tiercel.packing.recurrence import PackedForm
 from tiercel.types import EncodedImage
 
@@ -34,40 +33,22 @@ class KeysValues:
 LayerCache = KeysValues | DeltaState  # what later tokens need from a layer
 
 
-class RecordingAttention:
-    """The computation of `form`, after `before` if there is such a prefix, with a record of what the tokens after it
-    need from each layer."""
-
-    def __init__(self, form: PackedForm, before: "PrefixCache | None"):
-        self.form = form
-        self.attend: AttentionForm = form if before is None else ContinuedAttention(form, before)
-        self.before = before
-        self.kept: dict[int, LayerCache] = {}
-
-    def __call__(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
-        # Activation checkpointing calls this a second time.
-        self.kept.setdefault(layer.index, KeysValues(key_BJTE=key_BJTE, value_BJTE=value_BJTE))
-        return self.attend(layer, query_BATE, key_BJTE, value_BJTE)
-
-    def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:
-        start = None if self.before is None else self.before.state(layer)
-        recurrence = self.form.recurrence
-        output, state = recurrence(tokens, scan, start, after=[max(recurrence.place_of)])
-        assert state is not None
-        self.kept.setdefault(layer, state)
-        return output
-
-
 class PrefixCache:
     """What tokens need from the prefix before them: the record of each layer, and the last hidden states."""
 
     def __init__(self, kept: Mapping[int, LayerCache], states_PH: Tensor, before: "PrefixCache | None" = None):
         self.before = before
-        self.own = {layer: _leaves(of_layer) for layer, of_layer in kept.items()}
-        self.own_states_PH = _leaf(states_PH)
-        outputs = [tensor for of_layer in kept.values() for tensor in _tensors(of_layer)]
-        leaves = [tensor for of_layer in self.own.values() for tensor in _tensors(of_layer)]
-        self._pairs = list(zip([*outputs, states_PH], [*leaves, self.own_states_PH], strict=True))
+        self._pairs: list[tuple[Tensor, Tensor]] = []  # each output with its leaf
+        self.own = {layer: self._leaves(of_layer) for layer, of_layer in kept.items()}
+        self.own_states_PH = self._leaf(states_PH)
+
+    def _leaf(self, output: Tensor) -> Tensor:
+        leaf = output.detach().requires_grad_(torch.is_grad_enabled())
+        self._pairs.append((output, leaf))
+        return leaf
+
+    def _leaves(self, kept: LayerCache) -> LayerCache:
+        return type(kept)(**{field.name: self._leaf(getattr(kept, field.name)) for field in fields(kept)})
 
     @property
     def path(self) -> "list[PrefixCache]":
@@ -97,69 +78,51 @@ class PrefixCache:
 
 
 class ContinuedAttention:
-    """The computation of `form` after `prefix`: it attends to the prefix's keys and values and to those of the tokens
-    after it, and starts from the prefix's states."""
+    """The computation of `form` after the pass `prefix`, if there is one: it attends to the prefix's keys and values
+    and to those of the tokens after it, and starts from the prefix's states. `kept`, if given, gets what the tokens
+    after these need from each layer."""
 
-    def __init__(self, form: PackedForm, prefix: PrefixCache):
+    def __init__(self, form: PackedForm, prefix: PrefixCache | None, kept: dict[int, LayerCache] | None = None):
         self.form = form
         self.prefix = prefix
+        self.kept = kept
 
     def __call__(self, layer: Layer, query_BASE: Tensor, key_BJSE: Tensor, value_BJSE: Tensor) -> Tensor:
-        before = self.prefix.keys_values(layer.index)
-        key_BJTE = torch.cat([*(each.key_BJTE for each in before), key_BJSE], dim=2)
-        value_BJTE = torch.cat([*(each.value_BJTE for each in before), value_BJSE], dim=2)
-        return self.form(layer, query_BASE, key_BJTE, value_BJTE)
+        if self.kept is not None:  # activation checkpointing calls this a second time
+            self.kept.setdefault(layer.index, KeysValues(key_BJTE=key_BJSE, value_BJTE=value_BJSE))
+        before = [] if self.prefix is None else self.prefix.keys_values(layer.index)
+        if before:
+            key_BJSE = torch.cat([*(each.key_BJTE for each in before), key_BJSE], dim=2)
+            value_BJSE = torch.cat([*(each.value_BJTE for each in before), value_BJSE], dim=2)
+        return self.form(layer, query_BASE, key_BJSE, value_BJSE)
 
     def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:
-        return self.form.recurrence(tokens, scan, self.prefix.state(layer))[0]
+        start = None if self.prefix is None else self.prefix.state(layer)
+        recurrence = self.form.recurrence
+        after = () if self.kept is None else (max(recurrence.place_of),)
+        output, state = recurrence(tokens, scan, start, after)
+        if self.kept is not None and state is not None:
+            self.kept.setdefault(layer, state)
+        return output
 
 
-class RunsPrefixes(Protocol):
-    """The part of a learner that runs prefixes."""
-
-    def run_prefix(
-        self, prefix: PackedTokens, features_KH: Tensor | None, before: PrefixCache | None = None
-    ) -> PrefixCache: ...
-
-
-class OpenPrefixes:
-    """The passes over prefixes that are open while the microbatches of a unit run: the path to the one at hand.
-    `features` computes the vision features (K, H) of pictures."""
-
-    def __init__(
-        self, unit: MicrobatchUnit, learner: RunsPrefixes, features: Callable[[tuple[EncodedImage, ...]], Tensor | None]
-    ):
-        self.unit = unit
-        self.learner = learner
-        self.features = features
-        self.open: list[tuple[int, PrefixCache]] = []  # each with the number of the microbatch that closes it
-
-    def before(self, number: int) -> PrefixCache | None:
-        """Return the pass that a microbatch continues. Those that no later one continues are closed: the gradients that
-        were left there go back through them."""
-        self.close(number)
-        for each in self.unit.opening(number):
-            features_KH = self.features(each.packed.images)
-            self.open.append((each.stop, self.learner.run_prefix(each.packed, features_KH, self._innermost)))
-        return self._innermost
-
-    def close(self, number: int) -> None:
-        """Close the passes that no microbatch from `number` on continues."""
-        while self.open and self.open[-1][0] <= number:
-            self.open.pop()[1].backward()
-
-    @property
-    def _innermost(self) -> PrefixCache | None:
-        return self.open[-1][1] if self.open else None
-
-
-def _tensors(kept: LayerCache) -> list[Tensor]:
-    return [getattr(kept, field.name) for field in fields(kept)]
-
-
-def _leaves(kept: LayerCache) -> LayerCache:
-    return type(kept)(**{field.name: _leaf(getattr(kept, field.name)) for field in fields(kept)})
-
-
-def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_(torch.is_grad_enabled())
+def passes(
+    unit: MicrobatchUnit[Batch],
+    learner: Any,
+    features: Callable[[tuple[EncodedImage, ...]], Tensor | None],
+    begin: Callable[[Batch], None] = lambda batch: None,
+) -> Iterator[tuple[Batch, Tensor | None, PrefixCache | None]]:
+    """Yield the microbatches of a unit, each with the vision features (K, H) of its pictures, which `features`
+    computes, and the pass over the prefix that it continues. `learner` is a PackedPolicy; `begin` is called before the
+    prefixes of a microbatch are run. Compute the gradient of each before asking for the next: the gradients that were
+    left at a prefix go back through it after the last microbatch that continues it."""
+    opened: list[tuple[int, PrefixCache]] = []  # the path to the innermost, each with the number of what closes it
+    for number, batch in enumerate(unit.batches):
+        begin(batch)
+        innermost = opened[-1][1] if opened else None
+        for each in unit.opening(number):
+            innermost = learner.run_prefix(each.packed, features(each.packed.images), innermost)
+            opened.append((each.stop, innermost))
+        yield batch, features(batch.packed.images), innermost
+        while opened and opened[-1][0] == number + 1:
+            opened.pop()[1].backward()

@@ -9,6 +9,7 @@ Shape suffixes: docs/shapes.md. Here R are the nodes of a bucket, padded to L to
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from tiercel.devices import moved
 from tiercel.models.layers.attention import Layer, attended
 from tiercel.models.layers.attention_span import FULL, AttentionSpan, Span, sequence_masks
-from tiercel.packing.tree import ByAttentionSpan, PrefixTree, Visibility
+from tiercel.packing.tree import ByAttentionSpan, PrefixTree, shifted
 
 PADDING_TOLERANCE = 1.25  # in a bucket the longest node has at most this many times the tokens of the shortest
 
@@ -32,14 +33,27 @@ class Block:
     queries: Span
     keys: Span
     is_causal: bool  # query i attends to keys 0..i of the span; otherwise to all keys, or as the bias says
-    bias_11SK: Tensor | None = None  # fp32, -inf where a query does not see a key
+    bias: Tensor | None = None  # fp32 (1, 1, S, K), -inf where a query does not see a key
 
     def after(self, first_query: int, device: torch.device) -> "Block":
         """Return the block on the device, with its queries counted from `first_query`."""
-        queries = (self.queries[0] - first_query, self.queries[1] - first_query)
-        return replace(
-            self, queries=queries, bias_11SK=None if self.bias_11SK is None else moved(self.bias_11SK, device)
-        )
+        bias = None if self.bias is None else moved(self.bias, device)
+        return replace(self, queries=shifted(self.queries, -first_query), bias=bias)
+
+    def rows(self, tensor_1AT: Tensor, *, of_keys: bool = False) -> Tensor:
+        """Take the entries of its queries or keys: (1, A, S, ...)."""
+        return tensor_1AT[:, :, slice(*(self.keys if of_keys else self.queries))]
+
+    def put(self, rows_1AS: Tensor, total_1AT: Tensor) -> None:
+        """Write the entries of its queries."""
+        self.rows(total_1AT).copy_(rows_1AS)
+
+    def add(self, rows_1AS: Tensor, total_1AT: Tensor, *, of_keys: bool = False) -> None:
+        """Add to the entries of its queries or keys."""
+        self.rows(total_1AT, of_keys=of_keys).add_(rows_1AS)
+
+    def without_padding(self, rows_1ASE: Tensor) -> Tensor:
+        return rows_1ASE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +65,33 @@ class Bucket:
     valid: Tensor  # int64 (M,), the entries of places_RL (flattened) that are not padding
     valid_places: Tensor  # int64 (M,), the places at these entries
     key_offset: int  # place among the keys minus place among the queries
-    bias_R1LL: Tensor | None = None  # fp32, -inf where a token does not see another; None: causal
+    bias: Tensor | None = None  # fp32 (R, 1, L, L), -inf where a token does not see another; None: causal
+
+    @property
+    def is_causal(self) -> bool:
+        return self.bias is None
+
+    def rows(self, tensor_1AT: Tensor, *, of_keys: bool = False) -> Tensor:
+        """Gather the entries of its queries or keys: (R, A, L, ...)."""
+        places_RL = self.places_RL + self.key_offset if of_keys else self.places_RL
+        return tensor_1AT[0][:, places_RL].transpose(0, 1)
+
+    def put(self, rows_RAL: Tensor, total_1AT: Tensor) -> None:
+        """Write the entries of its queries."""
+        total_1AT[0][:, self.valid_places] = self._flat(rows_RAL)
+
+    def add(self, rows_RAL: Tensor, total_1AT: Tensor, *, of_keys: bool = False) -> None:
+        """Add to the entries of its queries or keys."""
+        total_AT = total_1AT[0]
+        total_AT[:, self.valid_places + (self.key_offset if of_keys else 0)] += self._flat(rows_RAL)
+
+    def without_padding(self, rows_RALE: Tensor) -> Tensor:
+        """Make the padding 0, because it repeats real tokens."""
+        return rows_RALE.masked_fill(self.is_padding_RL[:, None, :, None], 0.0)
+
+    def _flat(self, rows_RAL: Tensor) -> Tensor:
+        """Put rows one after another, without their padding: (A, M, ...)."""
+        return rows_RAL.transpose(0, 1).flatten(1, 2)[:, self.valid]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,101 +108,89 @@ def split_plan(
 ) -> SplitPlan:
     """Plan the attention of a packed row. The first `first_query` tokens have keys but no queries."""
     attention_span = tree.simplest(attention_span)
-    visibility = tree.visibility(attention_span)
-    own = [node for node in tree.nodes if node.span[0] >= first_query]
-    roots = [_over_itself(tree, node.span, attention_span) for node in own if node.parent is None]
-    others = [node.span for node in own if node.parent is not None]
-    over = [
-        block for number in range(len(tree.nodes)) for block in _over_ancestor(tree, number, attention_span, visibility)
-    ]
+    own = [number for number, node in enumerate(tree.nodes) if node.span[0] >= first_query]
+    roots = [_over_itself(tree, number, attention_span) for number in own if tree.nodes[number].parent is None]
+    others = [number for number in own if tree.nodes[number].parent is not None]
+    over = [block for number in range(len(tree.nodes)) for block in _over_ancestor(tree, number, attention_span)]
+    buckets = []
+    for numbers in similar(tree, others):
+        bias = _own_bias(tree, numbers, attention_span)
+        bucket = bucket_of(tree, numbers, first_query, device)
+        buckets.append(replace(bucket, bias=None if bias is None else moved(bias, device)))
     return SplitPlan(
         roots=tuple(block.after(first_query, device) for block in roots),
-        buckets=tuple(_own_bucket(tree, spans, attention_span, first_query, device) for spans in similar(others)),
+        buckets=tuple(buckets),
         over=tuple(block.after(first_query, device) for block in over),
     )
 
 
-def _over_itself(tree: PrefixTree, own: Span, attention_span: AttentionSpan) -> Block:
-    length, picture_spans = own[1] - own[0], tree.picture_spans_in(own)
-    attention_span = attention_span.within(length, picture_spans)
-    if attention_span.is_causal:
-        return Block(queries=own, keys=own, is_causal=True)
-    bias_11PP = _bias(sequence_masks(attention_span, length, [picture_spans]))
-    return Block(queries=own, keys=own, is_causal=False, bias_11SK=bias_11PP)
+def _over_itself(tree: PrefixTree, number: int, attention_span: AttentionSpan) -> Block:
+    own, bias = tree.nodes[number].span, _own_bias(tree, [number], attention_span)
+    return Block(queries=own, keys=own, is_causal=bias is None, bias=bias)
 
 
-def _over_ancestor(tree: PrefixTree, number: int, attention_span: AttentionSpan, visibility: Visibility) -> list[Block]:
+def _own_bias(tree: PrefixTree, numbers: Sequence[int], attention_span: AttentionSpan) -> Tensor | None:
+    """Compute the bias (R, 1, L, L) of nodes, each over itself; None if all are causal."""
+    length = max(tree.nodes[number].size for number in numbers)
+    picture_spans = list(map(tree.picture_spans_in, numbers))
+    attention_span = attention_span.within(length, [span for of_row in picture_spans for span in of_row])
+    return None if attention_span.is_causal else _bias(sequence_masks(attention_span, length, picture_spans))
+
+
+def _over_ancestor(tree: PrefixTree, number: int, attention_span: AttentionSpan) -> list[Block]:
     """Build the attention of a node's descendants over the node: one block for all of them, or, if a window limits what
     they see, one for each, because a query that saw no key would have no log-sum-exp."""
-    (start, stop), subtree_stop = tree.nodes[number].span, tree.stops[number]
-    if stop == subtree_stop:
+    (start, stop), subtree_stop, window = tree.nodes[number].span, tree.stops[number], attention_span.window
+    after = range(number + 1, len(tree.nodes))
+    below = list(takewhile(lambda each: tree.nodes[each].span[0] < subtree_stop, after))
+    if not below:
         return []
-    depth_T = visibility.depth_T
-    if (
-        attention_span.window is None
-        or int(depth_T[stop:subtree_stop].max()) - int(depth_T[start]) < attention_span.window
-    ):
+    if window is None or max(map(tree.length_to, below)) - tree.depths[number] <= window:
         return [Block(queries=(stop, subtree_stop), keys=(start, stop), is_causal=False)]
-    reach, last = attention_span.window - 1, int(depth_T[stop - 1])  # a token sees so many tokens before itself
     blocks = []
-    for node, depth in zip(tree.nodes, tree.depths, strict=True):
-        if stop <= node.span[0] < subtree_stop:
-            queries = (node.span[0], min(node.span[1], node.span[0] + reach - (depth - last) + 1))
-            keys = (max(start, stop - (reach - (depth - last) + 1)), stop)
-            if queries[0] < queries[1]:
-                distance_SK = depth_T[slice(*queries), None] - depth_T[slice(*keys)]
-                bias_11SK = _bias(distance_SK <= reach)[None, None]
-                blocks.append(Block(queries=queries, keys=keys, is_causal=False, bias_11SK=bias_11SK))
+    for each in below:
+        begin, end = tree.nodes[each].span
+        # The number i of its tokens, from 0, sees the key that is number j before `stop` if i + j is at most `reach`.
+        reach = window - 1 + tree.length_to(number) - tree.depths[each]
+        if reach > 0:
+            queries, keys = (begin, min(end, begin + reach)), (max(start, stop - reach), stop)
+            sees_SK = torch.arange(queries[1] - begin)[:, None] + torch.arange(stop - keys[0], 0, -1) <= reach
+            blocks.append(Block(queries=queries, keys=keys, is_causal=False, bias=_bias(sees_SK)[None, None]))
     return blocks
-
-
-def _own_bucket(
-    tree: PrefixTree, spans: Sequence[Span], attention_span: AttentionSpan, first_query: int, device: torch.device
-) -> Bucket:
-    picture_spans = [tree.picture_spans_in(span) for span in spans]
-    length = spans[-1][1] - spans[-1][0]
-    attention_span = attention_span.within(length, [pair for of_row in picture_spans for pair in of_row])
-    moved_spans = [(start - first_query, stop - first_query) for start, stop in spans]
-    bucket = bucket_of(moved_spans, first_query, device)
-    if attention_span.is_causal:
-        return bucket
-    return replace(bucket, bias_R1LL=moved(_bias(sequence_masks(attention_span, length, picture_spans)), device))
 
 
 def _bias(sees: Tensor) -> Tensor:
     return torch.zeros(sees.shape).masked_fill(~sees, -torch.inf)
 
 
-def similar(spans: Sequence[Span]) -> list[list[Span]]:
-    """Sort spans by length, and start a new bucket when PADDING_TOLERANCE would be exceeded."""
-    groups: list[list[Span]] = []
-    for span in sorted(spans, key=lambda span: (span[1] - span[0], span)):
-        length = span[1] - span[0]
-        if not groups or length > PADDING_TOLERANCE * (groups[-1][0][1] - groups[-1][0][0]):
+def similar(tree: PrefixTree, numbers: Sequence[int]) -> list[list[int]]:
+    """Sort nodes by size, and start a new bucket when PADDING_TOLERANCE would be exceeded."""
+    groups: list[list[int]] = []
+    for number in sorted(numbers, key=lambda each: tree.nodes[each].size):
+        if not groups or tree.nodes[number].size > PADDING_TOLERANCE * tree.nodes[groups[-1][0]].size:
             groups.append([])
-        groups[-1].append(span)
+        groups[-1].append(number)
     return groups
 
 
-def bucket_of(spans: Sequence[Span], key_offset: int, device: torch.device) -> Bucket:
-    """Place spans of similar length, sorted by length, side by side."""
-    width = spans[-1][1] - spans[-1][0]
-    starts_R = torch.tensor([span[0] for span in spans])
-    lengths_R = torch.tensor([span[1] - span[0] for span in spans])
-    order_L = torch.arange(width)
-    places_RL = starts_R[:, None] + torch.minimum(order_L, lengths_R[:, None] - 1)
-    is_padding_RL = order_L >= lengths_R[:, None]
+def bucket_of(tree: PrefixTree, numbers: Sequence[int], first_query: int, device: torch.device) -> Bucket:
+    """Place nodes of similar size side by side. The first `first_query` tokens of the tree have no queries."""
+    spans = torch.tensor([tree.nodes[number].span for number in numbers])
+    lengths_R1 = spans.diff()
+    order_L = torch.arange(int(lengths_R1.max()))
+    places_RL = spans[:, :1] - first_query + torch.minimum(order_L, lengths_R1 - 1)
+    is_padding_RL = order_L >= lengths_R1
     valid = (~is_padding_RL).flatten().nonzero()[:, 0]
     return Bucket(
         places_RL=moved(places_RL, device),
         is_padding_RL=moved(is_padding_RL, device),
         valid=moved(valid, device),
         valid_places=moved(places_RL.flatten()[valid], device),
-        key_offset=key_offset,
+        key_offset=first_query,
     )
 
 
-class SplitAttention:
+class SplitAttention(ByAttentionSpan[SplitPlan]):
     """Three kinds of attention without a mask: roots over themselves, other nodes over themselves, and descendants over
     an ancestor. They are joined as in blockwise attention (Milakov & Gimelshein 2018; Dao et al. 2022). `queries` is
     one span that reaches to the end of the pack."""
@@ -170,15 +198,11 @@ class SplitAttention:
     def __init__(self, tree: PrefixTree, device: torch.device, queries: Sequence[Span] | None = None):
         (first_query, _), *more = queries or tree.after(0)
         assert not more  # chosen_form refuses that
-        self.plans = ByAttentionSpan(tree, lambda attention_span: split_plan(tree, device, first_query, attention_span))
-
-    def prepare(self, attention_span: AttentionSpan) -> None:
-        self.plans.of(attention_span)
+        super().__init__(tree, lambda attention_span: split_plan(tree, device, first_query, attention_span))
 
     def __call__(self, layer: Layer, query_BATE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
-        return _JoinedAttention.apply(
-            query_BATE, key_BJTE, value_BJTE, self.plans.of(layer.attention_span), layer.scale
-        )
+        plan = self.prepare(layer.attention_span)
+        return _JoinedAttention.apply(query_BATE, key_BJTE, value_BJTE, plan, layer.scale)
 
 
 class _JoinedAttention(torch.autograd.Function):
@@ -187,82 +211,54 @@ class _JoinedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: SplitPlan, scale: float) -> Tensor:
-        joined_ASE = torch.empty(query.shape[1:], dtype=_wide(query.dtype), device=query.device)
-        lse_AS = torch.empty(query.shape[1:3], dtype=_wide(query.dtype), device=query.device)
-        for block in plan.roots:
-            queries = slice(*block.queries)
-            output, lse = _over(block, query, key, value, scale)
-            joined_ASE[:, queries], lse_AS[:, queries] = output, lse
-        for bucket in plan.buckets:
-            output, lse = _part(_gathered(bucket, query, key, value), bucket.bias_R1LL, bucket.bias_R1LL is None, scale)
-            places = bucket.valid_places
-            joined_ASE[:, places] = _flat(output)[:, bucket.valid]
-            lse_AS[:, places] = _flat(lse)[:, bucket.valid]
+        joined_1ASE = torch.empty(query.shape, dtype=_wide(query.dtype), device=query.device)
+        lse_1AS = joined_1ASE.new_empty(query.shape[:3])
+        for part in (*plan.roots, *plan.buckets):
+            output, lse = _attended(part, query, key, value, scale)
+            part.put(output, joined_1ASE)
+            part.put(lse, lse_1AS)
         for block in plan.over:
-            queries = slice(*block.queries)
-            output, lse = _over(block, query, key, value, scale)
-            both = torch.logaddexp(lse_AS[:, queries], lse)
-            joined_ASE[:, queries] *= (lse_AS[:, queries] - both).exp_()[..., None]
-            joined_ASE[:, queries].addcmul_(output, (lse - both).exp_()[..., None])
-            lse_AS[:, queries] = both
-        output = joined_ASE[None].to(query.dtype)
-        ctx.save_for_backward(query, key, value, output, lse_AS)
+            output, lse = _attended(block, query, key, value, scale)
+            before, joined = block.rows(lse_1AS), block.rows(joined_1ASE)
+            both = torch.logaddexp(before, lse)
+            joined *= (before - both).exp_()[..., None]
+            joined.addcmul_(output, (lse - both).exp_()[..., None])
+            before.copy_(both)
+        output = joined_1ASE.to(query.dtype)
+        ctx.save_for_backward(query, key, value, output, lse_1AS)
         ctx.plan, ctx.scale = plan, scale
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, output, lse_AS = ctx.saved_tensors
+        query, key, value, output, lse_1AS = ctx.saved_tensors
         gradient = gradients[0].to(query.dtype)
-        sums = [torch.zeros(t.shape[1:], dtype=_wide(t.dtype), device=t.device) for t in (query, key, value)]
-        for block in (*ctx.plan.roots, *ctx.plan.over):
-            queries, keys = slice(*block.queries), slice(*block.keys)
-            parts = _flash_backward(
-                gradient[:, :, queries],
-                query[:, :, queries],
-                key[:, :, keys],
-                value[:, :, keys],
-                output[:, :, queries],
-                lse_AS[None, :, queries],
+        sums = [torch.zeros(t.shape, dtype=_wide(t.dtype), device=t.device) for t in (query, key, value)]
+        for part in (*ctx.plan.roots, *ctx.plan.over, *ctx.plan.buckets):
+            found = _flash_backward(
+                part.without_padding(part.rows(gradient)),
+                part.rows(query),
+                part.rows(key, of_keys=True),
+                part.rows(value, of_keys=True),
+                part.rows(output),
+                part.rows(lse_1AS),
                 0.0,
-                block.is_causal,
-                attn_mask=_in(block.bias_11SK, query),
+                part.is_causal,
+                attn_mask=_in(part.bias, query),
                 scale=ctx.scale,
             )
-            for total, part, places in zip(sums, parts, (queries, keys, keys), strict=True):
-                total[:, places].add_(part[0])  # `+=` would make another copy of the sum
-        for bucket in ctx.plan.buckets:
-            rows = _gathered(bucket, query, key, value)
-            rows_gradient, rows_output = _rows(gradient[0], bucket.places_RL), _rows(output[0], bucket.places_RL)
-            rows_lse = lse_AS[:, bucket.places_RL].transpose(0, 1)
-            # A padded place repeats a real one; its gradient must not be counted twice.
-            rows_gradient = rows_gradient.masked_fill(bucket.is_padding_RL[:, None, :, None], 0.0)
-            bias = _in(bucket.bias_R1LL, query)
-            parts = _flash_backward(
-                rows_gradient, *rows, rows_output, rows_lse, 0.0, bias is None, attn_mask=bias, scale=ctx.scale
-            )
-            offsets = (0, bucket.key_offset, bucket.key_offset)
-            for total, part, offset in zip(sums, parts, offsets, strict=True):
-                total[:, bucket.valid_places + offset] += _flat(part)[:, bucket.valid]
-        d_query, d_key, d_value = (total[None].to(query.dtype) for total in sums)
+            for total, rows, of_keys in zip(sums, found, (False, True, True), strict=True):
+                part.add(rows, total, of_keys=of_keys)
+        d_query, d_key, d_value = (total.to(query.dtype) for total in sums)
         return d_query, d_key, d_value, None, None
 
 
-def _over(block: Block, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Compute a block's output (A, S, E) and log-sum-exp (A, S)."""
-    queries, keys = slice(*block.queries), slice(*block.keys)
-    rows = query[:, :, queries], key[:, :, keys], value[:, :, keys]
-    output, lse = _part(rows, block.bias_11SK, block.is_causal, scale)
-    return output[0], lse[0]
-
-
-def _part(
-    rows: tuple[Tensor, Tensor, Tensor], bias: Tensor | None, is_causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
+def _attended(part: Block | Bucket, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Compute the output and log-sum-exp of a part in fp32. In bf16 each part would be rounded before the parts are
     joined, which makes the gradient of large scores (Gemma 4) worse by a fifth."""
-    query, key, value = (each.to(_wide(each.dtype)) for each in rows)
-    return _flash(query, key, value, 0.0, is_causal, attn_mask=_in(bias, query), scale=scale)
+    rows = part.rows(query), part.rows(key, of_keys=True), part.rows(value, of_keys=True)
+    wide = [each.to(_wide(each.dtype)) for each in rows]
+    return _flash(*wide, 0.0, part.is_causal, attn_mask=_in(part.bias, wide[0]), scale=scale)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -275,40 +271,20 @@ def _in(bias: Tensor | None, query: Tensor) -> Tensor | None:
     return None if bias is None else bias.to(query.dtype)
 
 
-def _rows(tensor_ATE: Tensor, places_RL: Tensor) -> Tensor:
-    """Gather the rows (R, A, L, E) of a bucket."""
-    return tensor_ATE[:, places_RL].transpose(0, 1)
-
-
-def _gathered(bucket: Bucket, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    key_places_RL = bucket.places_RL + bucket.key_offset
-    return _rows(query[0], bucket.places_RL), _rows(key[0], key_places_RL), _rows(value[0], key_places_RL)
-
-
-def _flat(tensor_RAL: Tensor) -> Tensor:
-    """Reshape (R, A, L, ...) to (A, R * L, ...)."""
-    return tensor_RAL.transpose(0, 1).flatten(1, 2)
-
-
-class DenseAttention:
+class DenseAttention(ByAttentionSpan[Tensor]):
     """Attention with one dense (S, T) mask. `queries` are the spans of the tokens that have queries; None means all
     tokens."""
 
     def __init__(self, tree: PrefixTree, device: torch.device, queries: Sequence[Span] | None = None):
-        self.masks_11ST = ByAttentionSpan(tree, lambda attention_span: tree.dense_mask(device, attention_span, queries))
-        self.biases = cache(
-            lambda dtype: ByAttentionSpan(tree, lambda attention_span: self._bias(attention_span, dtype))
-        )
-
-    def prepare(self, attention_span: AttentionSpan) -> None:
-        self.masks_11ST.of(attention_span)
+        super().__init__(tree, lambda attention_span: tree.dense_mask(device, attention_span, queries))
+        self.bias = cache(self._bias)
 
     def __call__(self, layer: Layer, query_BASE: Tensor, key_BJTE: Tensor, value_BJTE: Tensor) -> Tensor:
-        bias = self.biases(query_BASE.dtype).of(layer.attention_span)
+        bias = self.bias(self.tree.simplest(layer.attention_span), query_BASE.dtype)
         return attended(query_BASE, key_BJTE, value_BJTE, layer, bias)
 
     def _bias(self, attention_span: AttentionSpan, dtype: torch.dtype) -> Tensor:
         """Convert a mask to the bias that PyTorch adds to the scores; otherwise PyTorch does so in each layer, and
         keeps the result."""
-        mask_11ST = self.masks_11ST.of(attention_span)
+        mask_11ST = self.prepare(attention_span)
         return torch.zeros_like(mask_11ST, dtype=dtype).masked_fill(~mask_11ST, -torch.inf)
