@@ -57,16 +57,15 @@ class _Products(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in _PRODUCTS or args[_PRODUCTS[func]].numel() < self.least:
-            return func(*args, **(kwargs or {}))
-        self.count += 1
-        if self.count % 2 == 0:
-            return func(*args, **(kwargs or {}))
-        if self.is_again:
+        is_large = func in _PRODUCTS and args[_PRODUCTS[func]].numel() >= self.least
+        self.count += is_large
+        is_kept = is_large and self.count % 2 == 1
+        if is_kept and self.is_again:
             return self.kept.popleft()
-        product = func(*args, **(kwargs or {}))
-        self.kept.append(product.detach())  # the result itself would hold its graph
-        return product
+        result = func(*args, **(kwargs or {}))
+        if is_kept:
+            self.kept.append(result.detach())  # the result itself would hold its graph
+        return result
 
 
 class SavedAttention:

@@ -83,10 +83,9 @@ class CompiledLayers:
         self.is_running = False
         functions: dict[type, Callable[..., Any]] = {}
         for name, part in _parts(layers):
-            if "forward" in vars(part):
-                continue  # a delta net is routed elsewhere and not compiled
-            if is_mixture(part):
-                continue  # only the device knows the sizes of its products
+            # A delta net is routed elsewhere; of a mixture, only the device knows the sizes of its products.
+            if "forward" in vars(part) or is_mixture(part):
+                continue
             kind = type(part)
             if kind not in functions:
                 functions[kind] = torch.compile(

@@ -6,6 +6,7 @@ that keep the module whole may call. Shape suffixes: docs/shapes.md.
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ ATTENTIONS: dict[str, MakeAttention] = {  # by learner.form
 }
 
 Choose = Callable[[Tensor], Tensor]  # takes some of the pack's tokens, along the last dimension
+Embed = Callable[[Choose], Tensor]  # of the tokens that are chosen
 CHUNK_MULTIPLES = {"flex": BLOCK}  # the length of a rank's chunks must be a multiple of this
 
 
@@ -136,9 +138,10 @@ class PackedPolicy(nn.Module):
     ) -> Tensor:
         """Compute the hidden states (N, H) that predict the scored tokens."""
         with self.autocast():
+            embed = partial(self._embedded, batch, features_KH, noise)
             if self.form == "repeated":
-                return self._repeated_states(batch, features_KH, noise)
-            states_TH = self._states_after(prefix, batch, features_KH, noise)
+                return self._repeated_states(batch, embed)
+            states_TH = self._states_after(prefix, batch, embed)
             if prefix is not None:
                 states_TH = torch.cat([prefix.states().to(states_TH.dtype), states_TH])
             return states_TH[moved(batch.scoring_N, self.device)]
@@ -159,7 +162,9 @@ class PackedPolicy(nn.Module):
         attend = GatheredAttention(self._attention(part.tree, part.spans), context)
         form = PartForm(self._kept(attend), batch, part, context, self.device)
         with self.autocast():
-            return self._states(batch, features_KH, form, part.of, noise)[moved(part.states_M, self.device)]
+            embeddings_SH = self._embedded(batch, features_KH, noise, part.of)
+            hidden_SH = self._states(embeddings_SH, part.of(batch.positions_DT), form)
+            return hidden_SH[moved(part.states_M, self.device)]
 
     def run_prefix(
         self, prefix: PackedTokens, features_KH: Tensor | None, before: PrefixCache | None = None
@@ -168,38 +173,22 @@ class PackedPolicy(nn.Module):
         what that pass has computed."""
         kept: dict[int, LayerCache] = {}
         with self.autocast():
-            states_PH = self._states_after(before, prefix, features_KH, kept=kept)
+            embed = partial(self._embedded, prefix, features_KH, None)
+            states_PH = self._states_after(before, prefix, embed, kept)
         return PrefixCache(kept, states_PH, before)
 
     def _states_after(
-        self,
-        prefix: PrefixCache | None,
-        batch: PackedTokens,
-        features_KH: Tensor | None,
-        noise: EmbeddingNoise | None = None,
-        kept: dict[int, LayerCache] | None = None,
+        self, prefix: PrefixCache | None, batch: PackedTokens, embed: Embed, kept: dict[int, LayerCache] | None = None
     ) -> Tensor:
         """Compute the last hidden states (S, H) of a pack, or of what follows its first node if `prefix` is the pass
         over that. `kept` as in ContinuedAttention."""
         first = 0 if prefix is None else batch.tree.nodes[0].size
         form = self._form(batch, first)
         attention = form if prefix is None and kept is None else ContinuedAttention(form, prefix, kept)
-        return self._states(batch, features_KH, attention, lambda tensor_T: tensor_T[..., first:], noise)
-
-    def _states(
-        self,
-        batch: PackedTokens,
-        features_KH: Tensor | None,
-        attention: AttentionForm,
-        of: Choose,
-        noise: EmbeddingNoise | None,
-    ) -> Tensor:
-        """Compute the last hidden states (S, H) of the tokens that `of` chooses."""
-        embeddings_SH = self._embedded(batch, features_KH, of, noise)
-        return self._decoded(embeddings_SH[None], of(batch.positions_DT)[:, None], **form_inputs(attention))[0]
+        return self._states(embed(lambda tensor_T: tensor_T[..., first:]), batch.positions_DT[:, first:], attention)
 
     def _embedded(
-        self, batch: PackedTokens, features_KH: Tensor | None, of: Choose, noise: EmbeddingNoise | None
+        self, batch: PackedTokens, features_KH: Tensor | None, noise: EmbeddingNoise | None, of: Choose
     ) -> Tensor:
         """Embed the tokens (S, H) that `of` chooses, with noise. The features are those of the placeholders among
         them."""
@@ -226,6 +215,9 @@ class PackedPolicy(nn.Module):
     def _kept(self, attend: Attend) -> Attend:
         return SavedAttention(attend) if self.checkpointing == "selective" else attend
 
+    def _states(self, embeddings_TH: Tensor, positions_DT: Tensor, attention: AttentionForm) -> Tensor:
+        return self._decoded(embeddings_TH[None], positions_DT[:, None], **form_inputs(attention))[0]
+
     def _decoded(self, embeddings_RTH: Tensor, positions_DRT: Tensor, **options: Any) -> Tensor:
         """Compute the last hidden states (R, T, H)."""
         inputs = self.family.decoder_inputs(embeddings_RTH)
@@ -235,12 +227,11 @@ class PackedPolicy(nn.Module):
         with self.expert_load.counting(), nullcontext() if self.compiled is None else self.compiled.running():
             return self.language_model(**inputs, position_ids=positions, **options).last_hidden_state
 
-    def _repeated_states(self, batch: PackedTokens, features_KH: Tensor | None, noise: EmbeddingNoise | None) -> Tensor:
+    def _repeated_states(self, batch: PackedTokens, embed: Embed) -> Tensor:
         """Compute the hidden states (N, H) that predict the scored tokens, with one causal row for each completion that
         repeats its prompt."""
-        embeddings_TH = self._embedded(batch, features_KH, lambda tensor_T: tensor_T, noise)
         places_RU, row_N, column_N = self._repeated_layout(batch)
-        embeddings_RUH = embeddings_TH[moved(places_RU, self.device)]
+        embeddings_RUH = embed(lambda tensor_T: tensor_T)[moved(places_RU, self.device)]
         masks = self._repeated_masks(batch, places_RU.shape[1])
         hidden_RUH = self._decoded(
             embeddings_RUH, batch.positions_DT[:, places_RU], attention_mask=masks, use_cache=False
