@@ -53,6 +53,7 @@ class Block:
         self.rows(total_1AT, of_keys=of_keys).add_(rows_1AS)
 
     def without_padding(self, rows_1ASE: Tensor) -> Tensor:
+        """Return the rows as they are, because they have no padding."""
         return rows_1ASE
 
 
