@@ -214,7 +214,8 @@ class _JoinedAttention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: SplitPlan, scale: float) -> Tensor:
         joined_1ASE = torch.empty(query.shape, dtype=_wide(query.dtype), device=query.device)
         lse_1AS = joined_1ASE.new_empty(query.shape[:3])
-        for part in (*plan.roots, *plan.buckets):
+        parts: list[Block | Bucket] = [*plan.roots, *plan.buckets]
+        for part in parts:
             output, lse = _attended(part, query, key, value, scale)
             part.put(output, joined_1ASE)
             part.put(lse, lse_1AS)
