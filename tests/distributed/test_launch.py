@@ -16,6 +16,7 @@ from tests.distributed.test_strategies import nursery
 from tests.forked import run_ranks
 from tests.training.test_loops import grpo_recipe, write_rows
 from tests.training.test_resume import final_hashes, write_recipe
+from tiercel.runs.directory import read_metrics
 
 pytestmark = pytest.mark.scale
 
@@ -297,13 +298,23 @@ for name in ("one", "two"):
 """
 
 
-def test_two_runs_of_a_script_under_torchrun(tiny_checkpoints, tmp_path):
-    """The second run of the processes finds the ranks, although torchrun's store has the addresses of the first."""
-    recipe = make_recipe(tiny_checkpoints, tmp_path, "run")
-    (tmp_path / "script.py").write_text(TWO_RUNS)
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "script.py")]
+ONE_STOPS = """
+import os, sys
+import tiercel as tc
+tc.grpo(
+    sys.argv[1], output=f"{sys.argv[2]}/run", steps=3,
+    on_step=lambda step: os.environ["RANK"] == "1" and step.number == 1 and step.stop(),
+)
+print("left after step 1")
+"""
+
+
+def by_torchrun(script: str, recipe: Path, directory: Path) -> str:
+    """Run a script on two ranks, with the recipe and the directory as its words, and return what it prints."""
+    (directory / "script.py").write_text(script)
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(directory / "script.py")]
     done = subprocess.run(
-        [sys.executable, *words, str(recipe), str(tmp_path)],
+        [sys.executable, *words, str(recipe), str(directory)],
         env={**ENVIRONMENT, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
@@ -311,4 +322,19 @@ def test_two_runs_of_a_script_under_torchrun(tiny_checkpoints, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_two_runs_of_a_script_under_torchrun(tiny_checkpoints, tmp_path):
+    """The second run of the processes finds the ranks, although torchrun's store has the addresses of the first."""
+    recipe = make_recipe(tiny_checkpoints, tmp_path, "run")
+    by_torchrun(TWO_RUNS, recipe, tmp_path)
     assert [len(rollouts(tmp_path / name)) > 0 for name in ("one", "two")] == [True, True]
+
+
+def test_a_stop_that_one_rank_asks_for_is_that_of_all(tiny_checkpoints, tmp_path):
+    recipe = make_recipe(tiny_checkpoints, tmp_path, "run")
+    said = by_torchrun(ONE_STOPS, recipe, tmp_path)
+    assert said.count("left after step 1") == 2
+    assert read_metrics(tmp_path / "run")[-1]["step"] == 1
+    assert (tmp_path / "run/report.html").is_file()
