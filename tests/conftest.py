@@ -26,7 +26,9 @@ LONG_FILES = {file: place for place, file in enumerate(listed("long_files.txt"))
 
 
 def pytest_addoption(parser):
-    parser.addoption("--third", type=int, choices=(0, 1, 2), help="only the core cases and this third of the others")
+    parser.addoption(
+        "--third", choices=("0", "1", "2", "core"), help="only the core cases and this third of the others"
+    )
     parser.addoption("--left-to-lowest", type=int, choices=(0, 1, 2), help="without this third if test-lowest runs it")
 
 
@@ -56,9 +58,10 @@ def pytest_ignore_collect(collection_path, config):
     return None
 
 
-def is_of_third(case: str, third: int) -> bool:
-    """Say whether a case, given by its name, is a core case or in this third of the others, by its name's checksum."""
-    return case.startswith(CORE_CASES) or zlib.crc32(case.encode()) % 3 == third
+def is_of_third(case: str, third: int | str) -> bool:
+    """Say whether a case, given by its name, is a core case or in this third of the others, by its name's checksum; in
+    none if the third is `core`."""
+    return case.startswith(CORE_CASES) or str(zlib.crc32(case.encode()) % 3) == str(third)
 
 
 def is_left_to_lowest(case: str, third: int) -> bool:

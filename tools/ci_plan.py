@@ -5,6 +5,7 @@ within its time. It uses only the standard library, because it runs before any e
     python3 -m tools.ci_plan                  the steps for HEAD, a line each: `test-scale THIRD=1`
     python3 -m tools.ci_plan --all            every step, whole
     python3 -m tools.ci_plan --why COMMIT     with the reason of each step
+    python3 -m tools.ci_plan --late STEP      the step with its core cases alone, for a run that has become slow
 """
 
 import argparse
@@ -16,12 +17,12 @@ from dataclasses import dataclass
 THIRDS = 3
 ALWAYS_WHOLE = ("lint", "types", "test", "site", "test-view", "test-services")
 DIVIDED = (
+    "test-lowest",  # the first, so that a slow machine does not leave out what `make test` left to it
     "test-wheel",
     "test-catalogue",
     "test-quantized",
     "test-families",
     "test-generic",
-    "test-lowest",
     "test-scale",
     "test-real",
     "test-vllm",
@@ -129,6 +130,12 @@ def _fitting(forced: Iterable[str]) -> set[str]:
     return whole
 
 
+def core_alone(step: str) -> str:
+    """Return a step, as it is given to make, with the core cases of its suite alone; other steps as they are."""
+    target = step.split()[0]
+    return f"{target} THIRD=core" if target in DIVIDED else step
+
+
 def plan_everything() -> list[Step]:
     """Return every step, whole."""
     return [Step(target, None, "everything was asked for") for target in STEPS]
@@ -155,10 +162,14 @@ def main() -> None:
     parser.add_argument("commit", nargs="?", default="HEAD")
     parser.add_argument("--base", help="the commit that the change started from (default: four hours earlier)")
     parser.add_argument("--all", action="store_true", help="every step, whole")
+    parser.add_argument("--late", metavar="STEP", help="print this step with its core cases alone")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--why", action="store_true", help="print the reason of each step")
     form.add_argument("--json", action="store_true", help="print a JSON list")
     arguments = parser.parse_args()
+    if arguments.late:
+        print(core_alone(arguments.late))
+        return
     if arguments.all:
         steps = plan_everything()
     else:

@@ -14,6 +14,7 @@ from tools.ci_plan import (
     SECONDS_OF_THE_REST,
     STEPS,
     changed_paths,
+    core_alone,
     plan_everything,
     plan_steps,
 )
@@ -88,6 +89,20 @@ def test_thirds_have_every_case_and_each_third_has_the_core():
     thirds = [{case for case in cases if is_of_third(case, third)} for third in range(3)]
     assert set.union(*thirds) == set(cases) and set.intersection(*thirds) == set(CORE_CASES)
     assert all(len(third) > len(CORE_CASES) + 10 for third in thirds)
+    assert {case for case in cases if is_of_third(case, "core")} == set(CORE_CASES)
+
+
+@pytest.mark.parametrize(
+    ("step", "late"),
+    (
+        ("test-scale THIRD=1", "test-scale THIRD=core"),
+        ("test-families", "test-families THIRD=core"),
+        ("site", "site"),
+        ("test LEFT_TO_LOWEST=2", "test LEFT_TO_LOWEST=2"),
+    ),
+)
+def test_a_step_that_begins_late_runs_its_core_cases(step, late):
+    assert core_alone(step) == late
 
 
 def test_a_suite_that_takes_a_third_leaves_the_other_cases_out(tmp_path, monkeypatch):
