@@ -15,6 +15,7 @@ from tiercel.data.encoding import require_readable
 from tiercel.data.order import RowOrder
 from tiercel.data.reading import read_heldout_rows, read_training_rows
 from tiercel.errors import DataError, EnvironmentProblem, RecipeError, RunError, TrainingError
+from tiercel.rollout.local.engine import LocalSampler
 from tiercel.runs.directory import open_run, read_metrics
 from tiercel.training.grpo import loop as grpo
 from tiercel.training.offline import loop as offline
@@ -108,6 +109,19 @@ def test_three_grpo_steps_with_mixed_rows_and_workers(tiny_checkpoints, tmp_path
         for image in line["images"]:
             assert (run / "images" / f"{image['sha256']}.webp").is_file()
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step-000002", "step-000003"]
+
+
+def test_gradients_take_no_memory_of_a_rollout(tiny_checkpoints, tmp_path, monkeypatch):
+    sample, held = LocalSampler.sample, []
+
+    def watched(self, *given, **options):
+        held.append(any(each.grad is not None for each in self.policy.trained_parameters().values()))
+        return sample(self, *given, **options)
+
+    monkeypatch.setattr(LocalSampler, "sample", watched)
+    changes = {"data": {"eval": None, "workers": 0}, "train": {"steps": 2}}
+    run_grpo(grpo_recipe(tiny_checkpoints["qwen2_vl"], write_rows(tmp_path), tmp_path / "run", **changes))
+    assert held == [False] * 2
 
 
 def test_held_out_rows_are_scored_and_never_trained_on(tiny_checkpoints, tmp_path):

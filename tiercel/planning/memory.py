@@ -19,7 +19,7 @@ from tiercel.packing.attention.block_mask import BLOCK
 from tiercel.packing.compiling import chosen_backend
 from tiercel.planning.devices import Machine
 from tiercel.planning.frozen_models import FrozenBytes
-from tiercel.planning.probe import LinearBytes, VisionBytes
+from tiercel.planning.probe import NOTHING, LinearBytes, VisionBytes
 from tiercel.planning.sizes import ModelSizes
 from tiercel.rollout.local.engine import KEPT_BYTES, TOKENS_IN_FLIGHT
 
@@ -139,6 +139,7 @@ class Measured:
     learn: LinearBytes
     compiled: Callable[[], LinearBytes] | None = None  # `learn` with compiled layers; measured when it is asked for
     step: LinearBytes
+    prefill: LinearBytes = NOTHING
     vision: VisionBytes = field(default_factory=VisionBytes)
     vision_share: float = 0.0  # the largest share of a microbatch's tokens: those of its prompts
 
@@ -171,14 +172,14 @@ def rank_memory(
         "optimizer moments": held.moments,
         "CUDA and NCCL": CONTEXT_BYTES if layout.on_gpu else 0,
     }
-    if sizes.quantize:
-        always["a dequantised weight"] = BYTES[recipe.model.dtype] * sizes.largest_quantized
+    passes = {"a dequantised weight": BYTES[recipe.model.dtype] * sizes.largest_quantized} if sizes.quantize else {}
     host = {"weights, offloaded": held.offloaded_weights, "optimizer, offloaded": held.offloaded_optimizer}
     if start and recipe.model.reference == "device":
         always["copy of the start"] = start
     elif start:
         host["copy of the start"] = start
     learn = {
+        **passes,
         "block mask": _block_mask(recipe, sizes, layout),
         "weights gathered for a pass": held.gathered,
         "forward, backward and gradients": max(held.passes, _exchanged(recipe, start, layout)),
@@ -199,16 +200,17 @@ def rank_memory(
         if rollout.teacher.weights:
             always["teacher"] = rollout.teacher.weights
         missing = sizes.language_bytes(weights_dtype(recipe).itemsize) - held.base
-        engine = _engine(recipe, sizes, rollout, missing, measured.vision)
+        engine = _engine(recipe, sizes, rollout, missing, measured)
         asleep = {"vLLM, asleep": rollout.asleep_bytes} if rollout.engine.is_beside else {}
         if rollout.engine.shares_weights and not layout.kind.shards_model:
             if layout.on_gpu:
                 engine["trained weights, narrow for decoding"] = narrow = _narrow(recipe, sizes)
-                asleep = {"kept for decoding": min(KEPT_BYTES, engine[CACHE] + narrow)}
+                kept = engine[CACHE] + narrow
+                asleep = {"kept for decoding": kept if kept <= KEPT_BYTES else 0}
             else:  # of frozen weights, which stay
                 always["weights prepacked for decoding"] = _prepacked(recipe, sizes, rollout)
         parts = {
-            "rollout": {**always, **engine},
+            "rollout": {**always, **passes, **engine},
             "learn": {**always, **learn, **asleep},
             "update": {**always, **update, **asleep},
         }
@@ -236,7 +238,7 @@ def _learner(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, layout: 
     base, moments = sizes.language_bytes(width), round(MOMENT_BYTES[recipe.optim.moment_bits] * sizes.trained)
     if recipe.optim.name == "muon":
         moments -= MUON_SPARES * sizes.trained_matrices
-    step = measured.step.at(sizes.layers, layout.tokens)
+    step = 0 if _is_fused(recipe, layout) else measured.step.at(sizes.layers, layout.tokens)
     gathered = offloaded_weights = offloaded_optimizer = 0
     kind, zero = layout.kind, layout.zero(recipe)
     if kind.shards_model and zero.stage == 3:
@@ -261,6 +263,11 @@ def _learner(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, layout: 
         offloaded_weights=offloaded_weights,
         offloaded_optimizer=offloaded_optimizer,
     )
+
+
+def _is_fused(recipe: BaseRecipe, layout: Layout) -> bool:
+    """Return whether an update takes no memory besides the gradients. On a GPU, AdamW is one kernel."""
+    return layout.on_gpu and recipe.optim.name != "muon" and "deepspeed" not in layout.kind.own_keys
 
 
 def _with_vision(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, layout: Layout) -> int:
@@ -327,9 +334,9 @@ def _exchanged(recipe: BaseRecipe, start: int, layout: Layout) -> int:
 
 
 def _engine(
-    recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad, missing: int, vision: VisionBytes
+    recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad, missing: int, measured: Measured
 ) -> dict[str, int]:
-    """Return the bytes of the engine. The local one holds keys and values, and logits or the vision pass, for the
+    """Return the bytes of the engine. The local one holds keys and values, and the largest of its passes, for the
     largest batch of prompts. `missing` is the number of bytes of the language model that it must gather."""
     if rollout.engine.is_served:  # on GPUs of its own
         return {}
@@ -338,11 +345,13 @@ def _engine(
     prompts = rollout.local_prompts
     rows = prompts * rollout.group_size
     held = prompts * rollout.prompt_tokens + rows * rollout.completion_tokens
+    prefill = measured.prefill.at(0, prompts * rollout.prompt_tokens)  # casts of the layers' weights are not kept
     return {
         CACHE: cache_token_bytes(recipe, sizes, 1) * held + STATE_BYTES * sizes.state_elements * rows,
-        "logits or the vision pass": max(
+        "prefill, logits or the vision pass": max(
+            prefill,
             rows * sizes.vocabulary * (BYTES[recipe.model.dtype] + 3 * 4),
-            vision.frozen.at(0, prompts * rollout.prompt_tokens),
+            measured.vision.frozen.at(0, prompts * rollout.prompt_tokens),
         ),
         "weights gathered for the rollout": missing,
     }

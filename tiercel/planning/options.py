@@ -176,6 +176,7 @@ def measure(subject: Subject) -> Measured:
         learn=learn,
         compiled=compiled,
         step=fitted(lambda layers, count: at(layers, count).step, tokens),
+        prefill=fitted(lambda layers, count: at(layers, count).prefill, tokens),
         vision=vision_bytes(subject),
         vision_share=subject.composition.prompt_tokens / subject.composition.group_tokens,
     )

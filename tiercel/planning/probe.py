@@ -137,6 +137,7 @@ class UpdateBytes:
 
     learn: int  # forward and backward of a microbatch, with the gradients of the previous one
     step: int  # gradients and the temporary tensors of the update
+    prefill: int  # a pass without gradient over as many tokens of prompts, as the engine makes; 0 if compiled
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -291,7 +292,16 @@ def update_bytes(probed: ProbedModel, layers: int, packed: PackedTokens, form: s
         optimizer.step()
         moments = sum(value.nbytes for state in optimizer.state.values() for value in state.values())
         step = live.peak - resident - moments
-    return UpdateBytes(learn=learn, step=step)
+        prefill = 0 if compiled else _without_gradient(learner, packed, live)
+    return UpdateBytes(learn=learn, step=step, prefill=prefill)
+
+
+def _without_gradient(learner: ProbedLearner, packed: PackedTokens, live: LiveBytes) -> int:
+    """Measure the peak of a pass up to the head."""
+    before = live.start_again()
+    with torch.no_grad():
+        learner.eval().scoring_states(packed, None, None)
+    return live.peak - before
 
 
 def packed_case(composition: Composition, tokens: int, dimensions: int) -> PackedTokens:

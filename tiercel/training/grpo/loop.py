@@ -55,6 +55,7 @@ def one_step(session: Session, trainer: Trainer, rollouts: Rollouts, step: Step)
         recorded = record_rollouts(session, trainer, sampled, advantages, step, recipe)
     with step.phase("learn"):
         updates = update_policy(session, trainer, advantages.groups, recipe, step)
+        trainer.strategy.zero_gradients()  # they would take memory of the next rollout
     outcome = StepOutcome(sampled=sampled, advantages=advantages, recorded=recorded, updates=updates)
     record_tokens(session, trainer, outcome, recipe.rollout.record_tokens, step)
     with step.phase("lookahead", (), timed_as="rollout"):  # of the next step, sampled while this one was learnt
