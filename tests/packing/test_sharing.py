@@ -70,6 +70,15 @@ def test_bins_are_filled_by_what_the_tree_takes():
         bins([pair], "split", 6, NINES)
 
 
+def test_a_row_that_others_continue_is_cut_out_of_the_path_above_them():
+    rows = [item([1, 2, 3], [4, 5, 6]), item([1, 2, 3, 4, 5, 6, 7, 8, 0], [10], [11], index=1)]
+    packed = pack(rows, NINES)
+    assert nodes(packed) == [[1, 2, 3], [4, 5, 6], [7, 8, 0], [10], [11]] and packed.ends_C == (1, 3, 4)
+    part = packed.only([0, 1], above=(0, 1, 2))  # as cut at a budget of 10 tokens
+    assert nodes(part) == [[1, 2, 3, 4, 5, 6, 7, 8, 0], [10]] and part.ends_C == (0, 1)
+    assert part.scoring_N.tolist() == [2, 3, 4, 8] and part.targets_N.tolist() == [4, 5, 6, 10]
+
+
 def test_a_picture_is_never_cut():
     one = item([1, 9, 9, 9, 9, 2], [5], pictures="")
     one = replace(one, prompt=replace(one.prompt, images=(picture("a", 4),)))

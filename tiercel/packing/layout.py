@@ -110,7 +110,7 @@ class PackedTokens:
         own = sorted(set(numbers).difference(above))
         groups = [*([above] if above else []), *([number] for number in own)]
         tree, places = self.tree.regrouped(groups)
-        new = {group[-1]: number for number, group in enumerate(groups)}
+        new = {node: number for number, group in enumerate(groups) for node in group}
         places_T = torch.cat(places)
         to_new = torch.full((self.tree.length,), -1).scatter(0, places_T, torch.arange(len(places_T)))
         shown = [place for place, node in enumerate(self.image_nodes) if node in new and node not in above]
