@@ -58,15 +58,18 @@ class TreeCutter:
         """Yield the bins of entries below a path. Those of a child that do not fit into one bin have bins below that
         child. Entries that end with the path have no tokens below it, so they go with the first of the others."""
         path = frozenset(above)
-        held, filled = [entry for entry in entries if self.nodes[entry] <= path], path
+        room = rest = self.budget - self.size(path)
+        held, filled = [entry for entry in entries if self.nodes[entry] <= path], set[int]()
         for child, members in self._by_child(entries, above):
-            nodes = path.union(*(self.nodes[entry] for entry in members))
-            fits = self.size(nodes) <= self.budget
-            if filled > path and not (fits and self.size(filled | nodes) <= self.budget):
+            nodes = frozenset[int]().union(*(self.nodes[entry] for entry in members)) - path
+            fits = self.size(nodes) <= room
+            if filled and not (fits and self.size(nodes - filled) <= rest):
                 yield Bin(tuple(sorted(held)), above)
-                held, filled = [], path
+                held, filled, rest = [], set(), room
             if fits:
-                held, filled = held + members, filled | nodes
+                rest -= self.size(nodes - filled)
+                filled |= nodes
+                held += members
             else:
                 yield from self._bins(held + members, (*above, child))
                 held = []
