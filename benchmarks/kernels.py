@@ -28,6 +28,14 @@ from tiercel.runs.files import write_atomically
 HEADS, KEY_HEADS = 16, 4
 SIZES = (64, 80, 96, 128, 192, 256, 512)
 DTYPES = ("bfloat16", "float16", "float32")
+# Sizes of heads by family, of published models in bfloat16.
+FAMILIES: dict[str, tuple[int, ...]] = {
+    "qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe": (128,),
+    "qwen3_5, qwen3_5_moe": (256,),
+    "gemma3": (128, 256),
+    "gemma4": (256, 512),
+    "ovis2, internvl, llava_onevision": (64, 128),
+}
 Row = Mapping[str, Any]
 
 
@@ -71,7 +79,9 @@ class Table:
         rows = sorted(self.rows.values(), key=_place)
         lines = ",\n".join(json.dumps(each) for each in rows)
         write_atomically(self.file, f'{{"made_with": {json.dumps(self.stamp)},\n"rows": [\n{lines}\n]}}\n')
-        write_atomically(RESULTS / "kernels.md", markdown(read_fits(self.file)))
+        fits = read_fits(self.file)
+        write_atomically(RESULTS / "kernels.md", markdown(fits))
+        write_atomically(RESULTS / "kernels_families.md", families_markdown(fits))
 
 
 def _place(row: Row) -> tuple[int, int, int]:
@@ -90,6 +100,22 @@ def markdown(fits: Sequence[KernelFit]) -> str:
         if any((card, size, dtype) in cells for card in cards)
     ]
     return markdown_table(["heads", *cards], rows)
+
+
+def families_markdown(fits: Sequence[KernelFit]) -> str:
+    """Return for each family and card whether it runs, or the sizes of heads that are refused. A cell is empty if a
+    size was not tried."""
+    by_place = {(fit.card, fit.head_size): fit.problem for fit in fits if fit.dtype == "bfloat16"}
+
+    def cell(card: str, sizes: Sequence[int]) -> str:
+        problems = {size: by_place.get((card, size)) for size in sizes}
+        refused = [str(size) for size, problem in problems.items() if problem]
+        if refused:
+            return f"refused, heads of {' and '.join(refused)}"
+        return "" if None in problems.values() else "runs"
+
+    rows = [[name, *(cell(card, sizes) for card in CARDS)] for name, sizes in FAMILIES.items()]
+    return markdown_table(["family", *CARDS], rows)
 
 
 def _cell(fit: KernelFit) -> str:

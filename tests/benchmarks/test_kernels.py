@@ -5,8 +5,8 @@ import json
 import pytest
 
 from benchmarks import kernels
-from benchmarks.kernels import RESULTS, Table, markdown, tiles
-from tiercel.packing.kernel_table import FILE, known_fits, read_fits
+from benchmarks.kernels import RESULTS, Table, families_markdown, markdown, tiles
+from tiercel.packing.kernel_table import FILE, KernelFit, known_fits, read_fits
 
 STAMP = {"torch": "1", "tiles": {}}
 
@@ -43,6 +43,19 @@ def test_a_row_of_another_mask_is_kept_until_it_is_made_again(tmp_path, monkeypa
 def test_the_table_was_made_with_the_kernels_of_now():
     assert json.loads(FILE.read_text(encoding="utf-8"))["made_with"]["tiles"] == tiles()
     assert (RESULTS / "kernels.md").read_text(encoding="utf-8") == markdown(known_fits())
+    assert (RESULTS / "kernels_families.md").read_text(encoding="utf-8") == families_markdown(known_fits())
+
+
+def test_a_family_runs_where_none_of_its_heads_is_refused():
+    fits = [
+        KernelFit(card=card, capability=(8, 9), head_size=size, dtype="bfloat16", problem=problem, stack_bytes=(0, 0))
+        for card, size, problem in (("4090", 128, ""), ("4090", 256, "too much"), ("h100", 256, ""))
+    ]
+    lines = {line.split(" | ")[0]: line.split(" | ")[1:] for line in families_markdown(fits).splitlines()}
+    assert (
+        lines["| gemma3"][0] == "" and lines["| gemma3"][3] == "refused, heads of 256"
+    )  # 128 was not tried on an h100
+    assert lines["| qwen3_5, qwen3_5_moe"][0] == "runs"
 
 
 @pytest.mark.parametrize("fit", known_fits(), ids=lambda fit: f"{fit.card}, {fit.head_size}, {fit.dtype}")

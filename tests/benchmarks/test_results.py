@@ -5,6 +5,8 @@ from pathlib import Path
 
 from benchmarks.gpu.report import NOT_MEASURED, markdown, summary
 from benchmarks.gpu.results import Results
+from benchmarks.gpu_memory import LIMIT, PHASES, difference
+from benchmarks.gpu_memory import markdown as table_of_memory
 from benchmarks.learner import table
 from benchmarks.pairs import table as table_of_pairs
 from benchmarks.peers_report import markdown_table
@@ -19,7 +21,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 def test_pages_quote_the_results_as_they_are():
     pages = [page.read_text(encoding="utf-8") for page in PAGES]
-    assert [len(QUOTED.findall(page)) for page in pages] == [11, 1]
+    assert [len(QUOTED.findall(page)) for page in pages] == [11, 3]
     assert [quoted(page) for page in pages] == pages
 
 
@@ -46,6 +48,12 @@ def test_tables_are_made_from_the_results():
     assert (RESULTS / "trees.md").read_text(encoding="utf-8") == table_of_trees(trees)
     turns = json.loads((RESULTS / "turns.json").read_text(encoding="utf-8"))
     assert (RESULTS / "turns.md").read_text(encoding="utf-8") == table_of_turns(turns)
+
+
+def test_the_plan_is_as_near_to_the_allocator_as_the_page_says():
+    found = json.loads((RESULTS / "gpu_memory.json").read_text(encoding="utf-8"))["rows"]
+    assert (RESULTS / "gpu_memory.md").read_text(encoding="utf-8") == table_of_memory(found)
+    assert all(abs(difference(row, phase)) <= LIMIT for row in found for phase in PHASES)
 
 
 def test_what_no_card_has_measured_is_said_so():

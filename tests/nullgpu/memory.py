@@ -1,46 +1,113 @@
-"""The learner of a full-size model in PyTorch's own allocator: `python -m tests.nullgpu.memory MODEL SETTINGS GROUPS`
-prints the bytes by phase. MODEL is one of benchmarks.gpu.models, SETTINGS are keys of `learner`."""
+"""A run of a full-size model in PyTorch's own allocator: `python -m tests.nullgpu.memory RECIPE RANKS` runs two
+steps of the first rank and prints the bytes of the second by phase. The recipe's checkpoint needs no weights."""
 
 import gc
 import json
+import os
 import sys
-import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from benchmarks.gpu.learners import SharedLearner
-from benchmarks.gpu.models import MODELS, random_policy
-from benchmarks.gpu.steps import make_groups
-from tests.nullgpu.shapes import GROUP, GROUP_TOKENS
-from tiercel.config.schema import Optim
-from tiercel.distributed.strategies.optimizer import build_optimizer
+from tests.nullgpu.computed import stand_in
+from tests.nullgpu.full_size import weights_made_on
+from tiercel.config import GrpoRecipe
+from tiercel.distributed import ranks
+from tiercel.runs.directory import open_run
+from tiercel.training.grpo.loop import steps
+from tiercel.training.session import Session
+from tiercel.training.step import Step
 
-
-def peak(run: Callable[[], Any]) -> dict[str, int]:
-    """Run a phase, and return the most bytes that its tensors took and that the allocator held."""
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    run()
-    return {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+UPDATE = "update"
+PHASES = ("rollout", "learn")  # as the loop names them; the update is a part of the second
 
 
-def learner_bytes(model: str, settings: Mapping[str, Any], groups: int) -> dict[str, Any]:
-    """Learn from two microbatches of `groups` groups, twice. The first time compiles, and makes the moments."""
-    policy = random_policy(MODELS[model], torch.device("cuda"), torch.bfloat16)
-    optimizer = build_optimizer(policy, Optim())
-    made = make_groups(policy, replace(GROUP, groups=2 * groups))
-    learner = SharedLearner(policy, made, {"max_tokens_per_microbatch": groups * GROUP_TOKENS, **settings})
-    for _ in range(2):
-        optimizer.zero_grad(set_to_none=True)
-        learn, update = peak(learner.update), peak(optimizer.step)
-    return {"model": model, "settings": settings, "groups": groups, "learn": learn, "update": update}
+class Peaks:
+    """The most bytes that tensors took and that the allocator held, by phase."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, dict[str, int]] = {}
+
+    @contextmanager
+    def of(self, phase: str) -> Iterator[None]:
+        """Measure a phase. One inside it counts on its own, and not towards it."""
+        self._begin()
+        yield
+        self._end(phase)
+
+    @contextmanager
+    def inside(self, outer: str, phase: str) -> Iterator[None]:
+        """Interrupt the measurement of a phase by that of another."""
+        self._end(outer)
+        with self.of(phase):
+            yield
+        torch.cuda.reset_peak_memory_stats()
+
+    def _begin(self) -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+    def _end(self, phase: str) -> None:
+        now = {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+        before = self.found.get(phase, {})
+        self.found[phase] = {kind: max(size, before.get(kind, 0)) for kind, size in now.items()}
+
+
+def measure_phases(peaks: Peaks) -> None:
+    """Make a run measure its phases."""
+    phase, update = Step.phase, torch.optim.AdamW.step
+
+    @contextmanager
+    def measured_phase(self: Step, name: str, *given: Any, **options: Any) -> Iterator[None]:
+        with phase(self, name, *given, **options):
+            if name not in PHASES:
+                yield
+                return
+            with peaks.of(name):
+                yield
+
+    def measured_update(self: torch.optim.AdamW, *given: Any) -> Any:
+        with peaks.inside("learn", UPDATE):
+            return update(self, *given)
+
+    Step.phase = measured_phase
+    torch.optim.AdamW.step = measured_update
+
+
+def pretend_ranks(count: int) -> None:
+    """Let this process be the first of several ranks of which no other is there. Collectives move nothing, and others
+    say what this one says."""
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    ranks._meeting_place = lambda patience: (FakeStore(), 0, count)
+    ranks._backend = lambda has_gpu: "fake"
+    dist.all_gather_object = lambda found, value: found.__setitem__(slice(None), [value] * count)
+    dist.gather_object = lambda value, found: found.__setitem__(slice(None), [value] * count)
+    dist.broadcast_object_list = dist.send_object_list = lambda *given, **options: None
+
+
+def run(recipe: GrpoRecipe) -> dict[str, dict[str, int]]:
+    """Run two steps. The first compiles, captures, and makes the moments."""
+    peaks = Peaks()
+    measure_phases(peaks)
+    Session.save_if_due = lambda *given: None  # gigabytes of a disk
+    device, is_sharded = torch.device("cuda"), recipe.train.strategy == "fsdp2"
+    with weights_made_on(device, sharded=is_sharded), open_run(recipe) as directory:
+        for number, _ in enumerate(steps(recipe, directory), start=1):
+            if number == recipe.train.steps:
+                break
+            peaks.found.clear()
+    return peaks.found
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    torch.backends.cudnn.enabled = False  # there is no null cuDNN
-    print(json.dumps(learner_bytes(sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]))), flush=True)
+    stand_in()
+    asked = GrpoRecipe.model_validate(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    if (world_size := int(sys.argv[2])) > 1:
+        pretend_ranks(world_size)
+    print(json.dumps(run(asked)), flush=True)

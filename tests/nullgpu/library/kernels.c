@@ -113,7 +113,9 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const v
   memset(attributes, 0, sizeof *attributes);
   attributes->maxThreadsPerBlock = MAX_THREADS;
   attributes->numRegs = 32;
-  attributes->ptxVersion = attributes->binaryVersion = card.major * 10 + card.minor;
+  int version = card.major * 10 + card.minor;
+  /* PyTorch's builds have no code for 8.9, which runs that of 8.6; CUB refuses to sort for any other version. */
+  attributes->ptxVersion = attributes->binaryVersion = version == 89 ? 86 : version;
   attributes->maxDynamicSharedSizeBytes = card.block_shared;
   return cudaSuccess;
 }
