@@ -17,9 +17,9 @@ from transformers.quantizers import AutoHfQuantizer
 from benchmarks.published import save_config
 from tests.tiny_models import make_row, noise_image, save_tiny_checkpoint
 from tiercel.config.schema import Model
+from tiercel.models.families.loading import load_family
 from tiercel.models.prompts import encode_prompt
 from tiercel.models.weights import loading
-from tiercel.models.weights.loading import load_family
 
 CONFIGS = Path(__file__).parents[1] / "planning" / "configs"
 WORD = " seven"  # one token
