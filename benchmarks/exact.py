@@ -214,7 +214,7 @@ def _logprobs_cut(
         return SimpleNamespace(packed=packed, rows=[row for number in chosen for row in entries[number][1]])
 
     for unit in units_of(pack(case.items, family), entries, learner.form, budget, True, batch_of):
-        for batch, features_KH, prefix in passes(unit, learner, vision.features):
+        for batch, features_KH, prefix in passes(unit, learner.run_prefix, vision.features):
             packed = batch.packed
             logprobs_N = learner(packed, features_KH, TEMPERATURE, prefix).logprobs_N
             own_N = torch.cat([weights[row] for row in batch.rows])

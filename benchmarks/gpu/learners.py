@@ -77,7 +77,7 @@ class SharedLearner:
         vision = VisionStore(policy, cache_bytes=0) if self.vision is None else self.vision
         learner.train()
         for unit in policy_units(self.groups, totals, learner.form, self.budget, may_run_prefix=True):
-            for batch, features_KH, prefix in passes(unit, learner, vision.features):
+            for batch, features_KH, prefix in passes(unit, learner.run_prefix, vision.features):
                 logprobs_N = learner(batch.packed, features_KH, 1.0, prefix).logprobs_N
                 advantages_N = batch.advantages_C[batch.packed.continuation_of_N].to(policy.device)
                 (-(logprobs_N * advantages_N).sum() / totals.tokens).backward()

@@ -202,7 +202,7 @@ def gradient(case, form: str, budget: int, may_run_prefix: bool = False, checkpo
     units = policy_units(groups, totals_of(groups), form, budget, may_run_prefix)
     total = 0.0
     for unit in units:
-        for batch, features, prefix in passes(unit, learner, vision.features):
+        for batch, features, prefix in passes(unit, learner.run_prefix, vision.features):
             logprobs = learner(batch.packed, features, 0.9, prefix).logprobs_N
             loss = policy_loss(
                 LossInput(

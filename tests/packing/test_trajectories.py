@@ -108,7 +108,7 @@ def logprobs_after_prompts(policy: Policy, items: list[PackItem], weights_N: Ten
         (unit,) = policy_units([group], totals_of([group]), "split", budget, may_run_prefix=True)
         assert len(unit.prefixes) == 1 and len(unit.batches) == 2
         parts = iter(item_weights_N.split(counts))
-        for batch, features, prefix in passes(unit, learner, vision.features):
+        for batch, features, prefix in passes(unit, learner.run_prefix, vision.features):
             part_N = next(parts)
             logprobs_N = learner(batch.packed, features, 1.0, prefix).logprobs_N
             (logprobs_N * part_N).sum().backward()

@@ -31,11 +31,15 @@ def together(bins: Iterable[Bin]) -> list[list[Bin]]:
 
 
 def prefix_cuts(bins: Sequence[Bin]) -> Iterator[tuple[tuple[int, ...], int, int]]:
-    """Yield the passes that bins, given in the order of the walk, continue, outer ones before those below them: the
+    """Return the passes that bins, given in the order of the walk, continue, outer ones before those below them: the
     path to the node of the pass, and the numbers of the first bin that continues it and of the first after that."""
-    for path in dict.fromkeys(each.above[: depth + 1] for each in bins for depth in range(len(each.above))):
-        below = [number for number, each in enumerate(bins) if each.above[: len(path)] == path]
-        yield path, below[0], below[-1] + 1
+    spans: dict[tuple[int, ...], tuple[int, int]] = {}
+    for number, each in enumerate(bins):
+        for depth in range(len(each.above)):
+            path = each.above[: depth + 1]
+            first, _ = spans.get(path, (number, number))
+            spans[path] = first, number + 1
+    return ((path, first, stop) for path, (first, stop) in spans.items())
 
 
 class TreeCutter:

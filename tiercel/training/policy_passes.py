@@ -152,7 +152,7 @@ class PolicyPasses:
         heartbeat = self.ranks.heartbeat
         features = partial(self.vision.features, with_gradient=with_gradient, of_reference=of_reference)
         for batch, features_KH, prefix in passes(
-            unit, self.learner, features, lambda batch: heartbeat.work_on(batch.prompt_ids)
+            unit, self.learner.run_prefix, features, lambda batch: heartbeat.work_on(batch.prompt_ids)
         ):
             yield batch.packed, features_KH, prefix
 

@@ -10,7 +10,6 @@ Shape suffixes: docs/shapes.md; B is 1 here.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from torch import Tensor
 from tiercel.models.layers.attention import Layer
 from tiercel.models.layers.delta_net import DeltaScan, DeltaState, DeltaTokens
 from tiercel.packing.batch import Batch, MicrobatchUnit
+from tiercel.packing.layout import PackedTokens
 from tiercel.packing.recurrence import PackedForm
 from tiercel.types import EncodedImage
 
@@ -106,22 +106,26 @@ class ContinuedAttention:
         return output
 
 
+# Runs a prefix with its vision features (K, H), after the pass that it continues.
+RunPrefix = Callable[[PackedTokens, Tensor | None, PrefixCache | None], PrefixCache]
+
+
 def passes(
     unit: MicrobatchUnit[Batch],
-    learner: Any,
+    run_prefix: RunPrefix,
     features: Callable[[tuple[EncodedImage, ...]], Tensor | None],
     begin: Callable[[Batch], None] = lambda batch: None,
 ) -> Iterator[tuple[Batch, Tensor | None, PrefixCache | None]]:
     """Yield the microbatches of a unit, each with the vision features (K, H) of its pictures, which `features`
-    computes, and the pass over the prefix that it continues. `learner` is a PackedPolicy; `begin` is called before the
-    prefixes of a microbatch are run. Compute the gradient of each before asking for the next: the gradients that were
+    computes, and the pass over the prefix that it continues. `begin` is called before the prefixes of a microbatch are
+    run. Compute the gradient of each before asking for the next: the gradients that were
     left at a prefix go back through it after the last microbatch that continues it."""
     opened: list[tuple[int, PrefixCache]] = []  # the path to the innermost, each with the number of what closes it
     for number, batch in enumerate(unit.batches):
         begin(batch)
         innermost = opened[-1][1] if opened else None
         for each in unit.opening(number):
-            innermost = learner.run_prefix(each.packed, features(each.packed.images), innermost)
+            innermost = run_prefix(each.packed, features(each.packed.images), innermost)
             opened.append((each.stop, innermost))
         yield batch, features(batch.packed.images), innermost
         while opened and opened[-1][0] == number + 1:
