@@ -60,7 +60,7 @@ def _steps(recipe: AnyRecipe, on_step: OnStep | None = None) -> Generator[Finish
     """Yield the steps of a run in this process."""
     if recipe.runs_user_code:
         keep_private()  # before anything is forked
-    main, last = threading.get_ident(), None
+    main = threading.get_ident()
     run_recipe = imported("tiercel.training.run").run_recipe  # only now, because it loads torch
 
     def raise_here(code: int) -> None:
@@ -68,17 +68,17 @@ def _steps(recipe: AnyRecipe, on_step: OnStep | None = None) -> Generator[Finish
 
     try:
         with process_guard(recipe, recipe.kind, raise_here if is_interactive() else None) as heartbeat:
-            for last in (steps := run_recipe(recipe, heartbeat)):
+            for step in (steps := run_recipe(recipe, heartbeat)):
                 try:
                     with heartbeat.away():
                         if on_step is not None:
-                            on_step(last)
-                        yield last
+                            on_step(step)
+                        yield step
                 except (Exception, GeneratorExit) as error:
                     steps.throw(error)  # it ends the run as an error of its own would, which saves before
     except Terminated as ended:
         is_left = isinstance(ended.__cause__, GeneratorExit)  # as by `break`
-        if not (is_left or is_interactive() or (last is not None and last.control.is_stopped)):
+        if not (is_left or is_interactive() or ended.is_by_caller):
             raise
 
 

@@ -143,7 +143,7 @@ class Session:
     def require_no_stop(self, step: int) -> None:
         """Raise Terminated, on all ranks, if a stop is asked for during the evaluation after `step` updates."""
         if self._is_stop_asked():
-            raise Terminated(
+            raise self._stopped(
                 f"stopped during the evaluation after step {step}; run the same command again to make it and resume"
             )
 
@@ -193,11 +193,9 @@ class Session:
         if self._is_stop_asked():
             if self.unsaved.newest is not None:
                 self._save(trainer)
-            error = Terminated(
+            raise self._stopped(
                 f"stopped after step {step.updates_done}, which was saved; run the same command again to resume"
             )
-            error.is_by_caller = self.ranks.all_reduce_any(self.control.is_stopped)
-            raise error
 
     @contextmanager
     def saved_on_error(self, trainer: Trainer) -> Iterator[None]:
@@ -266,6 +264,12 @@ class Session:
 
     def _is_stop_asked(self) -> bool:
         return self.ranks.all_reduce_any(self.stop.is_set or self.control.is_stopped)
+
+    def _stopped(self, message: str) -> Terminated:
+        """Make the error that ends the run on all ranks."""
+        error = Terminated(message)
+        error.is_by_caller = self.ranks.all_reduce_any(self.control.is_stopped)
+        return error
 
     def _record(self, row: Mapping[str, Any]) -> None:
         """Append a row to metrics.jsonl, then pass it to the trackers."""
