@@ -1,18 +1,29 @@
 """The plan of a full-size model is within 5 % of what PyTorch's own allocator takes, in a run of two steps."""
 
+from functools import cache
+
 import pytest
 
-from benchmarks.gpu_memory import LIMIT, PHASES, compared, difference
+from benchmarks.gpu_memory import LIMIT, PHASES, Row, compared, difference
 from tiercel.planning.memory import FRAGMENTATION
 
 pytestmark = pytest.mark.nullgpu
-CASES = ("7B", "7B, not compiled", "7B, nf4, full checkpointing")
+NF4 = "7B, nf4, full checkpointing"
+CASES = ("7B", "7B, full checkpointing", "7B, not compiled", NF4)
+
+
+@cache
+def measured(case: str) -> Row:
+    return compared(case, {})
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_plan_is_within_a_twentieth(case):
-    row = compared(case, {})
-    for phase in PHASES:
-        assert abs(difference(row, phase)) <= LIMIT, phase
-    learn = row["allocator"]["learn"]
-    assert learn["reserved"] <= (1 + FRAGMENTATION) * max(learn["allocated"], sum(row["plan"]["learn"].values()))
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_plan_is_within_a_twentieth(case, phase):
+    assert abs(difference(measured(case), phase)) <= LIMIT
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_the_allocator_holds_to_learn_is_within_the_fragmentation_that_is_assumed(case):
+    row = measured(case)
+    assert row["allocator"]["learn"]["reserved"] <= (1 + FRAGMENTATION) * sum(row["plan"]["learn"].values())
