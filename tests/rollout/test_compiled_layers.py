@@ -11,6 +11,7 @@ from tests.rollout.recorded_step import RecordedStep
 from tests.rollout.test_captured import PARAMS, SEEDS, sampler_of, tokens
 from tests.tiny_models import random_ids, tiny_policy, tiny_prompts
 from tiercel.models.vision_cache import VisionStore
+from tiercel.rollout.local import compiled_layers
 from tiercel.rollout.local.compiled_layers import ComputeOnce
 from tiercel.rollout.local.cuda_graphs import FixedDecoder
 from tiercel.rollout.local.decoding_weights import NarrowLinears
@@ -90,4 +91,14 @@ def test_layers_that_cannot_be_compiled_are_decoded_without(tiny_checkpoints):
     with pytest.warns(RuntimeWarning, match="uncompiled layers"):
         found = sampler.sample(tiny_prompts(policy.family), PARAMS, SEEDS)
     assert tokens(found) == tokens(plain.sample(tiny_prompts(policy.family), PARAMS, SEEDS))
+    assert sampler.decoder.compiled is None and sampler.decoder.steps
+
+
+def test_layers_that_need_too_many_graphs_are_decoded_without(tiny_checkpoints, monkeypatch):
+    monkeypatch.setattr(compiled_layers, "GRAPH_LIMIT", 0)
+    policy = tiny_policy(tiny_checkpoints["qwen2_5_vl"], noise=0.3)
+    sampler = sampler_of(policy)
+    sampler.decoder = FixedDecoder(policy, VisionStore(policy, 0), RecordedStep, "eager")
+    with pytest.warns(RuntimeWarning, match="uncompiled layers"):
+        sampler.sample(tiny_prompts(policy.family), PARAMS, SEEDS)
     assert sampler.decoder.compiled is None and sampler.decoder.steps

@@ -14,6 +14,7 @@ from warnings import warn
 import torch
 from peft.tuners.lora import LoraLayer
 from torch import Tensor
+from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from tiercel.devices import moved
 from tiercel.models.policy import Policy
@@ -157,7 +158,7 @@ class FixedDecoder(RowDecoder):
             self.steps.clear()
         try:
             self._warm_up(token_ids_R)
-        except RuntimeError as error:  # from the compiler
+        except (RuntimeError, FailOnRecompileLimitHit) as error:  # from the compiler
             if self.compiled is None or is_out_of_memory(error):
                 raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
