@@ -59,8 +59,9 @@ TESTS = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest -n $(WORKERS) --dist loadfil
 # make test-scale THIRD=1: the suite's core cases and a third of the others (tools/ci_plan.py); without it, all of them.
 # make test LEFT_TO_LOWEST=1: without the third that make test-lowest THIRD=1 runs.
 PART = $(if $(THIRD),--third $(THIRD)) $(if $(LEFT_TO_LOWEST),--left-to-lowest $(LEFT_TO_LOWEST))
-# A CPU build of torch takes torchvision's Python part alone; tests/conftest.py declares its missing operators.
+# A CPU build of torch takes torchvision's Python part alone, if its missing operators are declared.
 TORCHVISION := 0.28.0
+DECLARE_TORCHVISION_OPERATORS := benchmarks/environments/declare_torchvision_operators.py
 LOWEST_TORCHVISION := 0.26.0
 
 .PHONY: venv environments test-all ci-plan demo demo-pairs demo-zoom demo-real test test-real lint types wheel test-wheel test-catalogue test-quantized test-families test-generic test-lowest test-scale test-view test-services vllm-env test-vllm test-ray site faults \
@@ -177,13 +178,14 @@ LAYER_OF = .venv/bin/python -m venv --clear --without-pip $(1) && .venv/bin/pyth
 test-families: .venv-families/.made
 	$(call TESTS,.venv-families) tests/models
 
-.venv-families/.made: .venv/.made
+.venv-families/.made: .venv/.made $(DECLARE_TORCHVISION_OPERATORS)
 	$(call LAYER_OF,.venv-families)
 	grep -v -E '^(transformers|huggingface_hub|tokenizers|pillow)==' constraints.txt > .venv-families/constraints.txt
 	.venv-families/bin/python $(PIP_INSTALL) \
 		-c .venv-families/constraints.txt transformers==$(NEWEST_TRANSFORMERS) pillow==$(NEWEST_PILLOW)
 	.venv-families/bin/python $(PIP_INSTALL) --no-deps \
 		torchvision==$(TORCHVISION)
+	.venv-families/bin/python $(DECLARE_TORCHVISION_OPERATORS)
 	touch $@
 
 test-generic: .venv-generic/.made
@@ -191,11 +193,12 @@ test-generic: .venv-generic/.made
 	$(call TESTS,.venv-generic) tests/models/test_generic.py tests/models/test_names.py tests/cli/test_proved_models.py
 
 # torchvision and num2words are needed by some of the processors.
-.venv-generic/.made: .venv/.made
+.venv-generic/.made: .venv/.made $(DECLARE_TORCHVISION_OPERATORS)
 	$(call LAYER_OF,.venv-generic)
 	.venv-generic/bin/python $(PIP_INSTALL) -c constraints.txt num2words
 	.venv-generic/bin/python $(PIP_INSTALL) --no-deps \
 		torchvision==$(TORCHVISION)
+	.venv-generic/bin/python $(DECLARE_TORCHVISION_OPERATORS)
 	touch $@
 
 # The families with the oldest transformers are among them. Left out: tests of texts, tables and benchmarks, which no
@@ -255,7 +258,7 @@ test-vllm: vllm-env
 	$(call TESTS,.venv-vllm) -m vllm tests/vllm
 
 # uv installs 170 packages in a tenth of pip's time, but would take another build of torch than pip does.
-.venv-vllm/.made: benchmarks/environments/vllm.txt benchmarks/environments/declare_torchvision_operators.py
+.venv-vllm/.made: benchmarks/environments/vllm.txt $(DECLARE_TORCHVISION_OPERATORS)
 	$(PYTHON) -m venv --clear .venv-vllm
 	grep '^torch' $< > .venv-vllm/torch.txt
 	grep -v '^torch' $< > .venv-vllm/others.txt
@@ -264,7 +267,7 @@ test-vllm: vllm-env
 	DS_BUILD_OPS=0 .venv-vllm/bin/python $(PIP_INSTALL) --no-deps \
 		--no-build-isolation deepspeed==$(DEEPSPEED)
 	.venv-vllm/bin/python $(PIP_INSTALL) --no-deps -e .
-	.venv-vllm/bin/python benchmarks/environments/declare_torchvision_operators.py
+	.venv-vllm/bin/python $(DECLARE_TORCHVISION_OPERATORS)
 	touch $@
 
 test-ray: vllm-env .venv-ray/.made
@@ -319,11 +322,11 @@ bench-real-peers: .venv-real/.made .venv-trl/.made .venv-swift/.made
 bench-peers: venv .venv-trl/.made .venv-swift/.made
 	.venv/bin/python -m benchmarks.peers
 
-.venv-trl/.made .venv-swift/.made: .venv-%/.made: benchmarks/environments/%.txt benchmarks/environments/declare_torchvision_operators.py
+.venv-trl/.made .venv-swift/.made: .venv-%/.made: benchmarks/environments/%.txt $(DECLARE_TORCHVISION_OPERATORS)
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/python $(PIP_INSTALL) -r $<
 	.venv-$*/bin/python $(PIP_INSTALL) --no-deps torchvision==$(TORCHVISION)
-	.venv-$*/bin/python benchmarks/environments/declare_torchvision_operators.py
+	.venv-$*/bin/python $(DECLARE_TORCHVISION_OPERATORS)
 	touch $@
 
 # Kernels compute nothing there; docs/gpu.md says what that proves. uv takes torch's CUDA build from PyPI.

@@ -22,7 +22,6 @@ import torch
 from transformers.utils import logging
 
 from benchmarks.tables import RESULTS, markdown_table, versions, write_results
-from tests import conftest as conftest  # declares torchvision's operators next to a CPU build of torch
 from tests.generic_models import GENERIC, NAMED, save_generic_checkpoint
 from tests.tiny_models import tiny_policy
 from tiercel.errors import TiercelError

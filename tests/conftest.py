@@ -3,7 +3,6 @@
 import gc
 import os
 import zlib
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -42,12 +41,6 @@ def set_up_torch() -> None:
     import torch
 
     torch.set_num_threads(1)  # two would compete for the cores with the processes that tests start
-    is_declared = find_spec("declared_torchvision_operators") is not None  # by the environment itself
-    if not is_declared and find_spec("torchvision") is not None and torch.version.cuda is None:
-        # torchvision is built against CUDA. Its Python part can be imported next to a CPU build of torch if these are
-        # declared.
-        torch.library.define("torchvision::nms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        torch.library.define("torchvision::qnms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 def pytest_ignore_collect(collection_path, config):

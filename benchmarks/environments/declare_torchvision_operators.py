@@ -3,8 +3,8 @@
     ENVIRONMENT/bin/python benchmarks/environments/declare_torchvision_operators.py
 
 torchvision's wheel is built against CUDA. Without its compiled part, its Python part fails at import because two
-operators are unknown. The peers import it but call neither. This writes a module into the environment that declares
-both when torchvision is first imported, and a .pth file that loads the module at start.
+operators are unknown. Processors and the peers import it but call neither. This writes a module into the environment
+that declares both when torchvision is first imported, and a .pth file that loads the module at start.
 """
 
 import sysconfig
