@@ -11,6 +11,7 @@ from tests.rollout.recorded_step import RecordedStep
 from tests.rollout.test_captured import PARAMS, SEEDS, sampler_of, tokens
 from tests.tiny_models import random_ids, tiny_policy, tiny_prompts
 from tiercel.models.vision_cache import VisionStore
+from tiercel.packing.compiling import compiled_layers as compiled_layers_of_learner
 from tiercel.rollout.local import compiled_layers
 from tiercel.rollout.local.compiled_layers import ComputeOnce
 from tiercel.rollout.local.cuda_graphs import FixedDecoder
@@ -54,6 +55,26 @@ def test_logits_are_those_of_layers_that_are_not_compiled(tiny_checkpoints, name
                 ids_R = random_ids(policy.family, len(kept), generator)
                 assert torch.equal(compiled.step(ids_R), plain.step(ids_R))
     assert counters["stats"]["unique_graphs"] == graphs
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "gemma3"])
+def test_layers_whose_parts_the_learner_compiles_have_one_graph_for_all_too(tiny_checkpoints, name):
+    """On a GPU, the learner and the sampler both compile. What the learner compiled is still there afterwards."""
+    policy = tiny_policy(tiny_checkpoints[name], noise=0.1)
+    layers, prompts = policy.family.language_model(policy.model).layers, tiny_prompts(policy.family)
+    assert len({type(layer) for layer in layers}) < len(layers)
+    compiled_layers_of_learner(policy.family.language_model(policy.model), "aot_eager")
+    parts = [part for layer in layers for part in layer.children()]
+    regions = [vars(part).get("forward") for part in parts]
+    decoder = FixedDecoder(policy, VisionStore(policy, 0), None, "aot_eager")
+    with torch.no_grad(), policy.autocast():
+        decoder.prefill(prompts, 2, 8)
+        decoder.step(random_ids(policy.family, 2 * len(prompts), torch.Generator().manual_seed(0)))
+    spans = {window for _, window in decoder.compiled.windows.values()}
+    assert counters["stats"]["unique_graphs"] == len(spans)
+    assert [
+        vars(part)["forward"] for layer in layers for part in layer.children() if "forward" in vars(part)
+    ] == regions
 
 
 def test_repeated_operations_are_computed_once():

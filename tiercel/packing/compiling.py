@@ -4,7 +4,7 @@ All layers, and rows of all lengths, use the same graphs. The form of attention 
 learner run compiled; the sampler shares the layers and runs them as they are. Shape suffixes: docs/shapes.md.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -109,11 +109,23 @@ class CompiledLayers:
 
 def compiled_layers(language_model: Any, backend: str | None) -> CompiledLayers | None:
     """Compile the layers of a decoder, or undo this if `backend` is None."""
-    layers = language_model.layers
-    for _, part in _parts(layers):
-        if isinstance(vars(part).get("forward"), _Region):
-            del part.forward
-    return None if backend is None else CompiledLayers(layers, backend)
+    for part, _ in _regions(language_model.layers):
+        del part.forward
+    return None if backend is None else CompiledLayers(language_model.layers, backend)
+
+
+@contextmanager
+def without_regions(layers: Iterable[nn.Module]) -> Iterator[None]:
+    """Give the parts of layers their own forward functions inside the context. A graph of a whole layer would otherwise
+    contain the compiled parts of that layer, and serve no other."""
+    regions = _regions(layers)
+    for part, _ in regions:
+        del part.forward
+    try:
+        yield
+    finally:
+        for part, region in regions:
+            part.forward = region
 
 
 def like_later_inputs(embeddings: Tensor) -> Tensor:
@@ -140,6 +152,11 @@ class _Region:
             return self.compiled(self.part, *inputs, **options)
 
 
-def _parts(layers: nn.ModuleList) -> Iterator[tuple[str, nn.Module]]:
+def _regions(layers: Iterable[nn.Module]) -> list[tuple[nn.Module, _Region]]:
+    forwards = [(part, vars(part).get("forward")) for _, part in _parts(layers)]
+    return [(part, forward) for part, forward in forwards if isinstance(forward, _Region)]
+
+
+def _parts(layers: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
     for layer in layers:
         yield from layer.named_children()

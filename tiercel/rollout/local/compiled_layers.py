@@ -21,6 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tiercel.models.layers.attention import IMPLEMENTATION, GivenForm, attention_spans_of
 from tiercel.models.layers.experts import is_mixture
+from tiercel.packing.compiling import without_regions
 from tiercel.rollout.local.decoding_weights import replaced
 from tiercel.rollout.local.static_cache import FixedMemory, LayerAttention
 
@@ -63,6 +64,7 @@ class CompiledStep:
         try:
             with (
                 replaced(forwards),
+                without_regions(forwards),
                 torch._dynamo.config.patch(recompile_limit=GRAPH_LIMIT),
                 _shapes.patch(use_duck_shape=False),  # sizes that are equal by chance would be taken for one
             ):
