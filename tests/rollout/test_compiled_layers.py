@@ -11,6 +11,7 @@ from tests.rollout.recorded_step import RecordedStep
 from tests.rollout.test_captured import PARAMS, SEEDS, sampler_of, tokens
 from tests.tiny_models import random_ids, tiny_policy, tiny_prompts
 from tiercel.models.vision_cache import VisionStore
+from tiercel.packing.compiling import LAYER_GRAPHS
 from tiercel.packing.compiling import compiled_layers as compiled_layers_of_learner
 from tiercel.rollout.local import compiled_layers
 from tiercel.rollout.local.compiled_layers import ComputeOnce
@@ -57,24 +58,33 @@ def test_logits_are_those_of_layers_that_are_not_compiled(tiny_checkpoints, name
     assert counters["stats"]["unique_graphs"] == graphs
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "gemma3"])
-def test_layers_whose_parts_the_learner_compiles_have_one_graph_for_all_too(tiny_checkpoints, name):
-    """On a GPU, the learner and the sampler both compile. What the learner compiled is still there afterwards."""
+@pytest.mark.parametrize(
+    ("name", "of_parts", "of_steps"),
+    [
+        ("qwen2_5_vl", LAYER_GRAPHS, 1),
+        ("qwen3_vl", LAYER_GRAPHS, 2),  # the first layer's input is a view
+        ("gemma3", LAYER_GRAPHS + 1, 2),  # with a window and without
+    ],
+)
+def test_the_sampler_shares_layers_that_the_learner_compiles(tiny_checkpoints, name, of_parts, of_steps):
+    """As on a GPU. Prompts of any number and length run through the same parts of layers; a step has the graphs that it
+    has if the learner does not compile; the learner's parts are still there afterwards."""
     policy = tiny_policy(tiny_checkpoints[name], noise=0.1)
     layers, prompts = policy.family.language_model(policy.model).layers, tiny_prompts(policy.family)
-    assert len({type(layer) for layer in layers}) < len(layers)
-    compiled_layers_of_learner(policy.family.language_model(policy.model), "aot_eager")
-    parts = [part for layer in layers for part in layer.children()]
-    regions = [vars(part).get("forward") for part in parts]
-    decoder = FixedDecoder(policy, VisionStore(policy, 0), None, "aot_eager")
+    vision = VisionStore(policy, 0)
+    compiled, plain = (FixedDecoder(policy, vision, None, backend) for backend in ("aot_eager", None))
+    ids_R = random_ids(policy.family, 2 * len(prompts), torch.Generator().manual_seed(0))
     with torch.no_grad(), policy.autocast():
-        decoder.prefill(prompts, 2, 8)
-        decoder.step(random_ids(policy.family, 2 * len(prompts), torch.Generator().manual_seed(0)))
-    spans = {window for _, window in decoder.compiled.windows.values()}
-    assert counters["stats"]["unique_graphs"] == len(spans)
-    assert [
-        vars(part)["forward"] for layer in layers for part in layer.children() if "forward" in vars(part)
-    ] == regions
+        right = plain.prefill(prompts, 2, 8), plain.step(ids_R)
+        compiled_layers_of_learner(policy.family.language_model(policy.model), "aot_eager")
+        parts = [part for layer in layers for part in layer.children()]
+        regions = [vars(part).get("forward") for part in parts]
+        found = compiled.prefill(prompts, 2, 8), compiled.step(ids_R)
+        assert counters["stats"]["unique_graphs"] == of_parts + of_steps
+        compiled.prefill(prompts[::-1][:2], 2, 8)
+        assert counters["stats"]["unique_graphs"] == of_parts + of_steps
+    torch.testing.assert_close(found, right)
+    assert [vars(part).get("forward") for part in parts] == regions
 
 
 def test_repeated_operations_are_computed_once():

@@ -1,11 +1,12 @@
 """Compiled decoder layers: the norms, the MLP and what surrounds the attention become a few fused kernels.
 
-All layers, and rows of all lengths, use the same graphs. The form of attention stays outside them. Only passes of the
-learner run compiled; the sampler shares the layers and runs them as they are. Shape suffixes: docs/shapes.md.
+All layers, and rows of all lengths, use the same graphs. The form of attention stays outside them. The learner runs
+compiled, and on a GPU the sampler does with the prompts; otherwise the sampler runs the layers as they are. Shape
+suffixes: docs/shapes.md.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,6 +113,15 @@ def compiled_layers(language_model: Any, backend: str | None) -> CompiledLayers 
     for part, _ in _regions(language_model.layers):
         del part.forward
     return None if backend is None else CompiledLayers(language_model.layers, backend)
+
+
+@contextmanager
+def running_regions(layers: Iterable[nn.Module]) -> Iterator[None]:
+    """Run those parts of layers compiled inside the context that the learner compiled, if it did."""
+    with ExitStack() as stack:
+        for compiled in {id(region.layers): region.layers for _, region in _regions(layers)}.values():
+            stack.enter_context(compiled.running())
+        yield
 
 
 @contextmanager

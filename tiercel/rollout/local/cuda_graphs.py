@@ -17,13 +17,15 @@ from torch import Tensor
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from tiercel.devices import moved
+from tiercel.models.layers.attention import AttentionForm
 from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
 from tiercel.models.weights.memory_errors import is_out_of_memory
+from tiercel.packing.compiling import like_later_inputs, running_regions
 from tiercel.rollout.local.compiled_layers import CompiledStep
 from tiercel.rollout.local.decoding import RowDecoder
 from tiercel.rollout.local.paused_rows import RowState
-from tiercel.rollout.local.prefill import PrefillAttention
+from tiercel.rollout.local.prefill import PaddedPrompts, PrefillAttention
 from tiercel.rollout.local.static_cache import BatchSize, FixedMemory
 from tiercel.types import EncodedPrompt
 
@@ -86,6 +88,14 @@ class FixedDecoder(RowDecoder):
         self.first_rows = room.rows
         self.positions_R[: room.rows] = padded.starts_B.repeat_interleave(group_size)
         return self.logits_after(padded, self.hidden_states(padded, PrefillAttention(memory, padded)))
+
+    def hidden_states(self, prompts: PaddedPrompts, form: AttentionForm) -> Tensor:
+        with running_regions(self.language_model.layers):
+            return super().hidden_states(prompts, form)
+
+    def prompt_inputs(self, embeddings_BPH: Tensor) -> dict[str, Any]:
+        inputs = super().prompt_inputs(embeddings_BPH)
+        return inputs | {"inputs_embeds": like_later_inputs(inputs["inputs_embeds"])}
 
     def step(self, token_ids_R: Tensor) -> Tensor:
         assert self.memory is not None

@@ -120,8 +120,12 @@ class BaseDecoder:
     def hidden_states(self, prompts: PaddedPrompts, form: AttentionForm) -> Tensor:
         """Run the prompts. Returns the last hidden states (B, P, H)."""
         return self.language_model(
-            **self.family.decoder_inputs(prompts.embeddings_BPH), position_ids=prompts.positions, **form_inputs(form)
+            **self.prompt_inputs(prompts.embeddings_BPH), position_ids=prompts.positions, **form_inputs(form)
         ).last_hidden_state
+
+    def prompt_inputs(self, embeddings_BPH: Tensor) -> dict[str, Any]:
+        """Return the arguments of the language model for embedded prompts."""
+        return self.family.decoder_inputs(embeddings_BPH)
 
     def new_hidden_states(self, token_ids_R: Tensor, positions_R: Tensor, form: AttentionForm) -> Tensor:
         """Run one token of every row. Returns its last hidden state (R, H)."""
