@@ -90,8 +90,8 @@ def kernel_seconds(call: Call, card: Device) -> float:
     blocks, threads, _, _, *touched = call.numbers
     if touched or kind_of(call.name) != OTHERS:
         return max(sum(touched) / (card.bandwidth * BANDWIDTH_SHARE), SHORTEST_KERNEL)
-    vector = re.search(r"vectorized_elementwise_kernelILi(\d+)", call.name)
-    numbers = blocks * threads * (int(vector[1]) if vector else NUMBERS_OF_A_THREAD)
+    vector = re.search(r"vectorized_elementwise_kernelILi(\d+)|\d+elementwise_kernelILi\d+ELi(\d+)", call.name)
+    numbers = blocks * threads * (int(vector[1] or vector[2]) if vector else NUMBERS_OF_A_THREAD)
     width = 2 if "BFloat16" in call.name or "Half" in call.name else 4
     return max(3 * width * numbers / (card.bandwidth * BANDWIDTH_SHARE), SHORTEST_KERNEL)
 

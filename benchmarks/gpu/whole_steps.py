@@ -43,6 +43,7 @@ class WholeStep:
 LARGE = Shape(side=952, prompt_tokens=1180, completion_tokens=200, group_size=8)
 # EasyR1's geometry3k: 512 prompts x 5. Its completions end by themselves, at 2,048 tokens at the latest.
 GEOMETRY = Shape(side=672, prompt_tokens=700, completion_tokens=512, group_size=5, groups=512)
+WARM_UP_STEPS = 2  # the first learns; the second compiles for the prompts what the first compiled to learn
 STEPS = {
     "7b, 8 prompts x 8, 952 x 952, 200 tokens": WholeStep(model="7b", shape=LARGE, run_groups=8, budget=BUDGET),
     "3b, geometry3k, 512 tokens": WholeStep(model="3b", shape=GEOMETRY, run_groups=32, budget=BUDGET),
@@ -67,11 +68,12 @@ def step_cells(is_toy: bool) -> Iterator[Cell]:
 
 
 def measured(step: WholeStep, setup: Setup) -> dict[str, Any]:
-    """Return the seconds by phase of the second step, because the first captures, compiles and allocates."""
+    """Return the seconds by phase of the last step, after those that capture, compile and allocate."""
     policy = random_policy(MODELS[step.model], setup.device, setup.dtype)
     vision = VisionStore(policy, cache_bytes=0)
     sampler, optimizer = LocalSampler(policy, vision), build_optimizer(policy, Optim())
-    one_step(sampler, vision, optimizer, step, setup)
+    for _ in range(WARM_UP_STEPS):
+        one_step(sampler, vision, optimizer, step, setup)
     setup.free()
     seconds = one_step(sampler, vision, optimizer, step, setup)
     total = sum(seconds.values())

@@ -1,4 +1,4 @@
-"""The log of a whole step on a null card: `python -m tests.nullgpu.step MODEL FILE` writes the calls of the second step
+"""The log of a whole step on a null card: `python -m tests.nullgpu.step MODEL FILE` writes the calls of the last step
 by phase, for benchmarks/gpu/roofline.py, and prints how many launches they are. The graphs of the first step's captures
 come first in the rollout."""
 
@@ -13,7 +13,7 @@ from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
 from benchmarks.gpu.models import MODELS, make_config, random_policy
 from benchmarks.gpu.setup import Clock, on_a_card
-from benchmarks.gpu.whole_steps import STEPS, TOY_STEPS, WholeStep, one_step
+from benchmarks.gpu.whole_steps import STEPS, TOY_STEPS, WARM_UP_STEPS, WholeStep, one_step
 from tests.nullgpu.computed import stand_in
 from tests.nullgpu.log import Entry, Log, logged, mark
 from tiercel.config.schema import Optim
@@ -47,22 +47,22 @@ def mark_calls() -> None:
 
 
 def run(step: WholeStep) -> dict[str, list[Entry]]:
-    """Run two steps, and return the calls of the second by phase."""
+    """Run a few steps, and return the calls of the last by phase."""
     setup = on_a_card()
     policy = random_policy(MODELS[step.model], setup.device, setup.dtype)
     vision = VisionStore(policy, cache_bytes=0)
     sampler, optimizer = LocalSampler(policy, vision), build_optimizer(policy, Optim())
     with logged() as log:
-        for _ in range(2):
+        for _ in range(WARM_UP_STEPS + 1):
             one_step(sampler, vision, optimizer, step, setup)
     return _phases(log)
 
 
 def _phases(log: Log) -> dict[str, list[Entry]]:
     starts = [number for number, entry in enumerate(log.entries) if entry.kind == "mark" and entry.name == PHASE]
-    first, second = starts[: len(PHASES)], starts[len(PHASES) :]
-    stops = [*second[1:], len(log.entries)]
-    found = {name: log.entries[start:stop] for name, start, stop in zip(PHASES, second, stops, strict=True)}
+    first, last = starts[: len(PHASES)], starts[-len(PHASES) :]
+    stops = [*last[1:], len(log.entries)]
+    found = {name: log.entries[start:stop] for name, start, stop in zip(PHASES, last, stops, strict=True)}
     found["rollout"] = [*_captures(log.entries[first[1] : first[2]]), *found["rollout"]]
     return found
 
