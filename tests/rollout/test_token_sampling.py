@@ -1,24 +1,27 @@
 """The counter-based draws: what they depend on, that they follow the distribution, and the two filters, by hand."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from tests.rollout.test_local import PARAMS
 from tiercel.config.schema import Model
 from tiercel.models.families.loading import load_family
 from tiercel.rollout import token_sampling
-from tiercel.rollout.token_sampling import TokenDraw, filtered, race, sampling_seed
+from tiercel.rollout.token_sampling import TokenDraw, filtered, race, sampling_seed, token_keys
 
 VOCABULARY = 400
+CPU = torch.device("cpu")
 MASK, WORD = (1 << 64) - 1, (1 << 32) - 1
 
 
 def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocabulary: int) -> torch.Tensor:
     """Standard Gumbel noise, fp32 (rows, vocabulary): minus the logarithm of the race's noise."""
-    return token_sampling._Noise(seeds, positions, vocabulary).of(slice(0, vocabulary)).log_().neg_()
+    return token_sampling._Noise(seeds, positions, token_keys(vocabulary, CPU)).of(slice(0, vocabulary)).log_().neg_()
 
 
 def splitmix(value: int) -> int:
@@ -78,7 +81,7 @@ def test_noise_is_always_finite():
 
 
 def test_no_two_tokens_share_a_key():
-    assert len(token_sampling._token_keys(152_064, torch.device("cpu")).unique()) == 152_064
+    assert len(token_keys(152_064, CPU).unique()) == 152_064
 
 
 @pytest.mark.parametrize("elements", (1, 7, 40, 2**16))
@@ -87,16 +90,16 @@ def test_a_race_by_blocks_is_the_argmax_of_logits_plus_gumbel_noise(monkeypatch,
     seeds, positions = torch.tensor([3, 4, 5, 99]), torch.tensor([0, 1, 2, 3])
     logits = torch.randn(4, 53, generator=torch.Generator().manual_seed(0))
     logits[:, [0, 50]] = -torch.inf
-    expected = (logits + gumbel_noise(seeds, positions, 53)).argmax(-1)
-    assert torch.equal(race(logits.exp(), seeds, positions), expected)
-    assert torch.equal(race(logits.exp().T.contiguous().T, seeds, positions), expected)
+    keys, expected = token_keys(53, CPU), (logits + gumbel_noise(seeds, positions, 53)).argmax(-1)
+    assert torch.equal(race(logits.exp(), seeds, positions, keys), expected)
+    assert torch.equal(race(logits.exp().T.contiguous().T, seeds, positions, keys), expected)
 
 
 def test_flat_logits_give_every_token_its_share():
     counts = torch.zeros(997)
     for position in range(40):
         seeds = sampling_seed(1, position) + torch.arange(2000)
-        drawn = race(torch.ones(2000, 997), seeds, torch.full((2000,), position))
+        drawn = race(torch.ones(2000, 997), seeds, torch.full((2000,), position), token_keys(997, CPU))
         counts += torch.bincount(drawn, minlength=997)
     expected = 80_000 / 997
     chi_square = float(((counts - expected) ** 2 / expected).sum())
@@ -194,7 +197,7 @@ def test_rows_may_be_at_different_places_of_their_completions(draw):
 
 def test_only_rows_that_are_early_cannot_end_their_turn(draw):
     logits = torch.zeros(3, VOCABULARY)
-    logits[:, draw.end_ids] = 20.0
+    logits[:, draw.vocabulary.end_ids] = 20.0
     seeds, positions = torch.arange(3), torch.tensor([4, 9, 0])
     drawn, logprobs = draw(logits.clone(), seeds, positions, torch.tensor([True, False, True]))
     assert draw.ends(drawn).tolist() == [False, True, False]
@@ -202,3 +205,36 @@ def test_only_rows_that_are_early_cannot_end_their_turn(draw):
     assert draw.ends(free).tolist() == [True, True, True]
     assert logprobs[1] == of_free[1]  # to the bit
     assert bool((logprobs[[0, 2]] < -15).all())  # under the distribution with end tokens
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_draws_are_those_of_plain_operations(tiny_checkpoints, monkeypatch, dtype):
+    """One graph serves batches of all sizes and several draws with the same parameters."""
+    monkeypatch.setattr(token_sampling, "_block_width", lambda rows, device: 2**30)  # as on a GPU
+    family = load_family(Model(path=str(tiny_checkpoints["qwen2_vl"])))
+    generator = torch.Generator().manual_seed(0)
+    for changed in ({}, {"temperature": 0.7}, {"top_k": 5, "top_p": 0.9}, {"greedy": True}):
+        torch._dynamo.reset()
+        counters.clear()
+        params = replace(PARAMS, **changed)
+        plain, compiled = (TokenDraw(params, family, VOCABULARY, CPU, backend) for backend in (None, "aot_eager"))
+        for rows in (6, 3, 2, 7):
+            logits = (3 * torch.randn(rows, VOCABULARY, generator=generator)).to(dtype)
+            seeds, positions = torch.arange(rows) + 11, torch.full((rows,), rows)
+            for is_early in (None, torch.arange(rows) % 2 == 0):
+                given = seeds, positions, is_early
+                for found, right in zip(compiled(logits.clone(), *given), plain(logits.clone(), *given), strict=True):
+                    assert torch.equal(found, right)
+        assert counters["stats"]["unique_graphs"] == 2  # with rows that must not end their turn, and without
+
+
+def test_a_draw_that_cannot_be_compiled_is_made_without(tiny_checkpoints):
+    def refuses(graph, inputs):
+        raise RuntimeError("no C compiler")
+
+    family = load_family(Model(path=str(tiny_checkpoints["qwen2_vl"])))
+    plain, compiled = (TokenDraw(PARAMS, family, VOCABULARY, CPU, backend) for backend in (None, refuses))
+    given = torch.randn(2, VOCABULARY), torch.arange(2), torch.arange(2), None
+    with pytest.warns(RuntimeWarning, match="uncompiled operations"):
+        found = compiled(*given)
+    assert torch.equal(found[0], plain(*given)[0])

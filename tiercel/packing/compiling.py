@@ -116,10 +116,10 @@ def compiled_layers(language_model: Any, backend: str | None) -> CompiledLayers 
 
 
 @contextmanager
-def running_regions(layers: Iterable[nn.Module]) -> Iterator[None]:
-    """Run those parts of layers compiled inside the context that the learner compiled, if it did."""
+def running_regions(language_model: Any) -> Iterator[None]:
+    """Run those parts of a decoder's layers compiled inside the context that the learner compiled, if it did."""
     with ExitStack() as stack:
-        for compiled in {id(region.layers): region.layers for _, region in _regions(layers)}.values():
+        for compiled in {id(region.layers): region.layers for _, region in _regions(language_model.layers)}.values():
             stack.enter_context(compiled.running())
         yield
 

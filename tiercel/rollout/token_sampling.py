@@ -6,12 +6,16 @@ order of the calls do not matter. Shape suffixes: docs/shapes.md.
 """
 
 from functools import cache
+from typing import Any, NamedTuple
+from warnings import warn
 
 import torch
 from torch import Tensor
+from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from tiercel.devices import moved
 from tiercel.models.families.base import Family
+from tiercel.models.weights.memory_errors import is_out_of_memory
 from tiercel.rollout.sampler import SamplingParams
 
 ELEMENTS_IN_CACHE = 2**17
@@ -43,15 +47,29 @@ def sampling_seed(run_seed: int, index: int) -> int:
     return int(_shifted(_mix(_mix(key) + 1), 16))
 
 
-class TokenDraw:
-    """The draw of the next token of every row. What it needs on the device is made once, so that no draw waits for
-    it."""
+class Vocabulary(NamedTuple):
+    """What a draw needs to know about the tokens of a model."""
 
-    def __init__(self, params: SamplingParams, family: Family, vocabulary: int, device: torch.device):
+    placeholder_ids: Tensor
+    end_ids: Tensor
+    keys_V: Tensor  # of the noise
+
+
+class TokenDraw:
+    """The draw of the next token of every row. What it needs on the device is made once, so that no draw waits for it.
+    `backend` compiles it, so that the noise of a token is never in memory; None: it is not compiled."""
+
+    def __init__(
+        self, params: SamplingParams, family: Family, vocabulary: int, device: torch.device, backend: Any = None
+    ):
         self.params = params
         placeholders = [i for i in family.placeholder_ids if i < vocabulary]
-        self.placeholder_ids = moved(torch.tensor(placeholders, dtype=torch.int64), device)
-        self.end_ids = moved(torch.tensor(family.checkpoint.end_token_ids), device)
+        self.vocabulary = Vocabulary(
+            placeholder_ids=moved(torch.tensor(placeholders, dtype=torch.int64), device),
+            end_ids=moved(torch.tensor(family.checkpoint.end_token_ids), device),
+            keys_V=token_keys(vocabulary, device),
+        )
+        self.drawn = _drawn if backend is None else _compiled(backend)
 
     def __call__(
         self, logits_RV: Tensor, seeds_R: Tensor, positions_R: Tensor, is_early_R: Tensor | None
@@ -59,35 +77,59 @@ class TokenDraw:
         """Draw a token in each row. `positions_R` is its place in the completion. `is_early_R` says whether it must not
         end the turn; None: all may. Returns tokens (R,) and their logprobs (R,) under log-softmax(logits / temperature)
         without vision placeholders."""
-        params = self.params
-        logits_RV = logits_RV.float()
-        if params.temperature != 1:
-            logits_RV = logits_RV / params.temperature
-        logits_RV.index_fill_(1, self.placeholder_ids, -torch.inf)
-        ends_lse_R = None
-        if is_early_R is not None:
-            ends = logits_RV[:, self.end_ids]
-            ends_lse_R = ends.logsumexp(-1).masked_fill(~is_early_R, -torch.inf)
-            logits_RV.index_copy_(1, self.end_ids, ends.masked_fill(is_early_R[:, None], -torch.inf))
-        highest_R1 = logits_RV.amax(-1, keepdim=True)
-        weights_RV = (logits_RV - highest_R1).exp_()
-        lse_R = highest_R1[:, 0] + weights_RV.sum(-1).log()
-        if ends_lse_R is not None:
-            lse_R = torch.logaddexp(lse_R, ends_lse_R)
-        if params.greedy:
-            drawn_R = logits_RV.argmax(-1)
-        else:
-            if params.top_k or params.top_p < 1:
-                weights_RV = weights_RV.masked_fill(filtered(logits_RV, params.top_k, params.top_p).isneginf(), 0.0)
-            drawn_R = race(weights_RV, seeds_R, positions_R)
-        return drawn_R, logits_RV.gather(1, drawn_R[:, None])[:, 0] - lse_R
+        inputs = self.params, self.vocabulary, logits_RV, seeds_R, positions_R, is_early_R
+        try:
+            return self.drawn(*inputs)
+        except (RuntimeError, FailOnRecompileLimitHit) as error:  # from the compiler
+            if self.drawn is _drawn or is_out_of_memory(error):
+                raise
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            warn(f"tokens are drawn by uncompiled operations, which is slower: {reason}", RuntimeWarning, stacklevel=2)
+            self.drawn = _drawn
+            return _drawn(*inputs)
 
     def ends(self, token_ids_R: Tensor) -> Tensor:
         """Return for each token whether it ends a completion."""
-        return (token_ids_R[:, None] == self.end_ids).any(1)
+        return (token_ids_R[:, None] == self.vocabulary.end_ids).any(1)
 
 
-def race(weights_RV: Tensor, seeds_R: Tensor, positions_R: Tensor) -> Tensor:
+def _drawn(
+    params: SamplingParams,
+    vocabulary: Vocabulary,
+    logits_RV: Tensor,
+    seeds_R: Tensor,
+    positions_R: Tensor,
+    is_early_R: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    logits_RV = logits_RV.float()
+    if params.temperature != 1:
+        logits_RV = logits_RV / params.temperature
+    logits_RV.index_fill_(1, vocabulary.placeholder_ids, -torch.inf)
+    ends_lse_R = None
+    if is_early_R is not None:
+        ends = logits_RV[:, vocabulary.end_ids]
+        ends_lse_R = ends.logsumexp(-1).masked_fill(~is_early_R, -torch.inf)
+        logits_RV.index_copy_(1, vocabulary.end_ids, ends.masked_fill(is_early_R[:, None], -torch.inf))
+    highest_R1 = logits_RV.amax(-1, keepdim=True)
+    weights_RV = (logits_RV - highest_R1).exp_()
+    lse_R = highest_R1[:, 0] + weights_RV.sum(-1).log()
+    if ends_lse_R is not None:
+        lse_R = torch.logaddexp(lse_R, ends_lse_R)
+    if params.greedy:
+        drawn_R = logits_RV.argmax(-1)
+    else:
+        if params.top_k or params.top_p < 1:
+            weights_RV = weights_RV.masked_fill(filtered(logits_RV, params.top_k, params.top_p).isneginf(), 0.0)
+        drawn_R = race(weights_RV, seeds_R, positions_R, vocabulary.keys_V)
+    return drawn_R, logits_RV.gather(1, drawn_R[:, None])[:, 0] - lse_R
+
+
+@cache
+def _compiled(backend: Any) -> Any:
+    return torch.compile(_drawn, dynamic=True, fullgraph=True, backend=backend)
+
+
+def race(weights_RV: Tensor, seeds_R: Tensor, positions_R: Tensor, token_keys_V: Tensor) -> Tensor:
     """Draw one token from each row, with probability proportional to its weight. Returns int64 (R,).
 
     The token with the largest weight / noise wins, where the noise is Exp(1). This is the argmax of log weight plus
@@ -96,7 +138,7 @@ def race(weights_RV: Tensor, seeds_R: Tensor, positions_R: Tensor) -> Tensor:
     rows, vocabulary = weights_RV.shape
     best_R = torch.full((rows,), -1.0, device=weights_RV.device)
     drawn_R = torch.zeros(rows, dtype=torch.int64, device=weights_RV.device)
-    noise = _Noise(seeds_R, positions_R, vocabulary)
+    noise = _Noise(seeds_R, positions_R, token_keys_V)
     width = _block_width(rows, weights_RV.device)
     for start in range(0, vocabulary, width):
         block = slice(start, min(start + width, vocabulary))
@@ -111,11 +153,11 @@ class _Noise:
     """The Exp(1) noise of some rows, for a block of the vocabulary at a time. Within a row the hash is one to one, so
     no two tokens have the same. It uses 32-bit words, because processors multiply many of these at a time."""
 
-    def __init__(self, seeds_R: Tensor, positions_R: Tensor, vocabulary: int):
+    def __init__(self, seeds_R: Tensor, positions_R: Tensor, token_keys_V: Tensor):
         row_keys_R1 = _mix(_mix(seeds_R) + positions_R)[:, None]
         self.added_R1 = _low_word(row_keys_R1)
         self.factor_R1 = _low_word(row_keys_R1 >> 32) | 1
-        self.token_keys_V = _token_keys(vocabulary, seeds_R.device)
+        self.token_keys_V = token_keys_V
 
     def of(self, block: slice) -> Tensor:
         """Return the noise of a block of the vocabulary, fp32 (R, width of the block)."""
@@ -130,7 +172,7 @@ class _Noise:
 
 
 @cache
-def _token_keys(vocabulary: int, device: torch.device) -> Tensor:
+def token_keys(vocabulary: int, device: torch.device) -> Tensor:
     """Compute the finaliser of murmur3 (Appleby 2011) of each token's number, one to one, int32 (V,)."""
     keys_V = torch.arange(1, vocabulary + 1, dtype=torch.int32, device=device)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):

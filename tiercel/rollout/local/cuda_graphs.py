@@ -67,6 +67,7 @@ class FixedDecoder(RowDecoder):
     ):
         super().__init__(policy, vision)
         self.capture = capture
+        self.backend = backend
         self.compiled = None if backend is None else CompiledStep(self.language_model, backend)
         self.memory: FixedMemory | None = None
         self.steps: dict[int, CapturedStep] = {}  # by number of rows
@@ -90,7 +91,7 @@ class FixedDecoder(RowDecoder):
         return self.logits_after(padded, self.hidden_states(padded, PrefillAttention(memory, padded)))
 
     def hidden_states(self, prompts: PaddedPrompts, form: AttentionForm) -> Tensor:
-        with running_regions(self.language_model.layers):
+        with running_regions(self.language_model):
             return super().hidden_states(prompts, form)
 
     def prompt_inputs(self, embeddings_BPH: Tensor) -> dict[str, Any]:
@@ -173,7 +174,7 @@ class FixedDecoder(RowDecoder):
                 raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             warn(f"decoding continues with uncompiled layers, which is slower: {reason}", RuntimeWarning, stacklevel=2)
-            self.compiled = None
+            self.compiled = self.backend = None
             self._warm_up(token_ids_R)
         assert self.capture is not None
         beside = next(iter(self.steps.values()), None)

@@ -37,6 +37,7 @@ class Decoder(Protocol):
     """A decoder of one batch of prompts, each with `group_size` rows. Rows are removed when they have ended."""
 
     keeps_casts: bool  # autocast may keep cast weights from token to token
+    backend: Any  # the compiler of steps and draws; None: they are not compiled
 
     def prefill(
         self, prompts: Sequence[EncodedPrompt], group_size: int, max_new_tokens: int, *, rows_return: bool = False
@@ -65,6 +66,7 @@ class BaseDecoder:
     """The common parts of the decoders: padded prompts, positions, logits."""
 
     keeps_casts = True
+    backend: Any = None
 
     def __init__(self, policy: Policy, vision: VisionStore):
         self.policy = policy

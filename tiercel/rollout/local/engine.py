@@ -175,7 +175,7 @@ class LocalSampler:
         the next look; their draws are ignored."""
         device = logits_RV.device
         sequences = _empty(len(seeds), params.max_new_tokens, device)
-        draw = TokenDraw(params, self.family, logits_RV.shape[1], device)
+        draw = TokenDraw(params, self.family, logits_RV.shape[1], device, self.decoder.backend)
         look_every = 1 if params.stop else self.look_every
         places = list(range(len(seeds)))  # of the rows in the decoder's batch, among all rows
         live, seeds_R = (moved(torch.tensor(numbers), device) for numbers in (places, seeds))

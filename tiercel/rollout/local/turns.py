@@ -84,7 +84,8 @@ class _Turns:
         self.waiting: list[int] = []  # for an answer
         self.drawn = 0  # tokens that a row writing all the time would have
         self.logits_RV = logits_RV
-        self.draw = TokenDraw(settings.params, settings.family, logits_RV.shape[1], logits_RV.device)
+        vocabulary, device = logits_RV.shape[1], logits_RV.device
+        self.draw = TokenDraw(settings.params, settings.family, vocabulary, device, decoder.backend)
 
     def run(self) -> None:
         """Sample until all trajectories have ended."""
