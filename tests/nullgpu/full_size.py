@@ -17,7 +17,8 @@ from transformers.quantizers import AutoHfQuantizer
 from benchmarks.published import save_config
 from tests.tiny_models import make_row, noise_image, save_tiny_checkpoint
 from tiercel.config.schema import Model
-from tiercel.models.families.loading import load_family
+from tiercel.models.families.base import Family
+from tiercel.models.families.loading import family_class, load_family
 from tiercel.models.prompts import encode_prompt
 from tiercel.models.weights import loading
 
@@ -70,24 +71,22 @@ def _token_ids(config: Pairs) -> Pairs:
 
 def _save_image_processor(directory: Path) -> None:
     """Write a processor for pictures of the config's size."""
-    family, vision = load_family(Model(path=str(directory))), AutoConfig.from_pretrained(directory).vision_config
+    processor, vision = (
+        family_class(directory).image_processor_class,
+        AutoConfig.from_pretrained(directory).vision_config,
+    )
     if size := getattr(vision, "image_size", None):
         options: Pairs = {"size": {"height": size, "width": size}}
     else:
         options = {name: getattr(vision, name) for name in ("patch_size", "temporal_patch_size")}
         options |= {"merge_size": vision.spatial_merge_size, "max_pixels": 2**21}
-    family.image_processor_class(**options).save_pretrained(directory)
+    processor(**options).save_pretrained(directory)
 
 
 def write_rows(checkpoint: Path, directory: Path, prompt_tokens: int, count: int) -> Path:
     """Write rows with a large picture of their own and enough words."""
     family = load_family(Model(path=str(checkpoint)))
-    side = _side(family.checkpoint.image_processor)
-    picture = family.encode_image(noise_image(side, side, 0))
-    encoded = encode_prompt(
-        family, make_row("row", f"<image>{WORD}", 1, None), 0, [picture], system=None, max_prompt_tokens=prompt_tokens
-    )
-    words = prompt_tokens - len(encoded.token_ids_P) + 1
+    side, words = _largest_picture(family, prompt_tokens)
     lines = []
     for number in range(count):
         noise_image(side, side, number).save(directory / f"{number}.png")
@@ -98,10 +97,19 @@ def write_rows(checkpoint: Path, directory: Path, prompt_tokens: int, count: int
     return file
 
 
-def _side(processor: Any) -> int:
-    """Return the side of a square picture: the only one that the processor makes, or one of 34 x 34 tokens."""
+def _largest_picture(family: Family, prompt_tokens: int) -> tuple[int, int]:
+    """Return the side of a square picture, and how many words make a prompt of that length with it. The picture is the
+    only one that the processor makes, or the largest of at most 34 x 34 tokens that leaves room for a word."""
+    processor: Any = family.checkpoint.image_processor
     merge = getattr(processor, "merge_size", None)
-    return int(34 * processor.patch_size * merge if merge else processor.size["height"])
+    sides = [tokens * processor.patch_size * merge for tokens in (34, 33)] if merge else [processor.size["height"]]
+    for side in sides:
+        row, picture = make_row("row", f"<image>{WORD}", 1, None), family.encode_image(noise_image(side, side, 0))
+        prompt = encode_prompt(family, row, 0, [picture], system=None, max_prompt_tokens=2 * prompt_tokens)
+        words = prompt_tokens - len(prompt.token_ids_P) + 1
+        if words > 0:
+            break
+    return side, words
 
 
 @contextmanager

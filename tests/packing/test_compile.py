@@ -154,6 +154,22 @@ def test_a_graph_too_many_is_an_error_and_the_sampler_runs_uncompiled(tiny_check
     assert not any("forward" in vars(part) for layer in layers for part in layer.children())
 
 
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_norms_and_mlp_of_a_tower_have_three_graphs_for_pictures_of_all_sizes(tiny_checkpoints, name):
+    """The input of the first norm is a view. If the learner does not compile, the tower is not compiled."""
+    policy = policy_of(tiny_checkpoints[name])
+    store = VisionStore(policy, 0)
+    images = [image for prompt in prompts_of(policy.family) for image in prompt.images]
+    right = store.features(images)
+    PackedPolicy(policy, "split", False, BACKEND)
+    for image in images:
+        VisionStore(policy, 0).features([image])
+    torch.testing.assert_close(VisionStore(policy, 0).features(images), right)
+    assert graphs() == 3
+    PackedPolicy(policy, "split", False)
+    assert not any("forward" in vars(part) for part in policy.model.model.visual.blocks.modules())
+
+
 def recipe_of(lora: dict | None = None, **learner) -> SftRecipe:
     tree = {"model": {"path": "."}, "data": {"train": "."}, "train": {"steps": 1}, "output": ".", "lora": lora or {}}
     return SftRecipe.model_validate({**tree, "learner": learner})

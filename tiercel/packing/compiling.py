@@ -24,6 +24,7 @@ from tiercel.models.layers.experts import is_mixture
 LAYER_GRAPHS = 4  # for a model with a gradient, and as many without: norm, before and after the attention, MLP
 GRAPH_LIMIT = 32  # for a function in one process: a few models, dtypes and adapters
 ATTENTION = "self_attn"  # the part of a layer that calls the form
+TOWER_ATTENTION = "attn"  # the part of a tower's block that reads the lengths of spans, on the CPU
 _TOO_MANY = (
     "learner.compile: a decoder layer would need more than {limit} graphs in this process, and would go on uncompiled; "
     "write learner.compile: false, and report the recipe, please"
@@ -77,15 +78,24 @@ def few_graphs(limit: int, message: str) -> Iterator[None]:
 
 class CompiledLayers:
     """The compiled parts of decoder layers. They run compiled in passes inside `running`, and when they are recomputed
-    in a backward pass."""
+    in a backward pass. With `runs_always`, they run compiled in every pass."""
 
-    def __init__(self, layers: nn.ModuleList, backend: str, limit: int = GRAPH_LIMIT, *, dynamic: bool = True):
+    def __init__(
+        self,
+        layers: nn.ModuleList,
+        backend: str,
+        limit: int = GRAPH_LIMIT,
+        *,
+        dynamic: bool = True,
+        runs_always: bool = False,
+    ):
         self.limit = limit
+        self.runs_always = runs_always
         self.is_running = False
         functions: dict[type, Callable[..., Any]] = {}
         for name, part in _parts(layers):
             # A delta net is routed elsewhere; of a mixture, only the device knows the sizes of its products.
-            if "forward" in vars(part) or is_mixture(part):
+            if "forward" in vars(part) or is_mixture(part) or name == TOWER_ATTENTION:
                 continue
             kind = type(part)
             if kind not in functions:
@@ -110,9 +120,15 @@ class CompiledLayers:
 
 def compiled_layers(language_model: Any, backend: str | None) -> CompiledLayers | None:
     """Compile the layers of a decoder, or undo this if `backend` is None."""
-    for part, _ in _regions(language_model.layers):
-        del part.forward
+    _undo(language_model.layers)
     return None if backend is None else CompiledLayers(language_model.layers, backend)
+
+
+def compile_tower(tower: Any, backend: str | None) -> None:
+    """Compile the norms and MLPs of a vision tower's blocks in all of its passes, or undo this if `backend` is None."""
+    _undo(tower.blocks)
+    if backend is not None:
+        CompiledLayers(tower.blocks, backend, runs_always=True)
 
 
 @contextmanager
@@ -156,10 +172,15 @@ class _Region:
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         if self.layers.is_running:
             return self.compiled(self.part, *inputs, **options)
-        if not torch.is_grad_enabled():  # the sampler
+        if not torch.is_grad_enabled() and not self.layers.runs_always:  # the sampler
             return type(self.part).forward(self.part, *inputs, **options)
         with self.layers.few_graphs():
             return self.compiled(self.part, *inputs, **options)
+
+
+def _undo(layers: Iterable[nn.Module]) -> None:
+    for part, _ in _regions(layers):
+        del part.forward
 
 
 def _regions(layers: Iterable[nn.Module]) -> list[tuple[nn.Module, _Region]]:

@@ -32,7 +32,7 @@ from tiercel.packing.attention.block_mask import BLOCK
 from tiercel.packing.attention.flex import FlexAttention
 from tiercel.packing.attention.prefix import ContinuedAttention, LayerCache, PrefixCache
 from tiercel.packing.attention.split_and_dense import DenseAttention, SplitAttention
-from tiercel.packing.compiling import compiled_layers, like_later_inputs
+from tiercel.packing.compiling import compile_tower, compiled_layers, like_later_inputs
 from tiercel.packing.context_parallel import GatheredAttention, Part, PartForm, joined, part_of
 from tiercel.packing.layout import PackedTokens
 from tiercel.packing.logprobs import TokenHead, TokenScores
@@ -81,6 +81,8 @@ class PackedPolicy(nn.Module):
         self.checkpointing = checkpointing
         checkpoint_layers(policy.model, self.language_model.config, checkpointing)
         self.compiled = compiled_layers(self.language_model, backend)
+        if (tower := policy.family.tower_of_spans(policy.model)) is not None:
+            compile_tower(tower, backend)
         self.expert_load = ExpertLoad(self.language_model)
 
     @property
