@@ -199,8 +199,9 @@ def rank_memory(
             always["reward models"] = scorers.weights
         if rollout.teacher.weights:
             always["teacher"] = rollout.teacher.weights
-        missing = sizes.language_bytes(weights_dtype(recipe).itemsize) - held.base
-        engine = _engine(recipe, sizes, rollout, missing, measured)
+        whole = sizes.language_bytes(weights_dtype(recipe).itemsize)
+        gathered = whole if held.base < whole else 0  # a rank keeps its share beside them
+        engine = _engine(recipe, sizes, rollout, gathered, measured)
         asleep = {"vLLM, asleep": rollout.asleep_bytes} if rollout.engine.is_beside else {}
         if rollout.engine.shares_weights and not layout.kind.shards_model:
             if layout.on_gpu:
@@ -334,10 +335,10 @@ def _exchanged(recipe: BaseRecipe, start: int, layout: Layout) -> int:
 
 
 def _engine(
-    recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad, missing: int, measured: Measured
+    recipe: BaseRecipe, sizes: ModelSizes, rollout: RolloutLoad, gathered: int, measured: Measured
 ) -> dict[str, int]:
     """Return the bytes of the engine. The local one holds keys and values, and the largest of its passes, for the
-    largest batch of prompts. `missing` is the number of bytes of the language model that it must gather."""
+    largest batch of prompts. `gathered` is the number of bytes of the language model that it must gather."""
     if rollout.engine.is_served:  # on GPUs of its own
         return {}
     if rollout.engine.is_beside:
@@ -353,7 +354,7 @@ def _engine(
             rows * sizes.vocabulary * (BYTES[recipe.model.dtype] + 3 * 4),
             measured.vision.frozen.at(0, prompts * rollout.prompt_tokens),
         ),
-        "weights gathered for the rollout": missing,
+        "weights gathered for the rollout": gathered,
     }
 
 

@@ -200,11 +200,10 @@ class FixedDecoder(RowDecoder):
     def _warm_up(self, token_ids_R: Tensor) -> None:
         """Run steps, and undo what they change."""
         assert self.memory is not None
-        counters = (self.positions_R, *self.memory.counters())
-        before = [tensor.clone() for tensor in counters]
+        before = self.positions_R.clone()
         for _ in range(WARM_UP_STEPS if token_ids_R.is_cuda else 1):
             try:
-                self._eager_step(token_ids_R)
+                with self.memory.rehearsal():
+                    self._eager_step(token_ids_R)
             finally:
-                for tensor, value in zip(counters, before, strict=True):
-                    tensor.copy_(value)
+                self.positions_R.copy_(before)

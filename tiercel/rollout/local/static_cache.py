@@ -6,6 +6,7 @@ docs/shapes.md. B are prompts, R the rows that are being decoded.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -89,6 +90,7 @@ class FixedMemory(RowMemory):
         self.layers: dict[int, _Layer] = {}
         self.states: dict[int, DeltaState] = {}
         self.seen: dict[tuple[int, int, int | None], CachePlaces] = {}  # of the present step
+        self.keeps_states = False  # steps change copies of the states
         prompt_order = torch.arange(room.prompts + 1, dtype=torch.int32, device=device)
         row_order = torch.arange(room.rows + 1, dtype=torch.int32, device=device)
         self.places = CachePlaces(
@@ -168,16 +170,26 @@ class FixedMemory(RowMemory):
         self.places.used_R.add_(1)
         self.seen.clear()
 
-    def counters(self) -> Iterator[Tensor]:
-        """Yield what a step changes besides the place of the newest token, which the next step overwrites."""
-        yield from (self.newest_1, self.places.used_R)
-        for state in self.states.values():
-            yield from (state.recent, state.memory_RAEE)
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Undo at the end what steps inside the context change, except for the keys and values of the newest token,
+        which the next step overwrites. Each layer's states are copied only for its own part of a step, because those of
+        all layers may be gigabytes."""
+        counters = (self.newest_1, self.places.used_R)
+        before = [tensor.clone() for tensor in counters]
+        self.keeps_states = True
+        try:
+            yield
+        finally:
+            self.keeps_states = False
+            for tensor, value in zip(counters, before, strict=True):
+                tensor.copy_(value)
 
     @property
     def held_bytes(self) -> int:
         tensors = [each for layer in self.layers.values() for each in (*layer.prompts, *layer.own)]
-        return sum(tensor.nbytes for tensor in (*tensors, *self.counters()))
+        states = [each for state in self.states.values() for each in (state.recent, state.memory_RAEE)]
+        return sum(tensor.nbytes for tensor in (*tensors, *states, self.newest_1, self.places.used_R))
 
     def __call__(self, layer: Layer, query_RA1E: Tensor, key_RJ1E: Tensor, value_RJ1E: Tensor) -> Tensor:
         rows, heads = query_RA1E.shape[:2]
@@ -204,7 +216,10 @@ class FixedMemory(RowMemory):
 
     def recur(self, layer: int, tokens: DeltaTokens, scan: DeltaScan) -> Tensor:
         held, rows = self.states[layer], len(tokens.mixed_RTO)
-        return scan.step(tokens, DeltaState(recent=held.recent[:rows], memory_RAEE=held.memory_RAEE[:rows]))
+        recent, memory_RAEE = held.recent[:rows], held.memory_RAEE[:rows]
+        if self.keeps_states:
+            recent, memory_RAEE = recent.clone(), memory_RAEE.clone()
+        return scan.step(tokens, DeltaState(recent=recent, memory_RAEE=memory_RAEE))
 
     def _new_layer(self, key_BJPE: Tensor) -> _Layer:
         kernel, room = kernel_for(key_BJPE), self.room
