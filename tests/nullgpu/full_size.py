@@ -21,9 +21,10 @@ from tiercel.models.families.base import Family
 from tiercel.models.families.loading import family_class, load_family
 from tiercel.models.prompts import encode_prompt
 from tiercel.models.weights import loading
+from tiercel.types import EncodedImage
 
 CONFIGS = Path(__file__).parents[1] / "planning" / "configs"
-WORD = " seven"  # one token
+WORDS = (" seven", "a")  # each is one token of some of the tiny tokenizers
 Pairs = dict[str, Any]
 
 
@@ -86,30 +87,35 @@ def _save_image_processor(directory: Path) -> None:
 def write_rows(checkpoint: Path, directory: Path, prompt_tokens: int, count: int) -> Path:
     """Write rows with a large picture of their own and enough words."""
     family = load_family(Model(path=str(checkpoint)))
-    side, words = _largest_picture(family, prompt_tokens)
+    side, text = _largest_picture(family, prompt_tokens)
     lines = []
     for number in range(count):
         noise_image(side, side, number).save(directory / f"{number}.png")
-        messages = [{"role": "user", "content": "<image>" + WORD * words}]
+        messages = [{"role": "user", "content": "<image>" + text}]
         lines.append(json.dumps({"id": str(number), "images": [f"{number}.png"], "messages": messages, "answer": "1"}))
     file = directory / "rows.jsonl"
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return file
 
 
-def _largest_picture(family: Family, prompt_tokens: int) -> tuple[int, int]:
-    """Return the side of a square picture, and how many words make a prompt of that length with it. The picture is the
-    only one that the processor makes, or the largest of at most 34 x 34 tokens that leaves room for a word."""
+def _largest_picture(family: Family, prompt_tokens: int) -> tuple[int, str]:
+    """Return the side of a square picture and the text that makes a prompt of that length with it. The picture is the
+    only one that the processor makes, or the largest of at most 34 x 34 tokens that leaves room for a text."""
     processor: Any = family.checkpoint.image_processor
     merge = getattr(processor, "merge_size", None)
     sides = [tokens * processor.patch_size * merge for tokens in (34, 33)] if merge else [processor.size["height"]]
     for side in sides:
-        row, picture = make_row("row", f"<image>{WORD}", 1, None), family.encode_image(noise_image(side, side, 0))
-        prompt = encode_prompt(family, row, 0, [picture], system=None, max_prompt_tokens=2 * prompt_tokens)
-        words = prompt_tokens - len(prompt.token_ids_P) + 1
-        if words > 0:
-            break
-    return side, words
+        picture = family.encode_image(noise_image(side, side, 0))
+
+        def length(text: str, picture: EncodedImage = picture) -> int:
+            row = make_row("row", f"<image>{text}", 1, None)
+            return len(encode_prompt(family, row, 0, [picture], system=None, max_prompt_tokens=2**20).token_ids_P)
+
+        for word in WORDS:
+            room = prompt_tokens - length(word)
+            if room >= 0 and length(text := word * (room + 1)) == prompt_tokens:
+                return side, text
+    raise AssertionError(f"no prompt of {family.name} has {prompt_tokens} tokens")
 
 
 @contextmanager

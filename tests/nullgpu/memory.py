@@ -18,6 +18,8 @@ from tests.nullgpu.computed import stand_in
 from tests.nullgpu.full_size import weights_made_on
 from tiercel.config import GrpoRecipe
 from tiercel.distributed import ranks
+from tiercel.distributed.ranks import joined_ranks
+from tiercel.reliability.heartbeat import Heartbeat
 from tiercel.runs.directory import open_run
 from tiercel.training.grpo import train_inference_mismatch
 from tiercel.training.grpo.loop import steps
@@ -99,7 +101,11 @@ def run(recipe: GrpoRecipe) -> dict[str, dict[str, int]]:
     Session.save_if_due = lambda *given: None  # gigabytes of a disk
     train_inference_mismatch.gap_problem = lambda *given: None  # the gaps are what was in the card's memory
     device, is_sharded = torch.device("cuda"), recipe.train.strategy == "fsdp2"
-    with weights_made_on(device, sharded=is_sharded), open_run(recipe) as directory:
+    with (
+        joined_ranks(60, Heartbeat()) as joined,
+        weights_made_on(device, sharded=is_sharded),
+        open_run(recipe, joined) as directory,
+    ):
         for number, _ in enumerate(steps(recipe, directory), start=1):
             if number == recipe.train.steps:
                 break
