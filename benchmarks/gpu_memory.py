@@ -3,7 +3,8 @@
     python -m benchmarks.gpu_memory [--plan] [CASE..]
 
 Each case is a GRPO run of two steps: 8 prompts of 1,180 tokens with a large picture, 8 completions of 200 tokens, LoRA
-of rank 64. The second step is measured. Rows are written as they come, and an existing row is not made again.
+of rank 64 or all weights of the decoder. The second step is measured. Rows are written as they come; an existing row is
+not made again.
 """
 
 import argparse
@@ -43,6 +44,7 @@ class Case:
     groups: int = 2  # of a microbatch
     prompts: int = PROMPTS  # of each rank
     quantize: str | None = None
+    lora: bool = True  # False: full fine-tuning
     strategy: str = "single"
     ranks: int = 1
 
@@ -54,6 +56,12 @@ CASES = {
     "7B, full checkpointing": Case(model="qwen2_5_vl_7b", card="h100", learner=FULL),
     "7B, not compiled": Case(model="qwen2_5_vl_7b", card="h100", learner={"compile": False}),
     "7B, nf4, full checkpointing": Case(model="qwen2_5_vl_7b", card="4090", learner=FULL, quantize="nf4"),
+    "7B, all weights, fsdp2 on 8 ranks": Case(
+        model="qwen2_5_vl_7b", card="h100", lora=False, prompts=4, strategy="fsdp2", ranks=8
+    ),
+    "7B, all weights, fsdp2 on 8 ranks, full checkpointing": Case(
+        model="qwen2_5_vl_7b", card="h100", learner=FULL, lora=False, prompts=4, strategy="fsdp2", ranks=8
+    ),
     "Gemma 3 12B, full checkpointing": Case(model="gemma3_12b", card="h100", learner=FULL),
     "Gemma 3 12B": Case(model="gemma3_12b", card="h100", groups=1),
     "Qwen3-VL-30B-A3B, full checkpointing": Case(model="qwen3_vl_30b_a3b", card="h200", learner=FULL),
@@ -72,7 +80,7 @@ def recipe_of(case: Case, directory: Path) -> GrpoRecipe:
     checkpoint = save_checkpoint(case.model, directory / "model")
     tree = {
         "model": {"path": str(checkpoint), "dtype": "bfloat16", "quantize": case.quantize},
-        "lora": {"rank": 64, "alpha": 128},
+        "lora": {"rank": 64, "alpha": 128} if case.lora else None,
         "data": {
             "train": str(write_rows(checkpoint, directory, PROMPT_TOKENS, case.prompts * case.ranks)),
             "workers": 0,

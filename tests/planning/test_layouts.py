@@ -183,3 +183,38 @@ def test_copies_that_a_cpu_decodes_from_are_counted(tmp_path, dtype, strategy, o
     assert with_copies.components.get("weights prepacked for decoding", 0) == expected
     for phase, size in with_copies.phases.items():
         assert size - without.phases[phase] == expected
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_full_fine_tuning_with_fsdp2_by_hand(tmp_path, dtype):
+    """Each of 8 ranks has an eighth of the float32 weights, moments and gradients; what it gathers is as wide as the
+    passes. The passes take 7 GB without gradients, the sum of the root's gradients 6 or 8 bytes for each."""
+    recipe = recipe_of(save_config("qwen2_5_vl", "3b", tmp_path), Vllm()).model_copy(update={"lora": None})
+    recipe = recipe.model_copy(
+        update={
+            "model": recipe.model.model_copy(update={"dtype": dtype}),
+            "rollout": recipe.rollout.model_copy(update={"engine": "local"}),
+        }
+    )
+    sizes = study(recipe, None).sizes
+    width, trained = {"bfloat16": 2, "float32": 4}[dtype], sizes.language_weights
+    without_tokens = {"per_layer": 0, "per_token": 0, "per_layer_token": 0}
+    parts = rank_memory(
+        recipe,
+        sizes,
+        Measured(
+            learn=LinearBytes(constant=10**12, **without_tokens),
+            step=LinearBytes(constant=0, **without_tokens),
+            gathered=lambda: LinearBytes(constant=7 * 10**9, **without_tokens),
+        ),
+        step_rollout(recipe, ranks=8, prompt_tokens=100, memory_bytes=10**11),
+        Layout(strategy="fsdp2", ranks=8, tokens=1000, on_gpu=True),
+    ).parts
+    eighth = -(-4 * trained // 8)
+    assert parts["update"]["weights"] == eighth + 4 * sizes.vision_weights
+    assert parts["update"]["gradients and the update"] == eighth
+    assert parts["rollout"]["weights gathered for the rollout"] == width * trained
+    assert parts["learn"]["weights gathered for a pass"] == width * (sizes.root_weights + 3 * sizes.largest_layer)
+    assert parts["learn"]["forward, backward and gradients"] == eighth + max(
+        7 * 10**9, (width + 4) * sizes.root_weights
+    )

@@ -87,6 +87,10 @@ class Layout:
         """Return the number of ranks that hold one copy of the model together."""
         return min(recipe.train.shard_size or self.ranks, self.ranks)
 
+    def shards(self, recipe: BaseRecipe) -> bool:
+        """Return whether a rank holds only a share of the weights."""
+        return self.kind.shards_model and self.zero(recipe).stage == 3
+
     def zero(self, recipe: BaseRecipe) -> Deepspeed:
         """Return the recipe's ZeRO settings if the strategy reads them, else the defaults."""
         return recipe.train.deepspeed if "deepspeed" in self.kind.own_keys else Deepspeed()
@@ -138,6 +142,7 @@ class Measured:
 
     learn: LinearBytes
     compiled: Callable[[], LinearBytes] | None = None  # `learn` with compiled layers; measured when it is asked for
+    gathered: Callable[[], LinearBytes] | None = None  # `learn` with gathered weights, without gradients; as above
     step: LinearBytes
     prefill: LinearBytes = NOTHING
     vision: VisionBytes = field(default_factory=VisionBytes)
@@ -153,6 +158,7 @@ class _Learner:
     moments: int
     passes: int
     step: int
+    gradients: int
     buffer: int  # for the sum of gradients
     offloaded_weights: int
     offloaded_optimizer: int
@@ -184,10 +190,9 @@ def rank_memory(
         "weights gathered for a pass": held.gathered,
         "forward, backward and gradients": max(held.passes, _exchanged(recipe, start, layout)),
     }
-    gradients = 4 * sizes.trained
     update = {
         "gradient buffer": held.buffer,
-        "gradients and the update": max(held.step - held.buffer, gradients),
+        "gradients and the update": max(held.step - held.buffer, held.gradients),
     }
     if rollout is None:
         parts = {"learn": {**always, **learn}, "update": {**always, **update}}
@@ -199,8 +204,8 @@ def rank_memory(
             always["reward models"] = scorers.weights
         if rollout.teacher.weights:
             always["teacher"] = rollout.teacher.weights
-        whole = sizes.language_bytes(weights_dtype(recipe).itemsize)
-        gathered = whole if held.base < whole else 0  # a rank keeps its share beside them
+        width = BYTES[recipe.model.dtype] if _casts_gathered(recipe, layout) else weights_dtype(recipe).itemsize
+        gathered = sizes.language_bytes(width) if layout.shards(recipe) else 0  # a rank keeps its share beside them
         engine = _engine(recipe, sizes, rollout, gathered, measured)
         asleep = {"vLLM, asleep": rollout.asleep_bytes} if rollout.engine.is_beside else {}
         if rollout.engine.shares_weights and not layout.kind.shards_model:
@@ -241,13 +246,15 @@ def _learner(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, layout: 
         moments -= MUON_SPARES * sizes.trained_matrices
     step = 0 if _is_fused(recipe, layout) else measured.step.at(sizes.layers, layout.tokens)
     gathered = offloaded_weights = offloaded_optimizer = 0
+    gradients = BYTES["float32"] * sizes.trained
     kind, zero = layout.kind, layout.zero(recipe)
-    if kind.shards_model and zero.stage == 3:
-        gathered = width * (sizes.root_weights + LAYERS_GATHERED * sizes.largest_layer)
+    if layout.shards(recipe):
+        in_passes = BYTES[recipe.model.dtype] if _casts_gathered(recipe, layout) else width
+        gathered = in_passes * (sizes.root_weights + LAYERS_GATHERED * sizes.largest_layer)
         base = -(-base // ranks)
     is_divided = kind.divides_trained(has_adapters=recipe.lora is not None)
     if is_divided:
-        moments, step = -(-moments // ranks), -(-step // ranks)
+        moments, step, gradients = -(-moments // ranks), -(-step // ranks), -(-gradients // ranks)
     if recipe.optim.is_paged:
         moments, offloaded_optimizer = 0, moments
     if zero.offload_parameters:
@@ -260,10 +267,17 @@ def _learner(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, layout: 
         moments=moments,
         passes=_with_vision(recipe, sizes, measured, layout),
         step=step,
+        gradients=gradients,
         buffer=0 if kind.is_alone or is_divided else 4 * sizes.trained,
         offloaded_weights=offloaded_weights,
         offloaded_optimizer=offloaded_optimizer,
     )
+
+
+def _casts_gathered(recipe: BaseRecipe, layout: Layout) -> bool:
+    """Return whether gathered weights, which are trained in float32, are in the dtype of the passes. FSDP2 also takes
+    each gradient away as soon as it is there."""
+    return layout.strategy == "fsdp2" and recipe.lora is None
 
 
 def _is_fused(recipe: BaseRecipe, layout: Layout) -> bool:
@@ -279,7 +293,12 @@ def _with_vision(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, layo
     if measured.compiled is not None and _compiles(recipe, sizes, layout):
         learn = measured.compiled()
     own = -(-tokens // recipe.train.context_parallel)
-    passes, vision = learn.at(sizes.layers, own) + _gathered_keys(recipe, sizes, tokens), measured.vision
+    most = learn.at(sizes.layers, own)
+    if measured.gathered is not None and _casts_gathered(recipe, layout):
+        summed = (BYTES[recipe.model.dtype] + BYTES["float32"]) * sizes.root_weights  # the root's gradients, last
+        shares = -(-BYTES["float32"] * sizes.trained // layout.shares(recipe))
+        most = max(measured.gathered().at(sizes.layers, own), summed) + shares
+    passes, vision = most + _gathered_keys(recipe, sizes, tokens), measured.vision
     seen = round(measured.vision_share * tokens)
     if not sizes.trained_vision:
         return max(passes, vision.frozen.at(0, seen))

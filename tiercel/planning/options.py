@@ -23,6 +23,7 @@ from tiercel.planning.probe import (
     ProbedModel,
     UpdateBytes,
     fitted,
+    gathered_bytes,
     packed_case,
     refitted,
     update_bytes,
@@ -172,9 +173,14 @@ def measure(subject: Subject) -> Measured:
         finally:
             torch._dynamo.reset()  # these graphs must not count among those of a run in this process
 
+    @cache
+    def gathered() -> LinearBytes:
+        return fitted(lambda layers, count: gathered_bytes(subject, layers, packed(count), form), tokens)
+
     return Measured(
         learn=learn,
         compiled=compiled,
+        gathered=gathered,
         step=fitted(lambda layers, count: at(layers, count).step, tokens),
         prefill=fitted(lambda layers, count: at(layers, count).prefill, tokens),
         vision=vision_bytes(subject),

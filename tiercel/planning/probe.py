@@ -23,6 +23,7 @@ from tiercel.models.families.base import Family
 from tiercel.models.layers.attention import PackAttend, attention_spans_of, route_attention
 from tiercel.models.layers.attention_span import Span
 from tiercel.models.policy import Policy, make_trainable, weights_dtype
+from tiercel.models.weights.loading import DTYPES
 from tiercel.packing.batch import prompt_of_no_row
 from tiercel.packing.compiling import CompiledLayers
 from tiercel.packing.forward import PackedPolicy
@@ -211,12 +212,14 @@ class ProbedModel:
     config: Any
     family: Family
 
-    def empty_policy(self, layers: int) -> Policy:
+    def empty_policy(self, layers: int, dtype: torch.dtype | None = None) -> Policy:
         """Build the recipe's policy with `layers` decoder layers on torch's meta device, because adding an adapter
-        moves tensors, which fake tensors do not allow."""
+        moves tensors, which fake tensors do not allow. `dtype` is that of weights; None: the recipe's."""
         with torch.device("meta"):
             model = self.family.model_class.from_config(
-                with_layers(self.config, layers), dtype=weights_dtype(self.recipe), attn_implementation="sdpa"
+                with_layers(self.config, layers),
+                dtype=dtype or weights_dtype(self.recipe),
+                attn_implementation="sdpa",
             )
             model.requires_grad_(False)
             return make_trainable(self.family, model.eval(), without_files(self.recipe), torch.device("cpu"))
@@ -294,6 +297,30 @@ def update_bytes(probed: ProbedModel, layers: int, packed: PackedTokens, form: s
         step = live.peak - resident - moments
         prefill = 0 if compiled else _without_gradient(learner, packed, live)
     return UpdateBytes(learn=learn, step=step, prefill=prefill)
+
+
+@younger_garbage()
+def gathered_bytes(probed: ProbedModel, layers: int, packed: PackedTokens, form: str) -> int:
+    """Measure the peak of forward and backward in full fine-tuning under fsdp2, which gathers weights in the dtype of
+    the passes and takes each gradient away as soon as it is there."""
+    recipe = probed.recipe
+    policy = probed.empty_policy(layers, DTYPES[recipe.model.dtype])
+    with fake_tensors(), LiveBytes() as live:
+        fill_with_fakes(policy.model)
+        route_attention(probed.family.language_model(policy.model))
+        learner = ProbedLearner(policy, form, recipe.learner.gradient_checkpointing)
+        learner.head.tile = GPU_TILE
+        for parameter in policy.trained_parameters().values():
+            parameter.register_post_accumulate_grad_hook(_drop_gradient)
+        resident = live.start_again()
+        learner.train()
+        scores = learner(packed, None, 1.0)
+        (scores.logprobs_N if scores.values_N is None else scores.values_N).sum().backward()
+        return live.peak - resident
+
+
+def _drop_gradient(parameter: Tensor) -> None:
+    parameter.grad = None
 
 
 def _without_gradient(learner: ProbedLearner, packed: PackedTokens, live: LiveBytes) -> int:
