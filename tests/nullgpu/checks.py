@@ -26,7 +26,7 @@ def summary(log: Log) -> dict[str, Any]:
         "pageable": sum(
             entry.kind == "copy" and entry.name == "h2d pageable"
             for part in _parts(after_loading)
-            if not _captures(part)  # a step is compiled there, and the compiler tries its kernels
+            if not _captures(part) and not _compiles(part)  # there the compiler tries its kernels
             for entry in part
         ),
         "allocated_in_capture": sum(entry.numbers[0] for entry in _captured(log.entries) if entry.kind == "malloc"),
@@ -53,6 +53,10 @@ def _after(entries: Sequence[Entry], mark: str, *, last: bool = False) -> Sequen
     """Return what follows the first or the last mark of this name."""
     places = [number for number, entry in enumerate(entries) if entry.kind == "mark" and entry.name == mark]
     return entries[places[-1 if last else 0] :] if places else []
+
+
+def _compiles(part: Sequence[Entry]) -> bool:
+    return any(entry.kind == "module" and entry.name.startswith("triton") for entry in part)
 
 
 def _parts(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
