@@ -31,6 +31,8 @@ def test_kernels_and_copies_take_their_bytes():
     """1,000 blocks of 128 threads with 4 numbers of 4 bytes, read twice and written once."""
     assert kernel_seconds(Call("launch", (1000, 128, 0, 0), "add"), CARD) == pytest.approx(3 * 4 * 512_000 / 0.8e12)
     assert kernel_seconds(Call("launch", (1, 128, 0, 0), "add"), CARD) == 1.8e-6
+    two = "_ZN2at6native18elementwise_kernelILi128ELi2EZNS0_22gpu_kernel_impl"  # numbers of a thread
+    assert kernel_seconds(Call("launch", (1000, 128, 0, 0), two), CARD) == pytest.approx(3 * 4 * 256_000 / 0.8e12)
     fused = (10**6, 128, 0, 0, 8 * 10**9)  # the last are bytes
     assert kernel_seconds(Call("launch", fused, "triton_poi_fused_add"), CARD) == pytest.approx(0.01)
     assert kernel_seconds(Call("launch", (10**6, 128, 0, 0), "flash_fwd_kernel"), CARD) == 1.8e-6

@@ -72,10 +72,8 @@ def _token_ids(config: Pairs) -> Pairs:
 
 def _save_image_processor(directory: Path) -> None:
     """Write a processor for pictures of the config's size."""
-    processor, vision = (
-        family_class(directory).image_processor_class,
-        AutoConfig.from_pretrained(directory).vision_config,
-    )
+    processor = family_class(directory).image_processor_class
+    vision = AutoConfig.from_pretrained(directory).vision_config
     if size := getattr(vision, "image_size", None):
         options: Pairs = {"size": {"height": size, "width": size}}
     else:

@@ -16,6 +16,9 @@ class StrategyKind:
     is_alone: bool = False  # there is only one rank
     shards_model: bool = False  # no rank needs to hold the whole model
     divides_adapters: bool = False  # ranks also hold parts of adapters, of their gradients and of their moments
+    casts_gathered: bool = (
+        False  # of full fine-tuning: to the passes' dtype, and gradients leave as soon as they are there
+    )
     loads_in_turns: bool = False  # wrapping does not communicate, so ranks may read the weights one after the other
     trains_vision: bool = True
     skips_updates: bool = True  # it can discard the gradients of an update
@@ -29,7 +32,7 @@ class StrategyKind:
 _KINDS = (  # from the least communication to the most, which is the order of preference
     StrategyKind(name="single", is_alone=True),
     StrategyKind(name="ddp"),
-    StrategyKind(name="fsdp2", shards_model=True, loads_in_turns=True, own_keys=("shard_size",)),
+    StrategyKind(name="fsdp2", shards_model=True, casts_gathered=True, loads_in_turns=True, own_keys=("shard_size",)),
     StrategyKind(
         name="deepspeed",
         package="deepspeed",

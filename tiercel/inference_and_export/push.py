@@ -12,6 +12,7 @@ from tiercel.config.yaml_text import render
 from tiercel.errors import EnvironmentProblem
 from tiercel.inference_and_export.export import export
 from tiercel.inference_and_export.weights import NEWEST, CheckpointChoice
+from tiercel.models.weights.memory_errors import first_line
 from tiercel.reliability.redaction import redact, redact_values
 from tiercel.runs.directory import read_metrics
 from tiercel.web.report.numbers import evenly_spaced
@@ -55,7 +56,7 @@ def push(
         except EnvironmentProblem:
             raise
         except (HfHubHTTPError, LocalTokenNotFoundError, HTTPError, OSError, ValueError) as error:
-            told = redact((str(error).strip() or type(error).__name__).splitlines()[0])
+            told = redact(first_line(error))
             remedy = "check the name, and log in with `hf auth login`"
             raise EnvironmentProblem(f"{name} cannot be pushed to the hub: {told}; {remedy}") from error
     return str(address)

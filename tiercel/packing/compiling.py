@@ -6,9 +6,10 @@ suffixes: docs/shapes.md.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+from warnings import warn
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from tiercel.config.schema import BaseRecipe
 from tiercel.config.strategies import StrategyKind
 from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.models.layers.experts import is_mixture
+from tiercel.models.weights.memory_errors import first_line, is_out_of_memory
 
 LAYER_GRAPHS = 4  # for a model with a gradient, and as many without: norm, before and after the attention, MLP
 GRAPH_LIMIT = 32  # for a function in one process: a few models, dtypes and adapters
@@ -74,6 +76,31 @@ def few_graphs(limit: int, message: str) -> Iterator[None]:
             yield
     except FailOnRecompileLimitHit as error:
         raise TrainingError(message) from error
+
+
+class CompiledFunction:
+    """A function that is compiled for tensors of all sizes. If the compiler fails, which is told, it runs as it is from
+    then on, also in later batches."""
+
+    def __init__(self, function: Callable[..., Any], backend: Any, name: str):
+        self.plain = function
+        self.name = name
+        self.compiled: Callable[..., Any] | None = torch.compile(
+            function, dynamic=True, fullgraph=True, backend=backend
+        )
+
+    def __call__(self, *inputs: Any) -> Any:
+        if self.compiled is None:
+            return self.plain(*inputs)
+        try:
+            return self.compiled(*inputs)
+        except (RuntimeError, FailOnRecompileLimitHit) as error:
+            if is_out_of_memory(error):
+                raise
+            told = f"{self.name} continues uncompiled, which is slower: {first_line(error)}"
+            warn(told, RuntimeWarning, stacklevel=2)
+            self.compiled = None
+            return self.plain(*inputs)
 
 
 class CompiledLayers:
@@ -134,9 +161,8 @@ def compile_tower(tower: Any, backend: str | None) -> None:
 @contextmanager
 def running_regions(language_model: Any) -> Iterator[None]:
     """Run those parts of a decoder's layers compiled inside the context that the learner compiled, if it did."""
-    with ExitStack() as stack:
-        for compiled in {id(region.layers): region.layers for _, region in _regions(language_model.layers)}.values():
-            stack.enter_context(compiled.running())
+    regions = _regions(language_model.layers)
+    with regions[0][1].layers.running() if regions else nullcontext():  # all belong to the same learner
         yield
 
 

@@ -40,7 +40,7 @@ class Visibility:
 
     until: one more than the place of a token, or the end of its picture if pictures see themselves
     first: the least depth that the window reaches
-    stop: where the subtree of a token's node stops
+    stop: the end of the subtree of a token's node
     depth: that of a token in its sequence
     """
 

@@ -277,7 +277,7 @@ def _learner(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, layout: 
 def _casts_gathered(recipe: BaseRecipe, layout: Layout) -> bool:
     """Return whether gathered weights, which are trained in float32, are in the dtype of the passes. FSDP2 also takes
     each gradient away as soon as it is there."""
-    return layout.strategy == "fsdp2" and recipe.lora is None
+    return layout.kind.casts_gathered and recipe.lora is None
 
 
 def _is_fused(recipe: BaseRecipe, layout: Layout) -> bool:

@@ -267,16 +267,28 @@ class ProbedLearner(PackedPolicy):
             return super()._repeated_layout(batch)
 
 
+def _fake_learner(probed: ProbedModel, policy: Policy, form: str) -> ProbedLearner:
+    """Build the learner of a policy without memory, with the head's tiles for a GPU."""
+    fill_with_fakes(policy.model)
+    route_attention(probed.family.language_model(policy.model))
+    learner = ProbedLearner(policy, form, probed.recipe.learner.gradient_checkpointing)
+    learner.head.tile = GPU_TILE
+    return learner
+
+
+def _learn(learner: ProbedLearner, packed: PackedTokens) -> None:
+    """Run forward and backward."""
+    scores = learner.train()(packed, None, 1.0)
+    (scores.logprobs_N if scores.values_N is None else scores.values_N).sum().backward()
+
+
 @younger_garbage()
 def update_bytes(probed: ProbedModel, layers: int, packed: PackedTokens, form: str, *, compiled: bool) -> UpdateBytes:
     """Measure the peaks of a microbatch and of an update, with the learner's own code and the head's tiles for a GPU.
     The gradients of an earlier microbatch exist already."""
     policy, recipe = probed.empty_policy(layers), probed.recipe
     with fake_tensors(), LiveBytes() as live:
-        fill_with_fakes(policy.model)
-        route_attention(probed.family.language_model(policy.model))
-        learner = ProbedLearner(policy, form, recipe.learner.gradient_checkpointing)
-        learner.head.tile = GPU_TILE
+        learner = _fake_learner(probed, policy, form)
         if compiled:
             learner.compile_layers()
         # The optimisers of bitsandbytes cannot make a step with fake tensors, and they need less.
@@ -285,10 +297,7 @@ def update_bytes(probed: ProbedModel, layers: int, packed: PackedTokens, form: s
         resident = live.start_again()
         for parameter in policy.trained_parameters().values():
             parameter.grad = torch.empty_like(parameter)
-        learner.train()
-        scores = learner(packed, None, 1.0)
-        (scores.logprobs_N if scores.values_N is None else scores.values_N).sum().backward()
-        del scores
+        _learn(learner, packed)
         gc.collect()  # otherwise objects in reference cycles would be counted at random
         learn = live.peak - resident
         live.start_again()
@@ -303,19 +312,13 @@ def update_bytes(probed: ProbedModel, layers: int, packed: PackedTokens, form: s
 def gathered_bytes(probed: ProbedModel, layers: int, packed: PackedTokens, form: str) -> int:
     """Measure the peak of forward and backward in full fine-tuning under fsdp2, which gathers weights in the dtype of
     the passes and takes each gradient away as soon as it is there."""
-    recipe = probed.recipe
-    policy = probed.empty_policy(layers, DTYPES[recipe.model.dtype])
+    policy = probed.empty_policy(layers, DTYPES[probed.recipe.model.dtype])
     with fake_tensors(), LiveBytes() as live:
-        fill_with_fakes(policy.model)
-        route_attention(probed.family.language_model(policy.model))
-        learner = ProbedLearner(policy, form, recipe.learner.gradient_checkpointing)
-        learner.head.tile = GPU_TILE
+        learner = _fake_learner(probed, policy, form)
         for parameter in policy.trained_parameters().values():
             parameter.register_post_accumulate_grad_hook(_drop_gradient)
         resident = live.start_again()
-        learner.train()
-        scores = learner(packed, None, 1.0)
-        (scores.logprobs_N if scores.values_N is None else scores.values_N).sum().backward()
+        _learn(learner, packed)
         return live.peak - resident
 
 

@@ -7,15 +7,13 @@ order of the calls do not matter. Shape suffixes: docs/shapes.md.
 
 from functools import cache
 from typing import Any, NamedTuple
-from warnings import warn
 
 import torch
 from torch import Tensor
-from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from tiercel.devices import moved
 from tiercel.models.families.base import Family
-from tiercel.models.weights.memory_errors import is_out_of_memory
+from tiercel.packing.compiling import CompiledFunction
 from tiercel.rollout.sampler import SamplingParams
 
 ELEMENTS_IN_CACHE = 2**17
@@ -77,16 +75,7 @@ class TokenDraw:
         """Draw a token in each row. `positions_R` is its place in the completion. `is_early_R` says whether it must not
         end the turn; None: all may. Returns tokens (R,) and their logprobs (R,) under log-softmax(logits / temperature)
         without vision placeholders."""
-        inputs = self.params, self.vocabulary, logits_RV, seeds_R, positions_R, is_early_R
-        try:
-            return self.drawn(*inputs)
-        except (RuntimeError, FailOnRecompileLimitHit) as error:  # from the compiler
-            if self.drawn is _drawn or is_out_of_memory(error):
-                raise
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            warn(f"tokens are drawn by uncompiled operations, which is slower: {reason}", RuntimeWarning, stacklevel=2)
-            self.drawn = _drawn
-            return _drawn(*inputs)
+        return self.drawn(self.params, self.vocabulary, logits_RV, seeds_R, positions_R, is_early_R)
 
     def ends(self, token_ids_R: Tensor) -> Tensor:
         """Return for each token whether it ends a completion."""
@@ -125,8 +114,8 @@ def _drawn(
 
 
 @cache
-def _compiled(backend: Any) -> Any:
-    return torch.compile(_drawn, dynamic=True, fullgraph=True, backend=backend)
+def _compiled(backend: Any) -> CompiledFunction:
+    return CompiledFunction(_drawn, backend, "the drawing of tokens")
 
 
 def race(weights_RV: Tensor, seeds_R: Tensor, positions_R: Tensor, token_keys_V: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its class if it has no message."""
-    return (str(error) or type(error).__name__).splitlines()[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 @contextmanager

@@ -79,8 +79,8 @@ class PrefixCache:
 
 class ContinuedAttention:
     """The computation of `form` after the pass `prefix`, if there is one: it attends to the prefix's keys and values
-    and to those of the tokens after it, and starts from the prefix's states. `kept`, if given, gets what the tokens
-    after these need from each layer."""
+    and to those of the tokens after it, and starts from the prefix's states. If `kept` is given, it receives
+    what later tokens need from each layer."""
 
     def __init__(self, form: PackedForm, prefix: PrefixCache | None, kept: dict[int, LayerCache] | None = None):
         self.form = form

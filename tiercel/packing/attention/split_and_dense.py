@@ -33,7 +33,7 @@ class Block:
     queries: Span
     keys: Span
     is_causal: bool  # query i attends to keys 0..i of the span; otherwise to all keys, or as the bias says
-    bias: Tensor | None = None  # fp32 (1, 1, S, K), -inf where a query does not see a key
+    bias: Tensor | None = None  # fp32 (1, 1, S, K), -inf if a query does not see a key
 
     def after(self, first_query: int, device: torch.device) -> "Block":
         """Return the block on the device, with its queries counted from `first_query`."""
@@ -66,7 +66,7 @@ class Bucket:
     valid: Tensor  # int64 (M,), the entries of places_RL (flattened) that are not padding
     valid_places: Tensor  # int64 (M,), the places at these entries
     key_offset: int  # place among the keys minus place among the queries
-    bias: Tensor | None = None  # fp32 (R, 1, L, L), -inf where a token does not see another; None: causal
+    bias: Tensor | None = None  # fp32 (R, 1, L, L), -inf if a token does not see another; None: causal
 
     @property
     def is_causal(self) -> bool:

@@ -20,7 +20,7 @@ from tiercel.devices import moved
 from tiercel.models.layers.attention import AttentionForm
 from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
-from tiercel.models.weights.memory_errors import is_out_of_memory
+from tiercel.models.weights.memory_errors import first_line, is_out_of_memory
 from tiercel.packing.compiling import like_later_inputs, running_regions
 from tiercel.rollout.local.compiled_layers import CompiledStep
 from tiercel.rollout.local.decoding import RowDecoder
@@ -172,8 +172,8 @@ class FixedDecoder(RowDecoder):
         except (RuntimeError, FailOnRecompileLimitHit) as error:  # from the compiler
             if self.compiled is None or is_out_of_memory(error):
                 raise
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            warn(f"decoding continues with uncompiled layers, which is slower: {reason}", RuntimeWarning, stacklevel=2)
+            told = f"decoding continues with uncompiled layers, which is slower: {first_line(error)}"
+            warn(told, RuntimeWarning, stacklevel=2)
             self.compiled = self.backend = None
             self._warm_up(token_ids_R)
         assert self.capture is not None
