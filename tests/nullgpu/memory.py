@@ -21,7 +21,6 @@ from tiercel.distributed import ranks
 from tiercel.distributed.ranks import joined_ranks
 from tiercel.reliability.heartbeat import Heartbeat
 from tiercel.runs.directory import open_run
-from tiercel.training.grpo import train_inference_mismatch
 from tiercel.training.grpo.loop import steps
 from tiercel.training.session import Session
 from tiercel.training.step import Step
@@ -99,7 +98,6 @@ def run(recipe: GrpoRecipe) -> dict[str, dict[str, int]]:
     peaks = Peaks()
     measure_phases(peaks)
     Session.save_if_due = lambda *given: None  # gigabytes of a disk
-    train_inference_mismatch.gap_problem = lambda *given: None  # the gaps are what was in the card's memory
     device, is_sharded = torch.device("cuda"), recipe.train.strategy == "fsdp2"
     with (
         joined_ranks(60, Heartbeat()) as joined,

@@ -74,6 +74,7 @@ def sft_recipe(checkpoint: Path, rows: Path, output: Path, **changes) -> SftReci
 
 
 def merged(tree: dict, changes: dict) -> dict:
+    tree = dict(tree)
     for key, value in changes.items():
         tree[key] = {**tree[key], **value} if isinstance(value, dict) and isinstance(tree.get(key), dict) else value
     return tree
