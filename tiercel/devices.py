@@ -18,9 +18,10 @@ def training_device() -> torch.device:
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to the device. The host does not wait for a GPU, as it might if the memory were not pinned."""
-    pinned = tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
-    return pinned.to(device, non_blocking=True)
+    """Copy a tensor to the device. The host does not wait for a GPU, as it might if the memory were not pinned or had
+    gaps: PyTorch copies a tensor with gaps to memory that is not pinned first."""
+    is_upload = device.type == "cuda" and tensor.device.type == "cpu"
+    return (tensor.contiguous().pin_memory() if is_upload else tensor).to(device, non_blocking=True)
 
 
 def is_reproducible(device: torch.device) -> bool:
