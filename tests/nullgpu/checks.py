@@ -6,12 +6,14 @@ from typing import Any
 
 from tests.nullgpu.log import Entry, Log
 
-TOKEN, PREFILL = "token", "prefill"  # marks that a run sets in the log
+# Marks that a run sets in the log. A look waits for the device, to see which rows have ended.
+TOKEN, PREFILL, LOOK, TRANSFORMERS, DONE = "token", "prefill", "look", "transformers", "done"
 
 
 def summary(log: Log) -> dict[str, Any]:
     """Return what the checks read, as JSON."""
     after_loading = _after(log.entries, PREFILL)
+    parts = [part for part in _parts(after_loading) if not _captures(part) and not _compiles(part)]
     return {
         "graphs": sum(entry.name == "begin" for entry in log.of("graph")),
         "replays": sum(entry.name == "launch" for entry in log.of("graph")),
@@ -23,13 +25,13 @@ def summary(log: Log) -> dict[str, Any]:
         "waits_between_tokens": [
             entry.name for part in _between_tokens(log.entries) for entry in part if entry.kind == "sync"
         ],
-        "pageable": sum(
-            entry.kind == "copy" and entry.name == "h2d pageable"
-            for part in _parts(after_loading)
-            if not _captures(part) and not _compiles(part)  # there the compiler tries its kernels
-            for entry in part
+        "looks": sum(entry.kind == "mark" and entry.name == LOOK for entry in log.entries),
+        "pageable": sum(_pageable(part) for part in parts if part[0].name != TRANSFORMERS),
+        "pageable_in_transformers": sum(_pageable(part) for part in parts if part[0].name == TRANSFORMERS),
+        "allocated_in_capture": max(
+            (sum(entry.numbers[0] for entry in part if entry.kind == "malloc") for part in _captured(log.entries)),
+            default=0,
         ),
-        "allocated_in_capture": sum(entry.numbers[0] for entry in _captured(log.entries) if entry.kind == "malloc"),
     }
 
 
@@ -55,7 +57,12 @@ def _after(entries: Sequence[Entry], mark: str, *, last: bool = False) -> Sequen
     return entries[places[-1 if last else 0] :] if places else []
 
 
+def _pageable(part: Sequence[Entry]) -> int:
+    return sum(entry.kind == "copy" and entry.name == "h2d pageable" for entry in part)
+
+
 def _compiles(part: Sequence[Entry]) -> bool:
+    """Return whether kernels of Triton are loaded in it: the compiler tries them with numbers of its own."""
     return any(entry.kind == "module" and entry.name.startswith("triton") for entry in part)
 
 
@@ -70,16 +77,18 @@ def _captures(part: Sequence[Entry]) -> bool:
 
 
 def _between_tokens(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
-    """Yield the calls from each token of a batch to its next, except those in which a graph was captured."""
+    """Yield the calls from each token of a batch to its next or to a look, except those in which a graph was
+    captured."""
     for part, following in pairwise(_parts(entries)):
-        if part[0].name == following[0].name == TOKEN and not _captures(part):
+        if part[0].name == TOKEN and following[0].name in {TOKEN, LOOK} and not _captures(part):
             yield part
 
 
-def _captured(entries: Sequence[Entry]) -> Iterator[Entry]:
-    is_captured = False
-    for entry in entries:
-        if entry.kind == "graph" and entry.name in {"begin", "end"}:
-            is_captured = entry.name == "begin"
-        elif is_captured:
-            yield entry
+def _captured(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    """Yield the calls of each capture."""
+    begin = 0
+    for number, entry in enumerate(entries):
+        if entry.kind == "graph" and entry.name == "begin":
+            begin = number + 1
+        elif entry.kind == "graph" and entry.name == "end":
+            yield entries[begin:number]

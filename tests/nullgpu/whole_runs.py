@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionModel
+from transformers.models.ovis2.modeling_ovis2 import Ovis2Model
 
-from tests.nullgpu.checks import PREFILL, TOKEN, summary
+from tests.nullgpu.checks import DONE, LOOK, PREFILL, TOKEN, TRANSFORMERS, summary
 from tests.nullgpu.computed import stand_in
 from tests.nullgpu.log import logged, mark
 from tests.nullgpu.planted import PLANTED
 from tests.tiny_models import FAMILY_NAMES, save_tiny_checkpoint
 from tests.training.test_loops import grpo_recipe, merged, run_grpo, run_offline, sft_recipe, write_rows
 from tiercel.rollout.local.cuda_graphs import FixedDecoder
+from tiercel.rollout.local.engine import LocalSampler
 
 FAMILY = "qwen2_5_vl"
 COMMON: dict[str, Any] = {
@@ -91,16 +94,27 @@ def run_case(name: str, directory: Path) -> dict[str, Any]:
     }
 
 
-def mark_tokens() -> None:
-    """Mark in the log where prompts are run and where each token begins."""
-    for label, name in ((PREFILL, "prefill"), (TOKEN, "step")):
-        setattr(FixedDecoder, name, _marked(label, getattr(FixedDecoder, name)))
+def mark_calls() -> None:
+    """Mark in the log where prompts are run, where each token begins, where the sampler looks which rows have ended,
+    and the features of pictures that transformers makes by itself."""
+    for label, kind, name in (
+        (PREFILL, FixedDecoder, "prefill"),
+        (TOKEN, FixedDecoder, "step"),
+        (LOOK, LocalSampler, "_kept"),
+        (LOOK, LocalSampler, "_completes_a_stop"),
+        (TRANSFORMERS, Ovis2Model, "get_image_features"),
+        (TRANSFORMERS, LlavaOnevisionModel, "get_image_features"),
+    ):
+        setattr(kind, name, _marked(label, getattr(kind, name)))
 
 
 def _marked(label: str, method: Callable[..., Any]) -> Callable[..., Any]:
     def marked(*given: Any, **options: Any) -> Any:
         mark(label)
-        return method(*given, **options)
+        made = method(*given, **options)
+        if label == TRANSFORMERS:
+            mark(DONE)
+        return made
 
     return marked
 
@@ -109,6 +123,6 @@ if __name__ == "__main__":
     stand_in()
     for case in sys.argv[1:]:
         PLANTED.get(case, lambda: None)()
-        mark_tokens()
+        mark_calls()
         with tempfile.TemporaryDirectory() as scratch:
             print(json.dumps(run_case(case, Path(scratch))), flush=True)
