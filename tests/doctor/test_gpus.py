@@ -2,7 +2,7 @@
 
 import pytest
 
-from tiercel.doctor.machine import gpu_verdicts, has_code_for
+from tiercel.doctor.machine import c_compiler, gpu_verdicts, has_code_for
 
 H100 = {"name": "NVIDIA H100", "memory": 85_000_000_000, "capability": [9, 0]}
 FACTS = {
@@ -47,6 +47,20 @@ def test_no_gpu_is_absent_without_a_driver_and_a_fault_with_one():
     assert verdict.status == "warning" and "for CUDA" in verdict.remedy
     (verdict,) = judged(gpus=[], complaint="The NVIDIA driver on your system is too old (found version 11040).")
     assert verdict.status == "broken" and "too old" in verdict.found
+
+
+def test_a_machine_without_a_c_compiler_or_pythons_headers_is_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    verdict = c_compiler(None, tmp_path)
+    assert (verdict.status, verdict.found) == ("warning", "not found: gcc, clang")
+    assert "apt install gcc" in verdict.remedy
+    assert c_compiler("icx", tmp_path).found == "not found: icx"
+    clang = tmp_path / "clang"
+    clang.touch(mode=0o755)
+    verdict = c_compiler(None, tmp_path)
+    assert (verdict.status, verdict.found) == ("warning", f"{clang}, but no Python.h in {tmp_path}")
+    (tmp_path / "Python.h").touch()
+    assert (c_compiler(None, tmp_path).status, c_compiler(str(clang), tmp_path).status) == ("ok", "ok")
 
 
 @pytest.mark.parametrize(

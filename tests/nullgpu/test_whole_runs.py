@@ -14,6 +14,7 @@ KNOWN = json.loads(RESULTS.read_text(encoding="utf-8"))
 AS_A_RULE_NONE = {"looks": 0, "pageable_in_transformers": 0}
 CASES = (
     *(f"{family}: {name}" for name in ("plain", "compiled", "deterministic", "nf4") for family in FAMILY_NAMES),
+    "compiled by default",
     "int8",
     "full",
     "full, compiled",
@@ -62,6 +63,12 @@ def test_a_run_ends_and_nothing_is_refused(case):
 def test_a_planted_fault_is_seen_by_its_check(fault, check):
     (found,) = on_card("h100", "whole_runs", fault)
     assert failed(found) == [check], found
+
+
+def test_without_a_c_compiler_a_run_continues_uncompiled(tmp_path):
+    settings = {"CC": "/bin/false", "TRITON_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    (found,) = on_card("h100", "whole_runs", "compiled by default", **settings)
+    assert failed(found) == [] and found["token_nodes"] == KNOWN["qwen2_5_vl: plain"]["token_nodes"]
 
 
 def test_tensors_of_two_devices_end_the_run():

@@ -41,6 +41,7 @@ OF_FAMILIES: dict[str, dict[str, Any]] = {
     "nf4": {"model": {"quantize": "nf4"}},
 }
 OF_ONE: dict[str, dict[str, Any]] = {
+    "compiled by default": {"learner": {"compile": "auto"}},
     "int8": {"model": {"quantize": "int8"}},
     "full": {"lora": None},
     "full, compiled": {"lora": None, "learner": {"compile": True}},

@@ -37,6 +37,11 @@ TEXTS = {
     # https://github.com/haotian-liu/LLaVA/issues/1418
     "CUDA error: the provided PTX was compiled with an unsupported toolchain.": "driver",
     "CUDA error: no kernel image is available for execution on the device": "architecture",
+    # https://github.com/MIC-DKFZ/nnUNet/issues/2268
+    "Failed to find C compiler. Please specify via CC environment variable.": "compiler",
+    # https://github.com/pytorch/pytorch/issues/92745
+    "subprocess.CalledProcessError: Command '['/usr/bin/gcc', '/tmp/tmpj_1fdcu9/main.c', '-O3', '-I/opt/conda/include/"
+    "python3.10', '-lcuda', '-o', '/tmp/tmpj_1fdcu9/triton_.so']' returned non-zero exit status 1.": "compiler",
     "No valid triton configs. CompilationError: at 12:4": "triton",
 }
 

@@ -17,6 +17,7 @@ from tiercel.processes import control_groups, usable_cores
 from tiercel.reliability.card_faults import FAULTS
 
 OTHER_BUILD = next(fault.remedy for fault in FAULTS if fault.code == "driver")
+COMPILER = next(fault for fault in FAULTS if fault.code == "compiler")
 GIGABYTE = 10**9
 UNLIMITED_BYTES = 2**60  # version 1 of cgroups writes a number above it for "no limit"
 
@@ -221,6 +222,19 @@ def _driver(facts: Mapping[str, Any]) -> list[Verdict]:
     is_old = major < int(facts["built_for"].split(".")[0])
     status: Status = "broken" if is_old else "ok"
     return [Verdict(name="driver", status=status, found=found, remedy=OTHER_BUILD if is_old else "")]
+
+
+def c_compiler(named: str | None, headers: Path) -> Verdict:
+    """Judge what Triton compiles a part of each kernel with: the compiler that CC names, or else gcc or clang, and the
+    directory of Python's headers."""
+    names = [named] if named else ["gcc", "clang"]
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        lack = f"not found: {', '.join(names)}"
+    else:
+        lack = "" if (headers / "Python.h").is_file() else f"{found}, but no Python.h in {headers}"
+    remedy = f"{COMPILER.remedy}; runs go on with uncompiled layers and learner.form: dense, which is slower"
+    return _verdict("C compiler", not lack, lack or found or "", remedy)
 
 
 def _heads_too_large(capability: tuple[int, int]) -> str:

@@ -2,18 +2,21 @@
 two processes, and imports of optional packages."""
 
 import json
+import os
 import re
 import socket
+import sysconfig
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from tiercel.config.schema import Reliability
-from tiercel.doctor.machine import gpu_verdicts, has_nvidia_driver
+from tiercel.doctor.machine import c_compiler, gpu_verdicts, has_nvidia_driver
 from tiercel.doctor.verdict import Verdict, texts
 from tiercel.doctor.worker import GPUS, HANG, IMPORT, RANKS
 from tiercel.reliability.card_faults import card_fault
@@ -70,6 +73,7 @@ def device_verdicts() -> Generator[Verdict, None, int | None]:
         else:
             yield judge(outcome, "torch" if outcome.step == GPUS else "cpu")
     if gpu_count:
+        yield c_compiler(os.environ.get("CC"), Path(sysconfig.get_path("include")))
         for outcome in try_steps("cuda", tuple(TOLERANCES)):
             yield judge(outcome, "cuda")
     return gpu_count

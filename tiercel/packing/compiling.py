@@ -22,6 +22,7 @@ from tiercel.config.strategies import StrategyKind
 from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.models.layers.experts import is_mixture
 from tiercel.models.weights.memory_errors import first_line, is_out_of_memory
+from tiercel.reliability.card_faults import plain_reason
 
 LAYER_GRAPHS = 4  # for a model with a gradient, and as many without: norm, before and after the attention, MLP
 GRAPH_LIMIT = 32  # for a function in one process: a few models, dtypes and adapters
@@ -97,7 +98,7 @@ class CompiledFunction:
         except (RuntimeError, FailOnRecompileLimitHit) as error:
             if is_out_of_memory(error):
                 raise
-            told = f"{self.name} continues uncompiled, which is slower: {first_line(error)}"
+            told = f"{self.name} continues uncompiled, which is slower: {plain_reason(error, first_line(error))}"
             warn(told, RuntimeWarning, stacklevel=2)
             self.compiled = None
             return self.plain(*inputs)

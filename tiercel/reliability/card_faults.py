@@ -33,6 +33,12 @@ def card_fault(text: str) -> CardFault | None:
     return next((fault for fault in FAULTS if fault.pattern.search(text)), None)
 
 
+def plain_reason(error: Exception, otherwise: str) -> str:
+    """Return the meaning and the remedy of a known failure, or else the other text."""
+    fault = card_fault(str(error))
+    return otherwise if fault is None else f"{fault.meaning}; {fault.remedy}"
+
+
 def triton_errors() -> tuple[type[Exception], ...]:
     """Return the class of Triton's own errors, which are no RuntimeErrors, if Triton was imported."""
     module = sys.modules.get("triton.errors")

@@ -21,6 +21,7 @@ from tiercel.models.weights.memory_errors import first_line, is_out_of_memory
 from tiercel.packing.attention.block_mask import BLOCK, block_mask
 from tiercel.packing.compiling import default_backend, few_graphs
 from tiercel.packing.tree import ByAttentionSpan, PrefixTree, groups_tree
+from tiercel.reliability.card_faults import plain_reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +210,9 @@ def _name(device: torch.device) -> str:
 
 
 def reason_of(error: RuntimeError) -> str:
-    """Return the card's limit if the compiler names it, otherwise the first line of its message."""
+    """Return the card's limit if the compiler names it, otherwise what a known failure means, or the first line of its
+    message."""
     if needs := _NEEDS.search(str(error)):
         required, limit = map(int, needs.groups())
         return f"a block needs {required:,} bytes of shared memory, and the card has {limit:,}"
-    return first_line(error)
+    return plain_reason(error, first_line(error))

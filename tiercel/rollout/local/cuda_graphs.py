@@ -22,6 +22,7 @@ from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
 from tiercel.models.weights.memory_errors import first_line, is_out_of_memory
 from tiercel.packing.compiling import like_later_inputs, running_regions
+from tiercel.reliability.card_faults import plain_reason
 from tiercel.rollout.local.compiled_layers import CompiledStep
 from tiercel.rollout.local.decoding import RowDecoder
 from tiercel.rollout.local.paused_rows import RowState
@@ -172,7 +173,8 @@ class FixedDecoder(RowDecoder):
         except (RuntimeError, FailOnRecompileLimitHit) as error:  # from the compiler
             if self.compiled is None or is_out_of_memory(error):
                 raise
-            told = f"decoding continues with uncompiled layers, which is slower: {first_line(error)}"
+            reason = plain_reason(error, first_line(error))
+            told = f"decoding continues with uncompiled layers, which is slower: {reason}"
             warn(told, RuntimeWarning, stacklevel=2)
             self.compiled = self.backend = None
             self._warm_up(token_ids_R)
