@@ -144,7 +144,7 @@ PUT_TOGETHER = (
     "lower learner.max_tokens_per_microbatch ({0}), or set learner.gradient_checkpointing: full, or on a CPU, set "
     "rollout.prepacked_bytes: 0",
     "{0} has no function {1}; its functions are: none",
-    "{0} is a class that requires {1}; a reward class is created without arguments",
+    "{0} is a class that requires {1}; give them in the reward's `arguments`",
     "{0} is a {1}, which cannot be called",
     "freeze: this model has no parameters in {0}; take it out of freeze",
     "freeze: this model has no parameters in {0}; add it to freeze",

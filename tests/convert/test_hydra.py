@@ -284,3 +284,21 @@ def test_settings_of_ones_own_are_read_or_told(tmp_path, monkeypatch):
     draft = drafted(line)
     assert draft.values["optim.rollout_epochs"] == 3 and "hydra" not in told(draft)
     assert "is lost" not in told(drafted(line.replace("own_grpo", "ppo_megatron_trainer.yaml")))
+
+
+@pytest.mark.parametrize(
+    ("command", "below", "call"),
+    [
+        (f"{VERL} custom_reward_function.path=mine.py", "+custom_reward_function.reward_kwargs",
+         "mine.py:compute_score"),
+        (f"{VERL} {OWN}", "+reward.custom_reward_function.reward_kwargs", "mine.py:score"),
+        (EASY, "worker.reward.reward_function_kwargs", "./math.py:compute_score"),
+    ],
+)  # fmt: skip
+def test_arguments_of_a_reward_are_carried_over_and_secrets_are_not(home, command, below, call):
+    given = ("weight=0.5", "words=[a,b]", "of.parts=two", "api_key=a1b2c3d4e5")
+    line = " ".join([command, *(f"{below}.{each}" for each in given)])
+    draft = drafted(line)
+    arguments = {"weight": 0.5, "words": ["a", "b"], "of": {"parts": "two"}}
+    assert draft.values["rewards"] == [{"call": call, "arguments": arguments}]
+    assert unspoken(draft, text_of(line)) == () and "a1b2c3d4e5" not in told(draft)

@@ -5,6 +5,7 @@ Their tables name the flag that a key comes from, so these functions ask by the 
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from tiercel.convert.draft import RecipeDraft
@@ -14,6 +15,7 @@ from tiercel.convert.rows import end_to_end
 from tiercel.convert.sizes import set_least_rate, set_warmup
 from tiercel.convert.table import words_of
 from tiercel.convert.tuning import set_trackers, tuner_of
+from tiercel.convert.values import value_in
 from tiercel.message_text import counted
 
 _LEAST = 1e-6  # of clip_low, which must be above 0
@@ -266,6 +268,8 @@ def _template(launch: Launch, draft: RecipeDraft) -> None:
 
 
 _EASYR1_REWARD: tuple[str, ...] = ("worker.reward.reward_function", "worker.reward.score_function")
+_EASYR1_ARGUMENTS = tuple(f"{key}_kwargs" for key in _EASYR1_REWARD)
+_VERL_ARGUMENTS = ("custom_reward_function.reward_kwargs", "reward.custom_reward_function.reward_kwargs")
 _LATER_KEYS = {  # of verl's rewards since February 2026, with `reward.` before them
     "reward_model.model.path": "reward_model.model_path", "reward_model.reward_manager": "reward_manager.name",
     "reward_model.reward_kwargs": "reward_kwargs",
@@ -299,6 +303,23 @@ def set_hydra_rewards(launch: Launch, draft: RecipeDraft) -> None:
         draft.note("docs/rewards.md says how rewards are called", manager)
 
 
+def _arguments(draft: RecipeDraft, keys: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the values that the command gives below one of these keys, by name, and their flags. Secrets stay out."""
+    tree: dict[str, Any] = {}
+    flags = []
+    for flag in draft.launch.flags:
+        key = next((key for key in keys if flag.startswith(f"{key}.")), None)
+        if key is None or draft.is_secret(f"--{flag}"):
+            continue
+        flags.append(flag)
+        branch, (*sections, leaf) = tree, flag.removeprefix(f"{key}.").split(".")
+        for name in sections:
+            branch = branch.setdefault(name, {})
+        values = [value_in(word) for word in draft.launch.words(flag)]
+        branch[leaf] = values[0] if len(values) == 1 else values
+    return tree, flags
+
+
 def _function(launch: Launch, draft: RecipeDraft) -> dict[str, Any]:
     """Return the user's own reward, or the nearest built-in one."""
     is_verl = launch.framework == "verl"
@@ -309,8 +330,11 @@ def _function(launch: Launch, draft: RecipeDraft) -> dict[str, Any]:
         call = path if ":" in path and not is_verl else f"{path}:{function}"
         key = "score" if is_verl else "overall"
         text = f"tiercel calls it as {launch.framework} does; of a dict that it returns, only `{key}` is used"
+        arguments, flags = _arguments(draft, _VERL_ARGUMENTS if is_verl else _EASYR1_ARGUMENTS)
         draft.note(text, *names, subject=call)
-        return {"call": call}
+        if arguments:
+            draft.note("are its `arguments`, read as YAML; write a list of one entry as [x]", *flags)
+        return {"call": call} | ({"arguments": arguments} if arguments else {})
     text = "name the rewards: rewards: [{name: math}]"
     if is_verl:
         text = "verl chooses the reward by each row's data_source; this is math, which compares by its own rules"

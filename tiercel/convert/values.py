@@ -27,12 +27,17 @@ def mapping_in(
     return tree if isinstance(tree, dict) else None
 
 
+def value_in(word: str) -> Any:
+    """Read a word as YAML. What is not YAML is a text."""
+    try:
+        return parse(word)[0]
+    except YamlProblem:
+        return word
+
+
 def number_of(label: str, word: str) -> int | float:
     """Read a number. Raises ValueError, with the label, if the word is not a number."""
-    try:
-        value = parse(word)[0]
-    except YamlProblem:
-        value = None
+    value = value_in(word)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{label} {word} is not a number; use a number instead")
     return value

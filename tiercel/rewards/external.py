@@ -3,8 +3,10 @@ their keys and their checks. tiercel/rewards/runtime/batches.py has what scores 
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
+
+from pydantic import JsonValue
 
 from tiercel.config_base import (
     Keys,
@@ -19,6 +21,7 @@ from tiercel.config_base import (
 )
 from tiercel.reward_types import Sample
 from tiercel.rewards.base import Reward, RewardEntry, TruthReward
+from tiercel.secret_names import is_secret_name
 from tiercel.user_functions import CALL_FORM, is_call
 
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
@@ -137,6 +140,9 @@ class ByCall(Reward):
     env: tuple[str, ...] | None = None
     """Names of environment variables that your function needs and that look like secrets, such as OPENAI_API_KEY; it
     sees no other `*_KEY`, `*TOKEN*`, `*SECRET*` or `*PASSWORD*`."""
+    arguments: Mapping[str, JsonValue] = {}
+    """Further arguments of your function, or of your class when it is created, such as {format_weight: 0.3}; a column
+    of the rows with such a name is not passed."""
 
     @property
     def title(self) -> str:
@@ -148,6 +154,12 @@ class ByCall(Reward):
                 "must be only names of environment variables, such as [OPENAI_API_KEY]; their values stay out of the "
                 "recipe"
             )
+        for name, value in self.arguments.items():
+            if isinstance(value, str) and is_secret_name(name):
+                yield Keys(f"arguments.{name}").problem(
+                    "looks like a secret, which would be written into the run directory; name a variable in env, and "
+                    "read it in your function"
+                )
         if not is_call(self.call):
             yield Keys("call").problem(f"is {shown(self.call)}, but must be {CALL_FORM}")
 

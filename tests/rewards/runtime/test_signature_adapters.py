@@ -21,8 +21,8 @@ SAMPLES = (
 )
 
 
-def score(call, *samples):
-    reward = UserReward(call, limits(30.0))
+def score(call, *samples, **arguments):
+    reward = UserReward(call, limits(30.0), arguments=arguments)
     try:
         reward.start()
         return reward.score(samples or SAMPLES)
@@ -35,9 +35,9 @@ def numbers(values):
     return [value.value for value in values]
 
 
-def refused(call):
+def refused(call, **arguments):
     with pytest.raises(RecipeError) as error:
-        score(call)
+        score(call, **arguments)
     return str(error.value)
 
 
@@ -298,9 +298,7 @@ def test_a_class_that_needs_arguments_and_a_thing_that_cannot_be_called(reward_f
     source = (
         "class score:\n    def __init__(self, url):\n        pass\n    def __call__(self, completions):\n        pass\n"
     )
-    assert "score is a class that requires url; a reward class is created without arguments" in refused(
-        reward_file(source)
-    )
+    assert "score is a class that requires url" in refused(reward_file(source))
     said = refused(reward_file(source.replace("url", "*urls").replace("pass", "assert urls, 'needs a package'", 1)))
     assert "score cannot be created:" in said and "AssertionError: needs a package" in said
     assert "its functions are: Right, registered_right" in refused(named(reward_file(ORM), "wrong"))
@@ -434,3 +432,35 @@ def test_tiercels_own_forms_are_left_as_they_are():
 
     many.batched = True
     assert as_reward(one) is one and as_reward(many) is many
+
+
+# Further arguments
+
+TAKE_ARGUMENTS = (
+    "def score(sample, times=1):\n    return times * sample.token_count\n",
+    "def score(completion, token_count, times):\n    return times * token_count\n",
+    "def score(completions, times, **kwargs):\n    return [times * (1 + each) for each in range(len(completions))]\n",
+    "def score(completions, **kwargs):\n    return [kwargs['times'] * (1 + i) for i in range(len(completions))]\n",
+    "def score(data_source, solution_str, ground_truth, extra_info=None, times=1):\n    return times * ground_truth\n",
+    "def score(reward_inputs, times):\n    return [{'overall': times * i['ground_truth']} for i in reward_inputs]\n",
+    "async def score(reward_input, times):\n    return {'overall': times * reward_input['ground_truth']}\n",
+    "def score(samples, times):\n    return [times * each.token_count for each in samples]\nscore.batched = True\n",
+    "class score:\n    def __init__(self, times):\n        self.times = times\n"
+    "    def __call__(self, completions, **kwargs):\n        return [self.times, 2 * self.times, 3 * self.times]\n",
+)
+
+
+@pytest.mark.parametrize("text", TAKE_ARGUMENTS)
+def test_every_form_takes_further_arguments_and_a_column_does_not_replace_them(reward_file, text):
+    rows = [
+        sample("a", number, id=str(number), token_count=number, columns={"times": 100, "data_source": "here"})
+        for number in (1, 2, 3)
+    ]
+    assert numbers(score(reward_file(text), *rows, times=0.5)) == [0.5, 1.0, 1.5]
+
+
+def test_an_argument_that_it_does_not_take_is_refused_at_the_start(reward_file):
+    call = reward_file("def score(completion, answer, least=0):\n    return 1\n")
+    assert "takes no most, given in `arguments`; it takes completion, answer, least" in refused(call, most=1)
+    of_class = "class score:\n    def __call__(self, completions):\n        return [1]\n"
+    assert "takes no url" in refused(reward_file(of_class), url="here")

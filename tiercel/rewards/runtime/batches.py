@@ -57,8 +57,8 @@ def _by_model(reward: ByModel, reliability: Reliability) -> BatchReward:
 
 def _by_call(reward: ByCall, limits: Reliability) -> BatchReward:
     if reward.call.startswith(PREFIX):
-        return InProcessReward(reward.call, limits)
-    return UserReward(reward.call, limits, variables=reward.env or ())
+        return InProcessReward(reward.call, limits, reward.arguments)
+    return UserReward(reward.call, limits, variables=reward.env or (), arguments=reward.arguments)
 
 
 STARTERS: dict[type[RewardEntry], Callable[[Any, Reliability], BatchReward]] = {

@@ -14,7 +14,7 @@ from tiercel.config.schema import Reliability
 from tiercel.errors import RecipeError
 from tiercel.log import logger
 from tiercel.reward_types import RewardValue, Sample
-from tiercel.rewards.runtime.signature_adapters import NoReward, as_reward
+from tiercel.rewards.runtime.signature_adapters import NO_ARGUMENTS, NoReward, as_reward
 from tiercel.rewards.runtime.user import checked_reply
 from tiercel.rewards.runtime.worker import score_batch
 
@@ -33,8 +33,9 @@ def register_function(function: Any, name: str, run: Path) -> str:
 class InProcessReward:
     """One function of this process, called for a batch of samples at a time, in its own thread."""
 
-    def __init__(self, call: str, limits: Reliability):
+    def __init__(self, call: str, limits: Reliability, arguments: Mapping[str, Any] = NO_ARGUMENTS):
         self.call = call
+        self._arguments = arguments
         self._name = call.rpartition(":")[2]
         self._seconds = limits.reward_timeout
         self._thread: ThreadPoolExecutor | None = None
@@ -47,7 +48,7 @@ class InProcessReward:
             remedy = "pass it again, or write it to a file"
             raise RecipeError([f"{self._name} was a function of a Python session that has ended; {remedy}"])
         try:
-            self._function = as_reward(_FUNCTIONS[self.call])
+            self._function = as_reward(_FUNCTIONS[self.call], self._arguments)
         except NoReward as error:
             raise RecipeError([f"{self._name} {error}"]) from error
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=self._name)

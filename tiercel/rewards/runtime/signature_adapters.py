@@ -19,8 +19,9 @@ import inspect
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import chain
-from types import CodeType, ModuleType
+from types import CodeType, MappingProxyType, ModuleType
 from typing import Any
 
 from tiercel.reward_types import Sample, SampleImage
@@ -28,6 +29,7 @@ from tiercel.reward_types import Sample, SampleImage
 SAMPLE_NAMES = ("id", "prompt", "completion", "answer", "token_count", "is_truncated", "messages", "coordinate_space")
 KEYS_OF_VERL, KEYS_OF_EASYR1 = ("score", "reward"), ("overall",)  # the reward in a dict that a function returns
 PREDICTIONS = ("predict_str", "predict")  # names of a completion in EasyR1's functions until the middle of 2025
+NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 STOOD_IN = ("ORM", "AsyncORM", "orms")  # names in swift.plugin and swift.rewards
 
 
@@ -35,12 +37,15 @@ class NoReward(TypeError):
     """What the recipe names is not a reward; the message says why."""
 
 
-def as_reward(found: Any) -> Callable[..., Any]:
-    """Return what to call with a sample, or with a list of samples if it has `batched = True`. Raises NoReward."""
+def as_reward(found: Any, arguments: Mapping[str, Any] = NO_ARGUMENTS) -> Callable[..., Any]:
+    """Return what to call with a sample, or with a list of samples if it has `batched = True`. `arguments` are passed
+    to a class when it is created, and to a function in every call. Raises NoReward."""
     if inspect.isclass(found):
-        found = _made(found)
+        found, arguments = _made(found, arguments), NO_ARGUMENTS
     if not callable(found):
         raise NoReward(f"is a {type(found).__name__}, which cannot be called")
+    if arguments:
+        found = _with_arguments(found, arguments)
     if getattr(found, "batched", False):
         return found
     is_of_class = inspect.isfunction(getattr(type(found), "__call__", None))  # noqa: B004
@@ -76,11 +81,30 @@ def _names_content(code: CodeType | None) -> bool:
     return any(_names_content(each) if isinstance(each, CodeType) else each == "content" for each in constants)
 
 
-def _made(found: type) -> Any:
-    """Make an object of a class as ms-swift does. Raises whatever its constructor raises."""
-    if names := [each.name for each in _named(found) if each.default is each.empty]:
-        raise NoReward(f"is a class that requires {', '.join(names)}; a reward class is created without arguments")
-    return found()
+def _made(found: type, arguments: Mapping[str, Any]) -> Any:
+    """Make an object of a class, as ms-swift does without arguments. Raises whatever its constructor raises."""
+    _require_parameters(found, arguments)
+    if names := [each.name for each in _named(found) if each.default is each.empty and each.name not in arguments]:
+        raise NoReward(f"is a class that requires {', '.join(names)}; give them in the reward's `arguments`")
+    return found(**arguments)
+
+
+def _with_arguments(found: Callable[..., Any], arguments: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a function with some of its arguments given, and the marks of the forms that it had."""
+    _require_parameters(found, arguments)
+    bound = partial(found, **arguments)
+    for mark in ("batched", "conversational"):
+        if hasattr(found, mark):
+            setattr(bound, mark, getattr(found, mark))
+    return bound
+
+
+def _require_parameters(found: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Raise NoReward if a function or a class does not take all of the arguments."""
+    parameters = _parameters(found)
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    if not takes_all and (unknown := [name for name in arguments if name not in parameters]):
+        raise NoReward(f"takes no {', '.join(unknown)}, given in `arguments`; it takes {', '.join(parameters)}")
 
 
 def _require_one_parameter(found: Callable[..., Any]) -> None:
@@ -215,7 +239,9 @@ def _named(found: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _call(found: Callable[..., Any], values: Mapping[str, Any]) -> Any:
-    """Call a function with those of the values that it has parameters for. Raises TypeError if it requires others."""
+    """Call a function with those of the values that it has parameters for, other than the arguments that it has been
+    given. Raises TypeError if it requires others."""
+    values = {name: value for name, value in values.items() if name not in getattr(found, "keywords", ())}
     named = _named(found)
     if missing := [each.name for each in named if each.default is each.empty and each.name not in values]:
         raise TypeError(

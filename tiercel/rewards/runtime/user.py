@@ -10,6 +10,7 @@ from tiercel.log import logger
 from tiercel.message_text import counted
 from tiercel.reliability.redaction import Redactor
 from tiercel.reward_types import RewardValue, Sample
+from tiercel.rewards.runtime.signature_adapters import NO_ARGUMENTS
 from tiercel.rewards.runtime.wire import LARGEST_VALUE, NotJson, encode_sample
 from tiercel.sandbox.process import FOREIGN_REPLY, ExchangeResult, ProcessJob, UserProcess, in_words
 
@@ -25,10 +26,18 @@ class UserReward:
     next batch. A process that ends between two batches is replaced without any failure.
     """
 
-    def __init__(self, call: str, limits: Reliability, *, variables: Collection[str] = ()):
-        """Prepare to call the function that `call` names, as file.py:function or package.module:function. It sees
-        `variables` of the environment although they look like secrets."""
+    def __init__(
+        self,
+        call: str,
+        limits: Reliability,
+        *,
+        variables: Collection[str] = (),
+        arguments: Mapping[str, Any] = NO_ARGUMENTS,
+    ):
+        """Prepare to call the function that `call` names, as file.py:function or package.module:function, with further
+        `arguments`. It sees `variables` of the environment although they look like secrets."""
         self.call = call
+        self._arguments = dict(arguments)
         self._limits = limits
         self._variables = tuple(variables)
         self._process: UserProcess | None = None
@@ -62,7 +71,9 @@ class UserReward:
     def _start(self) -> str | None:
         """Start the process; return the reason if the user's code cannot be loaded."""
         self.close()
-        job = ProcessJob(name=f"the reward {self.call}", entry=WORKER, work=self.call)
+        job = ProcessJob(
+            name=f"the reward {self.call}", entry=WORKER, work={"call": self.call, "arguments": self._arguments}
+        )
         self._process = UserProcess(job, self._limits, self._variables)
         problem = self._process.load()
         if problem is None:

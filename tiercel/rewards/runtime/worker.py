@@ -42,11 +42,11 @@ Reply = Callable[..., None]  # sends its keyword arguments as one line
 Handle = Callable[[Any, Reply], None]  # answers one request
 
 
-def run(descriptor: int, call: str, file_mb: float) -> None:
-    """Score batches of samples with the function that `call` names."""
+def run(descriptor: int, work: Mapping[str, Any], file_mb: float) -> None:
+    """Score batches of samples with the function that `call` of `work` names, given its `arguments`."""
 
     def load() -> Handle:
-        function = load_function(call)
+        function = load_function(work["call"], work["arguments"])
         loop = asyncio.new_event_loop()  # one loop for the life of the worker, so that clients may keep connections
 
         def handle(batch: Any, reply: Reply) -> None:
@@ -94,14 +94,15 @@ def _limit_files(file_mb: float) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
 
-def load_function(call: str) -> Callable[..., Any]:
-    """Load what scores samples, as `file.py:function` or `package.module:function` names it. Raises CannotLoad.
+def load_function(call: str, arguments: Mapping[str, Any]) -> Callable[..., Any]:
+    """Load what scores samples, as `file.py:function` or `package.module:function` names it, and give it its further
+    arguments. Raises CannotLoad.
 
     A file's own directory, or for a module the working directory, comes first on the import path.
     """
     source, name, found = load_named(call, _load_with_stand_in)
     try:
-        return signature_adapters.as_reward(found)
+        return signature_adapters.as_reward(found, arguments)
     except signature_adapters.NoReward as error:
         raise CannotLoad(f"{source}: {name} {error}") from error
     except BaseException as error:  # from the constructor of a class
