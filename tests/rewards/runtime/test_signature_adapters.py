@@ -7,8 +7,12 @@ from functools import partial
 import pytest
 
 from tests.rewards.samples import limits, sample
+from tiercel.config.schema import Reliability
 from tiercel.errors import RecipeError
 from tiercel.reward_types import PolicyTurn
+from tiercel.rewards.external import ByCall
+from tiercel.rewards.runtime.batches import batch_reward
+from tiercel.rewards.runtime.in_process import register_function
 from tiercel.rewards.runtime.signature_adapters import NoReward, as_reward
 from tiercel.rewards.runtime.user import UserReward
 
@@ -464,3 +468,17 @@ def test_an_argument_that_it_does_not_take_is_refused_at_the_start(reward_file):
     assert "takes no most, given in `arguments`; it takes completion, answer, least" in refused(call, most=1)
     of_class = "class score:\n    def __call__(self, completions):\n        return [1]\n"
     assert "takes no url" in refused(reward_file(of_class), url="here")
+
+
+def test_a_recipes_arguments_reach_a_file_and_a_function_of_a_session(reward_file, tmp_path):
+    calls = (
+        reward_file("def score(completion, token_count, times):\n    return times * token_count\n"),
+        register_function(lambda completion, token_count, times: times * token_count, "score", tmp_path),
+    )
+    for call in calls:
+        reward = batch_reward(ByCall(call=call, arguments={"times": 3}), Reliability())
+        try:
+            reward.start()
+            assert numbers(reward.score([sample("a", token_count=2)])) == [6.0]
+        finally:
+            reward.close()
