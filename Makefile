@@ -250,7 +250,7 @@ test-services: .venv-services/.made
 
 # All that the steps of .ci/run need beside .venv.
 environments: $(addsuffix /.made,.venv-site .venv-view .venv-services .venv-wheel .venv-families \
-	.venv-generic .venv-lowest .venv-scale .venv-real .venv-vllm)
+	.venv-generic .venv-lowest .venv-scale .venv-real .venv-vllm .venv-gpu)
 
 vllm-env: .venv-vllm/.made
 

@@ -9,6 +9,7 @@ from tests.conftest import CORE_CASES, LONG_FILES, PASSED_OVER, is_left_to_lowes
 from tests.forked import commands
 from tools.ci_plan import (
     ALWAYS_WHOLE,
+    CORE_ALONE,
     DIVIDED,
     FORCED,
     SECONDS_OF_THE_REST,
@@ -26,7 +27,8 @@ COMMIT = "00000004" + 32 * "a"  # 4 % 3 = 1
 def test_a_change_of_nothing_that_matters_takes_a_third_of_each_suite():
     steps = plan_steps(COMMIT, ["README.md"])
     whole = [f"{name} LEFT_TO_LOWEST=1" if name == "test" else name for name in ALWAYS_WHOLE]
-    assert [step.arguments for step in steps] == [*whole, *(f"{name} THIRD=1" for name in DIVIDED)]
+    core = (f"{name} THIRD=core" for name in CORE_ALONE)
+    assert [step.arguments for step in steps] == [*whole, *core, *(f"{name} THIRD=1" for name in DIVIDED)]
 
 
 @pytest.mark.parametrize(
