@@ -158,15 +158,19 @@ def _record(stem: str, contents: dict[str, bytes], line: int) -> Record:
 def _place_pictures(own: dict[str, Any], pictures: Mapping[str, Any], folder: str, text: bytes) -> str | None:
     """Put the pictures of a row where its JSON (`text`, read as `own`) names them, by their names or their whole paths,
     or by the absolute paths that only they can mean, or else in `images`. Return what is wrong, if anything is."""
+    key = "image" if own.get("images") is None else "images"
+    named = own.get(key)
+    if named is None and not any(name.encode() in text or _in_json(name) in text for name in pictures):
+        own["images"] = list(pictures.values())
+        return None
     by_path = {f"{folder}{name}": each for name, each in pictures.items()} | dict(pictures)
     elsewhere: dict[str, set[str]] = {}  # absolute paths in the JSON, by the names at their ends
     for found in _ABSOLUTE.findall(text):
         path = json.loads(b'"%s"' % found)
         elsewhere.setdefault(re.split(r"[/\\]", path)[-1], set()).add(path)
     by_path |= {path: pictures[name] for name, (path, *others) in elsewhere.items() if name in pictures and not others}
-    key = "image" if own.get("images") is None else "images"
-    named, used = own.get(key), list[Any]()
-    if named is None and any(name.encode() in text or json.dumps(name)[1:-1].encode() in text for name in pictures):
+    used = list[Any]()
+    if named is None:
         turns = {name: own[name] for name in IN_ORDER if isinstance(own.get(name), list)}
         own |= {name: [_with_members(turn, by_path, used) for turn in value] for name, value in turns.items()}
     if named is None and not used:
@@ -180,6 +184,10 @@ def _place_pictures(own: dict[str, Any], pictures: Mapping[str, Any], folder: st
         found = [by_path.get(each, each) if isinstance(each, str) else each for each in many]
         own[key] = found if isinstance(named, list) else found[0]
     return None
+
+
+def _in_json(name: str) -> bytes:
+    return json.dumps(name)[1:-1].encode()
 
 
 def _with_members(turn: Any, pictures: Mapping[str, Any], used: list[Any]) -> Any:
