@@ -12,8 +12,10 @@ pytestmark = pytest.mark.nullgpu
 RESULTS = ROOT / "benchmarks/results/gpu_null.json"  # lower a number here when it falls
 KNOWN = json.loads(RESULTS.read_text(encoding="utf-8"))
 AS_A_RULE_NONE = {"looks": 0, "pageable_in_transformers": 0}
+WITH_EXPERTS = ("qwen3_vl_moe", "qwen3_5_moe")
 CASES = (
-    *(f"{family}: {name}" for name in ("plain", "compiled", "deterministic", "nf4") for family in FAMILY_NAMES),
+    *(f"{family}: {name}" for name in ("plain", "compiled", "deterministic") for family in FAMILY_NAMES),
+    *(f"{family}: nf4" for family in FAMILY_NAMES if family not in WITH_EXPERTS),
     "compiled by default",
     "int8",
     "full",
@@ -63,6 +65,12 @@ def test_a_run_ends_and_nothing_is_refused(case):
 def test_a_planted_fault_is_seen_by_its_check(fault, check):
     (found,) = on_card("h100", "whole_runs", fault)
     assert failed(found) == [check], found
+
+
+@pytest.mark.parametrize("family", WITH_EXPERTS)
+def test_four_bits_are_refused_for_experts(family):
+    with pytest.raises(AssertionError, match="bitsandbytes quantises only linear layers"):
+        on_card("h100", "whole_runs", f"{family}: nf4")
 
 
 def test_without_a_c_compiler_a_run_continues_uncompiled(tmp_path):
