@@ -22,8 +22,8 @@ _FLAG = re.compile(r"--?(?P<name>[\w.-]+)")
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether a variable, key or URL parameter of this name contains a secret."""
-    return _SECRET_NAMES.match(name.upper().replace("-", "_")) is not None
+    """Return whether a variable, key or URL parameter of this name contains a secret. A tokenizer is not a token."""
+    return _SECRET_NAMES.match(name.upper().replace("-", "_").replace("TOKENIZER", "")) is not None
 
 
 def is_secret_parameter(name: str) -> bool:

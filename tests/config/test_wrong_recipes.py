@@ -563,6 +563,11 @@ WRONG = [
     grpo("rewards.0.env=[SERVICE_KEY]", "rewards.0.env", "it belongs to call"),
     grpo("rewards.0={call: mine.py:score, env: [KEY=abc]}", "rewards.0.env", "names of environment variables"),
     grpo("rewards.0={call: mine.py:score, arguments: {api_key: abc}}", "rewards.0.arguments.api_key", "like a secret"),
+    grpo(
+        "rewards.0={call: mine.py:score, arguments: {tokenizer: org/name, judge: {auth_token: abc}}}",
+        "rewards.0.arguments.judge.auth_token",
+        "like a secret",
+    ),
     grpo("rewards.0.arguments={most: 1}", "rewards.0.arguments", "it belongs to call"),
     grpo("reliability.reward_memory_gb=0", "reliability.reward_memory_gb", "must be a number, above 0"),
     grpo("reliability.reward_file_mb=.inf", "reliability.reward_file_mb", "must be a finite number, above 0"),

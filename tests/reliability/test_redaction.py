@@ -23,7 +23,7 @@ def test_names_of_secrets(name):
     assert is_secret_name(name)
 
 
-@pytest.mark.parametrize("name", ("KEYBOARD", "KEY", "HOME", "keys", "monkey"))
+@pytest.mark.parametrize("name", ("KEYBOARD", "KEY", "HOME", "keys", "monkey", "tokenizer", "TOKENIZERS_PARALLELISM"))
 def test_names_of_nothing_secret(name):
     assert not is_secret_name(name)
 

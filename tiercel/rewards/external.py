@@ -3,7 +3,7 @@ their keys and their checks. tiercel/rewards/runtime/batches.py has what scores 
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Literal
 
 from pydantic import JsonValue
@@ -154,12 +154,11 @@ class ByCall(Reward):
                 "must be only names of environment variables, such as [OPENAI_API_KEY]; their values stay out of the "
                 "recipe"
             )
-        for name, value in self.arguments.items():
-            if isinstance(value, str) and is_secret_name(name):
-                yield Keys(f"arguments.{name}").problem(
-                    "looks like a secret, which would be written into the run directory; name a variable in env, and "
-                    "read it in your function"
-                )
+        for key in _named_like_secrets(self.arguments, "arguments"):
+            yield Keys(key).problem(
+                "looks like a secret, which would be written into the run directory; name a variable in env, and read "
+                "it in your function"
+            )
         if not is_call(self.call):
             yield Keys("call").problem(f"is {shown(self.call)}, but must be {CALL_FORM}")
 
@@ -169,6 +168,15 @@ class ByCall(Reward):
                 yield Keys("env").problem(
                     f"is {name}, which is not set in the environment; export it, or remove it from the list"
                 )
+
+
+def _named_like_secrets(tree: Mapping[str, JsonValue], above: str) -> Iterator[str]:
+    """Yield the dotted names of the texts in a tree that are named like secrets."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _named_like_secrets(value, f"{above}.{name}")
+        elif isinstance(value, str) and is_secret_name(name):
+            yield f"{above}.{name}"
 
 
 STARTED = (Math, ByJudge, ByModel, ByCall)
