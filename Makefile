@@ -54,6 +54,7 @@ UV := 0.13.9
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 # Modules are compiled after the downloads, in two processes, which pip does in one. The suites start thousands of
 # processes, and where Python may not keep what it compiles (PYTHONDONTWRITEBYTECODE), each would compile torch again.
+# Files for other versions of Python, which some packages contain, cannot be compiled.
 MADE = $(@D)/bin/python -m compileall -qq -j 2 $(@D)/lib tiercel || true; touch $@
 WORKERS ?= 2
 # Files of tests side by side, each with one thread: more threads gain little on tiny models.

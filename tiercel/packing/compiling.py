@@ -80,8 +80,8 @@ def few_graphs(limit: int, message: str) -> Iterator[None]:
 
 
 class CompiledFunction:
-    """A function that is compiled for tensors of all sizes. If the compiler fails, which is told, it runs as it is from
-    then on, also in later batches."""
+    """A function that is compiled for tensors of all sizes. If the compiler fails, a warning says so, and the function
+    runs uncompiled from then on, also in later batches."""
 
     def __init__(self, function: Callable[..., Any], backend: Any, name: str):
         self.plain = function

@@ -90,12 +90,12 @@ def _made(found: type, arguments: Mapping[str, Any]) -> Any:
 
 
 def _with_arguments(found: Callable[..., Any], arguments: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return a function with some of its arguments given, and the marks of the forms that it had."""
+    """Bind arguments to a function, and keep the attributes that say what it takes."""
     _require_parameters(found, arguments)
     bound = partial(found, **arguments)
-    for mark in ("batched", "conversational"):
-        if hasattr(found, mark):
-            setattr(bound, mark, getattr(found, mark))
+    for name in ("batched", "conversational"):
+        if hasattr(found, name):
+            setattr(bound, name, getattr(found, name))
     return bound
 
 
