@@ -80,11 +80,10 @@ def _rows(file: Path, stream: BinaryIO) -> Iterator[tuple[int, int, list["_Membe
     try:
         for member in _members(stream):
             if not member.is_left_out:
-                stem = _stem(member.name)
-                if last is not None and stem != last:
+                if last is not None and member.stem != last:
                     yield start, member.offset - start, row
                     start, row = member.offset, []
-                last = stem
+                last = member.stem
             row.append(member)
             end = member.end  # beyond the file if it is cut short within this member
     except _BROKEN as error:
@@ -119,7 +118,7 @@ def _record_of(members: Sequence["_Member"], data: bytes, first: int, line: int)
             continue
         if member.problem is not None:
             return Record(line=line, problem=f"member {member.name!r} {member.problem}")
-        stem, name = _stem(member.name), member.name.rpartition("/")[2]
+        stem, name = member.stem, member.file_name
         if name in contents:
             return Record(line=line, problem=f"member {member.name!r} is there twice")
         contents[name] = data[member.start - first : member.start - first + member.size]
@@ -160,7 +159,8 @@ def _place_pictures(own: dict[str, Any], pictures: Mapping[str, Any], folder: st
     or by the absolute paths that only they can mean, or else in `images`. Return what is wrong, if anything is."""
     key = "image" if own.get("images") is None else "images"
     named = own.get(key)
-    if named is None and not any(name.encode() in text or _in_json(name) in text for name in pictures):
+    is_escaped = b"\\" in text
+    if named is None and not any(n.encode() in text or (is_escaped and _in_json(n) in text) for n in pictures):
         own["images"] = list(pictures.values())
         return None
     by_path = {f"{folder}{name}": each for name, each in pictures.items()} | dict(pictures)
@@ -215,18 +215,29 @@ class _Member(NamedTuple):
     header."""
 
     name: str
+    stem: str  # the path up to the first dot of its last part
+    file_name: str  # the last part of the path
     offset: int
     start: int
     size: int
     end: int
-    is_folder: bool = False
-    problem: str | None = None  # why it is refused
-    is_plain: bool = False  # nothing but its header was needed to read it
+    is_left_out: bool  # it belongs to no row: a folder, or a file such as macOS's ._cat.jpg beside cat.jpg
+    problem: str | None  # why it is refused
+    is_plain: bool  # nothing but its header was needed to read it
 
-    @property
-    def is_left_out(self) -> bool:
-        """Return whether it belongs to no row: a folder, or a file such as macOS's ._cat.jpg beside cat.jpg."""
-        return self.is_folder or self.name.rpartition("/")[2].startswith(".")
+
+def _member(
+    name: str,
+    places: tuple[int, int, int, int],
+    problem: str | None,
+    *,
+    is_folder: bool = False,
+    is_plain: bool = False,
+) -> _Member:
+    """Describe a member by its path and its places: `offset`, `start`, `size` and `end`."""
+    folder, slash, last = name.rpartition("/")
+    stem = folder + slash + last.partition(".")[0]
+    return _Member(name, stem, last, *places, is_folder or last.startswith("."), problem, is_plain)
 
 
 def _members(stream: BinaryIO) -> Iterator[_Member]:
@@ -237,7 +248,7 @@ def _members(stream: BinaryIO) -> Iterator[_Member]:
         name, size = plain
         start = offset + tarfile.BLOCKSIZE
         end = start + -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-        yield _Member(name, offset, start, size, end, False, _path_problem(name), True)
+        yield _member(name, (offset, start, size, end), _path_problem(name), is_plain=True)
         offset = stream.seek(end)
     if offset and not block.strip(b"\0"):
         return
@@ -248,7 +259,8 @@ def _members(stream: BinaryIO) -> Iterator[_Member]:
                 raise tarfile.ReadError("a header gives a size below 0")
             is_plain_file = found.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and found.sparse is None
             problem = _path_problem(found.name) if is_plain_file else _NO_FILE
-            yield _Member(found.name, found.offset, found.offset_data, found.size, tar.offset, found.isdir(), problem)
+            places = found.offset, found.offset_data, found.size, tar.offset
+            yield _member(found.name, places, problem, is_folder=found.isdir())
             tar.members.clear()  # type: ignore[attr-defined]  # otherwise all of them are kept
 
 
@@ -270,9 +282,3 @@ def _path_problem(name: str) -> str | None:
     if name.startswith("/") or ".." in name.split("/"):
         return "has a path that leads out, which is refused"
     return None
-
-
-def _stem(name: str) -> str:
-    """Return the path up to the first dot of its last part."""
-    folder, slash, last = name.rpartition("/")
-    return folder + slash + last.partition(".")[0]
