@@ -63,7 +63,7 @@ def write_arrow(folder, tables, draw):
 @pytest.mark.parametrize("seed", range(4))
 def test_rows_orders_splits_and_rejections_equal_those_in_memory(tmp_path, monkeypatch, seed, write):
     draw = random.Random(seed)
-    monkeypatch.setattr("tiercel.data.readers._BATCH_BYTES", 3000)
+    monkeypatch.setattr("tiercel.data.arrow_files._BATCH_BYTES", 3000)
     monkeypatch.setattr(index_sources, "_KEPT_BYTES", 4000)
     folder = tmp_path / "rows"
     write(folder, [random_table(draw, draw.randint(20, 60)) for _ in range(draw.randint(1, 3))], draw)
@@ -137,7 +137,7 @@ def test_a_row_group_that_is_lost_while_it_is_used_makes_its_rows_unusable(tmp_p
 def test_few_batches_are_kept_and_rows_in_order_read_each_group_once(tmp_path, monkeypatch):
     file = tmp_path / "rows.parquet"
     rows_of_pictures(file, 400, 100)
-    monkeypatch.setattr("tiercel.data.readers._BATCH_BYTES", 2000)
+    monkeypatch.setattr("tiercel.data.arrow_files._BATCH_BYTES", 2000)
     monkeypatch.setattr(index_sources, "_KEPT_BYTES", 5000)
     monkeypatch.setattr(reading, "MOST_HELD_BYTES", 0)
     rows = read_rows(file, config(tmp_path, file, prompt=None), "sft").rows

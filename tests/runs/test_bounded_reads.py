@@ -30,7 +30,7 @@ NO_FILE_OF_A_RUN = {
     ),
     **dict.fromkeys(("demo/real_parts.py", "demo/real_model.py"), "installed packages, weights"),
     **dict.fromkeys(
-        ("data/media/images.py", "data/readers.py", "data/media/videos.py", "image_decoding.py"),
+        ("data/media/images.py", "data/readers.py", "data/arrow_files.py", "data/media/videos.py", "image_decoding.py"),
         "rows, with own limits",
     ),
     **dict.fromkeys(

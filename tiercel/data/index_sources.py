@@ -15,10 +15,18 @@ from typing import Any
 
 from tiercel.config.data import FormatName
 from tiercel.config.row_sources import RowSource
+from tiercel.data.arrow_files import (
+    RowGroup,
+    arrow_groups,
+    batches_of,
+    record_at,
+    records_of_group,
+    row_groups,
+    unreadable,
+)
 from tiercel.data.formats.columns import named
 from tiercel.data.formats.registry import rows_of
 from tiercel.data.hub import cached_files
-from tiercel.data.readers import RowGroup, arrow_groups, batches_of, record_at, records_of_group, row_groups, unreadable
 from tiercel.data.records import Record, record_of_line
 from tiercel.data.rows import Reading
 from tiercel.data.tar_shards import placed_records, record_of_members, spans
