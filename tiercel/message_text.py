@@ -1,4 +1,4 @@
-"""Counts and long values in messages."""
+"""Counts, long values and errors in messages."""
 
 import re
 
@@ -7,6 +7,11 @@ def counted(count: int, noun: str, plural: str = "") -> str:
     """Return a count with its noun, as in "1 row" and "1,024 rows". `plural` is needed if it is not the noun with an
     s."""
     return f"{count:,} " + (noun if count == 1 else plural or f"{noun}s")
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its class if it has no message."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 CUT = "..."  # marks the place where a message shows only part of a long value

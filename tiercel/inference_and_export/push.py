@@ -12,7 +12,7 @@ from tiercel.config.yaml_text import render
 from tiercel.errors import EnvironmentProblem
 from tiercel.inference_and_export.export import export
 from tiercel.inference_and_export.weights import NEWEST, CheckpointChoice
-from tiercel.models.weights.memory_errors import first_line
+from tiercel.message_text import first_line
 from tiercel.reliability.redaction import redact, redact_values
 from tiercel.runs.directory import read_metrics
 from tiercel.web.report.numbers import evenly_spaced

@@ -21,7 +21,7 @@ from tiercel.config.schema import BaseRecipe
 from tiercel.config.strategies import StrategyKind
 from tiercel.errors import EnvironmentProblem, TrainingError
 from tiercel.models.layers.experts import is_mixture
-from tiercel.models.weights.memory_errors import first_line, is_out_of_memory
+from tiercel.models.weights.memory_errors import is_out_of_memory
 from tiercel.reliability.card_faults import plain_reason
 
 LAYER_GRAPHS = 4  # for a model with a gradient, and as many without: norm, before and after the attention, MLP
@@ -98,7 +98,7 @@ class CompiledFunction:
         except (RuntimeError, FailOnRecompileLimitHit) as error:
             if is_out_of_memory(error):
                 raise
-            told = f"{self.name} continues uncompiled, which is slower: {plain_reason(error, first_line(error))}"
+            told = f"{self.name} continues uncompiled, which is slower: {plain_reason(error)}"
             warn(told, RuntimeWarning, stacklevel=2)
             self.compiled = None
             return self.plain(*inputs)

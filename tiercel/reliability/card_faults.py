@@ -9,6 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tiercel.message_text import first_line
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CardFault:
@@ -33,10 +35,10 @@ def card_fault(text: str) -> CardFault | None:
     return next((fault for fault in FAULTS if fault.pattern.search(text)), None)
 
 
-def plain_reason(error: Exception, otherwise: str) -> str:
-    """Return the meaning and the remedy of a known failure, or else the other text."""
+def plain_reason(error: Exception) -> str:
+    """Return the meaning and the remedy of a known failure, or else the first line of its message."""
     fault = card_fault(str(error))
-    return otherwise if fault is None else f"{fault.meaning}; {fault.remedy}"
+    return first_line(error) if fault is None else f"{fault.meaning}; {fault.remedy}"
 
 
 def triton_errors() -> tuple[type[Exception], ...]:

@@ -16,8 +16,9 @@ from tiercel.distributed.agreement import require_same_files, require_same_recip
 from tiercel.distributed.ranks import Ranks, joined_ranks
 from tiercel.doctor.packages import blame_packages
 from tiercel.errors import EnvironmentProblem, Terminated, TrainingError
+from tiercel.message_text import first_line
 from tiercel.models.weights.hub import resolve
-from tiercel.models.weights.memory_errors import first_line, is_out_of_memory
+from tiercel.models.weights.memory_errors import is_out_of_memory
 from tiercel.reliability.card_faults import CardFault, card_fault, triton_errors
 from tiercel.reliability.heartbeat import Heartbeat
 from tiercel.runs.directory import RunDirectory, open_run

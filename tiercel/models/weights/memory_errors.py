@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError
 
 from tiercel.errors import ModelError
+from tiercel.message_text import first_line
 
 # Texts of PyTorch's allocator, of the system's mmap, and of a tensor too large for any address.
 MARKS = ("DefaultCPUAllocator", "Cannot allocate memory", "Storage size calculation overflowed")
@@ -20,11 +21,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether memory ran out. PyTorch has an exception for this only on devices; on a CPU its message names the
     allocator."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(mark in str(error) for mark in MARKS)
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its class if it has no message."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tiercel.models.layers.attention import Heads, Layer, heads_of
 from tiercel.models.layers.attention_span import Span
-from tiercel.models.weights.memory_errors import first_line, is_out_of_memory
+from tiercel.models.weights.memory_errors import is_out_of_memory
 from tiercel.packing.attention.block_mask import BLOCK, block_mask
 from tiercel.packing.compiling import default_backend, few_graphs
 from tiercel.packing.tree import ByAttentionSpan, PrefixTree, groups_tree
@@ -215,4 +215,4 @@ def reason_of(error: RuntimeError) -> str:
     if needs := _NEEDS.search(str(error)):
         required, limit = map(int, needs.groups())
         return f"a block needs {required:,} bytes of shared memory, and the card has {limit:,}"
-    return plain_reason(error, first_line(error))
+    return plain_reason(error)

@@ -16,12 +16,13 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from tiercel.devices import training_device
 from tiercel.errors import DataError, EnvironmentProblem, ModelError, RecipeError, TrainingError
+from tiercel.message_text import first_line
 from tiercel.models.families.consistency import require_embeddings
 from tiercel.models.rendering import TEMPLATE_FAULTS
 from tiercel.models.weights.checkpoint_files import named_few, read_config, require_no_code, require_safetensors
 from tiercel.models.weights.hub import resolve
 from tiercel.models.weights.loading import DTYPES
-from tiercel.models.weights.memory_errors import first_line, is_out_of_memory, memory_to_load
+from tiercel.models.weights.memory_errors import is_out_of_memory, memory_to_load
 from tiercel.reward_types import RewardValue, Sample, Turn
 from tiercel.rewards.external import ByModel, RewardModel
 from tiercel.rewards.runtime.values import AnsweredPrompt, ValueModel, is_value_model, load_value_model

@@ -14,6 +14,7 @@ from tiercel.algorithms import completions
 from tiercel.config.schema import Model
 from tiercel.data.media.images import decode
 from tiercel.errors import DataError, ModelError, TrainingError
+from tiercel.message_text import first_line
 from tiercel.models.families.base import Family
 from tiercel.models.families.loading import load_family
 from tiercel.models.layers.rotary import require_steady_positions
@@ -23,7 +24,7 @@ from tiercel.models.prompts import encode_conversation, prompt_messages
 from tiercel.models.vision_cache import VisionStore
 from tiercel.models.weights.checkpoint_files import read_tensors
 from tiercel.models.weights.loading import DTYPES
-from tiercel.models.weights.memory_errors import first_line, is_out_of_memory
+from tiercel.models.weights.memory_errors import is_out_of_memory
 from tiercel.packing.examples import example_groups, example_units
 from tiercel.packing.forward import PackedPolicy
 from tiercel.packing.forward_equivalence_check import prove_where_needed

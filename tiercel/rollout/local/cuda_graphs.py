@@ -20,7 +20,7 @@ from tiercel.devices import moved
 from tiercel.models.layers.attention import AttentionForm
 from tiercel.models.policy import Policy
 from tiercel.models.vision_cache import VisionStore
-from tiercel.models.weights.memory_errors import first_line, is_out_of_memory
+from tiercel.models.weights.memory_errors import is_out_of_memory
 from tiercel.packing.compiling import like_later_inputs, running_regions
 from tiercel.reliability.card_faults import plain_reason
 from tiercel.rollout.local.compiled_layers import CompiledStep
@@ -173,7 +173,7 @@ class FixedDecoder(RowDecoder):
         except (RuntimeError, FailOnRecompileLimitHit) as error:  # from the compiler
             if self.compiled is None or is_out_of_memory(error):
                 raise
-            reason = plain_reason(error, first_line(error))
+            reason = plain_reason(error)
             told = f"decoding continues with uncompiled layers, which is slower: {reason}"
             warn(told, RuntimeWarning, stacklevel=2)
             self.compiled = self.backend = None
