@@ -5,6 +5,7 @@ question 2 | ..]`, so all descendants of a node stand between its end and the pl
 sees the earlier tokens of its node and all tokens of the node's ancestors, as far as the layer sees.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -64,7 +65,7 @@ class PrefixTree:
     """The tree of a pack. Its nodes have at least one token each, and their spans lie end to end."""
 
     nodes: tuple[Node, ...]
-    picture_spans: tuple[Span, ...] = ()  # each in one node; their tokens see each other if the layer sees so
+    picture_spans: tuple[Span, ...] = ()  # in order, each in one node; their tokens see each other if the layer sees so
 
     @property
     def length(self) -> int:
@@ -128,7 +129,8 @@ class PrefixTree:
         start = 0
         for number in numbers:
             begin, end = self.nodes[number].span
-            found += [shifted(span, start - begin) for span in self.picture_spans if begin <= span[0] < end]
+            first, last = (bisect_left(self.picture_spans, (place,)) for place in (begin, end))
+            found += [shifted(span, start - begin) for span in self.picture_spans[first:last]]
             start += end - begin
         return found
 
