@@ -1,13 +1,14 @@
 """Read rows from Parquet files and from Arrow files as Hugging Face's datasets writes them."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tiercel.data.class_labels import decoded, encoded_columns
+from tiercel.data.picture_columns import batch_without_bytes, leaves_without_bytes, with_unread
 from tiercel.data.records import Record, json_problem, loads
 from tiercel.data.texts import told
 from tiercel.errors import DataError, EnvironmentProblem
@@ -61,27 +62,42 @@ def arrow_groups(files: Iterable[Path]) -> Iterator[RowGroup]:
 def batches_of(group: RowGroup) -> Iterator[Any]:
     """Yield the Arrow batches of a group, each decoded when it is asked for. Raises DataError or OSError if one cannot
     be read."""
+    for batch, _ in _batches(group, ()):
+        yield batch
+
+
+def _batches(group: RowGroup, pictures: Collection[str]) -> Iterator[tuple[Any, Collection[str]]]:
+    """Yield the batches of a group, each with those of the columns `pictures` that it has without bytes."""
     if group.number is None:
         with reading_arrow(group.file, "a data set") as arrow, arrow.memory_map(str(group.file)) as source:
-            yield from arrow.ipc.open_stream(source)
+            for batch in arrow.ipc.open_stream(source):
+                yield batch_without_bytes(batch, pictures)
         return
     with (
         reading_arrow(group.file, "a Parquet file") as pyarrow,
         pyarrow.parquet.ParquetFile(group.file, memory_map=True) as table,
     ):
+        leaves, left_out = leaves_without_bytes(table, group.number, pictures)
+        rows = BATCH_ROWS if left_out else group.batch_rows
         # Without threads, because processes that were forked read too.
-        yield from table.iter_batches(group.batch_rows, row_groups=[group.number], use_threads=False)
+        for batch in table.iter_batches(rows, row_groups=[group.number], columns=leaves, use_threads=False):
+            yield batch, left_out
 
 
-def records_of_group(group: RowGroup, line: int) -> Iterator[Record]:
+def records_of_group(group: RowGroup, line: int, pictures: Collection[str] = ()) -> Iterator[Record]:
     """Yield the rows of a group, whose first is `line`. If the rest of a row group cannot be read, each of its rows is
-    a problem."""
+    a problem. In the columns `pictures`, pictures may have UNREAD in place of their bytes, if these are there; then the
+    error is raised, because without them other rows might be lost."""
     read = 0
     try:
-        for batch in batches_of(group):
-            yield from _records_of_batch(batch, line + read)
+        for batch, left_out in _batches(group, pictures):
+            for record in _records_of_batch(batch, line + read):
+                is_lacking = left_out and record.problem is None
+                yield replace(record, value=with_unread(record.value, left_out)) if is_lacking else record
             read += batch.num_rows
     except (DataError, OSError) as error:
+        if pictures:
+            raise
         problem = unreadable(group, error)
         for number in range(read, group.rows):
             yield Record(line=line + number, problem=problem)

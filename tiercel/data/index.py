@@ -37,7 +37,7 @@ from typing import IO, Any, BinaryIO
 import numpy as np
 
 from tiercel.data.formats.columns import lacking
-from tiercel.data.index_sources import LARGEST_SMALL_FILE, IndexSource
+from tiercel.data.index_sources import LARGEST_SMALL_FILE, IndexSource, PicturesNeeded
 from tiercel.data.parallel_map import spread
 from tiercel.data.record_values import shortened
 from tiercel.data.stores import COLUMNS, RowStore, RowView, facts_of, same_ids
@@ -112,6 +112,8 @@ class FileStore(RowStore):
         return found[place]
 
     def column(self, name: str) -> np.ndarray:
+        if name == "beginning" and not self._source.has_beginnings:
+            raise ValueError(f"{self.path} was made without the column {name!r}")
         return self._entries[name]
 
     def ids(self) -> Iterator[str]:
@@ -376,7 +378,14 @@ def _without_repeats(stream: BinaryIO, ids: IO[bytes]) -> list[dict[str, Any]]:
 
 
 def _part(source: IndexSource, part: Any) -> _Part:
-    """Read a part of a file."""
+    """Read a part of a file, without the bytes of its pictures if that is possible."""
+    try:
+        return _read_part(source.without_pictures, part)
+    except (PicturesNeeded, DataError, OSError):  # of which the rows that can be read are read, and the others rejected
+        return _read_part(source, part)
+
+
+def _read_part(source: IndexSource, part: Any) -> _Part:
     values: list[tuple[int, ...]] = []
     ids = bytearray()
     rejected: list[dict[str, Any]] = []

@@ -7,7 +7,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -32,7 +32,7 @@ from tiercel.data.rows import Reading
 from tiercel.data.tar_shards import placed_records, record_of_members, spans
 from tiercel.data.texts import told
 from tiercel.errors import DataError
-from tiercel.types import RejectedRow, Row
+from tiercel.types import ImageSource, RejectedRow, Row, Size
 
 LARGEST_SMALL_FILE = 1 << 26  # bytes; several processes share the rows of a larger file, and beat while they read it
 _CHUNK = 1 << 20  # bytes of lines that a process reads at once
@@ -40,7 +40,17 @@ _SPANS = 64  # rows of a tar shard that a process reads at once
 _ENDS = 1 << 16  # bytes at the beginning and at the end of a file that tell whether it is the same
 _KEPT_BYTES = 1 << 26  # of Arrow batches that a process keeps for the next rows
 
+_PICTURES = ("images", "image", "rejected_images")  # columns
+
 RecordAt = Callable[[int, int, int], Record | None]  # by offset, length and line; see `IndexSource.records`
+
+
+class PicturesNeeded(Exception):
+    """Raised if rows cannot be read without the bytes of their pictures: boxes may be in units of a picture's size."""
+
+
+def _need_pictures(image: ImageSource) -> Size:
+    raise PicturesNeeded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +62,18 @@ class IndexSource(ABC):
     column_names: Mapping[str, str]
     reading: Reading
     max_image_pixels: int
+    by_beginning: bool = False  # the column `beginning` will be asked for
+
+    @property
+    def without_pictures(self) -> "IndexSource":
+        """Return the same rows, with UNREAD in place of the bytes of their pictures. They raise PicturesNeeded if they
+        cannot be read without these."""
+        return self
+
+    @property
+    def has_beginnings(self) -> bool:
+        """Return whether the column `beginning` of the index is that of the rows."""
+        return True
 
     @property
     @abstractmethod
@@ -92,6 +114,7 @@ class IndexSource(ABC):
             "pixels": self.max_image_pixels,
             "reading": [getattr(self.reading, name) for name in ("purpose", "prompt", "box_space", "ids", "stem")],
             "turns": self.reading.last_turn_only,
+            "beginnings": self.has_beginnings,
         }
         return sha256(json.dumps(how).encode()).hexdigest()[:32]
 
@@ -178,6 +201,17 @@ class GroupFiles(IndexSource):
     record is found by the number of its row group among those of all files, and its place within it."""
 
     cached: tuple[Path, ...] = ()
+    leaves_pictures_out: bool = False
+
+    @property
+    def without_pictures(self) -> "GroupFiles":
+        if self.by_beginning:  # which the bytes of pictures belong to
+            return self
+        return replace(self, leaves_pictures_out=True, reading=replace(self.reading, image_size=_need_pictures))
+
+    @property
+    def has_beginnings(self) -> bool:
+        return self.by_beginning
 
     def groups(self) -> Iterator[RowGroup]:
         """Yield the row groups of all files."""
@@ -197,7 +231,9 @@ class GroupFiles(IndexSource):
 
     def records(self, part: tuple[int, RowGroup, int]) -> Iterator[tuple[int, int, Record]]:
         number, group, line = part
-        return ((number, record.line - line, record) for record in records_of_group(group, line))
+        renamed = [given for name, given in self.column_names.items() if name in _PICTURES]
+        pictures = {*_PICTURES, *renamed} if self.leaves_pictures_out else ()
+        return ((number, record.line - line, record) for record in records_of_group(group, line, pictures))
 
     def reader(self, of: Sequence[Any]) -> RecordAt:
         groups, of_files = list(self.groups()), {each[0]: each for each in of}

@@ -63,7 +63,12 @@ def row_file(source: RowSource, stem: str, *, config: Data, purpose: Purpose, is
     )
     if format == "refcoco" and config.prompt is None:
         raise DataError(told("expressions without a question", file))
-    how = {"format": format, "column_names": config.columns, "max_image_pixels": config.max_image_pixels}
+    how = {
+        "format": format,
+        "column_names": config.columns,
+        "max_image_pixels": config.max_image_pixels,
+        "by_beginning": config.group_by_prefix,
+    }
     with telling_unreadable(file):
         large = index_source(source, reading=reading, **how) if is_large else None
     return RowFile(source=source, format=format, reading=reading, indexed=large, first=first)
