@@ -172,20 +172,18 @@ def rank_memory(
     trains_vision = {"vision", "projector"} & set(whole_parts(recipe))
     vision_width = BYTES["float32"] if trains_vision else weights_dtype(recipe).itemsize
     start = _start(recipe, sizes, layout.shares(recipe) if layout.kind.shards_model else 1)
+    sampling = _Sampling() if rollout is None else _sampling(recipe, sizes, measured, rollout, layout)
+    on_device = recipe.model.reference == "device"
     always = {
         "weights": held.base + vision_width * sizes.vision_weights,
         "adapter": 4 * sizes.adapter,
         "optimizer moments": held.moments,
         "CUDA and NCCL": CONTEXT_BYTES if layout.on_gpu else 0,
+        **({"copy of the start": start} if start and on_device else {}),
+        **sampling.always,
     }
     passes = {"a dequantised weight": BYTES[recipe.model.dtype] * sizes.largest_quantized} if sizes.quantize else {}
-    host = {"weights, offloaded": held.offloaded_weights, "optimizer, offloaded": held.offloaded_optimizer}
-    if start and recipe.model.reference == "device":
-        always["copy of the start"] = start
-    elif start:
-        host["copy of the start"] = start
     learn = {
-        **passes,
         "block mask": _block_mask(recipe, sizes, layout),
         "weights gathered for a pass": held.gathered,
         "forward, backward and gradients": max(held.passes, _exchanged(recipe, start, layout)),
@@ -194,48 +192,68 @@ def rank_memory(
         "gradient buffer": held.buffer,
         "gradients and the update": max(held.step - held.buffer, held.gradients),
     }
-    if rollout is None:
-        parts = {"learn": {**always, **learn}, "update": {**always, **update}}
-    else:
-        feature_bytes = BYTES[recipe.model.dtype] * sizes.feature_width * rollout.prompts * rollout.prompt_tokens
-        always["vision features of a step"] = feature_bytes
-        scorers = rollout.reward_models
-        if scorers.weights:
-            always["reward models"] = scorers.weights
-        if rollout.teacher.weights:
-            always["teacher"] = rollout.teacher.weights
-        width = BYTES[recipe.model.dtype] if _casts_gathered(recipe, layout) else weights_dtype(recipe).itemsize
-        gathered = sizes.language_bytes(width) if layout.shards(recipe) else 0  # a rank keeps its share beside them
-        engine = _engine(recipe, sizes, rollout, gathered, measured)
-        asleep = {"vLLM, asleep": rollout.asleep_bytes} if rollout.engine.is_beside else {}
-        if rollout.engine.shares_weights and not layout.kind.shards_model:
-            if layout.on_gpu:
-                engine["trained weights, narrow for decoding"] = narrow = _narrow(recipe, sizes)
-                kept = engine[CACHE] + narrow
-                asleep = {"kept for decoding": kept if kept <= KEPT_BYTES else 0}
-            else:  # of frozen weights, which stay
-                always["weights prepacked for decoding"] = _prepacked(recipe, sizes, rollout)
-        parts = {
-            "rollout": {**always, **passes, **engine},
-            "learn": {**always, **learn, **asleep},
-            "update": {**always, **update, **asleep},
-        }
-        if scorers.weights:
-            parts["reward"] = {**always, **asleep, "scoring": scorers.largest_pass}
-        if rollout.teacher.weights:
-            parts["teaching"] = {**always, **asleep, "the teacher's pass": rollout.teacher.largest_pass}
-        if sizes.vision_weights:
-            host["pictures of steps"] = picture_bytes(recipe, rollout, measured.vision)
-        if rollout.moves_to_host:
-            host["vLLM's weights, asleep"] = engine_weights(recipe, sizes, rollout)
+    parts = {
+        **({} if rollout is None else {"rollout": {**always, **passes, **sampling.engine}}),
+        "learn": {**always, **passes, **learn, **sampling.asleep},
+        "update": {**always, **update, **sampling.asleep},
+        **{phase: {**always, **sampling.asleep, **own} for phase, own in sampling.scoring.items()},
+    }
     if layout.on_gpu:
         parts = {phase: {**each, FRAGMENTS: round(FRAGMENTATION * sum(each.values()))} for phase, each in parts.items()}
+    host = {
+        "weights, offloaded": held.offloaded_weights,
+        "optimizer, offloaded": held.offloaded_optimizer,
+        "copy of the start": 0 if on_device else start,
+        **sampling.host,
+    }
     return RankMemory(
         strategy=layout.strategy,
         parts=parts,
         host={name: size for name, size in host.items() if size},
         obstacle=engine_obstacle(recipe, sizes, rollout, layout.ranks),
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sampling:
+    """The bytes that the rollout adds to a rank, by purpose."""
+
+    always: Mapping[str, int] = field(default_factory=dict)
+    engine: Mapping[str, int] = field(default_factory=dict)  # while it samples
+    asleep: Mapping[str, int] = field(default_factory=dict)  # of the engine, in all other phases
+    scoring: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by phase, before learning
+    host: Mapping[str, int] = field(default_factory=dict)
+
+
+def _sampling(
+    recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, rollout: RolloutLoad, layout: Layout
+) -> _Sampling:
+    scorers, teacher = rollout.reward_models, rollout.teacher
+    feature_bytes = BYTES[recipe.model.dtype] * sizes.feature_width * rollout.prompts * rollout.prompt_tokens
+    always = {"vision features of a step": feature_bytes}
+    scoring = {}
+    if scorers.weights:
+        always["reward models"] = scorers.weights
+        scoring["reward"] = {"scoring": scorers.largest_pass}
+    if teacher.weights:
+        always["teacher"] = teacher.weights
+        scoring["teaching"] = {"the teacher's pass": teacher.largest_pass}
+    width = BYTES[recipe.model.dtype] if _casts_gathered(recipe, layout) else weights_dtype(recipe).itemsize
+    gathered = sizes.language_bytes(width) if layout.shards(recipe) else 0  # a rank keeps its share beside them
+    engine = _engine(recipe, sizes, rollout, gathered, measured)
+    asleep = {"vLLM, asleep": rollout.asleep_bytes} if rollout.engine.is_beside else {}
+    if rollout.engine.shares_weights and not layout.kind.shards_model:
+        if layout.on_gpu:
+            engine["trained weights, narrow for decoding"] = narrow = _narrow(recipe, sizes)
+            kept = engine[CACHE] + narrow
+            asleep = {"kept for decoding": kept if kept <= KEPT_BYTES else 0}
+        else:  # of frozen weights, which stay
+            always["weights prepacked for decoding"] = _prepacked(recipe, sizes, rollout)
+    host = {
+        "pictures of steps": picture_bytes(recipe, rollout, measured.vision) if sizes.vision_weights else 0,
+        "vLLM's weights, asleep": engine_weights(recipe, sizes, rollout) if rollout.moves_to_host else 0,
+    }
+    return _Sampling(always=always, engine=engine, asleep=asleep, scoring=scoring, host=host)
 
 
 def _learner(recipe: BaseRecipe, sizes: ModelSizes, measured: Measured, layout: Layout) -> _Learner:
