@@ -253,7 +253,7 @@ def test_a_second_start_reads_no_row_for_the_format(place, monkeypatch):
     data, read = config(place, file), []
     first = read_rows(file, data, "grpo")
     records = row_files.records_of
-    monkeypatch.setattr(row_files, "records_of", lambda source: read.append(source.path) or records(source))
+    monkeypatch.setattr(row_files, "records_of", lambda source, pictures: read.append(source.path) or records(source))
     assert read_rows(file, data, "grpo").identity() == first.identity() and read == []
     os.utime(file, (1, 1))
     assert read_rows(file, data, "grpo").format == first.format and read == [str(file)]

@@ -85,6 +85,40 @@ def test_large_files_are_each_shared_by_all_processes(place, monkeypatch):
     assert len(table_of(place).rows) == 240 and made == []
 
 
+def tables(place, count):
+    """Parquet files of 20 rows each, with their pictures."""
+    pytest.importorskip("pyarrow")
+    from tests.data.test_index_of_groups import rows_of_pictures
+
+    place.mkdir()
+    for number in range(count):
+        rows_of_pictures(place / f"rows-{number:02d}.parquet", 20, 7)
+    return place
+
+
+@pytest.mark.parametrize(("grouped", "rows", "expected"), [(False, 20, [9]), (True, 20, []), (False, 19, [])])
+def test_large_tables_of_few_rows_are_indexed_at_once_if_their_pictures_are_not_read(
+    tmp_path, monkeypatch, grouped, rows, expected
+):
+    monkeypatch.setattr(reading, "MOST_HELD_BYTES", 0)
+    monkeypatch.setattr(row_files, "LARGEST_SMALL_FILE", 100)
+    monkeypatch.setattr(row_files, "_FEW_ROWS", rows)
+    made = makers(monkeypatch)
+    files = str(tables(tmp_path / "tables", 9) / "rows-*.parquet")
+    data = Data(train=files, cache=str(tmp_path / "cache"), ids="line", group_by_prefix=grouped)
+    assert len(read_rows(data.train, data, "sft").rows) == 180 and made == expected
+
+
+def test_a_table_that_is_none_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "MOST_HELD_BYTES", 0)
+    monkeypatch.setattr(row_files, "LARGEST_SMALL_FILE", 100)
+    place = tables(tmp_path / "tables", 9)
+    (place / "rows-04.parquet").write_bytes(bytes(1000))
+    data = Data(train=f"{place}/rows-*.parquet", cache=str(tmp_path / "cache"), ids="line")
+    with pytest.raises(DataError, match=r"rows-04.*Parquet"):
+        read_rows(data.train, data, "sft")
+
+
 def test_files_that_one_process_would_read_for_long_without_a_beat_are_shared(tmp_path):
     files = [RowSource(path=str(tmp_path / f"{number}.jsonl")) for number in range(12)]
     for file in files:

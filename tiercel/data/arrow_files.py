@@ -29,12 +29,13 @@ class RowGroup:
     batch_rows: int = BATCH_ROWS
 
 
-def read_groups(path: Path) -> Iterator[Record]:
+def read_groups(path: Path, pictures: Collection[str] = ()) -> Iterator[Record]:
     """Read a Parquet file, or a data set that Hugging Face's datasets wrote: a directory with Arrow files of
-    save_to_disk, or with Parquet files of a repository. Raises what `row_groups` raises."""
+    save_to_disk, or with Parquet files of a repository. Raises what `row_groups` raises and, with `pictures`, what
+    `records_of_group` does."""
     line = 1
     for group in row_groups(path):
-        yield from records_of_group(group, line)
+        yield from records_of_group(group, line, pictures)
         line += group.rows
 
 
@@ -178,6 +179,7 @@ def reading_arrow(place: Path, kind: str) -> Iterator[Any]:
     EnvironmentProblem if pyarrow is missing."""
     try:
         import pyarrow
+        import pyarrow.compute
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError as error:

@@ -27,6 +27,7 @@ from tiercel.data.arrow_files import (
 from tiercel.data.formats.columns import named
 from tiercel.data.formats.registry import rows_of
 from tiercel.data.hub import cached_files
+from tiercel.data.picture_columns import picture_columns
 from tiercel.data.records import Record, record_of_line
 from tiercel.data.rows import Reading
 from tiercel.data.tar_shards import placed_records, record_of_members, spans
@@ -40,7 +41,6 @@ _SPANS = 64  # rows of a tar shard that a process reads at once
 _ENDS = 1 << 16  # bytes at the beginning and at the end of a file that tell whether it is the same
 _KEPT_BYTES = 1 << 26  # of Arrow batches that a process keeps for the next rows
 
-_PICTURES = ("images", "image", "rejected_images")  # columns
 
 RecordAt = Callable[[int, int, int], Record | None]  # by offset, length and line; see `IndexSource.records`
 
@@ -231,8 +231,7 @@ class GroupFiles(IndexSource):
 
     def records(self, part: tuple[int, RowGroup, int]) -> Iterator[tuple[int, int, Record]]:
         number, group, line = part
-        renamed = [given for name, given in self.column_names.items() if name in _PICTURES]
-        pictures = {*_PICTURES, *renamed} if self.leaves_pictures_out else ()
+        pictures = picture_columns(self.column_names) if self.leaves_pictures_out else ()
         return ((number, record.line - line, record) for record in records_of_group(group, line, pictures))
 
     def reader(self, of: Sequence[Any]) -> RecordAt:

@@ -1,10 +1,16 @@
 """Columns of pictures in tables, read without the bytes of the pictures: an index needs only to know that these are
 there, and they are nearly all of a file. A picture is an object of `bytes` and `path`, as datasets stores it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 UNREAD = b"(not read)"  # in place of the bytes of a picture
+_NAMES = ("images", "image", "rejected_images")
+
+
+def picture_columns(column_names: Mapping[str, str]) -> frozenset[str]:
+    """Return the names of columns that pictures may stand in, with those that data.columns gives."""
+    return frozenset(_NAMES) | {given for name, given in column_names.items() if name in _NAMES}
 
 
 def leaves_without_bytes(table: Any, group: int, names: Collection[str]) -> tuple[list[str] | None, list[str]]:
@@ -83,5 +89,6 @@ def _places_without_picture(column: Any) -> int:
 
     if pyarrow.types.is_struct(column.type):
         return int(column.null_count)
-    lengths = compute.list_value_length(column).fill_null(0)
-    return int(compute.sum(compute.equal(lengths, 0)).as_py() or 0) + int(compute.list_flatten(column).null_count)
+    # Without constants, for which pyarrow would import pandas.
+    filled = compute.sum(compute.list_value_length(column).cast("bool")).as_py() or 0
+    return len(column) - int(filled) + int(compute.list_flatten(column).null_count)

@@ -3,7 +3,7 @@
 import gzip
 import io
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,15 @@ LONGEST_MARGIN = 1000  # bytes of space before a list
 _MOST_EXPANSION, _LEAST_LIMIT = 200, 2**30  # text rarely compresses to a twentieth; bytes
 
 
-def records_of(source: RowSource) -> Iterator[Record]:
-    """Read all records of a source, in their order. Raises DataError if they cannot be read, and EnvironmentProblem if
-    a package is missing."""
+def records_of(source: RowSource, pictures: Collection[str] = ()) -> Iterator[Record]:
+    """Read all records of a source, in their order. Those of tables may lack the bytes of pictures in the columns
+    `pictures`; see `records_of_group`. Raises DataError if they cannot be read, and EnvironmentProblem if a package is
+    missing."""
     if source.is_hub:
         return records_of_batches(read_batches(source, BATCH_ROWS))
     path = Path(source.path)
-    if path.is_dir():
-        return read_groups(path)
+    if path.is_dir() or path.suffix.lower() == ".parquet":
+        return read_groups(path, pictures)
     for ending, reader in READERS.items():
         if path.name.lower().endswith(ending):
             return reader(path)

@@ -3,7 +3,7 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tiercel.config.data import Data, FormatName
 from tiercel.config.row_sources import RowSource
+from tiercel.data.arrow_files import row_groups
 from tiercel.data.formats.columns import lacking, named, require_columns
 from tiercel.data.formats.registry import detect_format
 from tiercel.data.hub import places_of_files
@@ -19,6 +20,7 @@ from tiercel.data.index import SAY_SECONDS, IndexedRows, cache_folder, has_index
 from tiercel.data.index_sources import LARGEST_SMALL_FILE, IndexSource, index_source
 from tiercel.data.media.images import open_header
 from tiercel.data.parallel_map import spread
+from tiercel.data.picture_columns import picture_columns
 from tiercel.data.readers import files_of, records_of
 from tiercel.data.records import Record
 from tiercel.data.rows import Reading
@@ -29,6 +31,7 @@ from tiercel.log import logger
 from tiercel.types import ImageRoots
 
 _DETECTION_ROWS = 64
+_FEW_ROWS = 1 << 14  # which take a process about a second
 MANY_FILES = 8  # of a pattern: their indexes are made several at once
 
 
@@ -74,11 +77,13 @@ def row_file(source: RowSource, stem: str, *, config: Data, purpose: Purpose, is
     return RowFile(source=source, format=format, reading=reading, indexed=large, first=first)
 
 
-def begun(source: RowSource, config: Data) -> tuple[FormatName, Iterator[Record], Counter[str]]:
+def begun(
+    source: RowSource, config: Data, pictures: Collection[str] = ()
+) -> tuple[FormatName, Iterator[Record], Counter[str]]:
     """Read the first rows of a source. Return its format, all its records, and the numbers of rows that lack a column
-    of data.columns, which are counted while the records are read."""
+    of data.columns, which are counted while the records are read. `pictures` is that of `records_of`."""
     without: Counter[str] = Counter()
-    records = records_of(source)
+    records = records_of(source, pictures)
     first = list(islice(records, _DETECTION_ROWS))
     if not first:
         raise DataError(f"{source.name}: the file has no rows")
@@ -94,10 +99,16 @@ def known_format(source: RowSource, config: Data) -> FormatName:
     rows of each only for it."""
     states = [(os.path.abspath(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files_of(source)]
     key = ["format", source.name, config.format, dict(config.columns), states]
-    try:
-        return kept(kept_file(cache_folder(config.cache), key), lambda: begun(source, config)[0])
-    except OSError:  # the cache cannot be written
+
+    def find() -> FormatName:
+        with suppress(DataError, OSError):  # with the pictures, the rows that can be read are read, or the problem told
+            return begun(source, config, picture_columns(config.columns))[0]
         return begun(source, config)[0]
+
+    try:
+        return kept(kept_file(cache_folder(config.cache), key), find)
+    except OSError:  # the cache cannot be written
+        return find()
 
 
 def _named(records: Iterable[Record], column_names: Mapping[str, str], without: Counter[str]) -> Iterator[Record]:
@@ -123,8 +134,8 @@ def make_indexes(
     config: Data,
     beat: Callable[[], None],
 ) -> None:
-    """Make the indexes of many small files, unless the first and the last have one. Each process makes whole indexes,
-    because starting processes for each file would take longer than its rows do."""
+    """Make the indexes of many files with few rows, unless the first and the last have one. Each process makes whole
+    indexes, because starting processes for each file would take longer than its rows do."""
     cache = cache_folder(config.cache)
 
     def missing(file: RowSource) -> IndexSource | None:
@@ -136,8 +147,7 @@ def make_indexes(
             if (what := missing(file)) is not None:
                 indexed(what, cache, lambda: None)
 
-    sizes = [path.stat().st_size for file in files if (path := Path(file.path)).is_file()]
-    if len(files) < MANY_FILES or max(sizes, default=0) > LARGEST_SMALL_FILE:
+    if len(files) < MANY_FILES or not all(_has_few_rows(Path(file.path), config) for file in files):
         return
     if missing(files[0]) is None and missing(files[-1]) is None:
         return
@@ -147,6 +157,17 @@ def make_indexes(
         if time.monotonic() - spoken > SAY_SECONDS:
             spoken = time.monotonic()
             logger.info(f"{name}: {done:,} of {len(files):,} files indexed")
+
+
+def _has_few_rows(path: Path, config: Data) -> bool:
+    """Return whether one process soon has the rows of a file, of which it may not need the pictures."""
+    if not path.is_file() or path.stat().st_size <= LARGEST_SMALL_FILE:
+        return True
+    if path.suffix.lower() != ".parquet" or config.group_by_prefix:
+        return False
+    with suppress(DataError):
+        return sum(group.rows for group in row_groups(path)) <= _FEW_ROWS
+    return True  # what is wrong is told when it is read
 
 
 @contextmanager
