@@ -390,6 +390,7 @@ def _read_part(source: IndexSource, part: Any) -> _Part:
     ids = bytearray()
     rejected: list[dict[str, Any]] = []
     without: Counter[str] = Counter()
+    left_out = () if source.has_beginnings else ("beginning",)
     for offset, length, record in source.records(part):
         if source.column_names and record.problem is None:
             without.update(lacking(record, source.column_names))
@@ -399,7 +400,7 @@ def _read_part(source: IndexSource, part: Any) -> _Part:
                 rejected.append({**place, "row": _plain(row)})
                 continue
             id = row.id.encode()
-            values.append((*facts_of(row), offset, len(ids), length, number, len(id)))
+            values.append((*facts_of(row, left_out), offset, len(ids), length, number, len(id)))
             ids += id
     entries = np.zeros(len(values), ENTRY)  # so that what aligns them is 0 too
     entries[:] = values

@@ -72,7 +72,8 @@ class IndexSource(ABC):
 
     @property
     def has_beginnings(self) -> bool:
-        """Return whether the column `beginning` of the index is that of the rows."""
+        """Return whether the index has the column `beginning`. If each picture would have to be hashed for it, it has
+        the column only if that is asked for."""
         return True
 
     @property
@@ -171,6 +172,10 @@ class TarShard(LineFile):
     """Describes a tar shard. A record is found by offset and length of its members."""
 
     record_of = staticmethod(record_of_members)
+
+    @property
+    def has_beginnings(self) -> bool:
+        return self.by_beginning
 
     def parts(self, beat: Callable[[], None]) -> Iterator[Any]:
         """Yield some rows: the number of the first, then offset and length of each. A small shard is read as a

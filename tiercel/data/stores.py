@@ -7,7 +7,7 @@ know of every row before its turn stands in columns of numbers (COLUMNS), so tha
 import hashlib
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import accumulate, compress
 from pathlib import Path
 from typing import overload
@@ -40,9 +40,9 @@ class UnusableRow(DataError):
         return UnusableRow, (self.rejected,)
 
 
-def facts_of(row: Row) -> tuple[int, ...]:
-    """Return the values of a row in COLUMNS."""
-    return tuple(value_of(row) for _, value_of in COLUMNS.values())
+def facts_of(row: Row, without: Collection[str] = ()) -> tuple[int, ...]:
+    """Return the values of a row in COLUMNS, with 0 in those that are left out."""
+    return tuple(0 if name in without else value_of(row) for name, (_, value_of) in COLUMNS.items())
 
 
 def hash_of(value: object) -> int:
