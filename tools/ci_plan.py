@@ -15,20 +15,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 THIRDS = 3
-ALWAYS_WHOLE = ("lint", "types", "test", "site", "test-view", "test-services")
-DIVIDED = (
-    "test-lowest",  # the first, so that a slow machine does not leave out what `make test` left to it
-    "test-wheel",
-    "test-catalogue",
-    "test-quantized",
-    "test-families",
-    "test-generic",
-    "test-scale",
-    "test-real",
-    "test-vllm",
+STEPS = (
+    *("lint", "types", "test", "site"),
+    *("test-real", "test-wheel", "gpu-null", "test-quantized", "test-services", "test-view"),
+    "test-lowest",  # early, so that a slow machine does not leave out what `make test` left to it
+    *("test-catalogue", "test-families", "test-generic", "test-scale", "test-vllm"),
 )
 CORE_ALONE = ("gpu-null",)  # whole, it takes most of an hour
-STEPS = ALWAYS_WHOLE + CORE_ALONE + DIVIDED
+# Suites that take one process at a time, or have few cases. .ci/run runs two of them side by side; it knows them by
+# ONE_WORKER.
+BESIDE = ("test-real", "test-wheel", "gpu-null", "test-quantized", "test-services", "test-view")
+ONE_WORKER = "WORKERS=1"
 
 # Seconds on two quiet cores, environments included, of a plan in which every divided suite runs a third, and what the
 # rest of each suite adds. If a change forces more than fits, the quickest suites run whole.
@@ -45,6 +42,9 @@ SECONDS_OF_THE_REST = {
     "test-vllm": 800,
 }
 SECONDS_OF_A_RUN = 2600  # of the 45 minutes; the rest is for a slow machine
+
+DIVIDED = tuple(step for step in STEPS if step in SECONDS_OF_THE_REST)
+ALWAYS_WHOLE = tuple(step for step in STEPS if step not in DIVIDED + CORE_ALONE)
 
 # A changed path that begins with the left side makes the suites on the right side run whole.
 FORCED = {
@@ -91,9 +91,12 @@ class Step:
 
     @property
     def arguments(self) -> str:
-        if self.left_to_lowest is not None:
-            return f"{self.target} LEFT_TO_LOWEST={self.left_to_lowest}"
-        return self.target if self.third is None else f"{self.target} THIRD={self.third}"
+        words = [self.target]
+        words += [] if self.third is None else [f"THIRD={self.third}"]
+        words += [] if self.left_to_lowest is None else [f"LEFT_TO_LOWEST={self.left_to_lowest}"]
+        is_long = self.target in CORE_ALONE and self.third is None
+        words += [ONE_WORKER] if self.target in BESIDE and not is_long else []
+        return " ".join(words)
 
 
 def plan_steps(commit: str, changed: Iterable[str]) -> list[Step]:
@@ -107,19 +110,23 @@ def plan_steps(commit: str, changed: Iterable[str]) -> list[Step]:
         for suite in suites
     }
     whole = _fitting(forced)
-    steps = [Step(target, None, "always whole") for target in ALWAYS_WHOLE if target != "test"]
-    shared = f"always; its third {third} runs in test-lowest, with the lowest versions"
-    steps.insert(ALWAYS_WHOLE.index("test"), Step("test", None, shared, left_to_lowest=third))
-    steps += [Step(target, "core", "core cases; all of it takes too long") for target in CORE_ALONE]
-    for target in DIVIDED:
-        part = f"core cases and third {third} of the rest, by the commit's hash"
+    part = f"core cases and third {third} of the rest, by the commit's hash"
+
+    def step(target: str) -> Step:
+        if target == "test":
+            shared = f"always; its third {third} runs in test-lowest, with the lowest versions"
+            return Step(target, None, shared, left_to_lowest=third)
+        if target in CORE_ALONE:
+            return Step(target, "core", "core cases; all of it takes too long")
+        if target in ALWAYS_WHOLE:
+            return Step(target, None, "always whole")
         if target in whole:
-            steps.append(Step(target, None, f"whole, since {forced[target][0]} changed"))
-        elif target in forced:
-            steps.append(Step(target, third, f"{part}; {forced[target][0]} changed, but all of it takes too long"))
-        else:
-            steps.append(Step(target, third, part))
-    return steps
+            return Step(target, None, f"whole, since {forced[target][0]} changed")
+        if target in forced:
+            return Step(target, third, f"{part}; {forced[target][0]} changed, but all of it takes too long")
+        return Step(target, third, part)
+
+    return [step(target) for target in STEPS]
 
 
 def _fitting(forced: Iterable[str]) -> set[str]:
@@ -135,8 +142,9 @@ def _fitting(forced: Iterable[str]) -> set[str]:
 
 def core_alone(step: str) -> str:
     """Return a step, as it is given to make, with the core cases of its suite alone; other steps as they are."""
-    target = step.split()[0]
-    return f"{target} THIRD=core" if target in DIVIDED else step
+    target, *words = step.split()
+    others = [word for word in words if not word.startswith("THIRD=")]
+    return " ".join([target, "THIRD=core", *others]) if target in DIVIDED else step
 
 
 def plan_everything() -> list[Step]:
@@ -182,7 +190,7 @@ def main() -> None:
         print(json.dumps([step.arguments for step in steps]))
         return
     for step in steps:
-        print(f"{step.arguments:28} {step.why}" if arguments.why else step.arguments)
+        print(f"{step.arguments:36} {step.why}" if arguments.why else step.arguments)
 
 
 if __name__ == "__main__":

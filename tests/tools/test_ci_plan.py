@@ -9,6 +9,7 @@ from tests.conftest import CORE_CASES, LONG_FILES, PASSED_OVER, is_left_to_lowes
 from tests.forked import commands
 from tools.ci_plan import (
     ALWAYS_WHOLE,
+    BESIDE,
     CORE_ALONE,
     DIVIDED,
     FORCED,
@@ -26,9 +27,15 @@ COMMIT = "00000004" + 32 * "a"  # 4 % 3 = 1
 
 def test_a_change_of_nothing_that_matters_takes_a_third_of_each_suite():
     steps = plan_steps(COMMIT, ["README.md"])
-    whole = [f"{name} LEFT_TO_LOWEST=1" if name == "test" else name for name in ALWAYS_WHOLE]
-    core = (f"{name} THIRD=core" for name in CORE_ALONE)
-    assert [step.arguments for step in steps] == [*whole, *core, *(f"{name} THIRD=1" for name in DIVIDED)]
+    words = {step.target: step.arguments.removeprefix(step.target).split() for step in steps}
+    assert tuple(words) == STEPS and {"WORKERS=1"} == {word for name in BESIDE for word in words[name][-1:]}
+    parts = {name: [word for word in of if word != "WORKERS=1"] for name, of in words.items()}
+    assert parts.pop("test") == ["LEFT_TO_LOWEST=1"]
+    assert parts == {
+        **{name: [] for name in ALWAYS_WHOLE if name != "test"},
+        **{name: ["THIRD=core"] for name in CORE_ALONE},
+        **{name: ["THIRD=1"] for name in DIVIDED},
+    }
 
 
 @pytest.mark.parametrize(
@@ -54,7 +61,11 @@ def test_what_a_large_change_cannot_run_whole_in_time_is_told():
 
 
 def test_every_suite_is_whole_in_everything():
-    assert [step.arguments for step in plan_everything()] == list(STEPS)
+    steps = plan_everything()
+    assert tuple(step.target for step in steps) == STEPS and all(step.third is None for step in steps)
+    assert [step.target for step in steps if "WORKERS=1" in step.arguments] == [
+        name for name in BESIDE if name not in CORE_ALONE
+    ]
 
 
 def test_every_path_of_the_table_is_there():
@@ -99,6 +110,7 @@ def test_thirds_have_every_case_and_each_third_has_the_core():
     (
         ("test-scale THIRD=1", "test-scale THIRD=core"),
         ("test-families", "test-families THIRD=core"),
+        ("test-real THIRD=1 WORKERS=1", "test-real THIRD=core WORKERS=1"),
         ("site", "site"),
         ("test LEFT_TO_LOWEST=2", "test LEFT_TO_LOWEST=2"),
     ),
