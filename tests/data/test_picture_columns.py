@@ -118,7 +118,7 @@ def test_the_index_is_as_with_the_bytes(tmp_path, monkeypatch, seed, write):
     for name in set(COLUMNS) - {"beginning"}:
         assert (held.train.rows.column(name) == found.train.rows.column(name)).all()
     assert (held.train.rows.column("beginning") == grouped.train.rows.column("beginning")).all()
-    with pytest.raises(ValueError, match="beginning"):
+    with pytest.raises(AssertionError):
         found.train.rows.column("beginning")
 
 

@@ -58,7 +58,8 @@ class IndexSource(ABC):
     """Describes rows that can be indexed, and how they are read. `parts` can be read apart, in several processes."""
 
     path: str
-    format: FormatName
+    asked: FormatName  # data.format
+    format: FormatName | None = None  # of the rows; not needed to find an index that is there
     column_names: Mapping[str, str]
     reading: Reading
     max_image_pixels: int
@@ -95,7 +96,8 @@ class IndexSource(ABC):
         `identity` has returned."""
 
     def rows(self, record: Record) -> list[Row | RejectedRow]:
-        """Return the rows of a record."""
+        """Return the rows of a record. The format must be known."""
+        assert self.format is not None
         return rows_of(named(record, self.column_names) if self.column_names else record, self.format, self.reading)
 
     def identity(self) -> list[Any]:
@@ -109,7 +111,7 @@ class IndexSource(ABC):
         how = {
             "path": os.path.abspath(self.path),
             "name": self.reading.file,
-            "format": self.format,
+            "format": self.asked,
             "columns": dict(self.column_names),
             "roots": [roots.base, *roots.more, *map(os.path.abspath, (roots.base, *roots.more))],
             "pixels": self.max_image_pixels,
@@ -224,6 +226,8 @@ class GroupFiles(IndexSource):
 
     @property
     def files(self) -> list[Path]:
+        if not self.cached and Path(self.path).is_file():
+            return [Path(self.path)]
         return list(dict.fromkeys(group.file for group in self.groups()))
 
     def parts(self, beat: Callable[[], None]) -> Iterator[tuple[int, RowGroup, int]]:

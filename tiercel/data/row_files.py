@@ -1,11 +1,10 @@
 """How the rows of a file, directory or data set are read, which their first rows say, and the indexes of large ones."""
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -16,12 +15,12 @@ from tiercel.data.arrow_files import row_groups
 from tiercel.data.formats.columns import lacking, named, require_columns
 from tiercel.data.formats.registry import detect_format
 from tiercel.data.hub import places_of_files
-from tiercel.data.index import SAY_SECONDS, IndexedRows, cache_folder, has_index, indexed, kept, kept_file
+from tiercel.data.index import SAY_SECONDS, IndexedRows, cache_folder, format_in_index, has_index, indexed
 from tiercel.data.index_sources import LARGEST_SMALL_FILE, IndexSource, index_source
 from tiercel.data.media.images import open_header
 from tiercel.data.parallel_map import spread
 from tiercel.data.picture_columns import picture_columns
-from tiercel.data.readers import files_of, records_of
+from tiercel.data.readers import records_of
 from tiercel.data.records import Record
 from tiercel.data.rows import Reading
 from tiercel.data.texts import told
@@ -50,9 +49,6 @@ def row_file(source: RowSource, stem: str, *, config: Data, purpose: Purpose, is
     """Find out how the rows of a source are read. Raises DataError."""
     file = source.name
     roots = image_roots_of(source, config)
-    with telling_unreadable(file):
-        first = None if is_large else begun(source, config)
-        format = known_format(source, config) if first is None else first[0]
     reading = Reading(
         file=file,
         purpose=purpose,
@@ -64,17 +60,26 @@ def row_file(source: RowSource, stem: str, *, config: Data, purpose: Purpose, is
         last_turn_only=purpose != "grpo" and (purpose != "sft" or config.train_turns == "last"),
         stem=stem,
     )
+    indexed, first = None, None
+    with telling_unreadable(file):
+        if is_large:
+            indexed = index_source(
+                source,
+                reading=reading,
+                asked=config.format,
+                column_names=config.columns,
+                max_image_pixels=config.max_image_pixels,
+                by_beginning=config.group_by_prefix,
+            )
+        if indexed is None:
+            first = begun(source, config)
+            format = first[0]
+        else:
+            format = format_in_index(indexed, cache_folder(config.cache)) or _format_of_first(source, config)
+            indexed = replace(indexed, format=format)
     if format == "refcoco" and config.prompt is None:
         raise DataError(told("expressions without a question", file))
-    how = {
-        "format": format,
-        "column_names": config.columns,
-        "max_image_pixels": config.max_image_pixels,
-        "by_beginning": config.group_by_prefix,
-    }
-    with telling_unreadable(file):
-        large = index_source(source, reading=reading, **how) if is_large else None
-    return RowFile(source=source, format=format, reading=reading, indexed=large, first=first)
+    return RowFile(source=source, format=format, reading=reading, indexed=indexed, first=first)
 
 
 def begun(
@@ -94,21 +99,11 @@ def begun(
     return _format(first, config, source.name), chain(first, records), without
 
 
-def known_format(source: RowSource, config: Data) -> FormatName:
-    """Return the format of a source. It is kept in the cache, because a start with 1,000 shards would read the first
-    rows of each only for it."""
-    states = [(os.path.abspath(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files_of(source)]
-    key = ["format", source.name, config.format, dict(config.columns), states]
-
-    def find() -> FormatName:
-        with suppress(DataError, OSError):  # with the pictures, the rows that can be read are read, or the problem told
-            return begun(source, config, picture_columns(config.columns))[0]
-        return begun(source, config)[0]
-
-    try:
-        return kept(kept_file(cache_folder(config.cache), key), find)
-    except OSError:  # the cache cannot be written
-        return find()
+def _format_of_first(source: RowSource, config: Data) -> FormatName:
+    """Return the format of a source by its first rows, without their pictures if that is possible."""
+    with suppress(DataError, OSError):  # with the pictures, the rows that can be read are read, or the problem told
+        return begun(source, config, picture_columns(config.columns))[0]
+    return begun(source, config)[0]
 
 
 def _named(records: Iterable[Record], column_names: Mapping[str, str], without: Counter[str]) -> Iterator[Record]:
