@@ -58,7 +58,7 @@ class IndexSource(ABC):
     """Describes rows that can be indexed, and how they are read. `parts` can be read apart, in several processes."""
 
     path: str
-    asked: FormatName  # data.format
+    asked_format: FormatName  # data.format
     format: FormatName | None = None  # of the rows; not needed to find an index that is there
     column_names: Mapping[str, str]
     reading: Reading
@@ -111,7 +111,7 @@ class IndexSource(ABC):
         how = {
             "path": os.path.abspath(self.path),
             "name": self.reading.file,
-            "format": self.asked,
+            "format": self.asked_format,
             "columns": dict(self.column_names),
             "roots": [roots.base, *roots.more, *map(os.path.abspath, (roots.base, *roots.more))],
             "pixels": self.max_image_pixels,

@@ -66,7 +66,7 @@ def row_file(source: RowSource, stem: str, *, config: Data, purpose: Purpose, is
             indexed = index_source(
                 source,
                 reading=reading,
-                asked=config.format,
+                asked_format=config.format,
                 column_names=config.columns,
                 max_image_pixels=config.max_image_pixels,
                 by_beginning=config.group_by_prefix,
