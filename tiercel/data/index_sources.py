@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tiercel.config.data import FormatName
 from tiercel.config.row_sources import RowSource
@@ -57,6 +57,8 @@ def _need_pictures(image: ImageSource) -> Size:
 class IndexSource(ABC):
     """Describes rows that can be indexed, and how they are read. `parts` can be read apart, in several processes."""
 
+    has_pictures: ClassVar[bool] = False  # as bytes, in the files themselves
+
     path: str
     asked_format: FormatName  # data.format
     format: FormatName | None = None  # of the rows; not needed to find an index that is there
@@ -75,7 +77,7 @@ class IndexSource(ABC):
     def has_beginnings(self) -> bool:
         """Return whether the index has the column `beginning`. If each picture would have to be hashed for it, it has
         the column only if that is asked for."""
-        return True
+        return self.by_beginning or not self.has_pictures
 
     @property
     @abstractmethod
@@ -173,11 +175,8 @@ class LineFile(IndexSource):
 class TarShard(LineFile):
     """Describes a tar shard. A record is found by offset and length of its members."""
 
+    has_pictures = True
     record_of = staticmethod(record_of_members)
-
-    @property
-    def has_beginnings(self) -> bool:
-        return self.by_beginning
 
     def parts(self, beat: Callable[[], None]) -> Iterator[Any]:
         """Yield some rows: the number of the first, then offset and length of each. A small shard is read as a
@@ -207,6 +206,8 @@ class GroupFiles(IndexSource):
     """Describes a Parquet file, a directory of Parquet or Arrow files, or Arrow files in the cache of datasets. A
     record is found by the number of its row group among those of all files, and its place within it."""
 
+    has_pictures = True
+
     cached: tuple[Path, ...] = ()
     leaves_pictures_out: bool = False
 
@@ -215,10 +216,6 @@ class GroupFiles(IndexSource):
         if self.by_beginning:  # which the bytes of pictures belong to
             return self
         return replace(self, leaves_pictures_out=True, reading=replace(self.reading, image_size=_need_pictures))
-
-    @property
-    def has_beginnings(self) -> bool:
-        return self.by_beginning
 
     def groups(self) -> Iterator[RowGroup]:
         """Yield the row groups of all files."""
