@@ -15,17 +15,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 THIRDS = 3
-STEPS = (
-    *("lint", "types", "test", "site"),
-    *("test-real", "test-quantized", "test-wheel", "gpu-null", "test-services", "test-view"),
-    "test-lowest",  # early, so that a slow machine does not leave out what `make test` left to it
-    *("test-catalogue", "test-families", "test-generic", "test-scale", "test-vllm"),
-)
 CORE_ALONE = ("gpu-null",)  # whole, it takes most of an hour
 # Suites that take one process at a time, or have few cases, the longest first. .ci/run runs two of them side by side;
 # it knows them by ONE_WORKER.
 BESIDE = ("test-real", "test-quantized", "test-wheel", "gpu-null", "test-services", "test-view")
 ONE_WORKER = "WORKERS=1"
+STEPS = (
+    *("lint", "types", "test", "site", *BESIDE),
+    "test-lowest",  # early, so that a slow machine does not leave out what `make test` left to it
+    *("test-catalogue", "test-families", "test-generic", "test-scale", "test-vllm"),
+)
 
 # Seconds on two quiet cores, environments included, of a plan in which every divided suite runs a third, and what the
 # rest of each suite adds. If a change forces more than fits, the quickest suites run whole.

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -119,12 +120,17 @@ def test_a_table_that_is_none_is_named(tmp_path, monkeypatch):
         read_rows(data.train, data, "sft")
 
 
-def test_files_that_one_process_would_read_for_long_without_a_beat_are_shared(tmp_path):
+@pytest.mark.parametrize(("more", "expected"), [(0, [12]), (1, [])])
+def test_files_that_one_process_would_read_for_long_without_a_beat_are_shared(tmp_path, monkeypatch, more, expected):
     files = [RowSource(path=str(tmp_path / f"{number}.jsonl")) for number in range(12)]
     for file in files:
         with open(file.path, "wb") as stream:
-            stream.truncate((64 << 20) + 1)
-    row_files.make_indexes(files, pytest.fail, "rows", Data(train="rows"), lambda: None)
+            stream.truncate((64 << 20) + more)
+    made = []
+    monkeypatch.setattr(row_files, "has_index", lambda what, cache: False)
+    monkeypatch.setattr(row_files, "spread", lambda work, tasks: made.append(len(tasks)) or [])
+    row_files.make_indexes(files, lambda file: SimpleNamespace(indexed=file), "rows", Data(train="rows"), lambda: None)
+    assert made == expected
 
 
 def test_a_file_without_a_usable_row_is_named(place):

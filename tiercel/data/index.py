@@ -176,8 +176,8 @@ def has_index(source: IndexSource, cache: Path) -> bool:
 
 
 def format_in_index(source: IndexSource, cache: Path) -> FormatName | None:
-    """Return the format that the rows of an index were found to have; None if there is no index of this version, or if
-    the files have changed since. A start with 1,000 shards would else read the first rows of each only for it."""
+    """Return the format that an index has recorded for its rows, or None if there is no index of this version or the
+    files have changed since. Without it, a start with 1,000 shards would read the first rows of each again."""
     try:
         head = _head_of(_file(source, cache))
         is_whole = head["version"] == version() and head.pop("head") == _checksum_of(head)

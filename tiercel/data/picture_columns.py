@@ -83,7 +83,7 @@ def _is_of_pictures(kind: Any) -> bool:
 
 
 def _places_without_picture(column: Any) -> int:
-    """Count the leaves of a column that have no value because there is no picture: nulls, and lists without any."""
+    """Count the places where a column has no picture: a null is one place, and so is an empty list."""
     import pyarrow
     from pyarrow import compute
 

@@ -142,9 +142,9 @@ def make_indexes(
             if (what := missing(file)) is not None:
                 indexed(what, cache, lambda: None)
 
-    if len(files) < MANY_FILES or not all(_has_few_rows(Path(file.path), config) for file in files):
+    if len(files) < MANY_FILES or (missing(files[0]) is None and missing(files[-1]) is None):
         return
-    if missing(files[0]) is None and missing(files[-1]) is None:
+    if not all(_has_few_rows(Path(file.path), config) for file in files):
         return
     spoken = time.monotonic()
     for done, _ in enumerate(spread(make, files), start=1):
@@ -162,7 +162,7 @@ def _has_few_rows(path: Path, config: Data) -> bool:
         return False
     with suppress(DataError):
         return sum(group.rows for group in row_groups(path)) <= _FEW_ROWS
-    return True  # what is wrong is told when it is read
+    return True  # the problem is reported when the file is read
 
 
 @contextmanager
