@@ -568,6 +568,11 @@ WRONG = [
         "rewards.0.arguments.judge.auth_token",
         "like a secret",
     ),
+    grpo(
+        "rewards.0={call: mine.py:score, arguments: {judges: [{url: here, secrets: [abc]}]}}",
+        "rewards.0.arguments.judges.secrets",
+        "like a secret",
+    ),
     grpo("rewards.0.arguments={most: 1}", "rewards.0.arguments", "it belongs to call"),
     grpo("reliability.reward_memory_gb=0", "reliability.reward_memory_gb", "must be a number, above 0"),
     grpo("reliability.reward_file_mb=.inf", "reliability.reward_file_mb", "must be a finite number, above 0"),

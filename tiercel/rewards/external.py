@@ -173,10 +173,11 @@ class ByCall(Reward):
 def _named_like_secrets(tree: Mapping[str, JsonValue], above: str) -> Iterator[str]:
     """Yield the dotted names of the texts in a tree that are named like secrets."""
     for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _named_like_secrets(value, f"{above}.{name}")
-        elif isinstance(value, str) and is_secret_name(name):
-            yield f"{above}.{name}"
+        for inner in value if isinstance(value, list) else [value]:
+            if isinstance(inner, dict):
+                yield from _named_like_secrets(inner, f"{above}.{name}")
+            elif isinstance(inner, str) and is_secret_name(name):
+                yield f"{above}.{name}"
 
 
 STARTED = (Math, ByJudge, ByModel, ByCall)
